@@ -1,0 +1,77 @@
+"""A linear layer with SEBP's backward pass.
+
+    forward    Y = X Wᵀ + b                              unchanged
+    backward   dX[A] = dY[A] W,  dX elsewhere = 0        A: the active rows, all that carry gradient
+               dW    = dY[A]ᵀ X[A]
+               db    = sum of dY[A]
+
+Exact if and only if the rows of dY outside A are zero (Topchii et al., equations 1 and 2, with every gradient kept).
+Shapes: N rows (all leading dimensions of X, flattened), A active rows, K inputs, M outputs.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sebp_edge.ops import reference
+
+DETECT: Literal["detect"] = "detect"
+
+
+class _SparseLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight_MK, bias_M, rows):
+        # A frozen weight needs no X in the backward pass, so nothing of X is kept.
+        saved_x = None
+        if ctx.needs_input_grad[1]:
+            x_NK = x.reshape(-1, x.shape[-1])
+            saved_x = x_NK if rows is DETECT else reference.gather_rows(x_NK, rows)
+        ctx.save_for_backward(weight_MK, saved_x, None if rows is DETECT else rows)
+        ctx.x_shape = x.shape
+        return F.linear(x, weight_MK, bias_M)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout):
+        weight_MK, x, rows_A = ctx.saved_tensors
+        dout_NM = dout.reshape(-1, dout.shape[-1])
+        if rows_A is None:
+            rows_A = reference.nonzero_rows(dout_NM)
+            x = None if x is None else reference.gather_rows(x, rows_A)
+        dout_AM = reference.gather_rows(dout_NM, rows_A)
+        dx = dweight = dbias = None
+        if ctx.needs_input_grad[0]:
+            dx = reference.sparse_linear_dx(dout_AM, weight_MK, rows_A, dout_NM.shape[0]).reshape(ctx.x_shape)
+        if ctx.needs_input_grad[1]:
+            dweight = reference.sparse_linear_dweight(dout_AM, x)
+        if ctx.needs_input_grad[2]:
+            dbias = reference.sparse_linear_dbias(dout_AM)
+        return dx, dweight, dbias, None
+
+
+def sparse_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, rows: Tensor | Literal["detect"] | None = None
+) -> Tensor:
+    """`F.linear(x, weight, bias)`, with a backward pass over the active rows only.
+
+    Args:
+        x: [..., K], any floating dtype; its leading dimensions are the rows, flattened in order.
+        weight: [M, K]; under autocast x, weight and bias are cast as `F.linear` would cast them.
+        bias: [M], or None.
+        rows: int64 [A] on x's device, distinct ids of the only rows whose output gradient may be non-zero; `DETECT`
+            to find the non-zero rows in the backward pass (exact for any loss; a host synchronisation on a GPU);
+            None for all rows, which is `F.linear` itself.
+
+    Returns:
+        [..., M] in the dtype `F.linear` gives. Twice differentiable it is not.
+    """
+    if rows is None or not torch.is_grad_enabled():
+        return F.linear(x, weight, bias)
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    return _SparseLinear.apply(x, weight, bias, rows)

@@ -1,0 +1,298 @@
+"""Adapters on disk: named, versioned, written whole or not at all, readable by their owner only.
+
+    <data folder>/adapters/<name>/<version>/    adapter_model.safetensors, adapter_config.json, sebp_edge.json, README.md
+    <data folder>/adapters/<name>/active        the number of the version in use
+
+A version is written into a temporary folder, flushed to the disk, and renamed. Nothing in it holds a user's text or a
+path of theirs.
+"""
+
+import dataclasses
+import errno
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import platformdirs
+from safetensors import SafetensorError
+
+import sebp_edge
+from sebp_edge.errors import AdapterError, StorageError, suggest
+from sebp_edge.models.adaptation import Adaptation
+
+RECORD = "sebp_edge.json"
+_ACTIVE = "active"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterRecord:
+    """What is known about an adapter: counts, losses and settings.
+
+    Attributes:
+        base_model: the base model's public name; model: what to ask for to load it again.
+        fingerprint: of the base model's weights.
+        recipe: the recipe's values.
+        heldout_loss_before, heldout_loss_after: nats per token on the judge's documents; None if it was never judged.
+    """
+
+    base_model: str
+    model: str
+    fingerprint: str
+    recipe: dict
+    documents: int
+    examples: int
+    tokens: int
+    heldout_loss_before: float | None
+    heldout_loss_after: float | None
+    seed: int
+    created: str = dataclasses.field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    sebp_edge: str = sebp_edge.__version__
+
+    @classmethod
+    def read(cls, folder: Path) -> "AdapterRecord":
+        """The record in an adapter's folder.
+
+        Raises:
+            AdapterError: there is none, or it is damaged.
+        """
+        try:
+            values = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            known = {field.name for field in dataclasses.fields(cls)}
+            return cls(**{key: value for key, value in values.items() if key in known})
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise AdapterError(f"{str(folder)!r} holds no adapter of sebp-edge: {RECORD} cannot be read.") from error
+
+
+@dataclass(frozen=True)
+class SavedAdapter:
+    """An adapter on disk. `name` and `version` are None for one saved outside the store."""
+
+    path: Path
+    record: AdapterRecord
+    name: str | None = None
+    version: int | None = None
+    active: bool = False
+
+
+class AdapterStore:
+    """The adapters of one folder; by default the OS's data folder for this program."""
+
+    def __init__(self, folder: str | Path | None = None):
+        self.folder = Path(folder or platformdirs.user_data_path("sebp-edge", appauthor=False)) / "adapters"
+
+    def names(self) -> list[str]:
+        """All adapters' names."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and _versions(path))
+
+    def versions(self, name: str) -> list[SavedAdapter]:
+        """All versions of one adapter, oldest first.
+
+        Raises:
+            AdapterError: there is none of that name.
+        """
+        return [self.open(name, version) for version in _versions(self._named(name))]
+
+    def active_version(self, name: str) -> int | None:
+        """The version in use, or None."""
+        try:
+            return int((self.folder / check_name(name) / _ACTIVE).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return None
+
+    def open(self, name: str, version: int | None = None) -> SavedAdapter:
+        """One version of an adapter, by default the active one.
+
+        Raises:
+            AdapterError: no such name or version, or none is active.
+        """
+        folder, active = self._named(name), self.active_version(name)
+        version = active if version is None else version
+        if version is None:
+            raise AdapterError(f"No version of the adapter {name!r} is active; choose one of {_versions(folder)}.")
+        if version not in _versions(folder):
+            raise AdapterError(f"The adapter {name!r} has no version {version}; it has {_versions(folder)}.")
+        path = folder / str(version)
+        return SavedAdapter(path, AdapterRecord.read(path), name, version, version == active)
+
+    def find(self, adapter: str | Path, version: int | None = None) -> tuple[Path, AdapterRecord]:
+        """The folder and the record of an adapter, given by its name in this store or by its folder.
+
+        Raises:
+            AdapterError: there is no such adapter.
+        """
+        if isinstance(adapter, str) and not re.search(r"[/\\]", adapter):
+            saved = self.open(adapter, version)
+            return saved.path, saved.record
+        folder = Path(adapter).expanduser()
+        if not folder.is_dir():
+            raise AdapterError(f"There is no adapter folder {str(folder)!r}; check the path.")
+        return folder, AdapterRecord.read(folder)
+
+    def check_writable(self, name: str, out: Path | None) -> None:
+        """Finds out before any work is done whether an adapter can be saved.
+
+        Raises:
+            AdapterError: the name is no good, or something is at `out` already.
+            StorageError: the disk does not let us.
+        """
+        check_name(name)
+        if out is not None and out.exists():
+            raise AdapterError(f"{str(out)!r} exists already; choose a new folder, so that nothing is overwritten.")
+        parent = out.absolute().parent if out else self.folder / name
+        with _storage_errors(parent):
+            _make_private(parent)
+            shutil.rmtree(tempfile.mkdtemp(prefix=".check-", dir=parent))
+            if parent.parent == self.folder and not _versions(parent):
+                parent.rmdir()
+
+    def save(self, adaptation: Adaptation, record: AdapterRecord, name: str, *, activate: bool) -> SavedAdapter:
+        """Saves a new version of the adapter `name`; with `activate`, it becomes the one in use."""
+        folder = self.folder / check_name(name)
+        with _storage_errors(folder):
+            _make_private(folder)
+            version = 1 + max(_versions(folder), default=0)
+            # Another process may take the number meanwhile: renaming onto its folder fails, and the next one is tried.
+            while not _write_whole(adaptation, record, folder / str(version)):
+                version += 1
+            if activate:
+                _write_file(folder / _ACTIVE, str(version))
+        return SavedAdapter(folder / str(version), record, name, version, activate)
+
+    def save_to(self, adaptation: Adaptation, record: AdapterRecord, out: Path) -> SavedAdapter:
+        """Saves an adapter into a new folder of the user's choice, outside the store."""
+        out = out.absolute()
+        with _storage_errors(out):
+            if not _write_whole(adaptation, record, out):
+                raise AdapterError(f"{str(out)!r} exists already; nothing was overwritten.")
+        return SavedAdapter(out, record)
+
+    def remove(self, name: str, version: int | None = None) -> None:
+        """Deletes one version, or the whole adapter."""
+        folder = self._named(name)
+        path = folder if version is None else self.open(name, version).path
+        with _storage_errors(path):
+            if version is not None and version == self.active_version(name):
+                (folder / _ACTIVE).unlink()
+            # Renamed first, so that an interruption never leaves half an adapter under its name.
+            doomed = Path(tempfile.mkdtemp(prefix=".removed-", dir=self.folder))
+            path.rename(doomed / path.name)
+            shutil.rmtree(doomed)
+            if version is not None and not _versions(folder):
+                shutil.rmtree(folder)
+
+    def _named(self, name: str) -> Path:
+        check_name(name)
+        if name not in self.names():
+            known = f"; {suggest(name, self.names())}" if self.names() else ", and no other either."
+            raise AdapterError(f"There is no adapter {name!r}{known}")
+        return self.folder / name
+
+
+def check_name(name: str) -> str:
+    """Returns `name` if it can be an adapter's, else raises an AdapterError."""
+    if not _NAME.fullmatch(name) or ".." in name or name.endswith("."):
+        raise AdapterError(
+            f"{name!r} cannot be an adapter's name; use up to 64 letters, digits, '.', '_' and '-', "
+            "beginning with a letter or digit."
+        )
+    return name
+
+
+def _versions(folder: Path) -> list[int]:
+    if not folder.is_dir():
+        return []
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal() and path.is_dir())
+
+
+# ------------------------------------------------------------------------------------------------------------ writing
+
+
+def _write_whole(adaptation: Adaptation, record: AdapterRecord, target: Path) -> bool:
+    """Writes an adapter's folder in one stroke; False if something is at `target` already."""
+    temporary = Path(tempfile.mkdtemp(prefix=".saving-", dir=target.parent))
+    try:
+        adaptation.save(temporary)
+        (temporary / RECORD).write_text(json.dumps(dataclasses.asdict(record), indent=2) + "\n", encoding="utf-8")
+        (temporary / "README.md").write_text(_model_card(record), encoding="utf-8")
+        for path in temporary.iterdir():
+            path.chmod(0o600)
+            _flush(path)
+        _flush(temporary)
+        if target.exists():
+            return False
+        try:
+            temporary.rename(target)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            raise
+        _flush(target.parent)
+        return True
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_file(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    temporary.write_text(text, encoding="ascii")
+    temporary.chmod(0o600)
+    _flush(temporary)
+    temporary.replace(path)
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    """Waits until a file or folder is on the disk. Windows has no such call for folders."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() or os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+@contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        # safetensors wraps the system's error in its own, with the number in its text only.
+        reason = os.strerror(error.errno) if getattr(error, "errno", None) else "the disk does not take it"
+        raise StorageError(f"Nothing was saved in {str(path)!r}: {reason}; make room or choose another place.") from error
+
+
+def _model_card(record: AdapterRecord) -> str:
+    """The folder's README.md: what it is and how to load it; no text, no path."""
+    judged = ""
+    if record.heldout_loss_before is not None and record.heldout_loss_after is not None:
+        judged = (
+            f"\nOn documents it was not trained on, the loss went from {record.heldout_loss_before:.3f} to "
+            f"{record.heldout_loss_after:.3f} nats per token.\n"
+        )
+    kind = "LoRA adapter" if record.recipe["method"] == "lora" else "fully fine-tuned model"
+    return f"""---
+base_model: {record.base_model}
+library_name: {"peft" if record.recipe["method"] == "lora" else "transformers"}
+---
+# A {kind} for {record.base_model}
+
+Made by sebp-edge {record.sebp_edge} on its owner's machine from {record.documents} documents
+({record.tokens} tokens), with the recipe "{record.recipe["name"]}".
+{judged}
+The texts it learnt from are not in this folder, but a model can repeat what it has learnt: treat it as you treat them.
+"""

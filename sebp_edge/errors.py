@@ -1,0 +1,89 @@
+"""Every error the SDK raises on purpose: one clear sentence, and the exit code the command line ends with.
+
+    SebpEdgeError
+      TextsError            what was given as texts cannot be used (no such path, nothing readable, too little)
+      RecipeError           unknown recipe, unknown key, wrong type
+      ModelError            the base model cannot be had or used
+        ModelAccessError    the Hub refuses it: gated, or it does not exist
+        ModelOfflineError   it is not cached and the Hub may not or cannot be reached
+      MachineError          this machine cannot do it (memory, device)
+      AdapterError          unknown or unusable adapter, bad name
+        BaseModelMismatch   the adapter was made for another base model
+      StorageError          the disk is full, read-only or not ours
+      SparsityError         the batch cannot be handled exactly by the sparse backward
+      TrainingStopped       training ended early; what was saved is named
+        NonFiniteLoss       the loss became NaN or infinite
+        Interrupted         the user pressed Ctrl-C
+
+No message holds a user's text; paths appear only where the user gave them.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class SebpEdgeError(Exception):
+    """Base of all deliberate errors. `str(error)` is one sentence: what was got, what was expected, what to do."""
+
+    exit_code = 1
+
+
+class TextsError(SebpEdgeError):
+    """The given texts cannot be used."""
+
+
+class RecipeError(SebpEdgeError):
+    """A recipe is unknown or holds something it should not."""
+
+
+class ModelError(SebpEdgeError):
+    """The base model cannot be had or used."""
+
+
+class ModelAccessError(ModelError):
+    """The Hub does not hand out this model: it is gated, or it does not exist."""
+
+
+class ModelOfflineError(ModelError):
+    """The model is not on this machine, and the Hub may not or cannot be reached."""
+
+
+class MachineError(SebpEdgeError):
+    """This machine cannot do what was asked."""
+
+
+class AdapterError(SebpEdgeError):
+    """An adapter is unknown, damaged, or badly named."""
+
+
+class BaseModelMismatch(AdapterError):
+    """The adapter was made for another base model."""
+
+
+class StorageError(SebpEdgeError):
+    """Something could not be written; what existed before is untouched."""
+
+
+class SparsityError(SebpEdgeError):
+    """The sparse backward cannot handle this batch exactly."""
+
+
+class TrainingStopped(SebpEdgeError):
+    """Training ended before its plan did."""
+
+
+class NonFiniteLoss(TrainingStopped):
+    """The loss became NaN or infinite."""
+
+
+class Interrupted(TrainingStopped):
+    """The user interrupted the run."""
+
+    exit_code = 130
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: the nearest known one, or all of them."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}."

@@ -1,0 +1,126 @@
+"""What happens during an adaptation, as it happens: small frozen dataclasses, and the sinks that take them.
+
+A sink is any callable that takes one event. `Personalizer(on_event=sink)` hands it every event, in order and in the
+thread that trains; an app that raises in its sink stops the run. Events hold counts, losses and names, never texts.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import ClassVar, TextIO
+
+
+@dataclass(frozen=True)
+class Event:
+    """Base of all events; `event` is its name in JSON."""
+
+    event: ClassVar[str]
+
+    def to_dict(self) -> dict:
+        """The event as JSON-ready values, its name first."""
+        return {"event": self.event, **asdict(self)}
+
+
+Sink = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Notice(Event):
+    """Something the user should know, in one sentence."""
+
+    event: ClassVar[str] = "notice"
+    message: str
+
+
+@dataclass(frozen=True)
+class ModelLoaded(Event):
+    """The base model is in memory."""
+
+    event: ClassVar[str] = "model_loaded"
+    model: str
+    parameters: int
+    device: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class TextsRead(Event):
+    """The texts are read and cut into examples. `left_out` holds `{"source", "reason"}` records."""
+
+    event: ClassVar[str] = "texts_read"
+    documents: int
+    examples: int
+    tokens: int
+    padding_share: float
+    left_out: tuple[dict, ...]
+
+
+@dataclass(frozen=True)
+class TrainingPlanned(Event):
+    """A training begins. `phase` is "train", "fold 1" and so on, or "all documents"."""
+
+    event: ClassVar[str] = "training_planned"
+    phase: str
+    epochs: int
+    train_documents: int
+    select_documents: int
+    judge_documents: int
+
+
+@dataclass(frozen=True)
+class StepDone(Event):
+    """One optimizer update. `loss` in nats per loss token; `seconds_left` covers this phase."""
+
+    event: ClassVar[str] = "step"
+    phase: str
+    step: int
+    steps: int
+    epoch: int
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    tokens: int
+    tokens_per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class Evaluated(Event):
+    """A held-out loss, in nats per token. `split` is "select" or "judge"; `best` says whether it is the best so far."""
+
+    event: ClassVar[str] = "evaluated"
+    phase: str
+    split: str
+    epoch: int
+    loss: float
+    best: bool
+
+
+@dataclass(frozen=True)
+class AdapterSaved(Event):
+    """An adapter is on disk, whole."""
+
+    event: ClassVar[str] = "saved"
+    name: str | None
+    version: int | None
+    adapter_path: str
+    active: bool
+
+
+def silent(event: Event) -> None:
+    """The sink that does nothing."""
+
+
+class JsonLines:
+    """The sink that writes one JSON object a line."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def __call__(self, event: Event) -> None:
+        self.write(event.to_dict())
+
+    def write(self, record: dict) -> None:
+        """Writes one record and flushes, so that a reading program sees it at once."""
+        self.stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self.stream.flush()

@@ -1,0 +1,1 @@
+"""What the gradients, the machine and a run look like."""

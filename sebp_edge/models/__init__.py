@@ -1,0 +1,1 @@
+"""A base model in memory, and an adapter on it."""

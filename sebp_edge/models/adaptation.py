@@ -1,0 +1,63 @@
+"""What is trained on a base model, whichever the method: attach it, take its state, save it, take it off again."""
+
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from sebp_edge.errors import AdapterError
+from sebp_edge.models.full import FullWeights
+from sebp_edge.models.loading import BaseModel
+from sebp_edge.models.lora import LoraAdapter
+from sebp_edge.recipe import Recipe
+
+State = dict[str, Tensor]
+
+
+class Adaptation(Protocol):
+    """Trained weights on a base model.
+
+    Attributes:
+        model: the model that trains and generates.
+    """
+
+    model: nn.Module
+
+    def save(self, folder: Path) -> None:
+        """Writes the trained weights into an existing folder, as safetensors."""
+
+    def detach(self) -> None:
+        """Gives the base model back as it was."""
+
+
+def attach(base: BaseModel, recipe: Recipe, seed: int) -> Adaptation:
+    """Puts fresh trainable weights on `base`, the same ones for the same seed."""
+    return LoraAdapter.fresh(base, recipe, seed) if recipe.method == "lora" else FullWeights.fresh(base)
+
+
+def load(base: BaseModel, folder: Path) -> Adaptation:
+    """Puts saved weights on `base`.
+
+    Raises:
+        AdapterError: the folder holds no adaptation.
+    """
+    for kind in (LoraAdapter, FullWeights):
+        if (folder / kind.MARKER).is_file():
+            return kind.saved(base, folder)
+    raise AdapterError(f"{folder.name!r} holds no adapter: neither {LoraAdapter.MARKER} nor {FullWeights.MARKER}.")
+
+
+def trainable(adaptation: Adaptation) -> list[nn.Parameter]:
+    """The parameters that are trained."""
+    return [parameter for parameter in adaptation.model.parameters() if parameter.requires_grad]
+
+
+def snapshot(adaptation: Adaptation) -> list[Tensor]:
+    """Copies of the trained parameters, on the CPU."""
+    return [parameter.detach().to("cpu", copy=True) for parameter in trainable(adaptation)]
+
+
+def restore(adaptation: Adaptation, state: list[Tensor]) -> None:
+    """Puts a snapshot back, bit for bit."""
+    for parameter, value in zip(trainable(adaptation), state, strict=True):
+        parameter.data.copy_(value)

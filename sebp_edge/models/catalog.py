@@ -1,0 +1,94 @@
+"""What a model name means: the bundled model, a local folder, or a Hub id."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sebp_edge.errors import ModelError, suggest
+
+DEFAULT_MODEL = "tiny"
+BUNDLED_FOLDER = Path(__file__).parent / "tiny"
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """A model known by a short name.
+
+    Attributes:
+        repository: its Hub id; None for the bundled model.
+        parameters: in billions.
+        licence: in a word.
+        open_alternative: for a gated model, the short name of an open one of about that size.
+        description: for the list of models.
+    """
+
+    repository: str | None
+    parameters: float
+    licence: str
+    description: str
+    open_alternative: str | None = None
+
+
+CATALOG = {
+    "tiny": CatalogEntry(None, 0.008, "Apache-2.0", "bundled; a demonstrator that works offline, not an assistant"),
+    "smollm2-135m": CatalogEntry("HuggingFaceTB/SmolLM2-135M", 0.135, "Apache-2.0", "base"),
+    "smollm2-360m": CatalogEntry("HuggingFaceTB/SmolLM2-360M", 0.362, "Apache-2.0", "base"),
+    "smollm2-1.7b": CatalogEntry("HuggingFaceTB/SmolLM2-1.7B", 1.711, "Apache-2.0", "base"),
+    "qwen3-0.6b": CatalogEntry("Qwen/Qwen3-0.6B", 0.596, "Apache-2.0", "instruct"),
+    "qwen3-1.7b": CatalogEntry("Qwen/Qwen3-1.7B", 1.721, "Apache-2.0", "instruct"),
+    "qwen3-4b": CatalogEntry("Qwen/Qwen3-4B", 4.022, "Apache-2.0", "instruct"),
+    "llama-3.2-1b": CatalogEntry("meta-llama/Llama-3.2-1B", 1.236, "Llama 3.2", "base, gated", "smollm2-1.7b"),
+    "llama-3.2-1b-instruct": CatalogEntry(
+        "meta-llama/Llama-3.2-1B-Instruct", 1.236, "Llama 3.2", "instruct, gated", "qwen3-1.7b"
+    ),
+    "llama-3.2-3b": CatalogEntry("meta-llama/Llama-3.2-3B", 3.213, "Llama 3.2", "base, gated", "qwen3-4b"),
+    "llama-3.2-3b-instruct": CatalogEntry(
+        "meta-llama/Llama-3.2-3B-Instruct", 3.213, "Llama 3.2", "instruct, gated", "qwen3-4b"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ModelReference:
+    """Where a model is to be found.
+
+    Attributes:
+        name: what to call it in reports and in saved adapters; never a path.
+        kind: "bundled", "local" or "hub".
+        location: a folder, or a Hub id.
+        open_alternative: the short name of an open model of that size, for a gated one.
+    """
+
+    name: str
+    kind: Literal["bundled", "local", "hub"]
+    location: str
+    open_alternative: str | None = None
+
+    @property
+    def public_name(self) -> str:
+        """What saved adapters call their base model: the Hub id, or a name without a path."""
+        return {"hub": self.location, "bundled": f"sebp-edge/{self.name}", "local": self.name}[self.kind]
+
+
+def resolve(model: str | Path) -> ModelReference:
+    """Finds out what `model` names; nothing is loaded and nobody is contacted.
+
+    Raises:
+        ModelError: neither a known name, nor a folder with a model, nor of the form of a Hub id.
+    """
+    name = str(model)
+    entry = CATALOG.get(name.lower())
+    if entry is not None:
+        if entry.repository is None:
+            return ModelReference(name.lower(), "bundled", str(BUNDLED_FOLDER))
+        return ModelReference(name.lower(), "hub", entry.repository, entry.open_alternative)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"The folder {name!r} holds no model: there is no config.json in it.")
+        return ModelReference(folder.resolve().name, "local", str(folder))
+    if isinstance(model, Path) or name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1:
+        raise ModelError(f"There is no folder {name!r}; give a folder with a model, a Hub id or a known name.")
+    if "/" in name:
+        return ModelReference(name, "hub", name)
+    raise ModelError(f"Unknown model {name!r}; {suggest(name.lower(), CATALOG)}")

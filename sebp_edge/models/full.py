@@ -1,0 +1,59 @@
+"""Full fine-tuning: every weight of the base model is trained, and the whole model is what is saved."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_model
+from torch import Tensor
+
+from sebp_edge.errors import BaseModelMismatch
+from sebp_edge.models.loading import BaseModel
+
+
+class FullWeights:
+    """All weights of the base model, and a copy of what they were."""
+
+    MARKER = "model.safetensors"
+
+    def __init__(self, base: BaseModel):
+        self.model = base.model
+        self._tokenizer = base.tokenizer
+        self._before: dict[str, Tensor] = {
+            name: parameter.detach().to("cpu", copy=True) for name, parameter in self.model.named_parameters()
+        }
+
+    @classmethod
+    def fresh(cls, base: BaseModel) -> "FullWeights":
+        """Makes every weight trainable."""
+        weights = cls(base)
+        base.model.requires_grad_(True)
+        return weights
+
+    @classmethod
+    def saved(cls, base: BaseModel, folder: Path) -> "FullWeights":
+        """Loads a whole saved model over the base model's weights.
+
+        Raises:
+            BaseModelMismatch: its shapes are not this base model's.
+        """
+        weights = cls(base)
+        try:
+            load_model(base.model, folder / cls.MARKER, strict=False)
+        except RuntimeError as error:
+            weights.detach()
+            raise BaseModelMismatch(
+                f"The weights in {folder.name!r} were made from another base model than {base.reference.name!r}."
+            ) from error
+        return weights
+
+    def save(self, folder: Path) -> None:
+        """Writes a model folder that transformers loads, in bf16, the format base models come in."""
+        state = {name: value.to(torch.bfloat16) for name, value in self.model.state_dict().items()}
+        self.model.save_pretrained(folder, state_dict=state, max_shard_size="1TB")
+        self._tokenizer.save_pretrained(folder)
+
+    def detach(self) -> None:
+        """Puts the base model's own weights back."""
+        for name, parameter in self.model.named_parameters():
+            parameter.data.copy_(self._before[name])
+        self.model.requires_grad_(False)

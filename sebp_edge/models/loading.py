@@ -1,0 +1,130 @@
+"""A base model and its tokenizer in memory, through transformers; refused beforehand where they cannot fit.
+
+Models come from local folders only: the bundled one, the user's own, or the Hub's cache. Nothing remote is executed.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from sebp_edge.errors import MachineError, ModelError
+from sebp_edge.models import hub, machine
+from sebp_edge.models.catalog import ModelReference
+from sebp_edge.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A base model in memory.
+
+    Attributes:
+        reference: what was asked for.
+        model: in evaluation mode, on `device`, in `dtype`.
+        tokenizer: a fast tokenizer.
+        fingerprint: tells base models apart; adapters carry it.
+    """
+
+    reference: ModelReference
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+    dtype: torch.dtype
+    fingerprint: str
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def pad_token_id(self) -> int:
+        """What to put in padding. Many models have no pad token; then EOS does, told apart by the mask."""
+        candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+        return next(token for token in candidates if token is not None)
+
+
+def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.device) -> BaseModel:
+    """Loads the model that `reference` names.
+
+    Raises:
+        ModelError: it cannot be had, is no decoder, or its files are damaged.
+        MachineError: it does not fit into this machine's memory; found before anything large is loaded or downloaded.
+    """
+    dtype = machine.pick_dtype(device, recipe.method)
+    folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
+    refuse_if_too_big(reference, _read_config(reference, folder), recipe, device, dtype)
+    if reference.kind == "hub":
+        folder = hub.model_folder(reference)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, use_safetensors=True, device_map={"": device}
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(
+            f"The model {reference.name!r} cannot be loaded; its folder needs config.json, a tokenizer "
+            f"and whole safetensors weights ({type(error).__name__})."
+        ) from error
+    return BaseModel(reference, model.eval(), tokenizer, device, dtype, _fingerprint(model))
+
+
+def _read_config(reference: ModelReference, folder: Path):
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"The model {reference.name!r} is of a kind that this version of transformers does not know, "
+            "or its config.json is damaged."
+        ) from error
+    is_encoder = config.is_encoder_decoder or getattr(config, "is_decoder", None) is False
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or (is_encoder and config.model_type in _ENCODERS):
+        raise ModelError(f"{reference.name!r} is a {config.model_type} model; a decoder that writes text is needed.")
+    return config
+
+
+_ENCODERS = {"bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "megatron-bert", "roformer", "rembert"}
+
+
+def refuse_if_too_big(
+    reference: ModelReference, config, recipe: Recipe, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Raises a MachineError with the figures if weights and training state alone exceed the free memory."""
+    weights, trained = _count_parameters(config, recipe)
+    # A trained weight takes its fp32 self (or is the base weight itself), a gradient and AdamW's two moments.
+    needed = weights * dtype.itemsize + trained * (16 if recipe.method == "lora" else 12)
+    free = machine.free_memory(device)
+    if needed > free:
+        why = " (this GPU has no bf16, so weights take 4 bytes each)" if machine.lacks_bf16(device) else ""
+        raise MachineError(
+            f"{reference.name!r} has {weights / 1e9:.2f} billion parameters and needs at least "
+            f"{machine.gigabytes(needed)} to adapt with the recipe {recipe.name!r}{why}; this machine's "
+            f"{device.type.upper()} has {machine.gigabytes(free)} free of "
+            f"{machine.gigabytes(machine.total_memory(device))}; choose a smaller model."
+        )
+
+
+def _count_parameters(config, recipe: Recipe) -> tuple[int, int]:
+    """Parameters of the model and of what is trained, from the config alone: nothing is allocated."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    if recipe.method == "full":
+        return total, total
+    head = model.get_output_embeddings()
+    linears = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head]
+    return total, sum(recipe.r * (layer.in_features + layer.out_features) for layer in linears)
+
+
+def _fingerprint(model: PreTrainedModel) -> str:
+    """A hash of the architecture's shape and a sample of the weights, the same in fp32 and bf16."""
+    digest = hashlib.sha256(type(model).__name__.encode())
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(f"{name}{tuple(parameter.shape)}".encode())
+    embedding = model.get_input_embeddings().weight
+    sample = embedding[:: max(1, embedding.shape[0] // 64), :64].detach().to("cpu", torch.bfloat16)
+    digest.update(sample.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:32]

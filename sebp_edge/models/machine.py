@@ -1,0 +1,100 @@
+"""What this machine has: device, number formats, memory, speed."""
+
+import sys
+import time
+
+import psutil
+import torch
+
+from sebp_edge.errors import MachineError
+
+
+def pick_device(wanted: str | None = None) -> torch.device:
+    """The device to run on: the one asked for, else a CUDA GPU, else Apple's, else the CPU.
+
+    Raises:
+        MachineError: the device asked for is not usable here.
+    """
+    usable = [name for name, there in _devices().items() if there]
+    if wanted is None:
+        return torch.device(usable[0])
+    name = wanted.split(":")[0]
+    if name not in usable:
+        raise MachineError(f"Device {wanted!r} is not usable on this machine; usable are {', '.join(usable)}.")
+    return torch.device(wanted)
+
+
+def _devices() -> dict[str, bool]:
+    return {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+
+
+def driver_problem() -> str | None:
+    """One sentence when torch is built for CUDA and finds no usable driver, else None."""
+    if torch.version.cuda is None or torch.cuda.is_available():
+        return None
+    return (
+        f"This torch is built for CUDA {torch.version.cuda} but finds no usable NVIDIA driver or GPU, "
+        "so the CPU is used; if there is a GPU, update its driver."
+    )
+
+
+def pick_dtype(device: torch.device, method: str) -> torch.dtype:
+    """The base weights' number format: bf16 where the GPU has it and the weights stay frozen, else fp32.
+
+    fp16 is never used: activations of some models overflow in it. bf16 weights would not move at small learning rates.
+    """
+    if device.type == "cuda" and method == "lora" and torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.bfloat16
+    return torch.float32
+
+
+def lacks_bf16(device: torch.device) -> bool:
+    """Whether this is an NVIDIA GPU older than Ampere, on which weights take twice the memory."""
+    return device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes a new model may take on `device` now."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes of memory that `device` has."""
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes held at most so far: by torch's allocator on a GPU, by the whole process on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a matrix product of 512 rows by 1024 by 1024, the best of five; takes a few hundredths of a second."""
+    x, weight = (torch.randn(size, device=device, dtype=dtype) for size in ((512, 1024), (1024, 1024)))
+    best = float("inf")
+    for _ in range(6):
+        _synchronize(device)
+        begin = time.perf_counter()
+        x @ weight
+        _synchronize(device)
+        best = min(best, time.perf_counter() - begin)
+    return 2 * 512 * 1024 * 1024 / best
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def gigabytes(size: int) -> str:
+    """Bytes for people: "6.4 GB" (10^9 bytes), or "26 MB" below a tenth of that."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.0f} MB"

@@ -1,0 +1,195 @@
+"""The main path: texts in, a saved adapter out."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
+from sebp_edge.errors import AdapterError, BaseModelMismatch, Interrupted, NonFiniteLoss, TrainingStopped
+from sebp_edge.events import AdapterSaved, ModelLoaded, Notice, Sink, TextsRead, silent
+from sebp_edge.models import machine
+from sebp_edge.models.adaptation import Adaptation, load
+from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
+from sebp_edge.models.generation import generate_text
+from sebp_edge.models.loading import BaseModel, load_base_model
+from sebp_edge.recipe import Recipe
+from sebp_edge.result import AdaptResult
+from sebp_edge.texts.dataset import Dataset, make_dataset
+from sebp_edge.texts.readers import Reading, read_texts
+from sebp_edge.training.trial import Judgement, Trial
+
+
+class Personalizer:
+    """Makes a language model learn its owner's texts.
+
+        result = Personalizer("llama-3.2-3b").adapt("./notes")
+
+    Args:
+        model: a known name (`sebp-edge models` lists them), a folder with a model, or a Hub id.
+        recipe: a bundled recipe's name, a TOML file, or a Recipe.
+        device: "cuda", "mps" or "cpu"; by default the best there is.
+        store: where adapters are kept; by default the OS's data folder.
+        seed: of everything random.
+        on_event: is called with every event (see `sebp_edge.events`).
+    """
+
+    def __init__(
+        self,
+        model: str | Path = DEFAULT_MODEL,
+        *,
+        recipe: str | Path | Recipe = "notes",
+        device: str | None = None,
+        store: AdapterStore | None = None,
+        seed: int = 0,
+        on_event: Sink = silent,
+    ):
+        self.reference = resolve(model)
+        self.recipe = Recipe.load(recipe)
+        self.device = machine.pick_device(device)
+        self.store = store or AdapterStore()
+        self.seed = seed
+        self.on_event = on_event
+        self._base: BaseModel | None = None
+        self._adaptation: Adaptation | None = None
+        self._chat = False
+
+    def adapt(self, texts, *, name: str = "default", out: str | Path | None = None) -> AdaptResult:
+        """Learns `texts`; the adapter is saved if it is better on documents that it has not seen.
+
+        Args:
+            texts: a text, the path of a file or folder, a record, or a list of these (see `read_texts`).
+            name: the adapter's name in the store; each adaptation is a new version of it.
+            out: a new folder to save to instead.
+
+        Raises:
+            SebpEdgeError: one of its kinds, with what to do. Interrupted and NonFiniteLoss come after the best state so
+                far has been saved as a version that is not active.
+        """
+        begin, out = time.perf_counter(), None if out is None else Path(out).expanduser()
+        self.store.check_writable(name, out)
+        reading = read_texts(texts)
+        base = self._load()
+        dataset = self._encode(reading, base)
+        self._detach()
+        trial = Trial(base, dataset, self.recipe, self.seed, self.on_event)
+        try:
+            judgement = trial.train_and_judge()
+        except (KeyboardInterrupt, NonFiniteLoss) as stop:
+            raise self._stopped(stop, trial, name) from stop
+        saved = self._keep(trial, judgement, name, out) if judgement.verdict.kept else trial.detach()
+        return AdaptResult.of(dataset, trial.progress, judgement, saved, self.device, time.perf_counter() - begin)
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        adapter: str | Path | None = None,
+        version: int | None = None,
+        max_new_tokens: int = 200,
+        temperature: float = 0.7,
+        top_p: float = 0.9,
+        seed: int | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> str:
+        """Continues `prompt` with the adapter just made or loaded, or with the base model if there is none.
+
+        Args:
+            adapter: the name of a stored adapter, or an adapter's folder.
+            version: of the stored adapter; by default the active one.
+            max_new_tokens, temperature, top_p, seed, on_text: see `generate_text`.
+        """
+        if adapter is not None:
+            self.load_adapter(adapter, version)
+        base = self._load()
+        return generate_text(
+            self._adaptation.model if self._adaptation else base.model,
+            base.tokenizer,
+            prompt,
+            chat=self._chat,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            on_text=on_text,
+        )
+
+    def load_adapter(self, adapter: str | Path, version: int | None = None) -> AdapterRecord:
+        """Puts a saved adapter on the base model, in place of any other.
+
+        Raises:
+            AdapterError: there is no such adapter; BaseModelMismatch: it was made for another base model.
+        """
+        folder, record = self.store.find(adapter, version)
+        base = self._load()
+        if record.fingerprint != base.fingerprint:
+            raise BaseModelMismatch(
+                f"The adapter was made for {record.base_model}, and {base.reference.public_name} is another model; "
+                f"use it with {record.model!r}."
+            )
+        self._detach()
+        self._adaptation, self._chat = load(base, folder), record.recipe.get("chat_template", False)
+        return record
+
+    # ------------------------------------------------------------------------------------------------- its own steps
+
+    def _load(self) -> BaseModel:
+        if self._base is None:
+            if self.device.type == "cpu" and (problem := machine.driver_problem()):
+                self.on_event(Notice(problem))
+            base = self._base = load_base_model(self.reference, self.recipe, self.device)
+            dtype = str(base.dtype).removeprefix("torch.")
+            self.on_event(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
+        return self._base
+
+    def _encode(self, reading: Reading, base: BaseModel) -> Dataset:
+        limit = getattr(base.model.config, "max_position_embeddings", None)
+        data = make_dataset(reading, base.tokenizer, self.recipe, limit)
+        left_out = tuple(asdict(item) for item in data.left_out)
+        self.on_event(TextsRead(data.documents, len(data.examples), data.tokens, data.padding_share, left_out))
+        return data
+
+    def _keep(self, trial: Trial, judgement: Judgement, name: str, out: Path | None) -> SavedAdapter:
+        """Saves and activates the trial's adapter, and goes on with it."""
+        record = self._record(trial, judgement)
+        if out is None:
+            saved = self.store.save(trial.adaptation, record, name, activate=True)
+        else:
+            saved = self.store.save_to(trial.adaptation, record, out)
+        self._adaptation, self._chat = trial.adaptation, self.recipe.chat_template
+        self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
+        return saved
+
+    def _stopped(self, stop: BaseException, trial: Trial, name: str) -> TrainingStopped:
+        """Saves the best state so far as a version that is not active, and says so in the error it returns."""
+        kind, why = (NonFiniteLoss, str(stop)) if isinstance(stop, NonFiniteLoss) else (Interrupted, "Interrupted.")
+        if not trial.progress or not trial.progress[-1].steps:
+            trial.detach()
+            return kind(f"{why} No step was finished, so there is nothing to save.")
+        saved = self.store.save(trial.adaptation, self._record(trial, None), name, activate=False)
+        self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
+        trial.detach()
+        return kind(
+            f"{why} The best state so far is saved as version {saved.version} of the adapter {name!r}; "
+            "it is not active."
+        )
+
+    def _record(self, trial: Trial, judgement: Judgement | None) -> AdapterRecord:
+        base, data = trial.base, trial.dataset
+        return AdapterRecord(
+            base_model=base.reference.public_name,
+            model=base.reference.name,
+            fingerprint=base.fingerprint,
+            recipe=asdict(self.recipe),
+            documents=data.documents,
+            examples=len(data.examples),
+            tokens=data.tokens,
+            heldout_loss_before=judgement.before.mean if judgement else None,
+            heldout_loss_after=judgement.after.mean if judgement else None,
+            seed=self.seed,
+        )
+
+    def _detach(self) -> None:
+        if self._adaptation is not None:
+            self._adaptation.detach()
+        self._adaptation, self._chat = None, False

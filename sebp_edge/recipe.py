@@ -1,0 +1,126 @@
+"""A recipe says how to train: few values, read from `recipes/*.toml` or from a file of the user's own.
+
+    Recipe.load("notes")                   one of the bundled recipes
+    Recipe.load("./mine.toml")             a file of one's own
+    Recipe.load("notes").replace(epochs=3)
+"""
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Literal, get_args
+
+from sebp_edge.errors import RecipeError, suggest
+
+Method = Literal["lora", "full"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How one adaptation is trained.
+
+    Attributes:
+        name: what the recipe is called; the file's stem.
+        description: one sentence on what it is for.
+        method: "lora" trains a low-rank adapter (Hu et al. 2021), "full" trains every weight.
+        r: rank of the adapter.
+        lora_alpha: the adapter's product is scaled by `lora_alpha / r`.
+        learning_rate: peak of the schedule (linear warm-up, then cosine to zero).
+        warmup_ratio: share of all steps that warm up.
+        epochs: how often each training example is seen, at most.
+        patience: epochs without a better held-out loss before training stops.
+        batch_tokens: loss tokens in one optimizer step.
+        weight_decay: AdamW's decoupled weight decay.
+        max_grad_norm: gradients are clipped to this global norm.
+        context_length: tokens in one example, padding included; the model's own limit caps it.
+        chat_template: whether prompt/completion records are put into the model's chat template.
+    """
+
+    name: str
+    description: str
+    method: Method = "lora"
+    r: int = 16
+    lora_alpha: int = 32
+    learning_rate: float = 2e-4
+    warmup_ratio: float = 0.1
+    epochs: int = 3
+    patience: int = 1
+    batch_tokens: int = 1024
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    context_length: int = 512
+    chat_template: bool = False
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _checked(self.name, field, getattr(self, field.name)))
+
+    @classmethod
+    def load(cls, name: "str | Path | Recipe") -> "Recipe":
+        """Reads a bundled recipe by name, or a TOML file by path.
+
+        Raises:
+            RecipeError: unknown name (the nearest one is named), unreadable file, unknown key or wrong type.
+        """
+        if isinstance(name, Recipe):
+            return name
+        if Path(name).suffix == ".toml":
+            return _parse(Path(name).stem, _read_file(Path(name)))
+        bundled = resources.files("sebp_edge.recipes")
+        if str(name) not in cls.names():
+            raise RecipeError(f"Unknown recipe {str(name)!r}; {suggest(str(name), cls.names())}")
+        return _parse(str(name), (bundled / f"{name}.toml").read_text(encoding="utf-8"))
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The bundled recipes' names, the default first."""
+        files = resources.files("sebp_edge.recipes").iterdir()
+        names = sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+        return sorted(names, key=lambda name: name != "notes")
+
+    def replace(self, **changes) -> "Recipe":
+        """A copy with some values changed; `None` keeps the recipe's own value."""
+        return dataclasses.replace(self, **{key: value for key, value in changes.items() if value is not None})
+
+
+def _read_file(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"The recipe file {path} cannot be read: {getattr(error, 'strerror', error)}.") from error
+
+
+def _parse(name: str, text: str) -> Recipe:
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"Recipe {name!r} is not valid TOML: {error}.") from error
+    known = [field.name for field in dataclasses.fields(Recipe) if field.name != "name"]
+    for key in values:
+        if key not in known:
+            raise RecipeError(f"Recipe {name!r} has an unknown key {key!r}; {suggest(key, known)}")
+    return Recipe(name=name, **{"description": "", **values})
+
+
+_AT_LEAST = {"warmup_ratio": 0, "weight_decay": 0, "context_length": 8}
+
+
+def _checked(recipe: str, field: dataclasses.Field, value):
+    """Returns `value` in the field's type, or raises a RecipeError that names the key and what it should be."""
+    if field.type is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if field.type == Method:
+        fits, wanted = value in get_args(Method), " or ".join(map(repr, get_args(Method)))
+    else:
+        fits, wanted = type(value) is field.type, {int: "a whole number", float: "a number", bool: "true or false"}
+        wanted = wanted.get(field.type, "a text")
+    if fits and field.type in (int, float):
+        lowest = _AT_LEAST.get(field.name)
+        fits = value > 0 if lowest is None else value >= lowest
+        wanted += " above 0" if lowest is None else f" of at least {lowest}"
+    if not fits:
+        raise RecipeError(f"Recipe {recipe!r}: {field.name} must be {wanted}, but is {value!r}.")
+    return value
+

@@ -1,0 +1,106 @@
+"""What came of an adaptation."""
+
+from dataclasses import asdict, dataclass
+from math import exp
+from pathlib import Path
+
+import torch
+
+from sebp_edge.adapters.store import SavedAdapter
+from sebp_edge.models import machine
+from sebp_edge.texts.dataset import Dataset
+from sebp_edge.texts.readers import LeftOut
+from sebp_edge.training.loop import Progress
+from sebp_edge.training.trial import Judgement
+
+
+@dataclass(frozen=True)
+class AdaptResult:
+    """What came of an adaptation.
+
+    Attributes:
+        kept: whether the new adapter was better on the judge's documents, and so was saved and activated.
+        name, version, adapter_path: where it is; None if it was not kept (name and version also if saved elsewhere).
+        heldout_loss_before, heldout_loss_after: nats per token on the judge's documents.
+        standard_error: of the difference of the two.
+        documents, examples, tokens: what was used.
+        left_out: what was not, and why.
+        padding_share: of examples padded to the context length.
+        tokens_per_second: real tokens trained on, per second of training.
+        peak_memory_bytes: of torch's allocator on a GPU, of the process on the CPU.
+        seconds: from the call to the result.
+    """
+
+    kept: bool
+    name: str | None
+    version: int | None
+    adapter_path: Path | None
+    heldout_loss_before: float
+    heldout_loss_after: float
+    standard_error: float
+    documents: int
+    examples: int
+    tokens: int
+    left_out: tuple[LeftOut, ...]
+    padding_share: float
+    tokens_per_second: float
+    peak_memory_bytes: int
+    seconds: float
+
+    @classmethod
+    def of(
+        cls,
+        data: Dataset,
+        trainings: list[Progress],
+        judgement: Judgement,
+        saved: SavedAdapter | None,
+        device: torch.device,
+        seconds: float,
+    ) -> "AdaptResult":
+        """Gathers the figures."""
+        trained = sum(training.tokens for training in trainings)
+        return cls(
+            kept=saved is not None,
+            name=saved.name if saved else None,
+            version=saved.version if saved else None,
+            adapter_path=saved.path if saved else None,
+            heldout_loss_before=judgement.before.mean,
+            heldout_loss_after=judgement.after.mean,
+            standard_error=judgement.verdict.standard_error,
+            documents=data.documents,
+            examples=len(data.examples),
+            tokens=data.tokens,
+            left_out=tuple(data.left_out),
+            padding_share=data.padding_share,
+            tokens_per_second=trained / sum(training.seconds for training in trainings),
+            peak_memory_bytes=machine.peak_memory(device),
+            seconds=seconds,
+        )
+
+    @property
+    def perplexity_before(self) -> float:
+        return exp(self.heldout_loss_before)
+
+    @property
+    def perplexity_after(self) -> float:
+        return exp(self.heldout_loss_after)
+
+    @property
+    def summary(self) -> str:
+        """In one sentence, what happened and what can be done now."""
+        change = f"{self.heldout_loss_before:.3f} to {self.heldout_loss_after:.3f} nats per token"
+        if not self.kept:
+            return (
+                f"The held-out loss went from {change} (standard error {self.standard_error:.3f}), which is no measurable "
+                "gain, so nothing was kept and what was active before still is; more text helps most."
+            )
+        use = f"--name {self.name}" if self.name else f"--adapter {self.adapter_path}"
+        return (
+            f"The held-out loss fell from {change}; write in this voice with: "
+            f'sebp-edge generate "The first words" {use}'
+        )
+
+    def to_dict(self) -> dict:
+        """The result as JSON-ready values, the last line of `sebp-edge adapt --json`."""
+        path = None if self.adapter_path is None else str(self.adapter_path)
+        return {"event": "result", **asdict(self), "adapter_path": path, "summary": self.summary}

@@ -1,0 +1,1 @@
+"""SEBP in a model: which rows carry gradient, and the backward pass that computes only those."""

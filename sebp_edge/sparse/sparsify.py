@@ -1,0 +1,121 @@
+"""Level 1, the drop-in: every linear layer of a model gets SEBP's backward pass, and gives it back.
+
+    with sparsify(model):
+        loss = model(**batch).loss
+        loss.backward()                  # the same gradients, without the padding's share of the work
+
+Forward passes, parameters and files are untouched. PEFT's LoRA layers are covered: their parts are linear layers.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sebp_edge.errors import SparsityError
+from sebp_edge.ops import DETECT, sparse_linear
+from sebp_edge.sparse.rows import RowPlan, is_right_padded
+
+
+class Sparsified:
+    """The handle of one sparsified model: a context manager, or `remove()` when done.
+
+    Attributes:
+        layers: the linear layers that have the sparse backward, by name.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self._head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+        self._rows: Tensor | str | None = None
+        self._head_rows: Tensor | str | None = None
+        self._num_rows: int | None = None
+        self._given_plan: RowPlan | None = None
+        self.layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}
+        for name, layer in self.layers.items():
+            if "forward" in vars(layer):
+                raise SparsityError(f"{name} already has a replaced forward; sparsify a model once, and before others.")
+        for layer in self.layers.values():
+            layer.forward = _SparseForward(self, layer)
+        self._hooks = [
+            model.register_forward_pre_hook(self._plan_batch, with_kwargs=True),
+            model.register_forward_hook(self._forget_batch, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        """Takes the sparse backward out again; the model is as it was."""
+        for layer in self.layers.values():
+            vars(layer).pop("forward", None)
+        for hook in self._hooks:
+            hook.remove()
+        self.layers = {}
+
+    def row_losses(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
+        """The loss of every loss row of a right-padded batch, in nats: fp32 [C]. Rows come from `plan`.
+
+        No attention mask is needed: causality keeps the padding on the right from every row with a loss.
+        """
+        self._given_plan = plan
+        try:
+            logits_BTV = self.model(input_ids=input_ids_BT, use_cache=False).logits
+        finally:
+            self._given_plan = None
+        return F.cross_entropy(logits_BTV.flatten(0, 1)[plan.loss_rows].float(), plan.targets, reduction="none")
+
+    def __enter__(self) -> "Sparsified":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.remove()
+
+    def _plan_batch(self, model, args, kwargs):
+        """Chooses this batch's rows: exact ones where the labels show them, else those found in dL/dY itself."""
+        plan = self._given_plan or self._plan_from_labels(kwargs.get("labels"), kwargs.get("attention_mask"))
+        if plan is None:
+            self._rows, self._head_rows, self._num_rows = DETECT, DETECT, None
+        else:
+            self._rows, self._head_rows, self._num_rows = plan.active_rows, plan.loss_rows, plan.num_rows
+
+    def _plan_from_labels(self, labels: Tensor | None, attention_mask: Tensor | None) -> RowPlan | None:
+        if labels is None or labels.dim() != 2 or not _is_causal_decoder(self.model):
+            return None
+        if attention_mask is not None and (attention_mask.dim() != 2 or not is_right_padded(attention_mask)):
+            return None
+        return RowPlan.from_labels(labels).to(labels.device)
+
+    def _forget_batch(self, *_):
+        # Layers called outside the model's own forward get the rows that their gradient shows.
+        self._rows, self._head_rows, self._num_rows = DETECT, DETECT, None
+
+    def _rows_for(self, layer: nn.Linear, x: Tensor) -> Tensor | str | None:
+        rows = self._head_rows if layer is self._head else self._rows
+        if isinstance(rows, Tensor) and x.shape[:-1].numel() != self._num_rows:
+            return DETECT
+        return rows
+
+
+class _SparseForward:
+    """Stands in for one layer's `forward`."""
+
+    def __init__(self, sparsified: Sparsified, layer: nn.Linear):
+        self.sparsified, self.layer = sparsified, layer
+
+    def __call__(self, input: Tensor) -> Tensor:
+        rows = self.sparsified._rows_for(self.layer, input)
+        return sparse_linear(input, self.layer.weight, self.layer.bias, rows)
+
+
+def sparsify(model: nn.Module) -> Sparsified:
+    """Puts the row-sparse backward into every `nn.Linear` of `model`.
+
+    Gradients equal the dense ones: for causal decoders given `labels` and padding on the right, the rows come from the
+    labels (see `RowPlan`); for everything else (left padding, encoders, losses computed outside), the exactly non-zero
+    rows of dL/dY are found in the backward pass.
+
+    Raises:
+        SparsityError: the model is sparsified already.
+    """
+    return Sparsified(model)
+
+
+def _is_causal_decoder(model: nn.Module) -> bool:
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return type(inner).__name__.endswith(("ForCausalLM", "LMHeadModel"))

@@ -1,0 +1,1 @@
+"""A folder of notes becomes batches: documents (readers), examples, batches."""

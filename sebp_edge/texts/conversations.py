@@ -1,0 +1,89 @@
+"""A conversation becomes the text its model was trained to read, with the spans that the assistant wrote.
+
+Three ways, in this order; the first one that is sound for the tokenizer's chat template is used, none is guessed:
+
+1. generation marks: the template itself says what the assistant writes (`{% generation %}`);
+2. prefixes: the conversation rendered up to a turn is a prefix of the whole;
+3. turn by turn: a template that rewrites earlier turns (Qwen3 drops their thoughts) gives one text for each of the
+   assistant's turns, in which only that last turn is learnt.
+"""
+
+from jinja2.exceptions import TemplateError
+
+from sebp_edge.errors import ModelError
+from sebp_edge.texts.readers import Unreadable
+
+Span = tuple[int, int]
+Messages = tuple[dict[str, str], ...]
+
+
+def render_conversation(messages: Messages, tokenizer) -> list[tuple[str, list[Span]]]:
+    """Renders a conversation through the tokenizer's chat template.
+
+    Returns:
+        Pairs of a text and the character spans in it that the assistant wrote, its end-of-turn mark included.
+
+    Raises:
+        ModelError: there is no chat template, or it does not show which part is the assistant's.
+        Unreadable: the template refuses this conversation.
+    """
+    if not tokenizer.chat_template:
+        raise ModelError(
+            "This model has no chat template, so conversations cannot be used with it; "
+            "choose an instruct model, or give plain texts."
+        )
+    try:
+        if "generation" in str(tokenizer.chat_template):
+            return [_by_marks(messages, tokenizer)]
+        return _by_prefixes(messages, tokenizer) or _turn_by_turn(messages, tokenizer)
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages[:6])
+        raise Unreadable(f"the model's chat template refuses a conversation of {roles}") from error
+
+
+def _by_marks(messages: Messages, tokenizer) -> tuple[str, list[Span]]:
+    text = _render(messages, tokenizer)
+    encoding = tokenizer.apply_chat_template(
+        list(messages),
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+        tokenizer_kwargs={"return_offsets_mapping": True},
+    )
+    marks = zip(encoding["offset_mapping"], encoding["assistant_masks"], strict=True)
+    return text, [tuple(offset) for offset, marked in marks if marked]
+
+
+def _by_prefixes(messages: Messages, tokenizer) -> list[tuple[str, list[Span]]] | None:
+    whole, spans = _render(messages, tokenizer), []
+    for turn in _assistant_turns(messages):
+        before, after = _around(messages, turn, tokenizer)
+        if not (whole.startswith(after) and after.startswith(before)):
+            return None
+        spans.append((len(before), len(after)))
+    return [(whole, spans)]
+
+
+def _turn_by_turn(messages: Messages, tokenizer) -> list[tuple[str, list[Span]]]:
+    rendered = []
+    for turn in _assistant_turns(messages):
+        before, after = _around(messages, turn, tokenizer)
+        if not after.startswith(before):
+            raise ModelError(
+                "The model's chat template does not show which part of a conversation is the assistant's; "
+                "give prompt/completion records or plain texts instead."
+            )
+        rendered.append((after, [(len(before), len(after))]))
+    return rendered
+
+
+def _assistant_turns(messages: Messages) -> list[int]:
+    return [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+
+
+def _around(messages: Messages, turn: int, tokenizer) -> tuple[str, str]:
+    """The conversation rendered just before the assistant writes its turn, and just after."""
+    return _render(messages[:turn], tokenizer, prompt=True), _render(messages[: turn + 1], tokenizer)
+
+
+def _render(messages: Messages, tokenizer, *, prompt: bool = False) -> str:
+    return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)

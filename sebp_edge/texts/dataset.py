@@ -1,0 +1,58 @@
+"""What a user gave, ready to train on: examples, what was left out, and the figures for the report."""
+
+from dataclasses import dataclass
+
+from sebp_edge.recipe import Recipe
+from sebp_edge.texts.examples import Example, encode
+from sebp_edge.texts.readers import LeftOut, Reading
+from sebp_edge.texts.splits import MIN_DOCUMENTS
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Examples of at most `context_length` tokens, and where they come from.
+
+    Attributes:
+        documents: how many documents gave examples.
+        left_out: what was not used, and why.
+    """
+
+    examples: list[Example]
+    context_length: int
+    documents: int
+    left_out: list[LeftOut]
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens of all examples."""
+        return sum(len(example.input_ids) for example in self.examples)
+
+    @property
+    def padding_share(self) -> float:
+        """Share of padding in examples padded to the context length."""
+        return 1 - self.tokens / max(1, len(self.examples) * self.context_length)
+
+
+def make_dataset(reading: Reading, tokenizer, recipe: Recipe, model_limit: int | None) -> Dataset:
+    """Encodes what was read.
+
+    Args:
+        reading: the documents.
+        tokenizer: the base model's.
+        recipe: for its context length and its use of the chat template.
+        model_limit: the longest sequence the model knows; None if it has no limit.
+    """
+    context_length = min(recipe.context_length, model_limit or recipe.context_length)
+    examples, left_out = encode(reading.documents, tokenizer, context_length, chat_template=recipe.chat_template)
+    documents = len({example.document for example in examples})
+    if 0 < documents < MIN_DOCUMENTS:
+        examples = _as_sections(reading, tokenizer, recipe, context_length, examples)
+    return Dataset(examples, context_length, documents, reading.left_out + left_out)
+
+
+def _as_sections(reading, tokenizer, recipe, context_length, examples) -> list[Example]:
+    """Cuts a few long documents into sections that can be split like documents: a dozen if there is text enough."""
+    tokens = sum(len(example.input_ids) for example in examples)
+    section = min(context_length, max(64, tokens // (2 * MIN_DOCUMENTS)))
+    sections, _ = encode(reading.documents, tokenizer, section, chat_template=recipe.chat_template)
+    return [Example(part.input_ids, part.labels, number) for number, part in enumerate(sections)]

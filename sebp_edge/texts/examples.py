@@ -1,0 +1,161 @@
+"""Documents become examples: tokenised, marked where they are learnt, and cut to the context length.
+
+Nothing is lost silently: a document's tokens are cut into consecutive pieces, at paragraphs if possible, then sentences,
+then words; each learnt token is in exactly one example. A piece without a learnt token teaches nothing and is dropped.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sebp_edge.errors import ModelError
+from sebp_edge.sparse.rows import IGNORE
+from sebp_edge.texts.conversations import render_conversation
+from sebp_edge.texts.readers import Completion, Conversation, Document, LeftOut, Unreadable
+
+
+@dataclass(frozen=True)
+class Example:
+    """One training sequence.
+
+    Attributes:
+        input_ids: its tokens, BOS first where the tokenizer sets one.
+        labels: the same tokens where they are learnt, -100 elsewhere.
+        document: which document it comes from.
+    """
+
+    input_ids: list[int]
+    labels: list[int]
+    document: int
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Tokens that are predicted and learnt; the first one has nothing before it."""
+        return sum(label != IGNORE for label in self.labels[1:])
+
+
+@dataclass(frozen=True)
+class Tokenised:
+    """A whole rendered text as tokens: their ids, where each begins in the text, and whether it is learnt."""
+
+    text: str
+    ids: list[int]
+    starts: list[int]
+    learnt: list[bool]
+
+
+def encode(
+    documents: list[Document], tokenizer, context_length: int, *, chat_template: bool = False
+) -> tuple[list[Example], list[LeftOut]]:
+    """Turns documents into examples of at most `context_length` tokens.
+
+    Args:
+        documents: what the readers found; an example's `document` is the index in this list.
+        tokenizer: a fast transformers tokenizer.
+        context_length: most tokens in one example.
+        chat_template: put prompt/completion records into the tokenizer's chat template.
+
+    Returns:
+        The examples in order, and the documents that gave none, with the reason.
+
+    Raises:
+        ModelError: conversations for a tokenizer without a usable chat template, or a tokenizer without offsets.
+    """
+    if not tokenizer.is_fast:
+        raise ModelError("This model's tokenizer has no fast version, which is needed to cut texts without losing any.")
+    examples, left_out = [], []
+    bos = _bos(tokenizer)
+    for number, document in enumerate(documents):
+        try:
+            found = [
+                example
+                for tokenised in _tokenise(document, tokenizer, chat_template)
+                for piece in _pieces(tokenised, context_length - len(bos))
+                if (example := _example(tokenised, piece, bos, number)).num_loss_tokens
+            ]
+        except Unreadable as reason:
+            left_out.append(LeftOut(document.source, str(reason)))
+            continue
+        if not found:
+            left_out.append(LeftOut(document.source, "nothing in it to learn"))
+        examples += found
+    return examples, left_out
+
+
+def _example(tokenised: Tokenised, piece: slice, bos: list[int], document: int) -> Example:
+    ids, learnt = tokenised.ids[piece], tokenised.learnt[piece]
+    prefix = [] if ids[: len(bos)] == bos else bos
+    labels = [token if keep else IGNORE for token, keep in zip(ids, learnt, strict=True)]
+    return Example(prefix + ids, [IGNORE] * len(prefix) + labels, document)
+
+
+def _tokenise(document: Document, tokenizer, chat_template: bool) -> Iterator[Tokenised]:
+    content = document.content
+    if isinstance(content, Completion) and chat_template:
+        roles = ("user", "assistant")
+        content = Conversation(tuple({"role": r, "content": c} for r, c in zip(roles, content, strict=True)))
+    if isinstance(content, Conversation):
+        for text, spans in render_conversation(content.messages, tokenizer):
+            yield _with_spans(text, spans, tokenizer, split_special_tokens=False)
+        return
+    text = "".join(content)
+    begin = len(content.prompt) if isinstance(content, Completion) else 0
+    # A user's text may spell out "<|eos|>": there it is text, never the token.
+    tokenised = _with_spans(text, [(begin, len(text))], tokenizer, split_special_tokens=True)
+    if tokenizer.eos_token_id is not None:
+        tokenised.ids.append(tokenizer.eos_token_id)
+        tokenised.starts.append(len(text))
+        tokenised.learnt.append(True)
+    yield tokenised
+
+
+def _with_spans(text: str, spans: list[tuple[int, int]], tokenizer, *, split_special_tokens: bool) -> Tokenised:
+    """Tokenises `text`; a token that overlaps one of the spans is learnt."""
+    encoding = tokenizer(
+        text,
+        add_special_tokens=False,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        split_special_tokens=split_special_tokens,
+        verbose=False,
+    )
+    offsets = encoding["offset_mapping"]
+    learnt = [any(start < span_end and end > begin for begin, span_end in spans) for start, end in offsets]
+    return Tokenised(text, list(encoding["input_ids"]), [start for start, _ in offsets], learnt)
+
+
+def _bos(tokenizer) -> list[int]:
+    """What the tokenizer puts in front of a sequence: usually its BOS, or nothing."""
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    for position in range(len(whole) - len(plain) + 1):
+        if whole[position : position + len(plain)] == plain:
+            return whole[:position]
+    return []
+
+
+# ------------------------------------------------------------------------------------------------------------ cutting
+
+
+def _pieces(tokenised: Tokenised, capacity: int) -> Iterator[slice]:
+    """Consecutive slices of at most `capacity` tokens, cut at the best place in the last three quarters of each."""
+    begin, total = 0, len(tokenised.ids)
+    while total - begin > capacity:
+        candidates = range(begin + max(1, capacity // 4), begin + capacity + 1)
+        cut = max(candidates, key=lambda token: (_boundary(tokenised.text, tokenised.starts[token]), token))
+        yield slice(begin, cut)
+        begin = cut
+    yield slice(begin, total)
+
+
+_PARAGRAPH, _SENTENCE, _WORD, _INSIDE = 3, 2, 1, 0
+
+
+def _boundary(text: str, start: int) -> int:
+    """How good a place to cut is in front of the character at `start`."""
+    before = text[max(0, start - 16) : start].rstrip(" \t")
+    if before.endswith("\n\n"):
+        return _PARAGRAPH
+    spaced = text[start - 1 : start].isspace() or text[start : start + 1].isspace()
+    if before.endswith("\n") or (spaced and before.rstrip("\"')]*_”’").endswith((".", "!", "?", "…", "。"))):
+        return _SENTENCE
+    return _WORD if spaced else _INSIDE

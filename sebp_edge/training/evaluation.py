@@ -1,0 +1,72 @@
+"""Held-out losses, and the gate: a new adapter is kept only if it is measurably better."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from sebp_edge.texts.examples import Example
+from sebp_edge.training.losses import RowLosses
+
+
+@dataclass
+class HeldOutLoss:
+    """Losses by document: nats and loss tokens of each."""
+
+    nats: dict[int, float] = field(default_factory=dict)
+    tokens: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float:
+        """Nats per token over all documents."""
+        return sum(self.nats.values()) / sum(self.tokens.values())
+
+    @classmethod
+    def merged(cls, parts: Sequence["HeldOutLoss"]) -> "HeldOutLoss":
+        """The losses of several folds, whose documents differ."""
+        merged = cls()
+        for part in parts:
+            merged.nats |= part.nats
+            merged.tokens |= part.tokens
+        return merged
+
+
+@torch.no_grad()
+def evaluate(rows: RowLosses, examples: list[Example]) -> HeldOutLoss:
+    """The loss of `examples`, document by document."""
+    result = HeldOutLoss()
+    for group in rows.micro_batches(examples):
+        losses, sequences = rows(group)
+        losses = losses.cpu().double()
+        for sequence, example in enumerate(group):
+            own, document = losses[sequences == sequence], example.document
+            result.nats[document] = result.nats.get(document, 0.0) + float(own.sum())
+            result.tokens[document] = result.tokens.get(document, 0) + len(own)
+    return result
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the gate says: the fall of the loss in nats per token, its standard error, and whether to keep."""
+
+    fall: float
+    standard_error: float
+
+    @property
+    def kept(self) -> bool:
+        return self.fall > self.standard_error
+
+
+def judge(before: HeldOutLoss, after: HeldOutLoss) -> Verdict:
+    """Compares two losses of the same documents.
+
+    The fall is a ratio of two sums over documents (nats saved, tokens); its standard error is the ratio estimator's,
+    with documents as the sampling units (Cochran, Sampling Techniques, 3rd ed., equation 6.13). NaN is never kept.
+    """
+    saved = {document: before.nats[document] - after.nats[document] for document in before.nats}
+    total = sum(before.tokens.values())
+    fall = sum(saved.values()) / total
+    residuals = sum((saved[document] - fall * before.tokens[document]) ** 2 for document in saved)
+    count = len(saved)
+    return Verdict(fall, math.sqrt(residuals * count / (count - 1)) / total)

@@ -1,0 +1,128 @@
+"""One adaptation, trained and judged: on one split of the documents, or on folds where there are few of them."""
+
+from dataclasses import dataclass
+from statistics import median_low
+
+from sebp_edge.events import Evaluated, Notice, Sink, TrainingPlanned
+from sebp_edge.models import machine
+from sebp_edge.models.adaptation import Adaptation, attach
+from sebp_edge.models.loading import BaseModel
+from sebp_edge.recipe import Recipe
+from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.dataset import Dataset
+from sebp_edge.texts.examples import Example
+from sebp_edge.texts.splits import Split, split_documents
+from sebp_edge.training.evaluation import HeldOutLoss, Verdict, evaluate, judge
+from sebp_edge.training.losses import RowLosses
+from sebp_edge.training.loop import Progress, Trainer
+
+# Runs that are expected to take longer than this say so first.
+SLOW_SECONDS = 180
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The judge's losses before and after, in nats per token, and the verdict on them."""
+
+    before: HeldOutLoss
+    after: HeldOutLoss
+
+    @property
+    def verdict(self) -> Verdict:
+        return judge(self.before, self.after)
+
+
+class Trial:
+    """Trains and judges; afterwards, and whenever it was stopped, `adaptation` is attached in its best state.
+
+    Attributes:
+        adaptation: what is trained; None before the first training.
+        progress: of each training, the last one's last.
+    """
+
+    def __init__(self, base: BaseModel, dataset: Dataset, recipe: Recipe, seed: int, on_event: Sink):
+        self.base, self.dataset, self.recipe, self.seed, self.on_event = base, dataset, recipe, seed, on_event
+        self.splits = split_documents(dataset.examples, seed)
+        self.adaptation: Adaptation | None = None
+        self.progress: list[Progress] = []
+
+    def train_and_judge(self) -> Judgement:
+        """Trains on one split and judges on its judge's documents.
+
+        With folds, each document is judged by a training that has not seen it; then, if they are worth keeping, a last
+        training sees all documents for as many epochs as did the folds good.
+        """
+        folds = len(self.splits)
+        self._announce_slow_run()
+        parts = [self._run(split, f"fold {number}" if folds > 1 else "train") for number, split in enumerate(self.splits, 1)]
+        judgement = Judgement(
+            HeldOutLoss.merged([part.before for part in parts]), HeldOutLoss.merged([part.after for part in parts])
+        )
+        if folds > 1 and judgement.verdict.kept:
+            self._run_on_all(median_low([progress.best_epoch for progress in self.progress]))
+        return judgement
+
+    def detach(self) -> None:
+        """Gives the base model back as it was."""
+        if self.adaptation is not None:
+            self.adaptation.detach()
+            self.adaptation = None
+
+    def _run(self, split: Split, phase: str) -> Judgement:
+        with self._rows(split.train) as rows:
+            self._plan(phase, split)
+            before = evaluate(rows, split.judge)
+            self.on_event(Evaluated(phase, "judge", 0, before.mean, False))
+            best = self._train(rows, phase, split.train, split.select)
+            after = evaluate(rows, split.judge)
+            self.on_event(Evaluated(phase, "judge", best.best_epoch, after.mean, True))
+        return Judgement(before, after)
+
+    def _run_on_all(self, epochs: int) -> None:
+        examples = self.dataset.examples
+        with self._rows(examples) as rows:
+            self._plan("all documents", Split(examples, [], []))
+            self._train(rows, "all documents", examples, [], last_epoch=epochs)
+
+    def _rows(self, examples: list[Example]) -> RowLosses:
+        """Puts fresh weights on the base model, and prepares it to give losses."""
+        self.detach()
+        self.adaptation = attach(self.base, self.recipe, self.seed)
+        collator = Collator(self.dataset.context_length, self.base.pad_token_id)
+        return RowLosses(self.adaptation.model, examples, collator, self.base.device, self.on_event)
+
+    def _train(self, rows: RowLosses, phase: str, examples, select, last_epoch: int | None = None) -> Progress:
+        trainer = Trainer(self.adaptation, rows, self.recipe, self.seed, self.on_event, phase)
+        self.progress.append(trainer.progress)
+        return trainer.train(examples, select, last_epoch=last_epoch)
+
+    def _plan(self, phase: str, split: Split) -> None:
+        documents = (len({example.document for example in part}) for part in (split.train, split.select, split.judge))
+        self.on_event(TrainingPlanned(phase, self.recipe.epochs, *documents))
+
+    def _announce_slow_run(self) -> None:
+        seconds = self._expected_seconds()
+        if seconds > SLOW_SECONDS:
+            self.on_event(
+                Notice(
+                    f"On this {self.base.device.type.upper()} this will take about {duration(seconds)}; "
+                    "a smaller model, fewer texts or fewer epochs take less."
+                )
+            )
+
+    def _expected_seconds(self) -> float:
+        """From the matrix products' work and the measured speed of one; the rest takes about as long again.
+
+        A token costs 2 P floating-point operations forward and 2 P backward for a frozen base (4 P if trained).
+        """
+        tokens = sum(len(example.input_ids) for split in self.splits for example in split.train)
+        passes = 4 if self.recipe.method == "lora" else 6
+        operations = passes * self.base.num_parameters * tokens * self.recipe.epochs
+        return 2 * operations / machine.matmul_rate(self.base.device, self.base.dtype)
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: "40 s", "12 min", "3.5 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
