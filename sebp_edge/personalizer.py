@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
-from sebp_edge.errors import AdapterError, BaseModelMismatch, Interrupted, NonFiniteLoss, TrainingStopped
+from sebp_edge.errors import BaseModelMismatch, Interrupted, NonFiniteLoss, TrainingStopped
 from sebp_edge.events import AdapterSaved, ModelLoaded, Notice, Sink, TextsRead, silent
 from sebp_edge.models import machine
 from sebp_edge.models.adaptation import Adaptation, load

@@ -1,8 +1,8 @@
 """A recipe says how to train: few values, read from `recipes/*.toml` or from a file of the user's own.
 
-    Recipe.load("notes")                   one of the bundled recipes
-    Recipe.load("./mine.toml")             a file of one's own
-    Recipe.load("notes").replace(epochs=3)
+Recipe.load("notes")                   one of the bundled recipes
+Recipe.load("./mine.toml")             a file of one's own
+Recipe.load("notes").replace(epochs=3)
 """
 
 import dataclasses
@@ -123,4 +123,3 @@ def _checked(recipe: str, field: dataclasses.Field, value):
     if not fits:
         raise RecipeError(f"Recipe {recipe!r}: {field.name} must be {wanted}, but is {value!r}.")
     return value
-

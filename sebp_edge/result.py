@@ -91,8 +91,8 @@ class AdaptResult:
         change = f"{self.heldout_loss_before:.3f} to {self.heldout_loss_after:.3f} nats per token"
         if not self.kept:
             return (
-                f"The held-out loss went from {change} (standard error {self.standard_error:.3f}), which is no measurable "
-                "gain, so nothing was kept and what was active before still is; more text helps most."
+                f"The held-out loss went from {change} (standard error {self.standard_error:.3f}), which is no "
+                "measurable gain, so nothing was kept and what was active before still is; more text helps most."
             )
         use = f"--name {self.name}" if self.name else f"--adapter {self.adapter_path}"
         return (

@@ -1,7 +1,8 @@
 """Adapters on disk: named, versioned, written whole or not at all, readable by their owner only.
 
-    <data folder>/adapters/<name>/<version>/    adapter_model.safetensors, adapter_config.json, sebp_edge.json, README.md
     <data folder>/adapters/<name>/active        the number of the version in use
+    <data folder>/adapters/<name>/<version>/    adapter_model.safetensors, adapter_config.json (PEFT's layout),
+                                                sebp_edge.json (the record), README.md
 
 A version is written into a temporary folder, flushed to the disk, and renamed. Nothing in it holds a user's text or a
 path of theirs.
@@ -273,7 +274,9 @@ def _storage_errors(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         # safetensors wraps the system's error in its own, with the number in its text only.
         reason = os.strerror(error.errno) if getattr(error, "errno", None) else "the disk does not take it"
-        raise StorageError(f"Nothing was saved in {str(path)!r}: {reason}; make room or choose another place.") from error
+        raise StorageError(
+            f"Nothing was saved in {str(path)!r}: {reason}; make room or choose another place."
+        ) from error
 
 
 def _model_card(record: AdapterRecord) -> str:

@@ -77,4 +77,3 @@ def _steps(examples: list[Example], batch_tokens: int) -> Iterator[list[Example]
             step, boundary = [], boundary + per_step
     if step:
         yield step
-

@@ -1,7 +1,7 @@
 """Documents become examples: tokenised, marked where they are learnt, and cut to the context length.
 
-Nothing is lost silently: a document's tokens are cut into consecutive pieces, at paragraphs if possible, then sentences,
-then words; each learnt token is in exactly one example. A piece without a learnt token teaches nothing and is dropped.
+Nothing is lost silently: a document's tokens are cut into consecutive pieces, at paragraphs if possible, then
+sentences, then words; each learnt token is in exactly one example. A piece without a learnt token teaches nothing and is dropped.
 """
 
 from collections.abc import Iterator

@@ -102,7 +102,9 @@ def read_texts(texts) -> Reading:
 def _nothing_readable(left_out: list[LeftOut]) -> str:
     endings = " ".join(sorted(READERS))
     if not left_out:
-        return f"There is nothing to read: no files were found; give texts, or a folder with files that end in {endings}."
+        return (
+            f"There is nothing to read: no files were found; give texts, or a folder with files that end in {endings}."
+        )
     examples = "; ".join(f"{item.source}: {item.reason}" for item in left_out[:3])
     more = f"; and {len(left_out) - 3} more" if len(left_out) > 3 else ""
     return f"Nothing readable was found ({examples}{more}); files that end in {endings} can be read."

@@ -13,8 +13,8 @@ from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.splits import Split, split_documents
 from sebp_edge.training.evaluation import HeldOutLoss, Verdict, evaluate, judge
-from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.loop import Progress, Trainer
+from sebp_edge.training.losses import RowLosses
 
 # Runs that are expected to take longer than this say so first.
 SLOW_SECONDS = 180
@@ -54,7 +54,9 @@ class Trial:
         """
         folds = len(self.splits)
         self._announce_slow_run()
-        parts = [self._run(split, f"fold {number}" if folds > 1 else "train") for number, split in enumerate(self.splits, 1)]
+        parts = [
+            self._run(split, f"fold {number}" if folds > 1 else "train") for number, split in enumerate(self.splits, 1)
+        ]
         judgement = Judgement(
             HeldOutLoss.merged([part.before for part in parts]), HeldOutLoss.merged([part.after for part in parts])
         )

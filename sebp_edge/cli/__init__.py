@@ -1,0 +1,39 @@
+"""The command line: arguments in, SDK called, result printed. Nothing here is needed to embed the SDK."""
+
+import typer
+
+from sebp_edge.cli import adapt, adapters, doctor, generate, listings
+
+app = typer.Typer(
+    name="sebp-edge",
+    help="Let a language model learn your texts, on your own machine. Nothing leaves it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(adapt.adapt)
+app.command()(generate.generate)
+app.command()(listings.models)
+app.command()(listings.recipes)
+app.add_typer(adapters.app, name="adapters")
+app.command()(doctor.doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from sebp_edge import __version__
+
+        typer.echo(f"sebp-edge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None: ...
+
+
+def main() -> None:
+    """The `sebp-edge` command."""
+    app()

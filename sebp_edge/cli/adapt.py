@@ -1,0 +1,43 @@
+"""`sebp-edge adapt PATH...`: notes in, a saved adapter out."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sebp_edge.cli.console import one_sentence_errors, print_json
+
+NOT_KEPT = 3
+
+
+def adapt(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files or folders with your texts.")],
+    model: Annotated[str, typer.Option(help="A known name, a folder, or a Hub id.")] = "tiny",
+    recipe: Annotated[str, typer.Option(help="A recipe's name, or a TOML file.")] = "notes",
+    name: Annotated[str, typer.Option(help="What to call the adapter.")] = "default",
+    out: Annotated[Path | None, typer.Option(help="Save into this new folder instead.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="How often to see each text, at most.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens in one example.")] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Learn the texts in PATH and keep the adapter if it is measurably better.
+
+    Exit codes: 0 kept, 3 not kept (what was active still is), 130 interrupted, 1 anything wrong.
+    """
+    with one_sentence_errors(as_json=as_json):
+        from sebp_edge.cli.progress import show_progress, show_result
+        from sebp_edge.personalizer import Personalizer
+        from sebp_edge.recipe import Recipe
+
+        chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
+        with show_progress(as_json) as sink:
+            personalizer = Personalizer(model, recipe=chosen, device=device, seed=seed, on_event=sink)
+            result = personalizer.adapt(paths, name=name, out=out)
+        if as_json:
+            print_json(result.to_dict())
+        else:
+            show_result(result)
+        if not result.kept:
+            raise typer.Exit(NOT_KEPT)

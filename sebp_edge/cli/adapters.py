@@ -1,0 +1,79 @@
+"""`sebp-edge adapters list|show|remove`: the adapters on this machine."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table
+
+app = typer.Typer(help="List, show and remove adapters.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="The adapter's name.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+
+
+def _described(saved) -> dict:
+    where = {"name": saved.name, "version": saved.version, "active": saved.active, "adapter_path": str(saved.path)}
+    return where | asdict(saved.record)
+
+
+@app.command("list")
+def list_adapters(as_json: Json = False) -> None:
+    """List all adapters and their versions."""
+    with one_sentence_errors(as_json=as_json):
+        from sebp_edge.adapters.store import AdapterStore
+
+        store = AdapterStore()
+        rows = []
+        for saved in (saved for name in store.names() for saved in store.versions(name)):
+            if as_json:
+                print_json(_described(saved))
+            record = saved.record
+            losses = "not judged"
+            if record.heldout_loss_after is not None:
+                losses = f"{record.heldout_loss_before:.3f} → {record.heldout_loss_after:.3f}"
+            state = "active" if saved.active else ""
+            rows.append([saved.name, str(saved.version), state, record.base_model, losses, record.created])
+        if as_json:
+            return
+        if rows:
+            print_table(["name", "version", "", "base model", "held-out loss", "made"], rows)
+        else:
+            out.print("There are no adapters yet; make one with: sebp-edge adapt ./notes")
+
+
+@app.command()
+def show(name: Name, as_json: Json = False) -> None:
+    """Show all versions of an adapter."""
+    with one_sentence_errors(as_json=as_json):
+        from sebp_edge.adapters.store import AdapterStore
+
+        for saved in AdapterStore().versions(name):
+            record = _described(saved)
+            if as_json:
+                print_json(record)
+            else:
+                print_table(["", ""], [[key, str(value)] for key, value in record.items() if key != "recipe"])
+                out.print()
+
+
+@app.command()
+def remove(
+    name: Name,
+    version: Annotated[int | None, typer.Option(help="Only this version.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete an adapter, or one version of it. There is no way back."""
+    with one_sentence_errors():
+        from sebp_edge.adapters.store import AdapterStore
+
+        store = AdapterStore()
+        versions = [saved.version for saved in store.versions(name)]
+        what = f"version {version} of {name!r}" if version is not None else f"{name!r} with {len(versions)} version(s)"
+        if version is not None:
+            store.open(name, version)
+        if not yes and not typer.confirm(f"Delete {what}?"):
+            raise typer.Exit(1)
+        store.remove(name, version)
+        out.print(f"Deleted {what}.", markup=False)

@@ -1,0 +1,28 @@
+"""`sebp-edge doctor`: what this machine has, and what will run on it."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from sebp_edge.cli.console import one_sentence_errors, out, print_json
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
+    """Show what this machine has and what will run on it. Exit code 1 if something needs attention."""
+    with one_sentence_errors(as_json=as_json):
+        from rich.markup import escape
+
+        from sebp_edge.insight.doctor import examine
+
+        findings = examine()
+        for finding in findings:
+            if as_json:
+                print_json(asdict(finding))
+                continue
+            mark = "[yellow]![/]" if finding.problem else "[green]✓[/]"
+            out.print(f"{mark} [bold]{finding.subject:<13}[/] {escape(finding.state)}", soft_wrap=True)
+            if finding.problem:
+                out.print(f"  {'':<13} {escape(finding.problem)}", style="yellow", soft_wrap=True)
+        if any(finding.problem for finding in findings):
+            raise typer.Exit(1)

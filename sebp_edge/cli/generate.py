@@ -1,0 +1,53 @@
+"""`sebp-edge generate PROMPT`: text out, with an adapter."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sebp_edge.cli.console import err, one_sentence_errors, out, print_json
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The first words, or a question to a chat adapter.")],
+    name: Annotated[str | None, typer.Option(help="The adapter to use; by default 'default', if there is one.")] = None,
+    version: Annotated[int | None, typer.Option(help="Of the adapter; by default the active one.")] = None,
+    adapter: Annotated[Path | None, typer.Option(help="The folder of an adapter saved elsewhere.")] = None,
+    model: Annotated[str | None, typer.Option(help="The base model; by default the adapter's.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to write.")] = 120,
+    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.7,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1, help="Share of probability to draw from.")] = 0.9,
+    seed: Annotated[int | None, typer.Option(help="Makes the text repeatable.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Continue PROMPT in the voice that was learnt."""
+    with one_sentence_errors(as_json=as_json):
+        from sebp_edge.adapters.store import AdapterStore
+        from sebp_edge.models.catalog import DEFAULT_MODEL
+        from sebp_edge.personalizer import Personalizer
+
+        store = AdapterStore()
+        chosen = adapter or name
+        if chosen is None and store.active_version("default") is not None:
+            chosen = "default"
+        if chosen is None and model is None:
+            err.print(f"There is no adapter yet, so this is the base model {DEFAULT_MODEL!r}.", style="dim")
+        base = model or (store.find(chosen, version)[1].model if chosen else DEFAULT_MODEL)
+        personalizer = Personalizer(base, store=store, device=device)
+        if not as_json and out.is_terminal:
+            out.print(prompt, end="", style="bold", markup=False)
+        text = personalizer.generate(
+            prompt,
+            adapter=chosen,
+            version=version,
+            max_new_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            on_text=None if as_json else lambda piece: typer.echo(piece, nl=False),
+        )
+        if as_json:
+            print_json({"event": "text", "prompt": prompt, "text": text})
+        else:
+            typer.echo()

@@ -1,0 +1,128 @@
+"""An adaptation as it is seen: a progress bar on a terminal, plain lines on a pipe, JSON lines for programs."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from sebp_edge.cli.console import err, out
+from sebp_edge.events import (
+    Evaluated,
+    Event,
+    JsonLines,
+    ModelLoaded,
+    Notice,
+    Sink,
+    StepDone,
+    TextsRead,
+    TrainingPlanned,
+)
+from sebp_edge.models.machine import gigabytes
+from sebp_edge.result import AdaptResult
+from sebp_edge.training.trial import duration
+
+SHOWN_LEFT_OUT = 10
+SECONDS_BETWEEN_LINES = 5
+
+
+@contextmanager
+def show_progress(as_json: bool) -> Iterator[Sink]:
+    """Yields the sink that fits where the output goes."""
+    if as_json:
+        yield JsonLines(sys.stdout)
+    elif out.is_terminal:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(compact=True),
+        )
+        with Progress(*columns, console=out, expand=True, transient=True) as bar:
+            yield Lines(bar)
+    else:
+        yield Lines(None)
+
+
+class Lines:
+    """Events in words. With a bar, steps move it; without, one of them is printed every few seconds."""
+
+    def __init__(self, bar: Progress | None):
+        self._bar = bar
+        self._task = None
+        self._last_line = 0.0
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Notice():
+                err.print(f"[yellow]note:[/] {escape(event.message)}")
+            case ModelLoaded():
+                size = (
+                    f"{event.parameters / 1e9:.2f} B" if event.parameters > 1e9 else f"{event.parameters / 1e6:.1f} M"
+                )
+                out.print(f"[bold]{escape(event.model)}[/]: {size} parameters on {event.device}, {event.dtype}")
+            case TextsRead():
+                self._texts_read(event)
+            case TrainingPlanned():
+                self._planned(event)
+            case StepDone():
+                self._step(event)
+            case Evaluated():
+                self._evaluated(event)
+
+    def _texts_read(self, event: TextsRead) -> None:
+        out.print(
+            f"{event.documents:,} documents in {event.examples:,} examples, {event.tokens:,} tokens; "
+            f"{event.padding_share:.0%} of the padded batches is padding"
+        )
+        if event.left_out:
+            out.print(f"{len(event.left_out)} left out:")
+        for item in event.left_out[:SHOWN_LEFT_OUT]:
+            out.print(f"  {escape(item['source'])}: {escape(item['reason'])}", style="dim")
+        if len(event.left_out) > SHOWN_LEFT_OUT:
+            out.print(f"  and {len(event.left_out) - SHOWN_LEFT_OUT} more (--json lists all)", style="dim")
+
+    def _planned(self, event: TrainingPlanned) -> None:
+        parts = f"{event.train_documents} documents to train on"
+        if event.select_documents:
+            parts += f", {event.select_documents} to select by, {event.judge_documents} to judge by"
+        out.print(f"{event.phase}: {parts}; at most {event.epochs} epochs")
+        if self._bar is not None:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._task = self._bar.add_task(event.phase, total=None, figures="")
+
+    def _step(self, event: StepDone) -> None:
+        figures = f"loss {event.loss:.3f}  {event.tokens_per_second:,.0f} tokens/s"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=event.step, total=event.steps, figures=figures)
+        elif event.step in (1, event.steps) or time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            out.print(f"step {event.step}/{event.steps}  {figures}  {duration(event.seconds_left)} left")
+
+    def _evaluated(self, event: Evaluated) -> None:
+        if event.split == "select":
+            when = f"after epoch {event.epoch}" if event.epoch else "before training"
+            out.print(f"  {when}: held-out loss {event.loss:.3f}{' (best)' if event.best and event.epoch else ''}")
+
+
+def show_result(result: AdaptResult) -> None:
+    """The figures, and what can be done now."""
+    table = Table(box=None, padding=(0, 3, 0, 0), show_header=False)
+    change = result.heldout_loss_after / result.heldout_loss_before - 1
+    table.add_row(
+        "judge's loss",
+        f"{result.heldout_loss_before:.3f} → {result.heldout_loss_after:.3f} nats per token ({change:+.1%})",
+    )
+    table.add_row("perplexity", f"{result.perplexity_before:.1f} → {result.perplexity_after:.1f}")
+    table.add_row("time", f"{result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s in training")
+    table.add_row("peak memory", gigabytes(result.peak_memory_bytes))
+    if result.kept:
+        version = f"{result.name}, version {result.version}: " if result.name else ""
+        table.add_row("saved", escape(f"{version}{result.adapter_path}"))
+    out.print(table)
+    out.print(f"[{'green' if result.kept else 'yellow'}]{escape(result.summary)}[/]")

@@ -1,0 +1,105 @@
+"""What this machine has, and what will run on it."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from huggingface_hub import constants
+
+from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.models import machine
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; `problem` says what to do about it, or is None."""
+
+    subject: str
+    state: str
+    problem: str | None = None
+
+
+def examine() -> list[Finding]:
+    """Looks at everything an adaptation depends on; nothing is changed, nobody is contacted."""
+    return [*_versions(), _device(), _driver(), _kernels(), _memory(), _hub_cache(), _adapters()]
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    names = ("torch", "transformers", "peft", "safetensors", "tokenizers")
+    yield Finding("libraries", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names))
+
+
+def _device() -> Finding:
+    device = machine.pick_device()
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        capability = f"compute capability {properties.major}.{properties.minor}"
+        state = f"{properties.name}, {machine.gigabytes(properties.total_memory)}, {capability}"
+        old = "It has no bf16, so models run in fp32 and take twice the memory." if machine.lacks_bf16(device) else None
+        return Finding("device", state, old)
+    name = "Apple GPU (mps)" if device.type == "mps" else f"CPU, {os.cpu_count()} cores, {torch.get_num_threads()} used"
+    return Finding("device", name)
+
+
+def _driver() -> Finding:
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    return Finding("driver", f"torch is built for {build}; {_nvidia_driver()}", machine.driver_problem())
+
+
+def _nvidia_driver() -> str:
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return "no NVIDIA driver found"
+    query = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return "nvidia-smi does not answer"
+    return f"NVIDIA driver {answer[0]}" if answer else "nvidia-smi names no GPU"
+
+
+def _kernels() -> Finding:
+    there = importlib.util.find_spec("triton") is not None
+    triton = f"Triton {importlib.metadata.version('triton')} is installed" if there else "Triton is not installed"
+    return Finding("kernels", f"reference path in plain PyTorch; {triton}")
+
+
+def _memory() -> Finding:
+    device = machine.pick_device()
+    free, total = machine.free_memory(device), machine.total_memory(device)
+    return Finding("memory", f"{machine.gigabytes(free)} free of {machine.gigabytes(total)} on {device.type}")
+
+
+def _hub_cache() -> Finding:
+    folder = Path(constants.HF_HUB_CACHE)
+    offline = "; offline mode is on" if constants.HF_HUB_OFFLINE else ""
+    count = len(list(folder.glob("models--*"))) if folder.is_dir() else 0
+    return Finding("model cache", f"{folder}, {count} models{offline}", _write_problem(folder))
+
+
+def _adapters() -> Finding:
+    store = AdapterStore()
+    return Finding("adapters", f"{store.folder}, {len(store.names())} adapters", _write_problem(store.folder))
+
+
+def _write_problem(folder: Path) -> str | None:
+    """Why nothing could be written into a folder, or into the nearest one above it that exists."""
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < 1e9:
+        return f"Only {machine.gigabytes(free)} of disk space are free there."
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return f"It cannot be written to: {error.strerror}."
