@@ -68,7 +68,7 @@ class Sparsified:
 
     def _plan_batch(self, model, args, kwargs):
         """Chooses this batch's rows: exact ones where the labels show them, else those found in dL/dY itself."""
-        plan = self._given_plan or self._plan_from_labels(kwargs.get("labels"), kwargs.get("attention_mask"))
+        plan = None if _is_checkpointing(model) else self._given_plan or self._plan_from_labels(kwargs.get("labels"), kwargs.get("attention_mask"))
         if plan is None:
             self._rows, self._head_rows, self._num_rows = DETECT, DETECT, None
         else:
@@ -114,6 +114,11 @@ def sparsify(model: nn.Module) -> Sparsified:
         SparsityError: the model is sparsified already.
     """
     return Sparsified(model)
+
+
+def _is_checkpointing(model: nn.Module) -> bool:
+    """Whether layers run again in the backward pass, when this batch's rows may be another's already."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 def _is_causal_decoder(model: nn.Module) -> bool:

@@ -1,0 +1,50 @@
+"""What tests share: a tiny model that is made here and never downloaded, and a data folder of their own."""
+
+import os
+
+# Before torch and transformers are imported: no test reaches the network.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+import torch
+from builders import make_llama, make_sentences, make_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def own_data_folder(tmp_path, monkeypatch):
+    """Adapters of a test go into its temporary folder."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return tmp_path / "data" / "sebp-edge" / "adapters"
+
+
+@pytest.fixture
+def poisoned_memory():
+    """Fills what `torch.empty` gives with NaN, so that an element that nobody wrote shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory, tokenizer):
+    """A folder with a tiny random Llama and its tokenizer, as a user would have one."""
+    folder = tmp_path_factory.mktemp("models") / "micro-llama"
+    make_llama().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def notes_folder(tmp_path):
+    """A folder with two dozen short notes."""
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for number, text in enumerate(make_sentences(24)):
+        (folder / f"note-{number:02}.md").write_text(text, encoding="utf-8")
+    return folder

@@ -1,0 +1,144 @@
+"""The drop-in: dense losses and gradients, for every way of padding, and a model that gets everything back."""
+
+import pytest
+import torch
+from builders import make_llama
+from peft import LoraConfig, get_peft_model
+from transformers import BertConfig, BertForSequenceClassification
+
+from sebp_edge import sparsify
+from sebp_edge.errors import SparsityError
+from sebp_edge.sparse.rows import IGNORE
+
+LENGTHS = (11, 1, 24, 6)
+
+
+def padded_batch(lengths=LENGTHS, length=24, side="right", prompt=0):
+    generator = torch.Generator().manual_seed(7)
+    input_ids = torch.full((len(lengths), length), 2)
+    mask = torch.zeros(len(lengths), length, dtype=torch.int64)
+    for row, real in enumerate(lengths):
+        begin = 0 if side == "right" else length - real
+        input_ids[row, begin : begin + real] = torch.randint(7, 320, (real,), generator=generator)
+        mask[row, begin : begin + real] = 1
+    labels = input_ids.masked_fill(mask == 0, IGNORE)
+    if prompt:
+        labels[:, :prompt] = IGNORE
+    return {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
+
+
+def loss_and_gradients(model, batch):
+    model.zero_grad()
+    loss = model(**batch).loss
+    loss.backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), found
+
+
+def assert_same_training(model, batch, tolerance=1e-10):
+    dense_loss, dense = loss_and_gradients(model, batch)
+    with sparsify(model):
+        sparse_loss, sparse = loss_and_gradients(model, batch)
+    assert torch.equal(dense_loss, sparse_loss)
+    assert dense.keys() == sparse.keys()
+    largest = max(gradient.norm() for gradient in dense.values())
+    assert largest > 0
+    for name, gradient in dense.items():
+        # Some gradients are zero in exact arithmetic (a key's bias): only noise, far below the others.
+        assert (gradient - sparse[name]).norm() <= tolerance * gradient.norm() + 1e-15 * largest, name
+
+
+def with_lora(model):
+    lora = get_peft_model(model, LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False))
+    return lora.double()
+
+
+# Left padding with eager attention is left out: the dense model itself gives NaN there.
+@pytest.mark.parametrize(("side", "attention"), [("right", "eager"), ("right", "sdpa"), ("left", "sdpa")])
+@pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
+@pytest.mark.parametrize("prompt", [0, 5])
+def test_llama_trains_like_dense(side, adapt, attention, prompt):
+    model = adapt(make_llama(attn_implementation=attention).double())
+    assert_same_training(model, padded_batch(side=side, prompt=prompt))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        padded_batch(lengths=(24, 24)),
+        padded_batch(lengths=(1, 1)) | {"labels": torch.full((2, 24), 5)},
+        padded_batch() | {"attention_mask": None},
+    ],
+    ids=["nothing padded", "loss on padding", "no mask"],
+)
+def test_odd_batches_train_like_dense(batch):
+    assert_same_training(make_llama().double(), batch)
+
+
+def test_untied_heads_and_biases_train_like_dense():
+    assert_same_training(make_llama(tie_word_embeddings=False, attention_bias=True).double(), padded_batch())
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_trains_like_dense(reentrant):
+    model = make_llama().double().train()
+    # transformers 5.23 renamed it.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": reentrant})
+    assert_same_training(model, padded_batch() | {"use_cache": False})
+
+
+def test_a_loss_computed_outside_trains_like_dense():
+    model, batch = make_llama().double(), padded_batch()
+    labels = batch.pop("labels")
+
+    def gradients():
+        model.zero_grad()
+        logits = model(**batch).logits[:, :-1]
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten()).backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    dense = gradients()
+    with sparsify(model):
+        sparse = gradients()
+    for one, other in zip(dense, sparse, strict=True):
+        assert (one - other).norm() <= 1e-10 * one.norm()
+
+
+def test_an_encoder_trains_like_dense():
+    config = BertConfig(
+        vocab_size=320, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, num_labels=3
+    )
+    model = BertForSequenceClassification(config).double().eval()
+    assert_same_training(model, padded_batch() | {"labels": torch.tensor([0, 2, 1, 1])})
+
+
+def test_removing_gives_the_model_back():
+    model, batch = make_llama(), padded_batch()
+    before = model(**batch).logits
+    with sparsify(model) as sparsified:
+        assert len(sparsified.layers) == 15
+        assert all("forward" in vars(layer) for layer in sparsified.layers.values())
+    assert not any("forward" in vars(layer) for layer in model.modules())
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    assert torch.equal(before, model(**batch).logits)
+
+
+def test_two_models_do_not_share_state():
+    one, other = make_llama().double(), make_llama(hidden_size=64).double()
+    _, expected = loss_and_gradients(one, padded_batch())
+    with sparsify(one), sparsify(other):
+        loss = one(**padded_batch()).loss
+        other(**padded_batch(lengths=(3, 9))).loss.backward()
+        one.zero_grad()
+        loss.backward()
+    for name, parameter in one.named_parameters():
+        assert torch.allclose(parameter.grad, expected[name], rtol=1e-10), name
+
+
+def test_sparsifying_twice_is_refused():
+    model = make_llama()
+    with sparsify(model), pytest.raises(SparsityError, match="once"):
+        sparsify(model)
+    assert not any("forward" in vars(layer) for layer in model.modules())
