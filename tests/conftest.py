@@ -10,6 +10,9 @@ import pytest
 import torch
 from builders import make_llama, make_sentences, make_tokenizer
 
+# The models are so small that a second thread only waits for the first.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(autouse=True)
 def own_data_folder(tmp_path, monkeypatch):

@@ -68,7 +68,9 @@ class Sparsified:
 
     def _plan_batch(self, model, args, kwargs):
         """Chooses this batch's rows: exact ones where the labels show them, else those found in dL/dY itself."""
-        plan = None if _is_checkpointing(model) else self._given_plan or self._plan_from_labels(kwargs.get("labels"), kwargs.get("attention_mask"))
+        plan = self._given_plan or self._plan_from_labels(kwargs.get("labels"), kwargs.get("attention_mask"))
+        if _is_checkpointing(model):
+            plan = None
         if plan is None:
             self._rows, self._head_rows, self._num_rows = DETECT, DETECT, None
         else:
