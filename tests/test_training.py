@@ -1,0 +1,240 @@
+"""Training: every token counts once, the best state is kept, and a stop leaves something good behind."""
+
+import math
+
+import pytest
+import torch
+from builders import make_llama, make_sentences
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from sebp_edge.errors import NonFiniteLoss
+from sebp_edge.events import Evaluated, Notice, StepDone, silent
+from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.recipe import Recipe
+from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.examples import encode
+from sebp_edge.texts.readers import Document
+from sebp_edge.training.evaluation import HeldOutLoss, evaluate, judge
+from sebp_edge.training.loop import Trainer
+from sebp_edge.training.losses import RowLosses
+
+RECIPE = Recipe(name="test", description="", r=4, learning_rate=5e-3, epochs=3, batch_tokens=120, context_length=64)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def base(model_folder):
+    return load_base_model(resolve(model_folder), RECIPE, CPU)
+
+
+@pytest.fixture
+def examples(base):
+    documents = [Document(f"text {n}", text) for n, text in enumerate(make_sentences(16))]
+    return encode(documents, base.tokenizer, 64)[0]
+
+
+def make_trainer(base, examples, recipe=RECIPE, on_event=silent, seed=0):
+    adaptation = attach(base, recipe, seed)
+    rows = RowLosses(adaptation.model, examples, Collator(64, base.pad_token_id), CPU, on_event)
+    return Trainer(adaptation, rows, recipe, seed, on_event, "train")
+
+
+def trained_state(base, examples, **options):
+    trainer = make_trainer(base, examples, **options)
+    with trainer.rows:
+        trainer.train(examples[:12], examples[12:])
+    state = snapshot(trainer.adaptation)
+    trainer.adaptation.detach()
+    return state
+
+
+def test_training_lowers_the_held_out_loss(base, examples):
+    events = []
+    trainer = make_trainer(base, examples, on_event=events.append)
+    with trainer.rows as rows:
+        before = evaluate(rows, examples[12:]).mean
+        progress = trainer.train(examples[:12], examples[12:])
+        after = evaluate(rows, examples[12:]).mean
+    assert after < before - 0.05
+    assert after == pytest.approx(progress.best_loss)
+    steps = [event for event in events if isinstance(event, StepDone)]
+    assert len(steps) == progress.steps == progress.total_steps
+    assert steps[-1].tokens == 3 * sum(len(example.input_ids) for example in examples[:12])
+    assert [event.epoch for event in events if isinstance(event, Evaluated)] == [0, 1, 2, 3]
+    trainer.adaptation.detach()
+
+
+def test_two_trainings_with_one_seed_are_bitwise_equal(base, examples):
+    one, other = trained_state(base, examples), trained_state(base, examples)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    different = trained_state(base, examples, seed=1)
+    assert not all(torch.equal(a, b) for a, b in zip(one, different, strict=True))
+
+
+def test_micro_batches_do_not_change_the_gradient(base, examples):
+    trainer = make_trainer(base, examples)
+
+    def gradients(max_rows):
+        trainer.rows.max_rows = max_rows
+        groups = list(trainer.rows.micro_batches(examples))
+        for group in groups:
+            (trainer.rows(group)[0].sum() / 100).backward()
+        found = [parameter.grad.clone() for parameter in trainable(trainer.adaptation)]
+        trainer.adaptation.model.zero_grad()
+        return len(groups), found
+
+    with trainer.rows:
+        many, one_by_one = gradients(1)
+        few, together = gradients(4096)
+    trainer.adaptation.detach()
+    assert (many, few) == (len(examples), 1)
+    for one, other in zip(one_by_one, together, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_the_schedule_warms_up_and_ends_at_zero(base, examples):
+    trainer = make_trainer(base, examples)
+    optimizer, scheduler = trainer._optimizer(20)
+    rates = []
+    for _ in range(20):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    trainer.adaptation.detach()
+    assert rates[0] == pytest.approx(RECIPE.learning_rate / 2)
+    assert max(rates) == pytest.approx(RECIPE.learning_rate)
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert scheduler.get_last_lr()[0] == pytest.approx(0)
+
+
+def test_training_stops_early_and_goes_back_to_the_best_state(base, examples):
+    spoiling = RECIPE.replace(learning_rate=0.3, epochs=8, patience=1)
+    trainer = make_trainer(base, examples, recipe=spoiling)
+    with trainer.rows as rows:
+        progress = trainer.train(examples[:12], examples[12:])
+        assert evaluate(rows, examples[12:]).mean == pytest.approx(progress.best_loss)
+    trainer.adaptation.detach()
+    assert progress.steps < progress.total_steps
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_step_and_keeps_the_best_state(base, examples):
+    class Poison:
+        def __call__(self, event):
+            if isinstance(event, Evaluated) and event.epoch == 1:
+                self.best = snapshot(trainer.adaptation)
+                trainable(trainer.adaptation)[0].data.fill_(math.nan)
+
+    poison = Poison()
+    trainer = make_trainer(base, examples, on_event=poison)
+    with trainer.rows, pytest.raises(NonFiniteLoss, match=r"step \d+ the loss is nan"):
+        trainer.train(examples[:12], examples[12:])
+    assert all(torch.equal(a, b) for a, b in zip(poison.best, snapshot(trainer.adaptation), strict=True))
+    trainer.adaptation.detach()
+
+
+@pytest.mark.parametrize("when", ["before the first evaluation", "after it"])
+def test_an_interruption_leaves_the_best_state_so_far(base, examples, when):
+    stop_at = 2 if when.startswith("before") else 8
+
+    def interrupt(event):
+        if isinstance(event, StepDone) and event.step == stop_at:
+            raise KeyboardInterrupt
+
+    trainer = make_trainer(base, examples, on_event=interrupt)
+    start = snapshot(trainer.adaptation)
+    with trainer.rows, pytest.raises(KeyboardInterrupt):
+        trainer.train(examples[:12], examples[12:])
+    state = snapshot(trainer.adaptation)
+    assert not all(torch.equal(a, b) for a, b in zip(start, state, strict=True))
+    if trainer.progress.best_epoch:
+        assert all(torch.equal(a, b) for a, b in zip(trainer.progress.best_state, state, strict=True))
+    trainer.adaptation.detach()
+
+
+def test_a_model_that_cannot_be_hoisted_says_so_and_trains_padded(base, examples):
+    config = Gemma2Config(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        query_pre_attn_scalar=8,
+    )
+    notices = []
+    with RowLosses(Gemma2ForCausalLM(config).eval(), examples, Collator(64, 2), CPU, notices.append) as rows:
+        losses, sequences = rows(examples[:3])
+    assert not rows.hoisted
+    assert "softcap" in notices[0].message
+    assert len(losses) == sum(example.num_loss_tokens for example in examples[:3])
+    assert sequences.unique().tolist() == [0, 1, 2]
+
+
+def test_a_model_that_leaks_between_examples_is_not_hoisted(examples):
+    model = make_llama().eval()
+    # A model that ignores the sequence lengths attends across examples.
+    forward = model.model.layers[1].self_attn.forward
+
+    def leaking(*args, cu_seq_lens_q=None, **kwargs):
+        if cu_seq_lens_q is not None:
+            kwargs["cu_seq_lens_q"] = cu_seq_lens_q[[0, -1]]
+        return forward(*args, **kwargs)
+
+    model.model.layers[1].self_attn.forward = leaking
+    notices = []
+    with RowLosses(model, examples, Collator(64, 2), CPU, notices.append) as rows:
+        assert not rows.hoisted
+    assert isinstance(notices[0], Notice)
+    assert "differ" in notices[0].message
+
+
+def test_restoring_a_snapshot_is_bitwise(base):
+    adaptation = attach(base, RECIPE, 0)
+    before = snapshot(adaptation)
+    for parameter in trainable(adaptation):
+        parameter.data.normal_()
+    restore(adaptation, before)
+    assert all(torch.equal(a, b) for a, b in zip(before, snapshot(adaptation), strict=True))
+    adaptation.detach()
+
+
+def held_out(pairs):
+    return HeldOutLoss(*({n: pair[i] for n, pair in enumerate(pairs)} for i in (0, 1)))
+
+
+def test_the_gate_keeps_a_fall_above_its_standard_error():
+    before = held_out([(30.0, 10), (60.0, 20), (45.0, 15)])
+    same_fall = held_out([(28.0, 10), (56.0, 20), (42.0, 15)])
+    verdict = judge(before, same_fall)
+    assert verdict.fall == pytest.approx(0.2)
+    assert verdict.standard_error == pytest.approx(0, abs=1e-12)
+    assert verdict.kept
+
+
+def test_the_gate_refuses_a_fall_that_one_document_made():
+    before = held_out([(30.0, 10), (60.0, 20), (45.0, 15)])
+    one_better = held_out([(25.0, 10), (62.0, 20), (46.0, 15)])
+    verdict = judge(before, one_better)
+    assert 0 < verdict.fall < verdict.standard_error
+    assert not verdict.kept
+
+
+def test_the_gate_refuses_no_change_a_rise_and_nan():
+    before = held_out([(30.0, 10), (60.0, 20)])
+    assert not judge(before, before).kept
+    assert not judge(before, held_out([(31.0, 10), (62.0, 20)])).kept
+    assert not judge(before, held_out([(math.nan, 10), (50.0, 20)])).kept
+
+
+def test_the_standard_error_is_that_of_resampled_documents():
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(20, 200, (400,), generator=generator).double()
+    saved = 0.1 * tokens + torch.randn(400, generator=generator, dtype=torch.float64) * tokens.sqrt()
+    before = HeldOutLoss({n: 3.0 * t for n, t in enumerate(tokens.tolist())}, dict(enumerate(tokens.tolist())))
+    after = HeldOutLoss({n: before.nats[n] - s for n, s in enumerate(saved.tolist())}, before.tokens)
+    picks = torch.randint(0, 400, (2000, 400), generator=generator)
+    bootstrap = (saved[picks].sum(1) / tokens[picks].sum(1)).std()
+    assert judge(before, after).standard_error == pytest.approx(float(bootstrap), rel=0.1)
