@@ -15,17 +15,19 @@ def pick_device(wanted: str | None = None) -> torch.device:
     Raises:
         MachineError: the device asked for is not usable here.
     """
-    usable = [name for name, there in _devices().items() if there]
+    counts = {name: count for name, count in _devices().items() if count}
     if wanted is None:
-        return torch.device(usable[0])
-    name = wanted.split(":")[0]
-    if name not in usable:
-        raise MachineError(f"Device {wanted!r} is not usable on this machine; usable are {', '.join(usable)}.")
+        return torch.device(next(iter(counts)))
+    name, _, index = wanted.partition(":")
+    if name not in counts or not (index or "0").isdecimal() or int(index or 0) >= counts[name]:
+        raise MachineError(f"Device {wanted!r} is not usable on this machine; usable are {', '.join(counts)}.")
     return torch.device(wanted)
 
 
-def _devices() -> dict[str, bool]:
-    return {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+def _devices() -> dict[str, int]:
+    """How many there are of each kind, the best kind first."""
+    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {"cuda": cuda, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
 
 
 def driver_problem() -> str | None:
@@ -77,18 +79,19 @@ def peak_memory(device: torch.device) -> int:
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of a matrix product of 512 rows by 1024 by 1024, the best of five; takes a few hundredths of a second."""
-    x, weight = (torch.randn(size, device=device, dtype=dtype) for size in ((512, 1024), (1024, 1024)))
+    x, weight = (torch.ones(size, device=device, dtype=dtype) for size in ((512, 1024), (1024, 1024)))
     best = float("inf")
     for _ in range(6):
-        _synchronize(device)
+        synchronize(device)
         begin = time.perf_counter()
         x @ weight
-        _synchronize(device)
+        synchronize(device)
         best = min(best, time.perf_counter() - begin)
     return 2 * 512 * 1024 * 1024 / best
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

@@ -1,0 +1,7 @@
+"""The README's four lines."""
+
+from sebp_edge import Personalizer
+
+personalizer = Personalizer("tiny")  # or "llama-3.2-3b", a folder with a model, any Hub id
+print(personalizer.adapt("examples/notes").summary)
+print(personalizer.generate("# Plot 14:", max_new_tokens=80))

@@ -1,0 +1,141 @@
+"""Times training steps side by side, and refuses to time what is wrong.
+
+All ways of running a model are measured in one process on the same batches, in turns, so that a machine whose speed
+drifts slows all of them alike. Before anything is timed, the gradients of each are held against the dense ones.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sebp_edge.errors import SebpEdgeError
+from sebp_edge.models.machine import synchronize
+from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.sparsify import Sparsified
+from sebp_edge.texts.batches import Batch
+
+
+class WrongGradients(SebpEdgeError):
+    """What was to be timed does not compute what the dense model computes."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of running a model on padded batches.
+
+    Attributes:
+        name: for the table.
+        attach: prepares a model for it; the context manager takes that back.
+        loss: the mean loss of a batch, with what `attach` gave.
+    """
+
+    name: str
+    attach: Callable[[nn.Module], AbstractContextManager]
+    loss: Callable[[object, Batch], Tensor]
+
+
+class _Dense:
+    def __init__(self, model: nn.Module):
+        self.model = model
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception) -> None: ...
+
+
+def _padded_loss(handle, batch: Batch) -> Tensor:
+    """As any training loop calls a transformers model."""
+    return handle.model(
+        input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels, use_cache=False
+    ).loss
+
+
+def _hoisted_loss(handle: Hoisted, batch: Batch) -> Tensor:
+    return handle.row_losses(batch.input_ids, batch.plan).mean()
+
+
+DENSE = Way("dense, padded", _Dense, _padded_loss)
+WAYS = (DENSE, Way("drop-in", Sparsified, _padded_loss), Way("hoisted", Hoisted, _hoisted_loss))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median seconds of one micro-batch, by part, and the largest relative error of a gradient against dense."""
+
+    way: str
+    forward: float
+    backward: float
+    step: float
+    gradient_error: float
+
+
+def time_steps(model: nn.Module, batches: list[Batch], ways=WAYS, *, rounds: int = 7, tolerance: float) -> list[Timing]:
+    """Times a training step of each way on each of `batches`, in turns.
+
+    Args:
+        model: on its device, with the parameters to train requiring gradients; they are trained on the way.
+        batches: on the model's device.
+        ways: what to compare; the dense one is always the reference.
+        rounds: how often each batch is run by each way, after one round of warm-up.
+        tolerance: largest relative error of the gradients that is still called right.
+
+    Raises:
+        WrongGradients: a way's gradients are off by more than `tolerance`.
+    """
+    errors = {way.name: _gradient_error(model, way, batches[0]) for way in ways}
+    for name, error in errors.items():
+        if not error <= tolerance:
+            raise WrongGradients(f"{name}: gradients differ from dense ones by {error:.1e}, above {tolerance:.0e}.")
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-5)
+    samples: dict[str, list[tuple[float, float, float]]] = {way.name: [] for way in ways}
+    for round_number in range(rounds + 1):
+        for way in ways:
+            with way.attach(model) as handle:
+                for batch in batches:
+                    sample = _time_one(handle, way, batch, optimizer)
+                    if round_number > 0:
+                        samples[way.name].append(sample)
+    return [
+        Timing(way.name, *(statistics.median(part) for part in zip(*samples[way.name], strict=True)), errors[way.name])
+        for way in ways
+    ]
+
+
+def _time_one(handle, way: Way, batch: Batch, optimizer) -> tuple[float, float, float]:
+    device = batch.input_ids.device
+    marks = [_now(device)]
+    loss = way.loss(handle, batch)
+    marks.append(_now(device))
+    loss.backward()
+    marks.append(_now(device))
+    optimizer.step()
+    optimizer.zero_grad()
+    marks.append(_now(device))
+    return marks[1] - marks[0], marks[2] - marks[1], marks[3] - marks[0]
+
+
+def _now(device: torch.device) -> float:
+    synchronize(device)
+    return time.perf_counter()
+
+
+def _gradient_error(model: nn.Module, way: Way, batch: Batch) -> float:
+    """Norm of the difference to the dense gradients over their norm, all parameters together."""
+    expected, found = (_gradients(model, each, batch) for each in (DENSE, way))
+    difference = sum(float((one - other).double().square().sum()) for one, other in zip(expected, found, strict=True))
+    return (difference / sum(float(one.double().square().sum()) for one in expected)) ** 0.5
+
+
+def _gradients(model: nn.Module, way: Way, batch: Batch) -> list[Tensor]:
+    with way.attach(model) as handle:
+        way.loss(handle, batch).backward()
+    found = [parameter.grad.clone() for parameter in model.parameters() if parameter.requires_grad]
+    model.zero_grad()
+    return found
