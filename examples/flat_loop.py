@@ -10,18 +10,17 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import sebp_edge.models
 from sebp_edge import sparsify
+from sebp_edge.models.catalog import BUNDLED_FOLDER
 
 CONTEXT_LENGTH = 512
 BATCH_SIZE = 4
 
 notes = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "notes"
 texts = [path.read_text(encoding="utf-8") for path in sorted(notes.rglob("*.md")) if not path.name.startswith(".")]
-tiny = Path(sebp_edge.models.__file__).parent / "tiny"
 
-tokenizer = AutoTokenizer.from_pretrained(tiny)
-model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+tokenizer = AutoTokenizer.from_pretrained(BUNDLED_FOLDER)
+model = AutoModelForCausalLM.from_pretrained(BUNDLED_FOLDER, dtype=torch.float32)
 model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 

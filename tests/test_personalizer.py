@@ -1,0 +1,232 @@
+"""The main path, as an app calls it: texts in, a judged and saved adapter out."""
+
+import json
+import math
+
+import pytest
+import torch
+from builders import make_llama, make_sentences
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.errors import AdapterError, BaseModelMismatch, Interrupted, NonFiniteLoss, TextsError
+from sebp_edge.events import AdapterSaved, StepDone, TextsRead, TrainingPlanned
+
+RECIPE = Recipe(name="test", description="", r=4, learning_rate=2e-2, epochs=3, batch_tokens=200, context_length=64)
+SPOILING = RECIPE.replace(learning_rate=1e-12)
+
+
+@pytest.fixture
+def make(model_folder, tmp_path):
+    def personalizer(**options):
+        options = {"recipe": RECIPE, "device": "cpu", "store": AdapterStore(tmp_path / "store")} | options
+        return Personalizer(options.pop("model", model_folder), **options)
+
+    return personalizer
+
+
+def logits(personalizer, model=None):
+    model = model or personalizer._adaptation.model
+    with torch.no_grad():
+        return model(torch.arange(7, 27)[None]).logits
+
+
+def test_notes_become_an_adapter_that_is_better_on_unseen_notes(make, notes_folder):
+    (notes_folder / "empty.md").touch()
+    events = []
+    personalizer = make(on_event=events.append)
+    result = personalizer.adapt(notes_folder, name="mine")
+    assert result.kept
+    assert result.heldout_loss_after < result.heldout_loss_before
+    assert (result.name, result.version, result.documents, result.examples) == ("mine", 1, 24, 24)
+    assert [(item.source, item.reason) for item in result.left_out] == [("empty.md", "empty")]
+    assert 0 < result.padding_share < 1
+    assert result.tokens_per_second > 0
+    assert result.peak_memory_bytes > 1e6
+    assert result.perplexity_after == pytest.approx(math.exp(result.heldout_loss_after))
+    assert (result.adapter_path / "adapter_model.safetensors").is_file()
+    assert "--name mine" in result.summary
+    planned = next(event for event in events if isinstance(event, TrainingPlanned))
+    assert (planned.train_documents, planned.select_documents, planned.judge_documents) == (15, 4, 5)
+    assert {type(event) for event in events} >= {TextsRead, StepDone, AdapterSaved}
+
+
+def test_plain_peft_loads_the_adapter_and_gives_the_same_logits(make, notes_folder, model_folder):
+    personalizer = make()
+    path = personalizer.adapt(notes_folder).adapter_path
+    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), path)
+    assert torch.equal(logits(personalizer), logits(None, plain.eval()))
+
+
+def test_a_fresh_process_would_load_the_same_adapter_by_name(make, notes_folder):
+    first, second = make(), make()
+    first.adapt(notes_folder, name="mine")
+    base = logits(second, second._load().model)
+    second.load_adapter("mine")
+    assert torch.equal(logits(first), logits(second))
+    assert not torch.equal(base, logits(second))
+
+
+def test_two_runs_with_one_seed_are_bitwise_equal(make, notes_folder):
+    paths = [make().adapt(notes_folder).adapter_path for _ in range(2)]
+    one, other = ((path / "adapter_model.safetensors").read_bytes() for path in paths)
+    assert paths[0] != paths[1]
+    assert one == other
+
+
+def test_an_adapter_that_is_no_better_is_not_kept(make, notes_folder):
+    make().adapt(notes_folder)
+    worse = make(recipe=SPOILING)
+    result = worse.adapt(notes_folder)
+    assert not result.kept
+    assert result.adapter_path is None
+    assert "nothing was kept" in result.summary
+    store = worse.store
+    assert (store.active_version("default"), len(store.versions("default"))) == (1, 1)
+    assert worse._adaptation is None
+
+
+@pytest.mark.parametrize("count", [6, 9, 19])
+def test_few_documents_are_judged_by_folds(make, count):
+    events = []
+    result = make(on_event=events.append).adapt(make_sentences(count, words=60))
+    phases = [event.phase for event in events if isinstance(event, TrainingPlanned)]
+    assert phases[:3] == ["fold 1", "fold 2", "fold 3"]
+    assert phases[3:] == (["all documents"] if result.kept else [])
+    judged = [event.judge_documents for event in events if isinstance(event, TrainingPlanned)]
+    assert sum(judged) == count
+
+
+def test_one_long_text_is_learnt_in_sections(make):
+    result = make().adapt("\n\n".join(make_sentences(40, words=30)))
+    assert result.documents == 1
+    assert result.examples >= 6
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([], "nothing to read"),
+        (["too short"], "at least 6 documents with 300 tokens"),
+        (["one", "two", "three", "four", "five", "six"], "at least 6 documents with 300 tokens"),
+        ("./no-such-folder", "no file or folder"),
+    ],
+)
+def test_too_little_to_learn_from_is_refused(make, texts, message):
+    with pytest.raises(TextsError, match=message):
+        make().adapt(texts)
+
+
+def test_records_are_learnt(make):
+    questions, answers = make_sentences(20), make_sentences(20, seed=1)
+    pairs = [{"prompt": q, "completion": a} for q, a in zip(questions, answers, strict=True)]
+    assert make().adapt(pairs).examples == 20
+    chats = [
+        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
+        for q, a in zip(questions, answers, strict=True)
+    ]
+    assert make(recipe=RECIPE.replace(chat_template=True)).adapt(chats).examples == 20
+
+
+def interrupt_at(step, error=KeyboardInterrupt):
+    def sink(event):
+        if isinstance(event, StepDone) and event.step == step:
+            raise error
+
+    return sink
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_an_interruption_saves_the_best_state_as_an_inactive_version(make, notes_folder, step):
+    make().adapt(notes_folder)
+    stopped = make(on_event=interrupt_at(step))
+    with pytest.raises(Interrupted, match="version 2 of the adapter 'default'; it is not active") as error:
+        stopped.adapt(notes_folder)
+    assert error.value.exit_code == 130
+    store = stopped.store
+    assert store.active_version("default") == 1
+    assert store.open("default", 2).record.heldout_loss_after is None
+    stopped.load_adapter("default", 2)
+
+
+def test_after_an_interruption_the_base_model_is_as_it_was(make, notes_folder):
+    personalizer = make(on_event=interrupt_at(2))
+    before = logits(personalizer, personalizer._load().model)
+    with pytest.raises(Interrupted):
+        personalizer.adapt(notes_folder)
+    assert torch.equal(before, logits(personalizer, personalizer._base.model))
+
+
+def test_an_interruption_before_the_first_step_saves_nothing(make, notes_folder):
+    def sink(event):
+        if isinstance(event, TrainingPlanned):
+            raise KeyboardInterrupt
+
+    personalizer = make(on_event=sink)
+    with pytest.raises(Interrupted, match="nothing to save"):
+        personalizer.adapt(notes_folder)
+    assert personalizer.store.names() == []
+
+
+def test_a_loss_that_is_not_finite_saves_the_best_state_and_names_the_step(make, notes_folder):
+    personalizer = make(recipe=RECIPE.replace(learning_rate=1e30, max_grad_norm=1e30))
+    with pytest.raises(NonFiniteLoss, match=r"step \d+.*not active"):
+        personalizer.adapt(notes_folder)
+
+
+def test_out_saves_elsewhere_and_never_over_something(make, notes_folder, tmp_path):
+    out = tmp_path / "there" / "adapter"
+    personalizer = make()
+    result = personalizer.adapt(notes_folder, out=out)
+    assert (result.adapter_path, result.name, result.version) == (out, None, None)
+    assert personalizer.store.names() == []
+    other = make()
+    other.load_adapter(out)
+    assert torch.equal(logits(personalizer), logits(other))
+    with pytest.raises(AdapterError, match="exists already"):
+        make().adapt(notes_folder, out=out)
+
+
+def test_an_adapter_of_another_base_model_is_refused(make, notes_folder, tmp_path, tokenizer):
+    make().adapt(notes_folder)
+    other = tmp_path / "other-llama"
+    model = make_llama()
+    model.model.embed_tokens.weight.data.mul_(1.5)
+    model.save_pretrained(other)
+    tokenizer.save_pretrained(other)
+    with pytest.raises(BaseModelMismatch, match="micro-llama"):
+        make(model=other).load_adapter("default")
+
+
+def test_full_fine_tuning_saves_a_model_that_transformers_loads(make, notes_folder):
+    personalizer = make(recipe=RECIPE.replace(method="full", learning_rate=1e-2))
+    before = logits(personalizer, personalizer._load().model).clone()
+    result = personalizer.adapt(notes_folder)
+    assert result.kept
+    loaded = AutoModelForCausalLM.from_pretrained(result.adapter_path, dtype=torch.float32)
+    torch.testing.assert_close(logits(None, loaded), logits(personalizer), rtol=0.02, atol=0.02)
+    personalizer._detach()
+    assert torch.equal(before, logits(personalizer, personalizer._base.model))
+
+
+def test_generate_uses_the_adapter_just_made(make, notes_folder):
+    personalizer = make()
+    plain = personalizer.generate("the ferry", seed=3, max_new_tokens=12)
+    assert plain == personalizer.generate("the ferry", seed=3, max_new_tokens=12)
+    personalizer.adapt(notes_folder)
+    adapted = personalizer.generate("the ferry", seed=3, max_new_tokens=12)
+    assert adapted != plain
+    assert make().generate("the ferry", adapter="default", seed=3, max_new_tokens=12) == adapted
+
+
+def test_nothing_saved_or_said_holds_a_text_or_a_path(make, notes_folder, tmp_path):
+    secret = "the password is swordfish"
+    (notes_folder / "secret-plan.md").write_text(f"{secret} and so we took the bread")
+    events = []
+    result = make(on_event=events.append).adapt(notes_folder)
+    saved = b"".join(path.read_bytes() for path in result.adapter_path.iterdir())
+    said = json.dumps([event.to_dict() for event in events if not isinstance(event, AdapterSaved)])
+    for hidden in (secret, "swordfish", "secret-plan", str(tmp_path)):
+        assert hidden.encode() not in saved
+        assert hidden not in said
