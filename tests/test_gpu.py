@@ -1,0 +1,95 @@
+"""What only a GPU can show. Skipped, with the reason, where there is none."""
+
+import pytest
+import torch
+from builders import make_llama
+from test_hoist import MODELS
+from test_sparse_linear import gradients, random_case
+from test_sparsify import padded_batch
+
+from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.ops import DETECT, sparse_linear
+from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.rows import RowPlan
+from sebp_edge.sparse.sparsify import Sparsified
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
+]
+
+LENGTHS = (200, 1, 64, 17, 129)
+
+
+def row_losses(model, level, batch):
+    plan = RowPlan.from_labels(batch["labels"]).to(model.device)
+    with level(model) as rows:
+        losses = rows.row_losses(batch["input_ids"].to(model.device), plan)
+    model.zero_grad()
+    losses.mean().backward()
+    return losses.detach().double().cpu(), {n: p.grad.double().cpu() for n, p in model.named_parameters()}
+
+
+def relative_error(found, truth):
+    return float((found - truth).norm() / truth.norm())
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("level", [Hoisted, Sparsified])
+def test_the_error_in_bf16_is_no_larger_than_the_dense_models(family, level):
+    batch = padded_batch(lengths=LENGTHS, length=256)
+    model = MODELS[family]() if family != "llama" else make_llama(max_position_embeddings=256)
+    true_losses, true_gradients = row_losses(model.double().cpu(), Sparsified, batch)
+    model = model.to("cuda", torch.bfloat16)
+    plan = RowPlan.from_labels(batch["labels"]).to("cuda")
+    logits = model(input_ids=batch["input_ids"].cuda(), use_cache=False).logits
+    dense = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1)[plan.loss_rows].float(), plan.targets, reduction="none"
+    )
+    model.zero_grad()
+    dense.mean().backward()
+    dense_gradients = {name: p.grad.double().cpu() for name, p in model.named_parameters()}
+    losses, found = row_losses(model, level, batch)
+    assert relative_error(losses, true_losses) <= 2 * relative_error(dense.detach().double().cpu(), true_losses) + 1e-4
+    for name, truth in true_gradients.items():
+        assert relative_error(found[name], truth) <= 2 * relative_error(dense_gradients[name], truth) + 1e-4, name
+
+
+def test_an_example_never_sees_its_neighbour_bitwise():
+    model = make_llama(max_position_embeddings=256).to("cuda", torch.bfloat16)
+    batch = padded_batch(lengths=(90, 120, 70), length=128)
+    plan = RowPlan.from_labels(batch["labels"]).to("cuda")
+    others = plan.loss_rows // 128 != 1
+    ids = batch["input_ids"].cuda()
+    with torch.no_grad(), Hoisted(model) as hoisted:
+        before = hoisted.row_losses(ids, plan)
+        ids[1, :120] = torch.arange(100, 220, device="cuda")
+        after = hoisted.row_losses(ids, plan)
+    assert torch.equal(before[others], after[others])
+    assert not torch.equal(before[~others], after[~others])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("detect", [False, True])
+def test_sparse_linear_errs_no_more_than_dense(dtype, detect, poisoned_memory, monkeypatch):
+    # cuBLAS is deterministic only with a workspace of fixed size.
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    x, weight, bias, rows, dout = random_case(1000, 257, 129, 200, dtype)
+    tensors = (x, weight, bias)
+    _, exact = gradients(torch.nn.functional.linear, [tensor.double() for tensor in tensors], dout.double())
+    on_gpu = [tensor.cuda() for tensor in tensors]
+    _, dense = gradients(torch.nn.functional.linear, on_gpu, dout.cuda())
+    chosen = DETECT if detect else rows.cuda()
+    _, found = gradients(lambda *t: sparse_linear(*t, chosen), on_gpu, dout.cuda())
+    for one, other, truth in zip(found, dense, exact, strict=True):
+        assert relative_error(one.double().cpu(), truth) <= 2 * relative_error(other.double().cpu(), truth) + 1e-4
+
+
+def test_notes_become_an_adapter_on_the_gpu(model_folder, notes_folder, tmp_path):
+    recipe = Recipe(name="test", description="", r=4, learning_rate=2e-2, batch_tokens=200, context_length=64)
+    personalizer = Personalizer(model_folder, recipe=recipe, device="cuda", store=AdapterStore(tmp_path))
+    result = personalizer.adapt(notes_folder)
+    assert result.kept
+    assert personalizer._base.dtype == torch.bfloat16
+    assert all(p.dtype == torch.float32 for n, p in personalizer._adaptation.model.named_parameters() if "lora" in n)
+    assert personalizer.generate("the ferry", seed=1, max_new_tokens=8)
