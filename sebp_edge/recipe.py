@@ -87,7 +87,7 @@ class Recipe:
 
 def _read_file(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"The recipe file {path} cannot be read: {getattr(error, 'strerror', error)}.") from error
 
@@ -105,6 +105,7 @@ def _parse(name: str, text: str) -> Recipe:
 
 
 _AT_LEAST = {"warmup_ratio": 0, "weight_decay": 0, "context_length": 8}
+_AT_MOST = {"warmup_ratio": 1}
 
 
 def _checked(recipe: str, field: dataclasses.Field, value):
@@ -120,6 +121,8 @@ def _checked(recipe: str, field: dataclasses.Field, value):
         lowest = _AT_LEAST.get(field.name)
         fits = value > 0 if lowest is None else value >= lowest
         wanted += " above 0" if lowest is None else f" of at least {lowest}"
+        if (highest := _AT_MOST.get(field.name)) is not None:
+            fits, wanted = fits and value <= highest, f"{wanted} and at most {highest}"
     if not fits:
         raise RecipeError(f"Recipe {recipe!r}: {field.name} must be {wanted}, but is {value!r}.")
     return value

@@ -9,7 +9,7 @@ import torch
 from sebp_edge.adapters.store import SavedAdapter
 from sebp_edge.models import machine
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.readers import LeftOut
+from sebp_edge.texts.documents import LeftOut
 from sebp_edge.training.loop import Progress
 from sebp_edge.training.trial import Judgement
 

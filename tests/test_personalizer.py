@@ -108,8 +108,8 @@ def test_one_long_text_is_learnt_in_sections(make):
     ("texts", "message"),
     [
         ([], "nothing to read"),
-        (["too short"], "at least 6 documents with 300 tokens"),
-        (["one", "two", "three", "four", "five", "six"], "at least 6 documents with 300 tokens"),
+        (["too short"], "at least 300 are needed"),
+        (["one", "two", "three", "four", "five", "six"], "at least 300 are needed"),
         ("./no-such-folder", "no file or folder"),
     ],
 )

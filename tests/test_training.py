@@ -14,8 +14,8 @@ from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.documents import Document
 from sebp_edge.texts.examples import encode
-from sebp_edge.texts.readers import Document
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate, judge
 from sebp_edge.training.loop import Trainer
 from sebp_edge.training.losses import RowLosses

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.texts.readers import READERS
+from sebp_edge.texts.formats import FORMATS
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def adapt(options: argparse.Namespace, recipe: Recipe, folder: Path, seed: int):
-    files = sorted(path for path in folder.rglob("*") if path.suffix in READERS)
+    files = sorted(path for path in folder.rglob("*") if path.suffix in FORMATS)
     chosen = random.Random(seed).sample(files, min(options.notes, len(files)))
     with tempfile.TemporaryDirectory() as store:
         personalizer = Personalizer(

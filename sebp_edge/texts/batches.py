@@ -65,15 +65,15 @@ def shuffled_steps(examples: list[Example], batch_tokens: int, epochs: int, seed
 
 
 def _steps(examples: list[Example], batch_tokens: int) -> Iterator[list[Example]]:
-    # As many steps as fit whole, and equally full: a last step of a few tokens would count as much as the others.
+    # As many steps as fit whole, and equally full: one of a few tokens would count as much as the others.
     total = sum(example.num_loss_tokens for example in examples)
-    per_step = total / max(1, round(total / batch_tokens))
-    step, filled, boundary = [], 0, per_step
+    share = total / max(1, round(total / batch_tokens))
+    step, before, filled = [], 0, 0
     for example in examples:
         step.append(example)
         filled += example.num_loss_tokens
-        if filled >= boundary:
+        if filled // share > before // share and min(filled - before, total - filled) >= share / 2:
             yield step
-            step, boundary = [], boundary + per_step
+            step, before = [], filled
     if step:
         yield step

@@ -8,16 +8,22 @@ Three ways, in this order; the first one that is sound for the tokenizer's chat 
    assistant's turns, in which only that last turn is learnt.
 """
 
+import re
+from itertools import groupby
+
 from jinja2.exceptions import TemplateError
 
 from sebp_edge.errors import ModelError
-from sebp_edge.texts.readers import Unreadable
+from sebp_edge.texts.documents import Unreadable
 
 Span = tuple[int, int]
 Messages = tuple[dict[str, str], ...]
+Rendered = list[tuple[str, list[Span]]]
+
+_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
-def render_conversation(messages: Messages, tokenizer) -> list[tuple[str, list[Span]]]:
+def render_conversation(messages: Messages, tokenizer) -> Rendered:
     """Renders a conversation through the tokenizer's chat template.
 
     Returns:
@@ -25,35 +31,39 @@ def render_conversation(messages: Messages, tokenizer) -> list[tuple[str, list[S
 
     Raises:
         ModelError: there is no chat template, or it does not show which part is the assistant's.
-        Unreadable: the template refuses this conversation.
+        Unreadable: the template refuses this conversation, or a message spells out a control token: in a rendered
+            conversation it could not be told from the template's own.
     """
-    if not tokenizer.chat_template:
-        raise ModelError(
-            "This model has no chat template, so conversations cannot be used with it; "
-            "choose an instruct model, or give plain texts."
-        )
+    control = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    if any(token in text for message in messages for text in message.values() for token in control):
+        raise Unreadable("a message spells out one of the model's control tokens")
+    # What follows the assistant's last turn teaches nothing.
+    messages = messages[: _assistant_turns(messages)[-1] + 1]
     try:
-        if "generation" in str(tokenizer.chat_template):
-            return [_by_marks(messages, tokenizer)]
-        return _by_prefixes(messages, tokenizer) or _turn_by_turn(messages, tokenizer)
+        return _by_marks(messages, tokenizer) or _by_prefixes(messages, tokenizer) or _turn_by_turn(messages, tokenizer)
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in messages[:6])
         raise Unreadable(f"the model's chat template refuses a conversation of {roles}") from error
 
 
-def _by_marks(messages: Messages, tokenizer) -> tuple[str, list[Span]]:
-    text = _render(messages, tokenizer)
+def _by_marks(messages: Messages, tokenizer) -> Rendered | None:
+    if not _MARK.search(_template(tokenizer)):
+        return None
     encoding = tokenizer.apply_chat_template(
         list(messages),
         return_dict=True,
         return_assistant_tokens_mask=True,
         tokenizer_kwargs={"return_offsets_mapping": True},
     )
-    marks = zip(encoding["offset_mapping"], encoding["assistant_masks"], strict=True)
-    return text, [tuple(offset) for offset, marked in marks if marked]
+    tokens = zip(encoding["assistant_masks"], encoding["offset_mapping"], strict=True)
+    runs = [[offset for _, offset in run] for marked, run in groupby(tokens, key=lambda token: token[0]) if marked]
+    # transformers loses marks that begin or end at a blank which the offsets leave out.
+    if len(runs) != len(_assistant_turns(messages)):
+        return None
+    return [(_render(messages, tokenizer), [(run[0][0], run[-1][1]) for run in runs])]
 
 
-def _by_prefixes(messages: Messages, tokenizer) -> list[tuple[str, list[Span]]] | None:
+def _by_prefixes(messages: Messages, tokenizer) -> Rendered | None:
     whole, spans = _render(messages, tokenizer), []
     for turn in _assistant_turns(messages):
         before, after = _around(messages, turn, tokenizer)
@@ -63,7 +73,7 @@ def _by_prefixes(messages: Messages, tokenizer) -> list[tuple[str, list[Span]]] 
     return [(whole, spans)]
 
 
-def _turn_by_turn(messages: Messages, tokenizer) -> list[tuple[str, list[Span]]]:
+def _turn_by_turn(messages: Messages, tokenizer) -> Rendered:
     rendered = []
     for turn in _assistant_turns(messages):
         before, after = _around(messages, turn, tokenizer)
@@ -82,7 +92,19 @@ def _assistant_turns(messages: Messages) -> list[int]:
 
 def _around(messages: Messages, turn: int, tokenizer) -> tuple[str, str]:
     """The conversation rendered just before the assistant writes its turn, and just after."""
+    if turn == 0:
+        raise Unreadable("it begins with the assistant, and the model's chat template does not mark what that writes")
     return _render(messages[:turn], tokenizer, prompt=True), _render(messages[: turn + 1], tokenizer)
+
+
+def _template(tokenizer) -> str:
+    try:
+        return tokenizer.get_chat_template()
+    except ValueError as error:
+        raise ModelError(
+            "This model has no chat template, so conversations cannot be used with it; "
+            "choose an instruct model, or give plain texts."
+        ) from error
 
 
 def _render(messages: Messages, tokenizer, *, prompt: bool = False) -> str:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from sebp_edge.recipe import Recipe
+from sebp_edge.texts.documents import LeftOut
 from sebp_edge.texts.examples import Example, encode
-from sebp_edge.texts.readers import LeftOut, Reading
+from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.splits import MIN_DOCUMENTS
 
 
@@ -51,8 +52,11 @@ def make_dataset(reading: Reading, tokenizer, recipe: Recipe, model_limit: int |
 
 
 def _as_sections(reading, tokenizer, recipe, context_length, examples) -> list[Example]:
-    """Cuts a few long documents into sections that can be split like documents: a dozen if there is text enough."""
+    """Cuts a few long documents into sections that can be split like documents: a dozen if there is text enough.
+
+    Sections of 32 tokens are enough documents wherever there are enough tokens.
+    """
     tokens = sum(len(example.input_ids) for example in examples)
-    section = min(context_length, max(64, tokens // (2 * MIN_DOCUMENTS)))
+    section = min(context_length, max(32, tokens // (2 * MIN_DOCUMENTS)))
     sections, _ = encode(reading.documents, tokenizer, section, chat_template=recipe.chat_template)
     return [Example(part.input_ids, part.labels, number) for number, part in enumerate(sections)]

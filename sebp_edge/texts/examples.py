@@ -1,7 +1,8 @@
 """Documents become examples: tokenised, marked where they are learnt, and cut to the context length.
 
 Nothing is lost silently: a document's tokens are cut into consecutive pieces, at paragraphs if possible, then
-sentences, then words; each learnt token is in exactly one example. A piece without a learnt token teaches nothing and is dropped.
+sentences, then words; each learnt token is learnt in exactly one example. A piece without a learnt token teaches
+nothing and is dropped.
 """
 
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from sebp_edge.errors import ModelError
 from sebp_edge.sparse.rows import IGNORE
 from sebp_edge.texts.conversations import render_conversation
-from sebp_edge.texts.readers import Completion, Conversation, Document, LeftOut, Unreadable
+from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut, Unreadable
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Example:
     """One training sequence.
 
     Attributes:
-        input_ids: its tokens, BOS first where the tokenizer sets one.
+        input_ids: its tokens, BOS first where the tokenizer sets one; without, a later piece of a text begins with the
+            last token of the piece before.
         labels: the same tokens where they are learnt, -100 elsewhere.
         document: which document it comes from.
     """
@@ -35,7 +37,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Tokenised:
-    """A whole rendered text as tokens: their ids, where each begins in the text, and whether it is learnt."""
+    """A whole rendered text as tokens: their ids, the character where each begins, and whether it is learnt."""
 
     text: str
     ids: list[int]
@@ -51,7 +53,7 @@ def encode(
     Args:
         documents: what the readers found; an example's `document` is the index in this list.
         tokenizer: a fast transformers tokenizer.
-        context_length: most tokens in one example.
+        context_length: most tokens in one example; 8 or more.
         chat_template: put prompt/completion records into the tokenizer's chat template.
 
     Returns:
@@ -64,12 +66,13 @@ def encode(
         raise ModelError("This model's tokenizer has no fast version, which is needed to cut texts without losing any.")
     examples, left_out = [], []
     bos = _bos(tokenizer)
+    capacity = context_length - max(1, len(bos))
     for number, document in enumerate(documents):
         try:
             found = [
                 example
                 for tokenised in _tokenise(document, tokenizer, chat_template)
-                for piece in _pieces(tokenised, context_length - len(bos))
+                for piece in _pieces(tokenised, capacity)
                 if (example := _example(tokenised, piece, bos, number)).num_loss_tokens
             ]
         except Unreadable as reason:
@@ -83,7 +86,10 @@ def encode(
 
 def _example(tokenised: Tokenised, piece: slice, bos: list[int], document: int) -> Example:
     ids, learnt = tokenised.ids[piece], tokenised.learnt[piece]
-    prefix = [] if ids[: len(bos)] == bos else bos
+    # Without a BOS the token before the piece stands in: a piece's first token is learnt only with one before it.
+    prefix = bos or tokenised.ids[max(0, piece.start - 1) : piece.start]
+    if bos and ids[: len(bos)] == bos:
+        prefix = []
     labels = [token if keep else IGNORE for token, keep in zip(ids, learnt, strict=True)]
     return Example(prefix + ids, [IGNORE] * len(prefix) + labels, document)
 
@@ -118,9 +124,17 @@ def _with_spans(text: str, spans: list[tuple[int, int]], tokenizer, *, split_spe
         split_special_tokens=split_special_tokens,
         verbose=False,
     )
-    offsets = encoding["offset_mapping"]
-    learnt = [any(start < span_end and end > begin for begin, span_end in spans) for start, end in offsets]
-    return Tokenised(text, list(encoding["input_ids"]), [start for start, _ in offsets], learnt)
+    marked = bytearray(len(text))
+    for begin, end in spans:
+        marked[begin:end] = b"\1" * (end - begin)
+    starts, learnt, covered = [], [], 0
+    for start, end in encoding["offset_mapping"]:
+        # Some tokenizers' offsets leave out blanks: each belongs to the token that follows or is it.
+        start = min(start, covered)
+        covered = max(covered, end)
+        starts.append(start)
+        learnt.append(1 in marked[start:end])
+    return Tokenised(text, list(encoding["input_ids"]), starts, learnt)
 
 
 def _bos(tokenizer) -> list[int]:
@@ -137,25 +151,33 @@ def _bos(tokenizer) -> list[int]:
 
 
 def _pieces(tokenised: Tokenised, capacity: int) -> Iterator[slice]:
-    """Consecutive slices of at most `capacity` tokens, cut at the best place in the last three quarters of each."""
+    """Consecutive slices of at most `capacity` tokens, cut at the best place in the last three quarters of each.
+
+    The last token, EOS, is never alone.
+    """
     begin, total = 0, len(tokenised.ids)
     while total - begin > capacity:
-        candidates = range(begin + max(1, capacity // 4), begin + capacity + 1)
-        cut = max(candidates, key=lambda token: (_boundary(tokenised.text, tokenised.starts[token]), token))
+        candidates = range(begin + max(1, capacity // 4), min(begin + capacity, total - 2) + 1)
+        cut = max(candidates, key=lambda token: (_boundary(tokenised, token), token))
         yield slice(begin, cut)
         begin = cut
     yield slice(begin, total)
 
 
-_PARAGRAPH, _SENTENCE, _WORD, _INSIDE = 3, 2, 1, 0
+_PARAGRAPH, _SENTENCE, _WORD, _CHARACTER, _INSIDE = 4, 3, 2, 1, 0
+_STOPS, _WIDE_STOPS = (".", "!", "?", "…"), ("。", "！", "？")  # Chinese and Japanese put no space after theirs.
 
 
-def _boundary(text: str, start: int) -> int:
-    """How good a place to cut is in front of the character at `start`."""
+def _boundary(tokenised: Tokenised, token: int) -> int:
+    """How good a place to cut is in front of `token`."""
+    text, start = tokenised.text, tokenised.starts[token]
+    if start == tokenised.starts[token - 1]:
+        return _INSIDE  # a character that takes several tokens
     before = text[max(0, start - 16) : start].rstrip(" \t")
     if before.endswith("\n\n"):
         return _PARAGRAPH
+    sentence = before.rstrip("\"')]*_”’»」』")
     spaced = text[start - 1 : start].isspace() or text[start : start + 1].isspace()
-    if before.endswith("\n") or (spaced and before.rstrip("\"')]*_”’").endswith((".", "!", "?", "…", "。"))):
+    if before.endswith("\n") or sentence.endswith(_WIDE_STOPS) or (spaced and sentence.endswith(_STOPS)):
         return _SENTENCE
-    return _WORD if spaced else _INSIDE
+    return _WORD if spaced else _CHARACTER

@@ -1,0 +1,282 @@
+"""Documents become examples: every learnt token once, none over the context, cuts at good places."""
+
+import random
+import time
+
+import pytest
+from builders import make_sentences, make_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from sebp_edge.errors import ModelError
+from sebp_edge.recipe import Recipe
+from sebp_edge.texts.dataset import make_dataset
+from sebp_edge.texts.documents import Completion, Document, LeftOut
+from sebp_edge.texts.examples import encode
+from sebp_edge.texts.readers import Reading
+from sebp_edge.texts.splits import MIN_DOCUMENTS, MIN_TOKENS, split_documents
+
+BOS, EOS = 0, 1
+IGNORE = -100
+KINDS = ["bos and eos", "no bos", "no eos", "neither", "offsets without blanks"]
+# Letters of one to four bytes, right to left, joined emoji, blanks of several kinds, and what tokenizers treat apart.
+ALPHABET = [
+    *"abcdefghij the and. , !?\n\n\n\t  ",
+    *"åéß",
+    *"日本語。",
+    *"שלום",
+    *"مرحبا",
+    "👨‍👩‍👧",
+    "🙂",
+    "e\u0301",
+    "\u2028",
+    "<|eos|>",
+]
+
+
+def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
+    tokenizer = make_tokenizer()
+    if kind in ("no bos", "neither"):
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    if kind in ("no eos", "neither"):
+        tokenizer.eos_token = None
+    if kind == "offsets without blanks":  # as Llama 3 has them
+        bos = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", BOS)])
+        tokenizer.backend_tokenizer.post_processor = processors.Sequence([processors.ByteLevel(), bos])
+    tokenizer.pad_token = None
+    return tokenizer
+
+
+@pytest.fixture(params=KINDS)
+def any_tokenizer(request):
+    return tokenizer_of(request.param)
+
+
+def encode_one(content, tokenizer, context_length: int = 64):
+    examples, left_out = encode([Document("note", content)], tokenizer, context_length)
+    assert not left_out
+    return examples
+
+
+def tokens_of(text: str, tokenizer) -> list[int]:
+    return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+
+
+def labelled(examples) -> list[int]:
+    """All labels in order, those that no earlier token predicts included."""
+    return [label for example in examples for label in example.labels if label != IGNORE]
+
+
+def predicted(examples) -> list[int]:
+    return [label for example in examples for label in example.labels[1:] if label != IGNORE]
+
+
+def random_text(seed: int) -> str:
+    order = random.Random(seed)
+    return "".join(order.choices(ALPHABET, k=order.randint(1, 400))).strip() or "a"
+
+
+# ----------------------------------------------------------------------------------------- no token is lost or doubled
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_pieces_hold_every_token_once_in_order_and_none_is_over_the_context(any_tokenizer, seed):
+    text, context_length = random_text(seed), random.Random(seed).choice([8, 9, 13, 32, 100])
+    has_bos = any_tokenizer("a")["input_ids"][0] == BOS
+    expected = tokens_of(text, any_tokenizer) + ([EOS] if any_tokenizer.eos_token else [])
+    examples, _ = encode([Document("note", text)], any_tokenizer, context_length)
+    if expected[1:] or has_bos:
+        assert labelled(examples) == expected
+        # Without a BOS nothing predicts a text's very first token; every other one is learnt.
+        assert predicted(examples) == (expected if has_bos else expected[1:])
+    for number, example in enumerate(examples):
+        assert len(example.input_ids) == len(example.labels) <= context_length
+        assert all(label in (IGNORE, token) for token, label in zip(example.input_ids, example.labels, strict=True))
+        assert (example.input_ids[0] == BOS) == has_bos
+        assert BOS not in example.input_ids[1:]
+        assert (EOS in example.input_ids) == (number == len(examples) - 1 and any_tokenizer.eos_token is not None)
+
+
+def test_the_last_token_is_never_alone(tokenizer):
+    for length in range(1, 80):
+        for example in encode_one("a" * length, tokenizer, context_length=8):
+            assert example.input_ids != [BOS, EOS]
+
+
+def test_short_texts_stay_one_example_each_and_keep_their_order(tokenizer):
+    documents = [Document(str(number), text) for number, text in enumerate(make_sentences(5, words=3))]
+    examples, _ = encode(documents, tokenizer, 64)
+    assert [example.document for example in examples] == [0, 1, 2, 3, 4]
+    for example, document in zip(examples, documents, strict=True):
+        assert example.input_ids == [BOS, *tokens_of(document.content, tokenizer), EOS]
+        assert example.labels == [IGNORE, *example.input_ids[1:]]
+        assert example.num_loss_tokens == len(example.input_ids) - 1
+
+
+@pytest.mark.parametrize("text", ["a", "日", "🙂", "\u05d0"])
+def test_one_character_is_a_document(tokenizer, text):
+    [example] = encode_one(text, tokenizer)
+    assert example.input_ids == [BOS, *tokens_of(text, tokenizer), EOS]
+
+
+def test_a_document_that_teaches_nothing_is_listed():
+    examples, left_out = encode([Document("note", "a")], tokenizer_of("neither"), 64)
+    assert examples == []
+    assert left_out == [LeftOut("note", "nothing in it to learn")]
+
+
+def test_special_tokens_that_a_text_spells_out_stay_text(tokenizer):
+    text = "<|eos|> and <|bos|><|user|> are how <|end|>"
+    [example] = encode_one(text, tokenizer, context_length=512)
+    assert tokenizer.decode(example.input_ids[1:-1]) == text
+    assert not {token for token in example.input_ids[1:-1] if token in tokenizer.added_tokens_decoder}
+
+
+def test_a_tokenizer_without_offsets_is_refused(tokenizer, monkeypatch):
+    monkeypatch.setattr(type(tokenizer), "is_fast", False)
+    with pytest.raises(ModelError, match="no fast version"):
+        encode([], tokenizer, 64)
+
+
+# ------------------------------------------------------------------------------------------------------------ cutting
+
+
+def cuts(text: str, tokenizer, context_length: int) -> list[str]:
+    """The text of each piece."""
+    return [
+        tokenizer.decode([token for token in example.labels if token not in (IGNORE, EOS)])
+        for example in encode_one(text, tokenizer, context_length)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["bos and eos", "no bos", "offsets without blanks"])
+def test_cuts_prefer_paragraphs_then_sentences_then_words(kind):
+    tokenizer = tokenizer_of(kind)
+    paragraphs = "qqqq. qqqq\n\nxxxx. xxxx zzzz"
+    assert cuts(paragraphs, tokenizer, 22)[0] == "qqqq. qqqq\n\n"
+    sentences = 'qqqqqqqq "xx." zzz zzzzzzz'
+    assert cuts(sentences, tokenizer, 20)[0].rstrip() == 'qqqqqqqq "xx."'
+    words = "qqqqqqqqqq xxxxxxxxxx zzzzzzzzzz"
+    assert [piece.strip() for piece in cuts(words, tokenizer, 18)] == ["qqqqqqqqqq", "xxxxxxxxxx", "zzzzzzzzzz"]
+
+
+def test_lines_are_cut_like_sentences(tokenizer):
+    assert cuts("qqqqqqqq\nxxxx zzzz", tokenizer, 16)[0] == "qqqqqqqq\n"
+
+
+def test_chinese_and_japanese_sentences_are_cut_without_spaces(tokenizer):
+    pieces = cuts("今日は雨。明日は晴れ。私は家に帰る。", tokenizer, 44)
+    assert pieces == ["今日は雨。明日は晴れ。", "私は家に帰る。"]
+
+
+@pytest.mark.parametrize("text", ["日" * 60, "🙂" * 60, "the " + "🙂 " * 60])
+def test_characters_of_several_tokens_are_not_cut_apart(text, tokenizer):
+    pieces = cuts(text, tokenizer, 32)
+    assert "".join(pieces) == text
+    assert "\ufffd" not in "".join(pieces)
+
+
+def test_pieces_use_the_context(tokenizer):
+    text = " ".join(make_sentences(40))
+    examples = encode_one(text, tokenizer, 128)
+    assert sum(len(example.input_ids) for example in examples[:-1]) > 0.6 * 128 * (len(examples) - 1)
+
+
+def test_a_megabyte_takes_seconds(tokenizer):
+    text = "\n\n".join(make_sentences(11_000))
+    assert len(text) > 1_000_000
+    begin = time.perf_counter()
+    encode_one(text, tokenizer, 512)
+    assert time.perf_counter() - begin < 10
+
+
+# -------------------------------------------------------------------------------------------------------- completions
+
+
+def test_prompts_carry_no_loss_and_completions_all(any_tokenizer):
+    [example] = encode_one(Completion("the wind: ", " west  \n "), any_tokenizer)
+    eos = [EOS] if any_tokenizer.eos_token else []
+    joint = tokens_of("the wind:  west  \n ", any_tokenizer)
+    assert example.input_ids[-len(joint + eos) :] == joint + eos
+    learnt = labelled([example])
+    assert any_tokenizer.decode(learnt[: len(learnt) - len(eos)]) == " west  \n "
+    assert learnt[len(learnt) - len(eos) :] == eos
+
+
+def test_a_token_across_the_boundary_is_learnt(tokenizer):
+    [example] = encode_one(Completion("so th", "e map"), tokenizer)
+    assert example.input_ids == [BOS, *tokens_of("so the map", tokenizer), EOS]
+    assert tokenizer.decode(labelled([example])) == " the map<|eos|>"
+
+
+def test_a_completion_longer_than_the_context_is_learnt_whole(any_tokenizer):
+    completion = " ".join(make_sentences(3))
+    examples = encode_one(Completion("the question? ", completion), any_tokenizer, 32)
+    eos = [EOS] if any_tokenizer.eos_token else []
+    whole = tokens_of("the question? " + completion, any_tokenizer) + eos
+    learnt = predicted(examples)
+    assert len(examples) > 2
+    assert learnt == whole[-len(learnt) :]
+    assert any_tokenizer.decode(learnt).removesuffix("<|eos|>").strip() == completion
+
+
+def test_pieces_of_a_long_prompt_without_anything_learnt_are_dropped(tokenizer):
+    examples = encode_one(Completion(" ".join(make_sentences(5)), " home"), tokenizer, 32)
+    assert all(example.num_loss_tokens for example in examples)
+    assert tokenizer.decode(predicted(examples)) == " home<|eos|>"
+
+
+def test_an_empty_prompt_makes_a_text(tokenizer):
+    assert encode_one(Completion("", "home"), tokenizer) == encode_one("home", tokenizer)
+
+
+# -------------------------------------------------------------------------------------------------------- the dataset
+
+
+def dataset_of(texts: list, tokenizer, **recipe):
+    reading = Reading([Document(str(number), text) for number, text in enumerate(texts)], [LeftOut("x", "empty")])
+    return make_dataset(reading, tokenizer, Recipe.load("notes").replace(**recipe), model_limit=128)
+
+
+def test_the_dataset_reports_what_was_read_and_what_was_not(tokenizer):
+    data = dataset_of(make_sentences(8), tokenizer)
+    assert data.context_length == 128  # the model's, which is below the recipe's
+    assert data.documents == len(data.examples) == 8
+    assert data.left_out == [LeftOut("x", "empty")]
+    assert data.tokens == sum(len(example.input_ids) for example in data.examples)
+    assert data.padding_share == pytest.approx(1 - data.tokens / (8 * 128))
+    assert dataset_of(make_sentences(8), tokenizer, context_length=32).context_length == 32
+
+
+@pytest.mark.parametrize("count", range(1, MIN_DOCUMENTS))
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_documents_are_cut_into_sections_that_act_as_documents(kind, count):
+    tokenizer, text = tokenizer_of(kind), " ".join(make_sentences(60))
+    data = dataset_of([text[number::count] for number in range(count)], tokenizer)
+    assert data.documents == count
+    assert [example.document for example in data.examples] == list(range(len(data.examples)))
+    assert len(data.examples) >= 2 * MIN_DOCUMENTS
+    split_documents(data.examples, seed=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_text_of_just_enough_tokens_is_enough(kind):
+    text = "q" * (MIN_TOKENS + 1)
+    data = dataset_of([text], tokenizer_of(kind))
+    assert sum(example.num_loss_tokens for example in data.examples) >= MIN_TOKENS
+    assert len(split_documents(data.examples, seed=0)) > 1
+
+
+def test_six_documents_are_not_cut(tokenizer):
+    data = dataset_of(make_sentences(MIN_DOCUMENTS), tokenizer)
+    assert len(data.examples) == data.documents == MIN_DOCUMENTS
+
+
+def test_word_level_tokenizers_are_handled_too():
+    """Another family: no bytes, blanks dropped by a normaliser of its own, unknown words."""
+    words = {"[UNK]": 0, "the": 1, "map": 2, ".": 3}
+    backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    examples = encode_one("the map . the bread . " * 20, PreTrainedTokenizerFast(tokenizer_object=backend), 16)
+    assert predicted(examples) == ([1, 2, 3, 1, 0, 3] * 20)[1:]
+    assert {example.input_ids[-1] for example in examples[:-1]} == {3}

@@ -1,0 +1,415 @@
+"""Files, folders, strings and records become documents; everything else is listed with its reason."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from sebp_edge.errors import TextsError
+from sebp_edge.texts.documents import Completion, Conversation
+from sebp_edge.texts.readers import read_texts
+
+HELLO = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"}]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An empty folder, and a file in it that is always readable."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "kept.md").write_text("This one is kept.", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def without_rights():
+    """Acts as a user for whom file modes count, which they do not for root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    yield
+    os.seteuid(0)
+
+
+def contents(texts) -> list:
+    return [document.content for document in read_texts(texts).documents]
+
+
+def left_out(texts) -> dict[str, str]:
+    return {item.source: item.reason for item in read_texts(texts).left_out}
+
+
+def put(folder: Path, name: str, data: str | bytes) -> Path:
+    """Writes a file exactly as given: no newline is translated."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def refusal(texts) -> str:
+    with pytest.raises(TextsError) as caught:
+        read_texts(texts)
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------------- file formats
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.markdown", "a.rst", "A.TXT", "b.Md"])
+def test_plain_formats_are_one_document_each(tmp_path, name):
+    assert contents(put(tmp_path, name, "# Heading\n\nText.\n")) == ["# Heading\n\nText."]
+
+
+@pytest.mark.parametrize("mark", ["---", "+++"])
+def test_front_matter_is_dropped_and_headings_are_kept(tmp_path, mark):
+    path = put(tmp_path, "a.md", f"{mark}\ntitle: Soup\ntags: [a]\n{mark}\n\n# Soup\n\nLentils.\n\n{mark}\n\nEnd.")
+    assert contents(path) == [f"# Soup\n\nLentils.\n\n{mark}\n\nEnd."]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n---\ntitle: late\n---\nText.",  # not at the very start
+        "---\ntitle: never closed\n\nText.",
+        "---\ntitle: closed by another mark\n+++\nText.",
+        "---\n\nBetween two rules.\n\n---\n\nText.",
+        "----\ntitle: four\n----\nText.",
+        "Text.\n---\nkey: value\n---\nMore.",
+    ],
+)
+def test_what_only_resembles_front_matter_is_kept(tmp_path, text):
+    assert contents(put(tmp_path, "a.md", text)) == [text.strip()]
+
+
+def test_front_matter_is_dropped_after_a_byte_order_mark_with_windows_newlines_and_at_the_end_of_the_file(tmp_path):
+    assert contents(put(tmp_path, "a.md", "\ufeff---\r\ntitle: x\r\n---\r\nText.\r\n")) == ["Text."]
+    assert contents(put(tmp_path, "b.md", "---\n---\nText.")) == ["Text."]
+    put(tmp_path, "c.md", "---\ntitle: nothing else\n---")
+    assert left_out(tmp_path)["c.md"] == "empty"
+
+
+def test_front_matter_that_never_closes_costs_no_time(tmp_path):
+    text = "---\n" + "key: value\n" * 200_000
+    assert contents(put(tmp_path, "a.md", text)) == [text.strip()]
+
+
+def test_only_markdown_has_front_matter(tmp_path):
+    assert contents(put(tmp_path, "a.txt", "---\na: b\n---\nText.")) == ["---\na: b\n---\nText."]
+
+
+def test_newlines_become_unix_ones_in_every_kind_of_content(tmp_path):
+    put(tmp_path, "a.txt", "one\r\ntwo\rthree")
+    put(tmp_path, "b.jsonl", json.dumps({"prompt": "a\r\n", "completion": "b\r\nc"}) + "\r\n\r\n")
+    put(tmp_path, "c.json", json.dumps({"messages": [{"role": "assistant", "content": "d\r\ne"}]}))
+    text, completion, conversation = contents(tmp_path)
+    assert text == "one\ntwo\nthree"
+    assert completion == Completion("a\n", "b\nc")
+    assert conversation.messages[0]["content"] == "d\ne"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_utf8_and_marked_utf16_are_read(tmp_path, encoding):
+    assert contents(put(tmp_path, "a.txt", "Smörgås 🥪 日記".encode(encoding))) == ["Smörgås 🥪 日記"]
+    assert contents(put(tmp_path, "a.json", '["Smörgås"]'.encode(encoding))) == ["Smörgås"]
+    assert contents(put(tmp_path, "a.csv", "text\nSmörgås\n".encode(encoding))) == ["Smörgås"]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ("smör".encode("latin-1"), "not UTF-8 (byte 2); save it as UTF-8 to use it"),
+        (b"\xef\xbb\xbfsm\xf6r", "not UTF-8 (byte 5); save it as UTF-8 to use it"),
+        (b"\xff\xfea\x00\x00\xd8", "not UTF-16 (byte 4); save it as UTF-8 to use it"),
+        (b"text\x00more", "binary file"),
+        ("a".encode("utf-32"), "binary file"),
+        (b"", "empty"),
+        (b" \n\t\r\n", "empty"),
+        (b"\xef\xbb\xbf", "empty"),
+    ],
+)
+@pytest.mark.parametrize("ending", [".txt", ".md", ".json", ".jsonl", ".csv"])
+def test_undecodable_binary_and_empty_files_are_left_out_with_the_reason(folder, data, reason, ending):
+    put(folder, f"bad{ending}", data)
+    assert left_out(folder) == {f"bad{ending}": reason}
+
+
+def test_json_is_a_text_a_record_or_a_list_of_them(tmp_path):
+    assert contents(put(tmp_path, "a.json", '"A text."')) == ["A text."]
+    assert contents(put(tmp_path, "b.json", '{"text": "A record.", "date": 1}')) == ["A record."]
+    several = ["One.", {"text": "Two."}, {"prompt": "a", "completion": "b"}, {"messages": HELLO}]
+    path = put(tmp_path, "c.json", json.dumps(several, indent=1))
+    assert contents(path) == ["One.", "Two.", Completion("a", "b"), Conversation(tuple(HELLO))]
+    assert [document.source for document in read_texts(path).documents] == [f"c.json#{n}" for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (3, "neither a text nor a record"),
+        (None, "neither a text nor a record"),
+        ([["nested"]], "neither a text nor a record"),
+        ({}, 'no "text", "prompt" and "completion", or "messages"'),
+        ({"prompt": "alone"}, 'no "text", "prompt" and "completion", or "messages"'),
+        ({"text": 3}, '"text" is not a string'),
+        ({"text": ["a"]}, '"text" is not a string'),
+        ({"prompt": "a", "completion": None}, '"completion" is not a string'),
+        ({"prompt": "a", "completion": " \n"}, "empty"),
+        ({"messages": "hello"}, '"messages" is not a list of messages'),
+        ({"messages": ["hello"]}, '"messages" is not a list of messages'),
+        ({"messages": [{"role": "assistant"}]}, 'a message without "role" and "content" strings'),
+        ({"messages": [{"role": "assistant", "content": None}]}, 'a message without "role" and "content" strings'),
+        ({"messages": []}, "no message of the assistant to learn from"),
+        ({"messages": HELLO[:1]}, "no message of the assistant to learn from"),
+        ({"messages": [{"role": "assistant", "content": " "}]}, "empty"),
+        (" ", "empty"),
+        ("half \ud83d", "half a character (a lone surrogate), which is no Unicode text"),
+        ({"messages": [{"role": "\udc00", "content": "a"}, *HELLO]}, "half a character"),
+    ],
+)
+def test_a_record_of_another_shape_is_left_out_alone(tmp_path, record, reason):
+    path = put(tmp_path, "a.json", json.dumps(["Before.", record, "After."]))
+    reading = read_texts(path)
+    assert [document.content for document in reading.documents] == ["Before.", "After."]
+    [item] = reading.left_out
+    assert item.source == "a.json#2"
+    assert item.reason.startswith(reason)
+    if isinstance(record, dict):  # and the same through Python
+        assert left_out(["Before.", record])["record 2"] == item.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('[\n"a",\n', "not valid JSON (line 3)"),
+        ("[" * 100_000, "JSON with a number too long, or nested too deep"),
+        ("9" * 5000, "JSON with a number too long, or nested too deep"),
+        ("[]", "empty"),
+    ],
+)
+def test_json_that_cannot_be_parsed_or_holds_nothing_is_left_out(folder, text, reason):
+    put(folder, "a.json", text)
+    assert left_out(folder) == {"a.json": reason}
+
+
+def test_a_bad_line_of_jsonl_does_not_cost_the_good_ones(tmp_path):
+    lines = ['"First."', "", '{"text": "cut', '{"text": "Last\u2028line."}', "[1", '{"text": 1}']
+    reading = read_texts(put(tmp_path, "a.jsonl", "\n".join(lines)))
+    assert [document.content for document in reading.documents] == ["First.", "Last\u2028line."]
+    assert {item.source: item.reason for item in reading.left_out} == {
+        "a.jsonl#2": "not valid JSON (line 3)",
+        "a.jsonl#4": "not valid JSON (line 5)",
+        "a.jsonl#5": '"text" is not a string',
+    }
+
+
+def test_csv_keeps_quoted_newlines_commas_and_quotes(tmp_path):
+    path = put(tmp_path, "a.csv", 'id,text\r\n1,"Two\r\nlines, and a ""quote"""\r\n\r\n2,Plain\r\n')
+    assert contents(path) == ['Two\nlines, and a "quote"', "Plain"]
+    path = put(tmp_path, "b.csv", "completion,prompt\nyes,really?\n")
+    assert contents(path) == [Completion("really?", "yes")]
+
+
+def test_ragged_csv_rows_are_left_out_rather_than_cut(tmp_path):
+    path = put(tmp_path, "a.csv", "id,text\n1,bread, and butter\n2\n3,whole\n")
+    reading = read_texts(path)
+    assert [document.content for document in reading.documents] == ["whole"]
+    assert [(item.source, item.reason) for item in reading.left_out] == [
+        ("a.csv#1", "more fields than columns"),
+        ("a.csv#2", "empty"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("title,body\na,b\n", 'no column "text", nor "prompt" and "completion"'),
+        ("id;text\n1;a\n", 'no column "text", nor "prompt" and "completion"'),
+        ("prompt\na\n", 'no column "text", nor "prompt" and "completion"'),
+        ("text\n", "empty"),
+        ("text\n" + "a" * 200_000, "not valid CSV: field larger than field limit (131072)"),
+    ],
+)
+def test_csv_without_the_right_columns_is_left_out(folder, text, reason):
+    put(folder, "a.csv", text)
+    assert left_out(folder) == {"a.csv": reason}
+
+
+# ------------------------------------------------------------------------------------------------------------ folders
+
+
+def test_hidden_files_and_folders_are_left_out_and_listed(folder):
+    put(folder, ".secret.md", "no")
+    put(folder, ".git/config.md", "no")
+    put(folder, "deep/.obsidian/a.md", "no")
+    assert left_out(folder) == {
+        ".secret.md": "hidden file",
+        ".git/": "hidden folder",
+        "deep/.obsidian/": "hidden folder",
+    }
+
+
+def test_something_hidden_that_is_given_by_its_own_path_is_read(tmp_path):
+    put(tmp_path, ".notes/a.md", "Given.")
+    assert contents(tmp_path / ".notes") == contents(tmp_path / ".notes" / "a.md") == ["Given."]
+
+
+def test_unknown_endings_and_things_that_are_no_files_are_left_out_and_nothing_hangs(folder):
+    put(folder, "a.pdf", b"%PDF\x00")
+    put(folder, "b.docx.bak", "text")
+    put(folder, "README", "text")
+    put(folder, "dir.md/inside.txt", "A folder may be called so.")
+    os.mkfifo(folder / "pipe.md")
+    (folder / "dangling.md").symlink_to("nowhere")
+    (folder / "self.md").symlink_to("self.md")
+    (folder / "circle").symlink_to(folder)
+    reading = read_texts(folder)
+    assert [document.source for document in reading.documents] == ["kept.md", "dir.md/inside.txt"]
+    assert {item.source: item.reason for item in reading.left_out} == {
+        "a.pdf": "binary file",
+        "b.docx.bak": ".bak: not a format read here",
+        "README": "no ending: not a format read here",
+        "pipe.md": "not a regular file",
+        "dangling.md": "not a regular file",
+        "self.md": "not a regular file",
+        "circle/": "link to a folder; give that folder itself",
+    }
+
+
+def test_a_link_to_a_file_and_a_link_given_by_itself_are_followed(folder, tmp_path):
+    put(tmp_path, "elsewhere.txt", "Linked.")
+    (folder / "link.txt").symlink_to(tmp_path / "elsewhere.txt")
+    (tmp_path / "shortcut").symlink_to(folder)
+    assert contents(tmp_path / "shortcut") == ["This one is kept.", "Linked."]
+
+
+def test_a_pipe_given_by_itself_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "pipe.md")
+    assert "pipe.md: not a regular file" in refusal(tmp_path / "pipe.md")
+
+
+def test_what_may_not_be_opened_is_left_out(request):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        put(folder, "kept.md", "Kept.")
+        put(folder, "locked.md", "no").chmod(0)
+        put(folder, "deep/locked/a.md", "no").parent.chmod(0)
+        request.getfixturevalue("without_rights")
+        assert left_out(folder) == {
+            "locked.md": "cannot be read: Permission denied",
+            "deep/locked/": "cannot be opened: Permission denied",
+        }
+        inside = folder / "deep" / "locked" / "a.md"
+        assert refusal(inside) == refusal(str(inside)) == f"{str(inside)!r} cannot be opened: Permission denied."
+        if os.geteuid() == 65534:
+            os.seteuid(0)
+        inside.parent.chmod(0o755)
+
+
+def test_names_that_are_not_utf8_can_be_printed(tmp_path):
+    put(tmp_path, os.fsdecode(b"caf\xe9.txt"), "Latin name.")
+    [document] = read_texts(tmp_path).documents
+    assert document.source == "caf?.txt"
+
+
+def test_the_order_is_that_of_the_names(tmp_path):
+    for name in ("b/2.md", "b/1.md", "a/z.md", "c.md", "B.md", "10.md", "9.md"):
+        put(tmp_path, name, f"Text {name}")
+    sources = [document.source for document in read_texts(tmp_path).documents]
+    assert sources == ["10.md", "9.md", "B.md", "c.md", "a/z.md", "b/1.md", "b/2.md"]
+
+
+# ---------------------------------------------------------------------------------------------- strings and paths
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Bread",
+        "A text that names nothing.",
+        "~5 minutes late again",
+        "~nobody-of-this-name",
+        "I keep it all in notes.md",
+        "/ is the root of everything",
+        "./relative to what, he asked\nand nobody knew",
+        "x" * 5000,
+        "a/b" * 200,
+        "日記。" * 400,
+        "null \0 byte",
+    ],
+)
+def test_a_string_that_is_no_path_is_a_text(text):
+    assert contents(text) == contents([text]) == [text]
+
+
+@pytest.mark.parametrize("path", ["./notse", "../notse", "~/notse", "/no/such/folder", "notse.md", "notes/typo.jsonl"])
+def test_a_mistyped_path_is_named_and_not_learnt(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    message = refusal(["A text.", path])
+    assert message.startswith("There is no file or folder ")
+    assert Path(path).name in message
+
+
+def test_a_string_that_names_something_here_is_a_path(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert contents("folder") == contents("~/folder") == contents(folder) == ["This one is kept."]
+    monkeypatch.chdir(folder)
+    assert contents(".") == ["This one is kept."]
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n"])
+def test_an_empty_string_is_not_this_folder(text, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert "text 1: empty" in refusal(text)
+
+
+def test_a_path_too_long_for_a_name_is_refused_in_one_sentence():
+    assert "File name too long" in refusal(Path("x" * 400))
+
+
+def test_lists_and_generators_may_mix_everything(folder):
+    mixed = ["A text.", folder, str(folder / "kept.md"), {"text": "A record."}, {"messages": HELLO}]
+    reading = read_texts(item for item in mixed)
+    assert [document.source for document in reading.documents] == ["text 1", "kept.md", "record 4", "record 5"]
+    assert {item.source: item.reason for item in reading.left_out} == {"kept.md": "the same as kept.md"}
+
+
+@pytest.mark.parametrize("texts", [None, 3, b"bytes", bytearray(b"a"), [b"bytes"], ["text", None], [["nested"]], [3.0]])
+def test_another_type_is_one_clear_error(texts):
+    assert refusal(texts).startswith(("Texts must be strings", "Text 1 must be", "Text 2 must be"))
+
+
+def test_duplicates_are_dropped_and_named_across_formats(tmp_path):
+    put(tmp_path, "1.md", "---\ndate: 1\n---\nSoup.\n")
+    put(tmp_path, "2.txt", "\r\nSoup.\r\n")
+    put(tmp_path, "3.jsonl", '{"text": "Soup."}\n{"text": "Tart."}\n{"prompt": "", "completion": "Soup."}\n')
+    put(tmp_path, "4.csv", "text\nTart.\n")
+    reading = read_texts(tmp_path)
+    assert [document.source for document in reading.documents] == ["1.md", "3.jsonl#2", "3.jsonl#3"]
+    assert {item.source: item.reason for item in reading.left_out} == {
+        "2.txt": "the same as 1.md",
+        "3.jsonl#1": "the same as 1.md",
+        "4.csv": "the same as 3.jsonl#2",
+    }
+
+
+def test_nothing_readable_says_so_with_reasons_and_without_the_texts(tmp_path):
+    assert refusal(tmp_path).startswith("There is nothing to read: no files were found")
+    assert refusal([]).startswith("There is nothing to read")
+    secret = "correct-horse-battery"
+    put(tmp_path, "a.json", f'{{"text": "{secret}')
+    put(tmp_path, "b.csv", f"{secret}\n{secret}\n")
+    put(tmp_path, "c.jsonl", f'{{"{secret}": "{secret}"}}\n{secret}')
+    put(tmp_path, "d.txt", secret.encode() + b"\xff")
+    message = refusal(tmp_path)
+    assert secret not in message
+    assert "a.json: not valid JSON (line 1); b.csv: no column" in message
+    assert "and 2 more" in message
+    assert secret not in refusal({"messages": [{"role": secret, "content": secret}]})
+    assert secret not in refusal([{secret: secret}, {"text": [secret]}])

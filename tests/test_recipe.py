@@ -1,0 +1,115 @@
+"""Recipes are read strictly: what is wrong with one is said in one sentence that names the key."""
+
+import dataclasses
+
+import pytest
+
+from sebp_edge.errors import RecipeError
+from sebp_edge.recipe import Recipe
+
+
+def recipe_file(folder, text: str | bytes, name: str = "mine.toml"):
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def refusal(load) -> str:
+    with pytest.raises(RecipeError) as caught:
+        load()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", Recipe.names())
+def test_every_bundled_recipe_loads(name):
+    recipe = Recipe.load(name)
+    assert recipe.name == name
+    assert recipe.description.endswith(".")
+
+
+def test_the_names_begin_with_the_default():
+    assert Recipe.names() == ["notes", "chat", "full", "instruct", "long"]
+
+
+def test_a_file_of_ones_own_takes_defaults_for_the_rest(tmp_path):
+    path = recipe_file(tmp_path, 'description = "Mine."\nr = 4\nlearning_rate = 1\n')
+    for given in (path, str(path)):
+        recipe = Recipe.load(given)
+        assert (recipe.name, recipe.r, recipe.learning_rate) == ("mine", 4, 1.0)
+        assert recipe.epochs == Recipe(name="", description="").epochs
+    assert type(recipe.learning_rate) is float
+    assert Recipe.load(recipe_file(tmp_path, "\ufeffr = 4\n")).r == 4  # as some editors save it
+    assert Recipe.load(recipe_file(tmp_path, "")).description == ""
+
+
+def test_a_recipe_is_taken_as_it_is():
+    recipe = Recipe.load("chat")
+    assert Recipe.load(recipe) is recipe
+
+
+def test_an_unknown_name_names_the_nearest_or_all():
+    assert refusal(lambda: Recipe.load("note")) == "Unknown recipe 'note'; did you mean 'notes'?"
+    assert refusal(lambda: Recipe.load("zzz")).endswith("there are notes, chat, full, instruct, long.")
+
+
+def test_an_unknown_key_names_the_nearest(tmp_path):
+    path = recipe_file(tmp_path, "lerning_rate = 0.1\n")
+    assert refusal(lambda: Recipe.load(path)).endswith("unknown key 'lerning_rate'; did you mean 'learning_rate'?")
+    path = recipe_file(tmp_path, 'name = "other"\n')  # the file's name is the recipe's
+    assert "unknown key 'name'" in refusal(lambda: Recipe.load(path))
+    path = recipe_file(tmp_path, "[training]\nepochs = 3\n")
+    assert "unknown key 'training'" in refusal(lambda: Recipe.load(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("epochs = 2.5", "epochs must be a whole number, but is 2.5."),
+        ("epochs = true", "epochs must be a whole number, but is True."),
+        ("epochs = 0", "epochs must be a whole number above 0, but is 0."),
+        ("r = -8", "r must be a whole number above 0, but is -8."),
+        ('r = "16"', "r must be a whole number, but is '16'."),
+        ("context_length = 7", "context_length must be a whole number of at least 8, but is 7."),
+        ("learning_rate = true", "learning_rate must be a number, but is True."),
+        ("learning_rate = 0", "learning_rate must be a number above 0, but is 0.0."),
+        ("learning_rate = nan", "learning_rate must be a number above 0, but is nan."),
+        ("learning_rate = [1]", "learning_rate must be a number, but is [1]."),
+        ("weight_decay = -0.1", "weight_decay must be a number of at least 0, but is -0.1."),
+        ("warmup_ratio = 10", "warmup_ratio must be a number of at least 0 and at most 1, but is 10.0."),
+        ("chat_template = 1", "chat_template must be true or false, but is 1."),
+        ("description = 3", "description must be a text, but is 3."),
+        ('method = "qlora"', "method must be 'lora' or 'full', but is 'qlora'."),
+        ("method = [1]", "method must be 'lora' or 'full', but is [1]."),
+    ],
+)
+def test_a_wrong_value_names_its_key_and_what_it_should_be(tmp_path, line, message):
+    path = recipe_file(tmp_path, line)
+    assert refusal(lambda: Recipe.load(path)) == f"Recipe 'mine': {message}"
+
+
+@pytest.mark.parametrize("line", ["weight_decay = 0", "warmup_ratio = 0", "warmup_ratio = 1", "context_length = 8"])
+def test_limits_themselves_are_allowed(tmp_path, line):
+    Recipe.load(recipe_file(tmp_path, line))
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    missing = tmp_path / "missing.toml"
+    assert refusal(lambda: Recipe.load(missing)) == (
+        f"The recipe file {missing} cannot be read: No such file or directory."
+    )
+    (tmp_path / "folder.toml").mkdir()
+    assert "cannot be read: Is a directory." in refusal(lambda: Recipe.load(tmp_path / "folder.toml"))
+    assert "cannot be read: 'utf-8' codec" in refusal(lambda: Recipe.load(recipe_file(tmp_path, b"\xff")))
+    assert "'mine' is not valid TOML: " in refusal(lambda: Recipe.load(recipe_file(tmp_path, "r = = 4")))
+
+
+def test_replace_checks_and_keeps_what_is_none():
+    recipe = Recipe.load("notes")
+    assert recipe.replace(epochs=None, context_length=None) == recipe
+    assert recipe.replace(epochs=7, context_length=None) == dataclasses.replace(recipe, epochs=7)
+    assert "epochs must be" in refusal(lambda: recipe.replace(epochs=0))
+
+
+def test_a_recipe_cannot_be_changed_by_accident():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Recipe.load("notes").epochs = 5

@@ -1,0 +1,69 @@
+"""Documents are split three ways; the judge never sees what was trained on, and by folds each document is judged."""
+
+import pytest
+
+from sebp_edge.errors import TextsError
+from sebp_edge.texts.examples import Example
+from sebp_edge.texts.splits import FOLDS_BELOW, MIN_DOCUMENTS, MIN_TOKENS, NUM_FOLDS, split_documents
+
+
+def examples_of(documents: int, pieces: int = 2, tokens: int = 51) -> list[Example]:
+    """`pieces` examples of each document, each with `tokens` tokens of which the first is not learnt."""
+    ids = list(range(tokens))
+    return [Example(ids, [-100, *ids[1:]], document) for document in range(documents) for _ in range(pieces)]
+
+
+def documents_of(examples: list[Example]) -> set[int]:
+    return {example.document for example in examples}
+
+
+def parts_of(split) -> tuple[set[int], set[int], set[int]]:
+    return documents_of(split.train), documents_of(split.select), documents_of(split.judge)
+
+
+@pytest.mark.parametrize("documents", [6, 7, 8, 13, 19, 20, 21, 60, 1000, 5000])
+def test_no_document_is_in_two_parts_and_none_is_forgotten(documents):
+    examples = examples_of(documents)
+    for split in split_documents(examples, seed=0):
+        train, select, judge = parts_of(split)
+        assert train and select and judge
+        assert not (train & select or train & judge or select & judge)
+        assert train | select | judge == set(range(documents))
+        assert len(split.train) + len(split.select) + len(split.judge) == len(examples)
+
+
+@pytest.mark.parametrize("documents", range(MIN_DOCUMENTS, FOLDS_BELOW))
+def test_folds_judge_every_document_exactly_once(documents):
+    splits = split_documents(examples_of(documents), seed=1)
+    assert len(splits) == NUM_FOLDS
+    judged = [document for split in splits for document in documents_of(split.judge)]
+    assert sorted(judged) == list(range(documents))
+
+
+@pytest.mark.parametrize(
+    ("documents", "select", "judge"), [(20, 4, 5), (40, 4, 6), (60, 6, 9), (200, 20, 30), (5000, 100, 200)]
+)
+def test_sizes_from_twenty_documents_on(documents, select, judge):
+    [split] = split_documents(examples_of(documents), seed=0)
+    assert [len(part) for part in parts_of(split)] == [documents - select - judge, select, judge]
+
+
+def test_the_split_follows_the_seed_alone():
+    examples = examples_of(30)
+    assert split_documents(examples, seed=3) == split_documents(examples, seed=3)
+    assert split_documents(examples, seed=3) != split_documents(examples, seed=4)
+
+
+def test_examples_keep_their_order_within_a_part():
+    [split] = split_documents(examples_of(30), seed=0)
+    assert split.train == sorted(split.train, key=lambda example: example.document)
+
+
+def test_too_little_text_is_refused_with_the_figures():
+    with pytest.raises(
+        TextsError, match=f"^Too little text: {MIN_TOKENS - 1} tokens; at least {MIN_TOKENS} are needed"
+    ):
+        split_documents([*examples_of(5, 1), Example(list(range(50)), [-100, *range(1, 50)], 5)], seed=0)
+    with pytest.raises(TextsError, match=r"^Too little text: 0 tokens"):
+        split_documents([], seed=0)
+    assert split_documents(examples_of(6, 1), seed=0)  # just enough
