@@ -5,6 +5,7 @@ thread that trains; an app that raises in its sink stops the run. Events hold co
 """
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import ClassVar, TextIO
@@ -121,6 +122,10 @@ class JsonLines:
         self.write(event.to_dict())
 
     def write(self, record: dict) -> None:
-        """Writes one record and flushes, so that a reading program sees it at once."""
-        self.stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+        """Writes one record and flushes, so that a reading program sees it at once.
+
+        Only ASCII: a pipe need not be UTF-8, and names of files on disk need not be text. JSON has no NaN: null it is.
+        """
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        self.stream.write(json.dumps(finite) + "\n")
         self.stream.flush()

@@ -20,17 +20,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
 from safetensors import SafetensorError
 
 import sebp_edge
 from sebp_edge.errors import AdapterError, StorageError, suggest
-from sebp_edge.models.adaptation import Adaptation
+
+if TYPE_CHECKING:  # listing adapters needs no torch
+    from sebp_edge.models.adaptation import Adaptation
 
 RECORD = "sebp_edge.json"
 _ACTIVE = "active"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Windows keeps some names for devices, whatever follows their first dot.
+_NAME = re.compile(r"(?!(?i:con|prn|aux|nul|com\d|lpt\d)(\.|$))[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,17 +95,18 @@ class AdapterStore:
 
     def names(self) -> list[str]:
         """All adapters' names."""
-        if not self.folder.is_dir():
-            return []
-        return sorted(path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and _versions(path))
+        with _storage_errors("No adapter can be read in", self.folder, ""):
+            if not self.folder.is_dir():
+                return []
+            return sorted(path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and _versions(path))
 
-    def versions(self, name: str) -> list[SavedAdapter]:
-        """All versions of one adapter, oldest first.
+    def versions(self, name: str) -> list[int]:
+        """The numbers of all versions of one adapter, oldest first.
 
         Raises:
             AdapterError: there is none of that name.
         """
-        return [self.open(name, version) for version in _versions(self._named(name))]
+        return _versions(self._named(name))
 
     def active_version(self, name: str) -> int | None:
         """The version in use, or None."""
@@ -120,9 +125,7 @@ class AdapterStore:
         version = active if version is None else version
         if version is None:
             raise AdapterError(f"No version of the adapter {name!r} is active; choose one of {_versions(folder)}.")
-        if version not in _versions(folder):
-            raise AdapterError(f"The adapter {name!r} has no version {version}; it has {_versions(folder)}.")
-        path = folder / str(version)
+        path = _version_folder(folder, version)
         return SavedAdapter(path, AdapterRecord.read(path), name, version, version == active)
 
     def find(self, adapter: str | Path, version: int | None = None) -> tuple[Path, AdapterRecord]:
@@ -134,9 +137,13 @@ class AdapterStore:
         if isinstance(adapter, str) and not re.search(r"[/\\]", adapter):
             saved = self.open(adapter, version)
             return saved.path, saved.record
-        folder = Path(adapter).expanduser()
-        if not folder.is_dir():
-            raise AdapterError(f"There is no adapter folder {str(folder)!r}; check the path.")
+        try:
+            folder = Path(adapter).expanduser()
+            there = folder.is_dir()
+        except (OSError, RuntimeError):
+            there = False
+        if not there:
+            raise AdapterError(f"There is no adapter folder {str(adapter)!r}; check the path.")
         return folder, AdapterRecord.read(folder)
 
     def check_writable(self, name: str, out: Path | None) -> None:
@@ -149,17 +156,18 @@ class AdapterStore:
         check_name(name)
         if out is not None and out.exists():
             raise AdapterError(f"{str(out)!r} exists already; choose a new folder, so that nothing is overwritten.")
-        parent = out.absolute().parent if out else self.folder / name
-        with _storage_errors(parent):
+        parent = out.absolute().parent if out else self.folder
+        with _storage_errors("Nothing can be saved in", parent):
             _make_private(parent)
+            own = self.folder / name
+            parent = own if out is None and own.exists() else parent
             shutil.rmtree(tempfile.mkdtemp(prefix=".check-", dir=parent))
-            if parent.parent == self.folder and not _versions(parent):
-                parent.rmdir()
 
-    def save(self, adaptation: Adaptation, record: AdapterRecord, name: str, *, activate: bool) -> SavedAdapter:
+    def save(self, adaptation: "Adaptation", record: AdapterRecord, name: str, *, activate: bool) -> SavedAdapter:
         """Saves a new version of the adapter `name`; with `activate`, it becomes the one in use."""
         folder = self.folder / check_name(name)
-        with _storage_errors(folder):
+        with _storage_errors("Nothing was saved in", folder):
+            _make_private(self.folder)
             _make_private(folder)
             version = 1 + max(_versions(folder), default=0)
             # Another process may take the number meanwhile: renaming onto its folder fails, and the next one is tried.
@@ -169,10 +177,10 @@ class AdapterStore:
                 _write_file(folder / _ACTIVE, str(version))
         return SavedAdapter(folder / str(version), record, name, version, activate)
 
-    def save_to(self, adaptation: Adaptation, record: AdapterRecord, out: Path) -> SavedAdapter:
+    def save_to(self, adaptation: "Adaptation", record: AdapterRecord, out: Path) -> SavedAdapter:
         """Saves an adapter into a new folder of the user's choice, outside the store."""
         out = out.absolute()
-        with _storage_errors(out):
+        with _storage_errors("Nothing was saved in", out):
             if not _write_whole(adaptation, record, out):
                 raise AdapterError(f"{str(out)!r} exists already; nothing was overwritten.")
         return SavedAdapter(out, record)
@@ -180,13 +188,15 @@ class AdapterStore:
     def remove(self, name: str, version: int | None = None) -> None:
         """Deletes one version, or the whole adapter."""
         folder = self._named(name)
-        path = folder if version is None else self.open(name, version).path
-        with _storage_errors(path):
+        path = folder if version is None else _version_folder(folder, version)
+        with _storage_errors("Not everything was deleted in", path, ""):
             if version is not None and version == self.active_version(name):
                 (folder / _ACTIVE).unlink()
-            # Renamed first, so that an interruption never leaves half an adapter under its name.
-            doomed = Path(tempfile.mkdtemp(prefix=".removed-", dir=self.folder))
-            path.rename(doomed / path.name)
+            # Renamed first, so that an interruption never leaves half an adapter under its name; in place, since a
+            # full disk has no room for another folder.
+            doomed = path.with_name(f".removed-{path.name}")
+            shutil.rmtree(doomed, ignore_errors=True)
+            path.rename(doomed)
             shutil.rmtree(doomed)
             if version is not None and not _versions(folder):
                 shutil.rmtree(folder)
@@ -209,6 +219,12 @@ def check_name(name: str) -> str:
     return name
 
 
+def _version_folder(folder: Path, version: int) -> Path:
+    if version not in _versions(folder):
+        raise AdapterError(f"The adapter {folder.name!r} has no version {version}; it has {_versions(folder)}.")
+    return folder / str(version)
+
+
 def _versions(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
@@ -218,15 +234,15 @@ def _versions(folder: Path) -> list[int]:
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def _write_whole(adaptation: Adaptation, record: AdapterRecord, target: Path) -> bool:
+def _write_whole(adaptation: "Adaptation", record: AdapterRecord, target: Path) -> bool:
     """Writes an adapter's folder in one stroke; False if something is at `target` already."""
     temporary = Path(tempfile.mkdtemp(prefix=".saving-", dir=target.parent))
     try:
         adaptation.save(temporary)
         (temporary / RECORD).write_text(json.dumps(dataclasses.asdict(record), indent=2) + "\n", encoding="utf-8")
         (temporary / "README.md").write_text(_model_card(record), encoding="utf-8")
-        for path in temporary.iterdir():
-            path.chmod(0o600)
+        for path in temporary.rglob("*"):
+            path.chmod(0o700 if path.is_dir() else 0o600)
             _flush(path)
         _flush(temporary)
         if target.exists():
@@ -268,15 +284,14 @@ def _make_private(folder: Path) -> None:
 
 
 @contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
+def _storage_errors(what: str, path: Path, advice: str = "; make room or choose another place") -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
         # safetensors wraps the system's error in its own, with the number in its text only.
-        reason = os.strerror(error.errno) if getattr(error, "errno", None) else "the disk does not take it"
-        raise StorageError(
-            f"Nothing was saved in {str(path)!r}: {reason}; make room or choose another place."
-        ) from error
+        number = re.search(r"(?:os error|Errno) (\d+)", str(error))
+        reason = os.strerror(int(number[1])) if number else "the disk does not take it"
+        raise StorageError(f"{what} {str(path)!r}: {reason}{advice}.") from error
 
 
 def _model_card(record: AdapterRecord) -> str:

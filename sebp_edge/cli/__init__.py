@@ -1,5 +1,7 @@
 """The command line: arguments in, SDK called, result printed. Nothing here is needed to embed the SDK."""
 
+import sys
+
 import typer
 
 from sebp_edge.cli import adapt, adapters, doctor, generate, listings
@@ -36,4 +38,7 @@ def _root(
 
 def main() -> None:
     """The `sebp-edge` command."""
+    for stream in (sys.stdout, sys.stderr):
+        # A name of a file need not be text, and a pipe need not be UTF-8.
+        stream.reconfigure(errors="backslashreplace")
     app()

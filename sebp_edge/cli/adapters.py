@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table
+from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table
+from sebp_edge.errors import AdapterError
 
 app = typer.Typer(help="List, show and remove adapters.", no_args_is_help=True)
 
@@ -26,20 +27,25 @@ def list_adapters(as_json: Json = False) -> None:
 
         store = AdapterStore()
         rows = []
-        for saved in (saved for name in store.names() for saved in store.versions(name)):
+        for each in ((name, version) for name in store.names() for version in store.versions(name)):
+            try:
+                saved = store.open(*each)
+            except AdapterError as error:
+                err.print(f"note: {error}", style="yellow", markup=False)
+                continue
             if as_json:
                 print_json(_described(saved))
             record = saved.record
             losses = "not judged"
             if record.heldout_loss_after is not None:
                 losses = f"{record.heldout_loss_before:.3f} → {record.heldout_loss_after:.3f}"
-            state = "active" if saved.active else ""
-            rows.append([saved.name, str(saved.version), state, record.base_model, losses, record.created])
+            state, made = "active" if saved.active else "", record.created[:16].replace("T", " ")
+            rows.append([saved.name, str(saved.version), state, record.base_model, losses, made])
         if as_json:
             return
         if rows:
-            print_table(["name", "version", "", "base model", "held-out loss", "made"], rows)
-        else:
+            print_table(["name", "version", "state", "base model", "held-out loss", "made (UTC)"], rows)
+        elif not store.names():
             out.print("There are no adapters yet; make one with: sebp-edge adapt ./notes")
 
 
@@ -49,8 +55,9 @@ def show(name: Name, as_json: Json = False) -> None:
     with one_sentence_errors(as_json=as_json):
         from sebp_edge.adapters.store import AdapterStore
 
-        for saved in AdapterStore().versions(name):
-            record = _described(saved)
+        store = AdapterStore()
+        for version in store.versions(name):
+            record = _described(store.open(name, version))
             if as_json:
                 print_json(record)
             else:
@@ -69,10 +76,8 @@ def remove(
         from sebp_edge.adapters.store import AdapterStore
 
         store = AdapterStore()
-        versions = [saved.version for saved in store.versions(name)]
-        what = f"version {version} of {name!r}" if version is not None else f"{name!r} with {len(versions)} version(s)"
-        if version is not None:
-            store.open(name, version)
+        count = len(store.versions(name))
+        what = f"version {version} of {name!r}" if version is not None else f"{name!r} with {count} version(s)"
         if not yes and not typer.confirm(f"Delete {what}?"):
             raise typer.Exit(1)
         store.remove(name, version)

@@ -1,7 +1,6 @@
 """How the command line speaks: to people with rich, to programs in JSON lines, and in one sentence when it fails."""
 
 import contextlib
-import json
 import os
 import sys
 import warnings
@@ -12,9 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from sebp_edge.errors import SebpEdgeError
+from sebp_edge.events import JsonLines
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+# Lines are folded at words on a terminal, and left whole on a pipe.
+out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+err = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+
+# The least width of a table's last column, in characters.
+LAST_COLUMN = 20
 
 
 @contextlib.contextmanager
@@ -55,19 +59,26 @@ def quiet_libraries() -> None:
 
 def print_json(record: dict) -> None:
     """One JSON object on one line of the standard output."""
-    sys.stdout.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
-    sys.stdout.flush()
+    JsonLines(sys.stdout).write(record)
 
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
-    """A plain table that fits a narrow window by folding its cells; tab-separated lines on a pipe."""
+    """A plain table whose last column is folded; a line for each cell in a narrow window; tabs on a pipe."""
     if not out.is_terminal:
         for row in rows:
-            out.print("\t".join(row), soft_wrap=True, markup=False)
+            typer.echo("\t".join(row))  # rich would turn the tabs into spaces
+        return
+    widths = [max(map(len, cells)) + 2 for cells in zip(columns, *rows, strict=True)]
+    if sum(widths[:-1]) + min(widths[-1], LAST_COLUMN) > out.width:
+        for row in rows:
+            for column, cell in zip(columns, row, strict=True):
+                out.print(f"{column:<{max(map(len, columns)) + 2}}{cell}", markup=False)
+            out.print()
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for column in columns[:-1]:
+        table.add_column(column, no_wrap=True)
+    table.add_column(columns[-1], overflow="fold")
     for row in rows:
         table.add_row(*map(_escaped, row))
     out.print(table)

@@ -21,8 +21,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
                 print_json(asdict(finding))
                 continue
             mark = "[yellow]![/]" if finding.problem else "[green]✓[/]"
-            out.print(f"{mark} [bold]{finding.subject:<13}[/] {escape(finding.state)}", soft_wrap=True)
+            out.print(f"{mark} [bold]{finding.subject:<13}[/] {escape(finding.state)}")
             if finding.problem:
-                out.print(f"  {'':<13} {escape(finding.problem)}", style="yellow", soft_wrap=True)
+                out.print(f"  {'':<13} {escape(finding.problem)}", style="yellow")
         if any(finding.problem for finding in findings):
             raise typer.Exit(1)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from sebp_edge.cli.console import err, one_sentence_errors, out, print_json
+from sebp_edge.errors import AdapterError
 
 
 def generate(
@@ -32,8 +33,8 @@ def generate(
         if chosen is None and store.active_version("default") is not None:
             chosen = "default"
         if chosen is None and model is None:
-            err.print(f"There is no adapter yet, so this is the base model {DEFAULT_MODEL!r}.", style="dim")
-        base = model or (store.find(chosen, version)[1].model if chosen else DEFAULT_MODEL)
+            err.print(f"No adapter 'default' is active, so this is the base model {DEFAULT_MODEL!r}.", style="dim")
+        base = model or (_base_of(store.find(chosen, version)[1]) if chosen else DEFAULT_MODEL)
         personalizer = Personalizer(base, store=store, device=device)
         if not as_json and out.is_terminal:
             out.print(prompt, end="", style="bold", markup=False)
@@ -51,3 +52,13 @@ def generate(
             print_json({"event": "text", "prompt": prompt, "text": text})
         else:
             typer.echo()
+
+
+def _base_of(record) -> str:
+    """The name that loads an adapter's base model."""
+    if "/" not in record.base_model:
+        # A folder of the user's own: adapters hold its name, never its path.
+        raise AdapterError(
+            f"The adapter was made for the model in a folder {record.base_model!r}; give that folder with --model."
+        )
+    return record.model

@@ -38,7 +38,7 @@ def recipes(as_json: Json = False) -> None:
             for recipe in found:
                 print_json(asdict(recipe))
             return
-        columns = ["name", "method", "r", "learning rate", "epochs", "loss tokens a step", "context", "for"]
+        columns = ["name", "method", "r", "rate", "epochs", "tokens/step", "context", "for"]
         print_table(
             columns,
             [

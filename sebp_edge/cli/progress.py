@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sebp_edge.cli.console import err, out
 from sebp_edge.events import (
@@ -38,7 +37,7 @@ def show_progress(as_json: bool) -> Iterator[Sink]:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(compact=True),
         )
@@ -61,10 +60,8 @@ class Lines:
             case Notice():
                 err.print(f"[yellow]note:[/] {escape(event.message)}")
             case ModelLoaded():
-                size = (
-                    f"{event.parameters / 1e9:.2f} B" if event.parameters > 1e9 else f"{event.parameters / 1e6:.1f} M"
-                )
-                out.print(f"[bold]{escape(event.model)}[/]: {size} parameters on {event.device}, {event.dtype}")
+                millions = f"{event.parameters / 1e6:,.1f} million parameters"
+                out.print(f"[bold]{escape(event.model)}[/]: {millions} on {event.device}, {event.dtype}")
             case TextsRead():
                 self._texts_read(event)
             case TrainingPlanned():
@@ -112,17 +109,16 @@ class Lines:
 
 def show_result(result: AdaptResult) -> None:
     """The figures, and what can be done now."""
-    table = Table(box=None, padding=(0, 3, 0, 0), show_header=False)
-    change = result.heldout_loss_after / result.heldout_loss_before - 1
-    table.add_row(
-        "judge's loss",
-        f"{result.heldout_loss_before:.3f} → {result.heldout_loss_after:.3f} nats per token ({change:+.1%})",
-    )
-    table.add_row("perplexity", f"{result.perplexity_before:.1f} → {result.perplexity_after:.1f}")
-    table.add_row("time", f"{result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s in training")
-    table.add_row("peak memory", gigabytes(result.peak_memory_bytes))
+    before, after = result.heldout_loss_before, result.heldout_loss_after
+    figures = {
+        "judge's loss": f"{before:.3f} → {after:.3f} nats per token ({after / before - 1:+.1%})",
+        "perplexity": f"{result.perplexity_before:.1f} → {result.perplexity_after:.1f}",
+        "time": f"{result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s in training",
+        "peak memory": gigabytes(result.peak_memory_bytes),
+    }
     if result.kept:
         version = f"{result.name}, version {result.version}: " if result.name else ""
-        table.add_row("saved", escape(f"{version}{result.adapter_path}"))
-    out.print(table)
+        figures["saved"] = f"{version}{result.adapter_path}"
+    for figure, value in figures.items():
+        out.print(f"{figure:<15}{escape(value)}")
     out.print(f"[{'green' if result.kept else 'yellow'}]{escape(result.summary)}[/]")

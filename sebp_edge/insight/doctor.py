@@ -1,7 +1,6 @@
 """What this machine has, and what will run on it."""
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -68,8 +67,9 @@ def _nvidia_driver() -> str:
 
 
 def _kernels() -> Finding:
-    there = importlib.util.find_spec("triton") is not None
-    triton = f"Triton {importlib.metadata.version('triton')} is installed" if there else "Triton is not installed"
+    # Its package is called otherwise on some systems.
+    packages = importlib.metadata.packages_distributions().get("triton")
+    triton = f"Triton {importlib.metadata.version(packages[0])} is installed" if packages else "Triton is not installed"
     return Finding("kernels", f"reference path in plain PyTorch; {triton}")
 
 
@@ -93,12 +93,12 @@ def _adapters() -> Finding:
 
 def _write_problem(folder: Path) -> str | None:
     """Why nothing could be written into a folder, or into the nearest one above it that exists."""
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    if free < 1e9:
-        return f"Only {machine.gigabytes(free)} of disk space are free there."
     try:
+        while not folder.exists():
+            folder = folder.parent
+        free = shutil.disk_usage(folder).free
+        if free < 1e9:
+            return f"Only {machine.gigabytes(free)} of disk space are free there."
         with tempfile.TemporaryFile(dir=folder):
             return None
     except OSError as error:

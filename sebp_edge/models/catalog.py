@@ -1,5 +1,6 @@
 """What a model name means: the bundled model, a local folder, or a Hub id."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -8,6 +9,7 @@ from sebp_edge.errors import ModelError, suggest
 
 DEFAULT_MODEL = "tiny"
 BUNDLED_FOLDER = Path(__file__).parent / "tiny"
+_HUB_ID = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,47}/\w[\w.-]{0,95}(?<![.-])", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -77,18 +79,27 @@ def resolve(model: str | Path) -> ModelReference:
         ModelError: neither a known name, nor a folder with a model, nor of the form of a Hub id.
     """
     name = str(model)
-    entry = CATALOG.get(name.lower())
+    entry = None if isinstance(model, Path) else CATALOG.get(name.lower())
     if entry is not None:
         if entry.repository is None:
             return ModelReference(name.lower(), "bundled", str(BUNDLED_FOLDER))
         return ModelReference(name.lower(), "hub", entry.repository, entry.open_alternative)
-    folder = Path(model).expanduser()
-    if folder.is_dir():
+    folder = _existing_folder(name)
+    if folder is not None:
         if not (folder / "config.json").is_file():
             raise ModelError(f"The folder {name!r} holds no model: there is no config.json in it.")
         return ModelReference(folder.resolve().name, "local", str(folder))
-    if isinstance(model, Path) or name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1:
-        raise ModelError(f"There is no folder {name!r}; give a folder with a model, a Hub id or a known name.")
-    if "/" in name:
+    if _HUB_ID.fullmatch(name) and not isinstance(model, Path):
         return ModelReference(name, "hub", name)
+    if isinstance(model, Path) or re.search(r"[/\\~]", name) or name.startswith("."):
+        raise ModelError(f"There is no folder {name!r}; give a folder with a model, a Hub id or a known name.")
     raise ModelError(f"Unknown model {name!r}; {suggest(name.lower(), CATALOG)}")
+
+
+def _existing_folder(name: str) -> Path | None:
+    try:
+        folder = Path(name).expanduser().absolute()
+        return folder if folder.is_dir() else None
+    except (OSError, RuntimeError):
+        # Too long for a path, or the home of a user whom nobody knows.
+        return None

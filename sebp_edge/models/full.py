@@ -1,13 +1,15 @@
 """Full fine-tuning: every weight of the base model is trained, and the whole model is what is saved."""
 
+import copy
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import Tensor
 
-from sebp_edge.errors import BaseModelMismatch
-from sebp_edge.models.loading import BaseModel
+from sebp_edge.errors import AdapterError, BaseModelMismatch
+from sebp_edge.models.loading import BaseModel, without_progress_bars
 
 
 class FullWeights:
@@ -34,22 +36,37 @@ class FullWeights:
         """Loads a whole saved model over the base model's weights.
 
         Raises:
-            BaseModelMismatch: its shapes are not this base model's.
+            BaseModelMismatch: its tensors are not this base model's.
+            AdapterError: its file is damaged.
+
+        Either way the base model is left as it was.
         """
         weights = cls(base)
         try:
-            load_model(base.model, folder / cls.MARKER, strict=False)
+            load_model(base.model, folder / cls.MARKER)
         except RuntimeError as error:
             weights.detach()
             raise BaseModelMismatch(
                 f"The weights in {folder.name!r} were made from another base model than {base.reference.name!r}."
             ) from error
+        except (OSError, SafetensorError) as error:
+            raise AdapterError(f"The weights in {folder.name!r} are damaged ({type(error).__name__}).") from error
         return weights
 
     def save(self, folder: Path) -> None:
         """Writes a model folder that transformers loads, in bf16, the format base models come in."""
-        state = {name: value.to(torch.bfloat16) for name, value in self.model.state_dict().items()}
-        self.model.save_pretrained(folder, state_dict=state, max_shard_size="1TB")
+        # A tied weight has two names in the state, and one here.
+        names = {name for name, _ in (*self.model.named_parameters(), *self.model.named_buffers())}
+        state = {
+            name: value.to(torch.bfloat16) if value.is_floating_point() else value
+            for name, value in self.model.state_dict().items()
+            if name in names
+        }
+        with without_progress_bars():
+            self.model.save_pretrained(folder, state_dict=state, max_shard_size="1TB")
+        config = copy.deepcopy(self.model.config)
+        config.dtype = torch.bfloat16
+        config.save_pretrained(folder)
         self._tokenizer.save_pretrained(folder)
 
     def detach(self) -> None:

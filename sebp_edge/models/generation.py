@@ -35,7 +35,7 @@ def generate_text(
     """Continues `prompt`, or answers it where the model was trained on chats.
 
     Args:
-        chat: put the prompt into the chat template as a user's message.
+        chat: put the prompt into the chat template, if there is one, as a user's message.
         temperature: 0 takes the likeliest token each time.
         seed: makes the text repeatable; the process's random state is left as it was.
         on_text: is given the new text piece by piece, as it is written.
@@ -48,7 +48,7 @@ def generate_text(
     limit = getattr(model.config, "max_position_embeddings", None) or length + max_new_tokens
     if length == 0 or length >= limit:
         raise ModelError(f"The prompt has {length} tokens; this model takes 1 to {limit - 1}, so give another.")
-    sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
+    sampling = {"do_sample": True, "temperature": float(temperature), "top_p": float(top_p), "top_k": 0}
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []), torch.no_grad():
         if seed is not None:
             torch.manual_seed(seed)
@@ -65,7 +65,7 @@ def generate_text(
 
 
 def _encode(tokenizer, prompt: str, chat: bool):
-    if not chat:
+    if not (chat and tokenizer.chat_template):
         return tokenizer(prompt, return_tensors="pt", split_special_tokens=True)
     message = [{"role": "user", "content": prompt}]
     return tokenizer.apply_chat_template(message, add_generation_prompt=True, return_tensors="pt", return_dict=True)

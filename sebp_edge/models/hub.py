@@ -3,12 +3,20 @@
 The Hub is contacted for nothing else. `HF_HOME`, `HF_HUB_OFFLINE` and `HF_TOKEN` are obeyed by huggingface_hub.
 """
 
+import errno
 import json
 import os
 from pathlib import Path
 
-from huggingface_hub import constants, hf_hub_download, snapshot_download
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub import (
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    snapshot_download,
+    try_to_load_from_cache,
+)
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError
 
 from sebp_edge.errors import ModelAccessError, ModelError, ModelOfflineError, StorageError
 from sebp_edge.models.catalog import ModelReference
@@ -16,24 +24,28 @@ from sebp_edge.models.catalog import ModelReference
 # Safetensors only: other weight formats are pickles. Sub-folders hold copies in other formats.
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 _UNWANTED = ["*/*", "consolidated*"]
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def cached_folder(repository: str) -> Path | None:
     """The folder of a model that is in the cache whole, else None."""
-    try:
-        folder = Path(snapshot_download(repository, local_files_only=True))
-    except (LocalEntryNotFoundError, FileNotFoundError, ValueError):
+    # Not snapshot_download: it misses files that we never want, and some of its versions miss what it has not listed.
+    config = try_to_load_from_cache(repository, "config.json")
+    if not isinstance(config, str):
         return None
-    return folder if _is_whole(folder) else None
+    folder = Path(config).parent
+    return folder if _has_weights(folder) and any((folder / name).is_file() for name in _TOKENIZERS) else None
 
 
-def _is_whole(folder: Path) -> bool:
+def _has_weights(folder: Path) -> bool:
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    else:
-        shards = {"model.safetensors"}
-    return all((folder / name).is_file() for name in ("config.json", *shards))
+    try:
+        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    except FileNotFoundError:
+        shards = ["model.safetensors"]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return False
+    return all((folder / name).is_file() for name in shards)
 
 
 def config_folder(reference: ModelReference) -> Path:
@@ -53,7 +65,7 @@ def model_folder(reference: ModelReference) -> Path:
     if cached is not None:
         return cached
     folder = Path(_contact(reference, snapshot_download, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
-    if not _is_whole(folder):
+    if not _has_weights(folder):
         raise ModelError(f"{reference.location} has no weights in the safetensors format; choose another model.")
     return folder
 
@@ -67,6 +79,8 @@ def _contact(reference: ModelReference, download, **options) -> str:
             "or use the bundled model 'tiny'."
         )
     try:
+        # A question first: it gets its answer, or none, at once, where a download tries again for half a minute.
+        get_hf_file_metadata(hf_hub_url(name, "config.json"))
         return download(name, **options)
     except GatedRepoError as error:
         alternative = f", or use the open model {reference.open_alternative!r}" if reference.open_alternative else ""
@@ -78,12 +92,26 @@ def _contact(reference: ModelReference, download, **options) -> str:
         raise ModelAccessError(
             f"The Hub has no model {name!r}, or it is private; check the name, or log in with 'hf auth login'."
         ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, ConnectionError) as error:
+    except RemoteEntryNotFoundError as error:
+        raise ModelError(f"{name} has no config.json, so transformers cannot load it; choose another.") from error
+    except HfHubHTTPError as error:
+        raise _refusal(name, error.response.status_code) from error
+    except Exception as error:
+        # The network's errors differ with the version of huggingface_hub (httpx, httpx2) and with xet.
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise StorageError(f"{name} could not be downloaded: {os.strerror(error.errno)}.") from error
         raise ModelOfflineError(
             f"{name} is not on this machine and the Hub cannot be reached; check the network, "
             "or use the bundled model 'tiny'."
         ) from error
-    except OSError as error:
-        if error.errno is None:
-            raise ModelOfflineError(f"{name} could not be downloaded; check the network and try again.") from error
-        raise StorageError(f"{name} could not be downloaded: {os.strerror(error.errno)}.") from error
+
+
+def _refusal(name: str, status: int) -> ModelError:
+    if status in (401, 403):
+        return ModelAccessError(
+            f"The Hub refuses {name} with the token that it was sent (HTTP {status}); log in again with "
+            "'hf auth login', or correct HF_TOKEN."
+        )
+    return ModelOfflineError(
+        f"The Hub answers HTTP {status} for {name}; try again later, or use the bundled model 'tiny'."
+    )

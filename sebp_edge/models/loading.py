@@ -4,18 +4,24 @@ Models come from local folders only: the bundled one, the user's own, or the Hub
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
+from transformers.utils import logging as transformers_logging
 
-from sebp_edge.errors import MachineError, ModelError
+from sebp_edge.errors import MachineError, ModelError, SebpEdgeError
 from sebp_edge.models import hub, machine
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.recipe import Recipe
+
+# Code that comes with a model is never run; without this, transformers asks on the terminal.
+_FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
 
 
 @dataclass(frozen=True)
@@ -59,41 +65,58 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
     refuse_if_too_big(reference, _read_config(reference, folder), recipe, device, dtype)
     if reference.kind == "hub":
         folder = hub.model_folder(reference)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, use_safetensors=True, device_map={"": device}
+    needs = "cannot be loaded; its folder needs config.json, a tokenizer and whole safetensors weights"
+    with _blamed_on(reference, needs), without_progress_bars():
+        tokenizer = AutoTokenizer.from_pretrained(folder, **_FILES_ONLY)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, use_safetensors=True, device_map={"": device}, output_loading_info=True, **_FILES_ONLY
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(
-            f"The model {reference.name!r} cannot be loaded; its folder needs config.json, a tokenizer "
-            f"and whole safetensors weights ({type(error).__name__})."
-        ) from error
+    if report["missing_keys"]:
+        # transformers would go on with random numbers in their place.
+        raise ModelError(f"The model {reference.name!r} lacks {len(report['missing_keys'])} of its weights' tensors.")
     return BaseModel(reference, model.eval(), tokenizer, device, dtype, _fingerprint(model))
 
 
-def _read_config(reference: ModelReference, folder: Path):
+@contextmanager
+def _blamed_on(reference: ModelReference, fault: str) -> Iterator[None]:
+    """Turns what the libraries raise on unsound files, bare Exceptions among it, into a ModelError."""
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(
-            f"The model {reference.name!r} is of a kind that this version of transformers does not know, "
-            "or its config.json is damaged."
-        ) from error
-    is_encoder = config.is_encoder_decoder or getattr(config, "is_decoder", None) is False
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or (is_encoder and config.model_type in _ENCODERS):
+        yield
+    except SebpEdgeError:
+        raise
+    except Exception as error:
+        raise ModelError(f"The model {reference.name!r} {fault} ({type(error).__name__}).") from error
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """An SDK draws nothing on its host's terminal."""
+    enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            transformers_logging.enable_progress_bar()
+
+
+def _read_config(reference: ModelReference, folder: Path):
+    fault = "is of a kind that this version of transformers does not know, or its config.json is damaged"
+    with _blamed_on(reference, fault):
+        config = AutoConfig.from_pretrained(folder, **_FILES_ONLY)
+    # Encoders have a class for causal language modelling too; they are what fills in masks and is not set to decode.
+    is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder or is_encoder:
         raise ModelError(f"{reference.name!r} is a {config.model_type} model; a decoder that writes text is needed.")
     return config
-
-
-_ENCODERS = {"bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "megatron-bert", "roformer", "rembert"}
 
 
 def refuse_if_too_big(
     reference: ModelReference, config, recipe: Recipe, device: torch.device, dtype: torch.dtype
 ) -> None:
     """Raises a MachineError with the figures if weights and training state alone exceed the free memory."""
-    weights, trained = _count_parameters(config, recipe)
+    with _blamed_on(reference, "cannot be made from its config.json"):
+        weights, trained = _count_parameters(config, recipe)
     # A trained weight takes its fp32 self (or is the base weight itself), a gradient and AdamW's two moments.
     needed = weights * dtype.itemsize + trained * (16 if recipe.method == "lora" else 12)
     free = machine.free_memory(device)
@@ -110,7 +133,7 @@ def refuse_if_too_big(
 def _count_parameters(config, recipe: Recipe) -> tuple[int, int]:
     """Parameters of the model and of what is trained, from the config alone: nothing is allocated."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     total = sum(parameter.numel() for parameter in model.parameters())
     if recipe.method == "full":
         return total, total
@@ -120,11 +143,11 @@ def _count_parameters(config, recipe: Recipe) -> tuple[int, int]:
 
 
 def _fingerprint(model: PreTrainedModel) -> str:
-    """A hash of the architecture's shape and a sample of the weights, the same in fp32 and bf16."""
+    """A hash of the architecture's shape and a sample of all weights, the same in fp32 and bf16."""
     digest = hashlib.sha256(type(model).__name__.encode())
     for name, parameter in sorted(model.named_parameters()):
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
-    embedding = model.get_input_embeddings().weight
-    sample = embedding[:: max(1, embedding.shape[0] // 64), :64].detach().to("cpu", torch.bfloat16)
-    digest.update(sample.contiguous().view(torch.uint8).numpy().tobytes())
+        # Of every tensor: fine-tuned models often share their base's embedding.
+        sample = parameter.detach().flatten()[:: max(1, parameter.numel() // 256)].to("cpu", torch.bfloat16)
+        digest.update(sample.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:32]

@@ -4,10 +4,15 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.utils import load_peft_weights, set_peft_model_state_dict
+from peft.tuners.lora.layer import Linear as PeftLoraLinear
+from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
 
 from sebp_edge.errors import AdapterError, BaseModelMismatch
 from sebp_edge.models.loading import BaseModel
+from sebp_edge.ops import LoraProjection
 from sebp_edge.recipe import Recipe
 
 
@@ -30,38 +35,79 @@ class LoraAdapter:
             target_modules="all-linear",
             task_type="CAUSAL_LM",
         )
-        with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
-            torch.manual_seed(seed)
-            model = get_peft_model(base.model, config)
-        # get_peft_model writes the folder the base was loaded from; saved adapters name the model, not a path.
-        model.peft_config["default"].base_model_name_or_path = base.reference.public_name
-        return cls(model.eval())
+        return cls(_attach(base, config, seed))
 
     @classmethod
     def saved(cls, base: BaseModel, folder: Path) -> "LoraAdapter":
         """An adapter from its folder.
 
         Raises:
-            BaseModelMismatch: its shapes are not this base model's.
+            BaseModelMismatch: its tensors are not those of this base model's linear projections.
             AdapterError: its files are damaged.
+
+        Either way the base model is left as it was.
         """
+        config, weights = _read(folder)
         try:
-            config = LoraConfig.from_pretrained(str(folder))
-            model = get_peft_model(base.model, config)
-            # Not PeftModel.from_pretrained: it looks for missing files on the Hub.
-            set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
-        except RuntimeError as error:
-            raise BaseModelMismatch(
-                f"The adapter in {folder.name!r} was made for another base model than {base.reference.name!r}."
-            ) from error
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise AdapterError(f"The adapter in {folder.name!r} is damaged ({type(error).__name__}).") from error
-        return cls(model.eval())
+            adapter = cls(_attach(base, config, seed=0))
+        except ValueError as error:
+            raise _mismatch(base, folder) from error
+        expected = get_peft_model_state_dict(adapter.model, save_embedding_layers=False)
+        if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in expected.items()}:
+            adapter.detach()
+            raise _mismatch(base, folder)
+        set_peft_model_state_dict(adapter.model, weights)
+        return adapter
 
     def save(self, folder: Path) -> None:
         """Writes adapter_model.safetensors and adapter_config.json, PEFT's own layout."""
         self.model.save_pretrained(str(folder), save_embedding_layers=False)
+        (folder / "README.md").unlink()  # PEFT's names the folder of the base model
 
     def detach(self) -> None:
         """Takes the adapter off the base model."""
         self.model.unload()
+
+
+def _attach(base: BaseModel, config: LoraConfig, seed: int) -> PeftModel:
+    """Puts an adapter with first weights by `seed` on `base`; the process's random state is left as it was."""
+    # PEFT writes the base's folder in here, and warns if there is another. What is saved names the model, not a path.
+    config.base_model_name_or_path = None
+    with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        model = get_peft_model(base.model, config)
+    config.base_model_name_or_path = base.reference.public_name
+    if isinstance(config.target_modules, set):  # whose order is another in each process
+        config.target_modules = sorted(config.target_modules)
+    return model.eval()
+
+
+def _read(folder: Path) -> tuple[LoraConfig, dict[str, torch.Tensor]]:
+    """An adapter's settings and tensors, from its folder."""
+    try:
+        (folder / "adapter_config.json").stat()  # for a missing one PEFT would ask the Hub
+        return LoraConfig.from_pretrained(str(folder)), load_file(folder / LoraAdapter.MARKER)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
+        raise AdapterError(f"The adapter in {folder.name!r} is damaged ({type(error).__name__}).") from error
+
+
+def _mismatch(base: BaseModel, folder: Path) -> BaseModelMismatch:
+    return BaseModelMismatch(
+        f"The adapter in {folder.name!r} was made for another base model than {base.reference.name!r}."
+    )
+
+
+def plain_projection(layer: nn.Module) -> LoraProjection | None:
+    """What a PEFT layer computes now, if it is a linear layer with one plain LoRA adapter; else None.
+
+    Dropout, DoRA and other variants, several, merged or disabled adapters, and adapters with a bias are not plain.
+    """
+    if type(layer) is not PeftLoraLinear or layer.merged or layer.disable_adapters or len(layer.active_adapters) != 1:
+        return None
+    base, name = layer.base_layer, layer.active_adapters[0]
+    if type(base) is not nn.Linear or base.weight.requires_grad or name not in layer.lora_A:
+        return None
+    if name in layer.lora_variant or layer.lora_bias[name] or type(layer.lora_dropout[name]) is not nn.Identity:
+        return None
+    lora_A, lora_B = layer.lora_A[name].weight, layer.lora_B[name].weight
+    return LoraProjection(base.weight, base.bias, lora_A, lora_B, layer.scaling[name])

@@ -1,0 +1,115 @@
+"""What a model's name means: every short name, folders of all sorts, Hub ids, and what is none of these."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sebp_edge.errors import ModelError
+from sebp_edge.models.catalog import BUNDLED_FOLDER, CATALOG, DEFAULT_MODEL, resolve
+
+HUB_IDS = {
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
+    "llama-3.2-1b-instruct": "meta-llama/Llama-3.2-1B-Instruct",
+    "llama-3.2-3b": "meta-llama/Llama-3.2-3B",
+    "llama-3.2-3b-instruct": "meta-llama/Llama-3.2-3B-Instruct",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "qwen3-1.7b": "Qwen/Qwen3-1.7B",
+    "qwen3-4b": "Qwen/Qwen3-4B",
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
+    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M",
+    "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B",
+}
+
+
+def test_the_default_is_the_bundled_model():
+    reference = resolve(DEFAULT_MODEL)
+    assert (reference.kind, reference.location) == ("bundled", str(BUNDLED_FOLDER))
+    assert reference.public_name == "sebp-edge/tiny"
+
+
+def test_the_catalog_is_the_bundled_model_and_these():
+    assert {name: entry.repository for name, entry in CATALOG.items()} == {"tiny": None} | HUB_IDS
+
+
+@pytest.mark.parametrize("name", HUB_IDS)
+def test_a_short_name_in_any_case_is_a_hub_id(name):
+    for spelling in (name, name.upper()):
+        reference = resolve(spelling)
+        assert (reference.name, reference.kind, reference.location) == (name, "hub", HUB_IDS[name])
+        assert reference.public_name == HUB_IDS[name]
+
+
+@pytest.mark.parametrize("name", [name for name in HUB_IDS if name.startswith("llama")])
+def test_a_gated_model_has_an_open_alternative_of_about_its_size(name):
+    alternative = CATALOG[resolve(name).open_alternative]
+    assert alternative.open_alternative is None
+    assert 0.5 < alternative.parameters / CATALOG[name].parameters < 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("lama-3.2-3b", "llama-3.2-3b"), ("SmolLM-135M", "smollm2-135m"), ("qwen-4b", "qwen3-4b")]
+)
+def test_an_unknown_name_names_the_nearest_one(typed, meant):
+    with pytest.raises(ModelError, match=re.escape(f"did you mean {meant!r}?")):
+        resolve(typed)
+
+
+def test_a_name_like_no_other_lists_them_all():
+    with pytest.raises(ModelError, match=r"Unknown model 'zzz'; there are tiny, .*llama-3\.2-3b-instruct"):
+        resolve("zzz")
+
+
+def test_a_folder_with_a_model_is_found_however_it_is_written(model_folder, monkeypatch):
+    monkeypatch.chdir(model_folder.parent)
+    monkeypatch.setenv("HOME", str(model_folder.parent))
+    for spelling in (model_folder, str(model_folder), f"./{model_folder.name}", f"~/{model_folder.name}"):
+        reference = resolve(spelling)
+        assert (reference.name, reference.kind) == ("micro-llama", "local")
+        assert reference.location == str(model_folder)
+        assert reference.public_name == "micro-llama"
+
+
+def test_a_path_is_a_folder_even_if_it_is_called_like_a_known_model(model_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").symlink_to(model_folder)
+    assert resolve("tiny").kind == "bundled"
+    assert resolve(Path("tiny")).kind == "local"
+
+
+def test_a_folder_without_a_config_holds_no_model(tmp_path):
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        resolve(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "./nowhere",
+        "/nowhere/model",
+        "~/nowhere",
+        "~nobody-of-that-name/model",
+        "a/b/c",
+        "c:\\models\\x",
+        "models/",
+        "..",
+    ],
+)
+def test_a_missing_folder_is_no_model(missing, tmp_path, monkeypatch):
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir(tmp_path / "inside")
+    with pytest.raises(ModelError, match=r"There is no folder|holds no model"):
+        resolve(missing)
+
+
+@pytest.mark.parametrize("strange", ["", "x" * 5000, "x/" + "y" * 5000, "two words", "\0"])
+def test_a_strange_name_is_refused_in_a_sentence(strange, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError):
+        resolve(strange)
+
+
+def test_anything_of_the_form_of_a_hub_id_is_one():
+    reference = resolve("someone/Some-Model_1.5")
+    assert (reference.kind, reference.name, reference.location) == ("hub", *["someone/Some-Model_1.5"] * 2)
+    assert reference.open_alternative is None

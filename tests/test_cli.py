@@ -1,0 +1,380 @@
+"""The command line: one sentence for every mistake, clean JSON lines, exit codes, Ctrl-C, pipes, narrow windows.
+
+What the process boundary does not change runs in this process; the rest shares a few processes.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from builders import make_llama
+from typer.testing import CliRunner
+
+from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.cli import app
+
+COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()"]
+RECIPE = "r = 4\nlearning_rate = 2e-2\nepochs = 3\nbatch_tokens = 200\ncontext_length = 64\n"
+RESULT_KEYS = {
+    *("event", "kept", "name", "version", "adapter_path", "heldout_loss_before", "heldout_loss_after"),
+    *("documents", "examples", "tokens", "left_out", "padding_share", "tokens_per_second", "peak_memory_bytes"),
+    "seconds",
+}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "quick.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture
+def adapt(notes_folder, model_folder, recipe):
+    """The arguments of an adaptation that takes a second and is kept."""
+    return ["adapt", str(notes_folder), "--model", str(model_folder), "--recipe", str(recipe)]
+
+
+@pytest.fixture
+def store(own_data_folder):
+    return AdapterStore()
+
+
+def run(*arguments, **options):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], **options)
+
+
+def process(*arguments, **options):
+    # One thread: two of them wait for each other for seconds where others use the machine too.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment} | options
+    return subprocess.Popen([*COMMAND, *map(str, arguments)], **options)
+
+
+def records(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def assert_one_sentence(result, words, exit_code=1):
+    assert result.exit_code == exit_code, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert result.stdout == ""
+    assert re.search(words, result.stderr), result.stderr
+    assert result.stderr.startswith("sebp-edge: ")
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr
+
+
+# --------------------------------------------------------------------------------------------------------------- help
+
+
+def test_help_is_quick_and_imports_neither_torch_nor_transformers():
+    code = """
+import sys
+sys.argv = ["sebp-edge", "--help"]
+from sebp_edge.cli import main
+try:
+    main()
+except SystemExit as end:
+    import sebp_edge.adapters.store  # nor does the list of adapters need them
+    print(end.code, sorted({"torch", "transformers", "peft", "numpy", "huggingface_hub"} & set(sys.modules)))
+"""
+    begin = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.endswith("0 []\n")
+    for command in ("adapt", "generate", "models", "recipes", "adapters", "doctor"):
+        assert command in done.stdout
+    assert time.perf_counter() - begin < 5
+
+
+@pytest.mark.parametrize("command", ["adapt", "generate", "models", "recipes", "adapters", "doctor"])
+def test_every_command_has_help(command):
+    for flag in ("--help", "-h"):
+        assert run(command, flag).exit_code == 0
+
+
+def test_the_version_is_printed():
+    assert run("--version").stdout == "sebp-edge 0.1.0\n"
+
+
+# -------------------------------------------------------------------------------------------------------------- adapt
+
+
+def test_adapt_in_json_is_nothing_but_json_and_ends_with_the_result(adapt, notes_folder, store):
+    (notes_folder / "empty.md").touch()
+    (notes_folder / os.fsdecode(b"caf\xe9.md")).write_text("A name that is not UTF-8, with a text that is.")
+    with process(*adapt, "--json") as one:
+        output, errors = one.communicate(timeout=100)
+    assert one.returncode == 0, errors
+    found = records(output)
+    assert [record["event"] for record in found[:3]] == ["model_loaded", "texts_read", "training_planned"]
+    assert {"step", "evaluated", "saved"} < {record["event"] for record in found}
+    result = found[-1]
+    assert result["event"] == "result"
+    assert set(result) >= RESULT_KEYS
+    assert result["kept"] is True
+    assert (result["name"], result["version"], result["documents"]) == ("default", 1, 25)
+    assert result["left_out"] == [{"source": "empty.md", "reason": "empty"}]
+    assert result["heldout_loss_after"] < result["heldout_loss_before"]
+    assert result["adapter_path"] == str(store.open("default").path)
+    assert str(store.open("default").path).startswith(str(store.folder))
+
+
+def test_adapt_tells_a_person_what_happened_and_what_to_do_now(adapt, notes_folder, tmp_path):
+    (notes_folder / "empty.md").touch()
+    result = run(*adapt, "--name", "mine", "--epochs", 2, "--context", 32, "--seed", 4)
+    assert result.exit_code == 0
+    assert "1 left out:\n  empty.md: empty\n" in result.stdout
+    assert "at most 2 epochs" in result.stdout
+    assert re.search(r"step 1/\d+  loss \d\.\d+  [\d,]+ tokens/s  \d+ s left\n", result.stdout)
+    assert re.search(r"judge's loss +\d\.\d+ → \d\.\d+ nats per token \(-\d+\.\d%\)\n", result.stdout)
+    # Lines on a pipe stay whole, however long.
+    assert re.search(r"saved +mine, version 1: .*/adapters/mine/1\n", result.stdout)
+    assert result.stdout.endswith('sebp-edge generate "The first words" --name mine\n')
+
+
+def test_out_is_a_new_folder_outside_the_store(adapt, tmp_path, store):
+    out = tmp_path / "new" / "adapter"
+    result = run(*adapt, "--out", out)
+    assert result.exit_code == 0
+    assert {path.name for path in out.iterdir()} >= {"adapter_model.safetensors", "adapter_config.json", "README.md"}
+    assert store.names() == []
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    assert_one_sentence(run(*adapt, "--out", out), "exists already; choose a new folder")
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+    assert run("generate", "the ferry", "--adapter", out, "--model", adapt[3]).exit_code == 0
+
+
+def test_what_is_no_better_is_not_kept_and_exits_with_3(adapt, recipe, store):
+    assert run(*adapt).exit_code == 0
+    recipe.write_text(RECIPE.replace("2e-2", "1e-12"))
+    result = run(*adapt, "--epochs", 1)
+    assert result.exit_code == 3
+    assert "no measurable gain" in result.stdout
+    assert (store.versions("default"), store.active_version("default")) == ([1], 1)
+    result = run(*adapt, "--epochs", 1, "--json")
+    assert result.exit_code == 3
+    last = records(result.stdout)[-1]
+    assert (last["event"], last["kept"], last["name"], last["adapter_path"]) == ("result", False, None, None)
+
+
+def test_ctrl_c_saves_a_version_that_is_not_active_and_exits_with_130(adapt, recipe, store):
+    assert run(*adapt).exit_code == 0
+    before = {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()}
+    recipe.write_text(RECIPE.replace("epochs = 3", "epochs = 5000\npatience = 5000"))
+    with process(*adapt, "--json") as one:
+        for line in one.stdout:
+            if json.loads(line).get("epoch", 0) >= 2:
+                break
+        one.send_signal(signal.SIGINT)
+        output, errors = one.communicate(timeout=60)
+    assert one.returncode == 130
+    assert errors == (
+        "sebp-edge: Interrupted. The best state so far is saved as version 2 of the adapter 'default'; "
+        "it is not active.\n"
+    )
+    assert records(output)[-1]["error"] == "Interrupted"
+    assert (store.versions("default"), store.active_version("default")) == ([1, 2], 1)
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert run("generate", "the ferry", "--version", 2, "--name", "default", "--model", adapt[3]).exit_code == 0
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(adapt):
+    with process(*adapt, "--json") as one:
+        one.stdout.readline()
+        one.stdout.close()
+        assert one.wait(timeout=60) == 1
+        assert one.stderr.read() == ""
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"--model": "lama-3.2-3b"}, r"Unknown model 'lama-3\.2-3b'; did you mean 'llama-3\.2-3b'\?"),
+        ({"--model": "./nowhere"}, r"There is no folder '\./nowhere'"),
+        ({"--model": "someone/something"}, "someone/something is not in the cache .* HF_HUB_OFFLINE is set"),
+        ({"--recipe": "note"}, "Unknown recipe 'note'; did you mean 'notes'?"),
+        ({"--recipe": "nowhere.toml"}, r"nowhere\.toml cannot be read: No such file"),
+        ({"--name": "a/b"}, "'a/b' cannot be an adapter's name"),
+        ({"--name": ".."}, r"'\.\.' cannot be an adapter's name"),
+        ({"--epochs": "0"}, "epochs must be a whole number"),
+        ({"--context": "2"}, "context_length must be a whole number"),
+        ({"--device": "cuda:99"}, "Device 'cuda:99' is not usable"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(adapt, store, changes, words):
+    arguments = {"--model": adapt[3], "--recipe": adapt[5]} | changes
+    assert_one_sentence(run(*adapt[:2], *(part for pair in arguments.items() for part in pair)), words)
+    assert store.names() == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("learning_rat = 1", "unknown key 'learning_rat'; did you mean 'learning_rate'?"),
+        ('epochs = "three"', "epochs must be a whole number"),
+        ("epochs = ", "is not valid TOML"),
+    ],
+)
+def test_a_wrong_recipe_is_one_sentence(adapt, recipe, content, words):
+    recipe.write_text(content)
+    assert_one_sentence(run(*adapt), re.escape(words))
+
+
+def test_texts_that_cannot_be_used_are_one_sentence(adapt, tmp_path):
+    for name in ("empty", "unreadable", "little"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "unreadable" / "picture.png").write_bytes(b"\0\1\2")
+    (tmp_path / "little" / "note.md").write_text("the ferry left")
+    words = {
+        "nowhere": "There is no file or folder",
+        "empty": "nothing to read",
+        "unreadable": "Nothing readable was found",
+        "little": "Too little text: .* tokens; at least .* are needed",
+    }
+    for name, expected in words.items():
+        result = run("adapt", tmp_path / name, *adapt[2:], "--json")
+        assert (result.exit_code, "Traceback" in result.stderr) == (1, False)
+        assert re.search(expected, result.stderr)
+        last = records(result.stdout)[-1]
+        assert (last["event"], last["error"]) == ("error", "TextsError")
+        assert f"sebp-edge: {last['message']}\n" == result.stderr
+
+
+def test_a_disk_that_cannot_be_written_to_is_one_sentence_before_any_work(adapt, own_data_folder):
+    own_data_folder.parent.parent.mkdir()
+    own_data_folder.parent.write_text("a file where the folder should be")
+    assert_one_sentence(run(*adapt), "Nothing can be saved in .*: Not a directory")
+    assert own_data_folder.parent.read_text() == "a file where the folder should be"
+
+
+# ------------------------------------------------------------------------------------------------ generate, adapters
+
+
+def test_an_adapter_is_listed_shown_used_and_removed(adapt, store, tokenizer):
+    assert run("adapters", "list").stdout == "There are no adapters yet; make one with: sebp-edge adapt ./notes\n"
+    for _ in range(2):
+        assert run(*adapt).exit_code == 0
+
+    listed = run("adapters", "list").stdout.splitlines()
+    assert [line.split("\t")[:4] for line in listed] == [
+        ["default", "1", "", "micro-llama"],
+        ["default", "2", "active", "micro-llama"],
+    ]
+    shown = records(run("adapters", "show", "default", "--json").stdout)
+    assert shown == records(run("adapters", "list", "--json").stdout)
+    assert [(one["version"], one["active"], one["base_model"]) for one in shown] == [
+        (1, False, "micro-llama"),
+        (2, True, "micro-llama"),
+    ]
+    assert "base_model\tmicro-llama\n" in run("adapters", "show", "default").stdout
+
+    plain = run("generate", "the ferry", "--model", adapt[3], "--seed", 1, "--max-tokens", 12)
+    (record,) = records(
+        run("generate", "the ferry", "--model", adapt[3], "--seed", 1, "--max-tokens", 12, "--json").stdout
+    )
+    assert (record["event"], record["prompt"]) == ("text", "the ferry")
+    assert plain.stdout == record["text"] + "\n"
+    assert_one_sentence(run("generate", "the ferry"), "a folder 'micro-llama'; give that folder with --model")
+    assert_one_sentence(run("generate", "the " * 300, "--model", adapt[3]), "this model takes 1 to 127")
+    assert_one_sentence(run("generate", "the", "--name", "defualt"), "There is no adapter 'defualt'; did you mean")
+    assert_one_sentence(run("generate", "the", "--name", ".."), "cannot be an adapter's name")
+    assert_one_sentence(run("generate", "the", "--adapter", "./nowhere"), "There is no adapter folder")
+
+    assert run("adapters", "remove", "default", "--version", 2, input="n\n").exit_code == 1
+    assert store.versions("default") == [1, 2]
+    assert_one_sentence(run("adapters", "remove", "default", "--version", 9, "-y"), r"no version 9; it has \[1, 2\]")
+    assert run("adapters", "remove", "default", "--version", 2, input="y\n").exit_code == 0
+    assert store.versions("default") == [1]
+    (store.open("default", 1).path / "sebp_edge.json").write_text("{")
+    damaged = run("adapters", "list")
+    assert (damaged.exit_code, damaged.stdout) == (0, "")
+    assert "cannot be read" in damaged.stderr
+    assert run("adapters", "remove", "default", "--yes").stdout == "Deleted 'default' with 1 version(s).\n"
+    assert store.names() == []
+    assert_one_sentence(run("adapters", "show", "default"), "There is no adapter 'default'")
+
+
+def test_an_adapter_for_another_base_model_is_one_sentence(adapt, tokenizer, tmp_path):
+    assert run(*adapt).exit_code == 0
+    make_llama(num_hidden_layers=3).save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    assert_one_sentence(
+        run("generate", "the", "--model", tmp_path / "other"), "made for micro-llama, and other is another"
+    )
+
+
+def test_models_and_recipes_are_listed():
+    models = run("models").stdout.splitlines()
+    assert [line.split("\t")[0] for line in models][:2] == ["tiny", "smollm2-135m"]
+    assert {record["name"]: record["on_this_machine"] for record in records(run("models", "--json").stdout)}["tiny"]
+    recipes = records(run("recipes", "--json").stdout)
+    assert recipes[0]["name"] == "notes"
+    assert {recipe["name"] for recipe in recipes} == {"notes", "chat", "instruct", "long", "full"}
+    assert len(run("recipes").stdout.splitlines()) == 5
+
+
+def test_doctor_says_one_thing_a_line(tmp_path, monkeypatch):
+    subjects = ["python", "libraries", "device", "driver", "kernels", "memory", "model cache", "adapters"]
+    result = run("doctor", "--json")
+    findings = records(result.stdout)
+    assert [finding["subject"] for finding in findings] == subjects
+    assert result.exit_code == int(any(finding["problem"] for finding in findings))
+    lines = run("doctor").stdout.splitlines()
+    assert [line[2:15].strip() for line in lines if line[0] in "✓!"] == subjects
+
+
+# ------------------------------------------------------------------------------------------------------- on a terminal
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_a_narrow_terminal_gets_no_broken_line(adapt, store):
+    columns = 50
+    for number, arguments in enumerate(([*adapt, "--name", "narrow"], ["adapters", "list"], ["models"], ["recipes"])):
+        lines = on_terminal(arguments, columns)
+        assert max(map(len, lines)) <= columns
+        words = " ".join(" ".join(lines).split())
+        assert "Traceback" not in words
+        expected = ["write in this voice with: sebp-edge generate", "micro-llama", "llama-3.2-3b-instruct", "notes"]
+        assert expected[number] in words
+    assert store.versions("narrow") == [1]
+
+
+def on_terminal(arguments, columns):
+    """The lines that a process draws on a terminal of that width, without the control sequences."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    one = process(
+        *arguments,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"},
+    )
+    os.close(theirs)
+    drawn = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            break
+        if not part:
+            break
+        drawn += part
+    os.close(ours)
+    assert one.wait(timeout=60) == 0, drawn.decode()
+    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.decode()))

@@ -1,0 +1,49 @@
+"""Events as JSON lines: their names, one object a line, and nothing that a JSON reader refuses."""
+
+import io
+import json
+import math
+
+import pytest
+
+from sebp_edge import events
+from sebp_edge.events import Evaluated, Event, JsonLines, Notice, TextsRead
+
+KINDS = {
+    "notice": events.Notice,
+    "model_loaded": events.ModelLoaded,
+    "texts_read": events.TextsRead,
+    "training_planned": events.TrainingPlanned,
+    "step": events.StepDone,
+    "evaluated": events.Evaluated,
+    "saved": events.AdapterSaved,
+}
+
+
+def lines(*made: Event) -> list[str]:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", newline="\n")
+    sink = JsonLines(stream)
+    for event in made:
+        sink(event)
+    return stream.buffer.getvalue().decode("ascii").splitlines()
+
+
+def test_every_event_has_its_name_in_json():
+    assert {kind.event: kind for kind in Event.__subclasses__()} == KINDS
+
+
+def test_each_event_is_one_flushed_line_that_begins_with_its_name():
+    made = [Notice("Two\nlines, “quoted” in 北京"), TextsRead(1, 2, 3, 0.5, ({"source": "a\udcff.md", "reason": "é"},))]
+    found = lines(*made)
+    assert found[0].startswith('{"event": "notice", "message": "Two')
+    assert json.loads(found[0]) == {"event": "notice", "message": made[0].message}
+    assert json.loads(found[1])["left_out"] == [{"source": "a\udcff.md", "reason": "é"}]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_number_that_json_does_not_have_is_null(loss):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    (line,) = lines(Evaluated("train", "select", 1, loss, False))
+    assert json.loads(line, parse_constant=refuse)["loss"] is None

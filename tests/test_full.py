@@ -1,0 +1,104 @@
+"""Full fine-tuning: a model folder that transformers loads, and the base model's own weights back afterwards."""
+
+import json
+
+import pytest
+import torch
+from builders import make_llama
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from sebp_edge.errors import AdapterError, BaseModelMismatch
+from sebp_edge.models.adaptation import attach, load, trainable
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.recipe import Recipe
+
+RECIPE = Recipe.load("full")
+IDS = torch.arange(7, 71)[None]
+
+
+def load_model(model, tokenizer, folder):
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return load_base_model(resolve(folder), RECIPE, torch.device("cpu"))
+
+
+@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+def base(request, tokenizer, tmp_path):
+    return load_model(make_llama(tie_word_embeddings=request.param), tokenizer, tmp_path / "base")
+
+
+@torch.no_grad()
+def logits(model):
+    return model(IDS).logits.float()
+
+
+@torch.no_grad()
+def trained(base):
+    """Every weight moved, to values that bf16 holds exactly: what is saved is then what was."""
+    weights = attach(base, RECIPE, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in trainable(weights):
+        parameter.copy_((parameter + torch.randn(parameter.shape, generator=generator) * 0.05).bfloat16())
+    return weights
+
+
+def save(weights, folder):
+    folder.mkdir()
+    weights.save(folder)
+    return folder
+
+
+def test_every_weight_is_trained(base):
+    assert len(trainable(attach(base, RECIPE, seed=0))) == len(list(base.model.parameters()))
+
+
+def test_transformers_loads_what_is_saved_and_gives_the_same_logits(base, tmp_path, capfd):
+    weights = trained(base)
+    folder = save(weights, tmp_path / "saved")
+    assert capfd.readouterr() == ("", "")
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, device_map="cpu").eval()
+    assert torch.equal(logits(plain), logits(weights.model))
+    assert AutoTokenizer.from_pretrained(folder)("the ferry") == base.tokenizer("the ferry")
+
+
+def test_what_is_loaded_is_what_was_saved_and_detach_gives_the_base_back(base, tmp_path):
+    before = logits(base.model)
+    weights = trained(base)
+    expected = logits(weights.model)
+    folder = save(weights, tmp_path / "saved")
+    weights.detach()
+    assert torch.equal(logits(base.model), before)
+    assert not any(parameter.requires_grad for parameter in base.model.parameters())
+    again = load(base, folder)
+    assert torch.equal(logits(again.model), expected)
+    again.detach()
+    assert torch.equal(logits(base.model), before)
+
+
+def test_what_is_saved_holds_no_path(base, tmp_path):
+    folder = save(trained(base), tmp_path / "saved")
+    for path in folder.iterdir():
+        assert str(tmp_path).encode() not in path.read_bytes()
+
+
+@pytest.mark.parametrize("changes", [{"num_hidden_layers": 1}, {"num_hidden_layers": 3}, {"intermediate_size": 64}])
+def test_another_base_model_is_refused_and_left_intact(base, tokenizer, tmp_path, changes):
+    folder = save(trained(base), tmp_path / "saved")
+    other = load_model(make_llama(**changes), tokenizer, tmp_path / "other")
+    before = logits(other.model)
+    with pytest.raises(BaseModelMismatch, match="'saved' were made from another base model than 'other'"):
+        load(other, folder)
+    assert torch.equal(logits(other.model), before)
+
+
+def test_damaged_weights_are_one_sentence_and_the_base_is_left_intact(base, tmp_path):
+    weights = trained(base)
+    path = save(weights, tmp_path / "saved") / "model.safetensors"
+    weights.detach()
+    before = logits(base.model)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(AdapterError, match="damaged"):
+        load(base, path.parent)
+    assert torch.equal(logits(base.model), before)

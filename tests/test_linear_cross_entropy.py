@@ -1,0 +1,83 @@
+"""The op: F.cross_entropy of a head's logits and its gradients, without ever holding all logits."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sebp_edge.ops import linear_cross_entropy
+from sebp_edge.ops import linear_cross_entropy as function
+
+MODULE = __import__("sys").modules["sebp_edge.ops.linear_cross_entropy"]
+
+
+def random_case(rows, hidden_size, vocabulary, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    hidden, weight = (
+        torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
+        for size in ((rows, hidden_size), (vocabulary, hidden_size))
+    )
+    upstream = torch.rand(rows, generator=generator)
+    return hidden, weight, torch.randint(vocabulary, (rows,), generator=generator), upstream
+
+
+def plain(hidden, weight, targets, scale=1.0, softcap=None):
+    logits = (hidden @ weight.T).to(torch.promote_types(hidden.dtype, torch.float32)) * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return F.cross_entropy(logits, targets, reduction="none")
+
+
+def losses_and_gradients(function, hidden, weight, upstream, trained):
+    hidden = hidden.clone().requires_grad_()
+    weight = weight.clone().requires_grad_(trained)
+    losses = function(hidden, weight)
+    losses.backward(upstream.to(losses.dtype))
+    return losses.detach(), [hidden.grad] + ([weight.grad] if trained else [])
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 5), (1, 1, 2), (5, 8, 11), (67, 16, 130)])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("options", [{}, {"scale": 0.25}, {"softcap": 3.0}, {"scale": 2.0, "softcap": 5.0}])
+@pytest.mark.parametrize("max_logits", [1, 500, 2**26])
+def test_losses_and_gradients_are_the_plain_ones(shape, trained, options, max_logits, monkeypatch, poisoned_memory):
+    monkeypatch.setattr(MODULE, "MAX_LOGITS", max_logits)
+    hidden, weight, targets, upstream = random_case(*shape)
+    expected, truths = losses_and_gradients(
+        lambda h, w: plain(h, w, targets, **options), hidden, weight, upstream, trained
+    )
+    losses, found = losses_and_gradients(
+        lambda h, w: linear_cross_entropy(h, w, targets, **options), hidden, weight, upstream, trained
+    )
+    assert losses.dtype == torch.float32
+    # Softmax runs in fp32 whatever the inputs are.
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-5, atol=1e-5)
+    for one, truth in zip(found, truths, strict=True):
+        torch.testing.assert_close(one, truth, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_error_is_no_larger_than_plain_in_the_same_dtype(dtype, trained):
+    hidden, weight, targets, upstream = random_case(64, 32, 400, dtype)
+    weight = weight * 0.3
+    tensors = (hidden, weight)
+    exact, truths = losses_and_gradients(
+        lambda h, w: plain(h, w, targets), *(t.double() for t in tensors), upstream, trained
+    )
+    dense, allowed = losses_and_gradients(lambda h, w: plain(h, w, targets), *tensors, upstream, trained)
+    losses, found = losses_and_gradients(lambda h, w: linear_cross_entropy(h, w, targets), *tensors, upstream, trained)
+    for one, other, truth in zip([losses, *found], [dense, *allowed], [exact, *truths], strict=True):
+        error, most = ((value.double() - truth).norm() / truth.norm() for value in (one, other))
+        assert error <= 2 * most + 1e-4
+
+
+def test_without_gradients_none_are_computed():
+    hidden, weight, targets, _ = random_case(5, 8, 11)
+    with torch.no_grad():
+        losses = function(hidden.requires_grad_(), weight, targets)
+    assert not losses.requires_grad
+
+
+def test_huge_logits_overflow_nowhere():
+    hidden, weight, targets, _ = random_case(5, 8, 11, torch.float32)
+    assert linear_cross_entropy(hidden * 1e4, weight, targets).isfinite().all()

@@ -1,0 +1,234 @@
+"""A base model in memory: what is refused, and when; number formats, devices, fingerprints."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from builders import make_llama
+from safetensors.torch import load_file, save_file
+
+from sebp_edge.errors import MachineError, ModelError
+from sebp_edge.models import machine
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.recipe import Recipe
+
+CPU = torch.device("cpu")
+LORA, FULL = Recipe.load("notes"), Recipe.load("full")
+
+
+@pytest.fixture
+def copied(model_folder, tmp_path):
+    """A model folder that may be damaged."""
+    return shutil.copytree(model_folder, tmp_path / "model")
+
+
+def load(folder, recipe=LORA):
+    return load_base_model(resolve(folder), recipe, CPU)
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_weights(folder, change):
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, {"format": "pt"})
+
+
+# ------------------------------------------------------------------------------------------------- what comes of it
+
+
+def test_a_model_comes_ready_to_adapt(model_folder, capfd):
+    base = load(model_folder)
+    assert not base.model.training
+    assert base.dtype is torch.float32
+    assert base.num_parameters == sum(p.numel() for p in make_llama().parameters())
+    assert base.tokenizer.is_fast
+    assert base.pad_token_id == 2
+    assert torch.equal(base.model.lm_head.weight, make_llama().lm_head.weight)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_padding_needs_no_pad_token(copied):
+    base = load(copied)
+    base.tokenizer.pad_token = None
+    assert base.pad_token_id == base.tokenizer.eos_token_id
+    base.tokenizer.eos_token = None
+    assert base.pad_token_id == 0
+
+
+# ------------------------------------------------------------------------------------------------------- fingerprints
+
+
+def test_the_fingerprint_is_of_the_weights_not_of_their_format(copied, monkeypatch):
+    change_weights(copied, lambda weights: {name: value.bfloat16() for name, value in weights.items()})
+    in_fp32 = load(copied)
+    monkeypatch.setattr(machine, "pick_dtype", lambda device, method: torch.bfloat16)
+    in_bf16 = load(copied)
+    assert (in_fp32.dtype, in_bf16.dtype) == (torch.float32, torch.bfloat16)
+    assert in_fp32.fingerprint == in_bf16.fingerprint
+
+
+def test_another_layer_of_weights_is_another_model(model_folder, copied):
+    name = "model.layers.1.mlp.down_proj.weight"
+    change_weights(copied, lambda weights: weights | {name: weights[name] * 1.1})
+    assert load(copied).fingerprint != load(model_folder).fingerprint
+
+
+# ------------------------------------------------------------------------------------------------ what cannot be used
+
+
+def test_damaged_weights_are_one_sentence(copied):
+    path = copied / "model.safetensors"
+    for data in (path.read_bytes()[: path.stat().st_size // 2], b"not safetensors at all " * 100):
+        path.write_bytes(data)
+        with pytest.raises(ModelError, match=r"whole safetensors weights \(SafetensorError\)"):
+            load(copied)
+
+
+def test_missing_weights_are_never_made_up(copied):
+    change_weights(copied, lambda weights: {name: w for name, w in weights.items() if "layers.1.mlp.up" not in name})
+    with pytest.raises(ModelError, match="lacks 1 of its weights"):
+        load(copied)
+
+
+def test_weights_of_other_shapes_are_refused(copied):
+    change_config(copied, intermediate_size=64)
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load(copied)
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"no": "tokenizer"}'])
+def test_a_missing_or_damaged_tokenizer_is_one_sentence(copied, content):
+    path = copied / "tokenizer.json"
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(ModelError, match=r"needs config\.json, a tokenizer and"):
+        load(copied)
+
+
+def test_pickled_weights_are_not_opened(copied):
+    torch.save(load_file(copied / "model.safetensors"), copied / "pytorch_model.bin")
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="safetensors"):
+        load(copied)
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "electra", "bart", "t5", "whisper", "vit"])
+def test_what_writes_no_text_is_refused(copied, kind):
+    (copied / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(ModelError, match=f"is a {kind} model; a decoder that writes text is needed"):
+        load(copied)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"model_type": "no-such-architecture"}',
+        '{"model_type": "llama", "hidden_size": "wide"}',
+        '{"model_type": "llama", "hidden_size": 32, "num_attention_heads": 7}',
+        '{"model_type": "llama", "dtype": "float99"}',
+        '{"model_type": "llama", "intermediate_size": -1}',
+    ],
+)
+def test_an_unknown_or_damaged_config_is_one_sentence(copied, config):
+    (copied / "config.json").write_text(config)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        load(copied)
+
+
+def test_a_models_own_code_is_not_run_and_nobody_is_asked(copied, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda question: pytest.fail("asked on the terminal"))
+    (copied / "own.py").write_text("raise SystemExit('this was run')")
+    classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model", "AutoTokenizer": ["own.T", "own.T"]}
+    change_config(copied, auto_map=classes)
+    assert load(copied).model.config.model_type == "llama"
+    change_config(copied, model_type="own")
+    with pytest.raises(ModelError, match="of a kind that this version of transformers does not know"):
+        load(copied)
+
+
+# ------------------------------------------------------------------------------------------------- memory and devices
+
+
+def test_what_cannot_fit_is_refused_with_the_figures_before_weights_are_read(copied, monkeypatch):
+    (copied / "model.safetensors").unlink()
+    change_config(copied, hidden_size=2048, intermediate_size=8192, num_attention_heads=32, num_hidden_layers=16)
+    monkeypatch.setattr(machine, "free_memory", lambda device: int(3e9))
+    monkeypatch.setattr(machine, "total_memory", lambda device: int(8e9))
+    with pytest.raises(MachineError) as refused:
+        load(copied)
+    words = str(refused.value)
+    assert "'model' has 0.82 billion parameters and needs at least 3.5 GB" in words
+    assert "recipe 'notes'" in words
+    assert "3.0 GB free of 8.0 GB" in words
+
+
+def test_training_every_weight_needs_the_memory_for_it(copied, monkeypatch):
+    monkeypatch.setattr(machine, "free_memory", lambda device: int(1e6))
+    parameters = sum(p.numel() for p in make_llama().parameters())
+    assert 4 * parameters < 1e6 / 8 < 16 * parameters
+    monkeypatch.setattr(machine, "free_memory", lambda device: 15 * parameters)
+    with pytest.raises(MachineError, match="recipe 'full'"):
+        load(copied, FULL)
+
+
+@pytest.mark.parametrize(
+    ("bf16", "method", "expected"),
+    [(True, "lora", torch.bfloat16), (True, "full", torch.float32), (False, "lora", torch.float32)],
+)
+def test_weights_are_bf16_where_the_gpu_has_it_and_they_stay_frozen(monkeypatch, bf16, method, expected):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
+    assert machine.pick_dtype(torch.device("cuda"), method) is expected
+    assert machine.lacks_bf16(torch.device("cuda")) is not bf16
+    assert machine.pick_dtype(CPU, method) is torch.float32
+
+
+def test_an_old_gpu_is_named_as_the_reason(copied, monkeypatch):
+    monkeypatch.setattr(machine, "free_memory", lambda device: 0)
+    monkeypatch.setattr(machine, "lacks_bf16", lambda device: True)
+    with pytest.raises(MachineError, match="this GPU has no bf16, so weights take 4 bytes each"):
+        load(copied)
+
+
+def test_the_best_device_is_taken_and_an_unusable_one_refused(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert machine.pick_device() == CPU
+    for wanted in ("cuda", "tpu", "cpu:1", "cpu:x", "", "cuda:0"):
+        with pytest.raises(MachineError, match="usable are cpu"):
+            machine.pick_device(wanted)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert machine.pick_device() == torch.device("cuda")
+    assert machine.pick_device("cuda:1") == torch.device("cuda:1")
+    assert machine.pick_device("cpu") == CPU
+    with pytest.raises(MachineError, match="usable are cuda, cpu"):
+        machine.pick_device("cuda:2")
+
+
+def test_a_cuda_build_without_a_driver_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert machine.driver_problem() is None
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert "built for CUDA 13.0 but finds no usable NVIDIA driver" in machine.driver_problem()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert machine.driver_problem() is None
+
+
+def test_measuring_this_machine_leaves_its_random_state(monkeypatch):
+    before = torch.get_rng_state()
+    assert machine.matmul_rate(CPU, torch.float32) > 1e6
+    assert torch.equal(torch.get_rng_state(), before)
+    assert machine.peak_memory(CPU) > 1e7
+    assert 0 < machine.free_memory(CPU) <= machine.total_memory(CPU)
+
+
+def test_sizes_are_written_for_people():
+    assert [machine.gigabytes(size) for size in (26_000_000, 100_000_000, 6.43e9)] == ["26 MB", "0.1 GB", "6.4 GB"]

@@ -1,0 +1,177 @@
+"""LoRA on a base model: repeatable, off again without a trace, in files that plain PEFT reads."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from builders import make_llama
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from sebp_edge.errors import AdapterError, BaseModelMismatch
+from sebp_edge.models.adaptation import attach, load, restore, snapshot, trainable
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.recipe import Recipe
+
+RECIPE = Recipe.load("notes").replace(r=4)
+IDS = torch.arange(7, 71)[None]
+
+
+@pytest.fixture
+def base(model_folder):
+    return load_base_model(resolve(model_folder), RECIPE, torch.device("cpu"))
+
+
+@pytest.fixture
+def saved(base, tmp_path):
+    """The folder of an adapter that changes what the model says, and its logits."""
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    adapter = attach(base, RECIPE, seed=3)
+    disturb(adapter)
+    adapter.save(folder)
+    expected = logits(adapter.model)
+    adapter.detach()
+    return folder, expected
+
+
+@torch.no_grad()
+def logits(model):
+    return model(IDS).logits
+
+
+@torch.no_grad()
+def disturb(adapter):
+    generator = torch.Generator().manual_seed(1)
+    for parameter in trainable(adapter):
+        parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+
+
+def structure(model):
+    return {name: type(module) for name, module in model.named_modules()}, set(vars(model))
+
+
+def test_fresh_adapters_of_one_seed_are_bitwise_equal_and_others_are_not(base):
+    states = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(len(states))
+        adapter = attach(base, RECIPE, seed)
+        states.append(snapshot(adapter))
+        adapter.detach()
+    pairs = [[torch.equal(one, other) for one, other in zip(states[0], states[n], strict=True)] for n in (1, 2)]
+    assert all(pairs[0])
+    assert not all(pairs[1])
+
+
+def test_a_fresh_adapter_changes_nothing_yet_and_is_on_every_linear_projection(base):
+    before = logits(base.model)
+    adapter = attach(base, RECIPE, seed=0)
+    assert torch.equal(logits(adapter.model), before)
+    assert len(trainable(adapter)) == 2 * 7 * base.model.config.num_hidden_layers
+    assert {parameter.dtype for parameter in trainable(adapter)} == {torch.float32}
+
+
+def test_the_process_random_state_is_left_alone(base, saved):
+    before = torch.get_rng_state()
+    attach(base, RECIPE, seed=0).detach()
+    load(base, saved[0]).detach()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_detach_gives_the_base_model_back(base):
+    before, shape = logits(base.model), structure(base.model)
+    adapter = attach(base, RECIPE, seed=0)
+    disturb(adapter)
+    assert not torch.equal(logits(adapter.model), before)
+    adapter.detach()
+    assert structure(base.model) == shape
+    assert torch.equal(logits(base.model), before)
+
+
+def test_a_snapshot_is_put_back_bit_for_bit(base):
+    adapter = attach(base, RECIPE, seed=0)
+    disturb(adapter)
+    state, expected = snapshot(adapter), logits(adapter.model)
+    disturb(adapter)
+    restore(adapter, state)
+    assert torch.equal(logits(adapter.model), expected)
+
+
+def test_plain_peft_and_ours_give_the_same_logits(base, saved, model_folder):
+    folder, expected = saved
+    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), folder).eval()
+    assert torch.equal(logits(plain), expected)
+    assert torch.equal(logits(load(base, folder).model), expected)
+
+
+def test_what_is_saved_names_the_model_and_no_path(base, saved, model_folder, tmp_path):
+    folder, _ = saved
+    again = tmp_path / "again"
+    again.mkdir()
+    load(base, folder).save(again)
+    for files in (folder, again):
+        assert {path.name for path in files.iterdir()} == {"adapter_model.safetensors", "adapter_config.json"}
+        config = json.loads((files / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == "micro-llama"
+        assert config["target_modules"] == sorted(config["target_modules"])
+        for path in files.iterdir():
+            for secret in (tmp_path, model_folder.parent):
+                assert str(secret).encode() not in path.read_bytes()
+
+
+@pytest.mark.parametrize("changes", [{"num_hidden_layers": 1}, {"intermediate_size": 64}])
+def test_another_base_model_is_refused_and_left_intact(saved, tokenizer, tmp_path, changes):
+    make_llama(**changes).save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    other = load_base_model(resolve(tmp_path / "other"), RECIPE, torch.device("cpu"))
+    before, shape = logits(other.model), structure(other.model)
+    with pytest.raises(BaseModelMismatch, match="'adapter' was made for another base model than 'other'"):
+        load(other, saved[0])
+    assert structure(other.model) == shape
+    assert torch.equal(logits(other.model), before)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("adapter_model.safetensors", b""),
+        ("adapter_model.safetensors", b"no safetensors " * 99),
+        ("adapter_config.json", b"{"),
+        ("adapter_config.json", b"[]"),
+        ("adapter_config.json", b'{"peft_type": "NEW"}'),
+        ("adapter_config.json", None),
+    ],
+)
+def test_damaged_files_are_one_sentence_and_the_base_is_left_intact(base, saved, file, content):
+    before, shape = logits(base.model), structure(base.model)
+    path = saved[0] / file
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(AdapterError, match="'adapter' is damaged"):
+        load(base, saved[0])
+    assert structure(base.model) == shape
+    assert torch.equal(logits(base.model), before)
+
+
+def test_an_adapter_of_projections_that_the_base_does_not_have_is_refused_and_the_base_left_intact(base, saved):
+    before, shape = logits(base.model), structure(base.model)
+    path = saved[0] / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"target_modules": ["c_attn"]}))
+    with pytest.raises(BaseModelMismatch):
+        load(base, saved[0])
+    assert structure(base.model) == shape
+    assert torch.equal(logits(base.model), before)
+
+
+def test_an_adapter_cut_short_is_one_sentence(base, saved):
+    path = saved[0] / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(AdapterError, match="SafetensorError"):
+        load(base, saved[0])
+
+
+def test_a_folder_without_weights_holds_no_adapter(base, saved, tmp_path):
+    shutil.copy(saved[0] / "adapter_config.json", tmp_path)
+    with pytest.raises(AdapterError, match="holds no adapter"):
+        load(base, tmp_path)

@@ -1,0 +1,111 @@
+"""The op: PEFT's sums and gradients for a group of projections, over the active rows alone."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sebp_edge.ops import DETECT, LoraProjection, lora_linear
+
+
+def random_group(num_rows, num_in, outs, rank, active, dtype=torch.float64, adapter_dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*size, dtype=dtype):
+        return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
+
+    rows = torch.randperm(num_rows, generator=generator)[:active].sort().values
+    projections = [
+        LoraProjection(
+            draw(m, num_in),
+            draw(m) if number % 2 else None,
+            draw(rank + number, num_in, dtype=adapter_dtype),
+            draw(m, rank + number, dtype=adapter_dtype),
+            0.5 + number,
+        )
+        for number, m in enumerate(outs)
+    ]
+    douts = []
+    for m in outs:
+        dout = torch.zeros(num_rows, m, dtype=dtype)
+        dout[rows] = draw(active, m)
+        douts.append(dout)
+    return draw(num_rows, num_in), projections, rows, douts
+
+
+def dense(x, projections, dtype):
+    """As PEFT computes it, with the adapters' products in `dtype`."""
+    return tuple(
+        F.linear(x, p.weight, p.bias)
+        + (F.linear(F.linear(x.to(dtype), p.lora_A.to(dtype)), p.lora_B.to(dtype)) * p.scaling).to(x.dtype)
+        for p in projections
+    )
+
+
+def outputs_and_gradients(function, x, projections, douts):
+    x = x.clone().requires_grad_()
+    leaves = [
+        p._replace(lora_A=p.lora_A.clone().requires_grad_(), lora_B=p.lora_B.clone().requires_grad_())
+        for p in projections
+    ]
+    outputs = function(x, leaves)
+    torch.autograd.backward(outputs, douts)
+    return outputs, [x.grad, *(p.lora_A.grad for p in leaves), *(p.lora_B.grad for p in leaves)]
+
+
+@pytest.mark.parametrize("shape", [(1, 1, (1,), 1), (7, 5, (3, 2), 2), (65, 33, (17, 9, 9), 4)])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("given", ["rows", "detect", "all"])
+def test_outputs_and_gradients_are_pefts(shape, share, given, poisoned_memory):
+    active = round(share * shape[0])
+    x, projections, rows, douts = random_group(*shape, active)
+    expected_out, expected = outputs_and_gradients(lambda *a: dense(*a, torch.float64), x, projections, douts)
+    rows = {"rows": rows, "detect": DETECT, "all": None}[given]
+    found_out, found = outputs_and_gradients(lambda x, p: lora_linear(x, p, rows), x, projections, douts)
+    for one, other in zip([*found_out, *found], [*expected_out, *expected], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_error_is_no_larger_than_plain_sums_in_the_same_dtype(dtype):
+    for seed in range(3):
+        x, projections, rows, douts = random_group(130, 96, (64, 32), 8, 50, dtype, torch.float32, seed)
+        scale = 0.1
+        projections = [p._replace(weight=p.weight * scale, lora_B=p.lora_B * scale) for p in projections]
+        exact = [LoraProjection(*(None if t is None else t.double() for t in p[:4]), p.scaling) for p in projections]
+        _, truths = outputs_and_gradients(
+            lambda *a: dense(*a, torch.float64), x.double(), exact, [dout.double() for dout in douts]
+        )
+        _, plain = outputs_and_gradients(lambda *a: dense(*a, dtype), x, projections, douts)
+        _, found = outputs_and_gradients(lambda x, p, r=rows: lora_linear(x, p, r), x, projections, douts)
+        for one, other, truth in zip(found, plain, truths, strict=True):
+            error, allowed = ((value.double() - truth).norm() / truth.norm() for value in (one, other))
+            assert error <= 2 * allowed + 1e-4
+
+
+def test_adapters_keep_their_dtype_and_leading_dimensions_their_shape():
+    x, projections, _, douts = random_group(24, 8, (6, 5), 2, 24, torch.float32, torch.float64)
+    outputs, found = outputs_and_gradients(
+        lora_linear, x.reshape(2, 12, 8), projections, [d.reshape(2, 12, -1) for d in douts]
+    )
+    assert [out.shape for out in outputs] == [(2, 12, 6), (2, 12, 5)]
+    assert found[0].shape == (2, 12, 8)
+    assert {gradient.dtype for gradient in found[1:]} == {torch.float64}
+
+
+def test_only_active_rows_of_x_are_kept():
+    x, projections, rows, _ = random_group(1000, 8, (6,), 2, 10)
+    x.requires_grad_()
+    projections = [p._replace(lora_A=p.lora_A.requires_grad_(), lora_B=p.lora_B.requires_grad_()) for p in projections]
+    sizes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.shape) or t, lambda t: t):
+        lora_linear(x, projections, rows)
+    assert (10, 8) in sizes
+    assert not any(size[:1] == (1000,) for size in sizes)
+
+
+def test_an_input_that_needs_no_gradient_gets_none():
+    x, projections, rows, douts = random_group(24, 8, (6,), 2, 9)
+    leaf = projections[0]._replace(lora_A=projections[0].lora_A.requires_grad_())
+    lora_linear(x, [leaf], rows)[0].backward(douts[0])
+    assert x.grad is None
+    assert leaf.lora_A.grad is not None

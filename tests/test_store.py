@@ -1,0 +1,404 @@
+"""Adapters on disk: versions, names, file modes; whole or not at all, whatever happens to the process or the disk."""
+
+import dataclasses
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from sebp_edge.adapters import store as store_module
+from sebp_edge.adapters.store import AdapterRecord, AdapterStore, check_name
+from sebp_edge.errors import AdapterError, StorageError
+
+RECORD = {
+    "base_model": "sebp-edge/tiny",
+    "model": "tiny",
+    "fingerprint": "abc",
+    "recipe": {"name": "notes", "method": "lora"},
+    "documents": 12,
+    "examples": 13,
+    "tokens": 1400,
+    "heldout_loss_before": 3.5,
+    "heldout_loss_after": 3.1,
+    "seed": 0,
+}
+
+# A process of its own that saves into the folder argv[1]; what it does meanwhile comes before.
+SAVING = """
+import os, resource, signal, sys, time
+from pathlib import Path
+import numpy
+from safetensors.numpy import save_file
+from sebp_edge.adapters.store import AdapterRecord, AdapterStore
+from sebp_edge.errors import StorageError
+
+class Weights:
+    size = 1000
+    def save(self, folder):
+        save_file({"w": numpy.zeros(self.size)}, folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text("{}")
+
+record = AdapterRecord(**RECORD)
+store = AdapterStore(sys.argv[1])
+"""
+
+
+class Weights:
+    """Stands for an adaptation: its files, in a sub-folder too."""
+
+    def __init__(self, content=b"weights"):
+        self.content = content
+
+    def save(self, folder: Path) -> None:
+        (folder / "adapter_model.safetensors").write_bytes(self.content)
+        (folder / "templates").mkdir()
+        (folder / "templates" / "chat.jinja").write_bytes(self.content)
+
+    def detach(self) -> None: ...
+
+
+class Failing(Weights):
+    """Writes a part, then fails like a disk."""
+
+    def save(self, folder):
+        super().save(folder)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def store(tmp_path):
+    return AdapterStore(tmp_path / "data")
+
+
+@pytest.fixture
+def record():
+    return AdapterRecord(**RECORD)
+
+
+def process(script, folder, **options):
+    script = f"RECORD = {RECORD!r}\n{SAVING}\n{textwrap.dedent(script)}"
+    return subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True, **options)
+
+
+def listing(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# ----------------------------------------------------------------------------------------------------------- versions
+
+
+def test_each_save_is_a_new_version_and_the_activated_one_is_opened(store, record):
+    saved = [store.save(Weights(), record, "mine", activate=number != 2) for number in range(3)]
+    assert [each.version for each in saved] == store.versions("mine") == [1, 2, 3]
+    assert store.active_version("mine") == 2
+    assert store.open("mine") == dataclasses.replace(saved[1], active=True)
+    assert store.open("mine", 3) == saved[2]
+    assert not store.open("mine", 1).active
+    assert store.names() == ["mine"]
+    assert saved[0].path == store.folder / "mine" / "1"
+
+
+def test_nothing_is_active_until_something_is_activated(store, record):
+    store.save(Weights(), record, "mine", activate=False)
+    assert store.active_version("mine") is None
+    with pytest.raises(AdapterError, match=r"No version of the adapter 'mine' is active; choose one of \[1\]"):
+        store.open("mine")
+
+
+def test_the_number_after_a_removed_last_version_never_hides_an_older_one(store, record):
+    for _ in range(3):
+        store.save(Weights(), record, "mine", activate=True)
+    store.remove("mine", 2)
+    assert store.save(Weights(), record, "mine", activate=True).version == 4
+
+
+def test_removing_a_version_leaves_the_others_and_removing_all_leaves_nothing(store, record):
+    for _ in range(3):
+        store.save(Weights(), record, "mine", activate=True)
+    store.remove("mine", 1)
+    assert (store.versions("mine"), store.active_version("mine")) == ([2, 3], 3)
+    store.remove("mine", 3)
+    assert (store.versions("mine"), store.active_version("mine")) == ([2], None)
+    store.remove("mine", 2)
+    assert store.names() == []
+    assert list(store.folder.iterdir()) == []
+    store.save(Weights(), record, "other", activate=True)
+    store.save(Weights(), record, "other", activate=True)
+    store.remove("other")
+    assert list(store.folder.iterdir()) == []
+
+
+def test_what_is_not_there_is_named_with_what_is(store, record):
+    with pytest.raises(AdapterError, match="There is no adapter 'mine', and no other either"):
+        store.open("mine")
+    store.save(Weights(), record, "mine", activate=True)
+    with pytest.raises(AdapterError, match=r"There is no adapter 'mien'; did you mean 'mine'\?"):
+        store.open("mien")
+    for missing in (store.open, store.remove):
+        with pytest.raises(AdapterError, match=r"'mine' has no version 7; it has \[1\]"):
+            missing("mine", 7)
+
+
+def test_an_adapter_is_found_by_name_or_by_folder(store, record, tmp_path, monkeypatch):
+    saved = store.save(Weights(), record, "mine", activate=True)
+    out = store.save_to(Weights(), record, tmp_path / "elsewhere").path
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert store.find("mine") == store.find("mine", 1) == (saved.path, record)
+    assert store.find(out) == store.find(str(out)) == store.find("~/elsewhere") == (out, record)
+    for missing in ("~nobody-of-that-name/x", str(tmp_path / "no"), "x/" * 3000, tmp_path / "no"):
+        with pytest.raises(AdapterError, match="There is no adapter folder"):
+            store.find(missing)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(AdapterError, match=r"holds no adapter of sebp-edge"):
+        store.find(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '"text"'])
+def test_a_damaged_version_is_refused_and_can_be_removed(store, record, content):
+    store.save(Weights(), record, "mine", activate=True)
+    damaged = store.save(Weights(), record, "mine", activate=True)
+    (damaged.path / "sebp_edge.json").write_text(content)
+    with pytest.raises(AdapterError, match="cannot be read"):
+        store.open("mine")
+    assert store.open("mine", 1).version == 1
+    store.remove("mine", 2)
+    assert store.versions("mine") == [1]
+
+
+def test_a_record_of_a_newer_version_is_read_as_far_as_it_is_known(store, record):
+    saved = store.save(Weights(), record, "mine", activate=True)
+    text = (saved.path / "sebp_edge.json").read_text()
+    (saved.path / "sebp_edge.json").write_text(text.replace("{", '{"what_is_this": 1,', 1))
+    assert store.open("mine").record == record
+
+
+# -------------------------------------------------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize("name", ["a", "default", "My-notes_2.1", "x" * 64, "2024", "console", "common.v2"])
+def test_these_are_names(name):
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "",
+            ".",
+            "..",
+            "../x",
+            "a/b",
+            "a\\b",
+            "/etc",
+            "a..b",
+            "x.",
+            ".hidden",
+            "-x",
+            "x" * 65,
+            "a b",
+            "é",
+            "a\n",
+            "a\0",
+        ),
+        *("CON", "nul", "Aux.txt", "com1", "LPT9.old"),
+    ],
+)
+def test_these_are_not(store, record, name):
+    for use in (check_name, store.open, store.remove, lambda name: store.check_writable(name, None)):
+        with pytest.raises(AdapterError, match="cannot be an adapter's name"):
+            use(name)
+    with pytest.raises(AdapterError):
+        store.save(Weights(), record, name, activate=True)
+    assert not store.folder.exists()
+
+
+# ----------------------------------------------------------------------------------------------------- what is in it
+
+
+def test_only_the_owner_can_read_it(store, record, tmp_path):
+    umask = os.umask(0)
+    try:
+        saved = store.save(Weights(), record, "mine", activate=True)
+        out = store.save_to(Weights(), record, tmp_path / "out")
+    finally:
+        os.umask(umask)
+    for folder in (store.folder, out.path):
+        for path in (folder, *folder.rglob("*")):
+            assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    assert (saved.path / "templates" / "chat.jinja").is_file()
+
+
+def test_the_readme_says_what_it_is_and_no_more(store, record):
+    text = (store.save(Weights(), record, "mine", activate=True).path / "README.md").read_text()
+    assert text.startswith("---\nbase_model: sebp-edge/tiny\nlibrary_name: peft\n---\n# A LoRA adapter for")
+    assert "from 3.500 to 3.100 nats per token" in text
+    full = dataclasses.replace(record, recipe={"name": "full", "method": "full"}, heldout_loss_after=None)
+    text = (store.save(Weights(), full, "mine", activate=True).path / "README.md").read_text()
+    assert "library_name: transformers" in text
+    assert "nats" not in text
+
+
+# -------------------------------------------------------------------------------------- whole or not at all, whatever
+
+
+def test_finding_out_whether_it_can_be_saved_leaves_nothing_behind(store, record, tmp_path):
+    store.check_writable("mine", None)
+    assert list(store.folder.iterdir()) == []
+    store.check_writable("mine", tmp_path / "new" / "out")
+    assert list((tmp_path / "new").iterdir()) == []
+    store.save(Weights(), record, "mine", activate=True)
+    before = listing(tmp_path)
+    store.check_writable("mine", None)
+    assert listing(tmp_path) == before
+
+
+def test_the_rest_of_a_killed_run_is_in_nobodys_way(store, record):
+    """What a kill leaves in a name's folder: a temporary folder, and no version yet."""
+    (store.folder / "mine" / ".saving-xyz").mkdir(parents=True)
+    store.check_writable("mine", None)
+    assert store.names() == []
+    assert store.save(Weights(), record, "mine", activate=True).version == 1
+
+
+def test_an_existing_place_is_never_overwritten(store, record, tmp_path):
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.write_text("mine")
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("mine too")
+    before = listing(tmp_path)
+    for out in (file, folder):
+        with pytest.raises(AdapterError, match="exists already"):
+            store.check_writable("mine", out)
+        with pytest.raises(AdapterError, match="exists already"):
+            store.save_to(Weights(), record, out)
+    assert listing(tmp_path) == before
+
+
+def test_a_failing_write_leaves_what_was_there(store, record, tmp_path):
+    store.save(Weights(), record, "mine", activate=True)
+    before = listing(tmp_path)
+    with pytest.raises(StorageError, match=r"Nothing was saved in '.*': No space left on device; make room"):
+        store.save(Failing(), record, "mine", activate=True)
+    with pytest.raises(StorageError, match="No space left"):
+        store.save_to(Failing(), record, tmp_path / "out")
+    assert listing(tmp_path) == before
+    assert store.versions("mine") == [1]
+
+
+def test_a_file_in_the_folders_place_is_one_sentence(tmp_path, record):
+    (tmp_path / "file").touch()
+    store = AdapterStore(tmp_path / "file")
+    for write in (lambda: store.check_writable("a", None), lambda: store.save(Weights(), record, "a", activate=True)):
+        with pytest.raises(StorageError, match="Not a directory"):
+            write()
+    assert store.names() == []
+
+
+def test_a_version_number_that_another_process_took_meanwhile_is_left_to_it(store, record, monkeypatch):
+    taken = store.save(Weights(b"theirs"), record, "mine", activate=True)
+    numbers = iter([[], []])
+    monkeypatch.setattr(store_module, "_versions", lambda folder: next(numbers))
+    assert store.save(Weights(b"ours"), record, "mine", activate=True).version == 2
+    assert (taken.path / "adapter_model.safetensors").read_bytes() == b"theirs"
+
+
+def test_processes_that_save_at_the_same_time_get_versions_of_their_own(store):
+    script = """
+    print("ready", flush=True)
+    while not Path(sys.argv[1], "go").exists():
+        time.sleep(0.001)
+    print(*[store.save(Weights(), record, "mine", activate=True).version for _ in range(5)])
+    """
+    store.folder.parent.mkdir()
+    two = [process(script, store.folder.parent) for _ in range(2)]
+    assert [one.stdout.readline() for one in two] == ["ready\n"] * 2
+    (store.folder.parent / "go").touch()
+    versions = [set(map(int, one.communicate(timeout=60)[0].split())) for one in two]
+    assert [one.returncode for one in two] == [0, 0]
+    assert versions[0] | versions[1] == set(store.versions("mine")) == set(range(1, 11))
+    assert store.open("mine").version == store.active_version("mine")
+    assert {path.name for path in (store.folder / "mine").iterdir()} == {"active", *map(str, range(1, 11))}
+
+
+def test_a_killed_process_leaves_no_half_version(store, record):
+    store.save(Weights(), record, "mine", activate=True)
+    script = """
+    save = Weights.save
+    def killed(self, folder):
+        save(self, folder)
+        os.kill(os.getpid(), signal.SIGKILL)
+    Weights.save = killed
+    store.save(Weights(), record, "mine", activate=True)
+    """
+    one = process(script, store.folder.parent)
+    one.communicate(timeout=60)
+    assert one.returncode == -signal.SIGKILL
+    assert (store.versions("mine"), store.active_version("mine")) == ([1], 1)
+    store.check_writable("mine", None)
+    assert store.save(Weights(), record, "mine", activate=True).version == 2
+    store.remove("mine")
+    assert list(store.folder.iterdir()) == []
+
+
+def test_a_disk_that_takes_no_more_is_one_sentence_and_nothing_is_lost(store, record):
+    """The system's own limit on the size of a file stands for a full disk: safetensors meets it in Rust."""
+    store.save(Weights(), record, "mine", activate=True)
+    before = listing(store.folder)
+    script = """
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    Weights.size = 1_000_000
+    try:
+        store.save(Weights(), record, "mine", activate=True)
+    except StorageError as error:
+        print(error)
+    """
+    words, _ = process(script, store.folder.parent).communicate(timeout=60)
+    assert words.startswith("Nothing was saved in ")
+    assert "File too large; make room" in words
+    assert listing(store.folder) == before
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 64 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if sys.platform != "linux" or os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_one_sentence_and_can_be_cleared(small_disk, record):
+    store = AdapterStore(small_disk)
+    store.save(Weights(b"x" * 10_000), record, "mine", activate=True)
+    before = listing(small_disk)
+    with pytest.raises(StorageError, match="No space left on device"):
+        store.save(Weights(b"x" * 40_000), record, "mine", activate=True)
+    assert listing(small_disk) == before
+    (small_disk / "filler").write_bytes(b"")
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "filler").write_bytes(b"x" * 100_000)
+    store.remove("mine")
+    assert store.names() == []
+
+
+def test_a_read_only_disk_is_one_sentence_before_any_work(small_disk, record):
+    store = AdapterStore(small_disk)
+    store.save(Weights(b""), record, "mine", activate=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for name, out in (("mine", None), ("new", None), ("mine", small_disk / "out")):
+        with pytest.raises(StorageError, match=r"Nothing can be saved in .*: Read-only file system"):
+            store.check_writable(name, out)
+    with pytest.raises(StorageError, match=r"Not everything was deleted in .*: Read-only file system\."):
+        store.remove("mine")
+    assert store.open("mine").version == 1
