@@ -3,6 +3,7 @@
 python examples/flat_loop.py [FOLDER]
 """
 
+import random
 import sys
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from sebp_edge.models.catalog import BUNDLED_FOLDER
 
 CONTEXT_LENGTH = 512
 BATCH_SIZE = 4
+HELD_OUT = 8
 
 notes = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "notes"
 texts = [path.read_text(encoding="utf-8") for path in sorted(notes.rglob("*.md")) if not path.name.startswith(".")]
+random.Random(0).shuffle(texts)
 
 tokenizer = AutoTokenizer.from_pretrained(BUNDLED_FOLDER)
 model = AutoModelForCausalLM.from_pretrained(BUNDLED_FOLDER, dtype=torch.float32)
@@ -26,18 +29,29 @@ optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]
 
 # Padding goes to the right, and out of the loss: that is all that `sparsify` needs to see.
 tokenizer.padding_side = "right"
+
+
+def loss_of(batch_texts):
+    """The model's mean loss on texts padded to the context length."""
+    batch = tokenizer(
+        [text + tokenizer.eos_token for text in batch_texts],
+        padding="max_length",
+        truncation=True,
+        max_length=CONTEXT_LENGTH,
+        return_tensors="pt",
+    )
+    return model(**batch, labels=batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)).loss
+
+
+held_out, texts = texts[:HELD_OUT], texts[HELD_OUT:]
+with torch.no_grad():
+    before = loss_of(held_out).item()
 with sparsify(model):
     for begin in range(0, len(texts), BATCH_SIZE):
-        batch = tokenizer(
-            [text + tokenizer.eos_token for text in texts[begin : begin + BATCH_SIZE]],
-            padding="max_length",
-            truncation=True,
-            max_length=CONTEXT_LENGTH,
-            return_tensors="pt",
-        )
-        labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
-        loss = model(**batch, labels=labels).loss
+        loss = loss_of(texts[begin : begin + BATCH_SIZE])
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         print(f"step {begin // BATCH_SIZE + 1}/{-(-len(texts) // BATCH_SIZE)}  loss {loss.item():.3f}", flush=True)
+with torch.no_grad():
+    print(f"held-out loss {before:.3f} -> {loss_of(held_out).item():.3f}")

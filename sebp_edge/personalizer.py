@@ -77,6 +77,9 @@ class Personalizer:
             judgement = trial.train_and_judge()
         except (KeyboardInterrupt, NonFiniteLoss) as stop:
             raise self._stopped(stop, trial, name) from stop
+        except BaseException:
+            trial.detach()
+            raise
         saved = self._keep(trial, judgement, name, out) if judgement.verdict.kept else trial.detach()
         return AdaptResult.of(dataset, trial.progress, judgement, saved, self.device, time.perf_counter() - begin)
 

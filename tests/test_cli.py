@@ -308,7 +308,8 @@ def test_an_adapter_for_another_base_model_is_one_sentence(adapt, tokenizer, tmp
     make_llama(num_hidden_layers=3).save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")
     assert_one_sentence(
-        run("generate", "the", "--model", tmp_path / "other"), "made for micro-llama, and other is another"
+        run("generate", "the", "--name", "default", "--model", tmp_path / "other"),
+        "made for micro-llama, and other is another",
     )
 
 

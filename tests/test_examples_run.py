@@ -25,9 +25,9 @@ def test_the_readmes_code_is_the_quickstart_and_runs():
 
 
 def test_the_flat_loop_learns():
-    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", run(ROOT / "examples" / "flat_loop.py", cwd=ROOT))]
-    assert len(losses) > 10
-    assert sum(losses[-4:]) < sum(losses[:4])
+    said = run(ROOT / "examples" / "flat_loop.py", cwd=ROOT)
+    before, after = map(float, re.search(r"held-out loss ([\d.]+) -> ([\d.]+)", said).groups())
+    assert after < 0.95 * before
 
 
 def test_the_readmes_file_tree_is_there():

@@ -158,6 +158,15 @@ def test_after_an_interruption_the_base_model_is_as_it_was(make, notes_folder):
     assert torch.equal(before, logits(personalizer, personalizer._base.model))
 
 
+def test_an_app_that_raises_in_its_sink_gets_its_error_and_the_base_model_back(make, notes_folder):
+    personalizer = make(on_event=interrupt_at(2, error=ZeroDivisionError))
+    before = logits(personalizer, personalizer._load().model)
+    with pytest.raises(ZeroDivisionError):
+        personalizer.adapt(notes_folder)
+    assert torch.equal(before, logits(personalizer, personalizer._base.model))
+    assert personalizer.store.names() == []
+
+
 def test_an_interruption_before_the_first_step_saves_nothing(make, notes_folder):
     def sink(event):
         if isinstance(event, TrainingPlanned):

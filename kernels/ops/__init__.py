@@ -1,8 +1,12 @@
 """SEBP's operations: tensors in, tensors out. This is the only place that chooses an implementation by device.
 
-sparse_linear   Y = X Wᵀ + b, whose backward pass computes the rows of dL/dY that carry gradient and no others
+sparse_linear          Y = X Wᵀ + b, whose backward pass computes the rows of dL/dY that carry gradient and no others
+lora_linear            projections of one X with their LoRA adapters, in one Function
+linear_cross_entropy   the loss from hidden states, without ever holding all logits
 """
 
+from sebp_edge.ops.linear_cross_entropy import linear_cross_entropy
+from sebp_edge.ops.lora_linear import LoraProjection, lora_linear
 from sebp_edge.ops.sparse_linear import DETECT, sparse_linear
 
-__all__ = ["DETECT", "sparse_linear"]
+__all__ = ["DETECT", "LoraProjection", "linear_cross_entropy", "lora_linear", "sparse_linear"]

@@ -11,7 +11,7 @@ from sebp_edge.errors import AdapterError
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The first words, or a question to a chat adapter.")],
-    name: Annotated[str | None, typer.Option(help="The adapter to use; by default 'default', if there is one.")] = None,
+    name: Annotated[str | None, typer.Option(help="The adapter; without --model 'default', if there is one.")] = None,
     version: Annotated[int | None, typer.Option(help="Of the adapter; by default the active one.")] = None,
     adapter: Annotated[Path | None, typer.Option(help="The folder of an adapter saved elsewhere.")] = None,
     model: Annotated[str | None, typer.Option(help="The base model; by default the adapter's.")] = None,
@@ -30,7 +30,7 @@ def generate(
 
         store = AdapterStore()
         chosen = adapter or name
-        if chosen is None and store.active_version("default") is not None:
+        if chosen is None and model is None and store.active_version("default") is not None:
             chosen = "default"
         if chosen is None and model is None:
             err.print(f"No adapter 'default' is active, so this is the base model {DEFAULT_MODEL!r}.", style="dim")

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from sebp_edge.errors import SparsityError
+from sebp_edge.ops import linear_cross_entropy
+from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.rows import RowPlan
 
 ATTENTION = "sebp_edge_rows"
@@ -26,11 +28,17 @@ class Hoisted:
     def __init__(self, model: nn.Module):
         self.model = model
         self._decoder: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._head = self._decoder.get_output_embeddings()
+        if type(self._head) is not nn.Linear or self._head.bias is not None:
+            raise SparsityError("its head is not a linear layer without a bias.")
+        self._logits = _logit_options(self._decoder.config.get_text_config())
         self._before = self._decoder.config._attn_implementation
         self._decoder.set_attn_implementation(ATTENTION)
+        self._fused = FusedLora(model, lambda x: None)
 
     def remove(self) -> None:
-        """Gives the model its own attention back."""
+        """Gives the model its own attention and LoRA layers back."""
+        self._fused.remove()
         self._decoder.set_attn_implementation(self._before)
 
     def __enter__(self) -> "Hoisted":
@@ -47,7 +55,7 @@ class Hoisted:
             plan: the batch's rows.
         """
         ids_A = input_ids_BT.flatten()[plan.active_rows]
-        logits_CV = self.model(
+        hidden_AD = self._decoder.base_model(
             input_ids=ids_A[None],
             position_ids=(plan.active_rows % input_ids_BT.shape[1])[None],
             # None, not ones: transformers would take ones for one long document.
@@ -56,10 +64,16 @@ class Hoisted:
             cu_seq_lens_k=plan.cu_seqlens,
             max_length_q=plan.max_len,
             max_length_k=plan.max_len,
-            logits_to_keep=torch.searchsorted(plan.active_rows, plan.loss_rows),
             use_cache=False,
-        ).logits[0]
-        return F.cross_entropy(logits_CV.float(), plan.targets, reduction="none")
+        ).last_hidden_state[0]
+        hidden_CD = hidden_AD[torch.searchsorted(plan.active_rows, plan.loss_rows)]
+        return linear_cross_entropy(hidden_CD, self._head.weight, plan.targets, **self._logits)
+
+
+def _logit_options(config) -> dict[str, float | None]:
+    """What the model does to its logits before the softmax, as its family's config says it."""
+    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+    return {"scale": scale, "softcap": getattr(config, "final_logit_softcapping", None)}
 
 
 # Keywords that transformers' attention layers pass along and that change nothing here.

@@ -4,7 +4,8 @@
         loss = model(**batch).loss
         loss.backward()                  # the same gradients, without the padding's share of the work
 
-Forward passes, parameters and files are untouched. PEFT's LoRA layers are covered: their parts are linear layers.
+Parameters and files are untouched. PEFT's plain LoRA layers run through one Function each; of others, the linear layers
+they are made of.
 """
 
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import DETECT, sparse_linear
+from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.rows import RowPlan, is_right_padded
 
 
@@ -35,6 +37,7 @@ class Sparsified:
                 raise SparsityError(f"{name} already has a replaced forward; sparsify a model once, and before others.")
         for layer in self.layers.values():
             layer.forward = _SparseForward(self, layer)
+        self._fused = FusedLora(model, lambda x: self._rows_for(None, x))
         self._hooks = [
             model.register_forward_pre_hook(self._plan_batch, with_kwargs=True),
             model.register_forward_hook(self._forget_batch, always_call=True),
@@ -42,6 +45,7 @@ class Sparsified:
 
     def remove(self) -> None:
         """Takes the sparse backward out again; the model is as it was."""
+        self._fused.remove()
         for layer in self.layers.values():
             vars(layer).pop("forward", None)
         for hook in self._hooks:
@@ -87,8 +91,8 @@ class Sparsified:
         # Layers called outside the model's own forward get the rows that their gradient shows.
         self._rows, self._head_rows, self._num_rows = DETECT, DETECT, None
 
-    def _rows_for(self, layer: nn.Linear, x: Tensor) -> Tensor | str | None:
-        rows = self._head_rows if layer is self._head else self._rows
+    def _rows_for(self, layer: nn.Linear | None, x: Tensor) -> Tensor | str | None:
+        rows = self._head_rows if layer is not None and layer is self._head else self._rows
         if isinstance(rows, Tensor) and x.shape[:-1].numel() != self._num_rows:
             return DETECT
         return rows

@@ -1,0 +1,95 @@
+"""Cross-entropy straight from hidden states, in chunks of rows: the logits of them all are never in memory at once.
+
+    forward    l = c tanh(s h Wᵀ / c)  (s: scale; c: softcap, if there is one)        loss = logsumexp(l) - l[target]
+    backward   dl = (softmax(l) - onehot(target)) * dloss                             dh = s (dl * (1 - (l / c)²)) W
+
+The gradient of a row is linear in the upstream gradient of its loss, so with a frozen head dh is computed along with
+the loss, while the chunk's logits are there, and the backward pass only scales its rows. A trained head sums over rows,
+whose upstream gradients it must know first; its logits are computed again, chunk by chunk.
+
+Shapes: C rows, D hidden, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sebp_edge.ops import reference
+
+# Logits of one chunk: 2^26 of them are 128 MB in bf16.
+MAX_LOGITS = 2**26
+
+
+class _FrozenHead(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden_CD, weight_VD, targets_C, scale, softcap):
+        losses_C = hidden_CD.new_empty(hidden_CD.shape[0], dtype=torch.float32)
+        dhidden_CD = torch.empty_like(hidden_CD) if ctx.needs_input_grad[0] else None
+        for chunk in _chunks(hidden_CD, weight_VD):
+            logits = hidden_CD[chunk] @ weight_VD.T
+            losses_C[chunk], dlogits = reference.cross_entropy_and_dlogits_(
+                logits, targets_C[chunk], scale, softcap, wanted=dhidden_CD is not None
+            )
+            if dhidden_CD is not None:
+                torch.mm(dlogits, weight_VD, out=dhidden_CD[chunk])
+        ctx.save_for_backward(dhidden_CD)
+        return losses_C
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dlosses_C):
+        (dhidden_CD,) = ctx.saved_tensors
+        return dhidden_CD * dlosses_C[:, None].to(dhidden_CD.dtype), None, None, None, None
+
+
+class _TrainedHead(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden_CD, weight_VD, targets_C, scale, softcap):
+        losses_C = hidden_CD.new_empty(hidden_CD.shape[0], dtype=torch.float32)
+        for chunk in _chunks(hidden_CD, weight_VD):
+            logits = hidden_CD[chunk] @ weight_VD.T
+            losses_C[chunk], _ = reference.cross_entropy_and_dlogits_(
+                logits, targets_C[chunk], scale, softcap, wanted=False
+            )
+        ctx.save_for_backward(hidden_CD, weight_VD, targets_C)
+        ctx.scale, ctx.softcap = scale, softcap
+        return losses_C
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dlosses_C):
+        hidden_CD, weight_VD, targets_C = ctx.saved_tensors
+        dhidden_CD, dweight_VD = torch.empty_like(hidden_CD), torch.zeros_like(weight_VD)
+        for chunk in _chunks(hidden_CD, weight_VD):
+            logits = hidden_CD[chunk] @ weight_VD.T
+            _, dlogits = reference.cross_entropy_and_dlogits_(
+                logits, targets_C[chunk], ctx.scale, ctx.softcap, wanted=True
+            )
+            dlogits.mul_(dlosses_C[chunk, None].to(dlogits.dtype))
+            torch.mm(dlogits, weight_VD, out=dhidden_CD[chunk])
+            dweight_VD.addmm_(dlogits.T, hidden_CD[chunk])
+        return dhidden_CD, dweight_VD, None, None, None
+
+
+def _chunks(hidden_CD: Tensor, weight_VD: Tensor) -> list[slice]:
+    size = max(1, MAX_LOGITS // weight_VD.shape[0])
+    return [slice(begin, begin + size) for begin in range(0, hidden_CD.shape[0], size)]
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, scale: float = 1.0, softcap: float | None = None
+) -> Tensor:
+    """The cross-entropy of each row's logits, `hidden @ weight.T`, with its target.
+
+    Args:
+        hidden: [C, D], the loss rows' hidden states after the final norm.
+        weight: [V, D] in hidden's dtype, the head without a bias; frozen or trained.
+        targets: int64 [C], each in [0, V).
+        scale: factor on the logits (Cohere, Granite).
+        softcap: if given, logits are softcap * tanh(logits / softcap) (Gemma 2).
+
+    Returns:
+        fp32 [C], in nats. Twice differentiable it is not.
+    """
+    head = _TrainedHead if weight.requires_grad and torch.is_grad_enabled() else _FrozenHead
+    return head.apply(hidden, weight, targets, scale, softcap)

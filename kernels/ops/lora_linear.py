@@ -1,0 +1,118 @@
+"""Linear layers with LoRA adapters: all projections that read the same X, in one Function.
+
+    forward    Y_i = X W_iᵀ + b_i + s_i (X A_iᵀ) B_iᵀ                                     i: the projections
+    backward   U_i = s_i dY_i B_i                                          [A, R]         over the active rows only
+               dA_i = U_iᵀ X        dB_i = s_i dY_iᵀ (X A_iᵀ)
+               dX = sum over i of dY_i W_i + U_i A_i                       zero on all other rows
+
+The adapters' A_i are stacked, so that X is read once for all of them; every sum is accumulated by the product that adds
+to it, so none of the full-size terms of a layer-by-layer evaluation is ever written (Hu et al. 2021 for the adapter;
+Topchii et al., equations 1 and 2, for the rows). W_i and b_i are frozen.
+
+Shapes: N rows, A active rows, K inputs, M_i outputs, R rank.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sebp_edge.ops import reference
+from sebp_edge.ops.sparse_linear import DETECT
+
+
+class LoraProjection(NamedTuple):
+    """One projection: frozen weight [M, K] and bias [M] or None, lora_A [R, K], lora_B [M, R], and its scaling."""
+
+    weight: Tensor
+    bias: Tensor | None
+    lora_A: Tensor
+    lora_B: Tensor
+    scaling: float
+
+
+class _LoraLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, rows, weights, biases, scalings, *adapters):
+        x_NK = x.reshape(-1, x.shape[-1])
+        loras_A, loras_B = adapters[: len(weights)], adapters[len(weights) :]
+        stacked_A = torch.cat([lora_A.to(x.dtype) for lora_A in loras_A])
+        down_NR = x_NK @ stacked_A.T
+        outputs = []
+        for weight, bias, scaling, lora_B, own in zip(
+            weights, biases, scalings, loras_B, _own_columns(loras_A), strict=True
+        ):
+            out = F.linear(x_NK, weight, bias)
+            out.addmm_(down_NR[:, own], lora_B.to(x.dtype).T, alpha=scaling)
+            outputs.append(out.reshape(*x.shape[:-1], -1))
+        ctx.detects = rows is DETECT
+        if ctx.detects:
+            rows = None
+        elif rows is not None:
+            x_NK, down_NR = reference.gather_rows(x_NK, rows), reference.gather_rows(down_NR, rows)
+        ctx.save_for_backward(x_NK, down_NR, rows, *weights, *adapters)
+        ctx.x_shape, ctx.scalings = x.shape, scalings
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *douts):
+        x_AK, down_AR, rows, *others = ctx.saved_tensors
+        count = len(douts)
+        douts = [dout.reshape(-1, dout.shape[-1]) for dout in douts]
+        if ctx.detects:
+            rows = reference.nonzero_rows(*douts)
+            x_AK, down_AR = reference.gather_rows(x_AK, rows), reference.gather_rows(down_AR, rows)
+        weights, loras_A, loras_B = others[:count], others[count : 2 * count], others[2 * count :]
+        up_AR = torch.empty_like(down_AR)
+        dx_AK, dloras_B = None, []
+        for dout_NM, weight, lora_B, scaling, own in zip(
+            douts, weights, loras_B, ctx.scalings, _own_columns(loras_A), strict=True
+        ):
+            dout_AM = dout_NM if rows is None else reference.gather_rows(dout_NM, rows)
+            up_AR[:, own] = (dout_AM @ lora_B.to(dout_AM.dtype)).mul_(scaling)
+            dloras_B.append((dout_AM.T @ down_AR[:, own]).to(lora_B.dtype).mul_(scaling))
+            if ctx.needs_input_grad[0]:
+                dx_AK = dout_AM @ weight if dx_AK is None else dx_AK.addmm_(dout_AM, weight)
+        if dx_AK is not None:
+            dx_AK.addmm_(up_AR, torch.cat([lora_A.to(up_AR.dtype) for lora_A in loras_A]))
+        dloras_A = (up_AR.T @ x_AK).to(loras_A[0].dtype).split([lora_A.shape[0] for lora_A in loras_A])
+        dx = None if dx_AK is None else _scatter(dx_AK, rows, ctx.x_shape)
+        return dx, None, None, None, None, *dloras_A, *dloras_B
+
+
+def _own_columns(loras_A) -> list[slice]:
+    """Which columns of the stacked adapters' product are each projection's."""
+    columns, begin = [], 0
+    for lora_A in loras_A:
+        columns.append(slice(begin, begin + lora_A.shape[0]))
+        begin += lora_A.shape[0]
+    return columns
+
+
+def _scatter(dx_AK: Tensor, rows: Tensor | None, shape: torch.Size) -> Tensor:
+    if rows is None:
+        return dx_AK.reshape(shape)
+    dx_NK = dx_AK.new_zeros(shape[:-1].numel(), shape[-1])
+    return dx_NK.index_copy_(0, rows, dx_AK).reshape(shape)
+
+
+def lora_linear(
+    x: Tensor, projections: list[LoraProjection], rows: Tensor | Literal["detect"] | None = None
+) -> tuple[Tensor, ...]:
+    """The outputs of all `projections` of `x`, with gradients for `x` and the adapters.
+
+    Args:
+        x: [..., K]; its leading dimensions are the rows, flattened in order.
+        projections: with frozen weights in x's dtype; the adapters' dtype may be another, usually fp32: products run in
+            x's dtype and the adapters' gradients come in theirs.
+        rows: int64 [A], distinct ids of the only rows whose output gradients may be non-zero; `DETECT` to find the
+            rows that are non-zero in any of them in the backward pass; None for all.
+
+    Returns:
+        One [..., M] in x's dtype for each projection. Twice differentiable it is not.
+    """
+    weights, biases, loras_A, loras_B, scalings = zip(*projections, strict=True)
+    return _LoraLinear.apply(x, rows, weights, biases, scalings, *loras_A, *loras_B)
