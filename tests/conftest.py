@@ -6,8 +6,13 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-import pytest
 import torch
+
+# Without a GPU, Triton's kernels run in its interpreter; it must know before it is imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import pytest
 from builders import make_llama, make_sentences, make_tokenizer
 
 # The models are so small that a second thread only waits for the first.

@@ -1,4 +1,4 @@
-"""SEBP's operations: tensors in, tensors out. This is the only place that chooses an implementation by device.
+"""SEBP's operations: tensors in, tensors out. `backend` alone chooses between our kernels and plain PyTorch.
 
 sparse_linear          Y = X Wᵀ + b, whose backward pass computes the rows of dL/dY that carry gradient and no others
 lora_linear            projections of one X with their LoRA adapters, in one Function

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import reference
+from sebp_edge.ops import backend
 
 # Logits of one chunk: 2^26 of them are 128 MB in bf16.
 MAX_LOGITS = 2**26
@@ -27,7 +27,7 @@ class _FrozenHead(torch.autograd.Function):
         dhidden_CD = torch.empty_like(hidden_CD) if ctx.needs_input_grad[0] else None
         for chunk in _chunks(hidden_CD, weight_VD):
             logits = hidden_CD[chunk] @ weight_VD.T
-            losses_C[chunk], dlogits = reference.cross_entropy_and_dlogits_(
+            losses_C[chunk], dlogits = backend.cross_entropy_and_dlogits_(
                 logits, targets_C[chunk], scale, softcap, wanted=dhidden_CD is not None
             )
             if dhidden_CD is not None:
@@ -48,7 +48,7 @@ class _TrainedHead(torch.autograd.Function):
         losses_C = hidden_CD.new_empty(hidden_CD.shape[0], dtype=torch.float32)
         for chunk in _chunks(hidden_CD, weight_VD):
             logits = hidden_CD[chunk] @ weight_VD.T
-            losses_C[chunk], _ = reference.cross_entropy_and_dlogits_(
+            losses_C[chunk], _ = backend.cross_entropy_and_dlogits_(
                 logits, targets_C[chunk], scale, softcap, wanted=False
             )
         ctx.save_for_backward(hidden_CD, weight_VD, targets_C)
@@ -62,7 +62,7 @@ class _TrainedHead(torch.autograd.Function):
         dhidden_CD, dweight_VD = torch.empty_like(hidden_CD), torch.zeros_like(weight_VD)
         for chunk in _chunks(hidden_CD, weight_VD):
             logits = hidden_CD[chunk] @ weight_VD.T
-            _, dlogits = reference.cross_entropy_and_dlogits_(
+            _, dlogits = backend.cross_entropy_and_dlogits_(
                 logits, targets_C[chunk], ctx.scale, ctx.softcap, wanted=True
             )
             dlogits.mul_(dlosses_C[chunk, None].to(dlogits.dtype))

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import reference
+from sebp_edge.ops import backend, reference
 from sebp_edge.ops.sparse_linear import DETECT
 
 
@@ -51,7 +51,7 @@ class _LoraLinear(torch.autograd.Function):
         if ctx.detects:
             rows = None
         elif rows is not None:
-            x_NK, down_NR = reference.gather_rows(x_NK, rows), reference.gather_rows(down_NR, rows)
+            x_NK, down_NR = backend.gather_rows(x_NK, rows), backend.gather_rows(down_NR, rows)
         ctx.save_for_backward(x_NK, down_NR, rows, *weights, *adapters)
         ctx.x_shape, ctx.scalings = x.shape, scalings
         return tuple(outputs)
@@ -64,14 +64,14 @@ class _LoraLinear(torch.autograd.Function):
         douts = [dout.reshape(-1, dout.shape[-1]) for dout in douts]
         if ctx.detects:
             rows = reference.nonzero_rows(*douts)
-            x_AK, down_AR = reference.gather_rows(x_AK, rows), reference.gather_rows(down_AR, rows)
+            x_AK, down_AR = backend.gather_rows(x_AK, rows), backend.gather_rows(down_AR, rows)
         weights, loras_A, loras_B = others[:count], others[count : 2 * count], others[2 * count :]
         up_AR = torch.empty_like(down_AR)
         dx_AK, dloras_B = None, []
         for dout_NM, weight, lora_B, scaling, own in zip(
             douts, weights, loras_B, ctx.scalings, _own_columns(loras_A), strict=True
         ):
-            dout_AM = dout_NM if rows is None else reference.gather_rows(dout_NM, rows)
+            dout_AM = dout_NM if rows is None else backend.gather_rows(dout_NM, rows)
             up_AR[:, own] = (dout_AM @ lora_B.to(dout_AM.dtype)).mul_(scaling)
             dloras_B.append((dout_AM.T @ down_AR[:, own]).to(lora_B.dtype).mul_(scaling))
             if ctx.needs_input_grad[0]:
@@ -79,7 +79,9 @@ class _LoraLinear(torch.autograd.Function):
         if dx_AK is not None:
             dx_AK.addmm_(up_AR, torch.cat([lora_A.to(up_AR.dtype) for lora_A in loras_A]))
         dloras_A = (up_AR.T @ x_AK).to(loras_A[0].dtype).split([lora_A.shape[0] for lora_A in loras_A])
-        dx = None if dx_AK is None else _scatter(dx_AK, rows, ctx.x_shape)
+        if dx_AK is not None and rows is not None:
+            dx_AK = backend.scatter_rows(dx_AK, rows, ctx.x_shape[:-1].numel())
+        dx = None if dx_AK is None else dx_AK.reshape(ctx.x_shape)
         return dx, None, None, None, None, *dloras_A, *dloras_B
 
 
@@ -92,13 +94,6 @@ def _own_columns(loras_A) -> list[slice]:
     return columns
 
 
-def _scatter(dx_AK: Tensor, rows: Tensor | None, shape: torch.Size) -> Tensor:
-    if rows is None:
-        return dx_AK.reshape(shape)
-    dx_NK = dx_AK.new_zeros(shape[:-1].numel(), shape[-1])
-    return dx_NK.index_copy_(0, rows, dx_AK).reshape(shape)
-
-
 def lora_linear(
     x: Tensor, projections: list[LoraProjection], rows: Tensor | Literal["detect"] | None = None
 ) -> tuple[Tensor, ...]:
@@ -108,7 +103,7 @@ def lora_linear(
         x: [..., K]; its leading dimensions are the rows, flattened in order.
         projections: with frozen weights in x's dtype; the adapters' dtype may be another, usually fp32: products run in
             x's dtype and the adapters' gradients come in theirs.
-        rows: int64 [A], distinct ids of the only rows whose output gradients may be non-zero; `DETECT` to find the
+        rows: int64 [A], increasing ids of the only rows whose output gradients may be non-zero; `DETECT` to find the
             rows that are non-zero in any of them in the backward pass; None for all.
 
     Returns:

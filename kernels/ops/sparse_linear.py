@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import reference
+from sebp_edge.ops import backend, reference
 
 DETECT: Literal["detect"] = "detect"
 
@@ -28,7 +28,7 @@ class _SparseLinear(torch.autograd.Function):
         saved_x = None
         if ctx.needs_input_grad[1]:
             x_NK = x.reshape(-1, x.shape[-1])
-            saved_x = x_NK if rows is DETECT else reference.gather_rows(x_NK, rows)
+            saved_x = x_NK if rows is DETECT else backend.gather_rows(x_NK, rows)
         ctx.save_for_backward(weight_MK, saved_x, None if rows is DETECT else rows)
         ctx.x_shape = x.shape
         return F.linear(x, weight_MK, bias_M)
@@ -40,15 +40,15 @@ class _SparseLinear(torch.autograd.Function):
         dout_NM = dout.reshape(-1, dout.shape[-1])
         if rows_A is None:
             rows_A = reference.nonzero_rows(dout_NM)
-            x = None if x is None else reference.gather_rows(x, rows_A)
-        dout_AM = reference.gather_rows(dout_NM, rows_A)
+            x = None if x is None else backend.gather_rows(x, rows_A)
+        dout_AM = backend.gather_rows(dout_NM, rows_A)
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
-            dx = reference.sparse_linear_dx(dout_AM, weight_MK, rows_A, dout_NM.shape[0]).reshape(ctx.x_shape)
+            dx = backend.scatter_rows(dout_AM @ weight_MK, rows_A, dout_NM.shape[0]).reshape(ctx.x_shape)
         if ctx.needs_input_grad[1]:
-            dweight = reference.sparse_linear_dweight(dout_AM, x)
+            dweight = dout_AM.T @ x
         if ctx.needs_input_grad[2]:
-            dbias = reference.sparse_linear_dbias(dout_AM)
+            dbias = dout_AM.sum(dim=0)
         return dx, dweight, dbias, None
 
 
@@ -61,7 +61,7 @@ def sparse_linear(
         x: [..., K], any floating dtype; its leading dimensions are the rows, flattened in order.
         weight: [M, K]; under autocast x, weight and bias are cast as `F.linear` would cast them.
         bias: [M], or None.
-        rows: int64 [A] on x's device, distinct ids of the only rows whose output gradient may be non-zero; `DETECT`
+        rows: int64 [A] on x's device, increasing ids of the only rows whose output gradient may be non-zero; `DETECT`
             to find the non-zero rows in the backward pass (exact for any loss; a host synchronisation on a GPU);
             None for all rows, which is `F.linear` itself.
 

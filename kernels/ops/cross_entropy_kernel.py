@@ -1,0 +1,84 @@
+"""Cross-entropy of rows of logits and its gradient, in Triton, the gradient written over the logits.
+
+    l = c tanh(s z / c)      loss = logsumexp(l) - l[target]      dz = s (softmax(l) - onehot(target)) (1 - (l / c)²)
+
+One program a row: the first pass over the row keeps a running maximum and a running sum (online softmax, Milakov and
+Gimelshein 2018), the second writes the gradient. Shapes: C rows, V vocabulary.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK_V = 8192
+
+
+@triton.jit
+def _capped(z, scale, softcap, HAS_SOFTCAP: tl.constexpr):
+    values = z.to(tl.float32) * scale
+    if HAS_SOFTCAP:
+        # tanh from the logistic function, which Triton has everywhere.
+        values = softcap * (2.0 * tl.sigmoid(2.0 * values / softcap) - 1.0)
+    return values
+
+
+@triton.jit
+def _cross_entropy_kernel(
+    logits_ptr,
+    targets_ptr,
+    losses_ptr,
+    vocabulary,
+    stride_c,
+    scale,
+    softcap,
+    HAS_SOFTCAP: tl.constexpr,
+    WANTED: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    row = tl.program_id(0)
+    row_ptr = logits_ptr + row.to(tl.int64) * stride_c
+    target = tl.load(targets_ptr + row)
+    at_target = _capped(tl.load(row_ptr + target), scale, softcap, HAS_SOFTCAP)
+    maximum = at_target
+    total = 0.0
+    for begin in range(0, vocabulary, BLOCK_V):
+        columns = begin + tl.arange(0, BLOCK_V)
+        z = tl.load(row_ptr + columns, mask=columns < vocabulary, other=0.0)
+        values = tl.where(columns < vocabulary, _capped(z, scale, softcap, HAS_SOFTCAP), -float("inf"))
+        higher = tl.maximum(maximum, tl.max(values, axis=0))
+        total = total * tl.exp(maximum - higher) + tl.sum(tl.exp(values - higher), axis=0)
+        maximum = higher
+    logsumexp = maximum + tl.log(total)
+    tl.store(losses_ptr + row, logsumexp - at_target)
+    if WANTED:
+        for begin in range(0, vocabulary, BLOCK_V):
+            columns = begin + tl.arange(0, BLOCK_V)
+            mask = columns < vocabulary
+            values = _capped(tl.load(row_ptr + columns, mask=mask, other=0.0), scale, softcap, HAS_SOFTCAP)
+            gradient = tl.exp(tl.where(mask, values - logsumexp, 0.0)) - tl.where(columns == target, 1.0, 0.0)
+            if HAS_SOFTCAP:
+                gradient *= 1.0 - (values / softcap) * (values / softcap)
+            tl.store(row_ptr + columns, (gradient * scale).to(logits_ptr.dtype.element_ty), mask=mask)
+
+
+def cross_entropy_and_dlogits_(
+    logits_CV: Tensor, targets_C: Tensor, scale: float, softcap: float | None, *, wanted: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Losses of rows of raw logits, fp32 [C]; if wanted, the logits are overwritten with their gradient."""
+    losses_C = logits_CV.new_empty(len(logits_CV), dtype=torch.float32)
+    if len(logits_CV):
+        _cross_entropy_kernel[(len(logits_CV),)](
+            logits_CV,
+            targets_C,
+            losses_C,
+            logits_CV.shape[1],
+            logits_CV.stride(0),
+            scale,
+            softcap or 1.0,
+            HAS_SOFTCAP=softcap is not None,
+            WANTED=wanted,
+            BLOCK_V=min(BLOCK_V, triton.next_power_of_2(logits_CV.shape[1])),
+            num_warps=8,
+        )
+    return losses_C, logits_CV if wanted else None
