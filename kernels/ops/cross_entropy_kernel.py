@@ -49,14 +49,14 @@ def _cross_entropy_kernel(
         higher = tl.maximum(maximum, tl.max(values, axis=0))
         total = total * tl.exp(maximum - higher) + tl.sum(tl.exp(values - higher), axis=0)
         maximum = higher
-    logsumexp = maximum + tl.log(total)
-    tl.store(losses_ptr + row, logsumexp - at_target)
+    # Differences to the maximum first: logsumexp itself has too few digits where logits are large.
+    tl.store(losses_ptr + row, tl.log(total) - (at_target - maximum))
     if WANTED:
         for begin in range(0, vocabulary, BLOCK_V):
             columns = begin + tl.arange(0, BLOCK_V)
             mask = columns < vocabulary
             values = _capped(tl.load(row_ptr + columns, mask=mask, other=0.0), scale, softcap, HAS_SOFTCAP)
-            gradient = tl.exp(tl.where(mask, values - logsumexp, 0.0)) - tl.where(columns == target, 1.0, 0.0)
+            gradient = tl.exp(tl.where(mask, values - maximum, 0.0)) / total - tl.where(columns == target, 1.0, 0.0)
             if HAS_SOFTCAP:
                 gradient *= 1.0 - (values / softcap) * (values / softcap)
             tl.store(row_ptr + columns, (gradient * scale).to(logits_ptr.dtype.element_ty), mask=mask)

@@ -34,11 +34,11 @@ def cross_entropy_and_dlogits_(
     if softcap is not None:
         capped = torch.tanh(values / softcap)
         slope, values = 1 - capped.square(), capped * softcap
-    logsumexp_C = torch.logsumexp(values, dim=1)
-    losses_C = logsumexp_C - values.gather(1, targets_C[:, None]).squeeze(1)
+    log_softmax_CV = torch.log_softmax(values, dim=1)
+    losses_C = -log_softmax_CV.gather(1, targets_C[:, None]).squeeze(1)
     if not wanted:
         return losses_C, None
-    dlogits_CV = values.sub_(logsumexp_C[:, None]).exp_()
+    dlogits_CV = log_softmax_CV.exp_()
     dlogits_CV[torch.arange(len(targets_C), device=targets_C.device), targets_C] -= 1
     if slope is not None:
         dlogits_CV.mul_(slope)
