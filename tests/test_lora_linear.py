@@ -82,6 +82,16 @@ def test_the_error_is_no_larger_than_plain_sums_in_the_same_dtype(dtype):
             assert error <= 2 * allowed + 1e-4
 
 
+def test_a_slice_of_rows_is_as_good_as_their_ids(poisoned_memory):
+    x, projections, _, douts = random_group(24, 8, (6, 5), 2, 24)
+    for dout in douts:
+        dout[:3] = dout[9:] = 0
+    _, expected = outputs_and_gradients(lambda *a: dense(*a, torch.float64), x, projections, douts)
+    _, found = outputs_and_gradients(lambda x, p: lora_linear(x, p, slice(3, 9)), x, projections, douts)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
 def test_adapters_keep_their_dtype_and_leading_dimensions_their_shape():
     x, projections, _, douts = random_group(24, 8, (6, 5), 2, 24, torch.float32, torch.float64)
     outputs, found = outputs_and_gradients(

@@ -7,6 +7,7 @@ linear_cross_entropy   the loss from hidden states, without ever holding all log
 
 from sebp_edge.ops.linear_cross_entropy import linear_cross_entropy
 from sebp_edge.ops.lora_linear import LoraProjection, lora_linear
-from sebp_edge.ops.sparse_linear import DETECT, sparse_linear
+from sebp_edge.ops.rows import DETECT, Rows
+from sebp_edge.ops.sparse_linear import sparse_linear
 
-__all__ = ["DETECT", "LoraProjection", "linear_cross_entropy", "lora_linear", "sparse_linear"]
+__all__ = ["DETECT", "LoraProjection", "Rows", "linear_cross_entropy", "lora_linear", "sparse_linear"]

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import backend, reference
-from sebp_edge.ops.sparse_linear import DETECT
+from sebp_edge.ops import reference
+from sebp_edge.ops.rows import DETECT, Rows, RowTarget, take
 
 
 class LoraProjection(NamedTuple):
@@ -47,41 +47,36 @@ class _LoraLinear(torch.autograd.Function):
             out = F.linear(x_NK, weight, bias)
             out.addmm_(down_NR[:, own], lora_B.to(x.dtype).T, alpha=scaling)
             outputs.append(out.reshape(*x.shape[:-1], -1))
-        ctx.detects = rows is DETECT
-        if ctx.detects:
-            rows = None
-        elif rows is not None:
-            x_NK, down_NR = backend.gather_rows(x_NK, rows), backend.gather_rows(down_NR, rows)
-        ctx.save_for_backward(x_NK, down_NR, rows, *weights, *adapters)
-        ctx.x_shape, ctx.scalings = x.shape, scalings
+        if rows is not DETECT:
+            x_NK, down_NR = take(x_NK, rows), take(down_NR, rows)
+        ctx.save_for_backward(x_NK, down_NR, *weights, *adapters)
+        ctx.rows, ctx.x_shape, ctx.scalings = rows, x.shape, scalings
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *douts):
-        x_AK, down_AR, rows, *others = ctx.saved_tensors
-        count = len(douts)
-        douts = [dout.reshape(-1, dout.shape[-1]) for dout in douts]
-        if ctx.detects:
-            rows = reference.nonzero_rows(*douts)
-            x_AK, down_AR = backend.gather_rows(x_AK, rows), backend.gather_rows(down_AR, rows)
+        x_AK, down_AR, *others = ctx.saved_tensors
+        rows, count = ctx.rows, len(douts)
         weights, loras_A, loras_B = others[:count], others[count : 2 * count], others[2 * count :]
-        up_AR = torch.empty_like(down_AR)
-        dx_AK, dloras_B = None, []
-        for dout_NM, weight, lora_B, scaling, own in zip(
-            douts, weights, loras_B, ctx.scalings, _own_columns(loras_A), strict=True
-        ):
-            dout_AM = dout_NM if rows is None else backend.gather_rows(dout_NM, rows)
+        douts = [dout.reshape(-1, dout.shape[-1]) for dout in douts]
+        num_rows = douts[0].shape[0]
+        if rows is DETECT:
+            rows = reference.nonzero_rows(*douts)
+            x_AK, down_AR = take(x_AK, rows), take(down_AR, rows)
+        douts = [take(dout_NM, rows) for dout_NM in douts]
+        up_AR, dloras_B = torch.empty_like(down_AR), []
+        for dout_AM, lora_B, scaling, own in zip(douts, loras_B, ctx.scalings, _own_columns(loras_A), strict=True):
             up_AR[:, own] = (dout_AM @ lora_B.to(dout_AM.dtype)).mul_(scaling)
             dloras_B.append((dout_AM.T @ down_AR[:, own]).to(lora_B.dtype).mul_(scaling))
-            if ctx.needs_input_grad[0]:
-                dx_AK = dout_AM @ weight if dx_AK is None else dx_AK.addmm_(dout_AM, weight)
-        if dx_AK is not None:
-            dx_AK.addmm_(up_AR, torch.cat([lora_A.to(up_AR.dtype) for lora_A in loras_A]))
         dloras_A = (up_AR.T @ x_AK).to(loras_A[0].dtype).split([lora_A.shape[0] for lora_A in loras_A])
-        if dx_AK is not None and rows is not None:
-            dx_AK = backend.scatter_rows(dx_AK, rows, ctx.x_shape[:-1].numel())
-        dx = None if dx_AK is None else dx_AK.reshape(ctx.x_shape)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            target = RowTarget(rows, num_rows, x_AK.shape[1], x_AK)
+            torch.mm(up_AR, torch.cat([lora_A.to(up_AR.dtype) for lora_A in loras_A]), out=target.part)
+            for dout_AM, weight in zip(douts, weights, strict=True):
+                target.part.addmm_(dout_AM, weight)
+            dx = target.whole().reshape(ctx.x_shape)
         return dx, None, None, None, None, *dloras_A, *dloras_B
 
 
@@ -95,7 +90,7 @@ def _own_columns(loras_A) -> list[slice]:
 
 
 def lora_linear(
-    x: Tensor, projections: list[LoraProjection], rows: Tensor | Literal["detect"] | None = None
+    x: Tensor, projections: list[LoraProjection], rows: Rows | Literal["detect"] | None = None
 ) -> tuple[Tensor, ...]:
     """The outputs of all `projections` of `x`, with gradients for `x` and the adapters.
 
@@ -103,8 +98,8 @@ def lora_linear(
         x: [..., K]; its leading dimensions are the rows, flattened in order.
         projections: with frozen weights in x's dtype; the adapters' dtype may be another, usually fp32: products run in
             x's dtype and the adapters' gradients come in theirs.
-        rows: int64 [A], increasing ids of the only rows whose output gradients may be non-zero; `DETECT` to find the
-            rows that are non-zero in any of them in the backward pass; None for all.
+        rows: the only rows whose output gradients may be non-zero: int64 [A], increasing, or a slice; `DETECT` to find
+            the rows that are non-zero in any of them in the backward pass; None for all.
 
     Returns:
         One [..., M] in x's dtype for each projection. Twice differentiable it is not.

@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import backend, reference
-
-DETECT: Literal["detect"] = "detect"
+from sebp_edge.ops import reference
+from sebp_edge.ops.rows import DETECT, Rows, RowTarget, take
 
 
 class _SparseLinear(torch.autograd.Function):
@@ -28,32 +27,35 @@ class _SparseLinear(torch.autograd.Function):
         saved_x = None
         if ctx.needs_input_grad[1]:
             x_NK = x.reshape(-1, x.shape[-1])
-            saved_x = x_NK if rows is DETECT else backend.gather_rows(x_NK, rows)
-        ctx.save_for_backward(weight_MK, saved_x, None if rows is DETECT else rows)
-        ctx.x_shape = x.shape
+            saved_x = x_NK if rows is DETECT else take(x_NK, rows)
+        ctx.save_for_backward(weight_MK, saved_x)
+        ctx.rows, ctx.x_shape = rows, x.shape
         return F.linear(x, weight_MK, bias_M)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
-        weight_MK, x, rows_A = ctx.saved_tensors
+        weight_MK, x_AK = ctx.saved_tensors
+        rows = ctx.rows
         dout_NM = dout.reshape(-1, dout.shape[-1])
-        if rows_A is None:
-            rows_A = reference.nonzero_rows(dout_NM)
-            x = None if x is None else backend.gather_rows(x, rows_A)
-        dout_AM = backend.gather_rows(dout_NM, rows_A)
+        if rows is DETECT:
+            rows = reference.nonzero_rows(dout_NM)
+            x_AK = None if x_AK is None else take(x_AK, rows)
+        dout_AM = take(dout_NM, rows)
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
-            dx = backend.scatter_rows(dout_AM @ weight_MK, rows_A, dout_NM.shape[0]).reshape(ctx.x_shape)
+            target = RowTarget(rows, dout_NM.shape[0], weight_MK.shape[1], dout_AM)
+            torch.mm(dout_AM, weight_MK, out=target.part)
+            dx = target.whole().reshape(ctx.x_shape)
         if ctx.needs_input_grad[1]:
-            dweight = dout_AM.T @ x
+            dweight = dout_AM.T @ x_AK
         if ctx.needs_input_grad[2]:
             dbias = dout_AM.sum(dim=0)
         return dx, dweight, dbias, None
 
 
 def sparse_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, rows: Tensor | Literal["detect"] | None = None
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, rows: Rows | Literal["detect"] | None = None
 ) -> Tensor:
     """`F.linear(x, weight, bias)`, with a backward pass over the active rows only.
 
@@ -61,9 +63,9 @@ def sparse_linear(
         x: [..., K], any floating dtype; its leading dimensions are the rows, flattened in order.
         weight: [M, K]; under autocast x, weight and bias are cast as `F.linear` would cast them.
         bias: [M], or None.
-        rows: int64 [A] on x's device, increasing ids of the only rows whose output gradient may be non-zero; `DETECT`
-            to find the non-zero rows in the backward pass (exact for any loss; a host synchronisation on a GPU);
-            None for all rows, which is `F.linear` itself.
+        rows: the only rows whose output gradient may be non-zero: int64 [A] on x's device, increasing, or a slice;
+            `DETECT` to find the non-zero ones in the backward pass (exact for any loss; a host synchronisation on a
+            GPU); None for all rows, which is `F.linear` itself.
 
     Returns:
         [..., M] in the dtype `F.linear` gives. Twice differentiable it is not.

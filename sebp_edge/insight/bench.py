@@ -6,8 +6,8 @@ drifts slows all of them alike. Before anything is timed, the gradients of each 
 
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -66,13 +66,19 @@ WAYS = (DENSE, Way("drop-in", Sparsified, _padded_loss), Way("hoisted", Hoisted,
 
 @dataclass(frozen=True)
 class Timing:
-    """Median seconds of one micro-batch, by part, and the largest relative error of a gradient against dense."""
+    """Median seconds of one micro-batch, by part.
+
+    Attributes:
+        gradient_error: norm of the difference to the dense gradients over their norm.
+        peak_bytes: most that torch's allocator held on a GPU during these steps; 0 elsewhere.
+    """
 
     way: str
     forward: float
     backward: float
     step: float
     gradient_error: float
+    peak_bytes: int
 
 
 def time_steps(model: nn.Module, batches: list[Batch], ways=WAYS, *, rounds: int = 7, tolerance: float) -> list[Timing]:
@@ -95,17 +101,34 @@ def time_steps(model: nn.Module, batches: list[Batch], ways=WAYS, *, rounds: int
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-5)
     samples: dict[str, list[tuple[float, float, float]]] = {way.name: [] for way in ways}
+    peaks = dict.fromkeys(samples, 0)
     for round_number in range(rounds + 1):
         for way in ways:
-            with way.attach(model) as handle:
+            with way.attach(model) as handle, _peak(batches[0].input_ids.device, peaks, way.name):
                 for batch in batches:
                     sample = _time_one(handle, way, batch, optimizer)
                     if round_number > 0:
                         samples[way.name].append(sample)
     return [
-        Timing(way.name, *(statistics.median(part) for part in zip(*samples[way.name], strict=True)), errors[way.name])
+        Timing(
+            way.name,
+            *(statistics.median(part) for part in zip(*samples[way.name], strict=True)),
+            gradient_error=errors[way.name],
+            peak_bytes=peaks[way.name],
+        )
         for way in ways
     ]
+
+
+@contextmanager
+def _peak(device: torch.device, peaks: dict[str, int], name: str) -> Iterator[None]:
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    yield
+    peaks[name] = max(peaks[name], torch.cuda.max_memory_allocated(device))
 
 
 def _time_one(handle, way: Way, batch: Batch, optimizer) -> tuple[float, float, float]:

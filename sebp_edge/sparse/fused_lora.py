@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.models.lora import plain_projection
-from sebp_edge.ops import lora_linear
+from sebp_edge.ops import Rows, lora_linear
 
 # Projections that read the same input in transformers' decoders.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
-RowsFor = Callable[[Tensor], Tensor | str | None]
+RowsFor = Callable[[Tensor], Rows | str | None]
 
 
 class FusedLora:

@@ -32,6 +32,7 @@ class RowPlan:
         targets: int64 [C], the shifted labels of the loss rows.
         cu_seqlens: int32 [B + 1], where each sequence's span begins in active_rows.
         max_len: the longest span.
+        active_span, loss_span: the same rows as a slice, where they are contiguous (a batch of one sequence), or None.
     """
 
     num_rows: int
@@ -40,6 +41,8 @@ class RowPlan:
     targets: Tensor
     cu_seqlens: Tensor
     max_len: int
+    active_span: slice | None
+    loss_span: slice | None
 
     @classmethod
     def from_labels(cls, labels_BT: Tensor, attention_mask_BT: Tensor | None = None) -> "RowPlan":
@@ -61,22 +64,32 @@ class RowPlan:
         positions_T = torch.arange(1, num_positions + 1)
         lengths_B = (has_loss_BT * positions_T).amax(dim=1)
         active_BT = positions_T <= lengths_B[:, None]
+        active_rows = active_BT.flatten().nonzero().squeeze(1)
         loss_rows = has_loss_BT.flatten().nonzero().squeeze(1)
         cu_seqlens = torch.zeros(num_sequences + 1, dtype=torch.int32)
         cu_seqlens[1:] = lengths_B.cumsum(0)
         return cls(
             num_rows=labels_BT.numel(),
-            active_rows=active_BT.flatten().nonzero().squeeze(1),
+            active_rows=active_rows,
             loss_rows=loss_rows,
             targets=shifted_BT.flatten()[loss_rows],
             cu_seqlens=cu_seqlens,
             max_len=int(lengths_B.max()),
+            active_span=_span(active_rows),
+            loss_span=_span(loss_rows),
         )
 
     def to(self, device: torch.device | str) -> "RowPlan":
         """The same plan with its tensors on `device`."""
         names = ("active_rows", "loss_rows", "targets", "cu_seqlens")
         return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
+
+
+def _span(rows: Tensor) -> slice | None:
+    """The slice that these increasing ids are, if they are contiguous."""
+    if len(rows) == 0 or int(rows[-1] - rows[0]) + 1 != len(rows):
+        return None
+    return slice(int(rows[0]), int(rows[-1]) + 1)
 
 
 def is_right_padded(attention_mask_BT: Tensor) -> bool:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.ops import DETECT, sparse_linear
+from sebp_edge.ops import DETECT, Rows, sparse_linear
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.rows import RowPlan, is_right_padded
 
@@ -27,8 +27,8 @@ class Sparsified:
     def __init__(self, model: nn.Module):
         self.model = model
         self._head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-        self._rows: Tensor | str | None = None
-        self._head_rows: Tensor | str | None = None
+        self._rows: Rows | str | None = None
+        self._head_rows: Rows | str | None = None
         self._num_rows: int | None = None
         self._given_plan: RowPlan | None = None
         self.layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}
@@ -78,7 +78,9 @@ class Sparsified:
         if plan is None:
             self._rows, self._head_rows, self._num_rows = DETECT, DETECT, None
         else:
-            self._rows, self._head_rows, self._num_rows = plan.active_rows, plan.loss_rows, plan.num_rows
+            self._rows = plan.active_span or plan.active_rows
+            self._head_rows = plan.loss_span or plan.loss_rows
+            self._num_rows = plan.num_rows
 
     def _plan_from_labels(self, labels: Tensor | None, attention_mask: Tensor | None) -> RowPlan | None:
         if labels is None or labels.dim() != 2 or not _is_causal_decoder(self.model):
@@ -91,9 +93,9 @@ class Sparsified:
         # Layers called outside the model's own forward get the rows that their gradient shows.
         self._rows, self._head_rows, self._num_rows = DETECT, DETECT, None
 
-    def _rows_for(self, layer: nn.Linear | None, x: Tensor) -> Tensor | str | None:
+    def _rows_for(self, layer: nn.Linear | None, x: Tensor) -> Rows | str | None:
         rows = self._head_rows if layer is not None and layer is self._head else self._rows
-        if isinstance(rows, Tensor) and x.shape[:-1].numel() != self._num_rows:
+        if rows is not DETECT and x.shape[:-1].numel() != self._num_rows:
             return DETECT
         return rows
 

@@ -1,0 +1,45 @@
+"""Sets of active rows: a slice where they are contiguous, which costs nothing, or increasing ids.
+
+A right-padded batch of one sequence has a slice: its rows are a view, and a product is written where it belongs.
+Shapes: N rows, A active rows, K columns.
+"""
+
+from typing import Literal
+
+from torch import Tensor
+
+from sebp_edge.ops import backend
+
+DETECT: Literal["detect"] = "detect"
+"""In place of rows: find the non-zero rows of the output's gradient in the backward pass."""
+
+Rows = Tensor | slice
+"""int64 [A], increasing; or a slice with a begin and an end. None in its place means all rows."""
+
+
+def take(x_NK: Tensor, rows: Rows | None) -> Tensor:
+    """X[A]; a view where that is possible."""
+    if rows is None:
+        return x_NK
+    return x_NK[rows] if isinstance(rows, slice) else backend.gather_rows(x_NK, rows)
+
+
+class RowTarget:
+    """A matrix [N, K] that is zero outside its active rows; write these into `part` [A, K], then ask for `whole()`."""
+
+    def __init__(self, rows: Rows | None, num_rows: int, num_columns: int, like: Tensor):
+        self._rows, self._num_rows = rows, num_rows
+        if isinstance(rows, slice):
+            self._whole = like.new_empty(num_rows, num_columns)
+            self._whole[: rows.start].zero_()
+            self._whole[rows.stop :].zero_()
+            self.part = self._whole[rows]
+        else:
+            self._whole = None
+            self.part = like.new_empty(num_rows if rows is None else len(rows), num_columns)
+
+    def whole(self) -> Tensor:
+        """All rows, [N, K]."""
+        if self._rows is None:
+            return self.part
+        return self._whole if self._whole is not None else backend.scatter_rows(self.part, self._rows, self._num_rows)
