@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import AdapterError, BaseModelMismatch, Interrupted, NonFiniteLoss, TextsError
-from sebp_edge.events import AdapterSaved, StepDone, TextsRead, TrainingPlanned
+from sebp_edge.events import AdapterSaved, Notice, StepDone, TextsRead, TrainingPlanned
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=2e-2, epochs=3, batch_tokens=200, context_length=64)
 SPOILING = RECIPE.replace(learning_rate=1e-12)
@@ -85,6 +86,16 @@ def test_an_adapter_that_is_no_better_is_not_kept(make, notes_folder):
     store = worse.store
     assert (store.active_version("default"), len(store.versions("default"))) == (1, 1)
     assert worse._adaptation is None
+
+
+def test_a_slow_run_says_first_how_long_it_will_take(make, notes_folder, monkeypatch):
+    # A token of this model costs about 4 * 21,000 operations; at 100,000 a second that is over half an hour.
+    monkeypatch.setattr("sebp_edge.models.machine.matmul_rate", lambda device, dtype: 1e5)
+    events = []
+    make(on_event=events.append).adapt(notes_folder)
+    notice = next(event for event in events if isinstance(event, Notice))
+    assert re.search(r"this will take about \d+(\.\d)? (min|h); a smaller model", notice.message)
+    assert events.index(notice) < next(n for n, event in enumerate(events) if isinstance(event, TrainingPlanned))
 
 
 @pytest.mark.parametrize("count", [6, 9, 19])

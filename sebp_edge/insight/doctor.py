@@ -15,6 +15,7 @@ from huggingface_hub import constants
 
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.models import machine
+from sebp_edge.ops.backend import has_triton
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def _kernels() -> Finding:
     # Its package is called otherwise on some systems.
     packages = importlib.metadata.packages_distributions().get("triton")
     triton = f"Triton {importlib.metadata.version(packages[0])} is installed" if packages else "Triton is not installed"
-    return Finding("kernels", f"reference path in plain PyTorch; {triton}")
+    ours = machine.pick_device().type == "cuda" and has_triton()
+    return Finding("kernels", f"{'our Triton kernels' if ours else 'reference path in plain PyTorch'}; {triton}")
 
 
 def _memory() -> Finding:
