@@ -113,6 +113,56 @@ def test_an_encoder_trains_like_dense():
     assert_same_training(model, padded_batch() | {"labels": torch.tensor([0, 2, 1, 1])})
 
 
+@pytest.fixture
+def verified(monkeypatch):
+    """Every backward pass checks that what it skips is zero."""
+    monkeypatch.setattr("sebp_edge.ops.rows.VERIFY", True)
+
+
+@pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("prompt", [0, 5])
+def test_no_skipped_row_has_a_gradient(adapt, attention, prompt, verified):
+    model, batch = adapt(make_llama(attn_implementation=attention).double()), padded_batch(prompt=prompt)
+    with sparsify(model):
+        model(**batch).loss.backward()
+
+
+def test_verification_finds_rows_that_are_not_exact(verified):
+    model, batch = make_llama(), padded_batch()
+    with sparsify(model), pytest.raises(RuntimeError, match=r"\d+ of \d+ skipped rows have a gradient"):
+        out = model(**batch)
+        # A loss of one's own beside the model's looks at rows without labels too.
+        (out.loss + out.logits.square().mean()).backward()
+
+
+def test_the_last_block_computes_loss_rows_but_for_keys_and_values():
+    model, batch = make_llama(), padded_batch(prompt=5)
+    seen = {}
+
+    def gradient(name):
+        return lambda module, args, out: out.register_hook(
+            lambda dout: seen.update({name: int(dout.ne(0).any(-1).sum())})
+        )
+
+    with sparsify(model) as sparsified:
+        for name, layer in sparsified.layers.items():
+            layer.register_forward_hook(gradient(name.removeprefix("model.layers.")))
+        model(**batch).loss.backward()
+        on_loss_rows = sparsified._on_loss_rows & set(sparsified.layers.values())
+    names = {name.removeprefix("model.layers.") for name, layer in sparsified_layers(model) if layer in on_loss_rows}
+    assert names == {"1.self_attn.q_proj", "1.self_attn.o_proj", "lm_head"} | {
+        f"1.mlp.{part}_proj" for part in ("gate", "up", "down")
+    }
+    loss_rows = int((batch["labels"][:, 1:] != IGNORE).sum())
+    assert {seen[name] for name in names} == {loss_rows}
+    assert seen["1.self_attn.v_proj"] > loss_rows
+
+
+def sparsified_layers(model):
+    return [(name, layer) for name, layer in model.named_modules() if type(layer) is torch.nn.Linear]
+
+
 def test_removing_gives_the_model_back():
     model, batch = make_llama(), padded_batch()
     before = model(**batch).logits

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sebp_edge.ops import reference
-from sebp_edge.ops.rows import DETECT, Rows, RowTarget, take
+from sebp_edge.ops.rows import DETECT, Rows, RowTarget, take, take_gradient
 
 
 class LoraProjection(NamedTuple):
@@ -64,7 +64,7 @@ class _LoraLinear(torch.autograd.Function):
         if rows is DETECT:
             rows = reference.nonzero_rows(*douts)
             x_AK, down_AR = take(x_AK, rows), take(down_AR, rows)
-        douts = [take(dout_NM, rows) for dout_NM in douts]
+        douts = [take_gradient(dout_NM, rows) for dout_NM in douts]
         up_AR, dloras_B = torch.empty_like(down_AR), []
         for dout_AM, lora_B, scaling, own in zip(douts, loras_B, ctx.scalings, _own_columns(loras_A), strict=True):
             up_AR[:, own] = (dout_AM @ lora_B.to(dout_AM.dtype)).mul_(scaling)

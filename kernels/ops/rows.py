@@ -4,8 +4,10 @@ A right-padded batch of one sequence has a slice: its rows are a view, and a pro
 Shapes: N rows, A active rows, K columns.
 """
 
+import os
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from sebp_edge.ops import backend
@@ -15,6 +17,27 @@ DETECT: Literal["detect"] = "detect"
 
 Rows = Tensor | slice
 """int64 [A], increasing; or a slice with a begin and an end. None in its place means all rows."""
+
+
+VERIFY = os.environ.get("SEBP_EDGE_VERIFY") == "1"
+"""Whether backward passes check that the rows they skip are zero; costs a host synchronisation for each."""
+
+
+def take_gradient(dout_NM: Tensor, rows: Rows | None) -> Tensor:
+    """dY[A].
+
+    Raises:
+        RuntimeError: with `VERIFY`, a row outside A is not zero.
+    """
+    if VERIFY and rows is not None:
+        skipped_N = torch.ones(len(dout_NM), dtype=torch.bool, device=dout_NM.device)
+        skipped_N[rows] = False
+        wrong = (dout_NM.ne(0).any(dim=1) & skipped_N).sum().item()
+        if wrong:
+            raise RuntimeError(
+                f"{wrong} of {int(skipped_N.sum())} skipped rows have a gradient: the rows are not exact."
+            )
+    return take(dout_NM, rows)
 
 
 def take(x_NK: Tensor, rows: Rows | None) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sebp_edge.ops import reference
-from sebp_edge.ops.rows import DETECT, Rows, RowTarget, take
+from sebp_edge.ops.rows import DETECT, Rows, RowTarget, take, take_gradient
 
 
 class _SparseLinear(torch.autograd.Function):
@@ -41,7 +41,7 @@ class _SparseLinear(torch.autograd.Function):
         if rows is DETECT:
             rows = reference.nonzero_rows(dout_NM)
             x_AK = None if x_AK is None else take(x_AK, rows)
-        dout_AM = take(dout_NM, rows)
+        dout_AM = take_gradient(dout_NM, rows)
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
             target = RowTarget(rows, dout_NM.shape[0], weight_MK.shape[1], dout_AM)

@@ -15,7 +15,7 @@ from sebp_edge.ops import Rows, lora_linear
 # Projections that read the same input in transformers' decoders.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
-RowsFor = Callable[[Tensor], Rows | str | None]
+RowsFor = Callable[[list[nn.Module], Tensor], Rows | str | None]
 
 
 class FusedLora:
@@ -59,11 +59,14 @@ class _Group:
             projections = [plain_projection(layer) for layer in self.layers]
             if not _fits(x, projections):
                 return type(self.layers[member]).forward(self.layers[member], x)
-            self._input, self._outputs = (x, grad), dict(enumerate(lora_linear(x, projections, self._rows_for(x))))
+            self._input, self._outputs = (x, grad), self._compute(x, projections)
         out = self._outputs.pop(member)
         if not self._outputs:
             self._input = None
         return out
+
+    def _compute(self, x: Tensor, projections: list) -> dict[int, Tensor]:
+        return dict(enumerate(lora_linear(x, projections, self._rows_for(self.layers, x))))
 
 
 def _fits(x: Tensor, projections: list) -> bool:

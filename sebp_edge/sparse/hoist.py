@@ -34,7 +34,7 @@ class Hoisted:
         self._logits = _logit_options(self._decoder.config.get_text_config())
         self._before = self._decoder.config._attn_implementation
         self._decoder.set_attn_implementation(ATTENTION)
-        self._fused = FusedLora(model, lambda x: None)
+        self._fused = FusedLora(model, lambda layers, x: None)
 
     def remove(self) -> None:
         """Gives the model its own attention and LoRA layers back."""

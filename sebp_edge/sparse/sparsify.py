@@ -26,9 +26,9 @@ class Sparsified:
 
     def __init__(self, model: nn.Module):
         self.model = model
-        self._head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-        self._rows: Rows | str | None = None
-        self._head_rows: Rows | str | None = None
+        self._on_loss_rows = _layers_on_loss_rows(model)
+        self._active_rows: Rows | str = DETECT
+        self._loss_rows: Rows | str = DETECT
         self._num_rows: int | None = None
         self._given_plan: RowPlan | None = None
         self.layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}
@@ -37,7 +37,7 @@ class Sparsified:
                 raise SparsityError(f"{name} already has a replaced forward; sparsify a model once, and before others.")
         for layer in self.layers.values():
             layer.forward = _SparseForward(self, layer)
-        self._fused = FusedLora(model, lambda x: self._rows_for(None, x))
+        self._fused = FusedLora(model, self._rows_for)
         self._hooks = [
             model.register_forward_pre_hook(self._plan_batch, with_kwargs=True),
             model.register_forward_hook(self._forget_batch, always_call=True),
@@ -76,10 +76,10 @@ class Sparsified:
         if _is_checkpointing(model):
             plan = None
         if plan is None:
-            self._rows, self._head_rows, self._num_rows = DETECT, DETECT, None
+            self._forget_batch()
         else:
-            self._rows = plan.active_span or plan.active_rows
-            self._head_rows = plan.loss_span or plan.loss_rows
+            self._active_rows = plan.active_span or plan.active_rows
+            self._loss_rows = plan.loss_span or plan.loss_rows
             self._num_rows = plan.num_rows
 
     def _plan_from_labels(self, labels: Tensor | None, attention_mask: Tensor | None) -> RowPlan | None:
@@ -91,13 +91,13 @@ class Sparsified:
 
     def _forget_batch(self, *_):
         # Layers called outside the model's own forward get the rows that their gradient shows.
-        self._rows, self._head_rows, self._num_rows = DETECT, DETECT, None
+        self._active_rows, self._loss_rows, self._num_rows = DETECT, DETECT, None
 
-    def _rows_for(self, layer: nn.Linear | None, x: Tensor) -> Rows | str | None:
-        rows = self._head_rows if layer is not None and layer is self._head else self._rows
-        if rows is not DETECT and x.shape[:-1].numel() != self._num_rows:
+    def _rows_for(self, layers: list[nn.Module], x: Tensor) -> Rows | str:
+        """The rows of layers that are computed together; those of another number of rows show theirs."""
+        if x.shape[:-1].numel() != self._num_rows:
             return DETECT
-        return rows
+        return self._loss_rows if self._on_loss_rows.issuperset(layers) else self._active_rows
 
 
 class _SparseForward:
@@ -107,7 +107,7 @@ class _SparseForward:
         self.sparsified, self.layer = sparsified, layer
 
     def __call__(self, input: Tensor) -> Tensor:
-        rows = self.sparsified._rows_for(self.layer, input)
+        rows = self.sparsified._rows_for([self.layer], input)
         return sparse_linear(input, self.layer.weight, self.layer.bias, rows)
 
 
@@ -116,12 +116,32 @@ def sparsify(model: nn.Module) -> Sparsified:
 
     Gradients equal the dense ones: for causal decoders given `labels` and padding on the right, the rows come from the
     labels (see `RowPlan`); for everything else (left padding, encoders, losses computed outside), the exactly non-zero
-    rows of dL/dY are found in the backward pass.
+    rows of dL/dY are found in the backward pass. Given `labels`, the loss must be the model's own: one that also looks at
+    other rows' logits is not seen. With SEBP_EDGE_VERIFY=1 in the environment, each backward pass checks that what is
+    skipped is zero, and raises a RuntimeError if it is not.
 
     Raises:
         SparsityError: the model is sparsified already.
     """
     return Sparsified(model)
+
+
+def _layers_on_loss_rows(model: nn.Module) -> set[nn.Module]:
+    """The layers whose output has gradient on loss rows only: the head, and the last block's but for keys and values.
+
+    A block without separate projections of keys and values has none.
+    """
+    decoder = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head = decoder.get_output_embeddings() if hasattr(decoder, "get_output_embeddings") else None
+    blocks = getattr(getattr(decoder, "base_model", None), "layers", None)
+    found = {head} - {None}
+    if not blocks:
+        return found
+    parts = dict(blocks[-1].named_modules())
+    keys_and_values = {name for name in parts if {"k_proj", "v_proj"} & set(name.split("."))}
+    if not {"k_proj", "v_proj"} <= {name.split(".")[-1] for name in keys_and_values}:
+        return found
+    return found | {layer for name, layer in parts.items() if name not in keys_and_values}
 
 
 def _is_checkpointing(model: nn.Module) -> bool:
@@ -131,4 +151,6 @@ def _is_checkpointing(model: nn.Module) -> bool:
 
 def _is_causal_decoder(model: nn.Module) -> bool:
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return type(inner).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    # A router's loss looks at every row, whatever its label.
+    routed = getattr(inner.config, "output_router_logits", False)
+    return type(inner).__name__.endswith(("ForCausalLM", "LMHeadModel")) and not routed
