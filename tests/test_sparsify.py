@@ -140,14 +140,18 @@ def test_the_last_block_computes_loss_rows_but_for_keys_and_values():
     model, batch = make_llama(), padded_batch(prompt=5)
     seen = {}
 
-    def gradient(name):
-        return lambda module, args, out: out.register_hook(
-            lambda dout: seen.update({name: int(dout.ne(0).any(-1).sum())})
-        )
+    def watch(name, layer):
+        def note(dout):
+            seen[name] = int(dout.ne(0).any(-1).sum())
+
+        def hook(module, args, out):
+            out.register_hook(note)
+
+        layer.register_forward_hook(hook)
 
     with sparsify(model) as sparsified:
         for name, layer in sparsified.layers.items():
-            layer.register_forward_hook(gradient(name.removeprefix("model.layers.")))
+            watch(name.removeprefix("model.layers."), layer)
         model(**batch).loss.backward()
         on_loss_rows = sparsified._on_loss_rows & set(sparsified.layers.values())
     names = {name.removeprefix("model.layers.") for name, layer in sparsified_layers(model) if layer in on_loss_rows}

@@ -32,11 +32,9 @@ def take_gradient(dout_NM: Tensor, rows: Rows | None) -> Tensor:
     if VERIFY and rows is not None:
         skipped_N = torch.ones(len(dout_NM), dtype=torch.bool, device=dout_NM.device)
         skipped_N[rows] = False
-        wrong = (dout_NM.ne(0).any(dim=1) & skipped_N).sum().item()
+        wrong, of = int((dout_NM.ne(0).any(dim=1) & skipped_N).sum()), int(skipped_N.sum())
         if wrong:
-            raise RuntimeError(
-                f"{wrong} of {int(skipped_N.sum())} skipped rows have a gradient: the rows are not exact."
-            )
+            raise RuntimeError(f"{wrong} of {of} skipped rows have a gradient: these rows are not exact for this loss.")
     return take(dout_NM, rows)
 
 

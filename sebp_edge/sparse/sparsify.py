@@ -116,9 +116,9 @@ def sparsify(model: nn.Module) -> Sparsified:
 
     Gradients equal the dense ones: for causal decoders given `labels` and padding on the right, the rows come from the
     labels (see `RowPlan`); for everything else (left padding, encoders, losses computed outside), the exactly non-zero
-    rows of dL/dY are found in the backward pass. Given `labels`, the loss must be the model's own: one that also looks at
-    other rows' logits is not seen. With SEBP_EDGE_VERIFY=1 in the environment, each backward pass checks that what is
-    skipped is zero, and raises a RuntimeError if it is not.
+    rows of dL/dY are found in the backward pass. Given `labels`, the loss must be the model's own: one that also looks
+    at other rows' logits is not seen. With SEBP_EDGE_VERIFY=1 in the environment, each backward pass checks that what
+    is skipped is zero, and raises a RuntimeError if it is not.
 
     Raises:
         SparsityError: the model is sparsified already.
