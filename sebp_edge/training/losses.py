@@ -12,7 +12,8 @@ from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 
-# Logits of one micro-batch: 2^27 of them are half a GB in fp32.
+MAX_ROWS = 4096
+# Logits of a padded micro-batch: 2^27 of them are half a GB in fp32. Hoisted rows never hold all of theirs.
 MAX_LOGITS = 2**27
 
 
@@ -22,18 +23,19 @@ class RowLosses:
     Attributes:
         collator: pads examples into batches.
         device: where the model is.
-        max_rows: most rows that one micro-batch may have, so that the logits of them all stay small.
         hoisted: whether only active rows are computed, or all of the padded batch in the forward pass.
+        max_rows: most rows that one micro-batch may have.
     """
 
     def __init__(self, model: nn.Module, examples: list[Example], collator: Collator, device, on_event: Sink):
         self.collator = collator
         self.device = device
-        self.max_rows = min(4096, max(256, MAX_LOGITS // model.get_output_embeddings().weight.shape[0]))
         reason = _why_not_hoisted(model, examples, collator.pad_token_id, device)
         self.hoisted = reason is None
         if reason is not None:
             on_event(Notice(f"This model runs on padded batches, which is slower: {reason}"))
+        padded_rows = min(MAX_ROWS, MAX_LOGITS // model.get_output_embeddings().weight.shape[0])
+        self.max_rows = MAX_ROWS if self.hoisted else padded_rows
         self._handle = Hoisted(model) if self.hoisted else Sparsified(model)
 
     def __call__(self, examples: list[Example]) -> tuple[Tensor, Tensor]:
