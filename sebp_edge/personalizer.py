@@ -5,8 +5,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
-from sebp_edge.errors import BaseModelMismatch, Interrupted, NonFiniteLoss, TrainingStopped
+from sebp_edge.errors import BaseModelMismatch, Interrupted, MachineError, NonFiniteLoss, TrainingStopped
 from sebp_edge.events import AdapterSaved, ModelLoaded, Notice, Sink, TextsRead, silent
 from sebp_edge.models import machine
 from sebp_edge.models.adaptation import Adaptation, load
@@ -77,6 +79,12 @@ class Personalizer:
             judgement = trial.train_and_judge()
         except (KeyboardInterrupt, NonFiniteLoss) as stop:
             raise self._stopped(stop, trial, name) from stop
+        except torch.OutOfMemoryError as error:
+            trial.detach()
+            raise MachineError(
+                f"The memory of this {self.device.type.upper()} ran out while training; nothing was saved. "
+                "Choose a smaller model or a shorter context, or close other programs."
+            ) from error
         except BaseException:
             trial.detach()
             raise

@@ -11,7 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.errors import AdapterError, BaseModelMismatch, Interrupted, NonFiniteLoss, TextsError
+from sebp_edge.errors import AdapterError, BaseModelMismatch, Interrupted, MachineError, NonFiniteLoss, TextsError
 from sebp_edge.events import AdapterSaved, Notice, StepDone, TextsRead, TrainingPlanned
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=2e-2, epochs=3, batch_tokens=200, context_length=64)
@@ -176,6 +176,13 @@ def test_an_app_that_raises_in_its_sink_gets_its_error_and_the_base_model_back(m
         personalizer.adapt(notes_folder)
     assert torch.equal(before, logits(personalizer, personalizer._base.model))
     assert personalizer.store.names() == []
+
+
+def test_memory_that_runs_out_is_one_sentence(make, notes_folder):
+    personalizer = make(on_event=interrupt_at(2, error=torch.OutOfMemoryError))
+    with pytest.raises(MachineError, match="ran out while training; nothing was saved"):
+        personalizer.adapt(notes_folder)
+    assert personalizer._adaptation is None
 
 
 def test_an_interruption_before_the_first_step_saves_nothing(make, notes_folder):

@@ -78,6 +78,8 @@ def _why_not_hoisted(model: nn.Module, examples: list[Example], pad_token_id: in
             found = hoisted.row_losses(input_ids, plan)
     except SparsityError as error:
         return str(error)
+    except torch.OutOfMemoryError:
+        raise
     except (TypeError, ValueError, RuntimeError, KeyError) as error:
         return f"its architecture does not take single rows ({type(error).__name__})."
     tolerance = 1e-4 if next(model.parameters()).dtype == torch.float32 else 0.05
