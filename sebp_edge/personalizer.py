@@ -1,7 +1,8 @@
 """The main path: texts in, a saved adapter out."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -75,20 +76,9 @@ class Personalizer:
         dataset = self._encode(reading, base)
         self._detach()
         trial = Trial(base, dataset, self.recipe, self.seed, self.on_event)
-        try:
+        with self._cleaning_up(trial, name):
             judgement = trial.train_and_judge()
-        except (KeyboardInterrupt, NonFiniteLoss) as stop:
-            raise self._stopped(stop, trial, name) from stop
-        except torch.OutOfMemoryError as error:
-            trial.detach()
-            raise MachineError(
-                f"The memory of this {self.device.type.upper()} ran out while training; nothing was saved. "
-                "Choose a smaller model or a shorter context, or close other programs."
-            ) from error
-        except BaseException:
-            trial.detach()
-            raise
-        saved = self._keep(trial, judgement, name, out) if judgement.verdict.kept else trial.detach()
+            saved = self._keep(trial, judgement, name, out) if judgement.verdict.kept else trial.detach()
         return AdaptResult.of(dataset, trial.progress, judgement, saved, self.device, time.perf_counter() - begin)
 
     def generate(
@@ -159,6 +149,23 @@ class Personalizer:
         left_out = tuple(asdict(item) for item in data.left_out)
         self.on_event(TextsRead(data.documents, len(data.examples), data.tokens, data.padding_share, left_out))
         return data
+
+    @contextmanager
+    def _cleaning_up(self, trial: Trial, name: str) -> Iterator[None]:
+        """Whatever stops a trial, the base model is given back; what was learnt until a stop is saved."""
+        try:
+            yield
+        except (KeyboardInterrupt, NonFiniteLoss) as stop:
+            raise self._stopped(stop, trial, name) from stop
+        except torch.OutOfMemoryError as error:
+            trial.detach()
+            raise MachineError(
+                f"The memory of this {self.device.type.upper()} ran out while training; nothing was saved. "
+                "Choose a smaller model or a shorter context, or close other programs."
+            ) from error
+        except BaseException:
+            trial.detach()
+            raise
 
     def _keep(self, trial: Trial, judgement: Judgement, name: str, out: Path | None) -> SavedAdapter:
         """Saves and activates the trial's adapter, and goes on with it."""

@@ -61,7 +61,7 @@ class Trial:
             HeldOutLoss.merged([part.before for part in parts]), HeldOutLoss.merged([part.after for part in parts])
         )
         if folds > 1 and judgement.verdict.kept:
-            self._run_on_all(median_low([progress.best_epoch for progress in self.progress]))
+            self._run_on_all(max(1, median_low([progress.best_epoch for progress in self.progress])))
         return judgement
 
     def detach(self) -> None:
