@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
-from sebp_edge.errors import BaseModelMismatch, Interrupted, MachineError, NonFiniteLoss, TrainingStopped
+from sebp_edge.errors import BaseModelMismatch, Interrupted, MachineError, NonFiniteLoss, RecipeError, TrainingStopped
 from sebp_edge.events import AdapterSaved, ModelLoaded, Notice, Sink, TextsRead, silent
 from sebp_edge.models import machine
 from sebp_edge.models.adaptation import Adaptation, load
@@ -20,6 +20,7 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
 from sebp_edge.texts.dataset import Dataset, make_dataset
 from sebp_edge.texts.readers import Reading, read_texts
+from sebp_edge.training.loop import Progress
 from sebp_edge.training.trial import Judgement, Trial
 
 
@@ -51,10 +52,11 @@ class Personalizer:
         self.recipe = Recipe.load(recipe)
         self.device = machine.pick_device(device)
         self.store = store or AdapterStore()
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.on_event = on_event
         self._base: BaseModel | None = None
         self._adaptation: Adaptation | None = None
+        self._folder: Path | None = None
         self._chat = False
 
     def adapt(self, texts, *, name: str = "default", out: str | Path | None = None) -> AdaptResult:
@@ -74,12 +76,11 @@ class Personalizer:
         reading = read_texts(texts)
         base = self._load()
         dataset = self._encode(reading, base)
-        self._detach()
         trial = Trial(base, dataset, self.recipe, self.seed, self.on_event)
-        with self._cleaning_up(trial, name):
+        with self._setting_aside(trial, name):
             judgement = trial.train_and_judge()
-            saved = self._keep(trial, judgement, name, out) if judgement.verdict.kept else trial.detach()
-        return AdaptResult.of(dataset, trial.progress, judgement, saved, self.device, time.perf_counter() - begin)
+        saved = self._keep(trial, judgement, name, out) if judgement.verdict.kept else self._give_up(trial)
+        return AdaptResult.of(trial, judgement, saved, self.store, time.perf_counter() - begin)
 
     def generate(
         self,
@@ -111,7 +112,7 @@ class Personalizer:
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_p=top_p,
-            seed=seed,
+            seed=None if seed is None else check_seed(seed),
             on_text=on_text,
         )
 
@@ -128,8 +129,14 @@ class Personalizer:
                 f"The adapter was made for {record.base_model}, and {base.reference.public_name} is another model; "
                 f"use it with {record.model!r}."
             )
-        self._detach()
-        self._adaptation, self._chat = load(base, folder), record.recipe.get("chat_template", False)
+        if self._adaptation is not None:
+            self._adaptation.detach()
+        try:
+            self._adaptation = load(base, folder)
+        except BaseException:
+            self._adaptation = load(base, self._folder) if self._folder else None
+            raise
+        self._folder, self._chat = folder, record.recipe.get("chat_template", False)
         return record
 
     # ------------------------------------------------------------------------------------------------- its own steps
@@ -151,42 +158,54 @@ class Personalizer:
         return data
 
     @contextmanager
-    def _cleaning_up(self, trial: Trial, name: str) -> Iterator[None]:
-        """Whatever stops a trial, the base model is given back; what was learnt until a stop is saved."""
+    def _setting_aside(self, trial: Trial, name: str) -> Iterator[None]:
+        """The adapter in use makes room for a trial. Whatever stops that, it comes back; what was learnt is saved."""
+        if self._adaptation is not None:
+            self._adaptation.detach()
         try:
             yield
         except (KeyboardInterrupt, NonFiniteLoss) as stop:
             raise self._stopped(stop, trial, name) from stop
         except torch.OutOfMemoryError as error:
-            trial.detach()
+            self._give_up(trial)
             raise MachineError(
                 f"The memory of this {self.device.type.upper()} ran out while training; nothing was saved. "
                 "Choose a smaller model or a shorter context, or close other programs."
             ) from error
         except BaseException:
-            trial.detach()
+            self._give_up(trial)
             raise
+
+    def _give_up(self, trial: Trial) -> None:
+        """Goes back to the adapter that was in use before the trial, if there was one."""
+        trial.detach()
+        self._adaptation = load(trial.base, self._folder) if self._folder else None
 
     def _keep(self, trial: Trial, judgement: Judgement, name: str, out: Path | None) -> SavedAdapter:
         """Saves and activates the trial's adapter, and goes on with it."""
         record = self._record(trial, judgement)
-        if out is None:
-            saved = self.store.save(trial.adaptation, record, name, activate=True)
-        else:
-            saved = self.store.save_to(trial.adaptation, record, out)
-        self._adaptation, self._chat = trial.adaptation, self.recipe.chat_template
+        try:
+            if out is None:
+                saved = self.store.save(trial.adaptation, record, name, activate=True)
+            else:
+                saved = self.store.save_to(trial.adaptation, record, out)
+        except BaseException:
+            self._give_up(trial)
+            raise
+        self._adaptation, self._folder, self._chat = trial.adaptation, saved.path, self.recipe.chat_template
         self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
         return saved
 
     def _stopped(self, stop: BaseException, trial: Trial, name: str) -> TrainingStopped:
         """Saves the best state so far as a version that is not active, and says so in the error it returns."""
         kind, why = (NonFiniteLoss, str(stop)) if isinstance(stop, NonFiniteLoss) else (Interrupted, "Interrupted.")
-        if not trial.progress or not trial.progress[-1].steps:
-            trial.detach()
-            return kind(f"{why} No step was finished, so there is nothing to save.")
+        progress = trial.progress[-1] if trial.progress else Progress()
+        if not progress.steps or (kind is NonFiniteLoss and not progress.best_epoch):
+            self._give_up(trial)
+            return kind(f"{why} This training had no better state yet, so nothing was saved.")
         saved = self.store.save(trial.adaptation, self._record(trial, None), name, activate=False)
         self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
-        trial.detach()
+        self._give_up(trial)
         return kind(
             f"{why} The best state so far is saved as version {saved.version} of the adapter {name!r}; "
             "it is not active."
@@ -207,7 +226,9 @@ class Personalizer:
             seed=self.seed,
         )
 
-    def _detach(self) -> None:
-        if self._adaptation is not None:
-            self._adaptation.detach()
-        self._adaptation, self._chat = None, False
+
+def check_seed(seed: int) -> int:
+    """Returns `seed` if random generators take it, else raises a RecipeError."""
+    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise RecipeError(f"The seed must be a whole number from 0 to 2^63 - 1, but is {seed!r}.")
+    return seed

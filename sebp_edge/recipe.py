@@ -6,6 +6,7 @@ Recipe.load("notes").replace(epochs=3)
 """
 
 import dataclasses
+import math
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
@@ -121,6 +122,7 @@ def _checked(recipe: str, field: dataclasses.Field, value):
         lowest = _AT_LEAST.get(field.name)
         fits = value > 0 if lowest is None else value >= lowest
         wanted += " above 0" if lowest is None else f" of at least {lowest}"
+        fits = fits and math.isfinite(value)
         if (highest := _AT_MOST.get(field.name)) is not None:
             fits, wanted = fits and value <= highest, f"{wanted} and at most {highest}"
     if not fits:

@@ -1,17 +1,14 @@
 """What came of an adaptation."""
 
+import shlex
 from dataclasses import asdict, dataclass
 from math import exp
 from pathlib import Path
 
-import torch
-
-from sebp_edge.adapters.store import SavedAdapter
+from sebp_edge.adapters.store import AdapterStore, SavedAdapter
 from sebp_edge.models import machine
-from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.documents import LeftOut
-from sebp_edge.training.loop import Progress
-from sebp_edge.training.trial import Judgement
+from sebp_edge.training.trial import Judgement, Trial
 
 
 @dataclass(frozen=True)
@@ -29,6 +26,7 @@ class AdaptResult:
         tokens_per_second: real tokens trained on, per second of training.
         peak_memory_bytes: of torch's allocator on a GPU, of the process on the CPU.
         seconds: from the call to the result.
+        command: what to type to use the adapter; None if it was not kept.
     """
 
     kept: bool
@@ -46,18 +44,14 @@ class AdaptResult:
     tokens_per_second: float
     peak_memory_bytes: int
     seconds: float
+    command: str | None
 
     @classmethod
     def of(
-        cls,
-        data: Dataset,
-        trainings: list[Progress],
-        judgement: Judgement,
-        saved: SavedAdapter | None,
-        device: torch.device,
-        seconds: float,
+        cls, trial: Trial, judgement: Judgement, saved: SavedAdapter | None, store: AdapterStore, seconds: float
     ) -> "AdaptResult":
         """Gathers the figures."""
+        data, trainings = trial.dataset, trial.progress
         trained = sum(training.tokens for training in trainings)
         return cls(
             kept=saved is not None,
@@ -73,8 +67,9 @@ class AdaptResult:
             left_out=tuple(data.left_out),
             padding_share=data.padding_share,
             tokens_per_second=trained / sum(training.seconds for training in trainings),
-            peak_memory_bytes=machine.peak_memory(device),
+            peak_memory_bytes=machine.peak_memory(trial.base.device),
             seconds=seconds,
+            command=_command(saved, trial, store) if saved else None,
         )
 
     @property
@@ -94,13 +89,22 @@ class AdaptResult:
                 f"The held-out loss went from {change} (standard error {self.standard_error:.3f}), which is no "
                 "measurable gain, so nothing was kept and what was active before still is; more text helps most."
             )
-        use = f"--name {self.name}" if self.name else f"--adapter {self.adapter_path}"
-        return (
-            f"The held-out loss fell from {change}; write in this voice with: "
-            f'sebp-edge generate "The first words" {use}'
-        )
+        return f"The held-out loss fell from {change}; try it with: {self.command}"
 
     def to_dict(self) -> dict:
         """The result as JSON-ready values, the last line of `sebp-edge adapt --json`."""
         path = None if self.adapter_path is None else str(self.adapter_path)
         return {"event": "result", **asdict(self), "adapter_path": path, "summary": self.summary}
+
+
+def _command(saved: SavedAdapter, trial: Trial, store: AdapterStore) -> str:
+    """The command that uses the adapter: by name where the command line finds that, else by folder."""
+    first = "A question" if trial.recipe.chat_template else "The first words"
+    words = ["sebp-edge", "generate", first]
+    if saved.name is not None and store.folder == AdapterStore().folder:
+        words += ["--name", saved.name]
+    else:
+        words += ["--adapter", str(saved.path)]
+    if trial.base.reference.kind == "local":
+        words += ["--model", trial.base.reference.location]
+    return shlex.join(words)

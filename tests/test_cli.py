@@ -135,7 +135,7 @@ def test_adapt_tells_a_person_what_happened_and_what_to_do_now(adapt, notes_fold
     assert re.search(r"judge's loss +\d\.\d+ → \d\.\d+ nats per token \(-\d+\.\d%\)\n", result.stdout)
     # Lines on a pipe stay whole, however long.
     assert re.search(r"saved +mine, version 1: .*/adapters/mine/1\n", result.stdout)
-    assert result.stdout.endswith('sebp-edge generate "The first words" --name mine\n')
+    assert re.search(r"sebp-edge generate 'The first words' --name mine --model \S+/micro-llama\n$", result.stdout)
 
 
 def test_out_is_a_new_folder_outside_the_store(adapt, tmp_path, store):
@@ -238,7 +238,7 @@ def test_texts_that_cannot_be_used_are_one_sentence(adapt, tmp_path):
         "nowhere": "There is no file or folder",
         "empty": "nothing to read",
         "unreadable": "Nothing readable was found",
-        "little": "Too little text: .* tokens; at least .* are needed",
+        "little": "Too little text: .* tokens to learn; at least .* are needed",
     }
     for name, expected in words.items():
         result = run("adapt", tmp_path / name, *adapt[2:], "--json")
@@ -344,7 +344,7 @@ def test_a_narrow_terminal_gets_no_broken_line(adapt, store):
         assert max(map(len, lines)) <= columns
         words = " ".join(" ".join(lines).split())
         assert "Traceback" not in words
-        expected = ["write in this voice with: sebp-edge generate", "micro-llama", "llama-3.2-3b-instruct", "notes"]
+        expected = ["try it with: sebp-edge generate", "micro-llama", "llama-3.2-3b-instruct", "notes"]
         assert expected[number] in words
     assert store.versions("narrow") == [1]
 

@@ -3,16 +3,26 @@
 import json
 import math
 import re
+import shlex
 
 import pytest
 import torch
 from builders import make_llama, make_sentences
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.errors import AdapterError, BaseModelMismatch, Interrupted, MachineError, NonFiniteLoss, TextsError
-from sebp_edge.events import AdapterSaved, Notice, StepDone, TextsRead, TrainingPlanned
+from sebp_edge.errors import (
+    AdapterError,
+    BaseModelMismatch,
+    Interrupted,
+    MachineError,
+    NonFiniteLoss,
+    RecipeError,
+    TextsError,
+)
+from sebp_edge.events import AdapterSaved, Evaluated, Notice, StepDone, TextsRead, TrainingPlanned
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=2e-2, epochs=3, batch_tokens=200, context_length=64)
 SPOILING = RECIPE.replace(learning_rate=1e-12)
@@ -47,7 +57,7 @@ def test_notes_become_an_adapter_that_is_better_on_unseen_notes(make, notes_fold
     assert result.peak_memory_bytes > 1e6
     assert result.perplexity_after == pytest.approx(math.exp(result.heldout_loss_after))
     assert (result.adapter_path / "adapter_model.safetensors").is_file()
-    assert "--name mine" in result.summary
+    assert str(result.adapter_path) in result.summary
     planned = next(event for event in events if isinstance(event, TrainingPlanned))
     assert (planned.train_documents, planned.select_documents, planned.judge_documents) == (15, 4, 5)
     assert {type(event) for event in events} >= {TextsRead, StepDone, AdapterSaved}
@@ -191,15 +201,65 @@ def test_an_interruption_before_the_first_step_saves_nothing(make, notes_folder)
             raise KeyboardInterrupt
 
     personalizer = make(on_event=sink)
-    with pytest.raises(Interrupted, match="nothing to save"):
+    with pytest.raises(Interrupted, match="nothing was saved"):
         personalizer.adapt(notes_folder)
     assert personalizer.store.names() == []
 
 
 def test_a_loss_that_is_not_finite_saves_the_best_state_and_names_the_step(make, notes_folder):
     personalizer = make(recipe=RECIPE.replace(learning_rate=1e30, max_grad_norm=1e30))
-    with pytest.raises(NonFiniteLoss, match=r"step \d+.*not active"):
+    with pytest.raises(NonFiniteLoss, match=r"step \d+.*no better state yet, so nothing was saved"):
         personalizer.adapt(notes_folder)
+    assert personalizer.store.names() == []
+
+
+def test_a_loss_that_is_not_finite_later_saves_the_best_state(make, notes_folder):
+    def poison(event):
+        if isinstance(event, Evaluated) and event.split == "select" and event.epoch == 1:
+            layer = next(p for p in personalizer._base.model.parameters() if p.requires_grad)
+            layer.data.fill_(math.nan)
+
+    personalizer = make(on_event=poison)
+    with pytest.raises(NonFiniteLoss, match=r"step \d+.*saved as version 1 of the adapter 'default'; it is not active"):
+        personalizer.adapt(notes_folder)
+    saved = load_file(personalizer.store.open("default", 1).path / "adapter_model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in saved.values())
+
+
+def test_a_failed_or_rejected_adaptation_leaves_the_adapter_in_use(make, notes_folder):
+    personalizer = make()
+    personalizer.adapt(notes_folder)
+    before = logits(personalizer)
+    with pytest.raises(TextsError):
+        personalizer.adapt("hello")
+    assert torch.equal(before, logits(personalizer))
+    personalizer.recipe = SPOILING
+    assert not personalizer.adapt(notes_folder).kept
+    assert torch.equal(before, logits(personalizer))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("words", [20, 60, 150])
+def test_a_few_questions_with_answers_are_learnt_or_refused_in_a_sentence(make, count, words):
+    pairs = zip(make_sentences(count, words=150), make_sentences(count, seed=1, words=words), strict=True)
+    records = [{"prompt": question, "completion": answer} for question, answer in pairs]
+    try:
+        assert make(recipe=RECIPE.replace(chat_template=True, epochs=1)).adapt(records).documents == count
+    except TextsError as error:
+        assert "at least 300 are needed" in str(error)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.5])
+def test_a_seed_that_no_generator_takes_is_refused(make, seed):
+    with pytest.raises(RecipeError, match="The seed must be a whole number"):
+        make(seed=seed)
+
+
+def test_the_command_in_the_result_finds_the_adapter(make, notes_folder, model_folder, tmp_path):
+    result = make().adapt(notes_folder, out=tmp_path / "an adapter")
+    assert shlex.split(result.command)[3:] == ["--adapter", str(tmp_path / "an adapter"), "--model", str(model_folder)]
+    in_default_store = make(store=AdapterStore()).adapt(notes_folder, name="mine")
+    assert shlex.split(in_default_store.command)[3:5] == ["--name", "mine"]
 
 
 def test_out_saves_elsewhere_and_never_over_something(make, notes_folder, tmp_path):
@@ -233,7 +293,7 @@ def test_full_fine_tuning_saves_a_model_that_transformers_loads(make, notes_fold
     assert result.kept
     loaded = AutoModelForCausalLM.from_pretrained(result.adapter_path, dtype=torch.float32)
     torch.testing.assert_close(logits(None, loaded), logits(personalizer), rtol=0.02, atol=0.02)
-    personalizer._detach()
+    personalizer._adaptation.detach()
     assert torch.equal(before, logits(personalizer, personalizer._base.model))
 
 

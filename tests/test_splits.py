@@ -61,7 +61,7 @@ def test_examples_keep_their_order_within_a_part():
 
 def test_too_little_text_is_refused_with_the_figures():
     with pytest.raises(
-        TextsError, match=f"^Too little text: {MIN_TOKENS - 1} tokens; at least {MIN_TOKENS} are needed"
+        TextsError, match=f"^Too little text: {MIN_TOKENS - 1} tokens to learn; at least {MIN_TOKENS} are needed"
     ):
         split_documents([*examples_of(5, 1), Example(list(range(50)), [-100, *range(1, 50)], 5)], seed=0)
     with pytest.raises(TextsError, match=r"^Too little text: 0 tokens"):

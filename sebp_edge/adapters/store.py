@@ -71,7 +71,10 @@ class AdapterRecord:
         try:
             values = json.loads((folder / RECORD).read_text(encoding="utf-8"))
             known = {field.name for field in dataclasses.fields(cls)}
-            return cls(**{key: value for key, value in values.items() if key in known})
+            record = cls(**{key: value for key, value in values.items() if key in known})
+            if not isinstance(record.recipe, dict) or not isinstance(record.base_model, str):
+                raise TypeError
+            return record
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise AdapterError(f"{str(folder)!r} holds no adapter of sebp-edge: {RECORD} cannot be read.") from error
 
@@ -299,8 +302,8 @@ def _model_card(record: AdapterRecord) -> str:
     judged = ""
     if record.heldout_loss_before is not None and record.heldout_loss_after is not None:
         judged = (
-            f"\nOn documents it was not trained on, the loss went from {record.heldout_loss_before:.3f} to "
-            f"{record.heldout_loss_after:.3f} nats per token.\n"
+            f"\nTrainings like this one took the loss on documents they had not seen from "
+            f"{record.heldout_loss_before:.3f} to {record.heldout_loss_after:.3f} nats per token.\n"
         )
     kind = "LoRA adapter" if record.recipe["method"] == "lora" else "fully fine-tuned model"
     return f"""---

@@ -28,8 +28,10 @@ def generate(
         from sebp_edge.models.catalog import DEFAULT_MODEL
         from sebp_edge.personalizer import Personalizer
 
+        if adapter is not None and (name is not None or version is not None):
+            raise AdapterError("--adapter names a folder by itself; leave out --name and --version.")
         store = AdapterStore()
-        chosen = adapter or name
+        chosen = adapter or name or ("default" if version is not None else None)
         if chosen is None and model is None and store.active_version("default") is not None:
             chosen = "default"
         if chosen is None and model is None:

@@ -1,5 +1,6 @@
 """A LoRA adapter on a base model. PEFT owns its parameters, its names and its files."""
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -73,7 +74,12 @@ def _attach(base: BaseModel, config: LoraConfig, seed: int) -> PeftModel:
     """Puts an adapter with first weights by `seed` on `base`; the process's random state is left as it was."""
     # PEFT writes the base's folder in here, and warns if there is another. What is saved names the model, not a path.
     config.base_model_name_or_path = None
-    with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
+    with (
+        torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []),
+        warnings.catch_warnings(),
+    ):
+        # peft 0.21 asks transformers 5.23 for the old name of a property.
+        warnings.simplefilter("ignore", FutureWarning)
         torch.manual_seed(seed)
         model = get_peft_model(base.model, config)
     config.base_model_name_or_path = base.reference.public_name

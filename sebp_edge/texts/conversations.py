@@ -53,7 +53,7 @@ def _by_marks(messages: Messages, tokenizer) -> Rendered | None:
         list(messages),
         return_dict=True,
         return_assistant_tokens_mask=True,
-        tokenizer_kwargs={"return_offsets_mapping": True},
+        tokenizer_kwargs={"return_offsets_mapping": True, "verbose": False},
     )
     tokens = zip(encoding["assistant_masks"], encoding["offset_mapping"], strict=True)
     runs = [[offset for _, offset in run] for marked, run in groupby(tokens, key=lambda token: token[0]) if marked]

@@ -54,9 +54,11 @@ def make_dataset(reading: Reading, tokenizer, recipe: Recipe, model_limit: int |
 def _as_sections(reading, tokenizer, recipe, context_length, examples) -> list[Example]:
     """Cuts a few long documents into sections that can be split like documents: a dozen if there is text enough.
 
-    Sections of 32 tokens are enough documents wherever there are enough tokens.
+    What is learnt decides, not a prompt, and a conversation may be cut badly: so smaller sections are tried as well.
     """
-    tokens = sum(len(example.input_ids) for example in examples)
-    section = min(context_length, max(32, tokens // (2 * MIN_DOCUMENTS)))
+    section = min(context_length, max(32, sum(example.num_loss_tokens for example in examples) // (2 * MIN_DOCUMENTS)))
     sections, _ = encode(reading.documents, tokenizer, section, chat_template=recipe.chat_template)
+    while len(sections) < MIN_DOCUMENTS and section > 16:
+        section //= 2
+        sections, _ = encode(reading.documents, tokenizer, section, chat_template=recipe.chat_template)
     return [Example(part.input_ids, part.labels, number) for number, part in enumerate(sections)]

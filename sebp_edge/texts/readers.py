@@ -90,14 +90,14 @@ def _kind(value) -> str:
 
 def _is_path(text: str) -> bool:
     """Whether a string is meant as a path: it exists, or it cannot be anything else."""
-    if not text.strip() or "\n" in text or len(text) > 1024:
+    if not text.strip() or "\n" in text or len(text) > 255:
         return False
     try:
         if _expanded(text).exists():
             return True
     except OSError:
         pass  # Too long for a name, or in a folder that may not be opened.
-    looks_like_one = text.startswith(("./", "../", "~/", "/", ".\\", "..\\")) or Path(text).suffix.lower() in FORMATS
+    looks_like_one = "/" in text or "\\" in text or Path(text).suffix.lower() in FORMATS
     return looks_like_one and " " not in text.strip()
 
 

@@ -32,12 +32,11 @@ def split_documents(examples: list[Example], seed: int) -> list[Split]:
     """
     documents = sorted({example.document for example in examples})
     tokens = sum(example.num_loss_tokens for example in examples)
-    if tokens < MIN_TOKENS:
+    if tokens < MIN_TOKENS or len(documents) < MIN_DOCUMENTS:
         raise TextsError(
-            f"Too little text: {tokens} tokens; at least {MIN_TOKENS} are needed to learn from some of them "
+            f"Too little text: {tokens} tokens to learn; at least {MIN_TOKENS} are needed to learn from some of them "
             "and to check the result on the others."
         )
-    assert len(documents) >= MIN_DOCUMENTS, "make_dataset cuts fewer documents into sections"
     random.Random(seed).shuffle(documents)
     if len(documents) >= FOLDS_BELOW:
         # Enough to judge by, never more than needed: a judge of 200 documents has a small standard error.

@@ -29,7 +29,7 @@ class Progress:
         tokens: real tokens trained on, repeats included.
         seconds: spent on steps, evaluations excluded.
         best_epoch: the epoch whose state is the best; 0 is the state before training.
-        best_loss: that state's held-out loss, nats per token.
+        best_loss: that state's held-out loss, nats per token; NaN where nothing was held out to select by.
     """
 
     steps: int = 0
@@ -83,8 +83,9 @@ class Trainer:
                 self._evaluate(select, epoch)
                 if epoch - progress.best_epoch > self.recipe.patience:
                     break
-        except BaseException:
-            if progress.best_epoch > 0:
+        except BaseException as stop:
+            # An interrupted state is worth something before the first evaluation, a diverged one never.
+            if progress.best_epoch > 0 or isinstance(stop, NonFiniteLoss):
                 restore(self.adaptation, progress.best_state)
             raise
         restore(self.adaptation, progress.best_state)
@@ -145,8 +146,8 @@ class Trainer:
     def _evaluate(self, select: list[Example], epoch: int) -> None:
         """Keeps this epoch's state if it is the best so far; without examples to select on, the latest is."""
         progress = self.progress
-        loss = evaluate(self.rows, select).mean if select else -float(epoch)
-        best = loss < progress.best_loss
+        loss = evaluate(self.rows, select).mean if select else math.nan
+        best = not select or loss < progress.best_loss
         if best:
             progress.best_epoch, progress.best_loss = epoch, loss
             progress.best_state = snapshot(self.adaptation)
