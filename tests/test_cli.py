@@ -288,6 +288,8 @@ def test_an_adapter_is_listed_shown_used_and_removed(adapt, store, tokenizer):
     assert_one_sentence(run("generate", "the", "--name", "defualt"), "There is no adapter 'defualt'; did you mean")
     assert_one_sentence(run("generate", "the", "--name", ".."), "cannot be an adapter's name")
     assert_one_sentence(run("generate", "the", "--adapter", "./nowhere"), "There is no adapter folder")
+    assert_one_sentence(run("generate", "the", "--adapter", "./x", "--name", "y"), "leave out --name and --version")
+    assert_one_sentence(run("generate", "the", "--model", adapt[3], "--seed", 2**70), "The seed must be a whole number")
 
     assert run("adapters", "remove", "default", "--version", 2, input="n\n").exit_code == 1
     assert store.versions("default") == [1, 2]

@@ -13,6 +13,7 @@ from sebp_edge.models import machine
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
+from sebp_edge.units import gigabytes
 
 CPU = torch.device("cpu")
 LORA, FULL = Recipe.load("notes"), Recipe.load("full")
@@ -231,4 +232,4 @@ def test_measuring_this_machine_leaves_its_random_state(monkeypatch):
 
 
 def test_sizes_are_written_for_people():
-    assert [machine.gigabytes(size) for size in (26_000_000, 100_000_000, 6.43e9)] == ["26 MB", "0.1 GB", "6.4 GB"]
+    assert [gigabytes(size) for size in (26_000_000, 100_000_000, 6.43e9)] == ["26 MB", "0.1 GB", "6.4 GB"]

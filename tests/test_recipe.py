@@ -72,6 +72,7 @@ def test_an_unknown_key_names_the_nearest(tmp_path):
         ("context_length = 7", "context_length must be a whole number of at least 8, but is 7."),
         ("learning_rate = true", "learning_rate must be a number, but is True."),
         ("learning_rate = 0", "learning_rate must be a number above 0, but is 0.0."),
+        ("learning_rate = inf", "learning_rate must be a number above 0, but is inf."),
         ("learning_rate = nan", "learning_rate must be a number above 0, but is nan."),
         ("learning_rate = [1]", "learning_rate must be a number, but is [1]."),
         ("weight_decay = -0.1", "weight_decay must be a number of at least 0, but is -0.1."),

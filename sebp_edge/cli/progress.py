@@ -20,9 +20,8 @@ from sebp_edge.events import (
     TextsRead,
     TrainingPlanned,
 )
-from sebp_edge.models.machine import gigabytes
 from sebp_edge.result import AdaptResult
-from sebp_edge.training.trial import duration
+from sebp_edge.units import duration, gigabytes
 
 SHOWN_LEFT_OUT = 10
 SECONDS_BETWEEN_LINES = 5

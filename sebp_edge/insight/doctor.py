@@ -16,6 +16,7 @@ from huggingface_hub import constants
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.models import machine
 from sebp_edge.ops.backend import has_triton
+from sebp_edge.units import gigabytes
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def _device() -> Finding:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         capability = f"compute capability {properties.major}.{properties.minor}"
-        state = f"{properties.name}, {machine.gigabytes(properties.total_memory)}, {capability}"
+        state = f"{properties.name}, {gigabytes(properties.total_memory)}, {capability}"
         old = "It has no bf16, so models run in fp32 and take twice the memory." if machine.lacks_bf16(device) else None
         return Finding("device", state, old)
     name = "Apple GPU (mps)" if device.type == "mps" else f"CPU, {os.cpu_count()} cores, {torch.get_num_threads()} used"
@@ -78,7 +79,7 @@ def _kernels() -> Finding:
 def _memory() -> Finding:
     device = machine.pick_device()
     free, total = machine.free_memory(device), machine.total_memory(device)
-    return Finding("memory", f"{machine.gigabytes(free)} free of {machine.gigabytes(total)} on {device.type}")
+    return Finding("memory", f"{gigabytes(free)} free of {gigabytes(total)} on {device.type}")
 
 
 def _hub_cache() -> Finding:
@@ -100,7 +101,7 @@ def _write_problem(folder: Path) -> str | None:
             folder = folder.parent
         free = shutil.disk_usage(folder).free
         if free < 1e9:
-            return f"Only {machine.gigabytes(free)} of disk space are free there."
+            return f"Only {gigabytes(free)} of disk space are free there."
         with tempfile.TemporaryFile(dir=folder):
             return None
     except OSError as error:

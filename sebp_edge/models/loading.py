@@ -19,6 +19,7 @@ from sebp_edge.errors import MachineError, ModelError, SebpEdgeError
 from sebp_edge.models import hub, machine
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.recipe import Recipe
+from sebp_edge.units import gigabytes
 
 # Code that comes with a model is never run; without this, transformers asks on the terminal.
 _FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
@@ -124,9 +125,9 @@ def refuse_if_too_big(
         why = " (this GPU has no bf16, so weights take 4 bytes each)" if machine.lacks_bf16(device) else ""
         raise MachineError(
             f"{reference.name!r} has {weights / 1e9:.2f} billion parameters and needs at least "
-            f"{machine.gigabytes(needed)} to adapt with the recipe {recipe.name!r}{why}; this machine's "
-            f"{device.type.upper()} has {machine.gigabytes(free)} free of "
-            f"{machine.gigabytes(machine.total_memory(device))}; choose a smaller model."
+            f"{gigabytes(needed)} to adapt with the recipe {recipe.name!r}{why}; this machine's "
+            f"{device.type.upper()} has {gigabytes(free)} free of "
+            f"{gigabytes(machine.total_memory(device))}; choose a smaller model."
         )
 
 

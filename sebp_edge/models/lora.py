@@ -117,3 +117,8 @@ def plain_projection(layer: nn.Module) -> LoraProjection | None:
         return None
     lora_A, lora_B = layer.lora_A[name].weight, layer.lora_B[name].weight
     return LoraProjection(base.weight, base.bias, lora_A, lora_B, layer.scaling[name])
+
+
+def without_adapter(model: nn.Module) -> nn.Module:
+    """The transformers model inside a PEFT model; any other model itself."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model

@@ -96,8 +96,3 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
-
-
-def gigabytes(size: int) -> str:
-    """Bytes for people: "6.4 GB" (10^9 bytes), or "26 MB" below a tenth of that."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.0f} MB"

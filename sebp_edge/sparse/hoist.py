@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from sebp_edge.errors import SparsityError
+from sebp_edge.models.lora import without_adapter
 from sebp_edge.ops import linear_cross_entropy
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.rows import RowPlan
@@ -27,7 +28,7 @@ class Hoisted:
 
     def __init__(self, model: nn.Module):
         self.model = model
-        self._decoder: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._decoder: PreTrainedModel = without_adapter(model)
         self._head = self._decoder.get_output_embeddings()
         if type(self._head) is not nn.Linear or self._head.bias is not None:
             raise SparsityError("its head is not a linear layer without a bias.")

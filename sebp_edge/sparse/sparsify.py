@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
+from sebp_edge.models.lora import without_adapter
 from sebp_edge.ops import DETECT, Rows, sparse_linear
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.rows import RowPlan, is_right_padded
@@ -131,7 +132,7 @@ def _layers_on_loss_rows(model: nn.Module) -> set[nn.Module]:
 
     A block without separate projections of keys and values has none.
     """
-    decoder = model.get_base_model() if hasattr(model, "get_base_model") else model
+    decoder = without_adapter(model)
     head = decoder.get_output_embeddings() if hasattr(decoder, "get_output_embeddings") else None
     blocks = getattr(getattr(decoder, "base_model", None), "layers", None)
     found = {head} - {None}
@@ -150,7 +151,7 @@ def _is_checkpointing(model: nn.Module) -> bool:
 
 
 def _is_causal_decoder(model: nn.Module) -> bool:
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = without_adapter(model)
     # A router's loss looks at every row, whatever its label.
     routed = getattr(inner.config, "output_router_logits", False)
     return type(inner).__name__.endswith(("ForCausalLM", "LMHeadModel")) and not routed

@@ -15,6 +15,7 @@ from sebp_edge.texts.splits import Split, split_documents
 from sebp_edge.training.evaluation import HeldOutLoss, Verdict, evaluate, judge
 from sebp_edge.training.loop import Progress, Trainer
 from sebp_edge.training.losses import RowLosses
+from sebp_edge.units import duration
 
 # Runs that are expected to take longer than this say so first.
 SLOW_SECONDS = 180
@@ -121,10 +122,3 @@ class Trial:
         passes = 4 if self.recipe.method == "lora" else 6
         operations = passes * self.base.num_parameters * tokens * self.recipe.epochs
         return 2 * operations / machine.matmul_rate(self.base.device, self.base.dtype)
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: "40 s", "12 min", "3.5 h"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
