@@ -108,13 +108,15 @@ class Trainer:
     def _step(self, examples: list[Example], epoch: int, optimizer, scheduler) -> None:
         begin, progress = time.perf_counter(), self.progress
         loss_tokens = sum(example.num_loss_tokens for example in examples)
-        loss = 0.0
+        loss = torch.zeros((), device=self.rows.device)
         for group in self.rows.micro_batches(examples):
             losses, _ = self.rows(group)
             part = losses.sum() / loss_tokens
             part.backward()
-            loss += float(part.detach())
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(trainable(self.adaptation), self.recipe.max_grad_norm))
+            loss += part.detach()
+        grad_norm = torch.nn.utils.clip_grad_norm_(trainable(self.adaptation), self.recipe.max_grad_norm)
+        # The first look at the step's numbers: a GPU is not waited for before.
+        loss, grad_norm = float(loss), float(grad_norm)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             optimizer.zero_grad()
             raise NonFiniteLoss(
