@@ -69,7 +69,7 @@ class Personalizer:
 
         Raises:
             SebpEdgeError: one of its kinds, with what to do. Interrupted and NonFiniteLoss come after the best state so
-                far has been saved as a version that is not active.
+                far, if there is one, has been saved as a version that is not active.
         """
         begin, out = time.perf_counter(), None if out is None else Path(out).expanduser()
         self.store.check_writable(name, out)
@@ -134,7 +134,7 @@ class Personalizer:
         try:
             self._adaptation = load(base, folder)
         except BaseException:
-            self._adaptation = load(base, self._folder) if self._folder else None
+            self._put_back(base)
             raise
         self._folder, self._chat = folder, record.recipe.get("chat_template", False)
         return record
@@ -179,7 +179,10 @@ class Personalizer:
     def _give_up(self, trial: Trial) -> None:
         """Goes back to the adapter that was in use before the trial, if there was one."""
         trial.detach()
-        self._adaptation = load(trial.base, self._folder) if self._folder else None
+        self._put_back(trial.base)
+
+    def _put_back(self, base: BaseModel) -> None:
+        self._adaptation = load(base, self._folder) if self._folder else None
 
     def _keep(self, trial: Trial, judgement: Judgement, name: str, out: Path | None) -> SavedAdapter:
         """Saves and activates the trial's adapter, and goes on with it."""
@@ -203,9 +206,11 @@ class Personalizer:
         if not progress.steps or (kind is NonFiniteLoss and not progress.best_epoch):
             self._give_up(trial)
             return kind(f"{why} This training had no better state yet, so nothing was saved.")
-        saved = self.store.save(trial.adaptation, self._record(trial, None), name, activate=False)
+        try:
+            saved = self.store.save(trial.adaptation, self._record(trial, None), name, activate=False)
+        finally:
+            self._give_up(trial)
         self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
-        self._give_up(trial)
         return kind(
             f"{why} The best state so far is saved as version {saved.version} of the adapter {name!r}; "
             "it is not active."

@@ -36,21 +36,21 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
+SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 2,
+}
+
+
 def make_llama(**changes) -> LlamaForCausalLM:
     """A random Llama of two layers, the same each time."""
-    config = {
-        "vocab_size": 320,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 2,
-        "tie_word_embeddings": True,
-    }
+    config = {**SIZES, "bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": True}
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return LlamaForCausalLM(LlamaConfig(**(config | changes)))

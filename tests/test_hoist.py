@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from builders import make_llama
+from builders import SIZES, make_llama
 from peft import LoraConfig, get_peft_model
 from test_sparsify import padded_batch
 from transformers import (
@@ -19,17 +19,6 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.sparse.hoist import Hoisted, rows_attention
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
-
-SIZES = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 2,
-}
 
 
 def make_model(config):

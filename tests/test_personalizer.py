@@ -20,6 +20,7 @@ from sebp_edge.errors import (
     MachineError,
     NonFiniteLoss,
     RecipeError,
+    StorageError,
     TextsError,
 )
 from sebp_edge.events import AdapterSaved, Evaluated, Notice, StepDone, TextsRead, TrainingPlanned
@@ -169,6 +170,19 @@ def test_an_interruption_saves_the_best_state_as_an_inactive_version(make, notes
     assert store.active_version("default") == 1
     assert store.open("default", 2).record.heldout_loss_after is None
     stopped.load_adapter("default", 2)
+
+
+def test_an_interruption_that_cannot_be_saved_still_gives_the_base_model_back(make, notes_folder, monkeypatch):
+    personalizer = make(on_event=interrupt_at(2))
+    before = logits(personalizer, personalizer._load().model)
+
+    def full_disk(*arguments, **options):
+        raise StorageError("No space left on device")
+
+    monkeypatch.setattr(personalizer.store, "save", full_disk)
+    with pytest.raises(StorageError):
+        personalizer.adapt(notes_folder)
+    assert torch.equal(before, logits(personalizer, personalizer._base.model))
 
 
 def test_after_an_interruption_the_base_model_is_as_it_was(make, notes_folder):

@@ -7,6 +7,7 @@ from torch import nn
 from transformers import TextStreamer
 
 from sebp_edge.errors import ModelError
+from sebp_edge.models.loading import padding_of
 
 
 class _Pieces(TextStreamer):
@@ -58,7 +59,7 @@ def generate_text(
             **encoding,
             **(sampling if temperature > 0 else {"do_sample": False}),
             max_new_tokens=min(max_new_tokens, limit - length),
-            pad_token_id=next(t for t in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if t is not None),
+            pad_token_id=padding_of(tokenizer),
             streamer=_Pieces(tokenizer, on_text) if on_text else None,
         )
     return tokenizer.decode(output[0, length:], skip_special_tokens=True)

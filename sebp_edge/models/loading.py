@@ -49,9 +49,13 @@ class BaseModel:
 
     @property
     def pad_token_id(self) -> int:
-        """What to put in padding. Many models have no pad token; then EOS does, told apart by the mask."""
-        candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
-        return next(token for token in candidates if token is not None)
+        """What to put in padding."""
+        return padding_of(self.tokenizer)
+
+
+def padding_of(tokenizer: PreTrainedTokenizerBase) -> int:
+    """What to put in padding. Many models have no pad token; then EOS does, told apart by the mask."""
+    return next(token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if token is not None)
 
 
 def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.device) -> BaseModel:
