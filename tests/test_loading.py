@@ -233,3 +233,12 @@ def test_measuring_this_machine_leaves_its_random_state(monkeypatch):
 
 def test_sizes_are_written_for_people():
     assert [gigabytes(size) for size in (26_000_000, 100_000_000, 6.43e9)] == ["26 MB", "0.1 GB", "6.4 GB"]
+
+
+def test_memory_that_runs_out_while_loading_is_not_blamed_on_the_files(model_folder, monkeypatch):
+    def out_of_memory(*arguments, **options):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("sebp_edge.models.loading.AutoModelForCausalLM.from_pretrained", out_of_memory)
+    with pytest.raises(MachineError, match="memory ran out while loading 'micro-llama'"):
+        load(model_folder)

@@ -89,6 +89,10 @@ def _blamed_on(reference: ModelReference, fault: str) -> Iterator[None]:
         yield
     except SebpEdgeError:
         raise
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise MachineError(
+            f"The memory ran out while loading {reference.name!r}; choose a smaller model or close other programs."
+        ) from error
     except Exception as error:
         raise ModelError(f"The model {reference.name!r} {fault} ({type(error).__name__}).") from error
 
@@ -122,8 +126,10 @@ def refuse_if_too_big(
     """Raises a MachineError with the figures if weights and training state alone exceed the free memory."""
     with _blamed_on(reference, "cannot be made from its config.json"):
         weights, trained = _count_parameters(config, recipe)
-    # A trained weight takes its fp32 self (or is the base weight itself), a gradient and AdamW's two moments.
-    needed = weights * dtype.itemsize + trained * (16 if recipe.method == "lora" else 12)
+    # A trained weight takes its fp32 self (or is the base weight itself), a gradient and AdamW's two moments. Full
+    # fine-tuning also keeps what the weights were and their best state, in the host's memory.
+    per_trained = 16 if recipe.method == "lora" else 20 if device.type == "cpu" else 12
+    needed = weights * dtype.itemsize + trained * per_trained
     free = machine.free_memory(device)
     if needed > free:
         why = " (this GPU has no bf16, so weights take 4 bytes each)" if machine.lacks_bf16(device) else ""
