@@ -8,7 +8,7 @@ from test_sparse_linear import gradients, random_case
 from test_sparsify import padded_batch
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.ops import DETECT, sparse_linear
+from sebp_edge.ops import detect, sparse_linear
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
@@ -79,8 +79,8 @@ def test_an_example_never_sees_its_neighbour_bitwise():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("detect", [False, True])
-def test_sparse_linear_errs_no_more_than_dense(dtype, detect, poisoned_memory, monkeypatch):
+@pytest.mark.parametrize("detected", [False, True])
+def test_sparse_linear_errs_no_more_than_dense(dtype, detected, poisoned_memory, monkeypatch):
     # cuBLAS is deterministic only with a workspace of fixed size.
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     x, weight, bias, rows, dout = random_case(1000, 257, 129, 200, dtype)
@@ -88,7 +88,7 @@ def test_sparse_linear_errs_no_more_than_dense(dtype, detect, poisoned_memory, m
     _, exact = gradients(torch.nn.functional.linear, [tensor.double() for tensor in tensors], dout.double())
     on_gpu = [tensor.cuda() for tensor in tensors]
     _, dense = gradients(torch.nn.functional.linear, on_gpu, dout.cuda())
-    chosen = DETECT if detect else rows.cuda()
+    chosen = detect if detected else rows.cuda()
     _, found = gradients(lambda *t: sparse_linear(*t, chosen), on_gpu, dout.cuda())
     for one, other, truth in zip(found, dense, exact, strict=True):
         assert relative_error(one.double().cpu(), truth) <= 2 * relative_error(other.double().cpu(), truth) + 1e-4

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sebp_edge.ops import DETECT, LoraProjection, lora_linear
+from sebp_edge.ops import LoraProjection, detect, lora_linear
 
 
 def random_group(num_rows, num_in, outs, rank, active, dtype=torch.float64, adapter_dtype=torch.float64, seed=0):
@@ -59,7 +59,7 @@ def test_outputs_and_gradients_are_pefts(shape, share, given, poisoned_memory):
     active = round(share * shape[0])
     x, projections, rows, douts = random_group(*shape, active)
     expected_out, expected = outputs_and_gradients(lambda *a: dense(*a, torch.float64), x, projections, douts)
-    rows = {"rows": rows, "detect": DETECT, "all": None}[given]
+    rows = {"rows": rows, "detect": detect, "all": None}[given]
     found_out, found = outputs_and_gradients(lambda x, p: lora_linear(x, p, rows), x, projections, douts)
     for one, other in zip([*found_out, *found], [*expected_out, *expected], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sebp_edge.ops import DETECT, sparse_linear
+from sebp_edge.ops import detect, sparse_linear
 
 SHAPES = [(1, 1, 1), (7, 5, 3), (64, 33, 17), (129, 64, 96)]
 
@@ -36,7 +36,7 @@ def test_gradients_equal_dense_ones(shape, share, find, poisoned_memory):
     active = max(1, round(share * shape[0])) if share else 0
     x, weight, bias, rows, dout = random_case(*shape, active)
     expected_out, expected = gradients(F.linear, (x, weight, bias), dout)
-    rows = DETECT if find == "detected" else rows
+    rows = detect if find == "detected" else rows
     out, found = gradients(lambda *tensors: sparse_linear(*tensors, rows), (x, weight, bias), dout)
     assert torch.equal(out, expected_out)
     for one, other in zip(found, expected, strict=True):
@@ -61,7 +61,7 @@ def test_gradcheck():
     x, weight, bias, rows, _ = random_case(6, 4, 3, 6)
     leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
     assert torch.autograd.gradcheck(lambda *tensors: sparse_linear(*tensors, rows), leaves)
-    assert torch.autograd.gradcheck(lambda *tensors: sparse_linear(*tensors, DETECT), leaves)
+    assert torch.autograd.gradcheck(lambda *tensors: sparse_linear(*tensors, detect), leaves)
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 0), (0, 5), (3, 4), (0, 24), (20, 24)])
@@ -129,5 +129,5 @@ def test_autocast_gives_what_dense_gives():
 def test_a_non_finite_row_is_detected_not_dropped():
     x, weight, bias, _, dout = random_case(8, 4, 3, 2)
     dout[5] = float("nan")
-    _, (dx, _, _) = gradients(lambda *tensors: sparse_linear(*tensors, DETECT), (x, weight, bias), dout)
+    _, (dx, _, _) = gradients(lambda *tensors: sparse_linear(*tensors, detect), (x, weight, bias), dout)
     assert dx[5].isnan().all()

@@ -46,6 +46,16 @@ def scatter_rows(x_AK: Tensor, rows_A: Tensor, num_rows: int) -> Tensor:
     return reference.scatter_rows(x_AK, rows_A, num_rows)
 
 
+def nonzero_rows(dout_NM: Tensor) -> Tensor:
+    """Which rows have any non-zero element; bool [N]. NaN is not zero."""
+    return reference.nonzero_rows(dout_NM)
+
+
+def row_norms(dout_NM: Tensor) -> Tensor:
+    """The squared norm of each row, fp32 [N]."""
+    return reference.row_norms(dout_NM)
+
+
 def cross_entropy_and_dlogits_(
     logits_CV: Tensor, targets_C: Tensor, scale: float, softcap: float | None, *, wanted: bool
 ) -> tuple[Tensor, Tensor | None]:

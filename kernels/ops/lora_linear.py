@@ -12,15 +12,14 @@ Topchii et al., equations 1 and 2, for the rows). W_i and b_i are frozen.
 Shapes: N rows, A active rows, K inputs, M_i outputs, R rank.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import reference
-from sebp_edge.ops.rows import DETECT, Rows, RowTarget, take, take_gradient
+from sebp_edge.ops.rows import Rows, RowTarget, take, take_gradient
 
 
 class LoraProjection(NamedTuple):
@@ -47,7 +46,7 @@ class _LoraLinear(torch.autograd.Function):
             out = F.linear(x_NK, weight, bias)
             out.addmm_(down_NR[:, own], lora_B.to(x.dtype).T, alpha=scaling)
             outputs.append(out.reshape(*x.shape[:-1], -1))
-        if rows is not DETECT:
+        if not callable(rows):
             x_NK, down_NR = take(x_NK, rows), take(down_NR, rows)
         ctx.save_for_backward(x_NK, down_NR, *weights, *adapters)
         ctx.rows, ctx.x_shape, ctx.scalings = rows, x.shape, scalings
@@ -61,10 +60,12 @@ class _LoraLinear(torch.autograd.Function):
         weights, loras_A, loras_B = others[:count], others[count : 2 * count], others[2 * count :]
         douts = [dout.reshape(-1, dout.shape[-1]) for dout in douts]
         num_rows = douts[0].shape[0]
-        if rows is DETECT:
-            rows = reference.nonzero_rows(*douts)
+        if callable(rows):
+            rows, weights_A = rows(tuple(douts)).on_host()
             x_AK, down_AR = take(x_AK, rows), take(down_AR, rows)
-        douts = [take_gradient(dout_NM, rows) for dout_NM in douts]
+            douts = [take(dout_NM, rows, weights_A) for dout_NM in douts]
+        else:
+            douts = [take_gradient(dout_NM, rows) for dout_NM in douts]
         up_AR, dloras_B = torch.empty_like(down_AR), []
         for dout_AM, lora_B, scaling, own in zip(douts, loras_B, ctx.scalings, _own_columns(loras_A), strict=True):
             up_AR[:, own] = (dout_AM @ lora_B.to(dout_AM.dtype)).mul_(scaling)
@@ -89,17 +90,15 @@ def _own_columns(loras_A) -> list[slice]:
     return columns
 
 
-def lora_linear(
-    x: Tensor, projections: list[LoraProjection], rows: Rows | Literal["detect"] | None = None
-) -> tuple[Tensor, ...]:
+def lora_linear(x: Tensor, projections: list[LoraProjection], rows: Rows | None = None) -> tuple[Tensor, ...]:
     """The outputs of all `projections` of `x`, with gradients for `x` and the adapters.
 
     Args:
         x: [..., K]; its leading dimensions are the rows, flattened in order.
         projections: with frozen weights in x's dtype; the adapters' dtype may be another, usually fp32: products run in
             x's dtype and the adapters' gradients come in theirs.
-        rows: the only rows whose output gradients may be non-zero: int64 [A], increasing, or a slice; `DETECT` to find
-            the rows that are non-zero in any of them in the backward pass; None for all.
+        rows: the only rows whose output gradients may be non-zero: int64 [A], increasing; a slice; a function
+            that chooses them in the backward pass (`detect`: those that are non-zero in any of them); None for all.
 
     Returns:
         One [..., M] in x's dtype for each projection. Twice differentiable it is not.

@@ -7,9 +7,14 @@ import torch
 from torch import Tensor
 
 
-def nonzero_rows(*douts_NM: Tensor) -> Tensor:
-    """Ids of the rows with any non-zero element in any of the matrices, int64 [A], increasing. NaN is not zero."""
-    return torch.stack([dout_NM.ne(0).any(dim=1) for dout_NM in douts_NM]).any(dim=0).nonzero().squeeze(1)
+def nonzero_rows(dout_NM: Tensor) -> Tensor:
+    """Which rows have any non-zero element; bool [N]. NaN is not zero."""
+    return dout_NM.ne(0).any(dim=1)
+
+
+def row_norms(dout_NM: Tensor) -> Tensor:
+    """The squared norm of each row, fp32 [N]."""
+    return dout_NM.float().square().sum(dim=1)
 
 
 def gather_rows(x_NK: Tensor, rows_A: Tensor) -> Tensor:

@@ -5,25 +5,23 @@ Shapes: N rows, A active rows, K columns.
 """
 
 import os
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sebp_edge.ops import backend
+from sebp_edge.ops.select_rows import Selector
 
-DETECT: Literal["detect"] = "detect"
-"""In place of rows: find the non-zero rows of the output's gradient in the backward pass."""
-
-Rows = Tensor | slice
-"""int64 [A], increasing; or a slice with a begin and an end. None in its place means all rows."""
+Rows = Tensor | slice | Selector
+"""int64 [A], increasing; a slice with a begin and an end; or a function that chooses in the backward pass, such as
+`detect`. None in its place means all rows."""
 
 
 VERIFY = os.environ.get("SEBP_EDGE_VERIFY") == "1"
 """Whether backward passes check that the rows they skip are zero; costs a host synchronisation for each."""
 
 
-def take_gradient(dout_NM: Tensor, rows: Rows | None) -> Tensor:
+def take_gradient(dout_NM: Tensor, rows: Tensor | slice | None) -> Tensor:
     """dY[A].
 
     Raises:
@@ -38,17 +36,18 @@ def take_gradient(dout_NM: Tensor, rows: Rows | None) -> Tensor:
     return take(dout_NM, rows)
 
 
-def take(x_NK: Tensor, rows: Rows | None) -> Tensor:
-    """X[A]; a view where that is possible."""
+def take(x_NK: Tensor, rows: Tensor | slice | None, weights_A: Tensor | None = None) -> Tensor:
+    """X[A], a view where that is possible; times the rows' weights, if there are any."""
     if rows is None:
         return x_NK
-    return x_NK[rows] if isinstance(rows, slice) else backend.gather_rows(x_NK, rows)
+    x_AK = x_NK[rows] if isinstance(rows, slice) else backend.gather_rows(x_NK, rows)
+    return x_AK if weights_A is None else x_AK * weights_A[:, None].to(x_AK.dtype)
 
 
 class RowTarget:
     """A matrix [N, K] that is zero outside its active rows; write these into `part` [A, K], then ask for `whole()`."""
 
-    def __init__(self, rows: Rows | None, num_rows: int, num_columns: int, like: Tensor):
+    def __init__(self, rows: Tensor | slice | None, num_rows: int, num_columns: int, like: Tensor):
         self._rows, self._num_rows = rows, num_rows
         if isinstance(rows, slice):
             self._whole = like.new_empty(num_rows, num_columns)

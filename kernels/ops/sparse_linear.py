@@ -9,15 +9,12 @@ Exact if and only if the rows of dY outside A are zero (Topchii et al., equation
 Shapes: N rows (all leading dimensions of X, flattened), A active rows, K inputs, M outputs.
 """
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import reference
-from sebp_edge.ops.rows import DETECT, Rows, RowTarget, take, take_gradient
+from sebp_edge.ops.rows import Rows, RowTarget, take, take_gradient
 
 
 class _SparseLinear(torch.autograd.Function):
@@ -27,7 +24,7 @@ class _SparseLinear(torch.autograd.Function):
         saved_x = None
         if ctx.needs_input_grad[1]:
             x_NK = x.reshape(-1, x.shape[-1])
-            saved_x = x_NK if rows is DETECT else take(x_NK, rows)
+            saved_x = x_NK if callable(rows) else take(x_NK, rows)
         ctx.save_for_backward(weight_MK, saved_x)
         ctx.rows, ctx.x_shape = rows, x.shape
         return F.linear(x, weight_MK, bias_M)
@@ -36,12 +33,14 @@ class _SparseLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dout):
         weight_MK, x_AK = ctx.saved_tensors
-        rows = ctx.rows
+        rows, weights_A = ctx.rows, None
         dout_NM = dout.reshape(-1, dout.shape[-1])
-        if rows is DETECT:
-            rows = reference.nonzero_rows(dout_NM)
+        if callable(rows):
+            rows, weights_A = rows((dout_NM,)).on_host()
             x_AK = None if x_AK is None else take(x_AK, rows)
-        dout_AM = take_gradient(dout_NM, rows)
+            dout_AM = take(dout_NM, rows, weights_A)
+        else:
+            dout_AM = take_gradient(dout_NM, rows)
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
             target = RowTarget(rows, dout_NM.shape[0], weight_MK.shape[1], dout_AM)
@@ -54,9 +53,7 @@ class _SparseLinear(torch.autograd.Function):
         return dx, dweight, dbias, None
 
 
-def sparse_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, rows: Rows | Literal["detect"] | None = None
-) -> Tensor:
+def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, rows: Rows | None = None) -> Tensor:
     """`F.linear(x, weight, bias)`, with a backward pass over the active rows only.
 
     Args:
@@ -64,8 +61,8 @@ def sparse_linear(
         weight: [M, K]; under autocast x, weight and bias are cast as `F.linear` would cast them.
         bias: [M], or None.
         rows: the only rows whose output gradient may be non-zero: int64 [A] on x's device, increasing, or a slice;
-            `DETECT` to find the non-zero ones in the backward pass (exact for any loss; a host synchronisation on a
-            GPU); None for all rows, which is `F.linear` itself.
+            a function that chooses them in the backward pass (`detect` finds the non-zero ones: exact for any loss);
+            None for all rows, which is `F.linear` itself.
 
     Returns:
         [..., M] in the dtype `F.linear` gives. Twice differentiable it is not.

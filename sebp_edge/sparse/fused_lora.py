@@ -15,7 +15,7 @@ from sebp_edge.ops import Rows, lora_linear
 # Projections that read the same input in transformers' decoders.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
-RowsFor = Callable[[list[nn.Module], Tensor], Rows | str | None]
+RowsFor = Callable[[list[nn.Module], Tensor], Rows | None]
 
 
 class FusedLora:

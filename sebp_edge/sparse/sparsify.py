@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.lora import without_adapter
-from sebp_edge.ops import DETECT, Rows, sparse_linear
+from sebp_edge.ops import Rows, detect, sparse_linear
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.rows import RowPlan, is_right_padded
 
@@ -28,8 +28,8 @@ class Sparsified:
     def __init__(self, model: nn.Module):
         self.model = model
         self._on_loss_rows = _layers_on_loss_rows(model)
-        self._active_rows: Rows | str = DETECT
-        self._loss_rows: Rows | str = DETECT
+        self._active_rows: Rows = detect
+        self._loss_rows: Rows = detect
         self._num_rows: int | None = None
         self._given_plan: RowPlan | None = None
         self.layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}
@@ -92,12 +92,12 @@ class Sparsified:
 
     def _forget_batch(self, *_):
         # Layers called outside the model's own forward get the rows that their gradient shows.
-        self._active_rows, self._loss_rows, self._num_rows = DETECT, DETECT, None
+        self._active_rows, self._loss_rows, self._num_rows = detect, detect, None
 
-    def _rows_for(self, layers: list[nn.Module], x: Tensor) -> Rows | str:
+    def _rows_for(self, layers: list[nn.Module], x: Tensor) -> Rows:
         """The rows of layers that are computed together; those of another number of rows show theirs."""
         if x.shape[:-1].numel() != self._num_rows:
-            return DETECT
+            return detect
         return self._loss_rows if self._on_loss_rows.issuperset(layers) else self._active_rows
 
 
