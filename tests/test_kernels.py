@@ -6,7 +6,7 @@ import torch
 from sebp_edge.ops import reference
 
 pytest.importorskip("triton", reason="Triton is not installed on this platform")
-from sebp_edge.ops import cross_entropy_kernel, row_kernels
+from sebp_edge.ops import cross_entropy_kernel, lora_kernels, row_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
@@ -52,6 +52,31 @@ def test_losses_and_gradients_are_plain_pytorchs(num_rows, vocabulary, scale, so
     if wanted:
         assert found.data_ptr() == logits.data_ptr()
         torch.testing.assert_close(found, gradient)
+
+
+@pytest.mark.parametrize("columns", [(1,), (130,), (5, 3), (200, 64, 129)])
+@pytest.mark.parametrize(("num_rows", "rank"), [(0, 4), (1, 1), (67, 16), (600, 5)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rank_products_of_a_group_are_plain_pytorchs(columns, num_rows, rank, dtype, poisoned_memory):
+    down, weight = draw(num_rows, rank * len(columns), dtype=dtype), draw(sum(columns), rank, dtype=dtype, seed=1)
+    bias, dout = draw(sum(columns), dtype=dtype, seed=2), draw(num_rows, sum(columns), dtype=dtype, seed=3)
+    doubles = [tensor.double() for tensor in (down, weight, bias, dout)]
+    for own, exact_own in ((bias, doubles[2]), (None, None)):
+        found = lora_kernels.lora_up(down, weight, own, columns, 0.5)
+        assert_as_good(found, reference.lora_up(doubles[0], doubles[1], exact_own, columns, 0.5), dtype)
+    # A part of a wider matrix: what is left of the gradient's storage is not touched.
+    wide = torch.cat([dout, dout], dim=1)[:, : sum(columns)]
+    expected = reference.lora_up_backward(doubles[3], doubles[0], doubles[1], columns, 0.5)
+    found = lora_kernels.lora_up_backward(wide, down, weight, columns, 0.5)
+    again = lora_kernels.lora_up_backward(dout, down, weight, columns, 0.5)
+    for one, other, truth in zip(found, again, expected, strict=True):
+        assert torch.equal(one, other)
+        assert_as_good(one, truth, dtype)
+
+
+def assert_as_good(found, truth, dtype):
+    """Sums in fp32, rounded to the dtype once."""
+    assert (found.double() - truth).norm() <= max(1e-6, torch.finfo(dtype).eps) * truth.norm()
 
 
 def test_logits_that_would_overflow_do_not():

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sebp_edge.ops import LoraProjection, detect, lora_linear
+from sebp_edge.ops import LoraGroup, LoraProjection, detect, lora_linear
 
 
 def random_group(num_rows, num_in, outs, rank, active, dtype=torch.float64, adapter_dtype=torch.float64, seed=0):
@@ -18,9 +18,9 @@ def random_group(num_rows, num_in, outs, rank, active, dtype=torch.float64, adap
         LoraProjection(
             draw(m, num_in),
             draw(m) if number % 2 else None,
-            draw(rank + number, num_in, dtype=adapter_dtype),
-            draw(m, rank + number, dtype=adapter_dtype),
-            0.5 + number,
+            draw(rank, num_in, dtype=adapter_dtype),
+            draw(m, rank, dtype=adapter_dtype),
+            1.5,
         )
         for number, m in enumerate(outs)
     ]
@@ -39,6 +39,10 @@ def dense(x, projections, dtype):
         + (F.linear(F.linear(x.to(dtype), p.lora_A.to(dtype)), p.lora_B.to(dtype)) * p.scaling).to(x.dtype)
         for p in projections
     )
+
+
+def stacked(x, projections, rows=None):
+    return lora_linear(x, LoraGroup.stack(projections), rows)
 
 
 def outputs_and_gradients(function, x, projections, douts):
@@ -60,7 +64,7 @@ def test_outputs_and_gradients_are_pefts(shape, share, given, poisoned_memory):
     x, projections, rows, douts = random_group(*shape, active)
     expected_out, expected = outputs_and_gradients(lambda *a: dense(*a, torch.float64), x, projections, douts)
     rows = {"rows": rows, "detect": detect, "all": None}[given]
-    found_out, found = outputs_and_gradients(lambda x, p: lora_linear(x, p, rows), x, projections, douts)
+    found_out, found = outputs_and_gradients(lambda x, p: stacked(x, p, rows), x, projections, douts)
     for one, other in zip([*found_out, *found], [*expected_out, *expected], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
@@ -76,7 +80,7 @@ def test_the_error_is_no_larger_than_plain_sums_in_the_same_dtype(dtype):
             lambda *a: dense(*a, torch.float64), x.double(), exact, [dout.double() for dout in douts]
         )
         _, plain = outputs_and_gradients(lambda *a: dense(*a, dtype), x, projections, douts)
-        _, found = outputs_and_gradients(lambda x, p, r=rows: lora_linear(x, p, r), x, projections, douts)
+        _, found = outputs_and_gradients(lambda x, p, r=rows: stacked(x, p, r), x, projections, douts)
         for one, other, truth in zip(found, plain, truths, strict=True):
             error, allowed = ((value.double() - truth).norm() / truth.norm() for value in (one, other))
             assert error <= 2 * allowed + 1e-4
@@ -87,7 +91,7 @@ def test_a_slice_of_rows_is_as_good_as_their_ids(poisoned_memory):
     for dout in douts:
         dout[:3] = dout[9:] = 0
     _, expected = outputs_and_gradients(lambda *a: dense(*a, torch.float64), x, projections, douts)
-    _, found = outputs_and_gradients(lambda x, p: lora_linear(x, p, slice(3, 9)), x, projections, douts)
+    _, found = outputs_and_gradients(lambda x, p: stacked(x, p, slice(3, 9)), x, projections, douts)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
@@ -95,7 +99,10 @@ def test_a_slice_of_rows_is_as_good_as_their_ids(poisoned_memory):
 def test_adapters_keep_their_dtype_and_leading_dimensions_their_shape():
     x, projections, _, douts = random_group(24, 8, (6, 5), 2, 24, torch.float32, torch.float64)
     outputs, found = outputs_and_gradients(
-        lora_linear, x.reshape(2, 12, 8), projections, [d.reshape(2, 12, -1) for d in douts]
+        lambda x, p: stacked(x, p),
+        x.reshape(2, 12, 8),
+        projections,
+        [d.reshape(2, 12, -1) for d in douts],
     )
     assert [out.shape for out in outputs] == [(2, 12, 6), (2, 12, 5)]
     assert found[0].shape == (2, 12, 8)
@@ -108,7 +115,7 @@ def test_only_active_rows_of_x_are_kept():
     projections = [p._replace(lora_A=p.lora_A.requires_grad_(), lora_B=p.lora_B.requires_grad_()) for p in projections]
     sizes = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.shape) or t, lambda t: t):
-        lora_linear(x, projections, rows)
+        stacked(x, projections, rows)
     assert (10, 8) in sizes
     assert not any(size[:1] == (1000,) for size in sizes)
 
@@ -116,6 +123,6 @@ def test_only_active_rows_of_x_are_kept():
 def test_an_input_that_needs_no_gradient_gets_none():
     x, projections, rows, douts = random_group(24, 8, (6,), 2, 9)
     leaf = projections[0]._replace(lora_A=projections[0].lora_A.requires_grad_())
-    lora_linear(x, [leaf], rows)[0].backward(douts[0])
+    stacked(x, [leaf], rows)[0].backward(douts[0])
     assert x.grad is None
     assert leaf.lora_A.grad is not None

@@ -18,7 +18,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from sebp_edge.models.lora import plain_projection
-from sebp_edge.ops import lora_linear, sparse_linear
+from sebp_edge.ops import LoraGroup, lora_linear, sparse_linear
 
 LAYERS = [(3072, 8192), (8192, 3072), (3072, 3072), (3072, 1024), (768, 3072)]
 NUM_ROWS = (4096, 16384)
@@ -184,6 +184,7 @@ def time_lora(num_in: int, outs: tuple[int, ...], num_rows: int) -> dict[str, fl
     x = torch.randn(num_rows, num_in, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     douts = [torch.randn(num_rows, num_out, device="cuda", dtype=torch.bfloat16) for num_out in outs]
     projections = [plain_projection(layer) for layer in layers]
+    group = LoraGroup.stack(projections)
     inputs = [x, *(p.lora_A for p in projections), *(p.lora_B for p in projections)]
 
     def run(forward):
@@ -191,7 +192,7 @@ def time_lora(num_in: int, outs: tuple[int, ...], num_rows: int) -> dict[str, fl
 
     ways = {
         "peft": run(lambda: tuple(layer(x) for layer in layers)),
-        "ours": run(lambda: lora_linear(x, projections)),
+        "ours": run(lambda: lora_linear(x, group)),
     }
     for found, true in zip(ways["ours"](), ways["peft"](), strict=True):
         if not error(found, true.float()) <= 0.02:

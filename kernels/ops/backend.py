@@ -56,6 +56,35 @@ def row_norms(dout_NM: Tensor) -> Tensor:
     return reference.row_norms(dout_NM)
 
 
+def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """A B in `dtype`; on a GPU it is not rounded to the factors' dtype on the way."""
+    if a.dtype == dtype:
+        return a @ b
+    return torch.mm(a, b, out_dtype=dtype) if a.is_cuda and dtype == torch.float32 else (a @ b).to(dtype)
+
+
+def lora_up(
+    down_NR: Tensor, weight_MR: Tensor, bias_M: Tensor | None, columns: tuple[int, ...], scaling: float
+) -> Tensor:
+    """s D_i B_iᵀ + b for projections side by side, [N, M]; D_i are columns of D, B_i rows of B."""
+    return _lora_kernels(down_NR, columns).lora_up(down_NR, weight_MR, bias_M, columns, scaling)
+
+
+def lora_up_backward(
+    dout_AM: Tensor, down_AR: Tensor, weight_MR: Tensor, columns: tuple[int, ...], scaling: float
+) -> tuple[Tensor, Tensor]:
+    """U with U_i = s dY_i B_i, like D, and dB with dB_i = s dY_iᵀ D_i, like B, in fp32 where kernels run."""
+    return _lora_kernels(dout_AM, columns).lora_up_backward(dout_AM, down_AR, weight_MR, columns, scaling)
+
+
+def _lora_kernels(tensor: Tensor, columns: tuple[int, ...]):
+    if not _runs_kernels(tensor):
+        return reference
+    from sebp_edge.ops import lora_kernels
+
+    return lora_kernels if len(columns) <= lora_kernels.MAX_PROJECTIONS else reference
+
+
 def cross_entropy_and_dlogits_(
     logits_CV: Tensor, targets_C: Tensor, scale: float, softcap: float | None, *, wanted: bool
 ) -> tuple[Tensor, Tensor | None]:

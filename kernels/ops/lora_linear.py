@@ -1,24 +1,26 @@
-"""Linear layers with LoRA adapters: all projections that read the same X, in one Function.
+"""Linear layers with LoRA adapters: all projections that read the same X, as one wide layer.
 
-    forward    Y_i = X W_iᵀ + b_i + s_i (X A_iᵀ) B_iᵀ                                     i: the projections
-    backward   U_i = s_i dY_i B_i                                          [A, R]         over the active rows only
-               dA_i = U_iᵀ X        dB_i = s_i dY_iᵀ (X A_iᵀ)
-               dX = sum over i of dY_i W_i + U_i A_i                       zero on all other rows
+    forward    [Y_1 .. Y_n] = X Wᵀ + b + s [D_1 B_1ᵀ .. D_n B_nᵀ]        D = X Aᵀ: A_1 .. A_n stacked, as W and b are
+    backward   U_i = s dY_i B_i                                          over the active rows only, as all that follows
+               dB_i = s dY_iᵀ D_i
+               dA = Uᵀ X
+               dX = U A + dY W                                           zero on all other rows
 
-The adapters' A_i are stacked, so that X is read once for all of them; every sum is accumulated by the product that adds
-to it, so none of the full-size terms of a layer-by-layer evaluation is ever written (Hu et al. 2021 for the adapter;
-Topchii et al., equations 1 and 2, for the rows). W_i and b_i are frozen.
+One pass over dY gives U and dB; the small product of every sum comes first, and the large one is accumulated onto it,
+so none of the full-size terms of a layer-by-layer evaluation is ever written (Hu et al. 2021 for the adapter; Topchii
+et al., equations 1 and 2, for the rows). W and b are frozen.
 
-Shapes: N rows, A active rows, K inputs, M_i outputs, R rank.
+Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their sum, R rank of each.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sebp_edge.ops import backend
 from sebp_edge.ops.rows import Rows, RowTarget, take, take_gradient
 
 
@@ -32,32 +34,81 @@ class LoraProjection(NamedTuple):
     scaling: float
 
 
+@dataclass(frozen=True)
+class LoraGroup:
+    """Projections of one input, stacked; what is trained stays where it is, and is copied here to compute with.
+
+    Attributes:
+        weight: [M, K], the frozen weights one below the other.
+        bias: [M], or None.
+        loras_A, loras_B: each projection's trained [R, K] and [M_i, R], of any floating dtype, usually fp32.
+        stacked_A, stacked_B: copies of them, [n R, K] and [M, R], in the weight's dtype.
+        scaling: s, the same for all.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    loras_A: tuple[Tensor, ...]
+    loras_B: tuple[Tensor, ...]
+    stacked_A: Tensor
+    stacked_B: Tensor
+    scaling: float
+
+    @classmethod
+    def stack(cls, projections: list[LoraProjection]) -> "LoraGroup":
+        """Stacks projections of one input; the weight of a single one is not copied.
+
+        Raises:
+            ValueError: their ranks or scalings differ.
+        """
+        weights, biases, loras_A, loras_B, scalings = zip(*projections, strict=True)
+        if len({lora_A.shape[0] for lora_A in loras_A}) > 1 or len(set(scalings)) > 1:
+            raise ValueError("Projections of different ranks or scalings cannot be stacked.")
+        weight = torch.cat([w.detach() for w in weights]) if len(weights) > 1 else weights[0].detach()
+        bias = None
+        if any(b is not None for b in biases):
+            bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])
+        stacked_A = weight.new_empty(loras_A[0].shape[0] * len(loras_A), weight.shape[1])
+        stacked_B = weight.new_empty(weight.shape[0], loras_B[0].shape[1])
+        group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, scalings[0])
+        group.refresh()
+        return group
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """M_1 .. M_n."""
+        return tuple(lora_B.shape[0] for lora_B in self.loras_B)
+
+    def copies(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Where copies are, and of what; for many groups to be copied at once."""
+        places = [*self.stacked_A.split(self.loras_A[0].shape[0]), *self.stacked_B.split(self.columns)]
+        return places, [*self.loras_A, *self.loras_B]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copies the trained tensors anew; to be called whenever they may have changed."""
+        torch._foreach_copy_(*self.copies())
+
+
 class _LoraLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, rows, weights, biases, scalings, *adapters):
+    def forward(ctx, x, rows, group, *adapters):
         x_NK = x.reshape(-1, x.shape[-1])
-        loras_A, loras_B = adapters[: len(weights)], adapters[len(weights) :]
-        stacked_A = torch.cat([lora_A.to(x.dtype) for lora_A in loras_A])
-        down_NR = x_NK @ stacked_A.T
-        outputs = []
-        for weight, bias, scaling, lora_B, own in zip(
-            weights, biases, scalings, loras_B, _own_columns(loras_A), strict=True
-        ):
-            out = F.linear(x_NK, weight, bias)
-            out.addmm_(down_NR[:, own], lora_B.to(x.dtype).T, alpha=scaling)
-            outputs.append(out.reshape(*x.shape[:-1], -1))
+        down_NR = x_NK @ group.stacked_A.T
+        out_NM = backend.lora_up(down_NR, group.stacked_B, group.bias, group.columns, group.scaling)
+        out_NM.addmm_(x_NK, group.weight.T)
         if not callable(rows):
             x_NK, down_NR = take(x_NK, rows), take(down_NR, rows)
-        ctx.save_for_backward(x_NK, down_NR, *weights, *adapters)
-        ctx.rows, ctx.x_shape, ctx.scalings = rows, x.shape, scalings
-        return tuple(outputs)
+        ctx.save_for_backward(x_NK, down_NR, group.weight, group.stacked_A, group.stacked_B)
+        ctx.rows, ctx.x_shape, ctx.columns, ctx.scaling = rows, x.shape, group.columns, group.scaling
+        ctx.dtype, ctx.count = adapters[0].dtype, len(group.columns)
+        return tuple(out_NM.view(*x.shape[:-1], -1).split(group.columns, dim=-1))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *douts):
-        x_AK, down_AR, *others = ctx.saved_tensors
-        rows, count = ctx.rows, len(douts)
-        weights, loras_A, loras_B = others[:count], others[count : 2 * count], others[2 * count :]
+        x_AK, down_AR, weight, stacked_A, stacked_B = ctx.saved_tensors
+        rows, weights_A = ctx.rows, None
         douts = [dout.reshape(-1, dout.shape[-1]) for dout in douts]
         num_rows = douts[0].shape[0]
         if callable(rows):
@@ -66,42 +117,48 @@ class _LoraLinear(torch.autograd.Function):
             douts = [take(dout_NM, rows, weights_A) for dout_NM in douts]
         else:
             douts = [take_gradient(dout_NM, rows) for dout_NM in douts]
-        up_AR, dloras_B = torch.empty_like(down_AR), []
-        for dout_AM, lora_B, scaling, own in zip(douts, loras_B, ctx.scalings, _own_columns(loras_A), strict=True):
-            up_AR[:, own] = (dout_AM @ lora_B.to(dout_AM.dtype)).mul_(scaling)
-            dloras_B.append((dout_AM.T @ down_AR[:, own]).to(lora_B.dtype).mul_(scaling))
-        dloras_A = (up_AR.T @ x_AK).to(loras_A[0].dtype).split([lora_A.shape[0] for lora_A in loras_A])
+        dout_AM = _joined(douts)
+        up_AR, dstacked_B = backend.lora_up_backward(dout_AM, down_AR, stacked_B, ctx.columns, ctx.scaling)
+        dstacked_A = backend.product(up_AR.T, x_AK, torch.promote_types(ctx.dtype, torch.float32))
         dx = None
         if ctx.needs_input_grad[0]:
             target = RowTarget(rows, num_rows, x_AK.shape[1], x_AK)
-            torch.mm(up_AR, torch.cat([lora_A.to(up_AR.dtype) for lora_A in loras_A]), out=target.part)
-            for dout_AM, weight in zip(douts, weights, strict=True):
-                target.part.addmm_(dout_AM, weight)
+            torch.mm(up_AR, stacked_A, out=target.part)
+            target.part.addmm_(dout_AM, weight)
             dx = target.whole().reshape(ctx.x_shape)
-        return dx, None, None, None, None, *dloras_A, *dloras_B
+        dloras_A = dstacked_A.to(ctx.dtype).chunk(ctx.count)
+        dloras_B = dstacked_B.to(ctx.dtype).split(ctx.columns)
+        return dx, None, None, *dloras_A, *dloras_B
 
 
-def _own_columns(loras_A) -> list[slice]:
-    """Which columns of the stacked adapters' product are each projection's."""
-    columns, begin = [], 0
-    for lora_A in loras_A:
-        columns.append(slice(begin, begin + lora_A.shape[0]))
-        begin += lora_A.shape[0]
-    return columns
+def _joined(parts_AM: list[Tensor]) -> Tensor:
+    """Matrices side by side, [A, M]; as they are where they lie so already, in one storage."""
+    first, num_columns = parts_AM[0], sum(part.shape[1] for part in parts_AM)
+    place, stride = first.storage_offset(), first.stride(0)
+    for part in parts_AM:
+        if (
+            part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+            or part.storage_offset() != place
+            or part.stride() != (stride, 1)
+        ):
+            return torch.cat(parts_AM, dim=1)
+        place += part.shape[1]
+    if len(parts_AM) == 1 or stride < num_columns:
+        return torch.cat(parts_AM, dim=1) if len(parts_AM) > 1 else first
+    return first.as_strided((first.shape[0], num_columns), (stride, 1))
 
 
-def lora_linear(x: Tensor, projections: list[LoraProjection], rows: Rows | None = None) -> tuple[Tensor, ...]:
-    """The outputs of all `projections` of `x`, with gradients for `x` and the adapters.
+def lora_linear(x: Tensor, group: LoraGroup, rows: Rows | None = None) -> tuple[Tensor, ...]:
+    """The outputs of all projections of `x`, with gradients for `x` and the adapters.
 
     Args:
-        x: [..., K]; its leading dimensions are the rows, flattened in order.
-        projections: with frozen weights in x's dtype; the adapters' dtype may be another, usually fp32: products run in
-            x's dtype and the adapters' gradients come in theirs.
+        x: [..., K] in the weight's dtype; its leading dimensions are the rows, flattened in order.
+        group: the projections. Products run in x's dtype with its copies of the adapters, which must be up to date; the
+            adapters' gradients come in the adapters' own dtype.
         rows: the only rows whose output gradients may be non-zero: int64 [A], increasing; a slice; a function
             that chooses them in the backward pass (`detect`: those that are non-zero in any of them); None for all.
 
     Returns:
-        One [..., M] in x's dtype for each projection. Twice differentiable it is not.
+        One [..., M_i] in x's dtype for each projection, side by side in memory. Twice differentiable it is not.
     """
-    weights, biases, loras_A, loras_B, scalings = zip(*projections, strict=True)
-    return _LoraLinear.apply(x, rows, weights, biases, scalings, *loras_A, *loras_B)
+    return _LoraLinear.apply(x, rows, group, *group.loras_A, *group.loras_B)

@@ -27,6 +27,30 @@ def scatter_rows(x_AK: Tensor, rows_A: Tensor, num_rows: int) -> Tensor:
     return x_AK.new_zeros(num_rows, x_AK.shape[1]).index_copy_(0, rows_A, x_AK)
 
 
+def lora_up(
+    down_NR: Tensor, weight_MR: Tensor, bias_M: Tensor | None, columns: tuple[int, ...], scaling: float
+) -> Tensor:
+    """s D_i B_iᵀ + b for projections side by side, [N, M]; D_i are columns of D, B_i rows of B."""
+    out_NM = down_NR.new_empty(down_NR.shape[0], weight_MR.shape[0])
+    downs = down_NR.chunk(len(columns), dim=1)
+    for out, down, lora_B in zip(out_NM.split(columns, dim=1), downs, weight_MR.split(columns), strict=True):
+        out.copy_(down @ lora_B.T)
+    out_NM.mul_(scaling)
+    return out_NM if bias_M is None else out_NM.add_(bias_M)
+
+
+def lora_up_backward(
+    dout_AM: Tensor, down_AR: Tensor, weight_MR: Tensor, columns: tuple[int, ...], scaling: float
+) -> tuple[Tensor, Tensor]:
+    """U with U_i = s dY_i B_i, like D, and dB with dB_i = s dY_iᵀ D_i, like B."""
+    ups, dlora_Bs = [], []
+    downs = down_AR.chunk(len(columns), dim=1)
+    for dout, down, lora_B in zip(dout_AM.split(columns, dim=1), downs, weight_MR.split(columns), strict=True):
+        ups.append(dout @ lora_B)
+        dlora_Bs.append(dout.T @ down)
+    return torch.cat(ups, dim=1).mul_(scaling), torch.cat(dlora_Bs).mul_(scaling)
+
+
 def cross_entropy_and_dlogits_(
     logits_CV: Tensor, targets_C: Tensor, scale: float, softcap: float | None, *, wanted: bool
 ) -> tuple[Tensor, Tensor | None]:

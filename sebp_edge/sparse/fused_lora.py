@@ -1,16 +1,19 @@
-"""PEFT's plain LoRA layers computed by `lora_linear`: projections of one input together, without PEFT's extra passes.
+"""PEFT's plain LoRA layers computed by `lora_linear`: projections of one input as one layer, without extra passes.
 
 PEFT stays the owner of parameters, settings and files; a layer that is not plain at the moment it is called (dropout,
-DoRA, several, merged or disabled adapters) runs as PEFT runs it.
+DoRA, several, merged or disabled adapters) runs as PEFT runs it. While layers are fused, the base weights of a group
+lie one below the other in one storage, of which each layer's weight is a part.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
 from sebp_edge.models.lora import plain_projection
-from sebp_edge.ops import Rows, lora_linear
+from sebp_edge.ops import LoraGroup, LoraProjection, Rows, lora_linear
 
 # Projections that read the same input in transformers' decoders.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -22,35 +25,74 @@ class FusedLora:
     """The handle of one model's fused LoRA layers; `remove()` gives them back to PEFT."""
 
     def __init__(self, model: nn.Module, rows_for: RowsFor):
-        self._layers: list[nn.Module] = []
+        self._groups: list[_Group] = []
         for parent in list(model.modules()):
             plain = {name: child for name, child in parent.named_children() if plain_projection(child)}
-            for names in _grouped(list(plain)):
-                group = _Group([plain[name] for name in names], rows_for)
-                for member, layer in enumerate(group.layers):
-                    layer.forward = _Member(group, member)
-                    self._layers.append(layer)
+            for names in _grouped(plain):
+                self._groups.append(_Group([plain[name] for name in names], rows_for))
 
     def remove(self) -> None:
         """Gives the layers back to PEFT."""
-        for layer in self._layers:
-            vars(layer).pop("forward", None)
-        self._layers = []
+        for group in self._groups:
+            group.remove()
+        self._groups = []
+
+    @contextmanager
+    def refreshed(self) -> Iterator[None]:
+        """Within it adapters must not change: they are copied at its beginning, and not by each layer for itself."""
+        pairs = [group.stacked.copies() for group in self._groups if group.is_current()]
+        if pairs:
+            places, sources = (list(chain.from_iterable(lists)) for lists in zip(*pairs, strict=True))
+            with torch.no_grad():
+                torch._foreach_copy_(places, sources)
+        for group in self._groups:
+            group.is_fresh = True
+        try:
+            yield
+        finally:
+            for group in self._groups:
+                group.is_fresh = False
 
 
-def _grouped(names: list[str]) -> list[tuple[str, ...]]:
-    groups = [group for group in GROUPS if all(name in names for name in group)]
-    return groups + [(name,) for name in names if not any(name in group for group in groups)]
+def _grouped(plain: dict[str, nn.Module]) -> list[tuple[str, ...]]:
+    groups = [group for group in GROUPS if all(name in plain for name in group) and _alike([plain[n] for n in group])]
+    return groups + [(name,) for name in plain if not any(name in group for group in groups)]
+
+
+def _alike(layers: list[nn.Module]) -> bool:
+    projections = [plain_projection(layer) for layer in layers]
+    return len({(p.lora_A.shape, p.scaling, p.weight.dtype, p.weight.device) for p in projections}) == 1
 
 
 class _Group:
-    """Layers that are called one after the other with the same input: the first call computes all of them."""
+    """Layers that are called one after the other with the same input: the first call computes all of them.
+
+    Attributes:
+        stacked: what is computed with.
+        is_fresh: whether its copies of the adapters are known to be up to date.
+    """
 
     def __init__(self, layers: list[nn.Module], rows_for: RowsFor):
         self.layers = layers
+        self.is_fresh = False
         self._rows_for = rows_for
         self._input: tuple[Tensor, bool] | None = None
         self._outputs: dict[int, Tensor] = {}
+        self._stack([plain_projection(layer) for layer in layers])
+        for member, layer in enumerate(layers):
+            layer.forward = _Member(self, member)
+
+    def remove(self) -> None:
+        for layer in self.layers:
+            vars(layer).pop("forward", None)
+            # A storage of its own again.
+            if len(self.layers) > 1:
+                layer.base_layer.weight.data = layer.base_layer.weight.data.clone()
+
+    def is_current(self) -> bool:
+        """Whether what is stacked is what the layers are made of now."""
+        projections = [plain_projection(layer) for layer in self.layers]
+        return None not in projections and self._key == _key(projections)
 
     def output(self, member: int, x: Tensor) -> Tensor:
         grad = torch.is_grad_enabled()
@@ -59,19 +101,35 @@ class _Group:
             projections = [plain_projection(layer) for layer in self.layers]
             if not _fits(x, projections):
                 return type(self.layers[member]).forward(self.layers[member], x)
-            self._input, self._outputs = (x, grad), self._compute(x, projections)
+            if self._key != _key(projections):
+                self._stack(projections)
+            elif not self.is_fresh:
+                self.stacked.refresh()
+            outputs = lora_linear(x, self.stacked, self._rows_for(self.layers, x))
+            self._input, self._outputs = (x, grad), dict(enumerate(outputs))
         out = self._outputs.pop(member)
         if not self._outputs:
             self._input = None
         return out
 
-    def _compute(self, x: Tensor, projections: list) -> dict[int, Tensor]:
-        return dict(enumerate(lora_linear(x, projections, self._rows_for(self.layers, x))))
+    def _stack(self, projections: list[LoraProjection]) -> None:
+        self.stacked = LoraGroup.stack(projections)
+        for projection, part in zip(projections, self.stacked.weight.split(self.stacked.columns), strict=True):
+            projection.weight.data = part
+        self._key = _key(projections)
 
 
-def _fits(x: Tensor, projections: list) -> bool:
-    return all(p is not None and p.weight.dtype == x.dtype for p in projections) and not torch.is_autocast_enabled(
-        x.device.type
+def _key(projections: list[LoraProjection]) -> tuple:
+    """What changes when a layer's weight has moved, or other adapters are active."""
+    return tuple((p.weight.data_ptr(), id(p.bias), id(p.lora_A), id(p.lora_B), p.scaling) for p in projections)
+
+
+def _fits(x: Tensor, projections: list[LoraProjection | None]) -> bool:
+    return (
+        None not in projections
+        and len({(p.lora_A.shape[0], p.scaling) for p in projections}) == 1
+        and all(p.weight.dtype == x.dtype for p in projections)
+        and not torch.is_autocast_enabled(x.device.type)
     )
 
 

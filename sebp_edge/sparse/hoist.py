@@ -56,17 +56,18 @@ class Hoisted:
             plan: the batch's rows.
         """
         ids_A = input_ids_BT.flatten()[plan.active_rows]
-        hidden_AD = self._decoder.base_model(
-            input_ids=ids_A[None],
-            position_ids=(plan.active_rows % input_ids_BT.shape[1])[None],
-            # None, not ones: transformers would take ones for one long document.
-            attention_mask=None,
-            cu_seq_lens_q=plan.cu_seqlens,
-            cu_seq_lens_k=plan.cu_seqlens,
-            max_length_q=plan.max_len,
-            max_length_k=plan.max_len,
-            use_cache=False,
-        ).last_hidden_state[0]
+        with self._fused.refreshed():
+            hidden_AD = self._decoder.base_model(
+                input_ids=ids_A[None],
+                position_ids=(plan.active_rows % input_ids_BT.shape[1])[None],
+                # None, not ones: transformers would take ones for one long document.
+                attention_mask=None,
+                cu_seq_lens_q=plan.cu_seqlens,
+                cu_seq_lens_k=plan.cu_seqlens,
+                max_length_q=plan.max_len,
+                max_length_k=plan.max_len,
+                use_cache=False,
+            ).last_hidden_state[0]
         hidden_CD = hidden_AD[torch.searchsorted(plan.active_rows, plan.loss_rows)]
         return linear_cross_entropy(hidden_CD, self._head.weight, plan.targets, **self._logits)
 

@@ -1,0 +1,246 @@
+"""The rank-R products of a group of LoRA projections, in Triton: one launch for all of them.
+
+    lora_up             out[n, m] = s sum over r of D[n, i R + r] B[m, r] + b[m]     i: the projection of column m
+    lora_up_backward    U[a, i R + r] = s sum over m of dY[a, m] B[m, r]              m: the columns of projection i
+                        dB[m, r] = s sum over a of dY[a, m] D[a, i R + r]
+
+The backward kernel reads dY once for both. A program has a tile of columns and a share of the rows; what it adds to U
+and, where rows are shared out, to dB goes into workspaces that a second launch sums in a fixed order, so that two runs
+are bitwise equal.
+
+Shapes: N rows, A active rows, M columns of at most three projections, R rank.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MAX_PROJECTIONS = 3
+BLOCK_N, BLOCK_M = 64, 128
+
+
+@triton.jit
+def _tile_columns(tile, end_0, end_1, end_2, BLOCK_M: tl.constexpr):
+    """The projection of a tile, its first column and the end of its projection."""
+    tiles_0 = tl.cdiv(end_0, BLOCK_M)
+    tiles_1 = tl.cdiv(end_1 - end_0, BLOCK_M)
+    own = tl.where(tile < tiles_0, 0, tl.where(tile < tiles_0 + tiles_1, 1, 2))
+    begin = tl.where(own == 0, 0, tl.where(own == 1, end_0, end_1))
+    end = tl.where(own == 0, end_0, tl.where(own == 1, end_1, end_2))
+    first = tl.where(own == 0, 0, tl.where(own == 1, tiles_0, tiles_0 + tiles_1))
+    return own, begin + (tile - first) * BLOCK_M, end
+
+
+@triton.jit
+def _lora_up_kernel(
+    down_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    num_rows,
+    rank,
+    num_columns,
+    stride_dn,
+    scaling,
+    end_0,
+    end_1,
+    end_2,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    own, begin, end = _tile_columns(tl.program_id(1), end_0, end_1, end_2, BLOCK_M)
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    columns = begin + tl.arange(0, BLOCK_M)
+    ranks = tl.arange(0, BLOCK_R)
+    has_rank = ranks < rank
+    down = tl.load(
+        down_ptr + rows.to(tl.int64)[:, None] * stride_dn + own * rank + ranks[None, :],
+        mask=(rows < num_rows)[:, None] & has_rank[None, :],
+        other=0.0,
+    )
+    weight = tl.load(
+        weight_ptr + columns[None, :] * rank + ranks[:, None],
+        mask=(columns < end)[None, :] & has_rank[:, None],
+        other=0.0,
+    )
+    values = scaling * tl.dot(down, weight, input_precision="ieee")
+    if HAS_BIAS:
+        values += tl.load(bias_ptr + columns, mask=columns < end, other=0.0).to(tl.float32)[None, :]
+    tl.store(
+        out_ptr + rows.to(tl.int64)[:, None] * num_columns + columns[None, :],
+        values.to(out_ptr.dtype.element_ty),
+        mask=(rows < num_rows)[:, None] & (columns < end)[None, :],
+    )
+
+
+@triton.jit
+def _lora_up_backward_kernel(
+    dout_ptr,
+    down_ptr,
+    weight_ptr,
+    up_ptr,
+    dweight_ptr,
+    num_rows,
+    rank,
+    num_columns,
+    share,
+    stride_dout,
+    stride_dn,
+    scaling,
+    end_0,
+    end_1,
+    end_2,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    own, begin, end = _tile_columns(tile, end_0, end_1, end_2, BLOCK_M)
+    columns = begin + tl.arange(0, BLOCK_M)
+    ranks = tl.arange(0, BLOCK_R)
+    has_column, has_rank = columns < end, ranks < rank
+    weight = tl.load(
+        weight_ptr + columns[:, None] * rank + ranks[None, :], mask=has_column[:, None] & has_rank[None, :], other=0.0
+    )
+    dweight = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
+    first = tl.program_id(1) * share
+    for begin_row in range(first, tl.minimum(first + share, num_rows), BLOCK_N):
+        rows = begin_row + tl.arange(0, BLOCK_N)
+        has_row = rows < num_rows
+        dout = tl.load(
+            dout_ptr + rows.to(tl.int64)[:, None] * stride_dout + columns[None, :],
+            mask=has_row[:, None] & has_column[None, :],
+            other=0.0,
+        )
+        down = tl.load(
+            down_ptr + rows.to(tl.int64)[:, None] * stride_dn + own * rank + ranks[None, :],
+            mask=has_row[:, None] & has_rank[None, :],
+            other=0.0,
+        )
+        dweight = tl.dot(tl.trans(dout), down, dweight, input_precision="ieee")
+        up = tl.dot(dout, weight, input_precision="ieee")
+        tl.store(
+            up_ptr + (tile.to(tl.int64) * num_rows + rows[:, None]) * rank + ranks[None, :],
+            up,
+            mask=has_row[:, None] & has_rank[None, :],
+        )
+    tl.store(
+        dweight_ptr + (tl.program_id(1).to(tl.int64) * num_columns + columns[:, None]) * rank + ranks[None, :],
+        dweight * scaling,
+        mask=has_column[:, None] & has_rank[None, :],
+    )
+
+
+@triton.jit
+def _sum_up_kernel(
+    parts_ptr,
+    up_ptr,
+    num_rows,
+    rank,
+    stride_un,
+    scaling,
+    end_0,
+    end_1,
+    end_2,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    own = tl.program_id(1)
+    tiles_0 = tl.cdiv(end_0, BLOCK_M)
+    tiles_1 = tl.cdiv(end_1 - end_0, BLOCK_M)
+    tiles_2 = tl.cdiv(end_2 - end_1, BLOCK_M)
+    first = tl.where(own == 0, 0, tl.where(own == 1, tiles_0, tiles_0 + tiles_1))
+    count = tl.where(own == 0, tiles_0, tl.where(own == 1, tiles_1, tiles_2))
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    ranks = tl.arange(0, BLOCK_R)
+    mask = (rows < num_rows)[:, None] & (ranks < rank)[None, :]
+    total = tl.zeros((BLOCK_N, BLOCK_R), tl.float32)
+    for number in range(count):
+        tile = (first + number).to(tl.int64)
+        total += tl.load(parts_ptr + (tile * num_rows + rows[:, None]) * rank + ranks[None, :], mask=mask, other=0.0)
+    tl.store(
+        up_ptr + rows.to(tl.int64)[:, None] * stride_un + own * rank + ranks[None, :],
+        (total * scaling).to(up_ptr.dtype.element_ty),
+        mask=mask,
+    )
+
+
+def lora_up(
+    down_NR: Tensor, weight_MR: Tensor, bias_M: Tensor | None, columns: tuple[int, ...], scaling: float
+) -> Tensor:
+    """The adapters' share of all outputs, and the bias; [N, M]."""
+    num_rows, (num_columns, rank) = down_NR.shape[0], weight_MR.shape
+    out_NM = down_NR.new_empty(num_rows, num_columns)
+    if num_rows:
+        _lora_up_kernel[triton.cdiv(num_rows, BLOCK_N), _num_tiles(columns)](
+            down_NR,
+            weight_MR,
+            bias_M if bias_M is not None else down_NR,
+            out_NM,
+            num_rows,
+            rank,
+            num_columns,
+            down_NR.stride(0),
+            scaling,
+            *_ends(columns),
+            HAS_BIAS=bias_M is not None,
+            **_blocks(rank),
+        )
+    return out_NM
+
+
+def lora_up_backward(
+    dout_AM: Tensor, down_AR: Tensor, weight_MR: Tensor, columns: tuple[int, ...], scaling: float
+) -> tuple[Tensor, Tensor]:
+    """U in dY's dtype, [A, n R], and dB in fp32, [M, R]."""
+    num_rows, (num_columns, rank) = dout_AM.shape[0], weight_MR.shape
+    up_AR = torch.empty_like(down_AR)
+    if num_rows == 0:
+        return up_AR, weight_MR.new_zeros(weight_MR.shape, dtype=torch.float32)
+    dout_AM = dout_AM if dout_AM.stride(1) == 1 else dout_AM.contiguous()
+    tiles = _num_tiles(columns)
+    # About two programs a multiprocessor of a large GPU; a share is a whole number of blocks.
+    shares = max(1, min(triton.cdiv(num_rows, 4 * BLOCK_N), 256 // tiles))
+    share = triton.cdiv(triton.cdiv(num_rows, shares), BLOCK_N) * BLOCK_N
+    shares = triton.cdiv(num_rows, share)
+    parts = dout_AM.new_empty(tiles, num_rows, rank, dtype=torch.float32)
+    dweights = dout_AM.new_empty(shares, num_columns, rank, dtype=torch.float32)
+    blocks, ends = _blocks(rank), _ends(columns)
+    _lora_up_backward_kernel[tiles, shares](
+        dout_AM,
+        down_AR,
+        weight_MR,
+        parts,
+        dweights,
+        num_rows,
+        rank,
+        num_columns,
+        share,
+        dout_AM.stride(0),
+        down_AR.stride(0),
+        scaling,
+        *ends,
+        **blocks,
+    )
+    _sum_up_kernel[triton.cdiv(num_rows, BLOCK_N), len(columns)](
+        parts, up_AR, num_rows, rank, up_AR.stride(0), scaling, *ends, **blocks
+    )
+    return up_AR, dweights[0] if shares == 1 else dweights.sum(dim=0)
+
+
+def _num_tiles(columns: tuple[int, ...]) -> int:
+    return sum(triton.cdiv(count, BLOCK_M) for count in columns)
+
+
+def _ends(columns: tuple[int, ...]) -> list[int]:
+    """Where each projection's columns end; projections that are not there end with the last."""
+    ends = [sum(columns[: number + 1]) for number in range(len(columns))]
+    return ends + [ends[-1]] * (MAX_PROJECTIONS - len(ends))
+
+
+def _blocks(rank: int) -> dict[str, int]:
+    return {"BLOCK_N": BLOCK_N, "BLOCK_M": BLOCK_M, "BLOCK_R": max(16, triton.next_power_of_2(rank))}
