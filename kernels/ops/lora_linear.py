@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops.rows import Rows, RowTarget, take, take_gradient
+from sebp_edge.ops.rows import Rows, RowTarget, kept_rows, take, take_gradient, take_kept
 
 
 class LoraProjection(NamedTuple):
@@ -46,8 +46,8 @@ class _LoraLinear(torch.autograd.Function):
             out = F.linear(x_NK, weight, bias)
             out.addmm_(down_NR[:, own], lora_B.to(x.dtype).T, alpha=scaling)
             outputs.append(out.reshape(*x.shape[:-1], -1))
-        if not callable(rows):
-            x_NK, down_NR = take(x_NK, rows), take(down_NR, rows)
+        if rows is not None:
+            x_NK, down_NR = kept_rows(x_NK, rows), kept_rows(down_NR, rows)
         ctx.save_for_backward(x_NK, down_NR, *weights, *adapters)
         ctx.rows, ctx.x_shape, ctx.scalings = rows, x.shape, scalings
         return tuple(outputs)
@@ -55,17 +55,17 @@ class _LoraLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *douts):
-        x_AK, down_AR, *others = ctx.saved_tensors
+        kept_x, kept_down, *others = ctx.saved_tensors
         rows, count = ctx.rows, len(douts)
         weights, loras_A, loras_B = others[:count], others[count : 2 * count], others[2 * count :]
         douts = [dout.reshape(-1, dout.shape[-1]) for dout in douts]
         num_rows = douts[0].shape[0]
         if callable(rows):
             rows, weights_A = rows(tuple(douts)).on_host()
-            x_AK, down_AR = take(x_AK, rows), take(down_AR, rows)
             douts = [take(dout_NM, rows, weights_A) for dout_NM in douts]
         else:
             douts = [take_gradient(dout_NM, rows) for dout_NM in douts]
+        x_AK, down_AR = take_kept(kept_x, rows, num_rows), take_kept(kept_down, rows, num_rows)
         up_AR, dloras_B = torch.empty_like(down_AR), []
         for dout_AM, lora_B, scaling, own in zip(douts, loras_B, ctx.scalings, _own_columns(loras_A), strict=True):
             up_AR[:, own] = (dout_AM @ lora_B.to(dout_AM.dtype)).mul_(scaling)

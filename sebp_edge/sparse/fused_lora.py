@@ -19,13 +19,20 @@ RowsFor = Callable[[list[nn.Module], Tensor], Rows | None]
 
 
 class FusedLora:
-    """The handle of one model's fused LoRA layers; `remove()` gives them back to PEFT."""
+    """The handle of one model's fused LoRA layers; `remove()` gives them back to PEFT.
 
-    def __init__(self, model: nn.Module, rows_for: RowsFor):
+    Args:
+        model: with PEFT's layers in it.
+        rows_for: gives the rows of layers that are computed together.
+        alone: a layer that is not computed together with others, if any.
+    """
+
+    def __init__(self, model: nn.Module, rows_for: RowsFor, alone: nn.Module | None = None):
         self._layers: list[nn.Module] = []
         for parent in list(model.modules()):
             plain = {name: child for name, child in parent.named_children() if plain_projection(child)}
-            for names in _grouped(list(plain)):
+            together = [name for name, child in plain.items() if child is not alone]
+            for names in [*_grouped(together), *((name,) for name in plain if name not in together)]:
                 group = _Group([plain[name] for name in names], rows_for)
                 for member, layer in enumerate(group.layers):
                     layer.forward = _Member(group, member)
@@ -39,7 +46,8 @@ class FusedLora:
 
 
 def _grouped(names: list[str]) -> list[tuple[str, ...]]:
-    groups = [group for group in GROUPS if all(name in names for name in group)]
+    present = [tuple(name for name in group if name in names) for group in GROUPS]
+    groups = [group for group in present if group]
     return groups + [(name,) for name in names if not any(name in group for group in groups)]
 
 
