@@ -36,12 +36,12 @@ def loss_and_gradients(model, batch):
 
 
 def assert_same_training(model, batch):
-    """With the model's own loss, which transformers computes in fp32, and without logits."""
+    """With the model's own loss, and with the one without logits: in fp32, as is most of transformers' own."""
     dense = loss_and_gradients(model, batch)
     with sparsify(model, keep_logits=True):
         assert_same(dense, loss_and_gradients(model, batch), tolerance=1e-10)
     with sparsify(model):
-        assert_same(dense, loss_and_gradients(model, batch), tolerance=1e-6)
+        assert_same(dense, loss_and_gradients(model, batch), tolerance=1e-5)
 
 
 def assert_same(expected, found, tolerance):

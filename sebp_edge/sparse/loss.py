@@ -55,6 +55,8 @@ class FusedLoss:
 
     def __init__(self, decoder: nn.Module, own_forward: Callable, last_layer: LastLayer):
         self._decoder, self._own_forward, self._last_layer = decoder, own_forward, last_layer
+        # What a wrapper does around the forward would not happen around the base model's.
+        self._wrapped = "forward" in vars(decoder)
         self._head: Head | None = None
         self._output_type: type | None = None
 
@@ -95,7 +97,9 @@ class FusedLoss:
     @functools.cached_property
     def _why_not(self) -> str | None:
         """The reason not to replace the model's own loss, if there is one; found at the first batch."""
-        reason = why_not(self._decoder, self._own_loss, lambda: self._trial_losses(False).mean())
+        reason = "its forward was wrapped before (as accelerate does for mixed precision); sparsify it first."
+        if not self._wrapped:
+            reason = why_not(self._decoder, self._own_loss, lambda: self._trial_losses(False).mean())
         if reason is not None:
             logger.warning("This model keeps its own loss and its logits: %s", reason)
         return reason

@@ -67,8 +67,11 @@ def decoder_rows(plan: RowPlan, attention_mask: Tensor | None) -> BatchRows:
     """The rows of a causal decoder's layers, for a loss that sees the logits of its loss rows only."""
     # Attention on rows that are masked altogether (left padding) is the implementation's own choice.
     causal = attention_mask is None or (attention_mask.dim() == 2 and is_right_padded(attention_mask))
-    active_rows = (plan.active_span or plan.active_rows) if causal else detect
-    return BatchRows(plan.num_rows, active_rows, plan.loss_span or plan.loss_rows)
+    active_rows, loss_rows = plan.active_span or plan.active_rows, plan.loss_span or plan.loss_rows
+    if causal and len(plan.loss_rows) == len(plan.active_rows):
+        # One object, so that all layers that read the same input share what is kept of it.
+        loss_rows = active_rows
+    return BatchRows(plan.num_rows, active_rows if causal else detect, loss_rows)
 
 
 def encoder_rows(model: nn.Module, inputs: dict) -> BatchRows:
