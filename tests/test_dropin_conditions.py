@@ -11,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 from test_sparsify import assert_same, assert_same_training, loss_and_gradients, padded_batch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointError, checkpoint
 from transformers import Trainer, TrainingArguments
 
 from sebp_edge import sparsify
@@ -118,6 +119,24 @@ def assert_as_close(exact, dense, sparse):
     for name, gradient in exact.items():
         allowed = 2 * (dense[name] - gradient).norm() + 1e-2 * gradient.norm()
         assert (sparse[name] - gradient).norm() <= allowed, name
+
+
+# A trial, without gradients, goes through the checkpoints too.
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_of_ones_own_trains_like_dense_or_ends_in_torchs_error(reentrant):
+    model, batch = make_llama(use_cache=False).double(), padded_batch(prompt=5)
+    model.enable_input_require_grads()
+    dense = loss_and_gradients(model, batch)
+    for block in model.model.layers:
+        block.forward = _checkpointed(block.forward, reentrant)
+    refused = contextlib.nullcontext() if reentrant else pytest.raises(CheckpointError, match="recomputation")
+    with sparsify(model), refused:
+        assert_same(dense, loss_and_gradients(model, batch), tolerance=1e-5)
+
+
+def _checkpointed(forward, reentrant):
+    return lambda x, **kwargs: checkpoint(lambda x: forward(x, **kwargs), x, use_reentrant=reentrant)
 
 
 def test_the_number_of_a_steps_items_divides_the_loss():
