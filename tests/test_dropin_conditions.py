@@ -1,6 +1,7 @@
 """The drop-in under the conditions of training loops: each pair of them somewhere, dense gradients everywhere."""
 
 import contextlib
+import inspect
 import itertools
 import weakref
 
@@ -16,6 +17,7 @@ from transformers import Trainer, TrainingArguments
 
 from sebp_edge import sparsify
 from sebp_edge.errors import SparsityError
+from sebp_edge.ops import detect
 from sebp_edge.sparse.kept_inputs import KeptInputs
 from sebp_edge.sparse.rows import IGNORE
 
@@ -247,6 +249,28 @@ def test_a_wrapper_put_around_the_sparse_forward_goes_on_without_it():
     assert model(**batch).logits is not None
 
 
+def test_the_signature_stays_visible_and_generation_works():
+    model = make_llama().eval()
+    prompt = {"input_ids": torch.arange(10, 15)[None], "max_new_tokens": 4, "do_sample": False}
+    expected, signature = model.generate(**prompt), inspect.signature(model.forward)
+    with sparsify(model):
+        assert inspect.signature(model.forward) == signature
+        assert torch.equal(model.generate(**prompt), expected)
+
+
+def test_labels_of_another_length_are_refused():
+    model, batch = make_llama(), padded_batch()
+    batch["labels"] = batch["labels"][:, :20]
+    with sparsify(model), pytest.raises(SparsityError, match="80 labels for 96 tokens"):
+        model(**batch)
+
+
+def test_a_block_that_is_used_twice_trains_like_dense():
+    model = make_llama(num_hidden_layers=3).double()
+    model.model.layers[2] = model.model.layers[1]
+    assert_same_training(model, padded_batch(prompt=5) | {"use_cache": False})
+
+
 def test_data_parallel_is_refused():
     with pytest.raises(SparsityError, match="DistributedDataParallel"):
         sparsify(nn.DataParallel(make_llama()))
@@ -324,6 +348,7 @@ def test_what_is_kept_of_an_input_keeps_no_input_alive():
     assert kept.keep(x, x, rows) is first
     x.add_(1)
     assert torch.equal(kept.keep(x, x, rows), x.flatten(0, 1)[1:3])
+    assert kept.keep(x, x, detect).data_ptr() == x.data_ptr()
     alive = weakref.ref(x)
     del x
     assert alive() is None

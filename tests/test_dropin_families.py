@@ -221,6 +221,14 @@ def test_other_heads_of_encoders_train_like_dense(family, head, labels):
     assert_same_training(model, batch | labels)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_an_encoders_causal_head_trains_like_dense_whichever_way_it_looks(causal):
+    model = make(AutoModelForCausalLM, BertConfig(**BERT, is_decoder=causal, use_cache=False))
+    batch = padded_batch()
+    batch["labels"][:, 6:] = IGNORE
+    assert_same_training(model, batch)
+
+
 def test_a_decoders_classifier_trains_like_dense():
     batch = padded_batch() | {"labels": torch.tensor([0, 2, 1, 1])}
     config = Qwen3Config(**SIZES, head_dim=8, num_labels=3)

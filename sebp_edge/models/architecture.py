@@ -32,14 +32,15 @@ def weight_MK(layer: nn.Module) -> Tensor:
 
 
 def last_block(model: nn.Module) -> nn.Module | None:
-    """The last of the blocks between embedding and head, where they are found."""
+    """The last of the blocks between embedding and head, where they are found and it is no other block as well."""
     base = getattr(model, "base_model", None)
     for path in ("layers", "h", "encoder.layer", "transformer.layer"):
         blocks = base
         for name in path.split("."):
             blocks = getattr(blocks, name, None)
         if isinstance(blocks, nn.ModuleList) and len(blocks):
-            return blocks[-1]
+            earlier = {module for block in blocks[:-1] for module in block.modules()}
+            return None if earlier & set(blocks[-1].modules()) else blocks[-1]
     return None
 
 

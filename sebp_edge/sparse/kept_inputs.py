@@ -21,6 +21,9 @@ class KeptInputs:
             x_cast: the same in the dtype of the product.
             rows: the layer's active rows.
         """
+        if callable(rows):
+            # All of x, which it has anyway; remembered here it might outlive the graph.
+            return kept_rows(x_cast.detach().reshape(-1, x.shape[-1]), rows)
         key = (x._version, x_cast.dtype, id(rows))
         if self._x() is not x or self._key != key:
             self._x, self._key, self._rows = weakref.ref(x), key, rows

@@ -92,6 +92,9 @@ class FusedLoss:
         with self._last_layer.on(rows if restricted else None):
             given = {name: value for name, value in inputs.items() if name not in NOT_THE_BASES}
             base = self._decoder.base_model(**given, return_dict=True)
+        num_rows = base.last_hidden_state.shape[:-1].numel()
+        if num_rows != plan.num_rows:
+            raise SparsityError(f"The batch has {plan.num_rows} labels for {num_rows} tokens; give one for each token.")
         return base, self._head.losses(gather_rows(base.last_hidden_state.flatten(0, 1), rows), plan.targets)
 
     @functools.cached_property

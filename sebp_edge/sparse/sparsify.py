@@ -22,7 +22,7 @@ from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.kept_inputs import KeptInputs
 from sebp_edge.sparse.last_layer import LastLayer
 from sebp_edge.sparse.loss import FusedLoss
-from sebp_edge.sparse.plans import DETECTED, decoder_plan, decoder_rows, encoder_rows, looks_further
+from sebp_edge.sparse.plans import DETECTED, BatchRows, decoder_plan, decoder_rows, encoder_rows, looks_further
 from sebp_edge.sparse.rows import RowPlan
 
 
@@ -90,21 +90,23 @@ class Sparsified:
             return self._own_forward(*args, **kwargs)
         inputs = dict(zip(self._own_parameters, args, strict=False)) | kwargs
         plan = self._given_plan or decoder_plan(self._inner, inputs)
-        unknown = _is_checkpointing(self._inner) or looks_further(self._inner, inputs)
+        fused = plan is not None and self._given_plan is None and self._loss and self._loss.replaces(inputs)
         try:
-            if unknown:
-                self._rows = DETECTED
-            elif plan is None:
-                self._rows = encoder_rows(self._inner, inputs)
-            else:
-                self._rows = decoder_rows(plan, inputs.get("attention_mask"))
-            if plan is not None and self._given_plan is None and self._loss and self._loss.replaces(inputs):
-                return self._loss(inputs, plan, only_loss_rows=not unknown)
+            self._rows = self._rows_of(inputs, plan)
+            if fused:
+                return self._loss(inputs, plan, only_loss_rows=self._rows is not DETECTED)
             return self._own_forward(*args, **kwargs)
         finally:
             # Layers called outside the model's own forward get the rows that their gradient shows.
             self._rows = DETECTED
             self._inputs.forget()
+
+    def _rows_of(self, inputs: dict, plan: RowPlan | None) -> BatchRows:
+        if _is_checkpointing(self._inner) or looks_further(self._inner, inputs):
+            return DETECTED
+        if plan is None:
+            return encoder_rows(self._inner, inputs)
+        return decoder_rows(plan, inputs.get("attention_mask"))
 
     def _rows_for(self, layers: list[nn.Module], x: Tensor) -> Rows | None:
         """The rows of layers that are computed together; those of another number of rows show theirs."""
