@@ -3,14 +3,16 @@
 import pytest
 import torch
 from builders import make_llama
+from test_dropin_families import DECODERS, ENCODERS, make, make_decoder
 from test_hoist import MODELS
 from test_sparse_linear import gradients, random_case
-from test_sparsify import padded_batch
+from test_sparsify import loss_and_gradients, padded_batch
+from transformers import AutoModelForTokenClassification
 
-from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
 from sebp_edge.ops import detect, sparse_linear
 from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.rows import RowPlan
+from sebp_edge.sparse.rows import IGNORE, RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
 
 pytestmark = [
@@ -62,6 +64,30 @@ def test_the_error_in_bf16_is_no_larger_than_the_dense_models(family, level):
     assert relative_error(losses, true_losses) <= 2 * relative_error(copied(dense), true_losses) + 1e-4
     for name, truth in true_gradients.items():
         assert relative_error(found[name], truth) <= 2 * relative_error(dense_gradients[name], truth) + 1e-4, name
+
+
+@pytest.mark.parametrize("prompt", [0, 9])
+@pytest.mark.parametrize("family", [*DECODERS, *ENCODERS])
+def test_training_with_labels_in_bf16_errs_no_more_than_dense(family, prompt, monkeypatch):
+    monkeypatch.setattr("sebp_edge.ops.rows.VERIFY", True)
+    batch = padded_batch(lengths=(40, 1, 33, 17), length=48, prompt=prompt)
+    if family in ENCODERS:
+        batch = batch | {"labels": batch["labels"].where(batch["labels"] == IGNORE, batch["labels"] % 3)}
+        model = make(AutoModelForTokenClassification, ENCODERS[family]())
+    else:
+        model = make_decoder(family, sliding_window=64)
+    _, exact = loss_and_gradients(model, batch)
+    exact = {name: copied(gradient) for name, gradient in exact.items()}
+    model = model.to("cuda", torch.bfloat16)
+    batch = {name: values.cuda() for name, values in batch.items()}
+    _, dense = loss_and_gradients(model, batch)
+    with sparsify(model):
+        _, found = loss_and_gradients(model, batch)
+    largest = max(truth.norm() for truth in exact.values())
+    for name, truth in exact.items():
+        # A key's bias has no gradient in exact arithmetic; what it has is noise of the others' size.
+        allowed = 2 * (copied(dense[name]) - truth).norm() + 1e-2 * truth.norm() + 1e-4 * largest
+        assert (copied(found[name]) - truth).norm() <= allowed, name
 
 
 def test_an_example_never_sees_its_neighbour_bitwise():

@@ -92,11 +92,15 @@ def test_an_example_never_sees_its_neighbour(family):
 def test_only_active_rows_are_computed():
     model, batch = make_llama(), padded_batch(prompt=5)
     plan = RowPlan.from_labels(batch["labels"])
-    seen = []
+    seen, in_last = [], []
     model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: seen.append(args[0].shape[:2]))
+    model.model.layers[1].mlp.up_proj.register_forward_hook(lambda module, args, out: in_last.append(args[0].shape[:2]))
     with torch.no_grad(), Hoisted(model) as hoisted:
         losses = hoisted.row_losses(batch["input_ids"], plan)
-    assert seen == [(1, len(plan.active_rows))]
+    # The trial of the last layer's loss rows comes first.
+    assert seen[-1] == (1, len(plan.active_rows))
+    assert in_last[-1] == (1, len(plan.loss_rows))
+    assert len(plan.loss_rows) < len(plan.active_rows)
     assert len(losses) == len(plan.loss_rows)
 
 

@@ -83,7 +83,8 @@ def linear_cross_entropy(
 
     Args:
         hidden: [C, D], the loss rows' hidden states after the final norm.
-        weight: [V, D] in hidden's dtype, the head without a bias; frozen or trained.
+        weight: [V, D] in hidden's dtype, the head without a bias; frozen or trained. Under autocast both are cast as
+            `F.linear` would cast them.
         targets: int64 [C], each in [0, V).
         scale: factor on the logits (Cohere, Granite).
         softcap: if given, logits are softcap * tanh(logits / softcap) (Gemma 2).
@@ -91,5 +92,8 @@ def linear_cross_entropy(
     Returns:
         fp32 [C], in nats. Twice differentiable it is not.
     """
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
     head = _TrainedHead if weight.requires_grad and torch.is_grad_enabled() else _FrozenHead
     return head.apply(hidden, weight, targets, scale, softcap)

@@ -8,11 +8,13 @@
 
 One pass over dY gives U and dB; the small product of every sum comes first, and the large one is accumulated onto it,
 so none of the full-size terms of a layer-by-layer evaluation is ever written (Hu et al. 2021 for the adapter; Topchii
-et al., equations 1 and 2, for the rows). W and b are frozen.
+et al., equations 1 and 2, for the rows). W and b are frozen; a W that is kept in fewer bits (Dettmers et al. 2023) is
+dequantised once in each pass and dropped again.
 
 Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their sum, R rank of each.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,13 +23,20 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sebp_edge.ops import backend
-from sebp_edge.ops.rows import Rows, RowTarget, take, take_gradient
+from sebp_edge.ops.rows import Rows, RowTarget, as_rows, kept_rows, take_gradient, take_kept, verify_skipped
+
+
+class QuantisedWeight(NamedTuple):
+    """A frozen weight in fewer bits: the dtype that it is computed in, and what makes a new [M, K] in that dtype."""
+
+    dtype: torch.dtype
+    dequantise: Callable[[], Tensor]
 
 
 class LoraProjection(NamedTuple):
     """One projection: frozen weight [M, K] and bias [M] or None, lora_A [R, K], lora_B [M, R], and its scaling."""
 
-    weight: Tensor
+    weight: Tensor | QuantisedWeight
     bias: Tensor | None
     lora_A: Tensor
     lora_B: Tensor
@@ -39,14 +48,14 @@ class LoraGroup:
     """Projections of one input, stacked; what is trained stays where it is, and is copied here to compute with.
 
     Attributes:
-        weight: [M, K], the frozen weights one below the other.
+        weight: [M, K], the frozen weights one below the other; or each of them in fewer bits.
         bias: [M], or None.
         loras_A, loras_B: each projection's trained [R, K] and [M_i, R], of any floating dtype, usually fp32.
         stacked_A, stacked_B: copies of them, [n R, K] and [M, R], in the weight's dtype.
         scaling: s, the same for all.
     """
 
-    weight: Tensor
+    weight: Tensor | tuple[QuantisedWeight, ...]
     bias: Tensor | None
     loras_A: tuple[Tensor, ...]
     loras_B: tuple[Tensor, ...]
@@ -56,7 +65,7 @@ class LoraGroup:
 
     @classmethod
     def stack(cls, projections: list[LoraProjection]) -> "LoraGroup":
-        """Stacks projections of one input; the weight of a single one is not copied.
+        """Stacks projections of one input; the weight of a single one, and weights in fewer bits, are not copied.
 
         Raises:
             ValueError: their ranks or scalings differ.
@@ -64,20 +73,28 @@ class LoraGroup:
         weights, biases, loras_A, loras_B, scalings = zip(*projections, strict=True)
         if len({lora_A.shape[0] for lora_A in loras_A}) > 1 or len(set(scalings)) > 1:
             raise ValueError("Projections of different ranks or scalings cannot be stacked.")
-        weight = torch.cat([w.detach() for w in weights]) if len(weights) > 1 else weights[0].detach()
+        weight, dtype = weights, weights[0].dtype
+        if isinstance(weights[0], Tensor):
+            weight = torch.cat([w.detach() for w in weights]) if len(weights) > 1 else weights[0].detach()
+        stacked_A = torch.cat([lora_A.detach() for lora_A in loras_A]).to(dtype)
+        stacked_B = torch.cat([lora_B.detach() for lora_B in loras_B]).to(dtype)
         bias = None
         if any(b is not None for b in biases):
-            bias = torch.cat([w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)])
-        stacked_A = weight.new_empty(loras_A[0].shape[0] * len(loras_A), weight.shape[1])
-        stacked_B = weight.new_empty(weight.shape[0], loras_B[0].shape[1])
-        group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, scalings[0])
-        group.refresh()
-        return group
+            parts = zip(loras_B, biases, strict=True)
+            bias = torch.cat([stacked_B.new_zeros(len(lora_B)) if b is None else b.detach() for lora_B, b in parts])
+        return cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, scalings[0])
 
     @property
     def columns(self) -> tuple[int, ...]:
         """M_1 .. M_n."""
         return tuple(lora_B.shape[0] for lora_B in self.loras_B)
+
+    def matrix(self) -> Tensor:
+        """W, [M, K]; made anew where it is kept in fewer bits."""
+        if isinstance(self.weight, Tensor):
+            return self.weight
+        parts = [weight.dequantise() for weight in self.weight]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def copies(self) -> tuple[list[Tensor], list[Tensor]]:
         """Where copies are, and of what; for many groups to be copied at once."""
@@ -96,56 +113,52 @@ class _LoraLinear(torch.autograd.Function):
         x_NK = x.reshape(-1, x.shape[-1])
         down_NR = x_NK @ group.stacked_A.T
         out_NM = backend.lora_up(down_NR, group.stacked_B, group.bias, group.columns, group.scaling)
-        out_NM.addmm_(x_NK, group.weight.T)
-        if not callable(rows):
-            x_NK, down_NR = take(x_NK, rows), take(down_NR, rows)
-        ctx.save_for_backward(x_NK, down_NR, group.weight, group.stacked_A, group.stacked_B)
-        ctx.rows, ctx.x_shape, ctx.columns, ctx.scaling = rows, x.shape, group.columns, group.scaling
-        ctx.dtype, ctx.count = adapters[0].dtype, len(group.columns)
+        out_NM.addmm_(x_NK, group.matrix().T)
+        if rows is not None:
+            x_NK, down_NR = kept_rows(x_NK, rows), kept_rows(down_NR, rows)
+        # The adapters themselves, so that autograd notices if they change before the backward pass.
+        ctx.save_for_backward(x_NK, down_NR, *adapters)
+        ctx.rows, ctx.x_shape, ctx.group = rows, x.shape, group
         return tuple(out_NM.view(*x.shape[:-1], -1).split(group.columns, dim=-1))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *douts):
-        x_AK, down_AR, weight, stacked_A, stacked_B = ctx.saved_tensors
-        rows, weights_A = ctx.rows, None
+        kept_x, kept_down, *adapters = ctx.saved_tensors
+        rows, group = ctx.rows, ctx.group
         douts = [dout.reshape(-1, dout.shape[-1]) for dout in douts]
-        num_rows = douts[0].shape[0]
+        num_rows = len(douts[0])
         if callable(rows):
-            rows, weights_A = rows(tuple(douts)).on_host()
-            x_AK, down_AR = take(x_AK, rows), take(down_AR, rows)
-            douts = [take(dout_NM, rows, weights_A) for dout_NM in douts]
+            rows = rows(tuple(douts)).on_host()
         else:
-            douts = [take_gradient(dout_NM, rows) for dout_NM in douts]
-        dout_AM = _joined(douts)
-        up_AR, dstacked_B = backend.lora_up_backward(dout_AM, down_AR, stacked_B, ctx.columns, ctx.scaling)
-        dstacked_A = backend.product(up_AR.T, x_AK, torch.promote_types(ctx.dtype, torch.float32))
+            for dout_NM in douts:
+                verify_skipped(dout_NM, rows)
+        dout_AM = _side_by_side([take_gradient(dout_NM, rows) for dout_NM in douts])
+        x_AK, down_AR = take_kept(kept_x, rows, num_rows), take_kept(kept_down, rows, num_rows)
+        dtype = adapters[0].dtype
+        up_AR, dstacked_B = backend.lora_up_backward(dout_AM, down_AR, group.stacked_B, group.columns, group.scaling)
+        dstacked_A = backend.product(up_AR.T, x_AK, dtype)
         dx = None
         if ctx.needs_input_grad[0]:
             target = RowTarget(rows, num_rows, x_AK.shape[1], x_AK)
-            torch.mm(up_AR, stacked_A, out=target.part)
-            target.part.addmm_(dout_AM, weight)
+            torch.mm(up_AR, group.stacked_A, out=target.part)
+            target.part.addmm_(dout_AM, group.matrix())
             dx = target.whole().reshape(ctx.x_shape)
-        dloras_A = dstacked_A.to(ctx.dtype).chunk(ctx.count)
-        dloras_B = dstacked_B.to(ctx.dtype).split(ctx.columns)
-        return dx, None, None, *dloras_A, *dloras_B
+        return dx, None, None, *dstacked_A.chunk(len(douts)), *dstacked_B.to(dtype).split(group.columns)
 
 
-def _joined(parts_AM: list[Tensor]) -> Tensor:
-    """Matrices side by side, [A, M]; as they are where they lie so already, in one storage."""
+def _side_by_side(parts_AM: list[Tensor]) -> Tensor:
+    """Matrices as one, [A, M]; not copied where they lie side by side already."""
     first, num_columns = parts_AM[0], sum(part.shape[1] for part in parts_AM)
-    place, stride = first.storage_offset(), first.stride(0)
+    place = first.storage_offset()
     for part in parts_AM:
-        if (
-            part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
-            or part.storage_offset() != place
-            or part.stride() != (stride, 1)
-        ):
+        same_storage = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same_storage or part.storage_offset() != place or part.stride() != (first.stride(0), 1):
             return torch.cat(parts_AM, dim=1)
         place += part.shape[1]
-    if len(parts_AM) == 1 or stride < num_columns:
-        return torch.cat(parts_AM, dim=1) if len(parts_AM) > 1 else first
-    return first.as_strided((first.shape[0], num_columns), (stride, 1))
+    if len(parts_AM) == 1 or first.stride(0) < num_columns:
+        return first if len(parts_AM) == 1 else torch.cat(parts_AM, dim=1)
+    return first.as_strided((len(first), num_columns), (first.stride(0), 1))
 
 
 def lora_linear(x: Tensor, group: LoraGroup, rows: Rows | None = None) -> tuple[Tensor, ...]:
@@ -155,10 +168,11 @@ def lora_linear(x: Tensor, group: LoraGroup, rows: Rows | None = None) -> tuple[
         x: [..., K] in the weight's dtype; its leading dimensions are the rows, flattened in order.
         group: the projections. Products run in x's dtype with its copies of the adapters, which must be up to date; the
             adapters' gradients come in the adapters' own dtype.
-        rows: the only rows whose output gradients may be non-zero: int64 [A], increasing; a slice; a function
-            that chooses them in the backward pass (`detect`: those that are non-zero in any of them); None for all.
+        rows: the only rows whose output gradients may be non-zero: int64 [A], increasing; the same as `ActiveRows`; a
+            slice; a function that chooses them in the backward pass (`detect`: those that are non-zero in any of them);
+            None for all.
 
     Returns:
         One [..., M_i] in x's dtype for each projection, side by side in memory. Twice differentiable it is not.
     """
-    return _LoraLinear.apply(x, rows, group, *group.loras_A, *group.loras_B)
+    return _LoraLinear.apply(x, as_rows(rows, x.shape[:-1].numel()), group, *group.loras_A, *group.loras_B)

@@ -17,6 +17,9 @@ Rows = Tensor | slice | Selector
 `detect`. None in its place means all rows."""
 
 
+KEEP_ALL_ABOVE = 0.5
+"""The share of active rows above which all of X is kept: it is there already, a copy of most of it comes on top."""
+
 VERIFY = os.environ.get("SEBP_EDGE_VERIFY") == "1"
 """Whether backward passes check that the rows they skip are zero; costs a host synchronisation for each."""
 
@@ -42,6 +45,24 @@ def take(x_NK: Tensor, rows: Tensor | slice | None, weights_A: Tensor | None = N
         return x_NK
     x_AK = x_NK[rows] if isinstance(rows, slice) else backend.gather_rows(x_NK, rows)
     return x_AK if weights_A is None else x_AK * weights_A[:, None].to(x_AK.dtype)
+
+
+def kept_rows(x_NK: Tensor, rows: Rows) -> Tensor:
+    """What of X is kept for dW: a copy of X[A], or X itself where A is unknown or most of its rows.
+
+    Never a view of few rows, which would keep all of X in memory.
+    """
+    if callable(rows):
+        return x_NK
+    num_active = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+    if num_active > KEEP_ALL_ABOVE * len(x_NK):
+        return x_NK
+    return x_NK[rows].clone() if isinstance(rows, slice) else backend.gather_rows(x_NK, rows)
+
+
+def take_kept(kept: Tensor, rows: Tensor | slice | None, num_rows: int) -> Tensor:
+    """X[A] from what `kept_rows` kept."""
+    return take(kept, rows) if len(kept) == num_rows else kept
 
 
 class RowTarget:

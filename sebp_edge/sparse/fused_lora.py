@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.models.lora import plain_projection
-from sebp_edge.ops import LoraGroup, LoraProjection, Rows, lora_linear
+from sebp_edge.ops import LoraGroup, LoraProjection, QuantisedWeight, Rows, lora_linear
 
 # Projections that read the same input in transformers' decoders.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -22,13 +22,19 @@ RowsFor = Callable[[list[nn.Module], Tensor], Rows | None]
 
 
 class FusedLora:
-    """The handle of one model's fused LoRA layers; `remove()` gives them back to PEFT."""
+    """The handle of one model's fused LoRA layers; `remove()` gives them back to PEFT.
 
-    def __init__(self, model: nn.Module, rows_for: RowsFor):
+    Args:
+        model: with PEFT's layers in it.
+        rows_for: gives the rows of layers that are computed together.
+        alone: a layer that is not computed together with others, if any.
+    """
+
+    def __init__(self, model: nn.Module, rows_for: RowsFor, alone: nn.Module | None = None):
         self._groups: list[_Group] = []
         for parent in list(model.modules()):
             plain = {name: child for name, child in parent.named_children() if plain_projection(child)}
-            for names in _grouped(plain):
+            for names in _grouped(plain, alone):
                 self._groups.append(_Group([plain[name] for name in names], rows_for))
 
     def remove(self) -> None:
@@ -54,14 +60,16 @@ class FusedLora:
                 group.is_fresh = False
 
 
-def _grouped(plain: dict[str, nn.Module]) -> list[tuple[str, ...]]:
-    groups = [group for group in GROUPS if all(name in plain for name in group) and _alike([plain[n] for n in group])]
+def _grouped(plain: dict[str, nn.Module], alone: nn.Module | None) -> list[tuple[str, ...]]:
+    together = [tuple(name for name in group if name in plain and plain[name] is not alone) for group in GROUPS]
+    groups = [group for group in together if group and _alike([plain[name] for name in group])]
     return groups + [(name,) for name in plain if not any(name in group for group in groups)]
 
 
 def _alike(layers: list[nn.Module]) -> bool:
+    """Whether these can be stacked."""
     projections = [plain_projection(layer) for layer in layers]
-    return len({(p.lora_A.shape, p.scaling, p.weight.dtype, p.weight.device) for p in projections}) == 1
+    return len({(p.lora_A.shape, p.scaling, type(p.weight), p.weight.dtype, p.lora_A.device) for p in projections}) == 1
 
 
 class _Group:
@@ -86,7 +94,7 @@ class _Group:
         for layer in self.layers:
             vars(layer).pop("forward", None)
             # A storage of its own again.
-            if len(self.layers) > 1:
+            if len(self.layers) > 1 and isinstance(self.stacked.weight, Tensor):
                 layer.base_layer.weight.data = layer.base_layer.weight.data.clone()
 
     def is_current(self) -> bool:
@@ -114,14 +122,19 @@ class _Group:
 
     def _stack(self, projections: list[LoraProjection]) -> None:
         self.stacked = LoraGroup.stack(projections)
-        for projection, part in zip(projections, self.stacked.weight.split(self.stacked.columns), strict=True):
-            projection.weight.data = part
+        if isinstance(self.stacked.weight, Tensor):
+            for projection, part in zip(projections, self.stacked.weight.split(self.stacked.columns), strict=True):
+                projection.weight.data = part
         self._key = _key(projections)
 
 
 def _key(projections: list[LoraProjection]) -> tuple:
     """What changes when a layer's weight has moved, or other adapters are active."""
-    return tuple((p.weight.data_ptr(), id(p.bias), id(p.lora_A), id(p.lora_B), p.scaling) for p in projections)
+    return tuple((_place(p.weight), _place(p.bias), id(p.lora_A), id(p.lora_B), p.scaling) for p in projections)
+
+
+def _place(weight: Tensor | QuantisedWeight | None) -> int | None:
+    return weight.data_ptr() if isinstance(weight, Tensor) else None
 
 
 def _fits(x: Tensor, projections: list[LoraProjection | None]) -> bool:

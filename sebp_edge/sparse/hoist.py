@@ -16,9 +16,12 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.lora import without_adapter
-from sebp_edge.ops import linear_cross_entropy
+from sebp_edge.ops import gather_rows
 from sebp_edge.sparse.fused_lora import FusedLora
+from sebp_edge.sparse.last_layer import LastLayer
+from sebp_edge.sparse.loss import Head
 from sebp_edge.sparse.rows import RowPlan
+from sebp_edge.sparse.trial import trial_batch
 
 ATTENTION = "sebp_edge_rows"
 
@@ -29,16 +32,16 @@ class Hoisted:
     def __init__(self, model: nn.Module):
         self.model = model
         self._decoder: PreTrainedModel = without_adapter(model)
-        self._head = self._decoder.get_output_embeddings()
-        if type(self._head) is not nn.Linear or self._head.bias is not None:
-            raise SparsityError("its head is not a linear layer without a bias.")
-        self._logits = _logit_options(self._decoder.config.get_text_config())
+        self._head = Head(self._decoder)
+        self._last_layer = LastLayer(self._decoder)
         self._before = self._decoder.config._attn_implementation
         self._decoder.set_attn_implementation(ATTENTION)
-        self._fused = FusedLora(model, lambda layers, x: None)
+        self._fused = FusedLora(model, lambda layers, x: None, alone=self._last_layer.query)
+        self._last_layer.attach()
 
     def remove(self) -> None:
         """Gives the model its own attention and LoRA layers back."""
+        self._last_layer.remove()
         self._fused.remove()
         self._decoder.set_attn_implementation(self._before)
 
@@ -55,8 +58,15 @@ class Hoisted:
             input_ids_BT: the right-padded batch, int64; on the model's device, as is the plan.
             plan: the batch's rows.
         """
+        fewer = len(plan.loss_rows) < len(plan.active_rows)
+        restricted = fewer and self._last_layer.is_exact(self._decoder, self._trial_losses)
+        return self._row_losses(input_ids_BT, plan, restricted)
+
+    def _row_losses(self, input_ids_BT: Tensor, plan: RowPlan, restricted: bool) -> Tensor:
         ids_A = input_ids_BT.flatten()[plan.active_rows]
-        with self._fused.refreshed():
+        # Where the loss rows are among the active ones.
+        places_C = torch.searchsorted(plan.active_rows, plan.loss_rows)
+        with self._fused.refreshed(), self._last_layer.on(places_C if restricted else None):
             hidden_AD = self._decoder.base_model(
                 input_ids=ids_A[None],
                 position_ids=(plan.active_rows % input_ids_BT.shape[1])[None],
@@ -68,14 +78,11 @@ class Hoisted:
                 max_length_k=plan.max_len,
                 use_cache=False,
             ).last_hidden_state[0]
-        hidden_CD = hidden_AD[torch.searchsorted(plan.active_rows, plan.loss_rows)]
-        return linear_cross_entropy(hidden_CD, self._head.weight, plan.targets, **self._logits)
+        return self._head.losses(gather_rows(hidden_AD, places_C), plan.targets)
 
-
-def _logit_options(config) -> dict[str, float | None]:
-    """What the model does to its logits before the softmax, as its family's config says it."""
-    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
-    return {"scale": scale, "softcap": getattr(config, "final_logit_softcapping", None)}
+    def _trial_losses(self, restricted: bool) -> Tensor:
+        input_ids, labels = trial_batch(self._decoder)
+        return self._row_losses(input_ids, RowPlan.from_labels(labels).to(labels.device), restricted)
 
 
 # Keywords that transformers' attention layers pass along and that change nothing here.

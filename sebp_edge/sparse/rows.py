@@ -75,8 +75,8 @@ class RowPlan:
             targets=shifted_BT.flatten()[loss_rows],
             cu_seqlens=cu_seqlens,
             max_len=int(lengths_B.max()),
-            active_span=_span(active_rows),
-            loss_span=_span(loss_rows),
+            active_span=span_of(active_rows),
+            loss_span=span_of(loss_rows),
         )
 
     def to(self, device: torch.device | str) -> "RowPlan":
@@ -85,7 +85,7 @@ class RowPlan:
         return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
 
 
-def _span(rows: Tensor) -> slice | None:
+def span_of(rows: Tensor) -> slice | None:
     """The slice that these increasing ids are, if they are contiguous."""
     if len(rows) == 0 or int(rows[-1] - rows[0]) + 1 != len(rows):
         return None

@@ -5,17 +5,25 @@
         loss.backward()                  # the same gradients, without the padding's share of the work
 
 Parameters and files are untouched. PEFT's plain LoRA layers run through one Function each; of others, the linear layers
-they are made of.
+they are made of. What the rows of a batch are is in `plans`, the loss in `loss`.
 """
 
+import functools
+import inspect
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.models.lora import without_adapter
+from sebp_edge.models.architecture import inner_model, is_linear, layers_behind_attention, weight_MK
 from sebp_edge.ops import Rows, detect, sparse_linear
 from sebp_edge.sparse.fused_lora import FusedLora
-from sebp_edge.sparse.rows import RowPlan, is_right_padded
+from sebp_edge.sparse.kept_inputs import KeptInputs
+from sebp_edge.sparse.last_layer import LastLayer
+from sebp_edge.sparse.loss import FusedLoss
+from sebp_edge.sparse.plans import DETECTED, BatchRows, decoder_plan, decoder_rows, encoder_rows, looks_further
+from sebp_edge.sparse.rows import RowPlan
 
 
 class Sparsified:
@@ -25,32 +33,37 @@ class Sparsified:
         layers: the linear layers that have the sparse backward, by name.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, *, keep_logits: bool = False):
+        self.layers = {name: layer for name, layer in model.named_modules() if is_linear(layer)}
+        _refuse(model, self.layers)
         self.model = model
-        self._on_loss_rows = _layers_on_loss_rows(model)
-        self._active_rows: Rows = detect
-        self._loss_rows: Rows = detect
-        self._num_rows: int | None = None
+        self._inner = inner_model(model)
+        self._behind_attention = layers_behind_attention(self._inner)
+        self._rows = DETECTED
         self._given_plan: RowPlan | None = None
-        self.layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}
-        for name, layer in self.layers.items():
-            if "forward" in vars(layer):
-                raise SparsityError(f"{name} already has a replaced forward; sparsify a model once, and before others.")
+        self._inputs = KeptInputs()
+        self._last_layer = LastLayer(self._inner)
         for layer in self.layers.values():
             layer.forward = _SparseForward(self, layer)
-        self._fused = FusedLora(model, self._rows_for)
-        self._hooks = [
-            model.register_forward_pre_hook(self._plan_batch, with_kwargs=True),
-            model.register_forward_hook(self._forget_batch, always_call=True),
-        ]
+        self._fused_lora = FusedLora(model, self._rows_for, alone=self._last_layer.query)
+        self._last_layer.attach()
+        self._forward_before = vars(self._inner).get("forward")
+        self._own_forward = self._inner.forward
+        self._own_parameters = list(inspect.signature(self._own_forward).parameters)
+        self._loss = None if keep_logits else FusedLoss(self._inner, self._own_forward, self._last_layer)
+        self._inner.forward = self._stand_in = _stand_in(self)
 
     def remove(self) -> None:
         """Takes the sparse backward out again; the model is as it was."""
-        self._fused.remove()
+        self._last_layer.remove()
+        self._fused_lora.remove()
         for layer in self.layers.values():
             vars(layer).pop("forward", None)
-        for hook in self._hooks:
-            hook.remove()
+        # Others may have wrapped our forward in theirs; then it stays within, and passes calls on.
+        if vars(self._inner).get("forward") is self._stand_in:
+            del self._inner.forward
+            if self._forward_before is not None:
+                self._inner.forward = self._forward_before
         self.layers = {}
 
     def row_losses(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
@@ -71,87 +84,102 @@ class Sparsified:
     def __exit__(self, *exception) -> None:
         self.remove()
 
-    def _plan_batch(self, model, args, kwargs):
-        """Chooses this batch's rows: exact ones where the labels show them, else those found in dL/dY itself."""
-        plan = self._given_plan or self._plan_from_labels(kwargs.get("labels"), kwargs.get("attention_mask"))
-        if _is_checkpointing(model):
-            plan = None
+    def _run(self, args: tuple, kwargs: dict):
+        """The model's forward pass, with this batch's rows: exact ones where its inputs show them, else detected."""
+        if not (self.layers and torch.is_grad_enabled()):
+            return self._own_forward(*args, **kwargs)
+        inputs = dict(zip(self._own_parameters, args, strict=False)) | kwargs
+        plan = self._given_plan or decoder_plan(self._inner, inputs)
+        fused = plan is not None and self._given_plan is None and self._loss and self._loss.replaces(inputs)
+        try:
+            self._rows = self._rows_of(inputs, plan)
+            if fused:
+                return self._loss(inputs, plan, only_loss_rows=self._rows is not DETECTED)
+            return self._own_forward(*args, **kwargs)
+        finally:
+            # Layers called outside the model's own forward get the rows that their gradient shows.
+            self._rows = DETECTED
+            self._inputs.forget()
+
+    def _rows_of(self, inputs: dict, plan: RowPlan | None) -> BatchRows:
+        if _is_checkpointing(self._inner) or looks_further(self._inner, inputs):
+            return DETECTED
         if plan is None:
-            self._forget_batch()
-        else:
-            self._active_rows = plan.active_span or plan.active_rows
-            self._loss_rows = plan.loss_span or plan.loss_rows
-            self._num_rows = plan.num_rows
+            return encoder_rows(self._inner, inputs)
+        return decoder_rows(plan, inputs.get("attention_mask"))
 
-    def _plan_from_labels(self, labels: Tensor | None, attention_mask: Tensor | None) -> RowPlan | None:
-        if labels is None or labels.dim() != 2 or not _is_causal_decoder(self.model):
-            return None
-        if attention_mask is not None and (attention_mask.dim() != 2 or not is_right_padded(attention_mask)):
-            return None
-        return RowPlan.from_labels(labels).to(labels.device)
-
-    def _forget_batch(self, *_):
-        # Layers called outside the model's own forward get the rows that their gradient shows.
-        self._active_rows, self._loss_rows, self._num_rows = detect, detect, None
-
-    def _rows_for(self, layers: list[nn.Module], x: Tensor) -> Rows:
+    def _rows_for(self, layers: list[nn.Module], x: Tensor) -> Rows | None:
         """The rows of layers that are computed together; those of another number of rows show theirs."""
-        if x.shape[:-1].numel() != self._num_rows:
-            return detect
-        return self._loss_rows if self._on_loss_rows.issuperset(layers) else self._active_rows
+        num_rows = x.shape[:-1].numel()
+        if self._last_layer.restricts(layers):
+            return None
+        if num_rows == self._rows.num_rows:
+            behind = self._behind_attention.issuperset(layers)
+            return self._rows.behind_attention if behind else self._rows.everywhere
+        return None if num_rows == self._rows.num_pooled else detect
 
 
 class _SparseForward:
     """Stands in for one layer's `forward`."""
 
-    def __init__(self, sparsified: Sparsified, layer: nn.Linear):
+    def __init__(self, sparsified: Sparsified, layer: nn.Module):
         self.sparsified, self.layer = sparsified, layer
 
-    def __call__(self, input: Tensor) -> Tensor:
-        rows = self.sparsified._rows_for([self.layer], input)
-        return sparse_linear(input, self.layer.weight, self.layer.bias, rows)
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = self.sparsified._rows_for([self.layer], x)
+        return sparse_linear(x, weight_MK(self.layer), self.layer.bias, rows, keep=self.sparsified._inputs.keep)
 
 
-def sparsify(model: nn.Module) -> Sparsified:
-    """Puts the row-sparse backward into every `nn.Linear` of `model`.
+def sparsify(model: nn.Module, *, keep_logits: bool = False) -> Sparsified:
+    """Puts the row-sparse backward into every linear layer of `model`.
 
-    Gradients equal the dense ones: for causal decoders given `labels` and padding on the right, the rows come from the
-    labels (see `RowPlan`); for everything else (left padding, encoders, losses computed outside), the exactly non-zero
-    rows of dL/dY are found in the backward pass. Given `labels`, the loss must be the model's own: one that also looks
-    at other rows' logits is not seen. With SEBP_EDGE_VERIFY=1 in the environment, each backward pass checks that what
-    is skipped is zero, and raises a RuntimeError if it is not.
+    Gradients equal the dense ones: given `labels`, the rows come from them and the attention mask where that is exact
+    (see `sebp_edge.sparse.plans`); everywhere else, and for losses computed outside, the exactly non-zero rows of dL/dY
+    are found in the backward pass. Given `labels`, the loss must be the model's own: one that also looks at other rows'
+    logits is not seen. With SEBP_EDGE_VERIFY=1 in the environment, each backward pass checks that what is skipped is
+    zero, and raises a RuntimeError if it is not.
+
+    A causal decoder that trains with labels computes its loss without logits, and `outputs.logits` is None; models for
+    which a trial batch shows another loss keep their own, and a log line says so.
+
+    Args:
+        model: a transformers model, inside PEFT and DistributedDataParallel or not, or any module.
+        keep_logits: let every model compute its loss itself, from logits that it returns.
 
     Raises:
-        SparsityError: the model is sparsified already.
+        SparsityError: the model is sparsified already, or spread over devices by other means.
     """
-    return Sparsified(model)
+    return Sparsified(model, keep_logits=keep_logits)
 
 
-def _layers_on_loss_rows(model: nn.Module) -> set[nn.Module]:
-    """The layers whose output has gradient on loss rows only: the head, and the last block's but for keys and values.
+def _refuse(model: nn.Module, layers: dict[str, nn.Module]) -> None:
+    for name, layer in layers.items():
+        if "forward" in vars(layer):
+            raise SparsityError(f"{name} already has a replaced forward; sparsify a model once, and before others.")
+    for module in model.modules():
+        if isinstance(module, nn.DataParallel):
+            raise SparsityError(
+                "The model is in DataParallel, whose copies would share one layer's weights; use "
+                "DistributedDataParallel, or one device."
+            )
+    if any(hasattr(parameter, "placements") for parameter in model.parameters()) or any(
+        type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()
+    ):
+        raise SparsityError(
+            "The model's weights are sharded, and the head's weight cannot be read outside of it; use "
+            "DistributedDataParallel, or one device."
+        )
 
-    A block without separate projections of keys and values has none.
-    """
-    decoder = without_adapter(model)
-    head = decoder.get_output_embeddings() if hasattr(decoder, "get_output_embeddings") else None
-    blocks = getattr(getattr(decoder, "base_model", None), "layers", None)
-    found = {head} - {None}
-    if not blocks:
-        return found
-    parts = dict(blocks[-1].named_modules())
-    keys_and_values = {name for name in parts if {"k_proj", "v_proj"} & set(name.split("."))}
-    if not {"k_proj", "v_proj"} <= {name.split(".")[-1] for name in keys_and_values}:
-        return found
-    return found | {layer for name, layer in parts.items() if name not in keys_and_values}
+
+def _stand_in(sparsified: Sparsified):
+    # Its signature is the model's own: the Trainer reads it to know which columns and keywords a model takes.
+    @functools.wraps(sparsified._own_forward)
+    def forward(*args, **kwargs):
+        return sparsified._run(args, kwargs)
+
+    return forward
 
 
 def _is_checkpointing(model: nn.Module) -> bool:
     """Whether layers run again in the backward pass, when this batch's rows may be another's already."""
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-
-
-def _is_causal_decoder(model: nn.Module) -> bool:
-    inner = without_adapter(model)
-    # A router's loss looks at every row, whatever its label.
-    routed = getattr(inner.config, "output_router_logits", False)
-    return type(inner).__name__.endswith(("ForCausalLM", "LMHeadModel")) and not routed

@@ -1,0 +1,88 @@
+"""Where transformers' architectures keep what the sparse backward must know: linear layers, blocks, what a head reads.
+
+Everything here is read off a model; nothing is changed.
+"""
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from sebp_edge.models.lora import without_adapter
+
+# The projections that make a block's keys and values, by the families' names; some make the queries as well.
+KEYS_AND_VALUES = ({"k_proj", "v_proj"}, {"qkv_proj"}, {"c_attn"}, {"key", "value"}, {"k_lin", "v_lin"})
+# Encoders whose sequence classifier reads the first token, and whose token heads read each token alone.
+ENCODERS = ("bert", "roberta", "distilbert")
+
+
+def inner_model(model: nn.Module) -> nn.Module:
+    """The transformers model inside DistributedDataParallel and PEFT; any other model itself."""
+    return without_adapter(model.module if isinstance(model, DistributedDataParallel) else model)
+
+
+def is_linear(layer: nn.Module) -> bool:
+    """Whether a layer is exactly Y = X Wᵀ + b: torch's, or GPT-2's with its weight transposed."""
+    return type(layer) in (nn.Linear, Conv1D)
+
+
+def weight_MK(layer: nn.Module) -> Tensor:
+    """A linear layer's weight as [outputs, inputs]; GPT-2's is a view of its own [inputs, outputs]."""
+    return layer.weight.T if type(layer) is Conv1D else layer.weight
+
+
+def last_block(model: nn.Module) -> nn.Module | None:
+    """The last of the blocks between embedding and head, where they are found and it is no other block as well."""
+    base = getattr(model, "base_model", None)
+    for path in ("layers", "h", "encoder.layer", "transformer.layer"):
+        blocks = base
+        for name in path.split("."):
+            blocks = getattr(blocks, name, None)
+        if isinstance(blocks, nn.ModuleList) and len(blocks):
+            earlier = {module for block in blocks[:-1] for module in block.modules()}
+            return None if earlier & set(blocks[-1].modules()) else blocks[-1]
+    return None
+
+
+def is_causal_decoder(model: nn.Module) -> bool:
+    """Whether each row of the logits depends on rows before it only, and the loss on logits only."""
+    if not (isinstance(model, PreTrainedModel) and type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))):
+        return False
+    config = model.config.get_text_config()
+    # BERT's and RoBERTa's causal heads can sit on blocks that look both ways.
+    both_ways = hasattr(model.base_model, "encoder") and not getattr(config, "is_decoder", False)
+    # A router's loss looks at every row, whatever its label.
+    routed = getattr(config, "output_router_logits", False)
+    return not (both_ways or routed or getattr(config, "use_bidirectional_attention", False))
+
+
+def reads_first_token(model: nn.Module) -> bool:
+    """Whether a model is an encoder whose head sees the first token of each sequence and no other."""
+    return _is_encoder(model) and type(model).__name__.endswith("ForSequenceClassification")
+
+
+def reads_labelled_tokens(model: nn.Module) -> bool:
+    """Whether a model is an encoder whose loss sees each labelled token's own output and no other."""
+    return _is_encoder(model) and type(model).__name__.endswith(("ForTokenClassification", "ForMaskedLM"))
+
+
+def _is_encoder(model: nn.Module) -> bool:
+    return getattr(getattr(model, "config", None), "model_type", None) in ENCODERS
+
+
+def layers_behind_attention(model: nn.Module) -> set[nn.Module]:
+    """The modules that work row by row on what only the head reads: the last block's but for keys and values, the head.
+
+    Of a block whose projections of keys and values are not found, none.
+    """
+    base, block = getattr(model, "base_model", model), last_block(model)
+    head = set() if base is model else set(model.modules()) - set(base.modules()) - {model}
+    parts = dict(block.named_modules()) if block is not None else {}
+    names = {name for group in KEYS_AND_VALUES if group <= _words(parts) for name in group}
+    if not names:
+        return head
+    return head | {part for path, part in parts.items() if not names & set(path.split("."))}
+
+
+def _words(parts: dict[str, nn.Module]) -> set[str]:
+    return {word for path in parts for word in path.split(".")}

@@ -1,0 +1,55 @@
+"""A trial on one small batch: do two ways of computing a decoder's losses agree?"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from sebp_edge.errors import SparsityError
+from sebp_edge.sparse.rows import IGNORE
+
+# Two ways of computing the same round differently.
+TOLERANCE, TOLERANCE_LOW_PRECISION = 1e-4, 1e-2
+
+
+def trial_batch(decoder: nn.Module) -> tuple[Tensor, Tensor]:
+    """Token ids and labels [2, 12] on the decoder's device; some rows have a loss, among them, before and after rows
+    that have none."""
+    embedding, head = decoder.get_input_embeddings().weight, decoder.get_output_embeddings().weight
+    input_ids = torch.arange(24, device=embedding.device).view(2, 12) % min(len(embedding), len(head))
+    labels = input_ids.clone()
+    labels[0, :4], labels[1, 3:8], labels[:, 10] = IGNORE, IGNORE, IGNORE
+    return input_ids, labels
+
+
+def why_not(decoder: nn.Module, expected: Callable[[], Tensor], found: Callable[[], Tensor]) -> str | None:
+    """None if both give the same losses, else the reason in words. Runs without gradients and without dropout."""
+    try:
+        with _evaluating(decoder):
+            wanted, got = expected(), found()
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, SparsityError) as error:
+        return f"a trial batch failed ({type(error).__name__}: {error})"
+    difference = float((got - wanted).abs().mean() / wanted.abs().mean())
+    dtype = next(decoder.parameters()).dtype
+    full = dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(wanted.device.type)
+    if difference <= (TOLERANCE if full else TOLERANCE_LOW_PRECISION):
+        return None
+    return f"on a trial batch the losses differ by {difference:.1%}"
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = {module: module.training for module in model.modules()}
+    device = next(model.parameters()).device.type
+    model.eval()
+    try:
+        # Autocast would keep weights that it cast here, without gradients, for the training that follows.
+        enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        with torch.no_grad(), torch.autocast(device, dtype, enabled, cache_enabled=False):
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -1,0 +1,255 @@
+"""The drop-in on each family: dense losses and gradients, on the rows that are promised, or by detection."""
+
+import pytest
+import torch
+from builders import SIZES, make_llama
+from peft import LoraConfig, get_peft_model
+from test_sparsify import assert_same_training, padded_batch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    BertConfig,
+    CohereConfig,
+    DistilBertConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
+    MistralConfig,
+    OPTConfig,
+    Phi3Config,
+    PhiConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    RobertaConfig,
+)
+
+from sebp_edge import sparsify
+from sebp_edge.models.architecture import is_linear
+from sebp_edge.ops import detect
+from sebp_edge.sparse.rows import IGNORE
+
+SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+GPT2 = {"vocab_size": 320, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "pad_token_id": 2}
+NO_DROPOUT_GPT2 = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 1}
+BERT = {key: SIZES[key] for key in SIZES if key not in ("num_key_value_heads",)} | {
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "num_labels": 3,
+}
+DISTILBERT = {"vocab_size": 320, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "num_labels": 3}
+NO_DROPOUT_DISTILBERT = {
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "seq_classif_dropout": 0.0,
+    "qa_dropout": 0.0,
+    "pad_token_id": 2,
+}
+
+DECODERS = {
+    "qwen2": lambda: Qwen2Config(**SIZES),
+    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=8),
+    "mistral": lambda: MistralConfig(**SIZES, sliding_window=5),
+    # Its attention is eager: in a window without a real token the dense model itself is NaN, so the window is wide.
+    "gemma2": lambda: Gemma2Config(**SIZES, head_dim=8, sliding_window=24, final_logit_softcapping=1.5),
+    "gemma3": lambda: Gemma3TextConfig(**SIZES, head_dim=8, **SLIDING),
+    "phi": lambda: PhiConfig(**SIZES, resid_pdrop=0.0),
+    "phi3": lambda: Phi3Config(**SIZES),
+    "gpt2": lambda: GPT2Config(**GPT2, **NO_DROPOUT_GPT2),
+    "cohere": lambda: CohereConfig(**SIZES, logit_scale=0.25),
+    "granite": lambda: GraniteConfig(**SIZES, logits_scaling=3.0),
+    "gpt-neox": lambda: GPTNeoXConfig(**(SIZES | {"num_key_value_heads": 4}), hidden_dropout=0.0),
+    "opt": lambda: OPTConfig(
+        vocab_size=320, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, pad_token_id=2,
+        max_position_embeddings=64, word_embed_proj_dim=32, dropout=0.0,
+    ),
+}  # fmt: skip
+ENCODERS = {
+    "bert": lambda: BertConfig(**BERT),
+    "roberta": lambda: RobertaConfig(**BERT),
+    "distilbert": lambda: DistilBertConfig(**DISTILBERT, **NO_DROPOUT_DISTILBERT),
+}
+# Their head has a bias, which `linear_cross_entropy` does not take.
+KEEP_THEIR_LOSS = ("phi",)
+
+
+def make(kind, config):
+    """A model in training mode, fp64."""
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return kind.from_config(config).double().train()
+
+
+def make_decoder(family, **changes):
+    config = DECODERS[family]()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return make(AutoModelForCausalLM, config)
+
+
+def with_lora(model):
+    # GPT-2 keeps its weights transposed, which PEFT must be told.
+    options = {"fan_in_fan_out": model.config.model_type == "gpt2", "init_lora_weights": False}
+    return get_peft_model(model, LoraConfig(r=3, target_modules="all-linear", **options)).double()
+
+
+@pytest.mark.parametrize("adapt", ["full", "lora"])
+@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("prompt", [0, 5])
+def test_decoders_train_like_dense(family, adapt, prompt):
+    model = make_decoder(family)
+    if adapt == "lora":
+        model = with_lora(model)
+    assert_same_training(model, padded_batch(prompt=prompt))
+
+
+@pytest.mark.parametrize("family", ["llama", *DECODERS])
+def test_no_row_that_a_decoder_skips_has_a_gradient(family, monkeypatch):
+    monkeypatch.setattr("sebp_edge.ops.rows.VERIFY", True)
+    model = make_llama().double() if family == "llama" else make_decoder(family)
+    for keep_logits in (True, False):
+        with sparsify(model, keep_logits=keep_logits) as sparsified:
+            chosen = watch_rows(sparsified)
+            model(**padded_batch(prompt=5)).loss.backward()
+        assert not any(rows is detect for rows in chosen), family
+
+
+def watch_rows(sparsified):
+    """Collects the rows that are given out from now on."""
+    chosen, choose = [], sparsified._rows_for
+
+    def note(layers, x):
+        rows = choose(layers, x)
+        if x.dim() and torch.is_grad_enabled():
+            chosen.append(rows)
+        return rows
+
+    sparsified._rows_for = note
+    return chosen
+
+
+@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
+def test_decoders_return_a_loss_and_no_logits(family, adapt):
+    model = adapt(make_decoder(family)).train()
+    with sparsify(model):
+        out = model(**padded_batch())
+        assert (out.logits is None) == (family not in KEEP_THEIR_LOSS)
+        with torch.no_grad():
+            assert model(**padded_batch()).logits is not None
+        assert model.eval()(**padded_batch()).logits is not None
+
+
+# Those whose last layer has q_proj, o_proj and mlp of its own; of the others it computes all rows.
+RESTRICTED = ("qwen2", "qwen3", "mistral", "gemma2", "gemma3", "granite", "cohere")
+
+
+@pytest.mark.parametrize("family", [*RESTRICTED, "phi", "phi3", "gpt2", "gpt-neox"])
+def test_the_last_layer_computes_loss_rows_only_where_that_is_exact(family):
+    model, batch = make_decoder(family), padded_batch(prompt=5)
+    loss_rows = int((batch["labels"][:, 1:] != IGNORE).sum())
+    blocks = model.base_model.layers if hasattr(model.base_model, "layers") else model.base_model.h
+    inside = next(layer for layer in blocks[-1].mlp.modules() if is_linear(layer))
+    seen = []
+    inside.register_forward_hook(lambda module, args, out: seen.append(args[0].shape[:-1].numel()))
+    with sparsify(model):
+        model(**batch).loss.backward()
+    assert seen[-1] == (loss_rows if family in RESTRICTED else batch["input_ids"].numel())
+
+
+@pytest.mark.parametrize("padding", ["right", "left", "none", "no mask"])
+@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("head", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
+@pytest.mark.parametrize("adapt", ["full", "lora"])
+def test_encoders_train_like_dense(family, head, padding, adapt):
+    model, batch = make(head, ENCODERS[family]()), encoder_batch(head, padding)
+    if adapt == "lora":
+        model = with_lora(model)
+    assert_same_training(model, batch)
+
+
+def encoder_batch(head, padding="right"):
+    batch = padded_batch(lengths=(24, 24, 24, 24)) if padding == "none" else padded_batch(
+        side="left" if padding == "left" else "right"
+    )  # fmt: skip
+    if head is AutoModelForSequenceClassification:
+        batch["labels"] = torch.tensor([0, 2, 1, 1])
+    else:
+        batch["labels"] = (batch["input_ids"] % 3).masked_fill(batch["labels"] == IGNORE, IGNORE)
+        batch["labels"][:, 2:4] = IGNORE
+    if padding == "no mask":
+        del batch["attention_mask"]
+    return batch
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("head", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
+def test_no_row_that_an_encoder_skips_has_a_gradient(family, head, monkeypatch):
+    monkeypatch.setattr("sebp_edge.ops.rows.VERIFY", True)
+    model, batch = make(head, ENCODERS[family]()), encoder_batch(head)
+    with sparsify(model) as sparsified:
+        chosen = watch_rows(sparsified)
+        model(**batch).loss.backward()
+    real = int(batch["attention_mask"].sum())
+    read = 4 if head is AutoModelForSequenceClassification else int((batch["labels"] != IGNORE).sum())
+    assert not any(rows is detect for rows in chosen)
+    assert {len(rows) for rows in chosen if rows is not None} == {real, read}
+
+
+@pytest.mark.parametrize(
+    ("head", "labels"),
+    [
+        (AutoModelForMaskedLM, {"labels": padded_batch()["labels"]}),
+        (
+            AutoModelForQuestionAnswering,
+            {"start_positions": torch.ones(4).long(), "end_positions": torch.ones(4).long()},
+        ),
+    ],
+    ids=["masked words", "questions"],
+)
+@pytest.mark.parametrize("family", ENCODERS)
+def test_other_heads_of_encoders_train_like_dense(family, head, labels):
+    config, batch = ENCODERS[family](), padded_batch()
+    config.num_labels = 2
+    model = make(head, config)
+    del batch["labels"]
+    assert_same_training(model, batch | labels)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_an_encoders_causal_head_trains_like_dense_whichever_way_it_looks(causal):
+    model = make(AutoModelForCausalLM, BertConfig(**BERT, is_decoder=causal, use_cache=False))
+    batch = padded_batch()
+    batch["labels"][:, 6:] = IGNORE
+    assert_same_training(model, batch)
+
+
+def test_a_decoders_classifier_trains_like_dense():
+    batch = padded_batch() | {"labels": torch.tensor([0, 2, 1, 1])}
+    config = Qwen3Config(**SIZES, head_dim=8, num_labels=3)
+    assert_same_training(make(AutoModelForSequenceClassification, config), batch)
+
+
+@pytest.mark.parametrize("router_loss", [True, False])
+def test_experts_train_like_dense_and_keep_their_routers_loss(router_loss):
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
+    config = Qwen3MoeConfig(**SIZES, head_dim=8, **experts, output_router_logits=router_loss, router_aux_loss_coef=0.5)
+    model = make(AutoModelForCausalLM, config)
+    model.set_experts_implementation("eager")
+    assert_same_training(model, padded_batch(prompt=5))
+    with sparsify(model):
+        assert (model(**padded_batch()).logits is not None) == router_loss
+
+
+def test_a_loss_function_of_ones_own_is_kept(caplog):
+    model = make_llama().double()
+    model.loss_function = lambda logits, labels, vocab_size, **others: logits.square().mean()
+    with sparsify(model):
+        assert model(**padded_batch()).logits is not None
+        model(**padded_batch())
+    assert [record.message for record in caplog.records if "differ" in record.message] == [caplog.records[0].message]
