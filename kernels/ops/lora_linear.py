@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops.rows import Rows, RowTarget, take, take_gradient
+from sebp_edge.ops.rows import Rows, RowTarget, as_rows, take, take_gradient, verify_skipped
 
 
 class LoraProjection(NamedTuple):
@@ -61,11 +61,12 @@ class _LoraLinear(torch.autograd.Function):
         douts = [dout.reshape(-1, dout.shape[-1]) for dout in douts]
         num_rows = douts[0].shape[0]
         if callable(rows):
-            rows, weights_A = rows(tuple(douts)).on_host()
+            rows = rows(tuple(douts)).on_host()
             x_AK, down_AR = take(x_AK, rows), take(down_AR, rows)
-            douts = [take(dout_NM, rows, weights_A) for dout_NM in douts]
         else:
-            douts = [take_gradient(dout_NM, rows) for dout_NM in douts]
+            for dout_NM in douts:
+                verify_skipped(dout_NM, rows)
+        douts = [take_gradient(dout_NM, rows) for dout_NM in douts]
         up_AR, dloras_B = torch.empty_like(down_AR), []
         for dout_AM, lora_B, scaling, own in zip(douts, loras_B, ctx.scalings, _own_columns(loras_A), strict=True):
             up_AR[:, own] = (dout_AM @ lora_B.to(dout_AM.dtype)).mul_(scaling)
@@ -97,11 +98,13 @@ def lora_linear(x: Tensor, projections: list[LoraProjection], rows: Rows | None 
         x: [..., K]; its leading dimensions are the rows, flattened in order.
         projections: with frozen weights in x's dtype; the adapters' dtype may be another, usually fp32: products run in
             x's dtype and the adapters' gradients come in theirs.
-        rows: the only rows whose output gradients may be non-zero: int64 [A], increasing; a slice; a function
-            that chooses them in the backward pass (`detect`: those that are non-zero in any of them); None for all.
+        rows: the only rows whose output gradients may be non-zero: int64 [A], increasing; `ActiveRows`; a slice; a
+            function that chooses them in the backward pass (`detect`: those that are non-zero in any of them); None for
+            all.
 
     Returns:
         One [..., M] in x's dtype for each projection. Twice differentiable it is not.
     """
     weights, biases, loras_A, loras_B, scalings = zip(*projections, strict=True)
+    rows = as_rows(rows, x.shape[:-1].numel())
     return _LoraLinear.apply(x, rows, weights, biases, scalings, *loras_A, *loras_B)

@@ -9,60 +9,164 @@ Exact if and only if the rows of dY outside A are zero (Topchii et al., equation
 Shapes: N rows (all leading dimensions of X, flattened), A active rows, K inputs, M outputs.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops.rows import Rows, RowTarget, take, take_gradient
+from sebp_edge.ops import backend
+from sebp_edge.ops.rows import ActiveRows, Rows, RowTarget, as_rows, take, take_gradient, verify_skipped
+
+
+class Wanted(NamedTuple):
+    """Which gradients are asked for."""
+
+    dx: bool
+    dweight: bool
+    dbias: bool
+
+
+class Gradients(NamedTuple):
+    """dX [N, K], dW [M, K], db [M]; None for what was not asked for."""
+
+    dx: Tensor | None = None
+    dweight: Tensor | None = None
+    dbias: Tensor | None = None
+
+
+def _on_compact_rows(
+    dout_NM: Tensor, weight_MK: Tensor, x_AK: Tensor | None, rows: ActiveRows | slice, wanted: Wanted
+) -> Gradients:
+    """Rows are gathered, unless they are a view, and multiplied by PyTorch."""
+    dout_AM = take_gradient(dout_NM, rows)
+    dx = dweight = dbias = None
+    if wanted.dx:
+        target = RowTarget(rows, len(dout_NM), weight_MK.shape[1], dout_AM)
+        torch.mm(dout_AM, weight_MK, out=target.part)
+        dx = target.whole()
+    if wanted.dweight:
+        dweight = dout_AM.T @ x_AK
+    if wanted.dbias:
+        dbias = dout_AM.sum(dim=0)
+    return Gradients(dx, dweight, dbias)
+
+
+def _on_rows(
+    dout_NM: Tensor,
+    weight_MK: Tensor,
+    x: Tensor | None,
+    rows: ActiveRows,
+    wanted: Wanted,
+    x_is_whole: bool,
+    choices_folder: str | None,
+) -> Gradients:
+    """Each product the way that is chosen for it: our kernels, which read rows where they are, or compact rows."""
+    ways = backend.choose_products(
+        dout_NM,
+        weight_MK,
+        len(rows.ids) if rows.count is None else None,
+        wanted_dx=wanted.dx,
+        wanted_dweight=wanted.dweight,
+        choices_folder=choices_folder,
+    )
+    dx = dweight = dbias = None
+    if wanted.dx and ways.dx is not None:
+        dx = backend.dx(dout_NM, weight_MK, rows, ways.dx)
+        wanted = wanted._replace(dx=False)
+    if wanted.dweight and ways.dweight is not None:
+        dweight, dbias = backend.dweight(dout_NM, x, rows, ways.dweight, x_is_whole=x_is_whole, with_bias=wanted.dbias)
+        wanted = wanted._replace(dweight=False, dbias=False)
+    if any(wanted):
+        # With none of our kernels, nothing but the host can leave out what is beyond the number of rows.
+        rows = rows.on_host() if ways.dx is ways.dweight is None else rows
+        if wanted.dweight:
+            x = take(x, rows) if x_is_whole else x[: len(rows.ids)]
+        rest = _on_compact_rows(dout_NM, weight_MK, x, rows, wanted)
+        dx, dweight = rest.dx if wanted.dx else dx, rest.dweight if wanted.dweight else dweight
+        dbias = rest.dbias if wanted.dbias else dbias
+    return Gradients(dx, dweight, dbias)
+
+
+@torch.library.custom_op("sebp_edge::sparse_linear_backward", mutates_args=())
+def _backward_op(
+    dout_NM: Tensor,
+    weight_MK: Tensor,
+    x: Tensor | None,
+    ids: Tensor,
+    places: Tensor,
+    count: Tensor | None,
+    weights: Tensor | None,
+    wanted: list[bool],
+    x_is_whole: bool,
+    choices_folder: str | None,
+) -> list[Tensor]:
+    """`_on_rows` as one operation of a compiled graph; only what is wanted is returned."""
+    rows = ActiveRows(ids, places, count, weights)
+    gradients = _on_rows(dout_NM, weight_MK, x, rows, Wanted(*wanted), x_is_whole, choices_folder)
+    return [gradient for gradient in gradients if gradient is not None]
+
+
+@_backward_op.register_fake
+def _(dout_NM, weight_MK, x, ids, places, count, weights, wanted, x_is_whole, choices_folder):
+    shapes = (dout_NM.shape[0], weight_MK.shape[1]), weight_MK.shape, weight_MK.shape[:1]
+    return [weight_MK.new_empty(shape) for shape, asked in zip(shapes, wanted, strict=True) if asked]
 
 
 class _SparseLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight_MK, bias_M, rows):
+    def forward(ctx, x, weight_MK, bias_M, rows, choices_folder):
         # A frozen weight needs no X in the backward pass, so nothing of X is kept.
         saved_x = None
         if ctx.needs_input_grad[1]:
             x_NK = x.reshape(-1, x.shape[-1])
             saved_x = x_NK if callable(rows) else take(x_NK, rows)
         ctx.save_for_backward(weight_MK, saved_x)
-        ctx.rows, ctx.x_shape = rows, x.shape
+        ctx.rows, ctx.choices_folder, ctx.x_shape = rows, choices_folder, x.shape
         return F.linear(x, weight_MK, bias_M)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
-        weight_MK, x_AK = ctx.saved_tensors
-        rows, weights_A = ctx.rows, None
+        weight_MK, x = ctx.saved_tensors
+        rows, x_is_whole = ctx.rows, callable(ctx.rows)
         dout_NM = dout.reshape(-1, dout.shape[-1])
-        if callable(rows):
-            rows, weights_A = rows((dout_NM,)).on_host()
-            x_AK = None if x_AK is None else take(x_AK, rows)
-            dout_AM = take(dout_NM, rows, weights_A)
+        if x_is_whole:
+            rows = rows((dout_NM,))
         else:
-            dout_AM = take_gradient(dout_NM, rows)
-        dx = dweight = dbias = None
-        if ctx.needs_input_grad[0]:
-            target = RowTarget(rows, dout_NM.shape[0], weight_MK.shape[1], dout_AM)
-            torch.mm(dout_AM, weight_MK, out=target.part)
-            dx = target.whole().reshape(ctx.x_shape)
-        if ctx.needs_input_grad[1]:
-            dweight = dout_AM.T @ x_AK
-        if ctx.needs_input_grad[2]:
-            dbias = dout_AM.sum(dim=0)
-        return dx, dweight, dbias, None
+            verify_skipped(dout_NM, rows)
+        wanted = Wanted(*ctx.needs_input_grad[:3])
+        if isinstance(rows, slice):
+            gradients = _on_compact_rows(dout_NM, weight_MK, x, rows, wanted)
+        elif torch.compiler.is_compiling():
+            found = _backward_op(dout_NM, weight_MK, x, *rows, list(wanted), x_is_whole, ctx.choices_folder)
+            found = iter(found)
+            gradients = Gradients(*[next(found) if asked else None for asked in wanted])
+        else:
+            gradients = _on_rows(dout_NM, weight_MK, x, rows, wanted, x_is_whole, ctx.choices_folder)
+        dx = gradients.dx.reshape(ctx.x_shape) if wanted.dx else None
+        return dx, gradients.dweight, gradients.dbias, None, None
 
 
-def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, rows: Rows | None = None) -> Tensor:
+def sparse_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    rows: Rows | None = None,
+    *,
+    choices_folder: str | None = None,
+) -> Tensor:
     """`F.linear(x, weight, bias)`, with a backward pass over the active rows only.
 
     Args:
         x: [..., K], any floating dtype; its leading dimensions are the rows, flattened in order.
         weight: [M, K]; under autocast x, weight and bias are cast as `F.linear` would cast them.
         bias: [M], or None.
-        rows: the only rows whose output gradient may be non-zero: int64 [A] on x's device, increasing, or a slice;
-            a function that chooses them in the backward pass (`detect` finds the non-zero ones: exact for any loss);
-            None for all rows, which is `F.linear` itself.
+        rows: the only rows whose output gradient may be non-zero: int64 [A] on x's device, increasing; the same as
+            `ActiveRows`, for several layers; a slice; a function that chooses them in the backward pass (`detect` finds
+            the non-zero ones: exact for any loss); None for all rows, which is `F.linear` itself.
+        choices_folder: where `measure` has kept this machine's fastest ways; None for the ones we know.
 
     Returns:
         [..., M] in the dtype `F.linear` gives. Twice differentiable it is not.
@@ -73,4 +177,4 @@ def sparse_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, rows: R
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    return _SparseLinear.apply(x, weight, bias, rows)
+    return _SparseLinear.apply(x, weight, bias, as_rows(rows, x.shape[:-1].numel()), choices_folder)
