@@ -113,16 +113,43 @@ def _dx_kernel(
         weight_ptrs += BLOCK_M * stride_wm
     if weights_ptr is not None:
         total *= tl.load(weights_ptr + active, mask=active < count, other=0.0)[:, None]
-    if IS_SPLIT:
-        out_rows = active.to(tl.int64) + split.to(tl.int64) * num_active
-    else:
-        out_rows = rows
+    out_rows = active.to(tl.int64) + split.to(tl.int64) * num_active if IS_SPLIT else rows
     out_ptrs = out_ptr + out_rows[:, None] * num_inputs + columns[None, :]
     tl.store(
         out_ptrs,
         total.to(out_ptr.dtype.element_ty),
         mask=(active < count)[:, None] & (columns < num_inputs)[None, :],
     )
+
+
+@triton.jit
+def _store_dbias(
+    dout_ptr,
+    ids_ptr,
+    weights_ptr,
+    dbias_ptr,
+    begin,
+    end,
+    tile_k,
+    outputs,
+    out_places,
+    num_outputs,
+    stride_dn,
+    BLOCK_A: tl.constexpr,
+):
+    """The sums of dY's columns `outputs`, by the program of their first tile."""
+    if tile_k == 0:
+        sums = tl.zeros(outputs.shape, tl.float32)
+        for first in range(begin, end, BLOCK_A):
+            active = first + tl.arange(0, BLOCK_A)
+            rows = tl.load(ids_ptr + active, mask=active < end, other=0).to(tl.int64)
+            mask = (active < end)[:, None] & (outputs < num_outputs)[None, :]
+            dout = tl.load(dout_ptr + rows[:, None] * stride_dn + outputs[None, :], mask=mask, other=0.0)
+            dout = dout.to(tl.float32)
+            if weights_ptr is not None:
+                dout *= tl.load(weights_ptr + active, mask=active < end, other=0.0)[:, None]
+            sums += tl.sum(dout, axis=0)
+        tl.store(dbias_ptr + out_places, sums.to(dbias_ptr.dtype.element_ty), mask=outputs < num_outputs)
 
 
 @triton.jit(do_not_specialize=["num_active", "splits"])
@@ -184,18 +211,20 @@ def _dweight_kernel(
 
     if dbias_ptr is not None:
         # A loop of its own, so that the products' loop is the same in all programs.
-        if tile_k == 0:
-            sums = tl.zeros((BLOCK_M,), tl.float32)
-            for first in range(begin, end, BLOCK_A):
-                active = first + tl.arange(0, BLOCK_A)
-                rows = tl.load(ids_ptr + active, mask=active < end, other=0).to(tl.int64)
-                mask = (active < end)[:, None] & (outputs < num_outputs)[None, :]
-                dout = tl.load(dout_ptr + rows[:, None] * stride_dn + outputs[None, :], mask=mask, other=0.0)
-                dout = dout.to(tl.float32)
-                if weights_ptr is not None:
-                    dout *= tl.load(weights_ptr + active, mask=active < end, other=0.0)[:, None]
-                sums += tl.sum(dout, axis=0)
-            tl.store(dbias_ptr + out_rows, sums.to(dbias_ptr.dtype.element_ty), mask=outputs < num_outputs)
+        _store_dbias(
+            dout_ptr,
+            ids_ptr,
+            weights_ptr,
+            dbias_ptr,
+            begin,
+            end,
+            tile_k,
+            outputs,
+            out_rows,
+            num_outputs,
+            stride_dn,
+            BLOCK_A,
+        )
 
 
 def dx(dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, tiles: Tiles) -> Tensor:
