@@ -55,12 +55,12 @@ class Shape(NamedTuple):
 
 def choose(shape: Shape, device: torch.device, folder: str | None) -> Ways:
     """The fastest way that is known for this many rows."""
-    return _known(_index(device), folder).get(shape, Ways())
+    return _known(index_of(device), folder).get(shape, Ways())
 
 
 def choose_for_any_number(itemsize: int, device: torch.device) -> Ways:
     """A way for rows whose number only the device knows."""
-    tiles = safe_tiles(itemsize, shared_memory(_index(device)))
+    tiles = safe_tiles(itemsize, shared_memory(index_of(device)))
     return Ways(tiles, tiles)
 
 
@@ -77,7 +77,8 @@ def _known(index: int, folder: str | None) -> Mapping[Shape, Ways]:
     return shipped(name) | measured
 
 
-def _index(device: torch.device) -> int:
+def index_of(device: torch.device) -> int:
+    """The number of a GPU, the current one's if it has none."""
     return torch.cuda.current_device() if device.index is None else device.index
 
 

@@ -24,7 +24,7 @@ from sebp_edge.ops.tiles import Tiles
 
 # Tiles that follow each other share their rows of dY in the L2 cache.
 GROUP = 8
-ZERO_ROWS, ZERO_COLUMNS = 32, 256
+ZERO_ROWS, ZERO_COLUMNS = 128, 256
 
 
 @triton.jit
