@@ -181,6 +181,6 @@ def test_measuring_checks_and_times_every_way_that_fits(tmp_path, monkeypatch):
         monkeypatch.setattr(choices, "index_of", lambda device: 0)
         monkeypatch.setattr(choices, "machine", lambda index: MACHINE)
     rows = ActiveRows.from_ids(torch.tensor([1, 4, 5, 30], device=device), 40)
-    found = measure.measure([(24, 40)], [rows], torch.float16, tmp_path / "found.json")
+    found = measure.measure([(24, 40)], [rows], torch.float16, str(tmp_path))
     assert found.keys() == {Shape(wanted, 16, 24, 40, 4) for wanted in ("dx", "dweight", "both")}
-    assert choices.read(tmp_path / "found.json") == found
+    assert choices.read(choices.file_for(tmp_path, choices.machine(0))) == found

@@ -200,6 +200,8 @@ class Mixed(torch.nn.Module):
         return x
 
 
+# torch.compile itself warns when it traces a Function.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("given", ["ids", "shared", "slice", "detect"])
 def test_a_compiled_model_is_one_graph_and_gets_dense_gradients(dynamic, given):

@@ -9,7 +9,6 @@ import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -39,14 +38,15 @@ class Times(NamedTuple):
 
 
 def measure(
-    layers: Iterable[tuple[int, int]], row_sets: list[ActiveRows], dtype: torch.dtype, path: Path
+    layers: Iterable[tuple[int, int]], row_sets: list[ActiveRows], dtype: torch.dtype, folder: str
 ) -> dict[choices.Shape, choices.Ways]:
-    """Finds the fastest ways of all layers, given as (inputs, outputs), on all these rows, and adds them to `path`."""
+    """Finds the fastest ways of layers, given as (inputs, outputs), on all these rows, and keeps them in `folder`."""
     found = {}
     for num_inputs, num_outputs in layers:
         times = [(rows, time_products(num_inputs, num_outputs, rows, dtype)) for rows in row_sets]
         found |= fastest(num_inputs, num_outputs, dtype, times)
-    choices.write(path, choices.machine(choices.index_of(row_sets[0].ids.device)), found)
+    machine = choices.machine(choices.index_of(row_sets[0].ids.device))
+    choices.write(choices.file_for(folder, machine), machine, found)
     return found
 
 

@@ -8,12 +8,14 @@ Parameters and files are untouched. PEFT's plain LoRA layers run through one Fun
 they are made of.
 """
 
+import platformdirs
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.lora import without_adapter
-from sebp_edge.ops import Rows, detect, sparse_linear
+from sebp_edge.ops import ActiveRows, Rows, backend, detect, sparse_linear
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.rows import RowPlan, is_right_padded
 
@@ -23,10 +25,12 @@ class Sparsified:
 
     Attributes:
         layers: the linear layers that have the sparse backward, by name.
+        choices_folder: where `measure` keeps what is fastest on this machine.
     """
 
     def __init__(self, model: nn.Module):
         self.model = model
+        self.choices_folder = platformdirs.user_cache_dir("sebp-edge")
         self._on_loss_rows = _layers_on_loss_rows(model)
         self._active_rows: Rows = detect
         self._loss_rows: Rows = detect
@@ -65,6 +69,28 @@ class Sparsified:
             self._given_plan = None
         return F.cross_entropy(logits_BTV.flatten(0, 1)[plan.loss_rows].float(), plan.targets, reduction="none")
 
+    def measure(self, num_rows: int, num_active: int) -> None:
+        """Finds the fastest products for batches of this many rows (batch times time), so many of them active.
+
+        Takes seconds for each shape of layer; this process and later ones on the same machine then use what was found.
+
+        Raises:
+            SparsityError: the model is not on an NVIDIA GPU, Triton is missing, or more rows are active than there are.
+        """
+        weight = next(layer.weight for layer in self.layers.values())
+        if not 0 < num_active <= num_rows:
+            raise SparsityError(f"{num_active} of {num_rows} rows cannot be active; give at least 1 and at most all.")
+        if not (weight.is_cuda and backend.has_triton()):
+            raise SparsityError(
+                f"There is nothing to choose on {weight.device.type}: only NVIDIA GPUs have our kernels."
+            )
+        ids = torch.randperm(num_rows, device=weight.device)[:num_active].sort().values
+        shapes = {(layer.in_features, layer.out_features) for layer in self.layers.values()}
+        # Triton is needed from here on only.
+        from sebp_edge.ops.measure import measure
+
+        measure(sorted(shapes), [ActiveRows.from_ids(ids, num_rows)], weight.dtype, self.choices_folder)
+
     def __enter__(self) -> "Sparsified":
         return self
 
@@ -79,8 +105,8 @@ class Sparsified:
         if plan is None:
             self._forget_batch()
         else:
-            self._active_rows = plan.active_span or plan.active_rows
-            self._loss_rows = plan.loss_span or plan.loss_rows
+            self._active_rows = plan.active_span or ActiveRows.from_ids(plan.active_rows, plan.num_rows)
+            self._loss_rows = plan.loss_span or ActiveRows.from_ids(plan.loss_rows, plan.num_rows)
             self._num_rows = plan.num_rows
 
     def _plan_from_labels(self, labels: Tensor | None, attention_mask: Tensor | None) -> RowPlan | None:
@@ -109,7 +135,8 @@ class _SparseForward:
 
     def __call__(self, input: Tensor) -> Tensor:
         rows = self.sparsified._rows_for([self.layer], input)
-        return sparse_linear(input, self.layer.weight, self.layer.bias, rows)
+        folder = self.sparsified.choices_folder
+        return sparse_linear(input, self.layer.weight, self.layer.bias, rows, choices_folder=folder)
 
 
 def sparsify(model: nn.Module) -> Sparsified:
