@@ -5,6 +5,7 @@ of the same kind and ship, else it is cuBLAS; rows whose number only the device 
 """
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import json
@@ -92,11 +93,18 @@ def machine(index: int) -> dict[str, str]:
 
     return {
         "gpu": torch.cuda.get_device_name(index),
-        # The CUDA version of the installed driver, not of torch.
-        "driver": str(torch._C._cuda_getDriverVersion()),
+        "driver": _driver_version(),
         "torch": torch.__version__,
         "triton": triton.__version__,
     }
+
+
+def _driver_version() -> str:
+    """The CUDA version of the installed driver, which is not torch's: 13000 for 13.0."""
+    version = ctypes.c_int()
+    # torch has loaded this library already.
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return str(version.value)
 
 
 def shipped(gpu: str) -> dict[Shape, Ways]:
