@@ -21,8 +21,9 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def own_data_folder(tmp_path, monkeypatch):
-    """Adapters of a test go into its temporary folder."""
+    """Adapters of a test, and what it measures, go into its temporary folder."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "data" / "sebp-edge" / "adapters"
 
 

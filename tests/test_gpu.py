@@ -10,7 +10,7 @@ from test_sparsify import loss_and_gradients, padded_batch
 from transformers import AutoModelForTokenClassification
 
 from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
-from sebp_edge.ops import detect, sparse_linear
+from sebp_edge.ops import choices, detect, sparse_linear
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows import IGNORE, RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
@@ -128,3 +128,22 @@ def test_notes_become_an_adapter_on_the_gpu(model_folder, notes_folder, tmp_path
     assert personalizer._base.dtype == torch.bfloat16
     assert all(p.dtype == torch.float32 for n, p in personalizer._adaptation.model.named_parameters() if "lora" in n)
     assert personalizer.generate("the ferry", seed=1, max_new_tokens=8)
+
+
+def test_what_was_measured_is_what_the_backward_pass_looks_up(tmp_path, monkeypatch):
+    batch = {name: tensor.cuda() for name, tensor in padded_batch(lengths=LENGTHS, length=256).items()}
+    model = make_llama(max_position_embeddings=256).to("cuda", torch.bfloat16)
+    plan = RowPlan.from_labels(batch["labels"])
+    used = []
+    choose = choices.choose
+    monkeypatch.setattr(choices, "choose", lambda *args: used.append(choose(*args)) or used[-1])
+    with Sparsified(model) as sparsified:
+        sparsified.choices_folder = str(tmp_path)
+        sparsified.measure(plan.num_rows, len(plan.active_rows))
+        model(**batch).loss.backward()
+    (measured,) = tmp_path.iterdir()
+    known = choices.read(measured)
+    # The batch's rows are the measured ones, but for the last layer's, of which there are fewer.
+    assert used
+    assert sum(ways in known.values() for ways in used) >= len(used) // 2
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())

@@ -38,7 +38,7 @@ HOMES = {
     "huggingface_hub": ("sebp_edge/models/hub.py", "sebp_edge/insight/doctor.py"),
     "typer": ("sebp_edge/cli/",),
     "rich": ("sebp_edge/cli/",),
-    "platformdirs": ("sebp_edge/adapters/",),
+    "platformdirs": ("sebp_edge/adapters/", "sebp_edge/sparse/sparsify.py"),
 }
 
 
@@ -92,6 +92,12 @@ def test_every_package_is_shipped():
     shipped = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     there = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "sebp_edge").rglob("__init__.py")}
     assert sorted(shipped) == sorted(there | {"sebp_edge.ops", "sebp_edge.recipes"})
+
+
+def test_every_data_file_is_shipped():
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for path in (ROOT / "kernels" / "ops").glob("*.json"):
+        assert any(path.match(pattern) for pattern in setuptools["package-data"]["sebp_edge.ops"]), path
 
 
 def test_nothing_shadows_the_kernels_package():

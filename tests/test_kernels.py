@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from sebp_edge.ops import reference
+from sebp_edge.ops import reference, select_rows
 
 pytest.importorskip("triton", reason="Triton is not installed on this platform")
-from sebp_edge.ops import cross_entropy_kernel, lora_kernels, row_kernels
+from sebp_edge.ops import cross_entropy_kernel, lora_kernels, row_kernels, row_products
+from sebp_edge.ops.rows import ActiveRows
+from sebp_edge.ops.tiles import Tiles
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
@@ -20,6 +22,13 @@ def random_rows(num_rows, active, seed=0):
     return torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))[:active].sort().values.to(DEVICE)
 
 
+def selected(num_rows, active, capacity, weighted, seed=0):
+    """Rows whose number only the device knows, none of them row 0."""
+    keep = torch.zeros(num_rows, dtype=torch.bool, device=DEVICE)
+    keep[1 + random_rows(num_rows - 1, active, seed)] = True
+    return select_rows(keep, draw(num_rows, seed=seed).abs() if weighted else None, capacity=capacity)
+
+
 @pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 1), (9, 7), (33, 513), (100, 1030)])
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.4, 1.0])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -28,14 +37,95 @@ def test_rows_are_gathered_and_scattered_exactly(num_rows, num_columns, share, d
     x = draw(num_rows, num_columns, dtype=dtype)
     gathered = row_kernels.gather_rows(x, rows)
     assert torch.equal(gathered, reference.gather_rows(x, rows))
-    scattered = row_kernels.scatter_rows(gathered, rows, num_rows)
-    assert torch.equal(scattered, reference.scatter_rows(gathered, rows, num_rows))
+    expected = torch.zeros_like(x)
+    expected[rows] = x[rows]
+    places = ActiveRows.from_ids(rows, num_rows).places
+    assert torch.equal(row_kernels.scatter_rows(gathered, places), expected)
+    assert torch.equal(reference.scatter_rows(gathered, places), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_beyond_the_number_of_rows_are_gathered_as_zeros(dtype, poisoned_memory):
+    x = draw(33, 600, dtype=dtype)
+    x[0] = float("nan")
+    rows = selected(33, 9, capacity=20, weighted=True)
+    gathered = row_kernels.gather_rows(x, rows.ids, rows.count, rows.weights)
+    assert torch.equal(gathered, reference.gather_rows(x, rows.ids, rows.count, rows.weights))
+    assert torch.equal(gathered[:9], (x[rows.ids[:9]] * rows.weights[:9, None]).to(dtype))
+    assert not gathered[9:].any()
 
 
 def test_strides_do_not_matter():
     x, rows = draw(24, 40), random_rows(24, 9)
     for strided in (x.T.contiguous().T, x[:, ::2], draw(24, 80)[:, 7:47]):
         assert torch.equal(row_kernels.gather_rows(strided, rows), strided[rows])
+
+
+# Tiles larger and smaller than the matrices, with and without a split contraction.
+TILES = [Tiles(16, 32, 16, 1, 4, 2), Tiles(32, 16, 32, 3, 4, 3)]
+SHAPES = [(1, 1, 1), (33, 64, 32), (70, 45, 83)]
+
+
+def assert_no_worse_than_torch(found, plain, truth):
+    """The error is no more than twice that of PyTorch in the same dtype."""
+    assert found.dtype == plain.dtype
+    error, allowed = ((value.double() - truth).norm() for value in (found, plain))
+    assert error <= 2 * allowed + 1e-4 * truth.norm()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.4, 1.0])
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_of_active_rows_are_dense_ones(shape, share, tiles, dtype, poisoned_memory):
+    num_rows, num_inputs, num_outputs = shape
+    ids = random_rows(num_rows, max(1, round(share * num_rows)) if share else 0)
+    x, weight = draw(num_rows, num_inputs, dtype=dtype, seed=1), draw(num_outputs, num_inputs, dtype=dtype, seed=2)
+    dout = torch.full((num_rows, num_outputs), float("nan"), dtype=dtype, device=DEVICE)
+    dout[ids] = draw(len(ids), num_outputs, dtype=dtype)
+    rows = ActiveRows.from_ids(ids, num_rows)
+
+    dx = row_products.dx(dout, weight, rows, tiles)
+    assert_no_worse_than_torch(dx[ids], dout[ids] @ weight, dout[ids].double() @ weight.double())
+    assert not dx[rows.places < 0].any()
+
+    for whole in (False, True):
+        found = row_products.dweight(dout, x if whole else x[ids], rows, tiles, x_is_whole=whole, with_bias=True)
+        truth = dout[ids].double().T @ x[ids].double()
+        assert_no_worse_than_torch(found.dweight, dout[ids].T @ x[ids], truth)
+        assert_no_worse_than_torch(found.dbias, dout[ids].sum(0), dout[ids].double().sum(0))
+
+
+@pytest.mark.parametrize("active", [0, 1, 20, 69])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("tiles", TILES)
+def test_products_read_the_number_of_rows_from_the_device(active, weighted, tiles, poisoned_memory):
+    rows = selected(70, active, capacity=69, weighted=weighted)
+    x, weight, dout = draw(70, 45), draw(83, 45, seed=1), draw(70, 83, seed=2)
+    # What is not a row is not read: row 0 stands in the places beyond the number of rows.
+    x[rows.places < 0] = dout[rows.places < 0] = float("nan")
+    ids = rows.ids[:active]
+    weighted_dout = dout[ids].double() * (rows.weights[:active, None] if weighted else 1)
+    dx = row_products.dx(dout, weight, rows, tiles)
+    torch.testing.assert_close(dx[ids].double(), weighted_dout @ weight.double(), rtol=1e-4, atol=1e-4)
+    assert not dx[rows.places < 0].any()
+    found = row_products.dweight(dout, x, rows, tiles, x_is_whole=True, with_bias=True)
+    torch.testing.assert_close(found.dweight.double(), weighted_dout.T @ x[ids].double(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.dbias.double(), weighted_dout.sum(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tiles", TILES)
+def test_products_do_not_mind_strides_and_give_the_same_bits_again(tiles):
+    rows = ActiveRows.from_ids(random_rows(40, 21), 40)
+    x, weight, dout = draw(40, 2 * 18)[:, ::2], draw(18, 23, seed=1).T, draw(40, 99, seed=2)[:, 3:26]
+    dx = row_products.dx(dout, weight, rows, tiles)
+    torch.testing.assert_close(dx[rows.ids], dout[rows.ids] @ weight, rtol=1e-4, atol=1e-4)
+    dweight, dbias = row_products.dweight(dout, x, rows, tiles, x_is_whole=True, with_bias=False)
+    assert dbias is None
+    torch.testing.assert_close(dweight, dout[rows.ids].T @ x[rows.ids], rtol=1e-4, atol=1e-4)
+    assert torch.equal(dx, row_products.dx(dout, weight, rows, tiles))
+    again, _ = row_products.dweight(dout, x, rows, tiles, x_is_whole=True, with_bias=False)
+    assert torch.equal(dweight, again)
 
 
 @pytest.mark.parametrize(("num_rows", "vocabulary"), [(0, 5), (1, 2), (5, 11), (7, 300), (3, 9000)])
@@ -95,6 +185,26 @@ def test_matrices_beyond_two_to_the_31_elements():
     x[rows] = draw(4, x.shape[1], dtype=torch.bfloat16)
     gathered = row_kernels.gather_rows(x, rows)
     assert torch.equal(gathered, x[rows])
-    scattered = row_kernels.scatter_rows(gathered, rows, len(x))
+    scattered = row_kernels.scatter_rows(gathered, ActiveRows.from_ids(rows, len(x)).places)
     assert torch.equal(scattered[rows], gathered)
     assert int((scattered != 0).any(dim=1).sum()) == 4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+def test_products_of_matrices_beyond_two_to_the_31_elements():
+    num_rows, num_outputs, num_inputs = 2**16 + 8, 2**15 + 8, 64
+    dout = torch.empty(num_rows, num_outputs, dtype=torch.bfloat16, device="cuda")
+    rows = ActiveRows.from_ids(torch.tensor([0, 1, 2**16, 2**16 + 7], device="cuda"), num_rows)
+    compact = dout[rows.ids] = draw(4, num_outputs, dtype=torch.bfloat16)
+    weight, x = (draw(n, num_inputs, dtype=torch.bfloat16, seed=n) for n in (num_outputs, num_rows))
+    tiles = Tiles(64, 64, 64, 1, 4, 3)
+    dx = row_products.dx(dout, weight, rows, tiles)
+    assert_no_worse_than_torch(dx[rows.ids], compact @ weight, compact.double() @ weight.double())
+    assert int((dx != 0).any(dim=1).sum()) == 4
+    found = row_products.dweight(dout, x, rows, tiles, x_is_whole=True, with_bias=True)
+    truth = compact.double().T @ x[rows.ids].double()
+    assert_no_worse_than_torch(found.dweight, compact.T @ x[rows.ids], truth)
+    transposed = row_products.dx(x, dout[:64].contiguous(), ActiveRows.from_ids(rows.ids, num_rows), tiles)
+    assert transposed.shape == (num_rows, num_outputs)
+    assert not transposed[rows.places < 0].any()

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sebp_edge.ops import detect, sparse_linear
+from sebp_edge.ops import ActiveRows, backend, choices, detect, select_rows, sparse_linear
+from sebp_edge.ops.tiles import Tiles
 
 SHAPES = [(1, 1, 1), (7, 5, 3), (64, 33, 17), (129, 64, 96)]
 
@@ -31,12 +32,12 @@ def gradients(function, tensors, dout):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.4, 1.0])
-@pytest.mark.parametrize("find", ["given", "detected"])
+@pytest.mark.parametrize("find", ["given", "shared", "detected"])
 def test_gradients_equal_dense_ones(shape, share, find, poisoned_memory):
     active = max(1, round(share * shape[0])) if share else 0
     x, weight, bias, rows, dout = random_case(*shape, active)
     expected_out, expected = gradients(F.linear, (x, weight, bias), dout)
-    rows = detect if find == "detected" else rows
+    rows = {"given": rows, "shared": ActiveRows.from_ids(rows, shape[0]), "detected": detect}[find]
     out, found = gradients(lambda *tensors: sparse_linear(*tensors, rows), (x, weight, bias), dout)
     assert torch.equal(out, expected_out)
     for one, other in zip(found, expected, strict=True):
@@ -131,3 +132,102 @@ def test_a_non_finite_row_is_detected_not_dropped():
     dout[5] = float("nan")
     _, (dx, _, _) = gradients(lambda *tensors: sparse_linear(*tensors, detect), (x, weight, bias), dout)
     assert dx[5].isnan().all()
+
+
+@pytest.mark.parametrize("capacity", [9, 20])
+@pytest.mark.parametrize("chosen", ["before", "in the backward pass"])
+def test_weights_and_a_capacity_are_the_selectors(capacity, chosen, poisoned_memory):
+    x, weight, bias, ids, dout = random_case(24, 8, 6, 9)
+    factors = torch.arange(24) / 7
+    keep = torch.zeros(24, dtype=torch.bool).index_fill_(0, ids, True)
+    rows = select_rows(keep, factors, capacity=capacity)
+    _, expected = gradients(F.linear, (x, weight, bias), dout * factors[:, None])
+    _, found = gradients(
+        lambda *t: sparse_linear(*t, rows if chosen == "before" else lambda douts: rows), (x, weight, bias), dout
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+SMALL = Tiles(16, 16, 16, 2, 4, 2)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Our kernels run on the CPU, in Triton's interpreter."""
+    pytest.importorskip("triton", reason="Triton is not installed on this platform")
+    monkeypatch.setattr(backend, "_runs_kernels", lambda tensor: True)
+    monkeypatch.setattr(choices, "choose_for_any_number", lambda *_: choices.Ways(SMALL, SMALL))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on the CPU need Triton's interpreter")
+@pytest.mark.parametrize("dx", [None, SMALL])
+@pytest.mark.parametrize("dweight", [None, SMALL])
+@pytest.mark.parametrize("trained", ["xwb", "x", "w", "b", "xb", "xw"])
+@pytest.mark.parametrize("given", ["ids", "detect", "weighted"])
+def test_every_way_gives_dense_gradients_and_only_those_wanted(
+    dx, dweight, trained, given, kernels, monkeypatch, poisoned_memory
+):
+    monkeypatch.setattr(choices, "choose", lambda shape, device, folder: choices.Ways(dx, dweight))
+    x, weight, bias, ids, dout = random_case(24, 8, 6, 9, torch.float32)
+    keep = torch.zeros(24, dtype=torch.bool).index_fill_(0, ids, True)
+    factors = torch.arange(24) / 7
+    rows = {"ids": ids, "detect": detect, "weighted": lambda douts: select_rows(keep, factors)}[given]
+    tensors = {"x": x, "w": weight, "b": bias}
+    for name in trained:
+        tensors[name].requires_grad_()
+    scaled = dout * factors[:, None] if given == "weighted" else dout
+    expected = torch.autograd.grad(F.linear(x, weight, bias), [tensors[name] for name in trained], scaled)
+    found = torch.autograd.grad(sparse_linear(x, weight, bias, rows), [tensors[name] for name in trained], dout)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+class Mixed(torch.nn.Module):
+    """Layers with and without a bias, trained and frozen."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.linear = linear
+        self.layers = torch.nn.ModuleList(
+            [torch.nn.Linear(8, 12), torch.nn.Linear(12, 6, bias=False), torch.nn.Linear(6, 3)]
+        ).double()
+        self.layers[1].weight.requires_grad_(False)
+
+    def forward(self, x, rows):
+        for layer in self.layers:
+            x = torch.tanh(self.linear(x, layer.weight, layer.bias, rows))
+        return x
+
+
+# torch.compile itself warns when it traces a Function.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("given", ["ids", "shared", "slice", "detect"])
+def test_a_compiled_model_is_one_graph_and_gets_dense_gradients(dynamic, given):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = Mixed(sparse_linear)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for batch in (3, 5):
+        x, ids = torch.randn(batch, 7, 8, dtype=torch.float64), torch.arange(2, 9)
+        dout = torch.zeros(batch * 7, 3, dtype=torch.float64)
+        dout[ids] = torch.randn(len(ids), 3, dtype=torch.float64)
+        shared = ActiveRows.from_ids(ids, batch * 7)
+        rows = {"ids": ids, "shared": shared, "slice": slice(2, 9), "detect": detect}[given]
+        trained = [p for p in model.parameters() if p.requires_grad]
+        leaf = x.clone().requires_grad_()
+        found = torch.autograd.grad(compiled(leaf, rows), [leaf, *trained], dout.view(batch, 7, 3))
+        model.linear = lambda x, weight, bias, rows: F.linear(x, weight, bias)
+        expected = torch.autograd.grad(model(leaf, rows), [leaf, *trained], dout.view(batch, 7, 3))
+        model.linear = sparse_linear
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_the_compiled_op_is_registered_as_it_behaves():
+    x, weight, _, ids, dout = random_case(24, 8, 6, 9)
+    rows = ActiveRows.from_ids(ids, 24)
+    for wanted in ([True, True, True], [False, True, False], [True, False, True]):
+        arguments = (dout, weight, x[ids], *rows, wanted, False, None)
+        torch.library.opcheck(torch.ops.sebp_edge.sparse_linear_backward.default, arguments)

@@ -206,3 +206,14 @@ def test_sparsifying_twice_is_refused():
     with sparsify(model), pytest.raises(SparsityError, match="once"):
         sparsify(model)
     assert not any("forward" in vars(layer) for layer in model.modules())
+
+
+@pytest.mark.parametrize(("num_rows", "num_active"), [(4, 5), (4, 0), (4, -1)])
+def test_measuring_impossible_numbers_of_rows_is_refused(num_rows, num_active):
+    with sparsify(make_llama()) as sparsified, pytest.raises(SparsityError, match=f"{num_active} of {num_rows}"):
+        sparsified.measure(num_rows, num_active)
+
+
+def test_measuring_needs_our_kernels():
+    with sparsify(make_llama()) as sparsified, pytest.raises(SparsityError, match="nothing to choose on cpu"):
+        sparsified.measure(8, 4)

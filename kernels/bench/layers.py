@@ -9,7 +9,6 @@ forward and backward, against PEFT's layers on the same rows. Milliseconds are m
 
 import argparse
 import csv
-import statistics
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from sebp_edge.models.lora import plain_projection
 from sebp_edge.ops import LoraGroup, lora_linear, sparse_linear
+from sebp_edge.ops.measure import capture_stream, relative_error, time_in_graph
 
 LAYERS = [(3072, 8192), (8192, 3072), (3072, 3072), (3072, 1024), (768, 3072)]
 NUM_ROWS = (4096, 16384)
@@ -101,12 +101,12 @@ def time_linear(num_in: int, num_out: int, num_rows: int, rows: Tensor) -> dict[
         "limit": limit,
     }
     truth = [gradient.float() for gradient in (dout.double() @ weight.double(), dout.double().T @ x.double())]
-    allowed = [error(found, true) for found, true in zip(ways["dense"](), truth, strict=True)]
+    allowed = [relative_error(found, true) for found, true in zip(ways["dense"](), truth, strict=True)]
     for name in ("ours", "index"):
         for found, true, most in zip(ways[name](), truth, allowed, strict=True):
-            if not error(found, true) <= 2 * most + 1e-4:
+            if not relative_error(found, true) <= 2 * most + 1e-4:
                 raise SystemExit(f"{name} is wrong for {num_in}->{num_out}, {len(rows)} of {num_rows} rows")
-    return {name: time_in_graph(way) for name, way in ways.items()}
+    return {name: time_in_graph(way, repeats=20) for name, way in ways.items()}
 
 
 def backward_of(forward, inputs, *douts):
@@ -116,43 +116,6 @@ def backward_of(forward, inputs, *douts):
         outputs = forward()
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     return lambda: torch.autograd.grad(outputs, inputs, douts, retain_graph=True)
-
-
-_STREAM = []
-
-
-def capture_stream() -> torch.cuda.Stream:
-    """The one stream that everything here runs on: a backward pass runs on its forward pass's stream."""
-    if not _STREAM:
-        _STREAM.append(torch.cuda.Stream())
-    return _STREAM[0]
-
-
-def error(found: Tensor, true: Tensor) -> float:
-    return float((found.float() - true).norm() / true.norm())
-
-
-def time_in_graph(function, repeats: int = 20) -> float:
-    """Median milliseconds of one call, from the replays of a graph of several calls."""
-    stream = capture_stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            function()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(5):
-                function()
-        times = []
-        for _ in range(repeats):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end) / 5)
-    return statistics.median(times)
 
 
 # --------------------------------------------------------------------------------------------------------------- LoRA
@@ -195,9 +158,9 @@ def time_lora(num_in: int, outs: tuple[int, ...], num_rows: int) -> dict[str, fl
         "ours": run(lambda: lora_linear(x, group)),
     }
     for found, true in zip(ways["ours"](), ways["peft"](), strict=True):
-        if not error(found, true.float()) <= 0.02:
+        if not relative_error(found, true.float()) <= 0.02:
             raise SystemExit(f"lora_linear is wrong for {num_in}->{outs}, {num_rows} rows")
-    return {name: time_in_graph(way) for name, way in ways.items()}
+    return {name: time_in_graph(way, repeats=20) for name, way in ways.items()}
 
 
 if __name__ == "__main__":

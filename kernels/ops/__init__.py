@@ -10,16 +10,16 @@ row_norms, select_rows which rows of a gradient to keep, decided on the device; 
 from sebp_edge.ops.linear_cross_entropy import linear_cross_entropy
 from sebp_edge.ops.lora_linear import LoraGroup, LoraProjection, QuantisedWeight, lora_linear
 from sebp_edge.ops.move_rows import gather_rows, scatter_rows
-from sebp_edge.ops.rows import Rows, kept_rows
-from sebp_edge.ops.select_rows import SelectedRows, Selector, detect, row_norms, select_rows
+from sebp_edge.ops.rows import ActiveRows, Rows, Selector, kept_rows
+from sebp_edge.ops.select_rows import detect, row_norms, select_rows
 from sebp_edge.ops.sparse_linear import sparse_linear
 
 __all__ = [
+    "ActiveRows",
     "LoraGroup",
     "LoraProjection",
     "QuantisedWeight",
     "Rows",
-    "SelectedRows",
     "Selector",
     "detect",
     "gather_rows",

@@ -1,6 +1,7 @@
 """The only place that chooses an implementation: our Triton kernels on NVIDIA GPUs, plain PyTorch everywhere else.
 
-Matrix products are cuBLAS's in both. Where Triton is missing, the reference path runs, and a log line says so once.
+Products of active rows run as `choices` has it; all others are PyTorch's. Where Triton is missing, the reference path
+runs, and a log line says so once.
 """
 
 import functools
@@ -10,7 +11,8 @@ import logging
 import torch
 from torch import Tensor
 
-from sebp_edge.ops import reference
+from sebp_edge.ops import choices, reference
+from sebp_edge.ops.tiles import Tiles
 
 logger = logging.getLogger(__name__)
 
@@ -25,25 +27,62 @@ def has_triton() -> bool:
 
 
 def _runs_kernels(tensor: Tensor) -> bool:
-    return tensor.is_cuda and tensor.dtype != torch.float64 and has_triton()
+    # torch.compile fuses plain PyTorch itself.
+    compiling = torch.compiler.is_compiling()
+    return not compiling and tensor.is_cuda and tensor.dtype != torch.float64 and has_triton()
 
 
-def gather_rows(x_NK: Tensor, rows_A: Tensor) -> Tensor:
-    """X[A]; [A, K], contiguous."""
+def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weights_A: Tensor | None = None) -> Tensor:
+    """X[A], times the rows' weights; rows from place `count` on are zero; [A, K], contiguous."""
     if _runs_kernels(x_NK):
         from sebp_edge.ops import row_kernels
 
-        return row_kernels.gather_rows(x_NK, rows_A)
-    return reference.gather_rows(x_NK, rows_A)
+        return row_kernels.gather_rows(x_NK, ids_A, count, weights_A)
+    return reference.gather_rows(x_NK, ids_A, count, weights_A)
 
 
-def scatter_rows(x_AK: Tensor, rows_A: Tensor, num_rows: int) -> Tensor:
-    """A matrix of `num_rows` rows with x's at the ids `rows_A`, increasing, and zeros elsewhere; [N, K]."""
+def scatter_rows(x_AK: Tensor, places_N: Tensor) -> Tensor:
+    """Row n is x's row places[n], or zero where that is -1; [N, K]."""
     if _runs_kernels(x_AK):
         from sebp_edge.ops import row_kernels
 
-        return row_kernels.scatter_rows(x_AK, rows_A, num_rows)
-    return reference.scatter_rows(x_AK, rows_A, num_rows)
+        return row_kernels.scatter_rows(x_AK, places_N)
+    return reference.scatter_rows(x_AK, places_N)
+
+
+def choose_products(
+    dout_NM: Tensor,
+    weight_MK: Tensor,
+    num_active: int | None,
+    *,
+    wanted_dx: bool,
+    wanted_dweight: bool,
+    choices_folder: str | None,
+) -> choices.Ways:
+    """How the products of active rows are computed; `num_active` is None where only the device knows it."""
+    if not (_runs_kernels(dout_NM) and (wanted_dx or wanted_dweight)):
+        return choices.Ways()
+    if num_active is None:
+        return choices.choose_for_any_number(dout_NM.dtype.itemsize, dout_NM.device)
+    (num_outputs, num_inputs), itemsize = weight_MK.shape, dout_NM.dtype.itemsize
+    shape = choices.Shape.of(wanted_dx, wanted_dweight, itemsize, num_inputs, num_outputs, num_active)
+    return choices.choose(shape, dout_NM.device, choices_folder)
+
+
+def dx(dout_NM: Tensor, weight_MK: Tensor, rows, tiles: Tiles) -> Tensor:
+    """dX of the active rows by our kernel, zero elsewhere; [N, K]. Only where `choose_products` gave tiles."""
+    from sebp_edge.ops import row_products
+
+    return row_products.dx(dout_NM, weight_MK, rows, tiles)
+
+
+def dweight(
+    dout_NM: Tensor, x: Tensor, rows, tiles: Tiles, *, x_is_whole: bool, with_bias: bool
+) -> tuple[Tensor, Tensor | None]:
+    """dW and, if asked for, db of the active rows by our kernel. Only where `choose_products` gave tiles."""
+    from sebp_edge.ops import row_products
+
+    return row_products.dweight(dout_NM, x, rows, tiles, x_is_whole=x_is_whole, with_bias=with_bias)
 
 
 def nonzero_rows(dout_NM: Tensor) -> Tensor:

@@ -12,45 +12,45 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sebp_edge.ops import backend
+from sebp_edge.ops.rows import ActiveRows, as_rows, take
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x_NK, rows_A):
-        ctx.save_for_backward(rows_A)
-        ctx.num_rows = x_NK.shape[0]
-        return backend.gather_rows(x_NK, rows_A)
+    def forward(ctx, x_NK, rows):
+        ctx.rows = rows
+        return take(x_NK, rows)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout_AK):
-        return backend.scatter_rows(dout_AK, *ctx.saved_tensors, ctx.num_rows), None
+        return backend.scatter_rows(dout_AK, ctx.rows.places), None
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x_AK, rows_A, num_rows):
-        ctx.save_for_backward(rows_A)
-        return backend.scatter_rows(x_AK, rows_A, num_rows)
+    def forward(ctx, x_AK, rows):
+        ctx.rows = rows
+        return backend.scatter_rows(x_AK, rows.places)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout_NK):
-        return backend.gather_rows(dout_NK, *ctx.saved_tensors), None, None
+        return take(dout_NK, ctx.rows), None
 
 
-def gather_rows(x: Tensor, rows: Tensor | slice) -> Tensor:
+def gather_rows(x: Tensor, rows: Tensor | ActiveRows | slice) -> Tensor:
     """X[A].
 
     Args:
         x: [N, K].
-        rows: int64 [A] on x's device, increasing, or a slice, which gives a view.
+        rows: int64 [A] on x's device, increasing; the same as `ActiveRows`; or a slice, which gives a view.
     """
-    return x[rows] if isinstance(rows, slice) else _Gather.apply(x, rows)
+    return x[rows] if isinstance(rows, slice) else _Gather.apply(x, as_rows(rows, len(x)))
 
 
-def scatter_rows(x: Tensor, rows: Tensor | slice, num_rows: int) -> Tensor:
+def scatter_rows(x: Tensor, rows: Tensor | ActiveRows | slice, num_rows: int) -> Tensor:
     """A matrix [num_rows, K] with x's rows [A, K] at the ids `rows`, and zeros elsewhere."""
     if isinstance(rows, slice):
         return F.pad(x, (0, 0, rows.start, num_rows - rows.stop))
-    return _Scatter.apply(x, rows, num_rows)
+    return _Scatter.apply(x, as_rows(rows, num_rows))

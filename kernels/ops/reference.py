@@ -17,14 +17,20 @@ def row_norms(dout_NM: Tensor) -> Tensor:
     return dout_NM.float().square().sum(dim=1)
 
 
-def gather_rows(x_NK: Tensor, rows_A: Tensor) -> Tensor:
-    """X[A]; [A, K], contiguous."""
-    return torch.index_select(x_NK, 0, rows_A)
+def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weights_A: Tensor | None = None) -> Tensor:
+    """X[A], times the rows' weights; rows from place `count` on are zero; [A, K], contiguous."""
+    x_AK = torch.index_select(x_NK, 0, ids_A)
+    if weights_A is not None:
+        x_AK.mul_(weights_A[:, None])
+    if count is not None:
+        x_AK.masked_fill_((torch.arange(len(ids_A), device=ids_A.device) >= count)[:, None], 0)
+    return x_AK
 
 
-def scatter_rows(x_AK: Tensor, rows_A: Tensor, num_rows: int) -> Tensor:
-    """A matrix of `num_rows` rows with x's at the ids `rows_A`, and zeros elsewhere; [N, K]."""
-    return x_AK.new_zeros(num_rows, x_AK.shape[1]).index_copy_(0, rows_A, x_AK)
+def scatter_rows(x_AK: Tensor, places_N: Tensor) -> Tensor:
+    """Row n is x's row places[n], or zero where that is -1; [N, K]."""
+    # The row of zeros is the last one, which is the one that -1 means.
+    return torch.cat([x_AK, x_AK.new_zeros(1, x_AK.shape[1])])[places_N]
 
 
 def lora_up(

@@ -1,11 +1,13 @@
 """Rows moved at memory speed, in Triton.
 
-    gather     out[a] = x[rows[a]]                                              [A, K]
-    scatter    out[rows[a]] = x[a], every other row of out is zero              [N, K]
+    gather     out[a] = w_a x[ids[a]], zero from the device's count on           [A, K]
+    scatter    out[n] = sum over s of x_s[places[n]], zero where the place is -1   [N, K]
 
-Shapes: N rows, A active rows, K columns.
+A scatter writes every row once. The sum is over the parts of a product whose contraction was split.
+Shapes: N rows, A active rows, K columns, S parts.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -13,56 +15,111 @@ from torch import Tensor
 BLOCK_ROWS, BLOCK_COLUMNS = 8, 512
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_active"])
 def _gather_rows_kernel(
-    x_ptr, rows_ptr, out_ptr, num_active, num_columns, stride_xn, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
+    x_ptr,
+    ids_ptr,
+    count_ptr,
+    weights_ptr,
+    out_ptr,
+    num_active,
+    num_columns,
+    stride_xn,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):
     active = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     columns = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    mask = (active < num_active)[:, None] & (columns < num_columns)[None, :]
+    count = num_active
+    if count_ptr is not None:
+        count = tl.load(count_ptr).to(tl.int32)
     # 64 bits: a row's offset may pass 2^31 elements.
-    rows = tl.load(rows_ptr + active, mask=active < num_active, other=0).to(tl.int64)
-    values = tl.load(x_ptr + rows[:, None] * stride_xn + columns[None, :], mask=mask)
+    rows = tl.load(ids_ptr + active, mask=active < count, other=0).to(tl.int64)
+    mask = (active < count)[:, None] & (columns < num_columns)[None, :]
+    values = tl.load(x_ptr + rows[:, None] * stride_xn + columns[None, :], mask=mask, other=0.0)
+    if weights_ptr is not None:
+        weights = tl.load(weights_ptr + active, mask=active < count, other=0.0)
+        values = (values * weights[:, None]).to(out_ptr.dtype.element_ty)
+    mask = (active < num_active)[:, None] & (columns < num_columns)[None, :]
     tl.store(out_ptr + active.to(tl.int64)[:, None] * num_columns + columns[None, :], values, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _scatter_rows_kernel(
-    x_ptr, rows_ptr, out_ptr, num_active, num_columns, stride_xa, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
+    x_ptr,
+    places_ptr,
+    out_ptr,
+    num_rows,
+    num_columns,
+    stride_xs,
+    stride_xa,
+    NUM_PARTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):
-    active = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     columns = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    mask = (active < num_active)[:, None] & (columns < num_columns)[None, :]
-    rows = tl.load(rows_ptr + active, mask=active < num_active, other=0).to(tl.int64)
-    values = tl.load(x_ptr + active.to(tl.int64)[:, None] * stride_xa + columns[None, :], mask=mask)
-    tl.store(out_ptr + rows[:, None] * num_columns + columns[None, :], values, mask=mask)
+    places = rows
+    if places_ptr is not None:
+        places = tl.load(places_ptr + rows, mask=rows < num_rows, other=-1)
+    within = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+    part_ptrs = x_ptr + places.to(tl.int64)[:, None] * stride_xa + columns[None, :]
+    active = within & (places >= 0)[:, None]
+    values = tl.load(part_ptrs, mask=active, other=0.0)
+    for _ in tl.static_range(1, NUM_PARTS):
+        part_ptrs += stride_xs
+        values += tl.load(part_ptrs, mask=active, other=0.0)
+    values = values.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + rows.to(tl.int64)[:, None] * num_columns + columns[None, :], values, mask=within)
 
 
-def gather_rows(x_NK: Tensor, rows_A: Tensor) -> Tensor:
-    """X[A]; [A, K], contiguous."""
-    out_AK = x_NK.new_empty(len(rows_A), x_NK.shape[1])
-    _launch(_gather_rows_kernel, x_NK, rows_A, out_AK)
-    return out_AK
-
-
-def scatter_rows(x_AK: Tensor, rows_A: Tensor, num_rows: int) -> Tensor:
-    """A matrix of `num_rows` rows with x's at the ids `rows_A`, zeros elsewhere; [N, K]."""
-    out_NK = x_AK.new_zeros(num_rows, x_AK.shape[1])
-    _launch(_scatter_rows_kernel, x_AK, rows_A, out_NK)
-    return out_NK
-
-
-def _launch(kernel, x: Tensor, rows_A: Tensor, out: Tensor) -> None:
-    x = x if x.stride(1) == 1 else x.contiguous()
-    grid = triton.cdiv(len(rows_A), BLOCK_ROWS), triton.cdiv(x.shape[1], BLOCK_COLUMNS)
-    if len(rows_A):
-        kernel[grid](
-            x,
-            rows_A,
-            out,
-            len(rows_A),
-            x.shape[1],
-            x.stride(0),
+def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weights_A: Tensor | None = None) -> Tensor:
+    """X[A], times the rows' weights; rows from place `count` on are zero; [A, K], contiguous."""
+    x_NK = x_NK if x_NK.stride(1) == 1 else x_NK.contiguous()
+    out_AK = x_NK.new_empty(len(ids_A), x_NK.shape[1])
+    if len(ids_A):
+        _gather_rows_kernel[_grid(out_AK)](
+            x_NK,
+            ids_A,
+            count,
+            weights_A,
+            out_AK,
+            len(ids_A),
+            x_NK.shape[1],
+            x_NK.stride(0),
             BLOCK_ROWS=BLOCK_ROWS,
             BLOCK_COLUMNS=BLOCK_COLUMNS,
         )
+    return out_AK
+
+
+def scatter_rows(x_AK: Tensor, places_N: Tensor) -> Tensor:
+    """Row n is x's row places[n], or zero where that is -1; [N, K]."""
+    x_AK = x_AK if x_AK.stride(1) == 1 else x_AK.contiguous()
+    return _scatter(x_AK[None], places_N, x_AK.new_empty(len(places_N), x_AK.shape[1]))
+
+
+def sum_parts(parts_SAK: Tensor, places_N: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The sum of contiguous fp32 parts in `dtype`, always in the same order; scattered to their rows, if places are."""
+    num_rows = parts_SAK.shape[1] if places_N is None else len(places_N)
+    return _scatter(parts_SAK, places_N, parts_SAK.new_empty(num_rows, parts_SAK.shape[2], dtype=dtype))
+
+
+def _scatter(parts_SAK: Tensor, places_N: Tensor | None, out_NK: Tensor) -> Tensor:
+    if len(out_NK):
+        _scatter_rows_kernel[_grid(out_NK)](
+            parts_SAK,
+            places_N,
+            out_NK,
+            *out_NK.shape,
+            parts_SAK.stride(0),
+            parts_SAK.stride(1),
+            NUM_PARTS=len(parts_SAK),
+            BLOCK_ROWS=BLOCK_ROWS,
+            BLOCK_COLUMNS=BLOCK_COLUMNS,
+        )
+    return out_NK
+
+
+def _grid(out: Tensor) -> tuple[int, int]:
+    return triton.cdiv(out.shape[0], BLOCK_ROWS), triton.cdiv(out.shape[1], BLOCK_COLUMNS)

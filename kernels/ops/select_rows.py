@@ -7,36 +7,11 @@ The ids come in a tensor of fixed capacity and their number in one element on th
 depends on either. Shapes: N rows, M columns.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from sebp_edge.ops import backend
-
-
-class SelectedRows(NamedTuple):
-    """Rows whose number only the device knows.
-
-    Attributes:
-        ids: int64 [capacity]; the first `count` are the rows, increasing, the others are 0.
-        count: int64 [], on the device.
-        weights: fp32 [capacity], by which each row's gradient is multiplied; None for one.
-    """
-
-    ids: Tensor
-    count: Tensor
-    weights: Tensor | None = None
-
-    def on_host(self) -> tuple[Tensor, Tensor | None]:
-        """The rows and their weights, without what is beyond their number; on a GPU this waits for the device."""
-        count = int(self.count)
-        return self.ids[:count], None if self.weights is None else self.weights[:count]
-
-
-Selector = Callable[[tuple[Tensor, ...]], SelectedRows]
-"""Chooses rows from the output gradients [N, M_i] of the layers that are computed together."""
+from sebp_edge.ops.rows import ActiveRows
 
 
 def row_norms(*douts_NM: Tensor) -> Tensor:
@@ -44,8 +19,8 @@ def row_norms(*douts_NM: Tensor) -> Tensor:
     return sum(backend.row_norms(dout_NM) for dout_NM in douts_NM)
 
 
-def select_rows(keep_N: Tensor, weights_N: Tensor | None = None, *, capacity: int | None = None) -> SelectedRows:
-    """The ids of the rows to keep.
+def select_rows(keep_N: Tensor, weights_N: Tensor | None = None, *, capacity: int | None = None) -> ActiveRows:
+    """The rows to keep, whose number stays on the device.
 
     Args:
         keep_N: bool [N].
@@ -55,17 +30,19 @@ def select_rows(keep_N: Tensor, weights_N: Tensor | None = None, *, capacity: in
     num_rows = len(keep_N)
     capacity = num_rows if capacity is None else min(capacity, num_rows)
     places_N = keep_N.cumsum(0) - 1
+    kept_N = keep_N & (places_N < capacity)
     # What is not kept, and what is beyond the capacity, goes to one place past the end, which is cut off.
-    places_N = torch.where(keep_N & (places_N < capacity), places_N, capacity)
+    targets_N = torch.where(kept_N, places_N, capacity)
     ids = torch.zeros(capacity + 1, dtype=torch.int64, device=keep_N.device)
-    ids.scatter_(0, places_N, torch.arange(num_rows, device=keep_N.device))
+    ids.scatter_(0, targets_N, torch.arange(num_rows, device=keep_N.device))
     weights = None
     if weights_N is not None:
-        weights = weights_N.new_zeros(capacity + 1).scatter_(0, places_N, weights_N)[:capacity]
-    return SelectedRows(ids[:capacity], keep_N.sum().clamp(max=capacity), weights)
+        weights = weights_N.new_zeros(capacity + 1).scatter_(0, targets_N, weights_N)[:capacity]
+    places = torch.where(kept_N, places_N, -1).to(torch.int32)
+    return ActiveRows(ids[:capacity], places, kept_N.sum(), weights)
 
 
-def detect(douts_NM: tuple[Tensor, ...]) -> SelectedRows:
+def detect(douts_NM: tuple[Tensor, ...]) -> ActiveRows:
     """The rows with any non-zero element in any of the matrices; NaN is not zero."""
     keep_N = backend.nonzero_rows(douts_NM[0])
     for dout_NM in douts_NM[1:]:

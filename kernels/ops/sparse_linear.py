@@ -10,45 +10,153 @@ Shapes: N rows (all leading dimensions of X, flattened), A active rows, K inputs
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops.rows import Rows, RowTarget, kept_rows, take, take_gradient, take_kept
+from sebp_edge.ops import backend
+from sebp_edge.ops.rows import (
+    ActiveRows,
+    Rows,
+    RowTarget,
+    as_rows,
+    kept_rows,
+    take,
+    take_gradient,
+    take_kept,
+    verify_skipped,
+)
 
 Keep = Callable[[Tensor, Tensor, Rows], Tensor]
 
 
+class Wanted(NamedTuple):
+    """Which gradients are asked for."""
+
+    dx: bool
+    dweight: bool
+    dbias: bool
+
+
+class Gradients(NamedTuple):
+    """dX [N, K], dW [M, K], db [M]; None for what was not asked for."""
+
+    dx: Tensor | None = None
+    dweight: Tensor | None = None
+    dbias: Tensor | None = None
+
+
+def _on_compact_rows(
+    dout_NM: Tensor, weight_MK: Tensor, x_AK: Tensor | None, rows: ActiveRows | slice, wanted: Wanted
+) -> Gradients:
+    """Rows are gathered, unless they are a view, and multiplied by PyTorch."""
+    dout_AM = take_gradient(dout_NM, rows)
+    dx = dweight = dbias = None
+    if wanted.dx:
+        target = RowTarget(rows, len(dout_NM), weight_MK.shape[1], dout_AM)
+        torch.mm(dout_AM, weight_MK, out=target.part)
+        dx = target.whole()
+    if wanted.dweight:
+        dweight = dout_AM.T @ x_AK
+    if wanted.dbias:
+        dbias = dout_AM.sum(dim=0)
+    return Gradients(dx, dweight, dbias)
+
+
+def _on_rows(
+    dout_NM: Tensor,
+    weight_MK: Tensor,
+    x: Tensor | None,
+    rows: ActiveRows,
+    wanted: Wanted,
+    x_is_whole: bool,
+    choices_folder: str | None,
+) -> Gradients:
+    """Each product the way that is chosen for it: our kernels, which read rows where they are, or compact rows."""
+    ways = backend.choose_products(
+        dout_NM,
+        weight_MK,
+        len(rows.ids) if rows.count is None else None,
+        wanted_dx=wanted.dx,
+        wanted_dweight=wanted.dweight,
+        choices_folder=choices_folder,
+    )
+    dx = dweight = dbias = None
+    if wanted.dx and ways.dx is not None:
+        dx = backend.dx(dout_NM, weight_MK, rows, ways.dx)
+        wanted = wanted._replace(dx=False)
+    if wanted.dweight and ways.dweight is not None:
+        dweight, dbias = backend.dweight(dout_NM, x, rows, ways.dweight, x_is_whole=x_is_whole, with_bias=wanted.dbias)
+        wanted = wanted._replace(dweight=False, dbias=False)
+    if any(wanted):
+        # With none of our kernels, nothing but the host can leave out what is beyond the number of rows.
+        rows = rows.on_host() if ways.dx is ways.dweight is None else rows
+        if wanted.dweight:
+            x = take(x, rows) if x_is_whole else x[: len(rows.ids)]
+        rest = _on_compact_rows(dout_NM, weight_MK, x, rows, wanted)
+        dx, dweight = rest.dx if wanted.dx else dx, rest.dweight if wanted.dweight else dweight
+        dbias = rest.dbias if wanted.dbias else dbias
+    return Gradients(dx, dweight, dbias)
+
+
+@torch.library.custom_op("sebp_edge::sparse_linear_backward", mutates_args=())
+def _backward_op(
+    dout_NM: Tensor,
+    weight_MK: Tensor,
+    x: Tensor | None,
+    ids: Tensor,
+    places: Tensor,
+    count: Tensor | None,
+    weights: Tensor | None,
+    wanted: list[bool],
+    x_is_whole: bool,
+    choices_folder: str | None,
+) -> list[Tensor]:
+    """`_on_rows` as one operation of a compiled graph; only what is wanted is returned."""
+    rows = ActiveRows(ids, places, count, weights)
+    gradients = _on_rows(dout_NM, weight_MK, x, rows, Wanted(*wanted), x_is_whole, choices_folder)
+    return [gradient for gradient in gradients if gradient is not None]
+
+
+@_backward_op.register_fake
+def _(dout_NM, weight_MK, x, ids, places, count, weights, wanted, x_is_whole, choices_folder):
+    shapes = (dout_NM.shape[0], weight_MK.shape[1]), weight_MK.shape, weight_MK.shape[:1]
+    return [weight_MK.new_empty(shape) for shape, asked in zip(shapes, wanted, strict=True) if asked]
+
+
 class _SparseLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight_MK, bias_M, rows, kept_x):
+    def forward(ctx, x, weight_MK, bias_M, rows, kept_x, choices_folder):
         ctx.save_for_backward(weight_MK, kept_x)
-        ctx.rows, ctx.x_shape = rows, x.shape
+        ctx.rows, ctx.choices_folder, ctx.x_shape = rows, choices_folder, x.shape
         return F.linear(x, weight_MK, bias_M)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
-        weight_MK, kept_x = ctx.saved_tensors
-        rows, weights_A = ctx.rows, None
+        weight_MK, x = ctx.saved_tensors
+        rows = ctx.rows
         dout_NM = dout.reshape(-1, dout.shape[-1])
+        x_is_whole = x is not None and len(x) == len(dout_NM)
         if callable(rows):
-            rows, weights_A = rows((dout_NM,)).on_host()
-            dout_AM = take(dout_NM, rows, weights_A)
+            rows = rows((dout_NM,))
         else:
-            dout_AM = take_gradient(dout_NM, rows)
-        dx = dweight = dbias = None
-        if ctx.needs_input_grad[0]:
-            target = RowTarget(rows, dout_NM.shape[0], weight_MK.shape[1], dout_AM)
-            torch.mm(dout_AM, weight_MK, out=target.part)
-            dx = target.whole().reshape(ctx.x_shape)
-        if ctx.needs_input_grad[1]:
-            dweight = dout_AM.T @ take_kept(kept_x, rows, dout_NM.shape[0])
-        if ctx.needs_input_grad[2]:
-            dbias = dout_AM.sum(dim=0)
-        return dx, dweight, dbias, None, None
+            verify_skipped(dout_NM, rows)
+        wanted = Wanted(*ctx.needs_input_grad[:3])
+        if isinstance(rows, slice):
+            x_AK = None if x is None else take_kept(x, rows, len(dout_NM))
+            gradients = _on_compact_rows(dout_NM, weight_MK, x_AK, rows, wanted)
+        elif torch.compiler.is_compiling():
+            found = _backward_op(dout_NM, weight_MK, x, *rows, list(wanted), x_is_whole, ctx.choices_folder)
+            found = iter(found)
+            gradients = Gradients(*[next(found) if asked else None for asked in wanted])
+        else:
+            gradients = _on_rows(dout_NM, weight_MK, x, rows, wanted, x_is_whole, ctx.choices_folder)
+        dx = gradients.dx.reshape(ctx.x_shape) if wanted.dx else None
+        return dx, gradients.dweight, gradients.dbias, None, None, None
 
 
 def _keep(x: Tensor, x_cast: Tensor, rows: Rows) -> Tensor:
@@ -56,7 +164,13 @@ def _keep(x: Tensor, x_cast: Tensor, rows: Rows) -> Tensor:
 
 
 def sparse_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, rows: Rows | None = None, keep: Keep = _keep
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    rows: Rows | None = None,
+    keep: Keep = _keep,
+    *,
+    choices_folder: str | None = None,
 ) -> Tensor:
     """`F.linear(x, weight, bias)`, with a backward pass over the active rows only.
 
@@ -64,21 +178,23 @@ def sparse_linear(
         x: [..., K], any floating dtype; its leading dimensions are the rows, flattened in order.
         weight: [M, K]; under autocast x, weight and bias are cast as `F.linear` would cast them.
         bias: [M], or None.
-        rows: the only rows whose output gradient may be non-zero: int64 [A] on x's device, increasing, or a slice;
-            a function that chooses them in the backward pass (`detect` finds the non-zero ones: exact for any loss);
-            None for all rows, which is `F.linear` itself.
+        rows: the only rows whose output gradient may be non-zero: int64 [A] on x's device, increasing; the same as
+            `ActiveRows`, for several layers; a slice; a function that chooses them in the backward pass (`detect` finds
+            the non-zero ones: exact for any loss); None for all rows, which is `F.linear` itself.
         keep: gives what is kept of x for a trained weight, from x, x in the product's dtype, and rows (`kept_rows`);
             layers that read the same x may share it. A frozen weight needs nothing of x.
+        choices_folder: where `measure` has kept this machine's fastest ways; None for the ones we know.
 
     Returns:
         [..., M] in the dtype `F.linear` gives. Twice differentiable it is not.
     """
     if rows is None or not torch.is_grad_enabled():
         return F.linear(x, weight, bias)
+    rows = as_rows(rows, x.shape[:-1].numel())
     x_cast = x
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x_cast, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     kept_x = keep(x, x_cast, rows) if weight.requires_grad else None
-    return _SparseLinear.apply(x_cast, weight, bias, rows, kept_x)
+    return _SparseLinear.apply(x_cast, weight, bias, rows, kept_x, choices_folder)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.models.architecture import is_causal_decoder, reads_first_token, reads_labelled_tokens
-from sebp_edge.ops import Rows, detect
+from sebp_edge.ops import ActiveRows, Rows, detect
 from sebp_edge.sparse.rows import IGNORE, RowPlan, is_right_padded, span_of
 
 # With these, gradient may come from more than the logits of labelled rows.
@@ -67,7 +67,8 @@ def decoder_rows(plan: RowPlan, attention_mask: Tensor | None) -> BatchRows:
     """The rows of a causal decoder's layers, for a loss that sees the logits of its loss rows only."""
     # Attention on rows that are masked altogether (left padding) is the implementation's own choice.
     causal = attention_mask is None or (attention_mask.dim() == 2 and is_right_padded(attention_mask))
-    active_rows, loss_rows = plan.active_span or plan.active_rows, plan.loss_span or plan.loss_rows
+    active_rows = plan.active_span or ActiveRows.from_ids(plan.active_rows, plan.num_rows)
+    loss_rows = plan.loss_span or ActiveRows.from_ids(plan.loss_rows, plan.num_rows)
     if causal and len(plan.loss_rows) == len(plan.active_rows):
         # One object, so that all layers that read the same input share what is kept of it.
         loss_rows = active_rows
@@ -104,6 +105,6 @@ def _asks(value) -> bool:
     return value is not None and value is not False
 
 
-def _rows_where(rows_BT: Tensor, device: torch.device) -> Tensor | slice:
+def _rows_where(rows_BT: Tensor, device: torch.device) -> ActiveRows | slice:
     rows = rows_BT.flatten().nonzero().squeeze(1)
-    return span_of(rows) or rows.to(device)
+    return span_of(rows) or ActiveRows.from_ids(rows.to(device), rows_BT.numel())

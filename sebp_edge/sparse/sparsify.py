@@ -11,13 +11,14 @@ they are made of. What the rows of a batch are is in `plans`, the loss in `loss`
 import functools
 import inspect
 
+import platformdirs
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import inner_model, is_linear, layers_behind_attention, weight_MK
-from sebp_edge.ops import Rows, detect, sparse_linear
+from sebp_edge.ops import ActiveRows, Rows, backend, detect, sparse_linear
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.kept_inputs import KeptInputs
 from sebp_edge.sparse.last_layer import LastLayer
@@ -31,12 +32,14 @@ class Sparsified:
 
     Attributes:
         layers: the linear layers that have the sparse backward, by name.
+        choices_folder: where `measure` keeps what is fastest on this machine.
     """
 
     def __init__(self, model: nn.Module, *, keep_logits: bool = False):
         self.layers = {name: layer for name, layer in model.named_modules() if is_linear(layer)}
         _refuse(model, self.layers)
         self.model = model
+        self.choices_folder = platformdirs.user_cache_dir("sebp-edge")
         self._inner = inner_model(model)
         self._behind_attention = layers_behind_attention(self._inner)
         self._rows = DETECTED
@@ -77,6 +80,28 @@ class Sparsified:
         finally:
             self._given_plan = None
         return F.cross_entropy(logits_BTV.flatten(0, 1)[plan.loss_rows].float(), plan.targets, reduction="none")
+
+    def measure(self, num_rows: int, num_active: int) -> None:
+        """Finds the fastest products for batches of this many rows (batch times time), so many of them active.
+
+        Takes seconds for each shape of layer; this process and later ones on the same machine then use what was found.
+
+        Raises:
+            SparsityError: the model is not on an NVIDIA GPU, Triton is missing, or more rows are active than there are.
+        """
+        weight = next(layer.weight for layer in self.layers.values())
+        if not 0 < num_active <= num_rows:
+            raise SparsityError(f"{num_active} of {num_rows} rows cannot be active; give at least 1 and at most all.")
+        if not (weight.is_cuda and backend.has_triton()):
+            raise SparsityError(
+                f"There is nothing to choose on {weight.device.type}: only NVIDIA GPUs have our kernels."
+            )
+        ids = torch.randperm(num_rows, device=weight.device)[:num_active].sort().values
+        shapes = {(layer.in_features, layer.out_features) for layer in self.layers.values()}
+        # Triton is needed from here on only.
+        from sebp_edge.ops.measure import measure
+
+        measure(sorted(shapes), [ActiveRows.from_ids(ids, num_rows)], weight.dtype, self.choices_folder)
 
     def __enter__(self) -> "Sparsified":
         return self
@@ -126,8 +151,10 @@ class _SparseForward:
         self.sparsified, self.layer = sparsified, layer
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows = self.sparsified._rows_for([self.layer], x)
-        return sparse_linear(x, weight_MK(self.layer), self.layer.bias, rows, keep=self.sparsified._inputs.keep)
+        handle = self.sparsified
+        rows = handle._rows_for([self.layer], x)
+        keep, folder = handle._inputs.keep, handle.choices_folder
+        return sparse_linear(x, weight_MK(self.layer), self.layer.bias, rows, keep, choices_folder=folder)
 
 
 def sparsify(model: nn.Module, *, keep_logits: bool = False) -> Sparsified:

@@ -1,0 +1,167 @@
+"""Which way computes the gradients of a linear layer: our kernel with these tiles, or cuBLAS on gathered rows.
+
+Nothing is measured here. A choice comes from what `measure` found on this machine, else from what we measured on a GPU
+of the same kind and ship, else it is cuBLAS; rows whose number only the device knows always take our kernel.
+"""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from sebp_edge.ops.tiles import Tiles, safe_tiles
+
+logger = logging.getLogger(__name__)
+
+
+class Ways(NamedTuple):
+    """How each gradient is computed: our kernel's tiles, or None for cuBLAS."""
+
+    dx: Tiles | None = None
+    dweight: Tiles | None = None
+
+
+class Shape(NamedTuple):
+    """What a choice depends on.
+
+    Attributes:
+        wanted: "dx", "dweight" or "both"; with both, cuBLAS gathers once.
+        bits: of an element; both 16-bit dtypes run alike.
+        bucket: the smallest power of two that is no less than the number of active rows.
+    """
+
+    wanted: str
+    bits: int
+    num_inputs: int
+    num_outputs: int
+    bucket: int
+
+    @classmethod
+    def of(
+        cls, wanted_dx: bool, wanted_dweight: bool, itemsize: int, num_inputs: int, num_outputs: int, num_active: int
+    ) -> "Shape":
+        """The shape of one backward pass that wants at least one of the two products."""
+        wanted = "both" if wanted_dx and wanted_dweight else "dx" if wanted_dx else "dweight"
+        return cls(wanted, 8 * itemsize, num_inputs, num_outputs, 1 << max(0, num_active - 1).bit_length())
+
+
+def choose(shape: Shape, device: torch.device, folder: str | None) -> Ways:
+    """The fastest way that is known for this many rows."""
+    return _known(index_of(device), folder).get(shape, Ways())
+
+
+def choose_for_any_number(itemsize: int, device: torch.device) -> Ways:
+    """A way for rows whose number only the device knows."""
+    tiles = safe_tiles(itemsize, shared_memory(index_of(device)))
+    return Ways(tiles, tiles)
+
+
+@functools.cache
+def shared_memory(index: int) -> int:
+    """Bytes of shared memory that one program may have."""
+    return torch.cuda.get_device_properties(index).shared_memory_per_block_optin
+
+
+@functools.cache
+def _known(index: int, folder: str | None) -> Mapping[Shape, Ways]:
+    name = torch.cuda.get_device_name(index)
+    measured = {} if folder is None else read(file_for(folder, machine(index)))
+    return shipped(name) | measured
+
+
+def index_of(device: torch.device) -> int:
+    """The number of a GPU, the current one's if it has none."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+@functools.cache
+def machine(index: int) -> dict[str, str]:
+    """What times depend on; its values name the file that holds them."""
+    import triton
+
+    return {
+        "gpu": torch.cuda.get_device_name(index),
+        "driver": _driver_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
+
+
+def _driver_version() -> str:
+    """The CUDA version of the installed driver, which is not torch's: 13000 for 13.0."""
+    version = ctypes.c_int()
+    # torch has loaded this library already.
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return str(version.value)
+
+
+def shipped(gpu: str) -> dict[Shape, Ways]:
+    """What we measured on GPUs of this kind: choices-h100.json holds for every GPU with H100 in its name."""
+    for path in sorted(Path(__file__).parent.glob("choices-*.json")):
+        if path.stem.removeprefix("choices-") in gpu.lower():
+            return read(path)
+    return {}
+
+
+def file_for(folder: str | Path, machine: dict[str, str]) -> Path:
+    """Where the choices of this machine are kept."""
+    digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()
+    return Path(folder) / f"choices-{digest[:12]}.json"
+
+
+def read(path: Path) -> dict[Shape, Ways]:
+    """The choices in a file; none if there is no file, and none, with a warning, if it cannot be read."""
+    try:
+        records = json.loads(path.read_text(encoding="utf-8"))["choices"]
+        return {Shape(**record["shape"]): Ways(_tiles(record["dx"]), _tiles(record["dweight"])) for record in records}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        logger.warning(f"{path} is no file of choices ({error!r}); it is not used. Measure again to replace it.")
+        return {}
+
+
+def write(path: Path, machine: dict[str, str], choices: Mapping[Shape, Ways]) -> None:
+    """Adds these choices to a file, whole or not at all."""
+    choices = {**read(path), **choices}
+    records = [
+        {
+            "shape": shape._asdict(),
+            **{name: "cublas" if tiles is None else tiles._asdict() for name, tiles in ways._asdict().items()},
+        }
+        for shape, ways in sorted(choices.items())
+    ]
+    lines = ",\n".join(json.dumps(record) for record in records)
+    text = f'{{"machine": {json.dumps(machine)},\n"choices": [\n{lines}\n]}}\n'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise
+    _known.cache_clear()
+
+
+def _tiles(value: dict | str) -> Tiles | None:
+    if value == "cublas":
+        return None
+    tiles = Tiles(**value)
+    if not all(isinstance(number, int) and number > 0 for number in tiles):
+        raise ValueError(f"{value} are no tiles")
+    return tiles

@@ -1,0 +1,156 @@
+"""Times every way to compute the gradients of a linear layer on this GPU, and keeps the fastest for `choices`.
+
+Never called inside a training step: it takes seconds for each layer. A way is timed only after its result has been
+held against cuBLAS's error. Times are medians of replays of captured graphs, without what launches cost the host.
+"""
+
+import functools
+import itertools
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sebp_edge.ops import choices, row_kernels, row_products
+from sebp_edge.ops.rows import ActiveRows
+from sebp_edge.ops.tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, Tiles
+
+
+class Times(NamedTuple):
+    """Milliseconds of one layer's products on one set of rows.
+
+    Attributes:
+        gather: dY[A], which cuBLAS needs, once for both products.
+        dx, dweight: of our kernels by their tiles, and of cuBLAS with what it needs after the gather, under None.
+    """
+
+    gather: float
+    dx: dict[Tiles | None, float]
+    dweight: dict[Tiles | None, float]
+
+    def of(self, wanted: str, ways: choices.Ways) -> float:
+        """Milliseconds of what is wanted ("dx", "dweight" or "both"), computed in these ways."""
+        parts = [(self.dx, ways.dx)] * (wanted != "dweight") + [(self.dweight, ways.dweight)] * (wanted != "dx")
+        return sum(times[tiles] for times, tiles in parts) + self.gather * any(tiles is None for _, tiles in parts)
+
+
+def measure(
+    layers: Iterable[tuple[int, int]], row_sets: list[ActiveRows], dtype: torch.dtype, folder: str
+) -> dict[choices.Shape, choices.Ways]:
+    """Finds the fastest ways of layers, given as (inputs, outputs), on all these rows, and keeps them in `folder`."""
+    found = {}
+    for num_inputs, num_outputs in layers:
+        times = [(rows, time_products(num_inputs, num_outputs, rows, dtype)) for rows in row_sets]
+        found |= fastest(num_inputs, num_outputs, dtype, times)
+    machine = choices.machine(choices.index_of(row_sets[0].ids.device))
+    choices.write(choices.file_for(folder, machine), machine, found)
+    return found
+
+
+def fastest(
+    num_inputs: int, num_outputs: int, dtype: torch.dtype, times: list[tuple[ActiveRows, Times]]
+) -> dict[choices.Shape, choices.Ways]:
+    """The best ways for each shape among these, whose rows may share one: the least sum of times over the best time."""
+    by_shape = defaultdict(list)
+    for (rows, one), wanted in itertools.product(times, [(True, False), (False, True), (True, True)]):
+        shape = choices.Shape.of(*wanted, dtype.itemsize, num_inputs, num_outputs, len(rows.ids))
+        by_shape[shape].append(one)
+    return {shape: _best_ways(shape.wanted, several) for shape, several in by_shape.items()}
+
+
+def _best_ways(wanted: str, times: list[Times]) -> choices.Ways:
+    # What is not wanted is left to cuBLAS, which then does nothing.
+    options_dx = set.intersection(*(set(one.dx) for one in times)) if wanted != "dweight" else {None}
+    options_dweight = set.intersection(*(set(one.dweight) for one in times)) if wanted != "dx" else {None}
+    ways = [choices.Ways(*pair) for pair in itertools.product(options_dx, options_dweight)]
+    best = [min(one.of(wanted, way) for way in ways) for one in times]
+    return min(ways, key=lambda way: sum(one.of(wanted, way) / least for one, least in zip(times, best, strict=True)))
+
+
+def time_products(num_inputs: int, num_outputs: int, rows: ActiveRows, dtype: torch.dtype) -> Times:
+    """Times all ways of one layer on rows whose number the host knows.
+
+    Raises:
+        RuntimeError: a way's result is wrong.
+    """
+    device, num_rows = rows.ids.device, len(rows.places)
+    shared_memory = choices.shared_memory(choices.index_of(device))
+    draw = torch.Generator(device).manual_seed(0)
+    dout_NM = torch.randn(num_rows, num_outputs, generator=draw, device=device, dtype=dtype)
+    weight_MK = torch.randn(num_outputs, num_inputs, generator=draw, device=device, dtype=dtype)
+    x_AK = torch.randn(len(rows.ids), num_inputs, generator=draw, device=device, dtype=dtype)
+    dout_AM = dout_NM[rows.ids]
+
+    def ours_dx(tiles):
+        return lambda: row_products.dx(dout_NM, weight_MK, rows, tiles)
+
+    def ours_dweight(tiles):
+        return lambda: row_products.dweight(dout_NM, x_AK, rows, tiles, x_is_whole=False, with_bias=False).dweight
+
+    def cublas_dx():
+        return row_kernels.scatter_rows(dout_AM @ weight_MK, rows.places)
+
+    def fitting(candidates):
+        return [tiles for tiles in candidates if tiles.fits(dtype.itemsize, shared_memory)]
+
+    dx_ways = {None: cublas_dx} | {tiles: ours_dx(tiles) for tiles in fitting(DX_CANDIDATES)}
+    dweight_ways = {None: lambda: dout_AM.T @ x_AK} | {t: ours_dweight(t) for t in fitting(DWEIGHT_CANDIDATES)}
+    true_dx = torch.zeros(num_rows, num_inputs, device=device)
+    true_dx[rows.ids] = dout_AM.float() @ weight_MK.float()
+    check(dx_ways, true_dx)
+    check(dweight_ways, dout_AM.float().T @ x_AK.float())
+    return Times(
+        time_in_graph(lambda: row_kernels.gather_rows(dout_NM, rows.ids)),
+        {tiles: time_in_graph(way) for tiles, way in dx_ways.items()},
+        {tiles: time_in_graph(way) for tiles, way in dweight_ways.items()},
+    )
+
+
+def check(ways: dict[Tiles | None, Callable[[], Tensor]], truth: Tensor) -> None:
+    """Holds every way against twice cuBLAS's error.
+
+    Raises:
+        RuntimeError: a way is wrong.
+    """
+    allowed = 2 * relative_error(ways[None](), truth) + 1e-4
+    for tiles, way in ways.items():
+        error = relative_error(way(), truth)
+        if not error <= allowed:
+            raise RuntimeError(f"{tiles} gives an error of {error:.2g} where {allowed:.2g} is allowed.")
+
+
+def relative_error(found: Tensor, truth: Tensor) -> float:
+    """The norm of the error over the norm of the truth, computed in the truth's dtype."""
+    return float((found.to(truth.dtype) - truth).norm() / truth.norm())
+
+
+@functools.cache
+def capture_stream() -> torch.cuda.Stream:
+    """The one stream that timed work is captured on: a backward pass runs on its forward pass's stream."""
+    return torch.cuda.Stream()
+
+
+def time_in_graph(function: Callable[[], object], repeats: int = 5) -> float:
+    """Median milliseconds of one call, from the replays of a graph of several calls."""
+    stream = capture_stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        function()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(5):
+                function()
+        graph.replay()
+        times = []
+        for _ in range(repeats):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end) / 5)
+    return statistics.median(times)

@@ -1,0 +1,71 @@
+"""How a product is cut into programs of a GPU, and whether these fit on it.
+
+The candidates are what `measure` times; the others are safe wherever nothing was measured.
+"""
+
+from typing import NamedTuple
+
+
+class Tiles(NamedTuple):
+    """One way to run a product kernel; a tile is [rows, columns] of the output, `depth` the step of the contraction.
+
+    Attributes:
+        splits: parts of the contraction that run beside each other; their sum takes one more launch.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    splits: int
+    num_warps: int
+    num_stages: int
+
+    def fits(self, itemsize: int, shared_memory: int) -> bool:
+        """Whether the operands' tiles in flight, and the output's, stay within the bytes that one program may have."""
+        operands = self.num_stages * self.depth * (self.rows + self.columns) * itemsize
+        return max(operands, self.rows * self.columns * itemsize) <= shared_memory
+
+
+def split(tiles: Tiles, *splits: int) -> list[Tiles]:
+    return [tiles._replace(splits=number) for number in splits]
+
+
+# Rows are active rows, columns inputs, depth outputs.
+DX_CANDIDATES = [
+    *split(Tiles(16, 64, 128, 1, 4, 4), 4, 16),
+    *split(Tiles(64, 64, 64, 1, 4, 4), 1, 4, 8),
+    *split(Tiles(64, 128, 64, 1, 4, 4), 1, 2, 4),
+    *split(Tiles(128, 64, 64, 1, 4, 4), 1),
+    *split(Tiles(128, 128, 64, 1, 8, 3), 1, 2, 4),
+    *split(Tiles(128, 128, 64, 1, 4, 4), 1),
+    *split(Tiles(64, 256, 64, 1, 8, 3), 1),
+    *split(Tiles(128, 256, 64, 1, 8, 3), 1),
+    *split(Tiles(128, 256, 64, 1, 8, 4), 1),
+]
+
+# Rows are outputs, columns inputs, depth active rows.
+DWEIGHT_CANDIDATES = [
+    *split(Tiles(64, 64, 64, 1, 4, 4), 1, 2, 4),
+    *split(Tiles(64, 128, 64, 1, 4, 3), 1, 2),
+    *split(Tiles(128, 64, 64, 1, 4, 3), 1, 2),
+    *split(Tiles(128, 128, 32, 1, 8, 4), 1),
+    *split(Tiles(128, 128, 64, 1, 8, 3), 1, 2, 4),
+    *split(Tiles(128, 128, 64, 1, 4, 3), 1),
+    *split(Tiles(128, 256, 64, 1, 8, 3), 1, 2),
+    *split(Tiles(256, 128, 64, 1, 8, 3), 1),
+]
+
+# From the fastest to the one that fits everywhere.
+SAFE = [Tiles(64, 128, 64, 1, 4, 3), Tiles(64, 64, 32, 1, 4, 3), Tiles(32, 32, 32, 1, 4, 2)]
+
+
+def safe_tiles(itemsize: int, shared_memory: int) -> Tiles:
+    """Tiles for a GPU on which nothing was measured.
+
+    Raises:
+        ValueError: not even the smallest fit.
+    """
+    for tiles in SAFE:
+        if tiles.fits(itemsize, shared_memory):
+            return tiles
+    raise ValueError(f"No tile fits into {shared_memory} bytes of shared memory.")

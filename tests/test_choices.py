@@ -1,0 +1,186 @@
+"""The choice between our kernels and cuBLAS: what was measured here, else what we ship, else what is safe."""
+
+import json
+import logging
+
+import pytest
+import torch
+
+from sebp_edge.ops import ActiveRows, choices
+from sebp_edge.ops.choices import Shape, Ways
+from sebp_edge.ops.tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, Tiles, safe_tiles
+
+SMALL, LARGE = Tiles(64, 64, 64, 1, 4, 4), Tiles(128, 256, 64, 2, 8, 3)
+SHAPE = Shape.of(True, True, 2, 768, 3072, 61)
+MACHINE = {"gpu": "some GPU", "driver": "13000", "torch": "2.11.0", "triton": "3.6.0"}
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU of which only the name is asked."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(choices, "machine", lambda index: MACHINE)
+    choices._known.cache_clear()
+    yield torch.device("cuda", 0)
+    choices._known.cache_clear()
+
+
+@pytest.mark.parametrize(("num_active", "bucket"), [(0, 1), (1, 1), (2, 2), (3, 4), (64, 64), (65, 128)])
+def test_a_bucket_holds_counts_up_to_a_power_of_two(num_active, bucket):
+    assert Shape.of(True, False, 2, 8, 8, num_active) == Shape("dx", 16, 8, 8, bucket)
+
+
+def test_choices_come_back_from_their_file(tmp_path):
+    path = choices.file_for(tmp_path / "new", MACHINE)
+    found = {SHAPE: Ways(SMALL, None), SHAPE._replace(wanted="dx"): Ways(LARGE, None)}
+    choices.write(path, MACHINE, found)
+    choices.write(path, MACHINE, {SHAPE: Ways(None, LARGE)})
+    assert choices.read(path) == found | {SHAPE: Ways(None, LARGE)}
+    assert json.loads(path.read_text())["machine"] == MACHINE
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("part", MACHINE)
+def test_another_machine_has_another_file(tmp_path, part):
+    assert choices.file_for(tmp_path, MACHINE | {part: "another"}) != choices.file_for(tmp_path, MACHINE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"choices": [{}]}',
+        '{"choices": [{"shape": {"wanted": "dx"}, "dx": "cublas", "dweight": "cublas"}]}',
+    ]
+    + [
+        json.dumps({"choices": [{"shape": SHAPE._asdict(), "dx": wrong, "dweight": "cublas"}]})
+        for wrong in (None, "fast", SMALL._asdict() | {"rows": 0}, SMALL._asdict() | {"rows": "64"}, {"rows": 64})
+    ],
+)
+def test_a_broken_file_is_said_once_not_used_and_replaced(tmp_path, gpu, text, caplog):
+    path = choices.file_for(tmp_path, MACHINE)
+    path.write_text(text)
+    with caplog.at_level(logging.WARNING):
+        shape = SHAPE._replace(num_inputs=5)
+        assert choices.choose(shape, gpu, str(tmp_path)) == choices.choose(shape, gpu, str(tmp_path)) == Ways()
+    assert [record.message.count(str(path)) for record in caplog.records] == [1]
+    choices.write(path, MACHINE, {shape: Ways(SMALL, LARGE)})
+    assert choices.choose(shape, gpu, str(tmp_path)) == Ways(SMALL, LARGE)
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    path = choices.file_for(tmp_path, MACHINE)
+    choices.write(path, MACHINE, {SHAPE: Ways(SMALL, None)})
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("pathlib.Path.replace", full)
+    with pytest.raises(OSError, match="no space"):
+        choices.write(path, MACHINE, {SHAPE: Ways(None, LARGE)})
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_what_was_measured_here_comes_before_what_we_ship_and_cublas_comes_last(tmp_path, gpu, monkeypatch):
+    shipped = {SHAPE: Ways(SMALL, SMALL), SHAPE._replace(bucket=128): Ways(SMALL, None)}
+    monkeypatch.setattr(choices, "shipped", lambda name: shipped)
+    choices.write(choices.file_for(tmp_path, MACHINE), MACHINE, {SHAPE: Ways(None, LARGE)})
+    assert choices.choose(SHAPE, gpu, str(tmp_path)) == Ways(None, LARGE)
+    assert choices.choose(SHAPE, gpu, None) == Ways(SMALL, SMALL)
+    assert choices.choose(SHAPE._replace(bucket=128), gpu, str(tmp_path)) == Ways(SMALL, None)
+    assert choices.choose(SHAPE._replace(bucket=256), gpu, str(tmp_path)) == Ways()
+
+
+def test_what_we_ship_is_for_its_gpu_and_can_be_read(caplog):
+    choices.shipped("NVIDIA H100 80GB HBM3")
+    assert not caplog.records
+    assert choices.shipped("NVIDIA GeForce RTX 4090") == {}
+
+
+# Bytes of shared memory that one program may have.
+GPUS = {"Turing": 65536, "Ampere A100": 166912, "Ampere RTX 30, Ada, Blackwell RTX 50": 101376, "Hopper": 232448}
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("gpu", GPUS)
+def test_unmeasured_gpus_get_tiles_that_fit(gpu, itemsize):
+    tiles = safe_tiles(itemsize, GPUS[gpu])
+    assert tiles.num_stages * tiles.depth * (tiles.rows + tiles.columns) * itemsize <= GPUS[gpu]
+
+
+def test_a_gpu_too_small_for_any_tile_is_named():
+    with pytest.raises(ValueError, match="1000 bytes"):
+        safe_tiles(2, 1000)
+
+
+def test_all_candidates_fit_a_hopper():
+    assert all(tiles.fits(2, GPUS["Hopper"]) for tiles in DX_CANDIDATES + DWEIGHT_CANDIDATES)
+
+
+# ---------------------------------------------------------------------------------------------------------- measuring
+
+
+def times(gather, dx, dweight):
+    from sebp_edge.ops.measure import Times
+
+    return Times(
+        gather, dict(zip([None, SMALL, LARGE], dx, strict=True)), dict(zip([None, SMALL], dweight, strict=True))
+    )
+
+
+def rows_of(num_active):
+    return ActiveRows.from_ids(torch.arange(num_active), 100)
+
+
+def test_the_fastest_ways_share_one_gather():
+    pytest.importorskip("triton")
+    from sebp_edge.ops.measure import fastest
+
+    found = fastest(8, 16, torch.bfloat16, [(rows_of(50), times(5, dx=[10, 14, 20], dweight=[10, 14]))])
+    ways = {shape.wanted: way for shape, way in found.items()}
+    # Alone, a product is slower by cuBLAS with its gather; together they are faster.
+    assert ways == {"dx": Ways(SMALL, None), "dweight": Ways(None, SMALL), "both": Ways(None, None)}
+    assert {shape.bucket for shape in found} == {64}
+
+
+def test_row_sets_of_one_shape_choose_together():
+    pytest.importorskip("triton")
+    from sebp_edge.ops.measure import fastest
+
+    several = [
+        (rows_of(50), times(0, dx=[10, 11, 99], dweight=[1, 2])),
+        (rows_of(64), times(0, dx=[99, 11, 10], dweight=[1, 2])),
+    ]
+    assert fastest(8, 16, torch.bfloat16, several)[Shape.of(True, False, 2, 8, 16, 64)] == Ways(SMALL, None)
+
+
+def test_a_wrong_way_is_never_timed():
+    pytest.importorskip("triton")
+    from sebp_edge.ops.measure import check
+
+    truth = torch.randn(5, 7)
+    check({None: truth.clone, SMALL: (truth * 1.00001).clone}, truth)
+    for wrong in (truth * 1.01, torch.full_like(truth, float("nan"))):
+        with pytest.raises(RuntimeError, match="error of"):
+            check({None: truth.clone, SMALL: wrong.clone}, truth)
+
+
+def test_measuring_checks_and_times_every_way_that_fits(tmp_path, monkeypatch):
+    pytest.importorskip("triton")
+    from sebp_edge.ops import measure
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        # No graphs and no limits on a CPU: the ways run in Triton's interpreter.
+        monkeypatch.setattr(measure, "time_in_graph", lambda function: 1.0 + (function() is None))
+        monkeypatch.setattr(choices, "shared_memory", lambda index: 100_000)
+        monkeypatch.setattr(choices, "index_of", lambda device: 0)
+        monkeypatch.setattr(choices, "machine", lambda index: MACHINE)
+    rows = ActiveRows.from_ids(torch.tensor([1, 4, 5, 30], device=device), 40)
+    found = measure.measure([(24, 40)], [rows], torch.float16, str(tmp_path))
+    assert found.keys() == {Shape(wanted, 16, 24, 40, 4) for wanted in ("dx", "dweight", "both")}
+    assert choices.read(choices.file_for(tmp_path, choices.machine(0))) == found
