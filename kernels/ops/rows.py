@@ -41,7 +41,8 @@ def take(x_NK: Tensor, rows: Tensor | slice | None, weights_A: Tensor | None = N
     if rows is None:
         return x_NK
     x_AK = x_NK[rows] if isinstance(rows, slice) else backend.gather_rows(x_NK, rows)
-    return x_AK if weights_A is None else x_AK * weights_A[:, None].to(x_AK.dtype)
+    # In the weights' dtype: the large weight of a small row may be beyond fp16.
+    return x_AK if weights_A is None else (x_AK * weights_A[:, None]).to(x_AK.dtype)
 
 
 class RowTarget:

@@ -16,6 +16,7 @@ from sebp_edge.models.lora import without_adapter
 from sebp_edge.ops import Rows, detect, sparse_linear
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.rows import RowPlan, is_right_padded
+from sebp_edge.sparse.selection import DroppedRows, RowSelection, Selection
 
 
 class Sparsified:
@@ -25,8 +26,9 @@ class Sparsified:
         layers: the linear layers that have the sparse backward, by name.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, rows: RowSelection = "exact"):
         self.model = model
+        self._selection = Selection(model, rows)
         self._on_loss_rows = _layers_on_loss_rows(model)
         self._active_rows: Rows = detect
         self._loss_rows: Rows = detect
@@ -53,6 +55,10 @@ class Sparsified:
             hook.remove()
         self.layers = {}
 
+    def dropped(self) -> list[DroppedRows]:
+        """What an approximation has dropped so far, by layer; empty for exact rows. Waits for the device."""
+        return self._selection.dropped()
+
     def row_losses(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
         """The loss of every loss row of a right-padded batch, in nats: fp32 [C]. Rows come from `plan`.
 
@@ -72,10 +78,10 @@ class Sparsified:
         self.remove()
 
     def _plan_batch(self, model, args, kwargs):
-        """Chooses this batch's rows: exact ones where the labels show them, else those found in dL/dY itself."""
-        plan = self._given_plan or self._plan_from_labels(kwargs.get("labels"), kwargs.get("attention_mask"))
-        if _is_checkpointing(model):
-            plan = None
+        """Reads this batch's rows off the labels where these show them; all others are chosen in the backward pass."""
+        plan = None
+        if self._selection.reads_labels and not _is_checkpointing(model):
+            plan = self._given_plan or self._plan_from_labels(kwargs.get("labels"), kwargs.get("attention_mask"))
         if plan is None:
             self._forget_batch()
         else:
@@ -95,9 +101,9 @@ class Sparsified:
         self._active_rows, self._loss_rows, self._num_rows = detect, detect, None
 
     def _rows_for(self, layers: list[nn.Module], x: Tensor) -> Rows:
-        """The rows of layers that are computed together; those of another number of rows show theirs."""
+        """The rows of layers that are computed together; without a plan for these, what chooses them later."""
         if x.shape[:-1].numel() != self._num_rows:
-            return detect
+            return self._selection.selector(layers)
         return self._loss_rows if self._on_loss_rows.issuperset(layers) else self._active_rows
 
 
@@ -112,7 +118,7 @@ class _SparseForward:
         return sparse_linear(input, self.layer.weight, self.layer.bias, rows)
 
 
-def sparsify(model: nn.Module) -> Sparsified:
+def sparsify(model: nn.Module, rows: RowSelection = "exact") -> Sparsified:
     """Puts the row-sparse backward into every `nn.Linear` of `model`.
 
     Gradients equal the dense ones: for causal decoders given `labels` and padding on the right, the rows come from the
@@ -121,10 +127,15 @@ def sparsify(model: nn.Module) -> Sparsified:
     at other rows' logits is not seen. With SEBP_EDGE_VERIFY=1 in the environment, each backward pass checks that what
     is skipped is zero, and raises a RuntimeError if it is not.
 
+    Args:
+        model: any; it is changed in place, until `remove()`.
+        rows: "exact", as above; "detect", which never looks at labels; or an approximation, `TopN` or `Threshold` of
+            `sebp_edge.sparse.selection`, which drops rows that carry gradient and says how many (`dropped()`).
+
     Raises:
-        SparsityError: the model is sparsified already.
+        SparsityError: the model is sparsified already, or there is no such choice of rows.
     """
-    return Sparsified(model)
+    return Sparsified(model, rows)
 
 
 def _layers_on_loss_rows(model: nn.Module) -> set[nn.Module]:
