@@ -30,10 +30,9 @@ def water_filling(energy_N: Tensor, n: int) -> Tensor:
     sorted_N = norm_N.sort(descending=True).values
     rest_N = sorted_N.flip(0).cumsum(0).flip(0)
     left_N = min(n, num_rows) - torch.arange(num_rows, device=energy_N.device)
-    # The first k rows are certain, k the least for which the others' probabilities are at most 1; none: all rows are.
-    fits_N = (left_N > 0) & (sorted_N * left_N <= rest_N)
-    first = fits_N.int().argmax(dim=0, keepdim=True)
-    tau = torch.where(fits_N.any(), (left_N / rest_N).index_select(0, first), torch.inf)
+    # The k largest rows are certain, k the least for which the others' probabilities are at most 1; at most n - 1 are.
+    certain = (sorted_N * left_N <= rest_N).int().argmax(dim=0, keepdim=True)
+    tau = (left_N / rest_N).index_select(0, certain)
     return torch.where(norm_N > 0, (tau * norm_N).clamp(max=1), 0)
 
 
