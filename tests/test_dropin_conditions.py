@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import itertools
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -301,7 +302,9 @@ def _train_in_one_of_two(rank, folder):
     torch.distributed.destroy_process_group()
 
 
-def test_two_processes_train_like_dense(tmp_path):
+def test_two_processes_train_like_dense(tmp_path, monkeypatch):
+    # The new processes import this module by its name.
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     torch.multiprocessing.spawn(_train_in_one_of_two, args=(str(tmp_path),), nprocs=2)
 
 

@@ -5,6 +5,7 @@ import torch
 from builders import make_llama
 from test_dropin_families import DECODERS, ENCODERS, make, make_decoder
 from test_hoist import MODELS
+from test_selection import random_gradient, selector
 from test_sparse_linear import gradients, random_case
 from test_sparsify import loss_and_gradients, padded_batch
 from transformers import AutoModelForTokenClassification
@@ -13,6 +14,7 @@ from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
 from sebp_edge.ops import choices, detect, sparse_linear
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows import IGNORE, RowPlan
+from sebp_edge.sparse.selection import Threshold, TopN
 from sebp_edge.sparse.sparsify import Sparsified
 
 pytestmark = [
@@ -118,6 +120,27 @@ def test_sparse_linear_errs_no_more_than_dense(dtype, detected, poisoned_memory,
     _, found = gradients(lambda *t: sparse_linear(*t, chosen), on_gpu, dout.cuda())
     for one, other, truth in zip(found, dense, exact, strict=True):
         assert relative_error(one.double().cpu(), truth) <= 2 * relative_error(other.double().cpu(), truth) + 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("unbiased", [False, True])
+@pytest.mark.parametrize("make", [lambda u: TopN(17, u), lambda u: Threshold(calibration_passes=2, unbiased=u)])
+def test_choosing_rows_does_not_wait_for_the_gpu(make, unbiased):
+    douts = tuple(random_gradient(300, size).to("cuda", torch.bfloat16) for size in (64, 33))
+
+    def three_passes():
+        choose = selector(make(unbiased))
+        return [choose(douts) for _ in range(3)]
+
+    # Once before: compiling the kernels may wait.
+    expected = three_passes()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = three_passes()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.on_host()[0], other.on_host()[0])
 
 
 def test_notes_become_an_adapter_on_the_gpu(model_folder, notes_folder, tmp_path):

@@ -6,7 +6,7 @@ import torch
 from sebp_edge.ops import reference, select_rows
 
 pytest.importorskip("triton", reason="Triton is not installed on this platform")
-from sebp_edge.ops import cross_entropy_kernel, lora_kernels, row_kernels, row_products
+from sebp_edge.ops import cross_entropy_kernel, lora_kernels, row_kernels, row_products, row_reduction_kernels
 from sebp_edge.ops.rows import ActiveRows
 from sebp_edge.ops.tiles import Tiles
 
@@ -128,6 +128,38 @@ def test_products_do_not_mind_strides_and_give_the_same_bits_again(tiles):
     assert torch.equal(dweight, again)
 
 
+@pytest.mark.parametrize(("num_rows", "num_columns"), [(0, 5), (1, 1), (9, 7), (5, 1025), (33, 2100)])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_row_norms_and_nonzero_rows_are_plain_pytorchs(num_rows, num_columns, share, dtype, poisoned_memory):
+    x = torch.zeros(num_rows, num_columns, dtype=dtype, device=DEVICE)
+    rows = random_rows(num_rows, round(share * num_rows))
+    x[rows] = draw(len(rows), num_columns, dtype=dtype)
+    norms = row_reduction_kernels.row_norms(x)
+    assert norms.dtype == torch.float32
+    torch.testing.assert_close(norms.double(), reference.row_norms(x.double()), rtol=1e-5, atol=0)
+    assert torch.equal(row_reduction_kernels.nonzero_rows(x), reference.nonzero_rows(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_element_makes_a_row_non_zero_however_small_or_broken(dtype):
+    smallest = torch.finfo(dtype).smallest_normal
+    x = torch.zeros(6, 1500, dtype=dtype, device=DEVICE)
+    for row, value in enumerate([0.0, smallest, float("nan"), -0.0, float("-inf"), -smallest]):
+        x[row, -1 - row] = value
+    assert row_reduction_kernels.nonzero_rows(x).tolist() == [False, True, True, False, True, True]
+    norms = row_reduction_kernels.row_norms(x)
+    assert norms[[2, 4]].isfinite().tolist() == [False, False]
+    assert norms[[0, 3]].tolist() == [0.0, 0.0]
+
+
+def test_strides_do_not_matter_to_row_norms():
+    x = draw(24, 40)
+    for strided in (x.T.contiguous().T, x.T, x[::3, ::2], x[:, 7:9], x[:1].expand(24, 40), x[:1, :1].expand(24, 40)):
+        torch.testing.assert_close(row_reduction_kernels.row_norms(strided), reference.row_norms(strided))
+        assert row_reduction_kernels.nonzero_rows(strided).all()
+
+
 @pytest.mark.parametrize(("num_rows", "vocabulary"), [(0, 5), (1, 2), (5, 11), (7, 300), (3, 9000)])
 @pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (0.25, None), (2.0, 5.0)])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -188,6 +220,12 @@ def test_matrices_beyond_two_to_the_31_elements():
     scattered = row_kernels.scatter_rows(gathered, ActiveRows.from_ids(rows, len(x)).places)
     assert torch.equal(scattered[rows], gathered)
     assert int((scattered != 0).any(dim=1).sum()) == 4
+    nonzero = row_reduction_kernels.nonzero_rows(scattered)
+    assert torch.equal(nonzero.nonzero().squeeze(1), rows)
+    torch.testing.assert_close(row_reduction_kernels.row_norms(scattered)[rows], reference.row_norms(gathered))
+    along_columns = torch.zeros(2**15 + 8, 2**16 + 8, dtype=torch.bfloat16, device="cuda").T
+    along_columns[-1, -1] = 1
+    assert int(row_reduction_kernels.nonzero_rows(along_columns).sum()) == 1
 
 
 @pytest.mark.gpu

@@ -87,11 +87,19 @@ def dweight(
 
 def nonzero_rows(dout_NM: Tensor) -> Tensor:
     """Which rows have any non-zero element; bool [N]. NaN is not zero."""
+    if _runs_kernels(dout_NM):
+        from sebp_edge.ops import row_reduction_kernels
+
+        return row_reduction_kernels.nonzero_rows(dout_NM)
     return reference.nonzero_rows(dout_NM)
 
 
 def row_norms(dout_NM: Tensor) -> Tensor:
-    """The squared norm of each row, fp32 [N]."""
+    """The squared norm of each row, fp32 [N]; fp64 for fp64."""
+    if _runs_kernels(dout_NM):
+        from sebp_edge.ops import row_reduction_kernels
+
+        return row_reduction_kernels.row_norms(dout_NM)
     return reference.row_norms(dout_NM)
 
 

@@ -13,8 +13,8 @@ def nonzero_rows(dout_NM: Tensor) -> Tensor:
 
 
 def row_norms(dout_NM: Tensor) -> Tensor:
-    """The squared norm of each row, fp32 [N]."""
-    return dout_NM.float().square().sum(dim=1)
+    """The squared norm of each row, fp32 [N]; fp64 for fp64, whose small numbers fp32 would make zero."""
+    return dout_NM.to(torch.promote_types(dout_NM.dtype, torch.float32)).square().sum(dim=1)
 
 
 def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weights_A: Tensor | None = None) -> Tensor:

@@ -15,7 +15,7 @@ from sebp_edge.ops.rows import ActiveRows
 
 
 def row_norms(*douts_NM: Tensor) -> Tensor:
-    """The squared norm of each row over all the matrices, fp32 [N]."""
+    """The squared norm of each row over all the matrices, fp32 [N]; fp64 for fp64."""
     return sum(backend.row_norms(dout_NM) for dout_NM in douts_NM)
 
 

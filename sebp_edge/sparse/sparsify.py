@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import inner_model, is_linear, layers_behind_attention, weight_MK
-from sebp_edge.ops import ActiveRows, Rows, backend, detect, sparse_linear
+from sebp_edge.ops import ActiveRows, Rows, backend, sparse_linear
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.kept_inputs import KeptInputs
 from sebp_edge.sparse.last_layer import LastLayer
 from sebp_edge.sparse.loss import FusedLoss
 from sebp_edge.sparse.plans import DETECTED, BatchRows, decoder_plan, decoder_rows, encoder_rows, looks_further
 from sebp_edge.sparse.rows import RowPlan
+from sebp_edge.sparse.selection import DroppedRows, RowSelection, Selection
 
 
 class Sparsified:
@@ -35,10 +36,11 @@ class Sparsified:
         choices_folder: where `measure` keeps what is fastest on this machine.
     """
 
-    def __init__(self, model: nn.Module, *, keep_logits: bool = False):
+    def __init__(self, model: nn.Module, rows: RowSelection = "exact", *, keep_logits: bool = False):
         self.layers = {name: layer for name, layer in model.named_modules() if is_linear(layer)}
         _refuse(model, self.layers)
         self.model = model
+        self._selection = Selection(model, rows)
         self.choices_folder = platformdirs.user_cache_dir("sebp-edge")
         self._inner = inner_model(model)
         self._behind_attention = layers_behind_attention(self._inner)
@@ -68,6 +70,10 @@ class Sparsified:
             if self._forward_before is not None:
                 self._inner.forward = self._forward_before
         self.layers = {}
+
+    def dropped(self) -> list[DroppedRows]:
+        """What an approximation has dropped so far, by layer; empty for exact rows. Waits for the device."""
+        return self._selection.dropped()
 
     def row_losses(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
         """The loss of every loss row of a right-padded batch, in nats: fp32 [C]. Rows come from `plan`.
@@ -127,21 +133,21 @@ class Sparsified:
             self._inputs.forget()
 
     def _rows_of(self, inputs: dict, plan: RowPlan | None) -> BatchRows:
-        if _is_checkpointing(self._inner) or looks_further(self._inner, inputs):
+        if not self._selection.reads_labels or _is_checkpointing(self._inner) or looks_further(self._inner, inputs):
             return DETECTED
         if plan is None:
             return encoder_rows(self._inner, inputs)
         return decoder_rows(plan, inputs.get("attention_mask"))
 
     def _rows_for(self, layers: list[nn.Module], x: Tensor) -> Rows | None:
-        """The rows of layers that are computed together; those of another number of rows show theirs."""
+        """The rows of layers that are computed together; layers of other rows choose theirs later."""
         num_rows = x.shape[:-1].numel()
         if self._last_layer.restricts(layers):
             return None
         if num_rows == self._rows.num_rows:
             behind = self._behind_attention.issuperset(layers)
             return self._rows.behind_attention if behind else self._rows.everywhere
-        return None if num_rows == self._rows.num_pooled else detect
+        return None if num_rows == self._rows.num_pooled else self._selection.selector(layers)
 
 
 class _SparseForward:
@@ -157,7 +163,7 @@ class _SparseForward:
         return sparse_linear(x, weight_MK(self.layer), self.layer.bias, rows, keep, choices_folder=folder)
 
 
-def sparsify(model: nn.Module, *, keep_logits: bool = False) -> Sparsified:
+def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: bool = False) -> Sparsified:
     """Puts the row-sparse backward into every linear layer of `model`.
 
     Gradients equal the dense ones: given `labels`, the rows come from them and the attention mask where that is exact
@@ -171,12 +177,15 @@ def sparsify(model: nn.Module, *, keep_logits: bool = False) -> Sparsified:
 
     Args:
         model: a transformers model, inside PEFT and DistributedDataParallel or not, or any module.
+        rows: "exact", as above; "detect", which reads no rows off labels; or an approximation, `TopN` or `Threshold` of
+            `sebp_edge.sparse.selection`, which drops rows that carry gradient and says how many (`dropped()`).
         keep_logits: let every model compute its loss itself, from logits that it returns.
 
     Raises:
-        SparsityError: the model is sparsified already, or spread over devices by other means.
+        SparsityError: the model is sparsified already, or spread over devices by other means, or there is no such
+            choice of rows.
     """
-    return Sparsified(model, keep_logits=keep_logits)
+    return Sparsified(model, rows, keep_logits=keep_logits)
 
 
 def _refuse(model: nn.Module, layers: dict[str, nn.Module]) -> None:
