@@ -7,13 +7,14 @@ row_norms, select_rows which rows of a gradient to keep, decided on the device; 
 """
 
 from sebp_edge.ops.linear_cross_entropy import linear_cross_entropy
-from sebp_edge.ops.lora_linear import LoraProjection, lora_linear
+from sebp_edge.ops.lora_linear import LoraProjection, QuantisedWeight, lora_linear
 from sebp_edge.ops.rows import Rows
 from sebp_edge.ops.select_rows import SelectedRows, Selector, detect, row_norms, select_rows
 from sebp_edge.ops.sparse_linear import sparse_linear
 
 __all__ = [
     "LoraProjection",
+    "QuantisedWeight",
     "Rows",
     "SelectedRows",
     "Selector",
