@@ -133,11 +133,11 @@ def test_the_tests_of_a_session_are_counted_by_outcome_and_by_mark(project, monk
     marked, other = (
         SimpleNamespace(nodeid=f"{file}::test", keywords=marks) for file, marks in (("bench.py", {"gpu": 1}), ("x", {}))
     )
-    file = project / "gpu-results.json"
-    evidence.record_tests({"passed": [marked, other, other], "skipped": [marked], "": [other]}, file)
+    file, whole_file = project / "gpu-results.json", SimpleNamespace(nodeid="y")
+    evidence.record_tests({"passed": [marked, other, other], "skipped": [marked, whole_file], "": [other]}, file)
     entry = json.loads(file.read_text())["gpu-tests"]
     assert entry["figures"]["gpu"] == {"passed": 1, "failed": 0, "error": 0, "skipped": 1}
-    assert entry["figures"]["all"] == {"passed": 3, "failed": 0, "error": 0, "skipped": 1}
+    assert entry["figures"]["all"] == {"passed": 3, "failed": 0, "error": 0, "skipped": 2}
     assert "bench.py" in entry["sources"]
 
 
