@@ -1,6 +1,7 @@
 """What tests share: a tiny model that is made here and never downloaded, and a data folder of their own."""
 
 import os
+from pathlib import Path
 
 # Before torch and transformers are imported: no test reaches the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -15,8 +16,21 @@ if not torch.cuda.is_available():
 import pytest
 from builders import make_llama, make_sentences, make_tokenizer
 
+import evidence
+
 # The models are so small that a second thread only waits for the first.
 torch.set_num_threads(1)
+
+
+def pytest_configure():
+    if os.environ.get("SEBP_EDGE_RECORD"):
+        evidence.machine()  # before the tests, not after them: without a GPU there is nothing to record
+
+
+def pytest_terminal_summary(terminalreporter):
+    """SEBP_EDGE_RECORD=FILE keeps how the tests went on this GPU; a run that was not asked to writes nothing."""
+    if file := os.environ.get("SEBP_EDGE_RECORD"):
+        evidence.record_tests(terminalreporter.stats, Path(file))
 
 
 @pytest.fixture(autouse=True)

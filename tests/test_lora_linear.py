@@ -1,10 +1,12 @@
 """The op: PEFT's sums and gradients for a group of projections, over the active rows alone."""
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from sebp_edge.ops import LoraGroup, LoraProjection, detect, lora_linear
+from sebp_edge.ops import LoraGroup, LoraProjection, QuantisedWeight, detect, lora_linear
 
 
 def random_group(num_rows, num_in, outs, rank, active, dtype=torch.float64, adapter_dtype=torch.float64, seed=0):
@@ -126,3 +128,38 @@ def test_an_input_that_needs_no_gradient_gets_none():
     stacked(x, [leaf], rows)[0].backward(douts[0])
     assert x.grad is None
     assert leaf.lora_A.grad is not None
+
+
+def in_fewer_bits(projection, made):
+    """The same projection with its weight in 8 bits, and that weight in full; `made` counts dequantisations."""
+    scale = projection.weight.abs().max() / 127
+    packed = (projection.weight / scale).round().to(torch.int8)
+
+    def dequantise():
+        made.append(weakref.ref(matrix := packed.to(scale.dtype) * scale))
+        return matrix
+
+    weight = QuantisedWeight(scale.dtype, dequantise)
+    return projection._replace(weight=weight), projection._replace(weight=packed.to(scale.dtype) * scale)
+
+
+@pytest.mark.parametrize("given", ["rows", "detect", "all"])
+def test_a_quantised_weight_is_as_good_as_its_matrix(given, poisoned_memory):
+    x, projections, rows, douts = random_group(65, 33, (17, 9, 9), 4, 20)
+    packed, plain = zip(*(in_fewer_bits(projection, []) for projection in projections), strict=True)
+    rows = {"rows": rows, "detect": detect, "all": None}[given]
+    expected_out, expected = outputs_and_gradients(lambda *a: dense(*a, torch.float64), x, plain, douts)
+    found_out, found = outputs_and_gradients(lambda x, p: stacked(x, p, rows), x, packed, douts)
+    for one, other in zip([*found_out, *found], [*expected_out, *expected], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+def test_a_quantised_weight_is_dequantised_once_a_pass_and_never_kept():
+    x, projections, rows, douts = random_group(24, 8, (6,), 2, 9)
+    made = []
+    packed, _ = in_fewer_bits(projections[0], made)
+    leaf = packed._replace(lora_A=packed.lora_A.requires_grad_(), lora_B=packed.lora_B.requires_grad_())
+    (out,) = stacked(x.requires_grad_(), [leaf], rows)
+    assert [matrix() for matrix in made] == [None]
+    out.backward(douts[0])
+    assert [matrix() for matrix in made] == [None, None]

@@ -157,7 +157,7 @@ def test_a_threshold_found_in_the_first_passes_drops_noise_and_only_noise(noisy,
         decades[noise] = -4 + 0.02 * torch.randn(int(noise.sum()), generator=generator)
         decades[:20] = -torch.inf
         dout = scale * (10**decades)[:, None].expand(-1, 3)
-        ids, _ = choose((dout,)).on_host()
+        ids, *_ = choose((dout,)).on_host()
         kept = torch.zeros(300, dtype=torch.bool).index_fill(0, ids, True)
         if number < 2:
             assert torch.equal(kept, row_norms(dout) != 0)
@@ -176,7 +176,7 @@ RULES = [TopN(2), TopN(2, unbiased=True), Threshold(epsilon=1.0), Threshold(epsi
 def test_gradients_of_zeros_keep_no_row(rule, num_rows):
     choose = selector(rule)
     for _ in range(2):
-        ids, _ = choose((torch.zeros(num_rows, 3),)).on_host()
+        ids, *_ = choose((torch.zeros(num_rows, 3),)).on_host()
         assert len(ids) == 0
 
 
@@ -344,7 +344,7 @@ def test_what_keeps_every_active_row_trains_like_dense(rows, adapt):
     # Four texts of 11, 1, 24 and 6 tokens: 38 of 42 have a loss, and none beyond the last of these is active.
     model, batch = adapt(make_llama().double()), padded_batch(prompt=1)
     dense_loss, dense = loss_and_gradients(model, batch)
-    with sparsify(model, rows) as sparsified:
+    with sparsify(model, rows, keep_logits=True) as sparsified:
         loss, found = loss_and_gradients(model, batch)
         assert all(dropped.kept == dropped.active > 0 for dropped in sparsified.dropped())
         assert bool(sparsified.dropped()) == (not isinstance(rows, str))
@@ -359,7 +359,7 @@ def test_dropped_rows_are_reported_by_layer(reentrant):
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": reentrant})
     _, dense = loss_and_gradients(model, batch)
-    with sparsify(model, TopN(7)) as sparsified:
+    with sparsify(model, TopN(7, keep_logits=True)) as sparsified:
         _, found = loss_and_gradients(model, batch)
         layers = set(sparsified.layers)
         reports = sparsified.dropped()
@@ -372,7 +372,7 @@ def test_dropped_rows_are_reported_by_layer(reentrant):
 
 def test_lora_projections_of_one_input_choose_together():
     model, batch = with_lora(make_llama()), padded_batch()
-    with sparsify(model, TopN(7)) as sparsified:
+    with sparsify(model, TopN(7, keep_logits=True)) as sparsified:
         loss_and_gradients(model, batch)
         loss_and_gradients(model, batch)
         reports = sparsified.dropped()
@@ -383,7 +383,7 @@ def test_lora_projections_of_one_input_choose_together():
 
 def test_each_backward_pass_through_one_graph_chooses_anew():
     model, batch = make_llama().double(), padded_batch()
-    with sparsify(model, TopN(7, unbiased=True)) as sparsified:
+    with sparsify(model, TopN(7, unbiased=True, keep_logits=True)) as sparsified:
         loss = model(**batch).loss
         weight = model.model.layers[0].mlp.down_proj.weight
         one, other = (torch.autograd.grad(loss, weight, retain_graph=True)[0] for _ in range(2))
@@ -393,7 +393,7 @@ def test_each_backward_pass_through_one_graph_chooses_anew():
 
 def test_each_layer_finds_its_own_epsilon():
     model, batch = make_llama().double(), padded_batch()
-    with sparsify(model, Threshold(calibration_passes=2, max_lost=0.05)) as sparsified:
+    with sparsify(model, Threshold(calibration_passes=2, max_lost=0.05, keep_logits=True)) as sparsified:
         loss_and_gradients(model, batch)
         assert {report.epsilon for report in sparsified.dropped()} == {None}
         loss_and_gradients(model, batch)

@@ -86,6 +86,13 @@ def test_untied_heads_and_biases_train_like_dense():
     assert_same_training(make_llama(tie_word_embeddings=False, attention_bias=True).double(), padded_batch())
 
 
+def test_biases_that_are_trained_beside_an_adapter_train_like_dense():
+    config = LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False, bias="all")
+    model = get_peft_model(make_llama(attention_bias=True), config).double()
+    assert any(p.requires_grad for name, p in model.named_parameters() if name.endswith("q_proj.base_layer.bias"))
+    assert_same_training(model, padded_batch())
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_trains_like_dense(reentrant):
     model = make_llama().double().train()

@@ -1,6 +1,6 @@
 """One layer's backward pass on a GPU: dense, ours, and the limit; each shape checked before it is timed.
 
-    python kernels/bench/layers.py [--csv FILE]
+    python kernels/bench/layers.py [--record [FILE]]
 
 sparse_linear: dX and dW, with a zero-filled dX of full size, as the paper has it. The limit is cuBLAS on rows that are
 compact already, plus the time of the zero fill. lora_linear: a group of projections with fp32 adapters on a bf16 base,
@@ -8,17 +8,17 @@ forward and backward, against PEFT's layers on the same rows. Milliseconds are m
 """
 
 import argparse
-import csv
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
+import evidence
+from graph_time import backward_of, milliseconds
 from sebp_edge.models.lora import plain_projection
 from sebp_edge.ops import LoraGroup, lora_linear, sparse_linear
-from sebp_edge.ops.measure import capture_stream, relative_error, time_in_graph
+from sebp_edge.ops.measure import relative_error
 
 LAYERS = [(3072, 8192), (8192, 3072), (3072, 3072), (3072, 1024), (768, 3072)]
 NUM_ROWS = (4096, 16384)
@@ -29,15 +29,13 @@ RANK = 16
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--csv", type=Path)
+    evidence.add_record_option(arguments)
     options = arguments.parse_args()
     torch.manual_seed(0)
     records = [*linear_records(), *lora_records()]
-    if options.csv:
-        with options.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=sorted({key for record in records for key in record}))
-            writer.writeheader()
-            writer.writerows(records)
+    if options.record:
+        sources = [*evidence.OPS, "sebp_edge/models/lora.py", "kernels/bench/graph_time.py", __file__]
+        evidence.record("layers", sources, records, options.record)
 
 
 def linear_records():
@@ -106,16 +104,7 @@ def time_linear(num_in: int, num_out: int, num_rows: int, rows: Tensor) -> dict[
         for found, true, most in zip(ways[name](), truth, allowed, strict=True):
             if not relative_error(found, true) <= 2 * most + 1e-4:
                 raise SystemExit(f"{name} is wrong for {num_in}->{num_out}, {len(rows)} of {num_rows} rows")
-    return {name: time_in_graph(way, repeats=20) for name, way in ways.items()}
-
-
-def backward_of(forward, inputs, *douts):
-    """A function that runs only the backward pass, over and over."""
-    stream = capture_stream()
-    with torch.cuda.stream(stream):
-        outputs = forward()
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    return lambda: torch.autograd.grad(outputs, inputs, douts, retain_graph=True)
+    return {name: milliseconds(way) for name, way in ways.items()}
 
 
 # --------------------------------------------------------------------------------------------------------------- LoRA
@@ -160,7 +149,7 @@ def time_lora(num_in: int, outs: tuple[int, ...], num_rows: int) -> dict[str, fl
     for found, true in zip(ways["ours"](), ways["peft"](), strict=True):
         if not relative_error(found, true.float()) <= 0.02:
             raise SystemExit(f"lora_linear is wrong for {num_in}->{outs}, {num_rows} rows")
-    return {name: time_in_graph(way, repeats=20) for name, way in ways.items()}
+    return {name: milliseconds(way) for name, way in ways.items()}
 
 
 if __name__ == "__main__":

@@ -1,21 +1,20 @@
 """One LoRA training step of a 3B Llama shape with random weights on a GPU: dynamic padding, the drop-in, hoisted rows.
 
-    python kernels/bench/step.py [--json FILE]
+    python kernels/bench/step.py [--record [FILE]]
 
 B short texts (26 to 196 tokens, mean 57), padded to the longest of them, LoRA r = 16 on all projections with fp32
 adapters on a bf16 base, AdamW. All ways run in turns on the same batches, after their gradients were compared.
 """
 
 import argparse
-import json
 import random
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import evidence
 from sebp_edge.insight.bench import time_steps
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
@@ -34,7 +33,7 @@ SHAPE = {
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--json", type=Path)
+    evidence.add_record_option(arguments)
     options = arguments.parse_args()
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
@@ -59,9 +58,8 @@ def main() -> None:
                 flush=True,
             )
             records.append(record)
-    if options.json:
-        gpu = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-        options.json.write_text(json.dumps({**gpu, "timings": records}, indent=2) + "\n")
+    if options.record:
+        evidence.record("step", [*evidence.STEP, "sebp_edge/insight/bench.py", __file__], records, options.record)
 
 
 def make_batch(lengths: list[int]):

@@ -61,7 +61,8 @@ def _hoisted_loss(handle: Hoisted, batch: Batch) -> Tensor:
 
 
 DENSE = Way("dense, padded", _Dense, _padded_loss)
-WAYS = (DENSE, Way("drop-in", Sparsified, _padded_loss), Way("hoisted", Hoisted, _hoisted_loss))
+DROP_IN = Way("drop-in", Sparsified, _padded_loss)
+WAYS = (DENSE, DROP_IN, Way("hoisted", Hoisted, _hoisted_loss))
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Timing:
     """Median seconds of one micro-batch, by part.
 
     Attributes:
-        gradient_error: norm of the difference to the dense gradients over their norm.
+        gradient_error: norm of the difference to the right gradients over their norm.
         peak_bytes: most that torch's allocator held on a GPU during these steps; 0 elsewhere.
     """
 
@@ -98,6 +99,13 @@ def time_steps(model: nn.Module, batches: list[Batch], ways=WAYS, *, rounds: int
     for name, error in errors.items():
         if not error <= tolerance:
             raise WrongGradients(f"{name}: gradients differ from dense ones by {error:.1e}, above {tolerance:.0e}.")
+    return time_in_turns(model, batches, ways, errors, rounds=rounds)
+
+
+def time_in_turns(
+    model: nn.Module, batches: list[Batch], ways, errors: dict[str, float], *, rounds: int = 7
+) -> list[Timing]:
+    """As `time_steps`, of ways whose gradients have been held against right ones: `errors`, by the ways' names."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-5)
     samples: dict[str, list[tuple[float, float, float]]] = {way.name: [] for way in ways}
@@ -151,12 +159,13 @@ def _now(device: torch.device) -> float:
 
 def _gradient_error(model: nn.Module, way: Way, batch: Batch) -> float:
     """Norm of the difference to the dense gradients over their norm, all parameters together."""
-    expected, found = (_gradients(model, each, batch) for each in (DENSE, way))
+    expected, found = (gradients(model, each, batch) for each in (DENSE, way))
     difference = sum(float((one - other).double().square().sum()) for one, other in zip(expected, found, strict=True))
     return (difference / sum(float(one.double().square().sum()) for one in expected)) ** 0.5
 
 
-def _gradients(model: nn.Module, way: Way, batch: Batch) -> list[Tensor]:
+def gradients(model: nn.Module, way: Way, batch: Batch) -> list[Tensor]:
+    """The gradients of a batch's mean loss, of every trained parameter in the model's order."""
     with way.attach(model) as handle:
         way.loss(handle, batch).backward()
     found = [parameter.grad.clone() for parameter in model.parameters() if parameter.requires_grad]

@@ -7,13 +7,14 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.layer import Linear as PeftLoraLinear
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from peft.utils.integrations import dequantize_bnb_weight
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
 from sebp_edge.errors import AdapterError, BaseModelMismatch
 from sebp_edge.models.loading import BaseModel
-from sebp_edge.ops import LoraProjection
+from sebp_edge.ops import LoraProjection, QuantisedWeight
 from sebp_edge.recipe import Recipe
 
 
@@ -104,19 +105,42 @@ def _mismatch(base: BaseModel, folder: Path) -> BaseModelMismatch:
 
 
 def plain_projection(layer: nn.Module) -> LoraProjection | None:
-    """What a PEFT layer computes now, if it is a linear layer with one plain LoRA adapter; else None.
+    """What a PEFT layer computes now, if it is a frozen linear layer with one plain LoRA adapter; else None.
 
-    Dropout, DoRA and other variants, several, merged or disabled adapters, and adapters with a bias are not plain.
+    The base's weight may be in 4 bits. Dropout, DoRA and other variants, several, merged or disabled adapters, and
+    adapters with a bias are not plain.
     """
-    if type(layer) is not PeftLoraLinear or layer.merged or layer.disable_adapters or len(layer.active_adapters) != 1:
+    if not _is_linear(layer) or layer.merged or layer.disable_adapters or len(layer.active_adapters) != 1:
         return None
     base, name = layer.base_layer, layer.active_adapters[0]
-    if type(base) is not nn.Linear or base.weight.requires_grad or name not in layer.lora_A:
+    trained = base.weight.requires_grad or (base.bias is not None and base.bias.requires_grad)
+    if trained or name not in layer.lora_A:
         return None
     if name in layer.lora_variant or layer.lora_bias[name] or type(layer.lora_dropout[name]) is not nn.Identity:
         return None
+    weight = base.weight if type(base) is nn.Linear else _in_4_bits(base)
+    if weight is None:
+        return None
+    bias = None if base.bias is None else base.bias.to(weight.dtype)
     lora_A, lora_B = layer.lora_A[name].weight, layer.lora_B[name].weight
-    return LoraProjection(base.weight, base.bias, lora_A, lora_B, layer.scaling[name])
+    return LoraProjection(weight, bias, lora_A, lora_B, layer.scaling[name])
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    """Whether this is PEFT's layer on a linear one, in full precision or in bitsandbytes' 4 bits."""
+    if type(layer) is PeftLoraLinear:
+        return type(layer.base_layer) is nn.Linear
+    # By its name: to import PEFT's class is to import bitsandbytes, which only 4-bit bases need.
+    return f"{type(layer).__module__}.{type(layer).__name__}" == "peft.tuners.lora.bnb.Linear4bit"
+
+
+def _in_4_bits(base: nn.Module) -> QuantisedWeight | None:
+    """The weight of bitsandbytes' layer; None before its first call if it was not told what to compute in."""
+    state = base.weight.quant_state
+    # For inference on some CPUs the weight is packed in an order of its own.
+    if state is None or base.compute_dtype is None or getattr(state, "packing_format_for_cpu", False):
+        return None
+    return QuantisedWeight(base.compute_dtype, lambda: dequantize_bnb_weight(base.weight).to(base.compute_dtype))
 
 
 def without_adapter(model: nn.Module) -> nn.Module:

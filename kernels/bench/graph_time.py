@@ -1,0 +1,85 @@
+"""GPU time of a function, from the replays of a captured graph: no launch, no Python, no host in it."""
+
+import statistics
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_STREAM = []
+
+
+def capture_stream() -> torch.cuda.Stream:
+    """The one stream that everything here runs on: a backward pass runs on its forward pass's stream."""
+    if not _STREAM:
+        _STREAM.append(torch.cuda.Stream())
+    return _STREAM[0]
+
+
+def backward_of(forward: Callable, inputs: list[Tensor] | tuple[Tensor, ...], *douts: Tensor) -> Callable:
+    """A function that runs only the backward pass of `forward`, over and over; it returns the inputs' gradients."""
+    stream = capture_stream()
+    # What this stream reads was made on another one.
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        outputs = forward()
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return lambda: torch.autograd.grad(outputs, inputs, douts or None, retain_graph=True)
+
+
+def milliseconds(function: Callable, *, calls: int = 5, repeats: int = 20) -> float:
+    """Median GPU milliseconds of one call, over replays of a graph of several calls."""
+    stream = capture_stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            function()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(calls):
+                function()
+        times = []
+        for _ in range(repeats):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end) / calls)
+    return statistics.median(times)
+
+
+def waits(function: Callable) -> bool:
+    """Whether a function makes the host wait for the GPU, and so cannot be captured; it is run once."""
+    stream = capture_stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        function()  # what is made once (workspaces, compiled kernels) may wait
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            function()
+        except RuntimeError as error:
+            if "synchronizing CUDA operation" not in str(error):
+                raise
+            return True
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return False
+
+
+def milliseconds_in_kernels(function: Callable, *, repeats: int = 7) -> float:
+    """Median of the summed times of one call's kernels, by torch's profiler: for what cannot be captured."""
+    from torch.profiler import ProfilerActivity, profile
+
+    times = []
+    with torch.cuda.stream(capture_stream()):
+        function()
+        for _ in range(repeats):
+            torch.cuda.synchronize()
+            with profile(activities=[ProfilerActivity.CUDA]) as trace:
+                function()
+                torch.cuda.synchronize()
+            times.append(sum(event.self_device_time_total for event in trace.key_averages()) / 1000)
+    return statistics.median(times)

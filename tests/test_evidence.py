@@ -1,0 +1,148 @@
+"""GPU results: an old figure is never called fresh, with or without history."""
+
+import csv
+import json
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import evidence
+
+GPU = {"gpu": "A GPU", "driver": "1.2", "versions": {"torch": "2.11"}}
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project of two files, where a GPU seems to be."""
+    (tmp_path / "ops").mkdir()
+    (tmp_path / "ops" / "one.py").write_text("1")
+    (tmp_path / "bench.py").write_text("2")
+    monkeypatch.setattr(evidence, "ROOT", tmp_path)
+    monkeypatch.setattr(evidence, "machine", lambda: GPU)
+    monkeypatch.delenv("SEBP_EDGE_COMMIT", raising=False)
+    return tmp_path
+
+
+def git(project, *arguments):
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "init.defaultBranch=main"]
+    done = subprocess.run(["git", *identity, *arguments], cwd=project, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def commit(project):
+    git(project, "add", ".")
+    git(project, "commit", "-qm", "change")
+    return git(project, "rev-parse", "HEAD")
+
+
+def record(project, name="layers", figures=None):
+    file = project / "gpu-results.json"
+    evidence.record(name, ["ops", project / "bench.py"], figures or {"ms": 1.5}, file)
+    return file, json.loads(file.read_text())
+
+
+def test_what_has_not_changed_is_fresh(project):
+    file, results = record(project)
+    entry = results["layers"]
+    assert entry["figures"] == {"ms": 1.5}
+    assert entry["gpu"] == "A GPU"
+    assert entry["hashes"].keys() == {"ops/one.py", "bench.py"}
+    assert evidence.changes(entry) == []
+    assert evidence.report(file).startswith("fresh  layers")
+
+
+def test_without_history_every_change_shows_and_the_commit_is_the_one_that_was_told(project, monkeypatch):
+    monkeypatch.setenv("SEBP_EDGE_COMMIT", "abcdef0123")
+    file, results = record(project)
+    assert (results["layers"]["commit"], results["layers"]["uncommitted"]) == ("abcdef0123", None)
+    (project / "ops" / "one.py").write_text("1 ")
+    (project / "ops" / "two.py").write_text("")
+    (project / "bench.py").unlink()
+    assert evidence.changes(results["layers"]) == ["ops/one.py changed", "ops/two.py is new", "bench.py is gone"]
+    assert evidence.report(file).startswith("stale  layers")
+
+
+def test_with_history_a_change_is_named_by_its_commit(project):
+    git(project, "init", "-q")
+    first = commit(project)
+    _, results = record(project)
+    entry = results["layers"]
+    assert (entry["commit"], entry["uncommitted"]) == (first, False)
+    (project / "ops" / "one.py").write_text("3")
+    assert evidence.changes(entry) == ["ops/one.py changed in no commit yet"]
+    assert record(project)[1]["layers"]["uncommitted"] is True
+    second = commit(project)
+    assert evidence.changes(entry) == [f"ops/one.py changed in {git(project, 'rev-parse', '--short', second)}"]
+
+
+def test_a_change_taken_back_is_fresh_again(project):
+    git(project, "init", "-q")
+    commit(project)
+    _, results = record(project)
+    for text in ("3", "1"):
+        (project / "ops" / "one.py").write_text(text)
+        commit(project)
+    assert evidence.changes(results["layers"]) == []
+
+
+def test_a_new_result_replaces_its_namesake_and_no_other(project):
+    record(project, "step", {"ms": 7})
+    record(project, "layers", {"ms": 2})
+    file, results = record(project, "layers", {"ms": 3})
+    assert {name: entry["figures"]["ms"] for name, entry in results.items()} == {"step": 7, "layers": 3}
+    assert [path.name for path in project.glob("gpu-results*")] == [file.name]
+
+
+def test_a_write_that_fails_leaves_the_old_results(project, monkeypatch):
+    file, results = record(project)
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("pathlib.Path.replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        record(project, figures={"ms": 2})
+    assert json.loads(file.read_text()) == results
+
+
+def test_tables_are_beside_the_results(project):
+    rows = [{"layer": "a", "ms": 1}, {"layer": "b", "ms": 2, "peak": 3}]
+    _, results = record(project, figures=rows)
+    assert results["layers"]["table"] == "results/layers.csv"
+    with (project / "results" / "layers.csv").open() as file:
+        assert list(csv.DictReader(file)) == [
+            {"layer": "a", "ms": "1", "peak": ""},
+            {"layer": "b", "ms": "2", "peak": "3"},
+        ]
+
+
+def test_a_source_that_is_not_there_is_an_error(project):
+    with pytest.raises(FileNotFoundError, match=r"missing\.py"):
+        evidence.record("layers", ["missing.py"], {}, project / "gpu-results.json")
+
+
+def test_no_results_yet_are_no_error(project):
+    assert evidence.report(project / "gpu-results.json") == "No GPU results yet: gpu-results.json is not there."
+
+
+def test_the_tests_of_a_session_are_counted_by_outcome_and_by_mark(project, monkeypatch):
+    monkeypatch.setattr(evidence, "STEP", ("ops",))
+    (project / "sebp_edge" / "models").mkdir(parents=True)
+    marked, other = (
+        SimpleNamespace(nodeid=f"{file}::test", keywords=marks) for file, marks in (("bench.py", {"gpu": 1}), ("x", {}))
+    )
+    file, whole_file = project / "gpu-results.json", SimpleNamespace(nodeid="y")
+    evidence.record_tests({"passed": [marked, other, other], "skipped": [marked, whole_file], "": [other]}, file)
+    entry = json.loads(file.read_text())["gpu-tests"]
+    assert entry["figures"]["gpu"] == {"passed": 1, "failed": 0, "error": 0, "skipped": 1}
+    assert entry["figures"]["all"] == {"passed": 3, "failed": 0, "error": 0, "skipped": 2}
+    assert "bench.py" in entry["sources"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_nothing_is_recorded(tmp_path):
+    with pytest.raises(RuntimeError, match="only what a GPU did is recorded"):
+        evidence.record("layers", [], {}, tmp_path / "gpu-results.json")
+    assert not list(tmp_path.iterdir())
