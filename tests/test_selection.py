@@ -359,7 +359,7 @@ def test_dropped_rows_are_reported_by_layer(reentrant):
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": reentrant})
     _, dense = loss_and_gradients(model, batch)
-    with sparsify(model, TopN(7, keep_logits=True)) as sparsified:
+    with sparsify(model, TopN(7), keep_logits=True) as sparsified:
         _, found = loss_and_gradients(model, batch)
         layers = set(sparsified.layers)
         reports = sparsified.dropped()
@@ -372,7 +372,7 @@ def test_dropped_rows_are_reported_by_layer(reentrant):
 
 def test_lora_projections_of_one_input_choose_together():
     model, batch = with_lora(make_llama()), padded_batch()
-    with sparsify(model, TopN(7, keep_logits=True)) as sparsified:
+    with sparsify(model, TopN(7), keep_logits=True) as sparsified:
         loss_and_gradients(model, batch)
         loss_and_gradients(model, batch)
         reports = sparsified.dropped()
@@ -383,7 +383,7 @@ def test_lora_projections_of_one_input_choose_together():
 
 def test_each_backward_pass_through_one_graph_chooses_anew():
     model, batch = make_llama().double(), padded_batch()
-    with sparsify(model, TopN(7, unbiased=True, keep_logits=True)) as sparsified:
+    with sparsify(model, TopN(7, unbiased=True), keep_logits=True) as sparsified:
         loss = model(**batch).loss
         weight = model.model.layers[0].mlp.down_proj.weight
         one, other = (torch.autograd.grad(loss, weight, retain_graph=True)[0] for _ in range(2))
@@ -393,7 +393,7 @@ def test_each_backward_pass_through_one_graph_chooses_anew():
 
 def test_each_layer_finds_its_own_epsilon():
     model, batch = make_llama().double(), padded_batch()
-    with sparsify(model, Threshold(calibration_passes=2, max_lost=0.05, keep_logits=True)) as sparsified:
+    with sparsify(model, Threshold(calibration_passes=2, max_lost=0.05), keep_logits=True) as sparsified:
         loss_and_gradients(model, batch)
         assert {report.epsilon for report in sparsified.dropped()} == {None}
         loss_and_gradients(model, batch)
