@@ -198,7 +198,7 @@ def test_no_row_that_an_encoder_skips_has_a_gradient(family, head, monkeypatch):
     real = int(batch["attention_mask"].sum())
     read = 4 if head is AutoModelForSequenceClassification else int((batch["labels"] != IGNORE).sum())
     assert not any(rows is detect for rows in chosen)
-    assert {len(rows) for rows in chosen if rows is not None} == {real, read}
+    assert {len(rows.ids) for rows in chosen if rows is not None} == {real, read}
 
 
 @pytest.mark.parametrize(

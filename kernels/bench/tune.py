@@ -1,6 +1,6 @@
 """Checks and times every way to compute a linear layer's products on a GPU, and writes the choices that are shipped.
 
-    python kernels/bench/tune.py [--write kernels/ops/choices-h100.json] [--csv FILE]
+    python kernels/bench/tune.py [--write kernels/ops/choices-h200.json] [--csv FILE]
 
 For each layer and set of rows: cuBLAS with a gather and a scatter, our fastest kernels, and the fastest of all ways
 together, in milliseconds, for dX and dW. The limit is cuBLAS on rows that are compact already, plus the zero fill. The

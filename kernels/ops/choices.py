@@ -108,7 +108,7 @@ def _driver_version() -> str:
 
 
 def shipped(gpu: str) -> dict[Shape, Ways]:
-    """What we measured on GPUs of this kind: choices-h100.json holds for every GPU with H100 in its name."""
+    """What we measured on GPUs of this kind: choices-h200.json holds for every GPU with H200 in its name."""
     for path in sorted(Path(__file__).parent.glob("choices-*.json")):
         if path.stem.removeprefix("choices-") in gpu.lower():
             return read(path)
