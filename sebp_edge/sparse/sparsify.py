@@ -124,9 +124,10 @@ class Sparsified:
         fused = plan is not None and self._given_plan is None and self._loss and self._loss.replaces(inputs)
         try:
             self._rows = self._rows_of(inputs, plan)
-            if fused:
-                return self._loss(inputs, plan, only_loss_rows=self._rows is not DETECTED)
-            return self._own_forward(*args, **kwargs)
+            with self._fused_lora.refreshed():
+                if fused:
+                    return self._loss(inputs, plan, only_loss_rows=self._rows is not DETECTED)
+                return self._own_forward(*args, **kwargs)
         finally:
             # Layers called outside the model's own forward get the rows that their gradient shows.
             self._rows = DETECTED
