@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import library
 
 from sebp_edge.ops import ActiveRows, backend, choices, detect, select_rows, sparse_linear
 from sebp_edge.ops.tiles import Tiles
@@ -230,4 +231,4 @@ def test_the_compiled_op_is_registered_as_it_behaves():
     rows = ActiveRows.from_ids(ids, 24)
     for wanted in ([True, True, True], [False, True, False], [True, False, True]):
         arguments = (dout, weight, x[ids], *rows, wanted, False, None)
-        torch.library.opcheck(torch.ops.sebp_edge.sparse_linear_backward.default, arguments)
+        library.opcheck(torch.ops.sebp_edge.sparse_linear_backward.default, arguments)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, library
 from torch.autograd.function import once_differentiable
 
 from sebp_edge.ops import backend
@@ -102,7 +102,7 @@ def _on_rows(
     return Gradients(dx, dweight, dbias)
 
 
-@torch.library.custom_op("sebp_edge::sparse_linear_backward", mutates_args=())
+@library.custom_op("sebp_edge::sparse_linear_backward", mutates_args=())
 def _backward_op(
     dout_NM: Tensor,
     weight_MK: Tensor,
