@@ -34,7 +34,7 @@ DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 HOMES = {
     "transformers": ("sebp_edge/models/", "sebp_edge/sparse/hoist.py"),
     "peft": ("sebp_edge/models/lora.py",),
-    "triton": ("kernels/ops/",),
+    "triton": ("kernels/ops/gpu/", "kernels/ops/choices.py"),
     "huggingface_hub": ("sebp_edge/models/hub.py", "sebp_edge/insight/doctor.py"),
     "typer": ("sebp_edge/cli/",),
     "rich": ("sebp_edge/cli/",),
@@ -91,7 +91,7 @@ def test_libraries_stay_in_their_rooms(library):
 def test_every_package_is_shipped():
     shipped = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     there = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "sebp_edge").rglob("__init__.py")}
-    assert sorted(shipped) == sorted(there | {"sebp_edge.ops", "sebp_edge.recipes"})
+    assert sorted(shipped) == sorted(there | {"sebp_edge.ops", "sebp_edge.ops.gpu", "sebp_edge.recipes"})
 
 
 def test_every_data_file_is_shipped():

@@ -6,7 +6,7 @@ import torch
 from sebp_edge.ops import reference, select_rows
 
 pytest.importorskip("triton", reason="Triton is not installed on this platform")
-from sebp_edge.ops import cross_entropy_kernel, lora_kernels, row_kernels, row_products, row_reduction_kernels
+from sebp_edge.ops.gpu import cross_entropy, lora, move_rows, products, reduce_rows
 from sebp_edge.ops.rows import ActiveRows
 from sebp_edge.ops.tiles import Tiles
 
@@ -35,12 +35,12 @@ def selected(num_rows, active, capacity, weighted, seed=0):
 def test_rows_are_gathered_and_scattered_exactly(num_rows, num_columns, share, dtype, poisoned_memory):
     rows = random_rows(num_rows, round(share * num_rows))
     x = draw(num_rows, num_columns, dtype=dtype)
-    gathered = row_kernels.gather_rows(x, rows)
+    gathered = move_rows.gather_rows(x, rows)
     assert torch.equal(gathered, reference.gather_rows(x, rows))
     expected = torch.zeros_like(x)
     expected[rows] = x[rows]
     places = ActiveRows.from_ids(rows, num_rows).places
-    assert torch.equal(row_kernels.scatter_rows(gathered, places), expected)
+    assert torch.equal(move_rows.scatter_rows(gathered, places), expected)
     assert torch.equal(reference.scatter_rows(gathered, places), expected)
 
 
@@ -49,7 +49,7 @@ def test_rows_beyond_the_number_of_rows_are_gathered_as_zeros(dtype, poisoned_me
     x = draw(33, 600, dtype=dtype)
     x[0] = float("nan")
     rows = selected(33, 9, capacity=20, weighted=True)
-    gathered = row_kernels.gather_rows(x, rows.ids, rows.count, rows.weights)
+    gathered = move_rows.gather_rows(x, rows.ids, rows.count, rows.weights)
     assert torch.equal(gathered, reference.gather_rows(x, rows.ids, rows.count, rows.weights))
     assert torch.equal(gathered[:9], (x[rows.ids[:9]] * rows.weights[:9, None]).to(dtype))
     assert not gathered[9:].any()
@@ -58,7 +58,7 @@ def test_rows_beyond_the_number_of_rows_are_gathered_as_zeros(dtype, poisoned_me
 def test_strides_do_not_matter():
     x, rows = draw(24, 40), random_rows(24, 9)
     for strided in (x.T.contiguous().T, x[:, ::2], draw(24, 80)[:, 7:47]):
-        assert torch.equal(row_kernels.gather_rows(strided, rows), strided[rows])
+        assert torch.equal(move_rows.gather_rows(strided, rows), strided[rows])
 
 
 # Tiles larger and smaller than the matrices, with and without a split contraction.
@@ -85,12 +85,12 @@ def test_products_of_active_rows_are_dense_ones(shape, share, tiles, dtype, pois
     dout[ids] = draw(len(ids), num_outputs, dtype=dtype)
     rows = ActiveRows.from_ids(ids, num_rows)
 
-    dx = row_products.dx(dout, weight, rows, tiles)
+    dx = products.dx(dout, weight, rows, tiles)
     assert_no_worse_than_torch(dx[ids], dout[ids] @ weight, dout[ids].double() @ weight.double())
     assert not dx[rows.places < 0].any()
 
     for whole in (False, True):
-        found = row_products.dweight(dout, x if whole else x[ids], rows, tiles, x_is_whole=whole, with_bias=True)
+        found = products.dweight(dout, x if whole else x[ids], rows, tiles, x_is_whole=whole, with_bias=True)
         truth = dout[ids].double().T @ x[ids].double()
         assert_no_worse_than_torch(found.dweight, dout[ids].T @ x[ids], truth)
         assert_no_worse_than_torch(found.dbias, dout[ids].sum(0), dout[ids].double().sum(0))
@@ -106,10 +106,10 @@ def test_products_read_the_number_of_rows_from_the_device(active, weighted, tile
     x[rows.places < 0] = dout[rows.places < 0] = float("nan")
     ids = rows.ids[:active]
     weighted_dout = dout[ids].double() * (rows.weights[:active, None] if weighted else 1)
-    dx = row_products.dx(dout, weight, rows, tiles)
+    dx = products.dx(dout, weight, rows, tiles)
     torch.testing.assert_close(dx[ids].double(), weighted_dout @ weight.double(), rtol=1e-4, atol=1e-4)
     assert not dx[rows.places < 0].any()
-    found = row_products.dweight(dout, x, rows, tiles, x_is_whole=True, with_bias=True)
+    found = products.dweight(dout, x, rows, tiles, x_is_whole=True, with_bias=True)
     torch.testing.assert_close(found.dweight.double(), weighted_dout.T @ x[ids].double(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.dbias.double(), weighted_dout.sum(0), rtol=1e-4, atol=1e-4)
 
@@ -118,13 +118,13 @@ def test_products_read_the_number_of_rows_from_the_device(active, weighted, tile
 def test_products_do_not_mind_strides_and_give_the_same_bits_again(tiles):
     rows = ActiveRows.from_ids(random_rows(40, 21), 40)
     x, weight, dout = draw(40, 2 * 18)[:, ::2], draw(18, 23, seed=1).T, draw(40, 99, seed=2)[:, 3:26]
-    dx = row_products.dx(dout, weight, rows, tiles)
+    dx = products.dx(dout, weight, rows, tiles)
     torch.testing.assert_close(dx[rows.ids], dout[rows.ids] @ weight, rtol=1e-4, atol=1e-4)
-    dweight, dbias = row_products.dweight(dout, x, rows, tiles, x_is_whole=True, with_bias=False)
+    dweight, dbias = products.dweight(dout, x, rows, tiles, x_is_whole=True, with_bias=False)
     assert dbias is None
     torch.testing.assert_close(dweight, dout[rows.ids].T @ x[rows.ids], rtol=1e-4, atol=1e-4)
-    assert torch.equal(dx, row_products.dx(dout, weight, rows, tiles))
-    again, _ = row_products.dweight(dout, x, rows, tiles, x_is_whole=True, with_bias=False)
+    assert torch.equal(dx, products.dx(dout, weight, rows, tiles))
+    again, _ = products.dweight(dout, x, rows, tiles, x_is_whole=True, with_bias=False)
     assert torch.equal(dweight, again)
 
 
@@ -135,10 +135,10 @@ def test_row_norms_and_nonzero_rows_are_plain_pytorchs(num_rows, num_columns, sh
     x = torch.zeros(num_rows, num_columns, dtype=dtype, device=DEVICE)
     rows = random_rows(num_rows, round(share * num_rows))
     x[rows] = draw(len(rows), num_columns, dtype=dtype)
-    norms = row_reduction_kernels.row_norms(x)
+    norms = reduce_rows.row_norms(x)
     assert norms.dtype == torch.float32
     torch.testing.assert_close(norms.double(), reference.row_norms(x.double()), rtol=1e-5, atol=0)
-    assert torch.equal(row_reduction_kernels.nonzero_rows(x), reference.nonzero_rows(x))
+    assert torch.equal(reduce_rows.nonzero_rows(x), reference.nonzero_rows(x))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -147,8 +147,8 @@ def test_one_element_makes_a_row_non_zero_however_small_or_broken(dtype):
     x = torch.zeros(6, 1500, dtype=dtype, device=DEVICE)
     for row, value in enumerate([0.0, smallest, float("nan"), -0.0, float("-inf"), -smallest]):
         x[row, -1 - row] = value
-    assert row_reduction_kernels.nonzero_rows(x).tolist() == [False, True, True, False, True, True]
-    norms = row_reduction_kernels.row_norms(x)
+    assert reduce_rows.nonzero_rows(x).tolist() == [False, True, True, False, True, True]
+    norms = reduce_rows.row_norms(x)
     assert norms[[2, 4]].isfinite().tolist() == [False, False]
     assert norms[[0, 3]].tolist() == [0.0, 0.0]
 
@@ -156,8 +156,8 @@ def test_one_element_makes_a_row_non_zero_however_small_or_broken(dtype):
 def test_strides_do_not_matter_to_row_norms():
     x = draw(24, 40)
     for strided in (x.T.contiguous().T, x.T, x[::3, ::2], x[:, 7:9], x[:1].expand(24, 40), x[:1, :1].expand(24, 40)):
-        torch.testing.assert_close(row_reduction_kernels.row_norms(strided), reference.row_norms(strided))
-        assert row_reduction_kernels.nonzero_rows(strided).all()
+        torch.testing.assert_close(reduce_rows.row_norms(strided), reference.row_norms(strided))
+        assert reduce_rows.nonzero_rows(strided).all()
 
 
 @pytest.mark.parametrize(("num_rows", "vocabulary"), [(0, 5), (1, 2), (5, 11), (7, 300), (3, 9000)])
@@ -168,7 +168,7 @@ def test_losses_and_gradients_are_plain_pytorchs(num_rows, vocabulary, scale, so
     logits = 3 * draw(num_rows, vocabulary, dtype=dtype)
     targets = torch.randint(vocabulary, (num_rows,), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     expected, gradient = reference.cross_entropy_and_dlogits_(logits.clone(), targets, scale, softcap, wanted=wanted)
-    losses, found = cross_entropy_kernel.cross_entropy_and_dlogits_(logits, targets, scale, softcap, wanted=wanted)
+    losses, found = cross_entropy.cross_entropy_and_dlogits_(logits, targets, scale, softcap, wanted=wanted)
     torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
     assert (found is None) == (not wanted)
     if wanted:
@@ -184,13 +184,13 @@ def test_rank_products_of_a_group_are_plain_pytorchs(columns, num_rows, rank, dt
     bias, dout = draw(sum(columns), dtype=dtype, seed=2), draw(num_rows, sum(columns), dtype=dtype, seed=3)
     doubles = [tensor.double() for tensor in (down, weight, bias, dout)]
     for own, exact_own in ((bias, doubles[2]), (None, None)):
-        found = lora_kernels.lora_up(down, weight, own, columns, 0.5)
+        found = lora.lora_up(down, weight, own, columns, 0.5)
         assert_as_good(found, reference.lora_up(doubles[0], doubles[1], exact_own, columns, 0.5), dtype)
     # A part of a wider matrix: what is left of the gradient's storage is not touched.
     wide = torch.cat([dout, dout], dim=1)[:, : sum(columns)]
     expected = reference.lora_up_backward(doubles[3], doubles[0], doubles[1], columns, 0.5)
-    found = lora_kernels.lora_up_backward(wide, down, weight, columns, 0.5)
-    again = lora_kernels.lora_up_backward(dout, down, weight, columns, 0.5)
+    found = lora.lora_up_backward(wide, down, weight, columns, 0.5)
+    again = lora.lora_up_backward(dout, down, weight, columns, 0.5)
     for one, other, truth in zip(found, again, expected, strict=True):
         assert torch.equal(one, other)
         assert_as_good(one, truth, dtype)
@@ -204,7 +204,7 @@ def assert_as_good(found, truth, dtype):
 def test_logits_that_would_overflow_do_not():
     logits = torch.tensor([[3e4, -3e4, 0.0], [-3e4, -3e4, -3e4]], device=DEVICE)
     targets = torch.tensor([1, 0], device=DEVICE)
-    losses, gradient = cross_entropy_kernel.cross_entropy_and_dlogits_(logits, targets, 1.0, None, wanted=True)
+    losses, gradient = cross_entropy.cross_entropy_and_dlogits_(logits, targets, 1.0, None, wanted=True)
     torch.testing.assert_close(losses, torch.tensor([6e4, 1.0986123], device=DEVICE))
     assert gradient.isfinite().all()
 
@@ -215,17 +215,17 @@ def test_matrices_beyond_two_to_the_31_elements():
     x = torch.empty(2**16 + 8, 2**15 + 8, dtype=torch.bfloat16, device="cuda")
     rows = torch.tensor([0, 1, 2**16, 2**16 + 7], device="cuda")
     x[rows] = draw(4, x.shape[1], dtype=torch.bfloat16)
-    gathered = row_kernels.gather_rows(x, rows)
+    gathered = move_rows.gather_rows(x, rows)
     assert torch.equal(gathered, x[rows])
-    scattered = row_kernels.scatter_rows(gathered, ActiveRows.from_ids(rows, len(x)).places)
+    scattered = move_rows.scatter_rows(gathered, ActiveRows.from_ids(rows, len(x)).places)
     assert torch.equal(scattered[rows], gathered)
     assert int((scattered != 0).any(dim=1).sum()) == 4
-    nonzero = row_reduction_kernels.nonzero_rows(scattered)
+    nonzero = reduce_rows.nonzero_rows(scattered)
     assert torch.equal(nonzero.nonzero().squeeze(1), rows)
-    torch.testing.assert_close(row_reduction_kernels.row_norms(scattered)[rows], reference.row_norms(gathered))
+    torch.testing.assert_close(reduce_rows.row_norms(scattered)[rows], reference.row_norms(gathered))
     along_columns = torch.zeros(2**15 + 8, 2**16 + 8, dtype=torch.bfloat16, device="cuda").T
     along_columns[-1, -1] = 1
-    assert int(row_reduction_kernels.nonzero_rows(along_columns).sum()) == 1
+    assert int(reduce_rows.nonzero_rows(along_columns).sum()) == 1
 
 
 @pytest.mark.gpu
@@ -237,12 +237,12 @@ def test_products_of_matrices_beyond_two_to_the_31_elements():
     compact = dout[rows.ids] = draw(4, num_outputs, dtype=torch.bfloat16)
     weight, x = (draw(n, num_inputs, dtype=torch.bfloat16, seed=n) for n in (num_outputs, num_rows))
     tiles = Tiles(64, 64, 64, 1, 4, 3)
-    dx = row_products.dx(dout, weight, rows, tiles)
+    dx = products.dx(dout, weight, rows, tiles)
     assert_no_worse_than_torch(dx[rows.ids], compact @ weight, compact.double() @ weight.double())
     assert int((dx != 0).any(dim=1).sum()) == 4
-    found = row_products.dweight(dout, x, rows, tiles, x_is_whole=True, with_bias=True)
+    found = products.dweight(dout, x, rows, tiles, x_is_whole=True, with_bias=True)
     truth = compact.double().T @ x[rows.ids].double()
     assert_no_worse_than_torch(found.dweight, compact.T @ x[rows.ids], truth)
-    transposed = row_products.dx(x, dout[:64].contiguous(), ActiveRows.from_ids(rows.ids, num_rows), tiles)
+    transposed = products.dx(x, dout[:64].contiguous(), ActiveRows.from_ids(rows.ids, num_rows), tiles)
     assert transposed.shape == (num_rows, num_outputs)
     assert not transposed[rows.places < 0].any()

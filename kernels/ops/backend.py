@@ -35,18 +35,18 @@ def _runs_kernels(tensor: Tensor) -> bool:
 def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weights_A: Tensor | None = None) -> Tensor:
     """X[A], times the rows' weights; rows from place `count` on are zero; [A, K], contiguous."""
     if _runs_kernels(x_NK):
-        from sebp_edge.ops import row_kernels
+        from sebp_edge.ops.gpu import move_rows
 
-        return row_kernels.gather_rows(x_NK, ids_A, count, weights_A)
+        return move_rows.gather_rows(x_NK, ids_A, count, weights_A)
     return reference.gather_rows(x_NK, ids_A, count, weights_A)
 
 
 def scatter_rows(x_AK: Tensor, places_N: Tensor) -> Tensor:
     """Row n is x's row places[n], or zero where that is -1; [N, K]."""
     if _runs_kernels(x_AK):
-        from sebp_edge.ops import row_kernels
+        from sebp_edge.ops.gpu import move_rows
 
-        return row_kernels.scatter_rows(x_AK, places_N)
+        return move_rows.scatter_rows(x_AK, places_N)
     return reference.scatter_rows(x_AK, places_N)
 
 
@@ -71,35 +71,35 @@ def choose_products(
 
 def dx(dout_NM: Tensor, weight_MK: Tensor, rows, tiles: Tiles) -> Tensor:
     """dX of the active rows by our kernel, zero elsewhere; [N, K]. Only where `choose_products` gave tiles."""
-    from sebp_edge.ops import row_products
+    from sebp_edge.ops.gpu import products
 
-    return row_products.dx(dout_NM, weight_MK, rows, tiles)
+    return products.dx(dout_NM, weight_MK, rows, tiles)
 
 
 def dweight(
     dout_NM: Tensor, x: Tensor, rows, tiles: Tiles, *, x_is_whole: bool, with_bias: bool
 ) -> tuple[Tensor, Tensor | None]:
     """dW and, if asked for, db of the active rows by our kernel. Only where `choose_products` gave tiles."""
-    from sebp_edge.ops import row_products
+    from sebp_edge.ops.gpu import products
 
-    return row_products.dweight(dout_NM, x, rows, tiles, x_is_whole=x_is_whole, with_bias=with_bias)
+    return products.dweight(dout_NM, x, rows, tiles, x_is_whole=x_is_whole, with_bias=with_bias)
 
 
 def nonzero_rows(dout_NM: Tensor) -> Tensor:
     """Which rows have any non-zero element; bool [N]. NaN is not zero."""
     if _runs_kernels(dout_NM):
-        from sebp_edge.ops import row_reduction_kernels
+        from sebp_edge.ops.gpu import reduce_rows
 
-        return row_reduction_kernels.nonzero_rows(dout_NM)
+        return reduce_rows.nonzero_rows(dout_NM)
     return reference.nonzero_rows(dout_NM)
 
 
 def row_norms(dout_NM: Tensor) -> Tensor:
     """The squared norm of each row, fp32 [N]; fp64 for fp64."""
     if _runs_kernels(dout_NM):
-        from sebp_edge.ops import row_reduction_kernels
+        from sebp_edge.ops.gpu import reduce_rows
 
-        return row_reduction_kernels.row_norms(dout_NM)
+        return reduce_rows.row_norms(dout_NM)
     return reference.row_norms(dout_NM)
 
 
@@ -114,22 +114,22 @@ def lora_up(
     down_NR: Tensor, weight_MR: Tensor, bias_M: Tensor | None, columns: tuple[int, ...], scaling: float
 ) -> Tensor:
     """s D_i B_iᵀ + b for projections side by side, [N, M]; D_i are columns of D, B_i rows of B."""
-    return _lora_kernels(down_NR, columns).lora_up(down_NR, weight_MR, bias_M, columns, scaling)
+    return _lora_products(down_NR, columns).lora_up(down_NR, weight_MR, bias_M, columns, scaling)
 
 
 def lora_up_backward(
     dout_AM: Tensor, down_AR: Tensor, weight_MR: Tensor, columns: tuple[int, ...], scaling: float
 ) -> tuple[Tensor, Tensor]:
     """U with U_i = s dY_i B_i, like D, and dB with dB_i = s dY_iᵀ D_i, like B, in fp32 where kernels run."""
-    return _lora_kernels(dout_AM, columns).lora_up_backward(dout_AM, down_AR, weight_MR, columns, scaling)
+    return _lora_products(dout_AM, columns).lora_up_backward(dout_AM, down_AR, weight_MR, columns, scaling)
 
 
-def _lora_kernels(tensor: Tensor, columns: tuple[int, ...]):
+def _lora_products(tensor: Tensor, columns: tuple[int, ...]):
     if not _runs_kernels(tensor):
         return reference
-    from sebp_edge.ops import lora_kernels
+    from sebp_edge.ops.gpu import lora
 
-    return lora_kernels if len(columns) <= lora_kernels.MAX_PROJECTIONS else reference
+    return lora if len(columns) <= lora.MAX_PROJECTIONS else reference
 
 
 def cross_entropy_and_dlogits_(
@@ -137,7 +137,7 @@ def cross_entropy_and_dlogits_(
 ) -> tuple[Tensor, Tensor | None]:
     """Losses of rows of raw logits, fp32 [C], and if wanted their gradient, which may overwrite them."""
     if _runs_kernels(logits_CV):
-        from sebp_edge.ops import cross_entropy_kernel
+        from sebp_edge.ops.gpu import cross_entropy
 
-        return cross_entropy_kernel.cross_entropy_and_dlogits_(logits_CV, targets_C, scale, softcap, wanted=wanted)
+        return cross_entropy.cross_entropy_and_dlogits_(logits_CV, targets_C, scale, softcap, wanted=wanted)
     return reference.cross_entropy_and_dlogits_(logits_CV, targets_C, scale, softcap, wanted=wanted)

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sebp_edge.ops import choices, row_kernels, row_products
+from sebp_edge.ops import choices
+from sebp_edge.ops.gpu import move_rows, products
 from sebp_edge.ops.rows import ActiveRows
 from sebp_edge.ops.tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, Tiles
 
@@ -85,13 +86,13 @@ def time_products(num_inputs: int, num_outputs: int, rows: ActiveRows, dtype: to
     dout_AM = dout_NM[rows.ids]
 
     def ours_dx(tiles):
-        return lambda: row_products.dx(dout_NM, weight_MK, rows, tiles)
+        return lambda: products.dx(dout_NM, weight_MK, rows, tiles)
 
     def ours_dweight(tiles):
-        return lambda: row_products.dweight(dout_NM, x_AK, rows, tiles, x_is_whole=False, with_bias=False).dweight
+        return lambda: products.dweight(dout_NM, x_AK, rows, tiles, x_is_whole=False, with_bias=False).dweight
 
     def cublas_dx():
-        return row_kernels.scatter_rows(dout_AM @ weight_MK, rows.places)
+        return move_rows.scatter_rows(dout_AM @ weight_MK, rows.places)
 
     def fitting(candidates):
         return [tiles for tiles in candidates if tiles.fits(dtype.itemsize, shared_memory)]
@@ -103,7 +104,7 @@ def time_products(num_inputs: int, num_outputs: int, rows: ActiveRows, dtype: to
     check(dx_ways, true_dx)
     check(dweight_ways, dout_AM.float().T @ x_AK.float())
     return Times(
-        time_in_graph(lambda: row_kernels.gather_rows(dout_NM, rows.ids)),
+        time_in_graph(lambda: move_rows.gather_rows(dout_NM, rows.ids)),
         {tiles: time_in_graph(way) for tiles, way in dx_ways.items()},
         {tiles: time_in_graph(way) for tiles, way in dweight_ways.items()},
     )

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sebp_edge.ops import row_kernels
+from sebp_edge.ops.gpu import move_rows
 from sebp_edge.ops.rows import ActiveRows
 from sebp_edge.ops.tiles import Tiles
 
@@ -267,7 +267,7 @@ def dx(dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, tiles: Tiles) -> Te
             num_warps=tiles.num_warps,
             num_stages=tiles.num_stages,
         )
-    return out if tiles.splits == 1 else row_kernels.sum_parts(out, rows.places, weight_MK.dtype)
+    return out if tiles.splits == 1 else move_rows.sum_parts(out, rows.places, weight_MK.dtype)
 
 
 class Parameters(NamedTuple):
@@ -317,8 +317,8 @@ def dweight(
     )
     if tiles.splits == 1:
         return Parameters(parts_SMK[0], bias_parts_S1M[0, 0] if with_bias else None)
-    dbias = row_kernels.sum_parts(bias_parts_S1M, None, x.dtype)[0] if with_bias else None
-    return Parameters(row_kernels.sum_parts(parts_SMK, None, x.dtype), dbias)
+    dbias = move_rows.sum_parts(bias_parts_S1M, None, x.dtype)[0] if with_bias else None
+    return Parameters(move_rows.sum_parts(parts_SMK, None, x.dtype), dbias)
 
 
 def _with_dense_rows(matrix: Tensor) -> Tensor:
