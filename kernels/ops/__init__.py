@@ -3,10 +3,13 @@
 sparse_linear          Y = X Wᵀ + b, whose backward pass computes the rows of dL/dY that carry gradient and no others
 lora_linear            projections of one X with their LoRA adapters, as one wide layer
 linear_cross_entropy   the loss from hidden states, without ever holding all logits
+sequence_attention_    causal attention within each of several sequences, rotary embedding included
 gather_rows, scatter_rows   rows taken out of a matrix and put back, differentiable
 row_norms, select_rows which rows of a gradient to keep, decided on the device; `detect`: those that are not zero
 """
 
+from sebp_edge.ops.attention import Scores, sequence_attention_
+from sebp_edge.ops.backend import runs_flash_attention
 from sebp_edge.ops.linear_cross_entropy import linear_cross_entropy
 from sebp_edge.ops.lora_linear import LoraGroup, LoraProjection, QuantisedWeight, lora_linear
 from sebp_edge.ops.move_rows import gather_rows, scatter_rows
@@ -20,6 +23,7 @@ __all__ = [
     "LoraProjection",
     "QuantisedWeight",
     "Rows",
+    "Scores",
     "Selector",
     "detect",
     "gather_rows",
@@ -27,7 +31,9 @@ __all__ = [
     "linear_cross_entropy",
     "lora_linear",
     "row_norms",
+    "runs_flash_attention",
     "scatter_rows",
     "select_rows",
+    "sequence_attention_",
     "sparse_linear",
 ]

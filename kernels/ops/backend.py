@@ -132,6 +132,39 @@ def _lora_products(tensor: Tensor, columns: tuple[int, ...]):
     return lora if len(columns) <= lora.MAX_PROJECTIONS else reference
 
 
+def runs_flash_attention(q_AHE: Tensor) -> bool:
+    """Whether torch's flash attention takes these queries: half precision, on an NVIDIA GPU since Ampere."""
+    head_size = q_AHE.shape[-1]
+    return (
+        q_AHE.is_cuda
+        and torch.version.cuda is not None
+        and q_AHE.dtype in (torch.bfloat16, torch.float16)
+        and head_size % 8 == 0
+        and head_size <= 256
+        and torch.cuda.get_device_capability(q_AHE.device) >= (8, 0)
+    )
+
+
+def rotate_(q_AHE: Tensor, k_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor) -> None:
+    """Rotary embedding of queries and keys, in place."""
+    _rotation(q_AHE).rotate_(q_AHE, k_AGE, cos_AE, sin_AE)
+
+
+def rotate_gradients(
+    dq_AHE: Tensor, dk_AGE: Tensor, dv_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of what was turned, and dv, as parts of one new matrix, side by side."""
+    return _rotation(dq_AHE).rotate_gradients(dq_AHE, dk_AGE, dv_AGE, cos_AE, sin_AE)
+
+
+def _rotation(tensor: Tensor):
+    if not _runs_kernels(tensor):
+        return reference
+    from sebp_edge.ops.gpu import rotate
+
+    return rotate
+
+
 def cross_entropy_and_dlogits_(
     logits_CV: Tensor, targets_C: Tensor, scale: float, softcap: float | None, *, wanted: bool
 ) -> tuple[Tensor, Tensor | None]:

@@ -57,6 +57,34 @@ def lora_up_backward(
     return torch.cat(ups, dim=1).mul_(scaling), torch.cat(dlora_Bs).mul_(scaling)
 
 
+def rotate(x_AHE: Tensor, cos_AE: Tensor, sin_AE: Tensor) -> Tensor:
+    """Rotary embedding, in fp32 or better: x cos + half_turn(x) sin, where half_turn swaps a head's halves."""
+    dtype = torch.promote_types(x_AHE.dtype, torch.float32)
+    first, second = x_AHE.to(dtype).chunk(2, dim=-1)
+    turned_AHE = torch.cat([-second, first], dim=-1)
+    return (x_AHE * cos_AE[:, None].to(dtype) + turned_AHE * sin_AE[:, None].to(dtype)).to(x_AHE.dtype)
+
+
+def rotate_(q_AHE: Tensor, k_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor) -> None:
+    """Turns queries and keys in place."""
+    q_AHE.copy_(rotate(q_AHE, cos_AE, sin_AE))
+    k_AGE.copy_(rotate(k_AGE, cos_AE, sin_AE))
+
+
+def rotate_gradients(
+    dq_AHE: Tensor, dk_AGE: Tensor, dv_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of what was turned, and dv, as parts of one matrix."""
+    # The transpose of the turn: half_turn's transpose is its negative, applied after the sine.
+    back = []
+    for dout in (dq_AHE, dk_AGE):
+        dtype = torch.promote_types(dout.dtype, torch.float32)
+        first, second = (dout.to(dtype) * sin_AE[:, None].to(dtype)).chunk(2, dim=-1)
+        back.append((dout * cos_AE[:, None].to(dtype) + torch.cat([second, -first], dim=-1)).to(dout.dtype))
+    heads = (dq_AHE.shape[1], dk_AGE.shape[1], dv_AGE.shape[1])
+    return torch.cat([*back, dv_AGE], dim=1).split(heads, dim=1)
+
+
 def cross_entropy_and_dlogits_(
     logits_CV: Tensor, targets_C: Tensor, scale: float, softcap: float | None, *, wanted: bool
 ) -> tuple[Tensor, Tensor | None]:

@@ -6,20 +6,20 @@ tokens, [1, A]: every layer, the loss and the backward pass see no padding. Loss
 Only transformers' own extension points are used: a registered attention function, and keywords of the model's call.
 The attention function is the one piece of state outside the model; it is a pure function of its arguments.
 
-Shapes: B sequences, T positions, A active rows, C loss rows, H heads, G key/value heads, E head size, V vocabulary.
+Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, H heads, G key/value heads, E head size.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.lora import without_adapter
-from sebp_edge.ops import gather_rows
+from sebp_edge.ops import Scores, gather_rows, runs_flash_attention, sequence_attention_
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.last_layer import LastLayer
 from sebp_edge.sparse.loss import Head
+from sebp_edge.sparse.own_attention import OwnAttention
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.sparse.trial import trial_batch
 
@@ -36,6 +36,8 @@ class Hoisted:
         self._last_layer = LastLayer(self._decoder)
         self._before = self._decoder.config._attn_implementation
         self._decoder.set_attn_implementation(ATTENTION)
+        # Before others put anything in the way of its parts.
+        self._attention = OwnAttention(self._decoder) if _pays(self._decoder) else None
         self._fused = FusedLora(model, lambda layers, x: None, alone=self._last_layer.query)
         self._last_layer.attach()
 
@@ -43,6 +45,8 @@ class Hoisted:
         """Gives the model its own attention and LoRA layers back."""
         self._last_layer.remove()
         self._fused.remove()
+        if self._attention is not None:
+            self._attention.remove()
         self._decoder.set_attn_implementation(self._before)
 
     def __enter__(self) -> "Hoisted":
@@ -85,6 +89,13 @@ class Hoisted:
         return self._row_losses(input_ids, RowPlan.from_labels(labels).to(labels.device), restricted)
 
 
+def _pays(decoder: PreTrainedModel) -> bool:
+    """Whether an own attention block is faster: where flash attention takes its heads."""
+    config, embedding_VD = decoder.config.get_text_config(), decoder.get_input_embeddings().weight
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return runs_flash_attention(embedding_VD.new_empty(0, head_size))
+
+
 # Keywords that transformers' attention layers pass along and that change nothing here.
 _WITHOUT_EFFECT = {"position_ids", "use_cache", "cache_position", "output_attentions", "is_causal", "return_dict"}
 
@@ -101,63 +112,31 @@ def rows_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     cu_seq_lens_k: Tensor | None = None,
     max_length_k: int | None = None,
+    asked_for: list[Scores] | None = None,
     **others,
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence of a row of sequences, in the form that transformers registers.
+
+    Args:
+        asked_for: is given what the layer asks to be done to its scores.
 
     Returns:
         [1, A, H, E], and None for the weights.
 
     Raises:
-        SparsityError: a keyword asks for something that is not implemented (softcap, dropout, sinks).
+        SparsityError: a keyword asks for something that is not implemented (dropout, sinks).
     """
     asked = [name for name, value in others.items() if name not in _WITHOUT_EFFECT and value is not None]
     if asked or dropout or attention_mask is not None:
         raise SparsityError(f"Attention with {', '.join(asked) or 'dropout or a mask'} does not run on hoisted rows.")
-    if query_1HAE.is_cuda and query_1HAE.dtype in (torch.bfloat16, torch.float16):
-        attend = _varlen_attention
-    else:
-        attend = _attention_by_sequence
-    return attend(query_1HAE, key_1GAE, value_1GAE, cu_seq_lens_q, max_length_q, scaling, sliding_window), None
-
-
-def _varlen_attention(query_1HAE, key_1GAE, value_1GAE, cu_seqlens, max_len, scaling, window) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    groups = query_1HAE.shape[1] // key_1GAE.shape[1]
-    query, key, value = (
-        states[0].transpose(0, 1).repeat_interleave(repeats, dim=1) if repeats > 1 else states[0].transpose(0, 1)
-        for states, repeats in ((query_1HAE, 1), (key_1GAE, groups), (value_1GAE, groups))
-    )
-    # torch counts keys to the left of the query, transformers counts the query too.
-    left = -1 if window is None else window - 1
-    out_AHE = varlen_attn(
-        query, key, value, cu_seqlens, cu_seqlens, max_len, max_len, scale=scaling, window_size=(left, 0)
-    )
-    return out_AHE[None]
-
-
-def _attention_by_sequence(query_1HAE, key_1GAE, value_1GAE, cu_seqlens, max_len, scaling, window) -> Tensor:
-    lengths = cu_seqlens.diff().tolist()
-    grouped = query_1HAE.shape[1] != key_1GAE.shape[1]
-    outputs = []
-    split = (states.split(lengths, dim=2) for states in (query_1HAE, key_1GAE, value_1GAE))
-    for length, query, key, value in zip(lengths, *split, strict=True):
-        mask = None if window is None or length <= window else _window_mask(length, window, query.device)
-        attended = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
-        )
-        outputs.append(attended)
-    return torch.cat(outputs, dim=2).transpose(1, 2)
-
-
-def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
-    """True where a query may look: at itself and the `window - 1` keys before it."""
-    positions = torch.arange(length, device=device)
-    distance = positions[:, None] - positions[None, :]
-    return (distance >= 0) & (distance < window)
+    scores = Scores(scaling, sliding_window, softcap)
+    if asked_for is not None:
+        asked_for.append(scores)
+    states = (states[0].transpose(0, 1) for states in (query_1HAE, key_1GAE, value_1GAE))
+    return sequence_attention_(*states, cu_seq_lens_q, max_length_q, scores)[None], None
 
 
 AttentionInterface.register(ATTENTION, rows_attention)

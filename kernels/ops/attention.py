@@ -1,0 +1,133 @@
+"""Causal attention within each sequence of a row of sequences, rotary embedding included where it is asked for.
+
+    forward    q, k turned in place        o = softmax(scale q kᵀ + mask) v
+    backward   dq, dk, dv                  dq and dk turned back, and all three written side by side
+
+On an NVIDIA GPU in bf16 or fp16 torch's flash attention for sequences of various lengths does the work (Dao 2023), in
+one Function with the rotation (Su et al. 2021): kept for the backward pass are the turned q and k and nothing of
+before, and the projections' backward pass finds dq, dk and dv as one matrix. Elsewhere, and with a softcap, it is
+torch's attention sequence by sequence.
+
+Shapes: A rows, H heads, G key/value heads, E head size, S sequences, L rows of one sequence.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sebp_edge.ops import backend, reference
+
+
+class Scores(NamedTuple):
+    """What is done to the scores before the softmax.
+
+    Attributes:
+        scale: factor; None for 1 / sqrt(E).
+        window: a query sees itself and the `window - 1` keys before it; None for all before it.
+        softcap: if given, scores are softcap * tanh(scores / softcap) (Gemma 2).
+    """
+
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+
+
+def sequence_attention_(
+    q_AHE: Tensor,
+    k_AGE: Tensor,
+    v_AGE: Tensor,
+    cu_seqlens: Tensor,
+    max_len: int,
+    scores: Scores,
+    rotary: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Attention of sequences that lie one after the other; may turn `q` and `k` in place.
+
+    Args:
+        q_AHE, k_AGE, v_AGE: heads may be parts of wider rows. G divides H.
+        cu_seqlens: int32 [S + 1], where each sequence begins; every row must be in one. Sequences may be empty.
+        max_len: of the longest sequence, or more.
+        scores: see there.
+        rotary: cosine and sine of each row's angles, [A, E], if q and k are still to be turned.
+
+    Returns:
+        [A, H, E]. On the flash path it is not twice differentiable.
+    """
+    if backend.runs_flash_attention(q_AHE) and scores.softcap is None:
+        cos, sin = rotary or (None, None)
+        return _FlashAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores)
+    if rotary is not None:
+        q_AHE, k_AGE = reference.rotate(q_AHE, *rotary), reference.rotate(k_AGE, *rotary)
+    return _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores)
+
+
+class _FlashAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q_AHE, k_AGE, v_AGE, cos_AE, sin_AE, cu_seqlens, max_len, scores):
+        if cos_AE is not None:
+            backend.rotate_(q_AHE, k_AGE, cos_AE, sin_AE)
+        options = {"scale": scores.scale}
+        if scores.window is not None:
+            # torch counts keys to the left of the query, here the query is counted too.
+            options |= {"window_size_left": scores.window - 1, "window_size_right": 0}
+        out_AHE, logsumexp, rng_state, unused, _ = torch.ops.aten._flash_attention_forward(
+            q_AHE, k_AGE, v_AGE, cu_seqlens, cu_seqlens, max_len, max_len, 0.0, True, False, **options
+        )
+        ctx.save_for_backward(q_AHE, k_AGE, v_AGE, out_AHE, logsumexp, rng_state, unused, cu_seqlens, cos_AE, sin_AE)
+        ctx.max_len, ctx.options = max_len, options
+        return out_AHE
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout_AHE):
+        q, k, v, out, logsumexp, rng_state, unused, cu_seqlens, cos, sin = ctx.saved_tensors
+        lengths = (cu_seqlens, cu_seqlens, ctx.max_len, ctx.max_len)
+        gradients = torch.ops.aten._flash_attention_backward(
+            dout_AHE.contiguous(), q, k, v, out, logsumexp, *lengths, 0.0, True, rng_state, unused, **ctx.options
+        )
+        if cos is not None:
+            gradients = backend.rotate_gradients(*gradients, cos, sin)
+        return *gradients, None, None, None, None, None
+
+
+def _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores: Scores) -> Tensor:
+    lengths = cu_seqlens.diff().tolist()
+    attend = _torch_attention if scores.softcap is None else _capped_attention
+    parts = zip(lengths, *(states.split(lengths) for states in (q_AHE, k_AGE, v_AGE)), strict=True)
+    outputs = [
+        attend(*(states.transpose(0, 1) for states in (q, k, v)), scores).transpose(0, 1)
+        for length, q, k, v in parts
+        if length
+    ]
+    return torch.cat(outputs) if outputs else q_AHE
+
+
+def _torch_attention(q_HLE, k_GLE, v_GLE, scores: Scores) -> Tensor:
+    length = q_HLE.shape[1]
+    mask = None if scores.window is None or length <= scores.window else _visible(length, scores.window, q_HLE.device)
+    grouped = q_HLE.shape[0] != k_GLE.shape[0]
+    states = (states[None] for states in (q_HLE, k_GLE, v_GLE))
+    return F.scaled_dot_product_attention(
+        *states, attn_mask=mask, is_causal=mask is None, scale=scores.scale, enable_gqa=grouped
+    )[0]
+
+
+def _capped_attention(q_HLE, k_GLE, v_GLE, scores: Scores) -> Tensor:
+    num_heads, length, head_size = q_HLE.shape
+    k_HLE, v_HLE = (states.repeat_interleave(num_heads // len(states), 0) for states in (k_GLE, v_GLE))
+    scale = head_size**-0.5 if scores.scale is None else scores.scale
+    values_HLL = scores.softcap * torch.tanh(q_HLE @ k_HLE.transpose(1, 2) * (scale / scores.softcap))
+    visible = _visible(length, scores.window or length, q_HLE.device)
+    dtype = torch.promote_types(v_HLE.dtype, torch.float32)
+    weights_HLL = values_HLL.masked_fill(~visible, -torch.inf).softmax(dim=-1, dtype=dtype)
+    return weights_HLL.to(v_HLE.dtype) @ v_HLE
+
+
+def _visible(length: int, window: int, device: torch.device) -> Tensor:
+    """True where a query may look: at itself and the `window - 1` keys before it; bool [L, L]."""
+    places = torch.arange(length, device=device)
+    distance = places[:, None] - places[None, :]
+    return (distance >= 0) & (distance < window)
