@@ -106,8 +106,9 @@ def test_own_attention_changes_no_loss_and_no_gradient(family):
         own.remove()
         assert not any("forward" in vars(block) for block in replaced)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
-    for name in wanted:
-        torch.testing.assert_close(gradient[name], wanted[name], rtol=1e-5, atol=1e-8)
+    largest = max(value.norm() for value in wanted.values())
+    for name, value in wanted.items():
+        assert (gradient[name] - value).norm() <= 1e-5 * value.norm() + 1e-7 * largest, name
 
 
 def test_an_attention_block_that_does_something_else_keeps_its_own_code():
