@@ -7,6 +7,7 @@ from test_hoist import MODELS, dense_losses, gradients, padded_batch
 
 from sebp_edge.ops import Scores, reference, sequence_attention_
 from sebp_edge.ops.gpu import rotate
+from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.own_attention import OwnAttention
 from sebp_edge.sparse.rows import RowPlan
@@ -101,7 +102,7 @@ def test_own_attention_changes_no_loss_and_no_gradient(family):
         own = OwnAttention(model)
         replaced = [block for block in model.modules() if "forward" in vars(block) and hasattr(block, "head_dim")]
         assert len(replaced) == (0 if family == "phi3" else model.config.num_hidden_layers)
-        found = hoisted.row_losses(batch["input_ids"], plan)
+        found = hoisted.row_losses(ActiveTokens.gather(batch["input_ids"], plan))
         gradient = gradients(model, found)
         own.remove()
         assert not any("forward" in vars(block) for block in replaced)
