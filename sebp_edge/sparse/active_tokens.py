@@ -90,6 +90,10 @@ class ActiveTokens:
             weights=F.pad(self.weights, (0, len(filler_places)))[order],
         )
 
+    def weighted(self, factor: float) -> "ActiveTokens":
+        """The same tokens with all weights times `factor`."""
+        return replace(self, weights=self.weights * factor)
+
     def to(self, device: torch.device | str) -> "ActiveTokens":
         """The same tokens on `device`."""
         tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "max_len"}

@@ -9,7 +9,6 @@ The attention function is the one piece of state outside the model; it is a pure
 Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, H heads, G key/value heads, E head size.
 """
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from sebp_edge.texts.examples import Example
-from sebp_edge.training.losses import RowLosses
+from sebp_edge.training.learner import Learner
 
 
 @dataclass
@@ -32,13 +32,12 @@ class HeldOutLoss:
         return merged
 
 
-@torch.no_grad()
-def evaluate(rows: RowLosses, examples: list[Example]) -> HeldOutLoss:
+def evaluate(learner: Learner, examples: list[Example]) -> HeldOutLoss:
     """The loss of `examples`, document by document."""
     result = HeldOutLoss()
-    for group in rows.micro_batches(examples):
-        losses, sequences = rows(group)
-        nats = torch.zeros(len(group), dtype=torch.float64).index_add_(0, sequences, losses.cpu().double())
+    for group in learner.rows.micro_batches(examples):
+        losses, sequences = learner.losses(group)
+        nats = torch.zeros(len(group), dtype=torch.float64).index_add_(0, sequences, losses.double())
         for example, own in zip(group, nats.tolist(), strict=True):
             result.nats[example.document] = result.nats.get(example.document, 0.0) + own
             result.tokens[example.document] = result.tokens.get(example.document, 0) + example.num_loss_tokens

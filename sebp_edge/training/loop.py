@@ -1,24 +1,23 @@
-"""From examples to the best state: schedule, accumulation, evaluation, early stop.
-
-One step is one optimizer update; its loss is the sum over all its loss tokens divided by their number, however many
-micro-batches they are spread over.
-"""
+"""From examples to the best state: schedule, steps, evaluation, early stop."""
 
 import math
 import time
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Sink, StepDone
-from sebp_edge.models.adaptation import Adaptation, restore, snapshot, trainable
+from sebp_edge.models.adaptation import restore, snapshot
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import shuffled_steps
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.evaluation import evaluate
-from sebp_edge.training.losses import RowLosses
+from sebp_edge.training.learner import Learner, Outcome
 
 
 @dataclass
@@ -42,20 +41,27 @@ class Progress:
     best_state: list[torch.Tensor] = field(default_factory=list, repr=False)
 
 
+class _Step(NamedTuple):
+    """A step that was started."""
+
+    epoch: int
+    outcome: Outcome
+    learning_rate: float
+    tokens: int
+
+
 @dataclass(frozen=True)
 class Trainer:
-    """Trains one adaptation, and leaves it in its best state.
+    """Has one adaptation trained, and leaves it in its best state.
 
     Attributes:
-        adaptation: whose parameters are trained.
-        rows: gives the losses.
+        learner: trains it.
         recipe, seed: how.
         on_event: takes events; `phase` names this training in them.
         progress: how far it came, also when it was stopped.
     """
 
-    adaptation: Adaptation
-    rows: RowLosses
+    learner: Learner
     recipe: Recipe
     seed: int
     on_event: Sink
@@ -73,73 +79,58 @@ class Trainer:
         progress, recipe = self.progress, self.recipe
         shuffled = shuffled_steps(examples, recipe.batch_tokens, recipe.epochs, self.seed)
         # All micro-batches are known before the first one runs.
-        epochs = [[self.rows.micro_batches(step) for step in steps] for steps in shuffled]
-        optimizer, scheduler = self._optimizer(sum(map(len, epochs)))
-        progress.total_steps = sum(map(len, epochs[:last_epoch]))
+        epochs = [[self.learner.rows.micro_batches(step) for step in steps] for steps in shuffled]
+        rates = learning_rates(recipe, sum(map(len, epochs)))
+        epochs = epochs[:last_epoch]
+        self.learner.prepare(chain.from_iterable(chain.from_iterable(epochs)))
+        progress.total_steps = sum(map(len, epochs))
         try:
             self._evaluate(select, 0)
-            for epoch, steps in enumerate(epochs[:last_epoch], start=1):
-                for step in steps:
-                    self._step(step, epoch, optimizer, scheduler)
+            for epoch, steps in enumerate(epochs, start=1):
+                self._train_epoch(epoch, steps, rates)
                 self._evaluate(select, epoch)
                 if epoch - progress.best_epoch > recipe.patience:
                     break
         except BaseException as stop:
             # An interrupted state is worth something before the first evaluation, a diverged one never.
             if progress.best_epoch > 0 or isinstance(stop, NonFiniteLoss):
-                restore(self.adaptation, progress.best_state)
+                restore(self.learner.adaptation, progress.best_state)
             raise
-        restore(self.adaptation, progress.best_state)
+        restore(self.learner.adaptation, progress.best_state)
         return progress
 
-    def _optimizer(self, total_steps: int):
-        recipe = self.recipe
-        optimizer = torch.optim.AdamW(
-            trainable(self.adaptation), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
-        )
-        warmup = max(1, round(recipe.warmup_ratio * total_steps))
+    def _train_epoch(self, epoch: int, steps: list[list[list[Example]]], rates: Iterator[float]) -> None:
+        """One pass over the examples. A GPU is given the next step before the last one's numbers are waited for."""
+        begin, before = time.perf_counter(), self.progress.seconds
+        under_way: deque[_Step] = deque()
+        for micro_batches in steps:
+            rate = next(rates)
+            tokens = sum(len(example.input_ids) for example in chain.from_iterable(micro_batches))
+            under_way.append(_Step(epoch, self.learner.step(micro_batches, rate), rate, tokens))
+            while len(under_way) > self.learner.steps_ahead:
+                self._look_at(under_way.popleft(), before + time.perf_counter() - begin)
+        while under_way:
+            self._look_at(under_way.popleft(), before + time.perf_counter() - begin)
 
-        def factor(step: int) -> float:
-            if step < warmup:
-                return (step + 1) / warmup
-            return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total_steps - warmup)))
-
-        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-
-    def _step(self, micro_batches: list[list[Example]], epoch: int, optimizer, scheduler) -> None:
-        begin, progress = time.perf_counter(), self.progress
-        examples = list(chain.from_iterable(micro_batches))
-        loss_tokens = sum(example.num_loss_tokens for example in examples)
-        loss = torch.zeros((), device=self.rows.device)
-        for micro_batch in micro_batches:
-            losses, _ = self.rows(micro_batch)
-            part = losses.sum() / loss_tokens
-            part.backward()
-            loss += part.detach()
-        grad_norm = torch.nn.utils.clip_grad_norm_(trainable(self.adaptation), self.recipe.max_grad_norm)
-        # The first look at the step's numbers: a GPU is not waited for before.
-        loss, grad_norm = float(loss), float(grad_norm)
+    def _look_at(self, step: "_Step", seconds: float) -> None:
+        """Counts and reports one step."""
+        progress, loss, grad_norm = self.progress, float(step.outcome.loss), float(step.outcome.grad_norm)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            optimizer.zero_grad()
             raise NonFiniteLoss(
                 f"At step {progress.steps + 1} the loss is {loss} and its gradient's norm {grad_norm}; "
                 "lower the learning rate."
             )
-        optimizer.step()
-        learning_rate = scheduler.get_last_lr()[0]
-        scheduler.step()
-        optimizer.zero_grad()
         progress.steps += 1
-        progress.tokens += sum(len(example.input_ids) for example in examples)
-        progress.seconds += time.perf_counter() - begin
+        progress.tokens += step.tokens
+        progress.seconds = seconds
         self.on_event(
             StepDone(
                 phase=self.phase,
                 step=progress.steps,
                 steps=progress.total_steps,
-                epoch=epoch,
+                epoch=step.epoch,
                 loss=loss,
-                learning_rate=learning_rate,
+                learning_rate=step.learning_rate,
                 grad_norm=grad_norm,
                 tokens=progress.tokens,
                 tokens_per_second=progress.tokens / progress.seconds,
@@ -150,10 +141,21 @@ class Trainer:
     def _evaluate(self, select: list[Example], epoch: int) -> None:
         """Keeps this epoch's state if it is the best so far; without examples to select on, the latest is."""
         progress = self.progress
-        loss = evaluate(self.rows, select).mean if select else math.nan
+        loss = evaluate(self.learner, select).mean if select else math.nan
         best = not select or loss < progress.best_loss
         if best:
             progress.best_epoch, progress.best_loss = epoch, loss
-            progress.best_state = snapshot(self.adaptation)
+            progress.best_state = snapshot(self.learner.adaptation)
         if select:
             self.on_event(Evaluated(self.phase, "select", epoch, loss, best))
+
+
+def learning_rates(recipe: Recipe, total_steps: int) -> Iterator[float]:
+    """Each step's learning rate: linear warm-up to the recipe's, then cosine to zero (Loshchilov and Hutter 2017)."""
+    warmup = max(1, round(recipe.warmup_ratio * total_steps))
+    for step in range(total_steps):
+        if step < warmup:
+            factor = (step + 1) / warmup
+        else:
+            factor = 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total_steps - warmup)))
+        yield recipe.learning_rate * factor

@@ -22,7 +22,7 @@ class RowLosses:
     Attributes:
         collator: pads examples into batches.
         device: where the model is.
-        hoisted: whether only active rows are computed, or all of the padded batch in the forward pass.
+        hoisted: the handle of the model that computes active rows only; None where the padded batch is computed.
         max_rows: most rows that one micro-batch may have; a single longer example stands alone.
     """
 
@@ -30,34 +30,39 @@ class RowLosses:
         self.collator = collator
         self.device = device
         reason = _why_not_hoisted(model, examples, collator.pad_token_id, device)
-        self.hoisted = reason is None
+        self.hoisted = Hoisted(model) if reason is None else None
+        self._padded = Sparsified(model) if reason is not None else None
+        self.max_rows = MAX_ROWS
         if reason is not None:
+            self.max_rows = min(MAX_ROWS, MAX_LOGITS // model.get_output_embeddings().weight.shape[0])
             on_event(Notice(f"This model runs on padded batches, which is slower: {reason}"))
-        padded_rows = min(MAX_ROWS, MAX_LOGITS // model.get_output_embeddings().weight.shape[0])
-        self.max_rows = MAX_ROWS if self.hoisted else padded_rows
-        self._handle = Hoisted(model) if self.hoisted else Sparsified(model)
 
     def __call__(self, examples: list[Example]) -> tuple[Tensor, Tensor]:
-        """The losses of one micro-batch's loss rows, in nats: fp32 [C], and the sequence of each row: int64 [C]."""
+        """The losses of one micro-batch's loss rows, in nats: fp32 [C], and the example of each: int64 [C]."""
+        if self.hoisted is not None:
+            tokens = self.tokens(examples)
+            return self.hoisted.row_losses(tokens.to(self.device)), tokens.sequences
         batch = self.collator(examples)
-        if self.hoisted:
-            losses = self._handle.row_losses(ActiveTokens.gather(batch.input_ids, batch.plan).to(self.device))
-        else:
-            losses = self._handle.row_losses(batch.input_ids.to(self.device), batch.plan.to(self.device))
+        losses = self._padded.row_losses(batch.input_ids.to(self.device), batch.plan.to(self.device))
         return losses, batch.plan.loss_rows // self.collator.context_length
+
+    def tokens(self, examples: list[Example]) -> ActiveTokens:
+        """One micro-batch's active tokens, on the host."""
+        batch = self.collator(examples)
+        return ActiveTokens.gather(batch.input_ids, batch.plan)
 
     def micro_batches(self, examples: list[Example]) -> list[list[Example]]:
         """Cuts `examples` into micro-batches of at most `max_rows` rows, the longest examples first."""
         return micro_batches(examples, self.max_rows, self._num_rows)
 
     def _num_rows(self, example: Example) -> int:
-        return example.num_active_tokens if self.hoisted else self.collator.context_length
+        return example.num_active_tokens if self.hoisted is not None else self.collator.context_length
 
     def __enter__(self) -> "RowLosses":
         return self
 
     def __exit__(self, *exception) -> None:
-        self._handle.remove()
+        (self.hoisted or self._padded).remove()
 
 
 @torch.no_grad()

@@ -5,16 +5,15 @@ from statistics import median_low
 
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingPlanned
 from sebp_edge.models import machine
-from sebp_edge.models.adaptation import Adaptation, attach
+from sebp_edge.models.adaptation import Adaptation, attach, snapshot
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.examples import Example
 from sebp_edge.texts.splits import Split, split_documents
 from sebp_edge.training.evaluation import HeldOutLoss, Verdict, evaluate, judge
+from sebp_edge.training.learner import Learner
 from sebp_edge.training.loop import Progress, Trainer
-from sebp_edge.training.losses import RowLosses
 from sebp_edge.units import duration
 
 # Runs that are expected to take longer than this say so first.
@@ -55,15 +54,21 @@ class Trial:
         """
         folds = len(self.splits)
         self._announce_slow_run()
-        parts = [
-            self._run(split, f"fold {number}" if folds > 1 else "train") for number, split in enumerate(self.splits, 1)
-        ]
-        judgement = Judgement(
-            HeldOutLoss.merged([part.before for part in parts]), HeldOutLoss.merged([part.after for part in parts])
-        )
-        if folds > 1 and judgement.verdict.kept:
-            self._run_on_all(max(1, median_low([progress.best_epoch for progress in self.progress])))
-        return judgement
+        self.adaptation = attach(self.base, self.recipe, self.seed)
+        collator = Collator(self.dataset.context_length, self.base.pad_token_id)
+        with Learner(self.adaptation, self.recipe, self.dataset.examples, collator, self.on_event) as learner:
+            if folds == 1:
+                return self._run(learner, self.splits[0], "train")
+            fresh, parts = snapshot(self.adaptation), []
+            for number, split in enumerate(self.splits, start=1):
+                parts.append(self._run(learner, split, f"fold {number}"))
+                learner.start_again(fresh)
+            judgement = Judgement(
+                HeldOutLoss.merged([part.before for part in parts]), HeldOutLoss.merged([part.after for part in parts])
+            )
+            if judgement.verdict.kept:
+                self._run_on_all(learner, max(1, median_low([progress.best_epoch for progress in self.progress])))
+            return judgement
 
     def detach(self) -> None:
         """Gives the base model back as it was."""
@@ -71,31 +76,22 @@ class Trial:
             self.adaptation.detach()
             self.adaptation = None
 
-    def _run(self, split: Split, phase: str) -> Judgement:
-        with self._rows(split.train) as rows:
-            self._plan(phase, split)
-            before = evaluate(rows, split.judge)
-            self.on_event(Evaluated(phase, "judge", 0, before.mean, False))
-            best = self._train(rows, phase, split.train, split.select)
-            after = evaluate(rows, split.judge)
-            self.on_event(Evaluated(phase, "judge", best.best_epoch, after.mean, True))
+    def _run(self, learner: Learner, split: Split, phase: str) -> Judgement:
+        self._plan(phase, split)
+        before = evaluate(learner, split.judge)
+        self.on_event(Evaluated(phase, "judge", 0, before.mean, False))
+        best = self._train(learner, phase, split.train, split.select)
+        after = evaluate(learner, split.judge)
+        self.on_event(Evaluated(phase, "judge", best.best_epoch, after.mean, True))
         return Judgement(before, after)
 
-    def _run_on_all(self, epochs: int) -> None:
+    def _run_on_all(self, learner: Learner, epochs: int) -> None:
         examples = self.dataset.examples
-        with self._rows(examples) as rows:
-            self._plan("all documents", Split(examples, [], []))
-            self._train(rows, "all documents", examples, [], last_epoch=epochs)
+        self._plan("all documents", Split(examples, [], []))
+        self._train(learner, "all documents", examples, [], last_epoch=epochs)
 
-    def _rows(self, examples: list[Example]) -> RowLosses:
-        """Puts fresh weights on the base model, and prepares it to give losses."""
-        self.detach()
-        self.adaptation = attach(self.base, self.recipe, self.seed)
-        collator = Collator(self.dataset.context_length, self.base.pad_token_id)
-        return RowLosses(self.adaptation.model, examples, collator, self.base.device, self.on_event)
-
-    def _train(self, rows: RowLosses, phase: str, examples, select, last_epoch: int | None = None) -> Progress:
-        trainer = Trainer(self.adaptation, rows, self.recipe, self.seed, self.on_event, phase)
+    def _train(self, learner: Learner, phase: str, examples, select, last_epoch: int | None = None) -> Progress:
+        trainer = Trainer(learner, self.recipe, self.seed, self.on_event, phase)
         self.progress.append(trainer.progress)
         return trainer.train(examples, select, last_epoch=last_epoch)
 

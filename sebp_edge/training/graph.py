@@ -1,0 +1,148 @@
+"""Level 3: micro-batches and updates as CUDA graphs, captured on first use and replayed from then on.
+
+A captured graph runs without Python and without a launch for each kernel, but on fixed tensors of fixed sizes. So a
+micro-batch is filled up to its bucket and copied into the bucket's own tensors; gradients, the loss and the learning
+rate have theirs too. All graphs share one memory pool: they run one after another, and none leaves anything in it.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.sparse.buckets import Bucket, choose_buckets
+from sebp_edge.sparse.hoist import Hoisted
+
+# Above this many bytes, gradients are added one by one as they come, and are not all held beside their sums.
+LARGE = 2**30
+
+
+class CannotCapture(Exception):
+    """A function ran, but does what no graph can hold, such as waiting for the GPU."""
+
+
+class Graphs:
+    """Captures functions of one GPU: on one stream, into one memory pool."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, function: Callable[[], object]) -> Callable[[], None]:
+        """Runs `function` once as it is, so that what it makes on first use is made, and captures it; gives the replay.
+
+        Both happen on the same side stream: autograd's accumulation stays on the stream that it first ran on.
+
+        Raises:
+            CannotCapture: the function ran, but its capture failed.
+        """
+        with torch.cuda.device(self._device):
+            current = torch.cuda.current_stream()
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                function()
+            current.wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                    function()
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                raise CannotCapture(str(error).splitlines()[0]) from error
+        return graph.replay
+
+
+class MicroBatchGraphs:
+    """The losses and the gradients of a hoisted model's micro-batches: graphs of a few buckets.
+
+    Args:
+        parameters: what gradients are added up for, in their `grad`.
+        loss: fp32 scalar on the device; losses are added up in it.
+    """
+
+    def __init__(self, graphs: Graphs, hoisted: Hoisted, parameters: list[Tensor], loss: Tensor):
+        self._graphs, self._hoisted, self._parameters, self._loss = graphs, hoisted, parameters, loss
+        self._buckets: list[Bucket] = []
+        self._with_gradients: dict[Bucket, _Captured] = {}
+        self._without: dict[Bucket, _Captured] = {}
+
+    def prepare(self, sizes: Iterable[Bucket]) -> None:
+        """Is told the sizes of the micro-batches to come, so that few buckets hold them all."""
+        needed = [Bucket.holding(*own) for own in sizes]
+        self._buckets += choose_buckets(own for own in needed if not any(own == bucket for bucket in self._buckets))
+
+    def accumulate(self, tokens: ActiveTokens, loss_tokens: int) -> None:
+        """Adds the gradients of a micro-batch's losses over `loss_tokens` to the parameters' `grad`, and to the loss.
+
+        Args:
+            tokens: on the host. The GPU is not waited for.
+
+        Raises:
+            CannotCapture: nothing was added.
+        """
+        filled = self._filled(tokens)
+        bucket = filled.sizes
+        if bucket not in self._with_gradients:
+            # The run before the capture must add nothing.
+            weightless = filled.to(self._loss.device).weighted(0.0)
+            self._with_gradients[bucket] = _Captured(self._graphs, weightless, self._add_gradients)
+        self._with_gradients[bucket](filled.weighted(1 / loss_tokens))
+
+    def losses(self, tokens: ActiveTokens) -> Tensor:
+        """The loss of every loss row, in nats: fp32 [C]; tokens and losses are on the host.
+
+        Raises:
+            CannotCapture: it did not come to a result.
+        """
+        filled = self._filled(tokens)
+        bucket = filled.sizes
+        if bucket not in self._without:
+            self._without[bucket] = _Captured(self._graphs, filled.to(self._loss.device), self._row_losses)
+        losses = self._without[bucket](filled)
+        return losses.cpu()[filled.weights > 0]
+
+    def _filled(self, tokens: ActiveTokens) -> ActiveTokens:
+        fitting = [bucket for bucket in self._buckets if bucket.holds(tokens.sizes)]
+        return tokens.filled(min(fitting, key=lambda bucket: bucket.cost, default=Bucket.holding(*tokens.sizes)))
+
+    def _add_gradients(self, tokens: ActiveTokens) -> None:
+        loss = (self._hoisted.row_losses(tokens) * tokens.weights).sum()
+        if sum(parameter.nbytes for parameter in self._parameters) > LARGE:
+            loss.backward()
+        else:
+            gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            found = [pair for pair in zip(self._parameters, gradients, strict=True) if pair[1] is not None]
+            torch._foreach_add_([parameter.grad for parameter, _ in found], [gradient for _, gradient in found])
+        self._loss.add_(loss.detach())
+
+    @torch.no_grad()
+    def _row_losses(self, tokens: ActiveTokens) -> Tensor:
+        return self._hoisted.row_losses(tokens)
+
+
+class _Captured:
+    """A function of one bucket's tokens, its graph, and the tensors that the graph reads and writes."""
+
+    def __init__(self, graphs: Graphs, tokens: ActiveTokens, function: Callable[[ActiveTokens], Tensor | None]):
+        self._tokens = tokens
+        self._result: Tensor | None = None
+        self._replay = graphs.capture(lambda: self._run(function))
+
+    def _run(self, function: Callable[[ActiveTokens], Tensor | None]) -> None:
+        result = function(self._tokens)
+        if result is not None:
+            # Outside the pool, which other graphs write to.
+            self._result = torch.empty_like(result) if self._result is None else self._result
+            self._result.copy_(result)
+
+    def __call__(self, tokens: ActiveTokens) -> Tensor | None:
+        """The function's result for tokens on the host, valid until the next call."""
+        for field in fields(tokens):
+            if isinstance(place := getattr(self._tokens, field.name), Tensor):
+                place.copy_(getattr(tokens, field.name).pin_memory(), non_blocking=True)
+        self._replay()
+        return self._result

@@ -1,0 +1,202 @@
+"""Captured graphs: the eager step's numbers, without waiting for the GPU, and without leaving traces."""
+
+import pytest
+import torch
+from builders import make_llama, make_sentences
+from peft import LoraConfig, get_peft_model
+from test_hoist import MODELS
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.events import Notice, StepDone
+from sebp_edge.models.adaptation import trainable
+from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.examples import Example
+from sebp_edge.training.learner import Learner
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
+]
+RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=200, context_length=64)
+
+
+class Adapted:
+    """A small model with a random adapter, as an adaptation."""
+
+    def __init__(self, model=None, dtype=torch.bfloat16):
+        model = (model or make_llama(hidden_size=64, intermediate_size=96, num_hidden_layers=3)).to("cuda", dtype)
+        config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+        with torch.random.fork_rng(devices=[0]):
+            torch.manual_seed(3)
+            self.model = get_peft_model(model, config).eval()
+
+    def detach(self):
+        self.model.unload()
+
+
+def make_examples(lengths, prompt=0):
+    draw = torch.Generator().manual_seed(len(lengths))
+    examples = []
+    for number, length in enumerate(lengths):
+        ids = torch.randint(3, 320, (length,), generator=draw).tolist()
+        labels = [-100 if place < min(prompt, length - 1) else token for place, token in enumerate(ids)]
+        examples.append(Example(ids, labels, number))
+    return examples
+
+
+def make_learner(adapted, examples, notices=None):
+    return Learner(adapted, RECIPE, examples, Collator(64, 2), (notices if notices is not None else []).append)
+
+
+def eagerly(learner):
+    learner._graphs = None
+    return learner
+
+
+def gradients(learner, micro_batches):
+    loss_tokens = sum(example.num_loss_tokens for group in micro_batches for example in group)
+    learner._loss.zero_()
+    for group in micro_batches:
+        learner._accumulate(group, loss_tokens)
+    found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
+    learner._update.reset()
+    return float(learner._loss), found
+
+
+def error(found, truth):
+    difference = sum(
+        float((one.double() - other.double()).square().sum()) for one, other in zip(found, truth, strict=True)
+    )
+    return (difference / sum(float(other.double().square().sum()) for other in truth)) ** 0.5
+
+
+@pytest.mark.parametrize("family", [name for name in MODELS if name != "gemma2"])
+@pytest.mark.parametrize("prompt", [0, 6])
+def test_gradients_are_the_eager_ones(family, prompt):
+    examples = make_examples([31, 2, 17, 64, 5, 40], prompt)
+    micro_batches = [examples[:3], examples[3:4], examples[4:]]
+    adapted = Adapted(MODELS[family]())
+    with make_learner(adapted, examples) as learner:
+        assert learner._graphs is not None
+        learner.prepare(micro_batches)
+        loss, found = gradients(learner, micro_batches)
+        again_loss, again = gradients(learner, micro_batches[::-1])
+        eager_loss, eager = gradients(eagerly(learner), micro_batches)
+    adapted.model.to(torch.float32)
+    with make_learner(adapted, examples) as learner:
+        true_loss, truth = gradients(eagerly(learner), micro_batches)
+    assert abs(loss - true_loss) <= 2 * abs(eager_loss - true_loss) + 1e-2
+    assert again_loss == pytest.approx(loss, rel=1e-5)
+    assert error(found, truth) <= 2 * error(eager, truth) + 1e-4
+    assert error(again, truth) <= 2 * error(eager, truth) + 1e-4
+
+
+def test_held_out_losses_are_the_eager_ones():
+    examples = make_examples([31, 2, 17, 64, 5, 40], prompt=3)
+    with make_learner(Adapted(), examples) as learner:
+        losses, owners = learner.losses(examples)
+        assert learner._graphs is not None
+        expected, expected_owners = eagerly(learner).losses(examples)
+    assert torch.equal(owners, expected_owners)
+    torch.testing.assert_close(losses, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_step_does_not_wait_for_the_gpu():
+    examples = make_examples([31, 2, 17, 64, 5, 40])
+    with make_learner(Adapted(), examples) as learner:
+        outcome = learner.step([examples[:3], examples[3:]], 1e-3)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            again = learner.step([examples[:3], examples[3:]], 1e-3)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert learner._graphs is not None
+    assert float(again.loss) < float(outcome.loss)
+    assert float(again.grad_norm) > 0
+
+
+def test_capture_leaves_weights_moments_and_random_states_as_they_were():
+    examples = make_examples([31, 2, 17, 64, 5, 40])
+    adapted = Adapted()
+    before = {name: value.clone() for name, value in adapted.model.state_dict().items()}
+    random_state = torch.cuda.get_rng_state()
+    with make_learner(adapted, examples) as learner:
+        learner.prepare([examples[:2]])
+        learner.losses(examples[:2])
+        learner._graphs.accumulate(learner.rows.tokens(examples[:2]), 1)
+        assert any(parameter.grad.any() for parameter in trainable(adapted))
+        first = [parameter.grad.clone() for parameter in trainable(adapted)]
+        moments = [value.clone() for state in learner._update._optimizer.state.values() for value in state.values()]
+        assert moments
+        assert not any(value.any() for value in moments)
+        # A second bucket is captured between two micro-batches of one step.
+        learner._graphs._buckets.clear()
+        weightless = learner.rows.tokens(examples[2:]).weighted(0.0)
+        learner._graphs.accumulate(weightless, 1)
+        assert len(learner._graphs._with_gradients) == 2
+        for parameter, gradient in zip(trainable(adapted), first, strict=True):
+            assert torch.equal(parameter.grad, gradient)
+        assert torch.equal(torch.cuda.get_rng_state(), random_state)
+        for name, value in adapted.model.state_dict().items():
+            assert torch.equal(value, before[name]), name
+    assert all(parameter.grad is None for parameter in trainable(adapted))
+
+
+def test_an_example_never_sees_its_neighbour_in_a_graph():
+    examples = make_examples([31, 17, 20])
+    other = Example([7] * 31, [7] * 31, 0)
+    with make_learner(Adapted(), examples) as learner:
+        losses, owners = learner.losses(examples)
+        changed, _ = learner.losses([other, *examples[1:]])
+    assert torch.equal(losses[owners > 0], changed[owners > 0])
+    assert not torch.equal(losses[owners == 0], changed[owners == 0])
+
+
+def test_a_model_that_waits_for_the_gpu_trains_without_graphs_and_says_so_once():
+    model = make_llama()
+    model.model.layers[0].register_forward_hook(lambda module, inputs, output: output if output.sum().item() else None)
+    examples, notices = make_examples([31, 2, 17, 64]), []
+    with make_learner(Adapted(model), examples, notices) as learner:
+        losses = [float(learner.step([examples[:2], examples[2:]], 1e-2).loss) for _ in range(4)]
+        learner.losses(examples)
+        assert learner._graphs is None
+    assert losses[-1] < losses[0]
+    (notice,) = notices
+    assert isinstance(notice, Notice)
+    assert "without CUDA graphs" in notice.message
+
+
+def test_the_loss_curve_is_that_of_eager_runs(model_folder, tmp_path, monkeypatch):
+    texts = make_sentences(24)
+    recipe = Recipe(name="test", description="", r=4, learning_rate=5e-3, batch_tokens=120, context_length=64)
+
+    def curve():
+        events = []
+        personalizer = Personalizer(
+            model_folder, recipe=recipe, device="cuda", store=AdapterStore(tmp_path), on_event=events.append
+        )
+        personalizer.adapt(texts)
+        return torch.tensor([event.loss for event in events if isinstance(event, StepDone)])
+
+    captured = curve()
+    make = Learner.__init__
+    monkeypatch.setattr(Learner, "__init__", lambda self, *args: (make(self, *args), setattr(self, "_graphs", None))[0])
+    eager, again = curve(), curve()
+    spread = (eager - again).abs().max()
+    assert (captured - eager).abs().max() <= 3 * spread + 2e-2
+    assert captured[-1] < captured[0] - 0.1
+
+
+def test_memory_is_given_back():
+    config = LlamaConfig(vocab_size=320, hidden_size=256, intermediate_size=512, num_hidden_layers=4)
+    adapted = Adapted(LlamaForCausalLM(config))
+    examples = make_examples([64] * 60)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    with make_learner(adapted, examples) as learner:
+        learner.step([examples], 1e-3)
+        assert torch.cuda.memory_allocated() > before
+    del learner
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= before + 2**20
