@@ -6,6 +6,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.sparse.hoist import Hoisted
+
 SPECIAL_TOKENS = ["<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>"
@@ -54,6 +57,13 @@ def make_llama(**changes) -> LlamaForCausalLM:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return LlamaForCausalLM(LlamaConfig(**(config | changes)))
+
+
+def row_losses(rows, input_ids, plan):
+    """The losses of a padded batch's loss rows, by either level."""
+    if isinstance(rows, Hoisted):
+        return rows.row_losses(ActiveTokens.gather(input_ids, plan))
+    return rows.row_losses(input_ids, plan)
 
 
 def make_sentences(count: int, seed: int = 0, words: int = 24) -> list[str]:

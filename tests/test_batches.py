@@ -1,11 +1,13 @@
-"""Examples become right-padded batches with their row plans, and steps of equal weight."""
+"""Examples become right-padded batches with their row plans, steps of equal weight, and full micro-batches."""
 
 import random
+from itertools import pairwise
 
 import pytest
 import torch
 
-from sebp_edge.texts.batches import Collator, shuffled_steps
+from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.texts.batches import Collator, bucket_for, micro_batches, shuffled_steps
 from sebp_edge.texts.examples import Example
 
 IGNORE = -100
@@ -92,3 +94,61 @@ def test_an_example_larger_than_a_step_does_not_make_the_next_one_tiny():
 
 def test_few_tokens_make_one_step():
     assert shuffled_steps([example(3)], 1024, 1, seed=0) == [[[example(3)]]]
+
+
+def active_tokens(example: Example) -> int:
+    return example.num_active_tokens
+
+
+@pytest.mark.parametrize("max_rows", [1, 59, 60, 300, 4096, 10**9])
+def test_micro_batches_hold_every_example_once_and_the_longest_first(max_rows):
+    groups = micro_batches(many(), max_rows, active_tokens)
+    together = [example for group in groups for example in group]
+    assert sorted(example.document for example in together) == list(range(200))
+    lengths = [example.num_active_tokens for example in together]
+    assert lengths == sorted(lengths, reverse=True)
+    for group in groups:
+        assert len(group) == 1 or sum(map(active_tokens, group)) <= max_rows
+
+
+def test_micro_batches_are_full_but_for_the_last():
+    groups = micro_batches(many(), 300, active_tokens)
+    for group, following in pairwise(groups):
+        assert sum(map(active_tokens, group)) + active_tokens(following[0]) > 300
+    assert len(groups) > 20
+
+
+def test_a_longer_example_stands_alone():
+    groups = micro_batches([example(4), example(100), example(5), example(90)], 20, active_tokens)
+    assert [[len(example.input_ids) for example in group] for group in groups] == [[100], [90], [5, 4]]
+    assert micro_batches([], 20, active_tokens) == []
+
+
+def test_examples_of_one_length_keep_their_order():
+    """As padded ones, which all take the context length."""
+    groups = micro_batches(many(7), 128, lambda example: 64)
+    assert [example.document for group in groups for example in group] == list(range(7))
+    assert [len(group) for group in groups] == [2, 2, 2, 1]
+
+
+def some_with_prompts() -> list[Example]:
+    order = random.Random(1)
+    examples = [example(length, prompt=order.randint(1, length - 1)) for length in range(2, 40, 3)]
+    # A chat whose last message is not learnt.
+    return [*examples, Example([10, 11, 12, 13, 14], [IGNORE, 11, 12, IGNORE, IGNORE], 0)]
+
+
+def test_an_example_knows_how_many_active_tokens_it_has():
+    examples = some_with_prompts()
+    plan = Collator(context_length=64, pad_token_id=0)(examples).plan
+    assert [example.num_active_tokens for example in examples] == plan.cu_seqlens.diff().tolist()
+
+
+@pytest.mark.parametrize("count", [1, 2, 13])
+def test_a_micro_batch_fits_into_its_bucket(count):
+    examples = some_with_prompts()[-count:]
+    batch = Collator(context_length=64, pad_token_id=0)(examples)
+    tokens = ActiveTokens.gather(batch.input_ids, batch.plan)
+    bucket = bucket_for(examples)
+    assert bucket == type(bucket).holding(*tokens.sizes)
+    assert len(tokens.filled(bucket).input_ids) == bucket.tokens

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from builders import make_llama
+from builders import make_llama, row_losses
 from test_dropin_families import DECODERS, ENCODERS, make, make_decoder
 from test_hoist import MODELS
 from test_selection import random_gradient, selector
@@ -12,6 +12,8 @@ from transformers import AutoModelForTokenClassification
 
 from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
 from sebp_edge.ops import choices, detect, sparse_linear
+from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows import IGNORE, RowPlan
 from sebp_edge.sparse.selection import Threshold, TopN
@@ -25,10 +27,10 @@ pytestmark = [
 LENGTHS = (200, 1, 64, 17, 129)
 
 
-def row_losses(model, level, batch):
+def losses_and_gradients(model, level, batch):
     plan = RowPlan.from_labels(batch["labels"]).to(model.device)
     with level(model) as rows:
-        losses = rows.row_losses(batch["input_ids"].to(model.device), plan)
+        losses = row_losses(rows, batch["input_ids"].to(model.device), plan)
     model.zero_grad()
     losses.mean().backward()
     return copied(losses), gradients_of(model)
@@ -52,7 +54,7 @@ def relative_error(found, truth):
 def test_the_error_in_bf16_is_no_larger_than_the_dense_models(family, level):
     batch = padded_batch(lengths=LENGTHS, length=256)
     model = MODELS[family]() if family != "llama" else make_llama(max_position_embeddings=256)
-    true_losses, true_gradients = row_losses(model.double().cpu(), Sparsified, batch)
+    true_losses, true_gradients = losses_and_gradients(model.double().cpu(), Sparsified, batch)
     model = model.to("cuda", torch.bfloat16)
     plan = RowPlan.from_labels(batch["labels"]).to("cuda")
     logits = model(input_ids=batch["input_ids"].cuda(), use_cache=False).logits
@@ -62,7 +64,7 @@ def test_the_error_in_bf16_is_no_larger_than_the_dense_models(family, level):
     model.zero_grad()
     dense.mean().backward()
     dense_gradients = gradients_of(model)
-    losses, found = row_losses(model, level, batch)
+    losses, found = losses_and_gradients(model, level, batch)
     assert relative_error(losses, true_losses) <= 2 * relative_error(copied(dense), true_losses) + 1e-4
     for name, truth in true_gradients.items():
         assert relative_error(found[name], truth) <= 2 * relative_error(dense_gradients[name], truth) + 1e-4, name
@@ -92,18 +94,48 @@ def test_training_with_labels_in_bf16_errs_no_more_than_dense(family, prompt, mo
         assert (copied(found[name]) - truth).norm() <= allowed, name
 
 
-def test_an_example_never_sees_its_neighbour_bitwise():
+@pytest.mark.parametrize("bucket", [None, Bucket.holding(277, 3, 119, 277), Bucket(600, 9, 128, 300)])
+def test_an_example_never_sees_its_neighbour_bitwise(bucket):
     model = make_llama(max_position_embeddings=256).to("cuda", torch.bfloat16)
     batch = padded_batch(lengths=(90, 120, 70), length=128)
-    plan = RowPlan.from_labels(batch["labels"]).to("cuda")
-    others = plan.loss_rows // 128 != 1
-    ids = batch["input_ids"].cuda()
+    plan, ids = RowPlan.from_labels(batch["labels"]), batch["input_ids"]
+
+    def tokens():
+        gathered = ActiveTokens.gather(ids, plan)
+        return gathered.filled(bucket) if bucket else gathered
+
+    secret = ((tokens().sequences == 1) & (tokens().weights == 1)).cuda()
     with torch.no_grad(), Hoisted(model) as hoisted:
-        before = hoisted.row_losses(ids, plan)
-        ids[1, :120] = torch.arange(100, 220, device="cuda")
-        after = hoisted.row_losses(ids, plan)
-    assert torch.equal(before[others], after[others])
-    assert not torch.equal(before[~others], after[~others])
+        before = hoisted.row_losses(tokens().to("cuda"))
+        ids[1, :120] = torch.arange(100, 220)
+        after = hoisted.row_losses(tokens().to("cuda"))
+    assert torch.equal(before[~secret], after[~secret])
+    assert not torch.equal(before[secret], after[secret])
+
+
+@pytest.mark.parametrize("prompt", [0, 9])
+@pytest.mark.parametrize("family", MODELS)
+def test_filler_adds_no_error_in_bf16(family, prompt):
+    batch = padded_batch(lengths=(100, 1, 64, 17), length=128, prompt=prompt)
+    tokens = ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+    filled = tokens.filled(Bucket.holding(*tokens.sizes))
+    model = MODELS[family]().double()
+
+    def weighted(tokens):
+        with Hoisted(model) as hoisted:
+            losses = hoisted.row_losses(tokens.to(model.device))
+        model.zero_grad()
+        (losses * tokens.weights.to(model.device)).sum().backward()
+        return copied(losses), gradients_of(model)
+
+    true_losses, true_gradients = weighted(tokens)
+    model = model.to("cuda", torch.bfloat16)
+    losses, without = weighted(tokens)
+    filled_losses, found = weighted(filled)
+    error = relative_error(filled_losses[filled.weights == 1], true_losses)
+    assert error <= 2 * relative_error(losses, true_losses) + 1e-4
+    for name, truth in true_gradients.items():
+        assert relative_error(found[name], truth) <= 2 * relative_error(without[name], truth) + 1e-4, name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

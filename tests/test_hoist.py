@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from builders import SIZES, make_llama
+from builders import SIZES, make_llama, row_losses
 from peft import LoraConfig, get_peft_model
 from test_sparsify import padded_batch
 from transformers import (
@@ -66,7 +66,7 @@ def test_losses_and_gradients_are_the_padded_dense_ones(family, adapt, prompt, l
     expected = dense_losses(model, batch)
     expected_gradients = gradients(model, expected)
     with level(model) as rows:
-        found = rows.row_losses(batch["input_ids"], plan)
+        found = row_losses(rows, batch["input_ids"], plan)
         found_gradients = gradients(model, found)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert found_gradients.keys() == expected_gradients.keys()
@@ -82,9 +82,9 @@ def test_an_example_never_sees_its_neighbour(family):
     plan = RowPlan.from_labels(batch["labels"])
     others = plan.loss_rows // batch["input_ids"].shape[1] != 1
     with torch.no_grad(), Hoisted(model) as hoisted:
-        before = hoisted.row_losses(batch["input_ids"], plan)
+        before = row_losses(hoisted, batch["input_ids"], plan)
         batch["input_ids"][1, :12] = torch.arange(100, 112)
-        after = hoisted.row_losses(batch["input_ids"], plan)
+        after = row_losses(hoisted, batch["input_ids"], plan)
     assert torch.equal(before[others], after[others])
     assert not torch.equal(before[~others], after[~others])
 
@@ -96,7 +96,7 @@ def test_only_active_rows_are_computed():
     model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: seen.append(args[0].shape[:2]))
     model.model.layers[1].mlp.up_proj.register_forward_hook(lambda module, args, out: in_last.append(args[0].shape[:2]))
     with torch.no_grad(), Hoisted(model) as hoisted:
-        losses = hoisted.row_losses(batch["input_ids"], plan)
+        losses = row_losses(hoisted, batch["input_ids"], plan)
     # The trial of the last layer's loss rows comes first.
     assert seen[-1] == (1, len(plan.active_rows))
     assert in_last[-1] == (1, len(plan.loss_rows))
@@ -129,5 +129,5 @@ def test_a_model_with_absolute_positions_is_hoisted_too():
     with torch.no_grad():
         expected = dense_losses(model, batch)
         with Hoisted(model) as hoisted:
-            found = hoisted.row_losses(batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+            found = row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

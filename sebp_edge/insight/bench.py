@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SebpEdgeError
 from sebp_edge.models.machine import synchronize
+from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Batch
@@ -57,7 +58,7 @@ def _padded_loss(handle, batch: Batch) -> Tensor:
 
 
 def _hoisted_loss(handle: Hoisted, batch: Batch) -> Tensor:
-    return handle.row_losses(batch.input_ids, batch.plan).mean()
+    return handle.row_losses(ActiveTokens.gather(batch.input_ids, batch.plan)).mean()
 
 
 DENSE = Way("dense, padded", _Dense, _padded_loss)

@@ -6,7 +6,7 @@ tokens, [1, A]: every layer, the loss and the backward pass see no padding. Loss
 Only transformers' own extension points are used: a registered attention function, and keywords of the model's call.
 The attention function is the one piece of state outside the model; it is a pure function of its arguments.
 
-Shapes: B sequences, T positions, A active rows, C loss rows, H heads, G key/value heads, E head size, V vocabulary.
+Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, H heads, G key/value heads, E head size.
 """
 
 import torch
@@ -17,6 +17,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.lora import without_adapter
 from sebp_edge.ops import gather_rows
+from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.last_layer import LastLayer
 from sebp_edge.sparse.loss import Head
@@ -51,38 +52,35 @@ class Hoisted:
     def __exit__(self, *exception) -> None:
         self.remove()
 
-    def row_losses(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
+    def row_losses(self, tokens: ActiveTokens) -> Tensor:
         """The loss of every loss row, in nats: fp32 [C].
 
         Args:
-            input_ids_BT: the right-padded batch, int64; on the model's device, as is the plan.
-            plan: the batch's rows.
+            tokens: the batch's active tokens, on the model's device.
         """
-        fewer = len(plan.loss_rows) < len(plan.active_rows)
+        fewer = len(tokens.loss_places) < len(tokens.input_ids)
         restricted = fewer and self._last_layer.is_exact(self._decoder, self._trial_losses)
-        return self._row_losses(input_ids_BT, plan, restricted)
+        return self._row_losses(tokens, restricted)
 
-    def _row_losses(self, input_ids_BT: Tensor, plan: RowPlan, restricted: bool) -> Tensor:
-        ids_A = input_ids_BT.flatten()[plan.active_rows]
-        # Where the loss rows are among the active ones.
-        places_C = torch.searchsorted(plan.active_rows, plan.loss_rows)
-        with self._fused.refreshed(), self._last_layer.on(places_C if restricted else None):
+    def _row_losses(self, tokens: ActiveTokens, restricted: bool) -> Tensor:
+        with self._fused.refreshed(), self._last_layer.on(tokens.loss_places if restricted else None):
             hidden_AD = self._decoder.base_model(
-                input_ids=ids_A[None],
-                position_ids=(plan.active_rows % input_ids_BT.shape[1])[None],
+                input_ids=tokens.input_ids[None],
+                position_ids=tokens.position_ids[None],
                 # None, not ones: transformers would take ones for one long document.
                 attention_mask=None,
-                cu_seq_lens_q=plan.cu_seqlens,
-                cu_seq_lens_k=plan.cu_seqlens,
-                max_length_q=plan.max_len,
-                max_length_k=plan.max_len,
+                cu_seq_lens_q=tokens.cu_seqlens,
+                cu_seq_lens_k=tokens.cu_seqlens,
+                max_length_q=tokens.max_len,
+                max_length_k=tokens.max_len,
                 use_cache=False,
             ).last_hidden_state[0]
-        return self._head.losses(gather_rows(hidden_AD, places_C), plan.targets)
+        return self._head.losses(gather_rows(hidden_AD, tokens.loss_places), tokens.targets)
 
     def _trial_losses(self, restricted: bool) -> Tensor:
         input_ids, labels = trial_batch(self._decoder)
-        return self._row_losses(input_ids, RowPlan.from_labels(labels).to(labels.device), restricted)
+        plan = RowPlan.from_labels(labels).to(labels.device)
+        return self._row_losses(ActiveTokens.gather(input_ids, plan), restricted)
 
 
 # Keywords that transformers' attention layers pass along and that change nothing here.

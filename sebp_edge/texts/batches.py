@@ -1,15 +1,19 @@
-"""Examples become batches: right-padded to the context length, each with its RowPlan, grouped into optimizer steps.
+"""Examples become batches: right-padded to the context length, each with its RowPlan.
+
+Which go together: examples in shuffled order make optimizer steps of equal weight, and each step is cut into
+micro-batches that fill the rows which fit into memory at once.
 
 Shapes: B sequences, T = context length.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.rows import IGNORE, RowPlan
 from sebp_edge.texts.examples import Example
 
@@ -77,3 +81,32 @@ def _steps(examples: list[Example], batch_tokens: int) -> Iterator[list[Example]
             step, before = [], filled
     if step:
         yield step
+
+
+def micro_batches(
+    examples: Iterable[Example], max_rows: int, num_rows: Callable[[Example], int]
+) -> list[list[Example]]:
+    """Cuts examples into micro-batches of at most `max_rows` rows; a single longer example stands alone.
+
+    The longest come first: sequences of one length stand together and the last, short ones fill the rest, and memory
+    that does not suffice shows at once, not in the middle of a training.
+
+    Args:
+        num_rows: how many rows an example takes.
+    """
+    groups, filled = [], 0
+    for example in sorted(examples, key=num_rows, reverse=True):
+        if not groups or filled + num_rows(example) > max_rows:
+            groups.append([])
+            filled = 0
+        groups[-1].append(example)
+        filled += num_rows(example)
+    return groups
+
+
+def bucket_for(examples: list[Example]) -> Bucket:
+    """The bucket on the grid that holds the active tokens of one micro-batch."""
+    lengths = [example.num_active_tokens for example in examples]
+    return Bucket.holding(
+        sum(lengths), len(lengths), max(lengths), sum(example.num_loss_tokens for example in examples)
+    )

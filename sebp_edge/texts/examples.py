@@ -7,6 +7,7 @@ nothing and is dropped.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from sebp_edge.errors import ModelError
 from sebp_edge.sparse.rows import IGNORE
@@ -29,10 +30,15 @@ class Example:
     labels: list[int]
     document: int
 
-    @property
+    @cached_property
     def num_loss_tokens(self) -> int:
         """Tokens that are predicted and learnt; the first one has nothing before it."""
         return sum(label != IGNORE for label in self.labels[1:])
+
+    @cached_property
+    def num_active_tokens(self) -> int:
+        """Tokens up to the last one that predicts a learnt one: its active rows."""
+        return max((place for place, label in enumerate(self.labels) if label != IGNORE), default=0)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,14 @@
 """The losses of a batch: on hoisted rows where a trial shows the padded model's losses, else through the drop-in."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.events import Notice, Sink
+from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.sparsify import Sparsified
-from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.batches import Collator, micro_batches
 from sebp_edge.texts.examples import Example
 
 MAX_ROWS = 4096
@@ -24,7 +23,7 @@ class RowLosses:
         collator: pads examples into batches.
         device: where the model is.
         hoisted: whether only active rows are computed, or all of the padded batch in the forward pass.
-        max_rows: most rows that one micro-batch may have.
+        max_rows: most rows that one micro-batch may have; a single longer example stands alone.
     """
 
     def __init__(self, model: nn.Module, examples: list[Example], collator: Collator, device, on_event: Sink):
@@ -41,21 +40,18 @@ class RowLosses:
     def __call__(self, examples: list[Example]) -> tuple[Tensor, Tensor]:
         """The losses of one micro-batch's loss rows, in nats: fp32 [C], and the sequence of each row: int64 [C]."""
         batch = self.collator(examples)
-        losses = self._handle.row_losses(batch.input_ids.to(self.device), batch.plan.to(self.device))
+        if self.hoisted:
+            losses = self._handle.row_losses(ActiveTokens.gather(batch.input_ids, batch.plan).to(self.device))
+        else:
+            losses = self._handle.row_losses(batch.input_ids.to(self.device), batch.plan.to(self.device))
         return losses, batch.plan.loss_rows // self.collator.context_length
 
-    def micro_batches(self, examples: list[Example]) -> Iterator[list[Example]]:
-        """Cuts `examples`, in order, into lists whose rows stay under `max_rows`; a single longer one stands alone."""
-        group, rows = [], 0
-        for example in examples:
-            more = len(example.input_ids) if self.hoisted else self.collator.context_length
-            if group and rows + more > self.max_rows:
-                yield group
-                group, rows = [], 0
-            group.append(example)
-            rows += more
-        if group:
-            yield group
+    def micro_batches(self, examples: list[Example]) -> list[list[Example]]:
+        """Cuts `examples` into micro-batches of at most `max_rows` rows, the longest examples first."""
+        return micro_batches(examples, self.max_rows, self._num_rows)
+
+    def _num_rows(self, example: Example) -> int:
+        return example.num_active_tokens if self.hoisted else self.collator.context_length
 
     def __enter__(self) -> "RowLosses":
         return self
@@ -75,7 +71,7 @@ def _why_not_hoisted(model: nn.Module, examples: list[Example], pad_token_id: in
         expected = padded.row_losses(input_ids, plan)
     try:
         with Hoisted(model) as hoisted:
-            found = hoisted.row_losses(input_ids, plan)
+            found = hoisted.row_losses(ActiveTokens.gather(input_ids, plan))
     except SparsityError as error:
         return str(error)
     except torch.OutOfMemoryError:
