@@ -15,7 +15,7 @@ from sebp_edge.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.documents import Document
-from sebp_edge.texts.examples import encode
+from sebp_edge.texts.examples import Example, encode
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate, judge
 from sebp_edge.training.loop import Trainer
 from sebp_edge.training.losses import RowLosses
@@ -92,6 +92,44 @@ def test_micro_batches_do_not_change_the_gradient(base, examples):
     assert (many, few) == (len(examples), 1)
     for one, other in zip(one_by_one, together, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_micro_batches_do_not_change_the_held_out_losses(base, examples):
+    trainer = make_trainer(base, examples)
+    longer = encode([Document("a", make_sentences(1, seed=5, words=90)[0])], base.tokenizer, 64)[0]
+    examples = [*examples, *(Example(one.input_ids, one.labels, 99) for one in longer)]
+    with trainer.rows as rows:
+        together = evaluate(rows, examples)
+        rows.max_rows = 1
+        one_by_one = evaluate(rows, examples[::-1])
+    trainer.adaptation.detach()
+    assert len(longer) > 1
+    assert together.tokens == one_by_one.tokens
+    assert together.tokens[99] == sum(example.num_loss_tokens for example in longer)
+    assert together.nats == pytest.approx(one_by_one.nats, rel=1e-5)
+
+
+def test_a_steps_micro_batches_are_filled_with_the_longest_first(base, examples, monkeypatch):
+    give, lengths = RowLosses.__call__, []
+
+    def watched(rows, micro_batch):
+        lengths.append([example.num_active_tokens for example in micro_batch])
+        return give(rows, micro_batch)
+
+    monkeypatch.setattr(RowLosses, "__call__", watched)
+    trainer = make_trainer(base, examples, RECIPE.replace(batch_tokens=10**6, epochs=1))
+    trainer.rows.max_rows = 120
+    with trainer.rows:
+        progress = trainer.train(examples, [])
+    trainer.adaptation.detach()
+    assert progress.steps == 1
+    assert lengths == [
+        [example.num_active_tokens for example in micro_batch] for micro_batch in trainer.rows.micro_batches(examples)
+    ]
+    assert len(lengths) > 3
+    together = [length for micro_batch in lengths for length in micro_batch]
+    assert together == sorted((example.num_active_tokens for example in examples), reverse=True)
+    assert all(len(micro_batch) > 1 and sum(micro_batch) <= 120 for micro_batch in lengths[:-1])
 
 
 def test_the_schedule_warms_up_and_ends_at_zero(base, examples):

@@ -38,11 +38,10 @@ def evaluate(rows: RowLosses, examples: list[Example]) -> HeldOutLoss:
     result = HeldOutLoss()
     for group in rows.micro_batches(examples):
         losses, sequences = rows(group)
-        losses = losses.cpu().double()
-        for sequence, example in enumerate(group):
-            own, document = losses[sequences == sequence], example.document
-            result.nats[document] = result.nats.get(document, 0.0) + float(own.sum())
-            result.tokens[document] = result.tokens.get(document, 0) + len(own)
+        nats = torch.zeros(len(group), dtype=torch.float64).index_add_(0, sequences, losses.cpu().double())
+        for example, own in zip(group, nats.tolist(), strict=True):
+            result.nats[example.document] = result.nats.get(example.document, 0.0) + own
+            result.tokens[example.document] = result.tokens.get(example.document, 0) + example.num_loss_tokens
     return result
 
 

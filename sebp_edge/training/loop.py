@@ -7,6 +7,7 @@ micro-batches they are spread over.
 import math
 import time
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 
@@ -69,10 +70,10 @@ class Trainer:
         Raises:
             NonFiniteLoss: the loss or its gradient became NaN or infinite.
         """
-        progress, epochs = (
-            self.progress,
-            shuffled_steps(examples, self.recipe.batch_tokens, self.recipe.epochs, self.seed),
-        )
+        progress, recipe = self.progress, self.recipe
+        shuffled = shuffled_steps(examples, recipe.batch_tokens, recipe.epochs, self.seed)
+        # All micro-batches are known before the first one runs.
+        epochs = [[self.rows.micro_batches(step) for step in steps] for steps in shuffled]
         optimizer, scheduler = self._optimizer(sum(map(len, epochs)))
         progress.total_steps = sum(map(len, epochs[:last_epoch]))
         try:
@@ -81,7 +82,7 @@ class Trainer:
                 for step in steps:
                     self._step(step, epoch, optimizer, scheduler)
                 self._evaluate(select, epoch)
-                if epoch - progress.best_epoch > self.recipe.patience:
+                if epoch - progress.best_epoch > recipe.patience:
                     break
         except BaseException as stop:
             # An interrupted state is worth something before the first evaluation, a diverged one never.
@@ -105,12 +106,13 @@ class Trainer:
 
         return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
-    def _step(self, examples: list[Example], epoch: int, optimizer, scheduler) -> None:
+    def _step(self, micro_batches: list[list[Example]], epoch: int, optimizer, scheduler) -> None:
         begin, progress = time.perf_counter(), self.progress
+        examples = list(chain.from_iterable(micro_batches))
         loss_tokens = sum(example.num_loss_tokens for example in examples)
         loss = torch.zeros((), device=self.rows.device)
-        for group in self.rows.micro_batches(examples):
-            losses, _ = self.rows(group)
+        for micro_batch in micro_batches:
+            losses, _ = self.rows(micro_batch)
             part = losses.sum() / loss_tokens
             part.backward()
             loss += part.detach()
