@@ -119,7 +119,7 @@ def test_filler_adds_no_error_in_bf16(family, prompt):
     batch = padded_batch(lengths=(100, 1, 64, 17), length=128, prompt=prompt)
     tokens = ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"]))
     filled = tokens.filled(Bucket.holding(*tokens.sizes))
-    model = MODELS[family]()
+    model = MODELS[family]().double()
 
     def weighted(tokens):
         with Hoisted(model) as hoisted:
@@ -130,12 +130,12 @@ def test_filler_adds_no_error_in_bf16(family, prompt):
 
     true_losses, true_gradients = weighted(tokens)
     model = model.to("cuda", torch.bfloat16)
-    losses, gradients = weighted(tokens)
-    filled_losses, filled_gradients = weighted(filled)
+    losses, without = weighted(tokens)
+    filled_losses, found = weighted(filled)
     error = relative_error(filled_losses[filled.weights == 1], true_losses)
     assert error <= 2 * relative_error(losses, true_losses) + 1e-4
     for name, truth in true_gradients.items():
-        assert relative_error(filled_gradients[name], truth) <= 2 * relative_error(gradients[name], truth) + 1e-4, name
+        assert relative_error(found[name], truth) <= 2 * relative_error(without[name], truth) + 1e-4, name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
