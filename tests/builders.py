@@ -1,6 +1,8 @@
 """Small things that tests build: a tokenizer, a random Llama, sentences. Nothing is downloaded."""
 
 import random
+import warnings
+from contextlib import contextmanager
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -70,3 +72,16 @@ def make_sentences(count: int, seed: int = 0, words: int = 24) -> list[str]:
     """Short texts that share a vocabulary, so that a model can learn from some what helps with the others."""
     order = random.Random(seed)
     return [" ".join(order.choices(WORDS, k=words)) + "." for _ in range(count)]
+
+
+@contextmanager
+def waiting_for_the_gpu_is_an_error():
+    """Within it, an operation that makes the host wait for the GPU raises a RuntimeError."""
+    with warnings.catch_warnings():
+        # torch says that this mode is new.
+        warnings.simplefilter("ignore", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

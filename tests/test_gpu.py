@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from builders import make_llama, row_losses
+from builders import make_llama, row_losses, waiting_for_the_gpu_is_an_error
 from test_dropin_families import DECODERS, ENCODERS, make, make_decoder
 from test_hoist import MODELS
 from test_selection import random_gradient, selector
@@ -166,11 +166,8 @@ def test_choosing_rows_does_not_wait_for_the_gpu(make, unbiased):
 
     # Once before: compiling the kernels may wait.
     expected = three_passes()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_for_the_gpu_is_an_error():
         found = three_passes()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one.on_host()[0], other.on_host()[0])
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from builders import make_llama, make_sentences
+from builders import make_llama, make_sentences, waiting_for_the_gpu_is_an_error
 from peft import LoraConfig, get_peft_model
 from test_hoist import MODELS
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -106,11 +106,8 @@ def test_a_step_does_not_wait_for_the_gpu():
     examples = make_examples([31, 2, 17, 64, 5, 40])
     with make_learner(Adapted(), examples) as learner:
         outcome = learner.step([examples[:3], examples[3:]], 1e-3)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waiting_for_the_gpu_is_an_error():
             again = learner.step([examples[:3], examples[3:]], 1e-3)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert learner._graphs is not None
     assert float(again.loss) < float(outcome.loss)
     assert float(again.grad_norm) > 0
