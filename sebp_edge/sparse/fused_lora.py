@@ -103,6 +103,9 @@ class _Group:
         return None not in projections and self._key == _key(projections)
 
     def output(self, member: int, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            # torch.compile fuses PEFT's own layers, whose parts have the sparse backward.
+            return type(self.layers[member]).forward(self.layers[member], x)
         grad = torch.is_grad_enabled()
         known = self._input is not None and self._input[0] is x and self._input[1] == grad
         if not (known and member in self._outputs):
