@@ -14,6 +14,7 @@ dequantised once in each pass and dropped again.
 Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their sum, R rank of each.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -84,7 +85,7 @@ class LoraGroup:
             bias = torch.cat([stacked_B.new_zeros(len(lora_B)) if b is None else b.detach() for lora_B, b in parts])
         return cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, scalings[0])
 
-    @property
+    @functools.cached_property
     def columns(self) -> tuple[int, ...]:
         """M_1 .. M_n."""
         return tuple(lora_B.shape[0] for lora_B in self.loras_B)

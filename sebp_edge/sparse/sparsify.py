@@ -44,6 +44,7 @@ class Sparsified:
         self.choices_folder = platformdirs.user_cache_dir("sebp-edge")
         self._inner = inner_model(model)
         self._behind_attention = layers_behind_attention(self._inner)
+        self._may_checkpoint = [part for part in self._inner.modules() if hasattr(part, "gradient_checkpointing")]
         self._rows = DETECTED
         self._given_plan: RowPlan | None = None
         self._inputs = KeptInputs()
@@ -137,11 +138,15 @@ class Sparsified:
             self._inputs.forget()
 
     def _rows_of(self, inputs: dict, plan: RowPlan | None) -> BatchRows:
-        if not self._selection.reads_labels or _is_checkpointing(self._inner) or looks_further(self._inner, inputs):
+        if not self._selection.reads_labels or self._is_checkpointing() or looks_further(self._inner, inputs):
             return DETECTED
         if plan is None:
             return encoder_rows(self._inner, inputs)
         return decoder_rows(plan, inputs.get("attention_mask"))
+
+    def _is_checkpointing(self) -> bool:
+        """Whether layers run again in the backward pass, when this batch's rows may be another's already."""
+        return any(part.gradient_checkpointing for part in self._may_checkpoint)
 
     def _rows_for(self, layers: list[nn.Module], x: Tensor) -> Rows | None:
         """The rows of layers that are computed together; layers of other rows choose theirs later."""
@@ -224,8 +229,3 @@ def _stand_in(sparsified: Sparsified):
         return sparsified._run(args, kwargs)
 
     return forward
-
-
-def _is_checkpointing(model: nn.Module) -> bool:
-    """Whether layers run again in the backward pass, when this batch's rows may be another's already."""
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
