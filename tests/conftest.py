@@ -1,6 +1,7 @@
 """What tests share: a tiny model that is made here and never downloaded, and a data folder of their own."""
 
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 # Before torch and transformers are imported: no test reaches the network.
@@ -17,6 +18,8 @@ import pytest
 from builders import make_llama, make_sentences, make_tokenizer
 
 import evidence
+from sebp_edge.ops import backend, choices
+from sebp_edge.ops.tiles import Tiles
 
 # The models are so small that a second thread only waits for the first.
 torch.set_num_threads(1)
@@ -47,6 +50,34 @@ def poisoned_memory():
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Our kernels run on the CPU, in Triton's interpreter."""
+    if torch.cuda.is_available():
+        pytest.skip("tensors on the CPU need Triton's interpreter")
+    pytest.importorskip("triton", reason="Triton is not installed on this platform")
+    tiles = Tiles(16, 16, 16, 2, 4, 2)
+    monkeypatch.setattr(backend, "_runs_kernels", lambda tensor: True)
+    monkeypatch.setattr(choices, "choose_for_any_number", lambda *_: choices.Ways(tiles, tiles))
+
+
+@pytest.fixture
+def no_waiting(monkeypatch):
+    """A context in which reading an element on the host, as a GPU's synchronisation would, fails."""
+
+    def refuse(tensor, *_):
+        raise AssertionError("the host waits for an element")
+
+    @contextmanager
+    def refusing():
+        with monkeypatch.context() as patch:
+            for name in ("item", "tolist", "__int__", "__float__", "__bool__", "__index__", "nonzero"):
+                patch.setattr(torch.Tensor, name, refuse)
+            yield
+
+    return refusing
 
 
 @pytest.fixture(scope="session")

@@ -176,7 +176,7 @@ def test_measuring_checks_and_times_every_way_that_fits(tmp_path, monkeypatch):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         # No graphs and no limits on a CPU: the ways run in Triton's interpreter.
-        monkeypatch.setattr(measure, "time_in_graph", lambda function: 1.0 + (function() is None))
+        monkeypatch.setattr(measure, "milliseconds", lambda function: 1.0 + (function() is None))
         monkeypatch.setattr(choices, "shared_memory", lambda index: 100_000)
         monkeypatch.setattr(choices, "index_of", lambda device: 0)
         monkeypatch.setattr(choices, "machine", lambda index: MACHINE)

@@ -19,6 +19,7 @@ from transformers import Trainer, TrainingArguments
 from sebp_edge import sparsify
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import detect
+from sebp_edge.sparse import fused_lora
 from sebp_edge.sparse.kept_inputs import KeptInputs
 from sebp_edge.sparse.rows import IGNORE
 
@@ -306,6 +307,16 @@ def test_two_processes_train_like_dense(tmp_path, monkeypatch):
     # The new processes import this module by its name.
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     torch.multiprocessing.spawn(_train_in_one_of_two, args=(str(tmp_path),), nprocs=2)
+
+
+def test_what_a_lora_layer_is_made_of_is_looked_up_once_a_forward_pass(monkeypatch):
+    model, batch = model_with("lora", "no"), padded_batch()
+    with sparsify(model):
+        model(**batch)
+        looked_up, plain = [], fused_lora.plain_projection
+        monkeypatch.setattr(fused_lora, "plain_projection", lambda layer: looked_up.append(layer) or plain(layer))
+        model(**batch).loss.backward()
+    assert len(looked_up) == len(set(looked_up)) == 3 * 7
 
 
 def saved_rows(model, batch):

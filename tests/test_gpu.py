@@ -5,13 +5,14 @@ import torch
 from builders import make_llama, row_losses, waiting_for_the_gpu_is_an_error
 from test_dropin_families import DECODERS, ENCODERS, make, make_decoder
 from test_hoist import MODELS
+from test_lora_linear import random_group
 from test_selection import random_gradient, selector
 from test_sparse_linear import gradients, random_case
 from test_sparsify import loss_and_gradients, padded_batch
 from transformers import AutoModelForTokenClassification
 
 from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
-from sebp_edge.ops import choices, detect, sparse_linear
+from sebp_edge.ops import LoraGroup, LoraProjection, choices, detect, lora_linear, sparse_linear
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.hoist import Hoisted
@@ -170,6 +171,32 @@ def test_choosing_rows_does_not_wait_for_the_gpu(make, unbiased):
         found = three_passes()
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one.on_host()[0], other.on_host()[0])
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("rows", [detect, selector(TopN(17)), selector(Threshold(epsilon=0.5))])
+@pytest.mark.parametrize("op", ["sparse_linear", "lora_linear"])
+def test_gradients_of_chosen_rows_do_not_wait_for_the_gpu(op, rows):
+    x, projections, _, douts = random_group(300, 96, (64, 33), 8, 40, torch.bfloat16, torch.float32)
+    x, *douts = (tensor.cuda().requires_grad_(tensor is x) for tensor in (x, *douts))
+    projections = [LoraProjection(*(t if t is None else t.cuda() for t in p[:4]), p.scaling) for p in projections]
+    trained = [p.lora_A.requires_grad_() for p in projections] + [p.lora_B.requires_grad_() for p in projections]
+    if op == "sparse_linear":
+        trained = [p.weight.requires_grad_() for p in projections]
+    group = LoraGroup.stack(projections)
+
+    def backward():
+        if op == "lora_linear":
+            outputs = lora_linear(x, group, rows)
+        else:
+            outputs = tuple(sparse_linear(x, p.weight, p.bias, rows) for p in projections)
+        return torch.autograd.grad(outputs, [x, *trained], douts)
+
+    # Once before: compiling the kernels may wait.
+    backward()
+    with waiting_for_the_gpu_is_an_error():
+        found = backward()
+    assert all(gradient.isfinite().all() and gradient.any() for gradient in found)
 
 
 def test_notes_become_an_adapter_on_the_gpu(model_folder, notes_folder, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sebp_edge.ops import LoraGroup, LoraProjection, QuantisedWeight, detect, lora_linear
+from sebp_edge.ops import LoraGroup, LoraProjection, QuantisedWeight, detect, lora_linear, select_rows
 
 
 def random_group(num_rows, num_in, outs, rank, active, dtype=torch.float64, adapter_dtype=torch.float64, seed=0):
@@ -69,6 +69,28 @@ def test_outputs_and_gradients_are_pefts(shape, share, given, poisoned_memory):
     found_out, found = outputs_and_gradients(lambda x, p: stacked(x, p, rows), x, projections, douts)
     for one, other in zip([*found_out, *found], [*expected_out, *expected], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("given", ["detect", "chosen", "weighted"])
+@pytest.mark.parametrize("wanted_dx", [True, False])
+def test_kernels_compute_rows_that_are_found_without_waiting_for_their_number(
+    given, wanted_dx, kernels, no_waiting, poisoned_memory
+):
+    x, projections, active, douts = random_group(65, 33, (17, 9, 9), 4, 20, torch.float32, torch.float32)
+    factors = torch.zeros(65).index_fill_(0, active if given == "detect" else active[::3], 1.0)
+    factors *= torch.arange(65) / 7 if given == "weighted" else 1.0
+
+    def choose(douts):
+        return select_rows(factors != 0, factors if given == "weighted" else None, capacity=13)
+
+    scaled = [dout * factors[:, None] for dout in douts]
+    _, expected = outputs_and_gradients(lambda *a: dense(*a, torch.float32), x, projections, scaled)
+    adapters = [*(p.lora_A.requires_grad_() for p in projections), *(p.lora_B.requires_grad_() for p in projections)]
+    outputs = stacked(x.requires_grad_(wanted_dx), projections, detect if given == "detect" else choose)
+    with no_waiting():
+        found = torch.autograd.grad(outputs, [x, *adapters] if wanted_dx else adapters, douts)
+    for one, other in zip(found, expected if wanted_dx else expected[1:], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import library
 
-from sebp_edge.ops import ActiveRows, backend, choices, detect, select_rows, sparse_linear
+from sebp_edge.ops import ActiveRows, choices, detect, select_rows, sparse_linear
 from sebp_edge.ops.tiles import Tiles
 
 SHAPES = [(1, 1, 1), (7, 5, 3), (64, 33, 17), (129, 64, 96)]
@@ -153,15 +153,6 @@ def test_weights_and_a_capacity_are_the_selectors(capacity, chosen, poisoned_mem
 SMALL = Tiles(16, 16, 16, 2, 4, 2)
 
 
-@pytest.fixture
-def kernels(monkeypatch):
-    """Our kernels run on the CPU, in Triton's interpreter."""
-    pytest.importorskip("triton", reason="Triton is not installed on this platform")
-    monkeypatch.setattr(backend, "_runs_kernels", lambda tensor: True)
-    monkeypatch.setattr(choices, "choose_for_any_number", lambda *_: choices.Ways(SMALL, SMALL))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="tensors on the CPU need Triton's interpreter")
 @pytest.mark.parametrize("dx", [None, SMALL])
 @pytest.mark.parametrize("dweight", [None, SMALL])
 @pytest.mark.parametrize("trained", ["xwb", "x", "w", "b", "xb", "xw"])
@@ -199,6 +190,12 @@ class Mixed(torch.nn.Module):
         for layer in self.layers:
             x = torch.tanh(self.linear(x, layer.weight, layer.bias, rows))
         return x
+
+
+def test_rows_that_are_found_are_not_waited_for(kernels, no_waiting):
+    x, weight, bias, _, dout = random_case(24, 8, 6, 9, torch.float32)
+    with no_waiting():
+        gradients(lambda *tensors: sparse_linear(*tensors, detect), (x, weight, bias), dout)
 
 
 # torch.compile itself warns when it traces a Function.

@@ -1,4 +1,4 @@
-"""GPU time of a function, from the replays of a captured graph: no launch, no Python, no host in it."""
+"""Backward passes to be timed in captured graphs (`sebp_edge.ops.timing`), and what is timed without one."""
 
 import statistics
 from collections.abc import Callable
@@ -6,14 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_STREAM = []
-
-
-def capture_stream() -> torch.cuda.Stream:
-    """The one stream that everything here runs on: a backward pass runs on its forward pass's stream."""
-    if not _STREAM:
-        _STREAM.append(torch.cuda.Stream())
-    return _STREAM[0]
+from sebp_edge.ops.timing import capture_stream
 
 
 def backward_of(forward: Callable, inputs: list[Tensor] | tuple[Tensor, ...], *douts: Tensor) -> Callable:
@@ -25,29 +18,6 @@ def backward_of(forward: Callable, inputs: list[Tensor] | tuple[Tensor, ...], *d
         outputs = forward()
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     return lambda: torch.autograd.grad(outputs, inputs, douts or None, retain_graph=True)
-
-
-def milliseconds(function: Callable, *, calls: int = 5, repeats: int = 20) -> float:
-    """Median GPU milliseconds of one call, over replays of a graph of several calls."""
-    stream = capture_stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            function()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(calls):
-                function()
-        times = []
-        for _ in range(repeats):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end) / calls)
-    return statistics.median(times)
 
 
 def waits(function: Callable) -> bool:

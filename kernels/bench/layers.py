@@ -15,10 +15,11 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 import evidence
-from graph_time import backward_of, milliseconds
+from graph_time import backward_of
 from sebp_edge.models.lora import plain_projection
 from sebp_edge.ops import LoraGroup, lora_linear, sparse_linear
 from sebp_edge.ops.measure import relative_error
+from sebp_edge.ops.timing import milliseconds
 
 LAYERS = [(3072, 8192), (8192, 3072), (3072, 3072), (3072, 1024), (768, 3072)]
 NUM_ROWS = (4096, 16384)
@@ -104,7 +105,7 @@ def time_linear(num_in: int, num_out: int, num_rows: int, rows: Tensor) -> dict[
         for found, true, most in zip(ways[name](), truth, allowed, strict=True):
             if not relative_error(found, true) <= 2 * most + 1e-4:
                 raise SystemExit(f"{name} is wrong for {num_in}->{num_out}, {len(rows)} of {num_rows} rows")
-    return {name: milliseconds(way) for name, way in ways.items()}
+    return {name: milliseconds(way, repeats=20) for name, way in ways.items()}
 
 
 # --------------------------------------------------------------------------------------------------------------- LoRA
@@ -149,7 +150,7 @@ def time_lora(num_in: int, outs: tuple[int, ...], num_rows: int) -> dict[str, fl
     for found, true in zip(ways["ours"](), ways["peft"](), strict=True):
         if not relative_error(found, true.float()) <= 0.02:
             raise SystemExit(f"lora_linear is wrong for {num_in}->{outs}, {num_rows} rows")
-    return {name: milliseconds(way) for name, way in ways.items()}
+    return {name: milliseconds(way, repeats=20) for name, way in ways.items()}
 
 
 if __name__ == "__main__":

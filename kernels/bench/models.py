@@ -30,8 +30,9 @@ from transformers import (
 )
 
 import evidence
-from graph_time import backward_of, milliseconds, milliseconds_in_kernels, waits
+from graph_time import backward_of, milliseconds_in_kernels, waits
 from sebp_edge.insight.bench import DENSE, DROP_IN, Timing, Way, WrongGradients, gradients, time_in_turns
+from sebp_edge.ops.timing import milliseconds
 from sebp_edge.sparse.rows import IGNORE
 from sebp_edge.texts.batches import Batch
 from step import SHAPE
@@ -197,7 +198,7 @@ def backward_on_gpu(model: nn.Module, batch: Batch) -> tuple[dict[str, float], s
     if any(with_backward(waits, model, arm, batch) for arm in ARMS):
         time, method = milliseconds_in_kernels, "profiler"
     else:
-        time, method = functools.partial(milliseconds, calls=1), "graph"
+        time, method = functools.partial(milliseconds, calls=1, repeats=20), "graph"
     return {arm.name: with_backward(time, model, arm, batch) for arm in ARMS}, method
 
 

@@ -1,11 +1,12 @@
 """SEBP's operations: tensors in, tensors out. `backend` alone chooses between our kernels and plain PyTorch.
 
-sparse_linear          Y = X Wᵀ + b, whose backward pass computes the rows of dL/dY that carry gradient and no others
-lora_linear            projections of one X with their LoRA adapters, as one wide layer
-linear_cross_entropy   the loss from hidden states, without ever holding all logits
-sequence_attention_    causal attention within each of several sequences, rotary embedding included
+sparse_linear               Y = X Wᵀ + b, whose backward pass computes the rows of dL/dY that carry gradient, no others
+lora_linear                 projections of one X with their LoRA adapters, as one wide layer
+linear_cross_entropy        the loss from hidden states, without ever holding all logits
+sequence_attention_         causal attention within each of several sequences, rotary embedding included
 gather_rows, scatter_rows   rows taken out of a matrix and put back, differentiable
-row_norms, select_rows which rows of a gradient to keep, decided on the device; `detect`: those that are not zero
+row_norms, select_rows      which rows of a gradient to keep, decided on the device
+detect                      the rows that are not zero
 """
 
 from sebp_edge.ops.attention import Scores, sequence_attention_

@@ -69,8 +69,13 @@ def choose_products(
     return choices.choose(shape, dout_NM.device, choices_folder)
 
 
+def tiles_for_any_number(dout_NM: Tensor) -> Tiles | None:
+    """Tiles of `dx` for rows whose number only the device knows; None where our kernels do not run."""
+    return choices.choose_for_any_number(dout_NM.dtype.itemsize, dout_NM.device).dx if _runs_kernels(dout_NM) else None
+
+
 def dx(dout_NM: Tensor, weight_MK: Tensor, rows, tiles: Tiles) -> Tensor:
-    """dX of the active rows by our kernel, zero elsewhere; [N, K]. Only where `choose_products` gave tiles."""
+    """dX of the active rows by our kernel, zero elsewhere; [N, K]. Only where tiles were chosen."""
     from sebp_edge.ops.gpu import products
 
     return products.dx(dout_NM, weight_MK, rows, tiles)

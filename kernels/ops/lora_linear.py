@@ -14,6 +14,7 @@ dequantised once in each pass and dropped again.
 Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their sum, R rank of each.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sebp_edge.ops import backend
-from sebp_edge.ops.rows import Rows, RowTarget, as_rows, kept_rows, take_gradient, take_kept, verify_skipped
+from sebp_edge.ops.rows import ActiveRows, Rows, RowTarget, as_rows, kept_rows, take_gradient, take_kept, verify_skipped
 
 
 class QuantisedWeight(NamedTuple):
@@ -84,7 +85,7 @@ class LoraGroup:
             bias = torch.cat([stacked_B.new_zeros(len(lora_B)) if b is None else b.detach() for lora_B, b in parts])
         return cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, scalings[0])
 
-    @property
+    @functools.cached_property
     def columns(self) -> tuple[int, ...]:
         """M_1 .. M_n."""
         return tuple(lora_B.shape[0] for lora_B in self.loras_B)
@@ -127,24 +128,42 @@ class _LoraLinear(torch.autograd.Function):
         kept_x, kept_down, *adapters = ctx.saved_tensors
         rows, group = ctx.rows, ctx.group
         douts = [dout.reshape(-1, dout.shape[-1]) for dout in douts]
-        num_rows = len(douts[0])
+        num_rows, tiles = len(douts[0]), None
         if callable(rows):
-            rows = rows(tuple(douts)).on_host()
+            rows, tiles = rows(tuple(douts)), backend.tiles_for_any_number(douts[0])
+            # With none of our kernels, nothing but the host can leave out what is beyond the number of rows.
+            rows = rows.on_host() if tiles is None else rows
         else:
             for dout_NM in douts:
                 verify_skipped(dout_NM, rows)
-        dout_AM = _side_by_side([take_gradient(dout_NM, rows) for dout_NM in douts])
+        if tiles is None:
+            dout_AM = _side_by_side([take_gradient(dout_NM, rows) for dout_NM in douts])
+        else:
+            # As many rows as there may be, of zeros beyond their number: no sum of rank R minds them.
+            dout_NM = _side_by_side(douts)
+            dout_AM = take_gradient(dout_NM, rows)
         x_AK, down_AR = take_kept(kept_x, rows, num_rows), take_kept(kept_down, rows, num_rows)
         dtype = adapters[0].dtype
         up_AR, dstacked_B = backend.lora_up_backward(dout_AM, down_AR, group.stacked_B, group.columns, group.scaling)
         dstacked_A = backend.product(up_AR.T, x_AK, dtype)
         dx = None
         if ctx.needs_input_grad[0]:
-            target = RowTarget(rows, num_rows, x_AK.shape[1], x_AK)
-            torch.mm(up_AR, group.stacked_A, out=target.part)
-            target.part.addmm_(dout_AM, group.matrix())
-            dx = target.whole().reshape(ctx.x_shape)
+            if tiles is None:
+                dx = _dx_of_compact_rows(dout_AM, up_AR, group, rows, num_rows)
+            else:
+                dx = backend.dx(dout_NM, group.matrix(), rows, tiles)
+                dx.addmm_(backend.scatter_rows(up_AR, rows.places), group.stacked_A)
+            dx = dx.reshape(ctx.x_shape)
         return dx, None, None, *dstacked_A.chunk(len(douts)), *dstacked_B.to(dtype).split(group.columns)
+
+
+def _dx_of_compact_rows(
+    dout_AM: Tensor, up_AR: Tensor, group: LoraGroup, rows: ActiveRows | slice | None, num_rows: int
+) -> Tensor:
+    target = RowTarget(rows, num_rows, group.stacked_A.shape[1], dout_AM)
+    torch.mm(up_AR, group.stacked_A, out=target.part)
+    target.part.addmm_(dout_AM, group.matrix())
+    return target.whole()
 
 
 def _side_by_side(parts_AM: list[Tensor]) -> Tensor:
@@ -169,8 +188,8 @@ def lora_linear(x: Tensor, group: LoraGroup, rows: Rows | None = None) -> tuple[
         group: the projections. Products run in x's dtype with its copies of the adapters, which must be up to date; the
             adapters' gradients come in the adapters' own dtype.
         rows: the only rows whose output gradients may be non-zero: int64 [A], increasing; the same as `ActiveRows`; a
-            slice; a function that chooses them in the backward pass (`detect`: those that are non-zero in any of them);
-            None for all.
+            slice; a function that chooses them in the backward pass (`detect`: those that are non-zero in any of them),
+            for whose number the host does not wait where our kernels run; None for all.
 
     Returns:
         One [..., M_i] in x's dtype for each projection, side by side in memory. Twice differentiable it is not.

@@ -4,9 +4,7 @@ Never called inside a training step: it takes seconds for each layer. A way is t
 held against cuBLAS's error. Times are medians of replays of captured graphs, without what launches cost the host.
 """
 
-import functools
 import itertools
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -18,6 +16,7 @@ from sebp_edge.ops import choices
 from sebp_edge.ops.gpu import move_rows, products
 from sebp_edge.ops.rows import ActiveRows
 from sebp_edge.ops.tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, Tiles
+from sebp_edge.ops.timing import milliseconds
 
 
 class Times(NamedTuple):
@@ -104,9 +103,9 @@ def time_products(num_inputs: int, num_outputs: int, rows: ActiveRows, dtype: to
     check(dx_ways, true_dx)
     check(dweight_ways, dout_AM.float().T @ x_AK.float())
     return Times(
-        time_in_graph(lambda: move_rows.gather_rows(dout_NM, rows.ids)),
-        {tiles: time_in_graph(way) for tiles, way in dx_ways.items()},
-        {tiles: time_in_graph(way) for tiles, way in dweight_ways.items()},
+        milliseconds(lambda: move_rows.gather_rows(dout_NM, rows.ids)),
+        {tiles: milliseconds(way) for tiles, way in dx_ways.items()},
+        {tiles: milliseconds(way) for tiles, way in dweight_ways.items()},
     )
 
 
@@ -126,32 +125,3 @@ def check(ways: dict[Tiles | None, Callable[[], Tensor]], truth: Tensor) -> None
 def relative_error(found: Tensor, truth: Tensor) -> float:
     """The norm of the error over the norm of the truth, computed in the truth's dtype."""
     return float((found.to(truth.dtype) - truth).norm() / truth.norm())
-
-
-@functools.cache
-def capture_stream() -> torch.cuda.Stream:
-    """The one stream that timed work is captured on: a backward pass runs on its forward pass's stream."""
-    return torch.cuda.Stream()
-
-
-def time_in_graph(function: Callable[[], object], repeats: int = 5) -> float:
-    """Median milliseconds of one call, from the replays of a graph of several calls."""
-    stream = capture_stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        function()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(5):
-                function()
-        graph.replay()
-        times = []
-        for _ in range(repeats):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end) / 5)
-    return statistics.median(times)

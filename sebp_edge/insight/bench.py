@@ -90,7 +90,7 @@ def time_steps(model: nn.Module, batches: list[Batch], ways=WAYS, *, rounds: int
         model: on its device, with the parameters to train requiring gradients; they are trained on the way.
         batches: on the model's device.
         ways: what to compare; the dense one is always the reference.
-        rounds: how often each batch is run by each way, after one round of warm-up.
+        rounds: how often each batch is run by each way; each time after one step that is not timed.
         tolerance: largest relative error of the gradients that is still called right.
 
     Raises:
@@ -111,13 +111,12 @@ def time_in_turns(
     optimizer = torch.optim.AdamW(parameters, lr=1e-5)
     samples: dict[str, list[tuple[float, float, float]]] = {way.name: [] for way in ways}
     peaks = dict.fromkeys(samples, 0)
-    for round_number in range(rounds + 1):
+    for _ in range(rounds):
         for way in ways:
             with way.attach(model) as handle, _peak(batches[0].input_ids.device, peaks, way.name):
-                for batch in batches:
-                    sample = _time_one(handle, way, batch, optimizer)
-                    if round_number > 0:
-                        samples[way.name].append(sample)
+                # Every handle's first batch has its trials, which training has once and not in each step.
+                _time_one(handle, way, batches[0], optimizer)
+                samples[way.name] += [_time_one(handle, way, batch, optimizer) for batch in batches]
     return [
         Timing(
             way.name,

@@ -46,17 +46,18 @@ class FusedLora:
     @contextmanager
     def refreshed(self) -> Iterator[None]:
         """Within it adapters must not change: they are copied at its beginning, and not by each layer for itself."""
-        pairs = [group.stacked.copies() for group in self._groups if group.is_current()]
-        if pairs:
+        current = [group for group in self._groups if group.is_current()]
+        if current:
+            pairs = [group.stacked.copies() for group in current]
             places, sources = (list(chain.from_iterable(lists)) for lists in zip(*pairs, strict=True))
             with torch.no_grad():
                 torch._foreach_copy_(places, sources)
-        for group in self._groups:
+        for group in current:
             group.is_fresh = True
         try:
             yield
         finally:
-            for group in self._groups:
+            for group in current:
                 group.is_fresh = False
 
 
@@ -77,7 +78,7 @@ class _Group:
 
     Attributes:
         stacked: what is computed with.
-        is_fresh: whether its copies of the adapters are known to be up to date.
+        is_fresh: whether what is stacked is known to be what the layers are, adapters included.
     """
 
     def __init__(self, layers: list[nn.Module], rows_for: RowsFor):
@@ -103,22 +104,36 @@ class _Group:
         return None not in projections and self._key == _key(projections)
 
     def output(self, member: int, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            # torch.compile fuses PEFT's own layers, whose parts have the sparse backward.
+            return type(self.layers[member]).forward(self.layers[member], x)
         grad = torch.is_grad_enabled()
         known = self._input is not None and self._input[0] is x and self._input[1] == grad
         if not (known and member in self._outputs):
-            projections = [plain_projection(layer) for layer in self.layers]
-            if not _fits(x, projections):
+            if not self._computes(x):
                 return type(self.layers[member]).forward(self.layers[member], x)
-            if self._key != _key(projections):
-                self._stack(projections)
-            elif not self.is_fresh:
-                self.stacked.refresh()
             outputs = lora_linear(x, self.stacked, self._rows_for(self.layers, x))
             self._input, self._outputs = (x, grad), dict(enumerate(outputs))
         out = self._outputs.pop(member)
         if not self._outputs:
             self._input = None
         return out
+
+    def _computes(self, x: Tensor) -> bool:
+        """Whether the layers, as they are now, are computed together for `x`; what is stacked is then up to date."""
+        if torch.is_autocast_enabled(x.device.type) or not (self.is_fresh or self._made_current()):
+            return False
+        return x.dtype == self.stacked.stacked_A.dtype
+
+    def _made_current(self) -> bool:
+        projections = [plain_projection(layer) for layer in self.layers]
+        if None in projections or len({(p.lora_A.shape[0], p.scaling, p.weight.dtype) for p in projections}) > 1:
+            return False
+        if self._key != _key(projections):
+            self._stack(projections)
+        else:
+            self.stacked.refresh()
+        return True
 
     def _stack(self, projections: list[LoraProjection]) -> None:
         self.stacked = LoraGroup.stack(projections)
@@ -135,15 +150,6 @@ def _key(projections: list[LoraProjection]) -> tuple:
 
 def _place(weight: Tensor | QuantisedWeight | None) -> int | None:
     return weight.data_ptr() if isinstance(weight, Tensor) else None
-
-
-def _fits(x: Tensor, projections: list[LoraProjection | None]) -> bool:
-    return (
-        None not in projections
-        and len({(p.lora_A.shape[0], p.scaling) for p in projections}) == 1
-        and all(p.weight.dtype == x.dtype for p in projections)
-        and not torch.is_autocast_enabled(x.device.type)
-    )
 
 
 class _Member:

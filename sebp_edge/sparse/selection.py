@@ -115,6 +115,7 @@ class Selection:
 
     Attributes:
         reads_labels: whether rows come from the labels, where these show them; `selector` chooses all others.
+        is_exact: whether every row that is not zero is kept.
 
     Raises:
         SparsityError: there is no such way.
@@ -126,7 +127,8 @@ class Selection:
             known, f"rows={rows!r}; expected 'exact', 'detect', TopN(n) or Threshold() of sebp_edge.sparse.selection"
         )
         self.reads_labels = rows == "exact"
-        self._rule = None if isinstance(rows, str) else rows
+        self.is_exact = isinstance(rows, str)
+        self._rule = None if self.is_exact else rows
         self._names = {layer: name for name, layer in model.named_modules()}
         self._selectors: dict[tuple[nn.Module, ...], _LayerSelector] = {}
         if self._rule:

@@ -44,12 +44,15 @@ class Sparsified:
         self.choices_folder = platformdirs.user_cache_dir("sebp-edge")
         self._inner = inner_model(model)
         self._behind_attention = layers_behind_attention(self._inner)
+        self._may_checkpoint = [part for part in self._inner.modules() if hasattr(part, "gradient_checkpointing")]
         self._rows = DETECTED
         self._given_plan: RowPlan | None = None
         self._inputs = KeptInputs()
         self._last_layer = LastLayer(self._inner)
         for layer in self.layers.values():
-            layer.forward = _SparseForward(self, layer)
+            forward = _SparseForward(self, layer)
+            # What an approximation counts is host state, which no compiled graph holds.
+            layer.forward = forward if self._selection.is_exact else torch.compiler.disable(forward)
         self._fused_lora = FusedLora(model, self._rows_for, alone=self._last_layer.query)
         self._last_layer.attach()
         self._forward_before = vars(self._inner).get("forward")
@@ -117,7 +120,8 @@ class Sparsified:
 
     def _run(self, args: tuple, kwargs: dict):
         """The model's forward pass, with this batch's rows: exact ones where its inputs show them, else detected."""
-        if not (self.layers and torch.is_grad_enabled()):
+        # A plan and the trials are host work, which a compiled graph would have to stop for.
+        if not (self.layers and torch.is_grad_enabled()) or torch.compiler.is_compiling():
             return self._own_forward(*args, **kwargs)
         inputs = dict(zip(self._own_parameters, args, strict=False)) | kwargs
         plan = self._given_plan or decoder_plan(self._inner, inputs)
@@ -134,17 +138,24 @@ class Sparsified:
             self._inputs.forget()
 
     def _rows_of(self, inputs: dict, plan: RowPlan | None) -> BatchRows:
-        if not self._selection.reads_labels or _is_checkpointing(self._inner) or looks_further(self._inner, inputs):
+        if not self._selection.reads_labels or self._is_checkpointing() or looks_further(self._inner, inputs):
             return DETECTED
         if plan is None:
             return encoder_rows(self._inner, inputs)
         return decoder_rows(plan, inputs.get("attention_mask"))
+
+    def _is_checkpointing(self) -> bool:
+        """Whether layers run again in the backward pass, when this batch's rows may be another's already."""
+        return any(part.gradient_checkpointing for part in self._may_checkpoint)
 
     def _rows_for(self, layers: list[nn.Module], x: Tensor) -> Rows | None:
         """The rows of layers that are computed together; layers of other rows choose theirs later."""
         num_rows = x.shape[:-1].numel()
         if self._last_layer.restricts(layers):
             return None
+        if torch.compiler.is_compiling():
+            # Within one graph; a batch's own rows would make a new graph for each batch.
+            return self._selection.selector(layers)
         if num_rows == self._rows.num_rows:
             behind = self._behind_attention.issuperset(layers)
             return self._rows.behind_attention if behind else self._rows.everywhere
@@ -175,6 +186,9 @@ def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: boo
 
     A causal decoder that trains with labels computes its loss without logits, and `outputs.logits` is None; models for
     which a trial batch shows another loss keep their own, and a log line says so.
+
+    Under torch.compile rows are found in the backward pass too, on the device, and every model keeps its own loss and
+    its logits: no graph stops for a batch's rows. The layers of an approximation run between the graphs.
 
     Args:
         model: a transformers model, inside PEFT and DistributedDataParallel or not, or any module.
@@ -215,8 +229,3 @@ def _stand_in(sparsified: Sparsified):
         return sparsified._run(args, kwargs)
 
     return forward
-
-
-def _is_checkpointing(model: nn.Module) -> bool:
-    """Whether layers run again in the backward pass, when this batch's rows may be another's already."""
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sebp_edge.ops.gpu.move_rows import with_dense_rows
+
 MAX_PROJECTIONS = 3
 BLOCK_N, BLOCK_M = 64, 128
 
@@ -201,7 +203,7 @@ def lora_up_backward(
     up_AR = torch.empty_like(down_AR)
     if num_rows == 0:
         return up_AR, weight_MR.new_zeros(weight_MR.shape, dtype=torch.float32)
-    dout_AM = dout_AM if dout_AM.stride(1) == 1 else dout_AM.contiguous()
+    dout_AM = with_dense_rows(dout_AM)
     tiles = _num_tiles(columns)
     # About two programs a multiprocessor of a large GPU; a share is a whole number of blocks.
     shares = max(1, min(triton.cdiv(num_rows, 4 * BLOCK_N), 256 // tiles))

@@ -15,6 +15,15 @@ from torch import Tensor
 BLOCK_ROWS, BLOCK_COLUMNS = 8, 512
 
 
+@triton.jit
+def number_of_rows(count_ptr, num_active):
+    """What the device counted, where there is a count; else all."""
+    count = num_active
+    if count_ptr is not None:
+        count = tl.load(count_ptr).to(tl.int32)
+    return count
+
+
 @triton.jit(do_not_specialize=["num_active"])
 def _gather_rows_kernel(
     x_ptr,
@@ -30,9 +39,7 @@ def _gather_rows_kernel(
 ):
     active = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     columns = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    count = num_active
-    if count_ptr is not None:
-        count = tl.load(count_ptr).to(tl.int32)
+    count = number_of_rows(count_ptr, num_active)
     # 64 bits: a row's offset may pass 2^31 elements.
     rows = tl.load(ids_ptr + active, mask=active < count, other=0).to(tl.int64)
     mask = (active < count)[:, None] & (columns < num_columns)[None, :]
@@ -75,7 +82,7 @@ def _scatter_rows_kernel(
 
 def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weights_A: Tensor | None = None) -> Tensor:
     """X[A], times the rows' weights; rows from place `count` on are zero; [A, K], contiguous."""
-    x_NK = x_NK if x_NK.stride(1) == 1 else x_NK.contiguous()
+    x_NK = with_dense_rows(x_NK)
     out_AK = x_NK.new_empty(len(ids_A), x_NK.shape[1])
     if len(ids_A):
         _gather_rows_kernel[_grid(out_AK)](
@@ -95,7 +102,7 @@ def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weight
 
 def scatter_rows(x_AK: Tensor, places_N: Tensor) -> Tensor:
     """Row n is x's row places[n], or zero where that is -1; [N, K]."""
-    x_AK = x_AK if x_AK.stride(1) == 1 else x_AK.contiguous()
+    x_AK = with_dense_rows(x_AK)
     return _scatter(x_AK[None], places_N, x_AK.new_empty(len(places_N), x_AK.shape[1]))
 
 
@@ -123,3 +130,8 @@ def _scatter(parts_SAK: Tensor, places_N: Tensor | None, out_NK: Tensor) -> Tens
 
 def _grid(out: Tensor) -> tuple[int, int]:
     return triton.cdiv(out.shape[0], BLOCK_ROWS), triton.cdiv(out.shape[1], BLOCK_COLUMNS)
+
+
+def with_dense_rows(matrix: Tensor) -> Tensor:
+    """The same matrix, each row's elements next to each other."""
+    return matrix if matrix.stride(1) == 1 else matrix.contiguous()

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sebp_edge.ops.gpu import move_rows
+from sebp_edge.ops.gpu.move_rows import number_of_rows, sum_parts, with_dense_rows
 from sebp_edge.ops.rows import ActiveRows
 from sebp_edge.ops.tiles import Tiles
 
@@ -34,14 +34,6 @@ def _tile_of(program, num_tiles_0, num_tiles_1, GROUP: tl.constexpr):
     height = tl.minimum(num_tiles_0 - group * GROUP, GROUP)
     within = program % (GROUP * num_tiles_1)
     return group * GROUP + within % height, within // height
-
-
-@triton.jit
-def _number_of_rows(count_ptr, num_active):
-    count = num_active
-    if count_ptr is not None:
-        count = tl.load(count_ptr).to(tl.int32)
-    return count
 
 
 @triton.jit(do_not_specialize=["num_active", "num_rows", "num_programs", "splits"])
@@ -83,7 +75,7 @@ def _dx_kernel(
         tl.store(zero_ptrs, zeros, mask=(places < 0)[:, None] & (columns < num_inputs)[None, :])
         return
 
-    count = _number_of_rows(count_ptr, num_active)
+    count = number_of_rows(count_ptr, num_active)
     num_tiles_a, num_tiles_k = tl.cdiv(count, BLOCK_A), tl.cdiv(num_inputs, BLOCK_K)
     if program >= num_tiles_a * num_tiles_k * splits:
         return
@@ -181,7 +173,7 @@ def _dweight_kernel(
     tile_m, tile_k = _tile_of(program % (num_tiles_m * num_tiles_k), num_tiles_m, num_tiles_k, GROUP)
     outputs = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)
-    count = _number_of_rows(count_ptr, num_active)
+    count = number_of_rows(count_ptr, num_active)
     share = tl.cdiv(tl.cdiv(count, BLOCK_A), splits) * BLOCK_A
     begin = split * share
     end = tl.minimum(begin + share, count)
@@ -229,7 +221,7 @@ def _dweight_kernel(
 
 def dx(dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, tiles: Tiles) -> Tensor:
     """dX of the active rows, zero elsewhere; [N, K] in weight's dtype."""
-    dout_NM, weight_MK = _with_dense_rows(dout_NM), _with_dense_rows(weight_MK)
+    dout_NM, weight_MK = with_dense_rows(dout_NM), with_dense_rows(weight_MK)
     (num_rows, num_outputs), num_inputs, num_active = dout_NM.shape, weight_MK.shape[1], len(rows.ids)
     if tiles.splits == 1:
         out = weight_MK.new_empty(num_rows, num_inputs)
@@ -267,7 +259,7 @@ def dx(dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, tiles: Tiles) -> Te
             num_warps=tiles.num_warps,
             num_stages=tiles.num_stages,
         )
-    return out if tiles.splits == 1 else move_rows.sum_parts(out, rows.places, weight_MK.dtype)
+    return out if tiles.splits == 1 else sum_parts(out, rows.places, weight_MK.dtype)
 
 
 class Parameters(NamedTuple):
@@ -285,7 +277,7 @@ def dweight(
     Args:
         x: [A, K], the active rows of X; or with `x_is_whole` all of them, [N, K].
     """
-    dout_NM, x = _with_dense_rows(dout_NM), _with_dense_rows(x)
+    dout_NM, x = with_dense_rows(dout_NM), with_dense_rows(x)
     num_outputs, num_inputs = dout_NM.shape[1], x.shape[1]
     dtype = x.dtype if tiles.splits == 1 else torch.float32
     parts_SMK = x.new_empty(tiles.splits, num_outputs, num_inputs, dtype=dtype)
@@ -317,12 +309,8 @@ def dweight(
     )
     if tiles.splits == 1:
         return Parameters(parts_SMK[0], bias_parts_S1M[0, 0] if with_bias else None)
-    dbias = move_rows.sum_parts(bias_parts_S1M, None, x.dtype)[0] if with_bias else None
-    return Parameters(move_rows.sum_parts(parts_SMK, None, x.dtype), dbias)
-
-
-def _with_dense_rows(matrix: Tensor) -> Tensor:
-    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
+    dbias = sum_parts(bias_parts_S1M, None, x.dtype)[0] if with_bias else None
+    return Parameters(sum_parts(parts_SMK, None, x.dtype), dbias)
 
 
 def _precision() -> str:
