@@ -21,6 +21,7 @@ from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.last_layer import LastLayer
 from sebp_edge.sparse.loss import Head
 from sebp_edge.sparse.rows import RowPlan
+from sebp_edge.sparse.small_ops import SmallOps
 from sebp_edge.sparse.trial import trial_batch
 
 ATTENTION = "sebp_edge_rows"
@@ -36,13 +37,17 @@ class Hoisted:
         self._last_layer = LastLayer(self._decoder)
         self._before = self._decoder.config._attn_implementation
         self._decoder.set_attn_implementation(ATTENTION)
-        self._fused = FusedLora(model, lambda layers, x: None, alone=self._last_layer.query)
+        self._small_ops = SmallOps(self._decoder)
+        self._fused = FusedLora(
+            model, lambda layers, x: None, alone=self._last_layer.query, remake_of=self._small_ops.remake_of
+        )
         self._last_layer.attach()
 
     def remove(self) -> None:
-        """Gives the model its own attention and LoRA layers back."""
+        """Gives the model its own attention, LoRA layers, norms and MLPs back."""
         self._last_layer.remove()
         self._fused.remove()
+        self._small_ops.remove()
         self._decoder.set_attn_implementation(self._before)
 
     def __enter__(self) -> "Hoisted":
