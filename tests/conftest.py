@@ -59,7 +59,7 @@ def kernels(monkeypatch):
         pytest.skip("tensors on the CPU need Triton's interpreter")
     pytest.importorskip("triton", reason="Triton is not installed on this platform")
     tiles = Tiles(16, 16, 16, 2, 4, 2)
-    monkeypatch.setattr(backend, "_runs_kernels", lambda tensor: True)
+    monkeypatch.setattr(backend, "runs_kernels", lambda tensor: True)
     monkeypatch.setattr(choices, "choose_for_any_number", lambda *_: choices.Ways(tiles, tiles))
 
 

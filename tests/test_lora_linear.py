@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sebp_edge.ops import LoraGroup, LoraProjection, QuantisedWeight, detect, lora_linear, select_rows
+from sebp_edge.ops import LoraGroup, LoraProjection, QuantisedWeight, Remake, detect, lora_linear, select_rows
 
 
 def random_group(num_rows, num_in, outs, rank, active, dtype=torch.float64, adapter_dtype=torch.float64, seed=0):
@@ -185,3 +185,52 @@ def test_a_quantised_weight_is_dequantised_once_a_pass_and_never_kept():
     assert [matrix() for matrix in made] == [None]
     out.backward(douts[0])
     assert [matrix() for matrix in made] == [None, None]
+
+
+@pytest.mark.parametrize("given", ["rows", "slice", "detect", "all"])
+def test_an_input_that_is_made_again_gives_the_same_bits_and_is_not_kept(given, poisoned_memory):
+    source, projections, rows, douts = random_group(65, 33, (17, 9, 9), 4, 20, torch.float32, torch.float32)
+    source = source.reshape(5, 13, 33)
+    if given == "slice":
+        rows = slice(9, 29)
+        for dout in douts:
+            dout[: rows.start] = dout[rows.stop :] = 0
+    rows = {"detect": detect, "all": None}.get(given, rows)
+    douts = [dout.reshape(5, 13, -1) for dout in douts]
+    made = []
+
+    def run(x, leaves, remade):
+        x = x.tanh()
+        remake = Remake(lambda source: made.append(weakref.ref(again := source.tanh())) or again, (source,))
+        return lora_linear(x, LoraGroup.stack(leaves), rows, remake if remade else None)
+
+    (expected_out, expected), (found_out, found) = (
+        outputs_and_gradients(lambda x, leaves, remade=remade: run(x, leaves, remade), source, projections, douts)
+        for remade in (False, True)
+    )
+    for one, other in zip([*found_out, *found], [*expected_out, *expected], strict=True):
+        assert torch.equal(one, other)
+    assert [again() for again in made] == [None]
+
+
+def test_an_input_that_is_made_again_is_let_go():
+    source, projections, _, douts = random_group(24, 8, (6, 5), 2, 24)
+    leaves = [p._replace(lora_A=p.lora_A.requires_grad_(), lora_B=p.lora_B.requires_grad_()) for p in projections]
+    source.requires_grad_()
+    x = source.tanh()
+    outputs = lora_linear(x, LoraGroup.stack(leaves), None, Remake(torch.tanh, (source.detach(),)))
+    kept = {tensor.data_ptr() for tensor in outputs[0].grad_fn.saved_tensors}
+    assert source.data_ptr() in kept
+    assert x.data_ptr() not in kept
+    torch.autograd.backward(outputs, douts)
+    with pytest.raises(RuntimeError, match="freed"):
+        _ = outputs[0].grad_fn.saved_tensors
+
+
+def test_a_source_that_changed_is_noticed():
+    source, projections, _, douts = random_group(24, 8, (6,), 2, 24)
+    leaf = projections[0]._replace(lora_A=projections[0].lora_A.requires_grad_())
+    (out,) = lora_linear(source.tanh(), LoraGroup.stack([leaf]), None, Remake(torch.tanh, (source.detach(),)))
+    source.add_(1)
+    with pytest.raises(RuntimeError, match="inplace"):
+        out.backward(douts[0])

@@ -2,37 +2,45 @@
 
 sparse_linear               Y = X Wᵀ + b, whose backward pass computes the rows of dL/dY that carry gradient, no others
 lora_linear                 projections of one X with their LoRA adapters, as one wide layer
-linear_cross_entropy        the loss from hidden states, without ever holding all logits
 sequence_attention_         causal attention within each of several sequences, rotary embedding included
+rms_norm, gated             a decoder's row-by-row operations, which keep no more than their inputs
+linear_cross_entropy        the loss from hidden states, without ever holding all logits
 gather_rows, scatter_rows   rows taken out of a matrix and put back, differentiable
 row_norms, select_rows      which rows of a gradient to keep, decided on the device
 detect                      the rows that are not zero
 """
 
 from sebp_edge.ops.attention import Scores, sequence_attention_
-from sebp_edge.ops.backend import runs_flash_attention
+from sebp_edge.ops.backend import runs_flash_attention, runs_kernels
+from sebp_edge.ops.gated import ACTIVATIONS, gated
 from sebp_edge.ops.linear_cross_entropy import linear_cross_entropy
-from sebp_edge.ops.lora_linear import LoraGroup, LoraProjection, QuantisedWeight, lora_linear
+from sebp_edge.ops.lora_linear import LoraGroup, LoraProjection, QuantisedWeight, Remake, lora_linear
 from sebp_edge.ops.move_rows import gather_rows, scatter_rows
+from sebp_edge.ops.rms_norm import rms_norm
 from sebp_edge.ops.rows import ActiveRows, Rows, Selector, kept_rows
 from sebp_edge.ops.select_rows import detect, row_norms, select_rows
 from sebp_edge.ops.sparse_linear import sparse_linear
 
 __all__ = [
+    "ACTIVATIONS",
     "ActiveRows",
     "LoraGroup",
     "LoraProjection",
     "QuantisedWeight",
+    "Remake",
     "Rows",
     "Scores",
     "Selector",
     "detect",
+    "gated",
     "gather_rows",
     "kept_rows",
     "linear_cross_entropy",
     "lora_linear",
+    "rms_norm",
     "row_norms",
     "runs_flash_attention",
+    "runs_kernels",
     "scatter_rows",
     "select_rows",
     "sequence_attention_",

@@ -26,7 +26,8 @@ def has_triton() -> bool:
     return True
 
 
-def _runs_kernels(tensor: Tensor) -> bool:
+def runs_kernels(tensor: Tensor) -> bool:
+    """Whether our kernels compute with this tensor."""
     # torch.compile fuses plain PyTorch itself.
     compiling = torch.compiler.is_compiling()
     return not compiling and tensor.is_cuda and tensor.dtype != torch.float64 and has_triton()
@@ -34,7 +35,7 @@ def _runs_kernels(tensor: Tensor) -> bool:
 
 def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weights_A: Tensor | None = None) -> Tensor:
     """X[A], times the rows' weights; rows from place `count` on are zero; [A, K], contiguous."""
-    if _runs_kernels(x_NK):
+    if runs_kernels(x_NK):
         from sebp_edge.ops.gpu import move_rows
 
         return move_rows.gather_rows(x_NK, ids_A, count, weights_A)
@@ -43,7 +44,7 @@ def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weight
 
 def scatter_rows(x_AK: Tensor, places_N: Tensor) -> Tensor:
     """Row n is x's row places[n], or zero where that is -1; [N, K]."""
-    if _runs_kernels(x_AK):
+    if runs_kernels(x_AK):
         from sebp_edge.ops.gpu import move_rows
 
         return move_rows.scatter_rows(x_AK, places_N)
@@ -60,7 +61,7 @@ def choose_products(
     choices_folder: str | None,
 ) -> choices.Ways:
     """How the products of active rows are computed; `num_active` is None where only the device knows it."""
-    if not (_runs_kernels(dout_NM) and (wanted_dx or wanted_dweight)):
+    if not (runs_kernels(dout_NM) and (wanted_dx or wanted_dweight)):
         return choices.Ways()
     if num_active is None:
         return choices.choose_for_any_number(dout_NM.dtype.itemsize, dout_NM.device)
@@ -71,7 +72,7 @@ def choose_products(
 
 def tiles_for_any_number(dout_NM: Tensor) -> Tiles | None:
     """Tiles of `dx` for rows whose number only the device knows; None where our kernels do not run."""
-    return choices.choose_for_any_number(dout_NM.dtype.itemsize, dout_NM.device).dx if _runs_kernels(dout_NM) else None
+    return choices.choose_for_any_number(dout_NM.dtype.itemsize, dout_NM.device).dx if runs_kernels(dout_NM) else None
 
 
 def dx(dout_NM: Tensor, weight_MK: Tensor, rows, tiles: Tiles) -> Tensor:
@@ -92,7 +93,7 @@ def dweight(
 
 def nonzero_rows(dout_NM: Tensor) -> Tensor:
     """Which rows have any non-zero element; bool [N]. NaN is not zero."""
-    if _runs_kernels(dout_NM):
+    if runs_kernels(dout_NM):
         from sebp_edge.ops.gpu import reduce_rows
 
         return reduce_rows.nonzero_rows(dout_NM)
@@ -101,7 +102,7 @@ def nonzero_rows(dout_NM: Tensor) -> Tensor:
 
 def row_norms(dout_NM: Tensor) -> Tensor:
     """The squared norm of each row, fp32 [N]; fp64 for fp64."""
-    if _runs_kernels(dout_NM):
+    if runs_kernels(dout_NM):
         from sebp_edge.ops.gpu import reduce_rows
 
         return reduce_rows.row_norms(dout_NM)
@@ -130,7 +131,7 @@ def lora_up_backward(
 
 
 def _lora_products(tensor: Tensor, columns: tuple[int, ...]):
-    if not _runs_kernels(tensor):
+    if not runs_kernels(tensor):
         return reference
     from sebp_edge.ops.gpu import lora
 
@@ -163,18 +164,56 @@ def rotate_gradients(
 
 
 def _rotation(tensor: Tensor):
-    if not _runs_kernels(tensor):
+    if not runs_kernels(tensor):
         return reference
     from sebp_edge.ops.gpu import rotate
 
     return rotate
 
 
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+    """x r (offset + w) like x, and r = 1 / sqrt(mean(x²) + eps), fp32 [...]; fp64 for fp64."""
+    if runs_kernels(x):
+        from sebp_edge.ops.gpu import rms_norm
+
+        return rms_norm.rms_norm(x, weight_D, eps, offset)
+    return reference.rms_norm(x, weight_D, eps, offset)
+
+
+def rms_norm_backward(
+    dout: Tensor, x: Tensor, weight_D: Tensor, rstd: Tensor, offset: float, *, wanted_dweight: bool
+) -> tuple[Tensor, Tensor | None]:
+    """dX like x, and if wanted dw, like w."""
+    if runs_kernels(x):
+        from sebp_edge.ops.gpu import rms_norm
+
+        return rms_norm.rms_norm_backward(dout, x, weight_D, rstd, offset, wanted_dweight=wanted_dweight)
+    return reference.rms_norm_backward(dout, x, weight_D, rstd, offset, wanted_dweight=wanted_dweight)
+
+
+def gated(gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
+    """act(gate) * up, [N, M]."""
+    if runs_kernels(gate_NM):
+        from sebp_edge.ops.gpu import gated
+
+        return gated.gated(gate_NM, up_NM, activation)
+    return reference.gated(gate_NM, up_NM, activation)
+
+
+def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
+    """dgate and dup side by side, [N, 2 M]."""
+    if runs_kernels(gate_NM):
+        from sebp_edge.ops.gpu import gated
+
+        return gated.gated_backward(dout_NM, gate_NM, up_NM, activation)
+    return reference.gated_backward(dout_NM, gate_NM, up_NM, activation)
+
+
 def cross_entropy_and_dlogits_(
     logits_CV: Tensor, targets_C: Tensor, scale: float, softcap: float | None, *, wanted: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Losses of rows of raw logits, fp32 [C], and if wanted their gradient, which may overwrite them."""
-    if _runs_kernels(logits_CV):
+    if runs_kernels(logits_CV):
         from sebp_edge.ops.gpu import cross_entropy
 
         return cross_entropy.cross_entropy_and_dlogits_(logits_CV, targets_C, scale, softcap, wanted=wanted)

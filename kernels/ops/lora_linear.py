@@ -9,7 +9,7 @@
 One pass over dY gives U and dB; the small product of every sum comes first, and the large one is accumulated onto it,
 so none of the full-size terms of a layer-by-layer evaluation is ever written (Hu et al. 2021 for the adapter; Topchii
 et al., equations 1 and 2, for the rows). W and b are frozen; a W that is kept in fewer bits (Dettmers et al. 2023) is
-dequantised once in each pass and dropped again.
+dequantised once in each pass and dropped again. X is kept for dA, unless it can be made again (Chen et al. 2016).
 
 Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their sum, R rank of each.
 """
@@ -32,6 +32,13 @@ class QuantisedWeight(NamedTuple):
 
     dtype: torch.dtype
     dequantise: Callable[[], Tensor]
+
+
+class Remake(NamedTuple):
+    """How a tensor is made again: `make(*tensors)` has the same bits. The tensors are detached, and kept anyway."""
+
+    make: Callable[..., Tensor]
+    tensors: tuple[Tensor, ...]
 
 
 class LoraProjection(NamedTuple):
@@ -110,23 +117,24 @@ class LoraGroup:
 
 class _LoraLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, rows, group, *adapters):
+    def forward(ctx, x, rows, group, remake, *adapters):
         x_NK = x.reshape(-1, x.shape[-1])
         down_NR = x_NK @ group.stacked_A.T
         out_NM = backend.lora_up(down_NR, group.stacked_B, group.bias, group.columns, group.scaling)
         out_NM.addmm_(x_NK, group.matrix().T)
-        if rows is not None:
-            x_NK, down_NR = kept_rows(x_NK, rows), kept_rows(down_NR, rows)
+        kept = (kept_rows(x_NK, rows),) if remake is None else remake.tensors
         # The adapters themselves, so that autograd notices if they change before the backward pass.
-        ctx.save_for_backward(x_NK, down_NR, *adapters)
+        ctx.save_for_backward(kept_rows(down_NR, rows), *adapters, *kept)
         ctx.rows, ctx.x_shape, ctx.group = rows, x.shape, group
+        ctx.make = None if remake is None else remake.make
         return tuple(out_NM.view(*x.shape[:-1], -1).split(group.columns, dim=-1))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *douts):
-        kept_x, kept_down, *adapters = ctx.saved_tensors
-        rows, group = ctx.rows, ctx.group
+        rows, group, num_in = ctx.rows, ctx.group, ctx.x_shape[-1]
+        kept_down, *adapters_and_kept = ctx.saved_tensors
+        dtype, kept = adapters_and_kept[0].dtype, adapters_and_kept[2 * len(douts) :]
         douts = [dout.reshape(-1, dout.shape[-1]) for dout in douts]
         num_rows, tiles = len(douts[0]), None
         if callable(rows):
@@ -142,10 +150,11 @@ class _LoraLinear(torch.autograd.Function):
             # As many rows as there may be, of zeros beyond their number: no sum of rank R minds them.
             dout_NM = _side_by_side(douts)
             dout_AM = take_gradient(dout_NM, rows)
-        x_AK, down_AR = take_kept(kept_x, rows, num_rows), take_kept(kept_down, rows, num_rows)
-        dtype = adapters[0].dtype
+        down_AR = take_kept(kept_down, rows, num_rows)
         up_AR, dstacked_B = backend.lora_up_backward(dout_AM, down_AR, group.stacked_B, group.columns, group.scaling)
-        dstacked_A = backend.product(up_AR.T, x_AK, dtype)
+        kept_x = kept[0] if ctx.make is None else ctx.make(*kept).reshape(-1, num_in)
+        dstacked_A = backend.product(up_AR.T, take_kept(kept_x, rows, num_rows), dtype)
+        del kept_x  # which is not needed beside dX
         dx = None
         if ctx.needs_input_grad[0]:
             if tiles is None:
@@ -154,7 +163,7 @@ class _LoraLinear(torch.autograd.Function):
                 dx = backend.dx(dout_NM, group.matrix(), rows, tiles)
                 dx.addmm_(backend.scatter_rows(up_AR, rows.places), group.stacked_A)
             dx = dx.reshape(ctx.x_shape)
-        return dx, None, None, *dstacked_A.chunk(len(douts)), *dstacked_B.to(dtype).split(group.columns)
+        return dx, None, None, None, *dstacked_A.chunk(len(douts)), *dstacked_B.to(dtype).split(group.columns)
 
 
 def _dx_of_compact_rows(
@@ -180,7 +189,9 @@ def _side_by_side(parts_AM: list[Tensor]) -> Tensor:
     return first.as_strided((len(first), num_columns), (first.stride(0), 1))
 
 
-def lora_linear(x: Tensor, group: LoraGroup, rows: Rows | None = None) -> tuple[Tensor, ...]:
+def lora_linear(
+    x: Tensor, group: LoraGroup, rows: Rows | None = None, remake: Remake | None = None
+) -> tuple[Tensor, ...]:
     """The outputs of all projections of `x`, with gradients for `x` and the adapters.
 
     Args:
@@ -190,8 +201,10 @@ def lora_linear(x: Tensor, group: LoraGroup, rows: Rows | None = None) -> tuple[
         rows: the only rows whose output gradients may be non-zero: int64 [A], increasing; the same as `ActiveRows`; a
             slice; a function that chooses them in the backward pass (`detect`: those that are non-zero in any of them),
             for whose number the host does not wait where our kernels run; None for all.
+        remake: what makes x again in the backward pass; then x is not kept. None keeps its active rows.
 
     Returns:
         One [..., M_i] in x's dtype for each projection, side by side in memory. Twice differentiable it is not.
     """
-    return _LoraLinear.apply(x, as_rows(rows, x.shape[:-1].numel()), group, *group.loras_A, *group.loras_B)
+    rows = as_rows(rows, x.shape[:-1].numel())
+    return _LoraLinear.apply(x, rows, group, remake, *group.loras_A, *group.loras_B)

@@ -1,9 +1,10 @@
 """What our kernels do, in plain PyTorch: their ground truth, and the path wherever they do not run.
 
-Shapes: N rows (batch times time), A active rows, K columns; C loss rows, V vocabulary.
+Shapes: N rows (batch times time), A active rows, K columns; C loss rows, V vocabulary; D hidden or head size.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -14,7 +15,7 @@ def nonzero_rows(dout_NM: Tensor) -> Tensor:
 
 def row_norms(dout_NM: Tensor) -> Tensor:
     """The squared norm of each row, fp32 [N]; fp64 for fp64, whose small numbers fp32 would make zero."""
-    return dout_NM.to(torch.promote_types(dout_NM.dtype, torch.float32)).square().sum(dim=1)
+    return _at_least_fp32(dout_NM).square().sum(dim=1)
 
 
 def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weights_A: Tensor | None = None) -> Tensor:
@@ -83,6 +84,53 @@ def rotate_gradients(
         back.append((dout * cos_AE[:, None].to(dtype) + torch.cat([second, -first], dim=-1)).to(dout.dtype))
     heads = (dq_AHE.shape[1], dk_AGE.shape[1], dv_AGE.shape[1])
     return torch.cat([*back, dv_AGE], dim=1).split(heads, dim=1)
+
+
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+    """x r (offset + w) like x, and r = 1 / sqrt(mean(x²) + eps), fp32 [...]; fp64 for fp64."""
+    values = _at_least_fp32(x)
+    rstd = values.square().mean(dim=-1).add_(eps).rsqrt_()
+    return (values * rstd[..., None]).mul_(_at_least_fp32(weight_D) + offset).to(x.dtype), rstd
+
+
+def rms_norm_backward(
+    dout: Tensor, x: Tensor, weight_D: Tensor, rstd: Tensor, offset: float, *, wanted_dweight: bool
+) -> tuple[Tensor, Tensor | None]:
+    """dX like x, and if wanted dw, like w."""
+    dout, normal = _at_least_fp32(dout), _at_least_fp32(x) * rstd[..., None]
+    dweight_D = None
+    if wanted_dweight:
+        dweight_D = (dout * normal).reshape(-1, x.shape[-1]).sum(dim=0).to(weight_D.dtype)
+    dnormal = dout * (_at_least_fp32(weight_D) + offset)
+    mean = (dnormal * normal).mean(dim=-1, keepdim=True)
+    return dnormal.sub_(normal.mul_(mean)).mul_(rstd[..., None]).to(x.dtype), dweight_D
+
+
+def gated(gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
+    """act(gate) * up, [N, M]."""
+    return _activate(_at_least_fp32(gate_NM), activation).mul_(up_NM).to(gate_NM.dtype)
+
+
+def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
+    """dgate and dup side by side, [N, 2 M]."""
+    dout, gate = _at_least_fp32(dout_NM), _at_least_fp32(gate_NM)
+    dsides_N2M = gate_NM.new_empty(len(gate_NM), 2 * gate_NM.shape[1])
+    dgate_NM, dup_NM = dsides_N2M.chunk(2, dim=1)
+    if activation == "silu":
+        dactivated = torch.ops.aten.silu_backward(dout, gate)
+    else:
+        dactivated = torch.ops.aten.gelu_backward(dout, gate, approximate="tanh")
+    torch.mul(dactivated, up_NM, out=dgate_NM)
+    torch.mul(_activate(gate, activation), dout, out=dup_NM)
+    return dsides_N2M
+
+
+def _activate(gate: Tensor, activation: str) -> Tensor:
+    return F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+
+
+def _at_least_fp32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def cross_entropy_and_dlogits_(

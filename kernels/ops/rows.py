@@ -95,12 +95,12 @@ def take_gradient(dout_NM: Tensor, rows: ActiveRows | slice | None) -> Tensor:
     return take(dout_NM, rows)
 
 
-def kept_rows(x_NK: Tensor, rows: Rows) -> Tensor:
+def kept_rows(x_NK: Tensor, rows: Rows | None) -> Tensor:
     """What of X is kept for dW: a copy of X[A], or X itself where A is unknown or most of its rows.
 
     Never a view of few rows, which would keep all of X in memory.
     """
-    if callable(rows):
+    if rows is None or callable(rows):
         return x_NK
     rows = as_rows(rows, len(x_NK))
     num_active = rows.stop - rows.start if isinstance(rows, slice) else len(rows.ids)

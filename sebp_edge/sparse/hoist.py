@@ -21,6 +21,7 @@ from sebp_edge.sparse.last_layer import LastLayer
 from sebp_edge.sparse.loss import Head
 from sebp_edge.sparse.own_attention import OwnAttention
 from sebp_edge.sparse.rows import RowPlan
+from sebp_edge.sparse.small_ops import SmallOps
 from sebp_edge.sparse.trial import trial_batch
 
 ATTENTION = "sebp_edge_rows"
@@ -36,15 +37,19 @@ class Hoisted:
         self._last_layer = LastLayer(self._decoder)
         self._before = self._decoder.config._attn_implementation
         self._decoder.set_attn_implementation(ATTENTION)
-        # Before others put anything in the way of its parts.
+        # Before others put anything in the way of their parts.
         self._attention = OwnAttention(self._decoder) if _pays(self._decoder) else None
-        self._fused = FusedLora(model, lambda layers, x: None, alone=self._last_layer.query)
+        self._small_ops = SmallOps(self._decoder)
+        self._fused = FusedLora(
+            model, lambda layers, x: None, alone=self._last_layer.query, remake_of=self._small_ops.remake_of
+        )
         self._last_layer.attach()
 
     def remove(self) -> None:
-        """Gives the model its own attention and LoRA layers back."""
+        """Gives the model its own attention, LoRA layers, norms and MLPs back."""
         self._last_layer.remove()
         self._fused.remove()
+        self._small_ops.remove()
         if self._attention is not None:
             self._attention.remove()
         self._decoder.set_attn_implementation(self._before)

@@ -1,4 +1,4 @@
-"""A trial on one small batch: do two ways of computing a decoder's losses agree?"""
+"""A trial on one small input: do two ways of computing a decoder's losses, or a module's output, agree?"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,21 +23,21 @@ def trial_batch(decoder: nn.Module) -> tuple[Tensor, Tensor]:
     return input_ids, labels
 
 
-def why_not(decoder: nn.Module, expected: Callable[[], Tensor], found: Callable[[], Tensor]) -> str | None:
-    """None if both give the same losses, else the reason in words. Runs without gradients and without dropout."""
+def why_not(model: nn.Module, expected: Callable[[], Tensor], found: Callable[[], Tensor]) -> str | None:
+    """None if both give the same numbers, else the reason in words. Runs without gradients and without dropout."""
     try:
-        with _evaluating(decoder):
+        with _evaluating(model):
             wanted, got = expected(), found()
+            difference = float((got - wanted).abs().mean() / wanted.abs().mean())
     except torch.OutOfMemoryError:
         raise
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, SparsityError) as error:
         return f"a trial batch failed ({type(error).__name__}: {error})"
-    difference = float((got - wanted).abs().mean() / wanted.abs().mean())
-    dtype = next(decoder.parameters()).dtype
+    dtype = next(model.parameters()).dtype
     full = dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(wanted.device.type)
     if difference <= (TOLERANCE if full else TOLERANCE_LOW_PRECISION):
         return None
-    return f"on a trial batch the losses differ by {difference:.1%}"
+    return f"on a trial batch they differ by {difference:.1%}"
 
 
 @contextmanager

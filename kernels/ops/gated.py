@@ -1,0 +1,57 @@
+"""The gate of an MLP (Shazeer 2020): one projection, activated, times another.
+
+    forward    y = act(g) u                act(g) = g σ(z)        σ: the logistic function
+    backward   du = dy act(g)              dg = dy u act'(g)        act'(g) = σ(z) (1 + g (1 - σ(z)) z')
+
+    "silu"         z = g                                   z' = 1
+    "gelu_tanh"    z = 2 sqrt(2 / π) (g + 0.044715 g³)     z' = 2 sqrt(2 / π) (1 + 0.134145 g²)
+
+g and u are kept, y and act(g) are not. All of it runs in fp32. Shapes: N rows, M columns.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sebp_edge.ops import backend
+
+ACTIVATIONS = ("silu", "gelu_tanh")
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate, up, activation):
+        gate_NM, up_NM = (side.reshape(-1, side.shape[-1]) for side in (gate, up))
+        ctx.save_for_backward(gate_NM, up_NM)
+        ctx.activation = activation
+        return backend.gated(gate_NM, up_NM, activation).view(gate.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout):
+        gate_NM, up_NM = ctx.saved_tensors
+        dout_NM = dout.reshape(-1, dout.shape[-1])
+        dsides = backend.gated_backward(dout_NM, gate_NM, up_NM, ctx.activation).view(*dout.shape[:-1], -1)
+        return *dsides.chunk(2, dim=-1), None
+
+
+def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+    """act(gate) * up.
+
+    Args:
+        gate, up: [..., M] of one dtype; halves of one matrix are not copied. Their gradients are halves of one, too.
+        activation: "silu", or "gelu_tanh", the tanh approximation of GELU.
+
+    Returns:
+        [..., M] in their dtype, rounded once; contiguous. Twice differentiable it is not.
+
+    Raises:
+        ValueError: the shapes or dtypes differ, or there is no such activation.
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"There is no activation {activation!r} here; it is one of {', '.join(ACTIVATIONS)}.")
+    if gate.shape != up.shape or gate.dtype != up.dtype:
+        raise ValueError(
+            f"Gate and up must be alike, but are {list(gate.shape)} in {gate.dtype} and {list(up.shape)} in {up.dtype}."
+        )
+    return _Gated.apply(gate, up, activation)
