@@ -1,6 +1,7 @@
 """Token buckets: they hold what they are for, and cost little more."""
 
 import random
+import time
 from itertools import pairwise
 
 import pytest
@@ -84,9 +85,22 @@ def test_long_and_short_sequences_keep_buckets_of_their_own():
 
 
 def test_small_batches_share_a_bucket():
-    """A step on 4 tokens costs what one on 256 does."""
-    needed = [Bucket.holding(size, 1, size, size) for size in range(1, 257)]
-    assert choose_buckets(needed) == [Bucket(256, 1, 256, 256)]
+    """A step on 4 tokens costs nearly what one on 64 does."""
+    needed = [Bucket.holding(size, 1, size, size) for size in range(1, 65)]
+    assert choose_buckets(needed) == [Bucket(64, 1, 64, 64)]
+
+
+def test_choosing_takes_little_time_however_sizes_vary():
+    order, needed = random.Random(0), []
+    for _ in range(300):
+        tokens, longest = order.randint(50, 4096), order.choice([64, 256, 1024, 4096])
+        sequences = -(-tokens // longest) * order.randint(1, 4)
+        needed.append(Bucket.holding(tokens, sequences, min(longest, tokens), order.randint(1, tokens)))
+    begin = time.perf_counter()
+    buckets = choose_buckets(needed)
+    assert time.perf_counter() - begin < 5
+    assert len(buckets) == MOST_BUCKETS
+    assert all(any(bucket.holds(one) for bucket in buckets) for one in needed)
 
 
 def test_more_than_six_are_joined_whatever_it_costs():

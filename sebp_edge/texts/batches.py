@@ -88,8 +88,8 @@ def micro_batches(
 ) -> list[list[Example]]:
     """Cuts examples into micro-batches of at most `max_rows` rows; a single longer example stands alone.
 
-    The longest come first: sequences of one length stand together and the last, short ones fill the rest, and memory
-    that does not suffice shows at once, not in the middle of a training.
+    The longest come first: what does not fit into memory fails at once, sequences of about one length go together, and
+    the shorter the examples, the less of a micro-batch stays empty.
 
     Args:
         num_rows: how many rows an example takes.
@@ -107,6 +107,5 @@ def micro_batches(
 def bucket_for(examples: list[Example]) -> Bucket:
     """The bucket on the grid that holds the active tokens of one micro-batch."""
     lengths = [example.num_active_tokens for example in examples]
-    return Bucket.holding(
-        sum(lengths), len(lengths), max(lengths), sum(example.num_loss_tokens for example in examples)
-    )
+    loss_rows = sum(example.num_loss_tokens for example in examples)
+    return Bucket.holding(sum(lengths), len(lengths), max(lengths), loss_rows)
