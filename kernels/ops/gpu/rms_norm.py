@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 # Elements of one program where rows are short, and programs that share the rows of dw.
-BLOCK_ELEMENTS, MAX_SHARES = 2048, 256
+BLOCK_ELEMENTS, MAX_SHARES = 1024, 256
 
 
 @triton.jit
@@ -133,7 +133,7 @@ def _blocks(num_columns: int) -> dict[str, int]:
     return {
         "BLOCK_N": max(1, BLOCK_ELEMENTS // block_columns),
         "BLOCK_D": block_columns,
-        "num_warps": min(16, max(4, block_columns // 1024)),
+        "num_warps": min(16, max(4, block_columns // 512)),
     }
 
 
