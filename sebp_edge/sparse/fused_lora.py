@@ -47,9 +47,9 @@ class FusedLora:
 
     def remove(self) -> None:
         """Gives the layers back to PEFT."""
-        for group in self._groups:
-            group.remove()
-        self._groups = []
+        while self._groups:
+            # One after the other: what a group stacked is freed before the next one's weights are copied.
+            self._groups.pop().remove()
 
     @contextmanager
     def refreshed(self) -> Iterator[None]:

@@ -82,7 +82,7 @@ class Hoisted:
                 max_length_q=tokens.max_len,
                 max_length_k=tokens.max_len,
                 use_cache=False,
-            ).last_hidden_state[0]
+            ).last_hidden_state.squeeze(0)
         return self._head.losses(gather_rows(hidden_AD, tokens.loss_places), tokens.targets)
 
     def _trial_losses(self, restricted: bool) -> Tensor:
@@ -137,7 +137,7 @@ def rows_attention(
     scores = Scores(scaling, sliding_window, softcap)
     if asked_for is not None:
         asked_for.append(scores)
-    states = (states[0].transpose(0, 1) for states in (query_1HAE, key_1GAE, value_1GAE))
+    states = (states.squeeze(0).transpose(0, 1) for states in (query_1HAE, key_1GAE, value_1GAE))
     return sequence_attention_(*states, cu_seq_lens_q, max_length_q, scores)[None], None
 
 

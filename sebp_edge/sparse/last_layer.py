@@ -82,7 +82,7 @@ class LastLayer:
             return forward(x, *args, **kwargs)
         x_NK = x.reshape(-1, x.shape[-1])
         out_1AM = forward(gather_rows(x_NK, self._rows)[None], *args, **kwargs)
-        return scatter_rows(out_1AM[0], self._rows, len(x_NK)).reshape(*x.shape[:-1], -1)
+        return scatter_rows(out_1AM.squeeze(0), self._rows, len(x_NK)).reshape(*x.shape[:-1], -1)
 
 
 class _OnRows:

@@ -91,7 +91,9 @@ class _Forward:
 
 def _attend(block: nn.Module, x_1AD: Tensor, rotary, cu_seqlens: Tensor, max_len: int, scores: Scores) -> Tensor:
     q_AHE, k_AGE, v_AGE = (
-        project(x_1AD)[0].unflatten(-1, (-1, block.head_dim)) for project in (block.q_proj, block.k_proj, block.v_proj)
+        # Not [0], whose backward pass writes a gradient once more.
+        project(x_1AD).squeeze(0).unflatten(-1, (-1, block.head_dim))
+        for project in (block.q_proj, block.k_proj, block.v_proj)
     )
     if hasattr(block, "q_norm"):
         q_AHE, k_AGE = block.q_norm(q_AHE), block.k_norm(k_AGE)

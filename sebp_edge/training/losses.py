@@ -1,5 +1,7 @@
 """The losses of a batch: on hoisted rows where a trial shows the padded model's losses, else through the drop-in."""
 
+from contextlib import ExitStack
+
 import torch
 from torch import Tensor, nn
 
@@ -29,9 +31,8 @@ class RowLosses:
     def __init__(self, model: nn.Module, examples: list[Example], collator: Collator, device, on_event: Sink):
         self.collator = collator
         self.device = device
-        reason = _why_not_hoisted(model, examples, collator.pad_token_id, device)
-        self.hoisted = Hoisted(model) if reason is None else None
-        self._padded = Sparsified(model) if reason is not None else None
+        self.hoisted, reason = _hoist(model, examples, collator.pad_token_id, device)
+        self._padded = Sparsified(model) if self.hoisted is None else None
         self.max_rows = MAX_ROWS
         if reason is not None:
             self.max_rows = min(MAX_ROWS, MAX_LOGITS // model.get_output_embeddings().weight.shape[0])
@@ -66,23 +67,27 @@ class RowLosses:
 
 
 @torch.no_grad()
-def _why_not_hoisted(model: nn.Module, examples: list[Example], pad_token_id: int, device) -> str | None:
-    """None if two short sequences, hoisted, have the losses that they have padded, else the reason in words."""
+def _hoist(model: nn.Module, examples: list[Example], pad_token_id: int, device) -> tuple[Hoisted | None, str | None]:
+    """The model hoisted, if two short sequences have the losses that they have padded; else the reason in words."""
     starts = [example.input_ids[:length] for example, length in zip(examples[:2], (48, 31), strict=False)]
     collator = Collator(max(map(len, starts)) + 1, pad_token_id)
     batch = collator([Example(ids, ids, number) for number, ids in enumerate(starts)])
     input_ids, plan = batch.input_ids.to(device), batch.plan.to(device)
     with Sparsified(model) as padded:
         expected = padded.row_losses(input_ids, plan)
-    try:
-        with Hoisted(model) as hoisted:
+    with ExitStack() as undo:
+        try:
+            hoisted = undo.enter_context(Hoisted(model))
             found = hoisted.row_losses(ActiveTokens.gather(input_ids, plan))
-    except SparsityError as error:
-        return str(error)
-    except torch.OutOfMemoryError:
-        raise
-    except (TypeError, ValueError, RuntimeError, KeyError) as error:
-        return f"its architecture does not take single rows ({type(error).__name__})."
-    tolerance = 1e-4 if next(model.parameters()).dtype == torch.float32 else 0.05
-    difference = float((found - expected).abs().mean() / expected.mean())
-    return None if difference <= tolerance else f"its losses on rows alone differ by {difference:.1%}."
+        except SparsityError as error:
+            return None, str(error)
+        except torch.OutOfMemoryError:
+            raise
+        except (TypeError, ValueError, RuntimeError, KeyError) as error:
+            return None, f"its architecture does not take single rows ({type(error).__name__})."
+        tolerance = 1e-4 if next(model.parameters()).dtype == torch.float32 else 0.05
+        difference = float((found - expected).abs().mean() / expected.mean())
+        if not difference <= tolerance:
+            return None, f"its losses on rows alone differ by {difference:.1%}."
+        undo.pop_all()
+    return hoisted, None

@@ -19,7 +19,7 @@ from torch import Tensor
 from sebp_edge.ops.gpu.move_rows import with_dense_rows
 
 MAX_PROJECTIONS = 3
-BLOCK_N, BLOCK_M = 64, 128
+BLOCK_N, BLOCK_M, SUM_BLOCK_N = 64, 128, 16
 
 
 @triton.jit
@@ -149,6 +149,7 @@ def _sum_up_kernel(
     end_2,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    BLOCK_T: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
     own = tl.program_id(1)
@@ -160,10 +161,16 @@ def _sum_up_kernel(
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     ranks = tl.arange(0, BLOCK_R)
     mask = (rows < num_rows)[:, None] & (ranks < rank)[None, :]
+    places = rows.to(tl.int64)[:, None] * rank + ranks[None, :]
     total = tl.zeros((BLOCK_N, BLOCK_R), tl.float32)
-    for number in range(count):
-        tile = (first + number).to(tl.int64)
-        total += tl.load(parts_ptr + (tile * num_rows + rows[:, None]) * rank + ranks[None, :], mask=mask, other=0.0)
+    for begin in range(0, count, BLOCK_T):
+        tiles = begin + tl.arange(0, BLOCK_T)
+        values = tl.load(
+            parts_ptr + (first + tiles).to(tl.int64)[:, None, None] * num_rows * rank + places[None, :, :],
+            mask=(tiles < count)[:, None, None] & mask[None, :, :],
+            other=0.0,
+        )
+        total += tl.sum(values, axis=0)
     tl.store(
         up_ptr + rows.to(tl.int64)[:, None] * stride_un + own * rank + ranks[None, :],
         (total * scaling).to(up_ptr.dtype.element_ty),
@@ -228,8 +235,9 @@ def lora_up_backward(
         *ends,
         **blocks,
     )
-    _sum_up_kernel[triton.cdiv(num_rows, BLOCK_N), len(columns)](
-        parts, up_AR, num_rows, rank, up_AR.stride(0), scaling, *ends, **blocks
+    # Few rows and many tiles a program: there may be no more than one of either to share out.
+    _sum_up_kernel[triton.cdiv(num_rows, SUM_BLOCK_N), len(columns)](
+        parts, up_AR, num_rows, rank, up_AR.stride(0), scaling, *ends, **(blocks | {"BLOCK_N": SUM_BLOCK_N}), BLOCK_T=16
     )
     return up_AR, dweights[0] if shares == 1 else dweights.sum(dim=0)
 
