@@ -338,6 +338,23 @@ def test_doctor_says_one_thing_a_line(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------------------- on a terminal
 
 
+def test_what_bitsandbytes_logs_when_peft_imports_it_stays_out_of_the_errors(adapt, tmp_path):
+    package, imported = tmp_path / "fakes" / "bitsandbytes", tmp_path / "imported"
+    (package / "nn").mkdir(parents=True)
+    (package / "nn" / "__init__.py").touch()
+    (package / "__init__.py").write_text(
+        "import logging, pathlib\n"
+        "from bitsandbytes import nn\n"
+        "logging.getLogger('bitsandbytes.backends.cpu.ops').warning('Failed to load')\n"
+        f"pathlib.Path({str(imported)!r}).touch()\n"
+    )
+    with process(*adapt, "--json", env=os.environ | {"PYTHONPATH": str(package.parent)}) as one:
+        output, errors = one.communicate(timeout=60)
+    assert (one.returncode, errors) == (0, "")
+    assert records(output)
+    assert imported.exists()
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_a_narrow_terminal_gets_no_broken_line(adapt, store):
     columns = 50

@@ -10,10 +10,11 @@ import pytest
 import torch
 from builders import make_llama
 from peft import LoraConfig, get_peft_model
-from test_sparsify import assert_same, assert_same_training, loss_and_gradients, padded_batch
+from test_dropin_families import watch_rows
+from test_sparsify import assert_same, assert_same_training, loss_and_gradients, padded_batch, with_lora
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import CheckpointError, checkpoint
+from torch.utils.checkpoint import checkpoint
 from transformers import Trainer, TrainingArguments
 
 from sebp_edge import sparsify
@@ -128,15 +129,29 @@ def assert_as_close(exact, dense, sparse):
 # A trial, without gradients, goes through the checkpoints too.
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_of_ones_own_trains_like_dense_or_ends_in_torchs_error(reentrant):
-    model, batch = make_llama(use_cache=False).double(), padded_batch(prompt=5)
+@pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
+@pytest.mark.parametrize("backward", ["once", "interleaved"])
+def test_a_checkpoint_of_ones_own_trains_like_dense(reentrant, adapt, backward):
+    model, batch = make_llama(use_cache=False, num_hidden_layers=3).double(), padded_batch(prompt=5)
     model.enable_input_require_grads()
-    dense = loss_and_gradients(model, batch)
-    for block in model.model.layers:
+    blocks, model = model.model.layers, adapt(model).train()
+    dense = train(model, batch, backward)
+    for block in (blocks[0], blocks[2]):
         block.forward = _checkpointed(block.forward, reentrant)
-    refused = contextlib.nullcontext() if reentrant else pytest.raises(CheckpointError, match="recomputation")
-    with sparsify(model), refused:
-        assert_same(dense, loss_and_gradients(model, batch), tolerance=1e-5)
+    with sparsify(model):
+        assert_same(dense, train(model, batch, backward), tolerance=1e-5)
+
+
+def test_only_layers_within_a_checkpoint_look_for_their_rows():
+    model, batch = model_with("full", "no"), padded_batch(prompt=5)
+    block = model.model.layers[1]
+    block.forward = _checkpointed(block.forward, reentrant=False)
+    with sparsify(model) as sparsified:
+        model(**batch)  # which has the trials
+        chosen = watch_rows(sparsified)
+        model(**batch)
+    found = [rows is detect for rows in chosen if rows is not None]
+    assert found == [False] * 7 + [True] * 7 + [False] * 2  # of the last layer, only keys and values are not restricted
 
 
 def _checkpointed(forward, reentrant):
@@ -300,6 +315,8 @@ def _train_in_one_of_two(rank, folder):
     torch.distributed.fsdp.fully_shard(unwrapped := make_llama())
     with pytest.raises(SparsityError, match="sharded"):
         sparsify(unwrapped)
+    with sparsify(later := make_llama()), pytest.raises(SparsityError, match="sharded"):
+        torch.distributed.fsdp.fully_shard(later)(**batch)
     torch.distributed.destroy_process_group()
 
 

@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from builders import make_llama, row_losses, waiting_for_the_gpu_is_an_error
+from builders import make_llama, make_sentences, row_losses, waiting_for_the_gpu_is_an_error
 from test_dropin_families import DECODERS, ENCODERS, make, make_decoder
 from test_hoist import MODELS
 from test_lora_linear import random_group
 from test_selection import random_gradient, selector
 from test_sparse_linear import gradients, random_case
-from test_sparsify import loss_and_gradients, padded_batch
+from test_sparsify import assert_same, loss_and_gradients, padded_batch, with_lora
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForTokenClassification
 
 from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
@@ -26,6 +28,7 @@ pytestmark = [
 ]
 
 LENGTHS = (200, 1, 64, 17, 129)
+ROW_KERNELS = ("_gather_rows_kernel", "_scatter_rows_kernel")
 
 
 def losses_and_gradients(model, level, batch):
@@ -207,6 +210,40 @@ def test_notes_become_an_adapter_on_the_gpu(model_folder, notes_folder, tmp_path
     assert personalizer._base.dtype == torch.bfloat16
     assert all(p.dtype == torch.float32 for n, p in personalizer._adaptation.model.named_parameters() if "lora" in n)
     assert personalizer.generate("the ferry", seed=1, max_new_tokens=8)
+
+
+def test_an_adaptation_runs_our_kernels(tmp_path):
+    """Of the bundled model, on questions with answers: there the last layer has fewer loss rows than active ones."""
+    questions, answers = make_sentences(24), make_sentences(24, seed=1)
+    records = [{"prompt": question, "completion": answer} for question, answer in zip(questions, answers, strict=True)]
+    recipe = Recipe.load("notes").replace(epochs=1)
+    personalizer = Personalizer(recipe=recipe, device="cuda", store=AdapterStore(tmp_path))
+    # Accumulating events keeps the profiler from warning that it forgets those of an earlier cycle.
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as trace:
+        personalizer.adapt(records)
+        torch.cuda.synchronize()
+    on_gpu = (event for event in trace.key_averages() if event.device_type == DeviceType.CUDA)
+    launches = {event.key: event.count for event in on_gpu}
+    ours = {name for name in launches if name.startswith("_") and name.endswith("_kernel")}
+    expected = {"_lora_up_kernel", "_lora_up_backward_kernel", "_cross_entropy_kernel", *ROW_KERNELS}
+    assert expected <= ours, sorted(launches)
+    # Where the last layer computes all rows, each loss has one gather, and one scatter in its backward pass.
+    for kernel in ROW_KERNELS:
+        assert launches[kernel] > 2 * launches["_cross_entropy_kernel"], launches
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
+def test_a_compiled_model_is_one_graph_and_trains_like_dense(adapt):
+    torch.compiler.reset()
+    model = adapt(make_llama(use_cache=False)).float().cuda().train()
+    batch = {name: tensor.cuda() for name, tensor in padded_batch(prompt=5).items()}
+    dense = loss_and_gradients(model, batch)
+    with sparsify(model):
+        compiled = torch.compile(model, fullgraph=True)
+        loss, found = loss_and_gradients(compiled, batch)
+    assert_same(dense, (loss, {name.removeprefix("_orig_mod."): grad for name, grad in found.items()}), tolerance=1e-3)
 
 
 def test_what_was_measured_is_what_the_backward_pass_looks_up(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The command line: arguments in, SDK called, result printed. Nothing here is needed to embed the SDK."""
 
+import logging
 import sys
 
 import typer
@@ -41,4 +42,6 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         # A name of a file need not be text, and a pipe need not be UTF-8.
         stream.reconfigure(errors="backslashreplace")
+    # PEFT imports bitsandbytes wherever it is installed; it warns of what its layers lack, and none are used here.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     app()

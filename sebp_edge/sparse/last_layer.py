@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sebp_edge.models.architecture import last_block
 from sebp_edge.ops import gather_rows, scatter_rows
+from sebp_edge.sparse.checkpoints import runs_again
 from sebp_edge.sparse.trial import why_not
 
 logger = logging.getLogger(__name__)
@@ -75,10 +76,14 @@ class LastLayer:
 
     def restricts(self, layers: list[nn.Module]) -> bool:
         """Whether these layers are given kept rows only, now."""
-        return self._rows is not None and self._layers.issuperset(layers)
+        return self._restricted() and self._layers.issuperset(layers)
+
+    def _restricted(self) -> bool:
+        # What a checkpoint runs again, it runs when the rows are gone.
+        return self._rows is not None and not runs_again()
 
     def _run(self, forward: Callable, x: Tensor, args, kwargs) -> Tensor:
-        if self._rows is None:
+        if not self._restricted():
             return forward(x, *args, **kwargs)
         x_NK = x.reshape(-1, x.shape[-1])
         out_1AM = forward(gather_rows(x_NK, self._rows)[None], *args, **kwargs)

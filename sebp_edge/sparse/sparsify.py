@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import inner_model, is_linear, layers_behind_attention, weight_MK
 from sebp_edge.ops import ActiveRows, Rows, backend, sparse_linear
+from sebp_edge.sparse.checkpoints import runs_again
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.kept_inputs import KeptInputs
 from sebp_edge.sparse.last_layer import LastLayer
@@ -26,6 +27,11 @@ from sebp_edge.sparse.loss import FusedLoss
 from sebp_edge.sparse.plans import DETECTED, BatchRows, decoder_plan, decoder_rows, encoder_rows, looks_further
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.sparse.selection import DroppedRows, RowSelection, Selection
+
+SHARDED = (
+    "The model's weights are sharded, and the head's weight cannot be read outside of it; use "
+    "DistributedDataParallel, or one device."
+)
 
 
 class Sparsified:
@@ -44,7 +50,6 @@ class Sparsified:
         self.choices_folder = platformdirs.user_cache_dir("sebp-edge")
         self._inner = inner_model(model)
         self._behind_attention = layers_behind_attention(self._inner)
-        self._may_checkpoint = [part for part in self._inner.modules() if hasattr(part, "gradient_checkpointing")]
         self._rows = DETECTED
         self._given_plan: RowPlan | None = None
         self._inputs = KeptInputs()
@@ -123,6 +128,9 @@ class Sparsified:
         # A plan and the trials are host work, which a compiled graph would have to stop for.
         if not (self.layers and torch.is_grad_enabled()) or torch.compiler.is_compiling():
             return self._own_forward(*args, **kwargs)
+        # fully_shard gives a model another class, in place.
+        if type(self._inner).__name__.startswith("FSDP"):
+            raise SparsityError(SHARDED)
         inputs = dict(zip(self._own_parameters, args, strict=False)) | kwargs
         plan = self._given_plan or decoder_plan(self._inner, inputs)
         fused = plan is not None and self._given_plan is None and self._loss and self._loss.replaces(inputs)
@@ -138,23 +146,19 @@ class Sparsified:
             self._inputs.forget()
 
     def _rows_of(self, inputs: dict, plan: RowPlan | None) -> BatchRows:
-        if not self._selection.reads_labels or self._is_checkpointing() or looks_further(self._inner, inputs):
+        if not self._selection.reads_labels or looks_further(self._inner, inputs):
             return DETECTED
         if plan is None:
             return encoder_rows(self._inner, inputs)
         return decoder_rows(plan, inputs.get("attention_mask"))
-
-    def _is_checkpointing(self) -> bool:
-        """Whether layers run again in the backward pass, when this batch's rows may be another's already."""
-        return any(part.gradient_checkpointing for part in self._may_checkpoint)
 
     def _rows_for(self, layers: list[nn.Module], x: Tensor) -> Rows | None:
         """The rows of layers that are computed together; layers of other rows choose theirs later."""
         num_rows = x.shape[:-1].numel()
         if self._last_layer.restricts(layers):
             return None
-        if torch.compiler.is_compiling():
-            # Within one graph; a batch's own rows would make a new graph for each batch.
+        # A batch's own rows would make a new graph for each batch, and are gone when a checkpoint runs again.
+        if torch.compiler.is_compiling() or runs_again():
             return self._selection.selector(layers)
         if num_rows == self._rows.num_rows:
             behind = self._behind_attention.issuperset(layers)
@@ -216,10 +220,7 @@ def _refuse(model: nn.Module, layers: dict[str, nn.Module]) -> None:
     if any(hasattr(parameter, "placements") for parameter in model.parameters()) or any(
         type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()
     ):
-        raise SparsityError(
-            "The model's weights are sharded, and the head's weight cannot be read outside of it; use "
-            "DistributedDataParallel, or one device."
-        )
+        raise SparsityError(SHARDED)
 
 
 def _stand_in(sparsified: Sparsified):
