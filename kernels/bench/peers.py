@@ -36,7 +36,7 @@ from peer_work import SHAPES, TINY, Job, shape_config
 PROCESS = Path(__file__).with_name("peer_process.py")
 SOURCES = ("peers.py", "peer_process.py", "peer_arms.py", "peer_work.py")
 # A trainer that hangs must not take the others' time.
-ARM_SECONDS = 180
+ARM_SECONDS = 240
 # Measured: bf16 FLOP/s of an 8192^3 matrix product on random data, bytes/s of a copy, read and write counted.
 CEILINGS = {"NVIDIA H100 80GB HBM3": (765e12, 3.0e12), "NVIDIA H200": (788e12, 4.3e12)}
 QUIET = {
