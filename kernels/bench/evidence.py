@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "kernels" / "bench" / "gpu-results.json"
-LIBRARIES = ("torch", "triton", "transformers", "peft")
+LIBRARIES = ("torch", "triton", "transformers", "peft", "liger_kernel", "unsloth")
 OPS = ("kernels/ops",)
 STEP = (*OPS, "sebp_edge/sparse", "sebp_edge/training")
 

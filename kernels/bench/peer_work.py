@@ -1,0 +1,170 @@
+"""The work that peers.py gives to every trainer: a model's shape, its weights and its texts, the same in each process.
+
+Weights and tokens are drawn by seed: weights on the device that they are for, tokens on the CPU.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, get_peft_model
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
+
+from sebp_edge.sparse.rows import IGNORE
+from sebp_edge.texts.examples import Example
+
+RANK = 16
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+CONTEXT_LENGTH = 4096
+PADDING_ID = 3
+SHAPES = ("llama-3.2-3b", "qwen3-0.6b", "smollm2-135m")
+TINY = "tiny"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all arms of one run have in common.
+
+    Attributes:
+        shape: one of SHAPES, or TINY.
+        device: "cuda", in bf16, or "cpu", in fp32.
+        full: whether all weights are trained; else LoRA adapters in fp32.
+        loss_share: the share of each text, at its end, that has a loss; 1.0 for whole texts.
+        batches: numbers of texts.
+        folder: for the reference, and for the model where an arm needs files.
+        save_model: whether the reference's process leaves the model in the folder.
+    """
+
+    shape: str
+    device: str
+    full: bool
+    loss_share: float
+    batches: list[int]
+    folder: str
+    save_model: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.device == "cuda" else torch.float32
+
+    @property
+    def reference(self) -> Path:
+        return Path(self.folder) / "reference.pt"
+
+    @property
+    def model_folder(self) -> Path:
+        return Path(self.folder) / "model"
+
+
+def shape_config(shape: str) -> PretrainedConfig:
+    """The config of a model, as its authors published it; the small one is for trying the benchmark."""
+    if shape == "llama-3.2-3b":
+        sizes = _sizes(128256, 3072, 8192, 28, heads=24, groups=8, head_size=128)
+        return LlamaConfig(**sizes, max_position_embeddings=131072, rms_norm_eps=1e-5, rope_theta=500000.0)
+    if shape == "qwen3-0.6b":
+        sizes = _sizes(151936, 1024, 3072, 28, heads=16, groups=8, head_size=128)
+        return Qwen3Config(**sizes, max_position_embeddings=40960, rms_norm_eps=1e-6, rope_theta=1000000.0)
+    if shape == "smollm2-135m":
+        sizes = _sizes(49152, 576, 1536, 30, heads=9, groups=3, head_size=64)
+        return LlamaConfig(**sizes, max_position_embeddings=8192, rms_norm_eps=1e-5, rope_theta=100000.0)
+    return LlamaConfig(**_sizes(320, 32, 48, 2, heads=4, groups=2, head_size=8), max_position_embeddings=512)
+
+
+def _sizes(vocabulary: int, hidden: int, intermediate: int, layers: int, *, heads: int, groups: int, head_size: int):
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "head_dim": head_size,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": PADDING_ID,
+    }
+
+
+def lengths(loss_share: float) -> list[int]:
+    """Tokens of each of 64 texts.
+
+    Whole texts: 26 to 196 tokens, mean 57. With a loss on a part: instructions with answers, from the log-normal that
+    has the median 128, the mean 193, the 90th and the 99th percentile (402, 1027) of Dolly's in Llama 3's tokens.
+    """
+    draw = random.Random(0)
+    if loss_share == 1.0:
+        return [max(26, min(196, int(draw.gauss(57, 25)))) for _ in range(64)]
+    return [max(34, min(2103, int(draw.lognormvariate(math.log(128), 0.9)))) for _ in range(64)]
+
+
+def make_texts(count: int, job: Job) -> list[Example]:
+    """The first `count` of the 64 texts: random tokens, the same in every process."""
+    generator = torch.Generator().manual_seed(0)
+    highest = min(128000, shape_config(job.shape).vocab_size)
+    texts = []
+    for number, length in enumerate(lengths(job.loss_share)[:count]):
+        ids = torch.randint(10, highest, (length,), generator=generator).tolist()
+        # A text's first token is never predicted.
+        without = max(1, length - round(length * job.loss_share))
+        texts.append(Example(ids, [IGNORE] * without + ids[without:], number))
+    return texts
+
+
+def make_model(job: Job, attention: str = "sdpa") -> nn.Module:
+    """What is trained: the base model as it is, or with LoRA adapters in fp32."""
+    return with_adapters(make_base(job, attention), job)
+
+
+def make_base(job: Job, attention: str = "sdpa") -> nn.Module:
+    """The base model in the job's precision, with weights by seed."""
+    with torch.device(job.device):
+        model = AutoModelForCausalLM.from_config(
+            shape_config(job.shape), dtype=job.dtype, attn_implementation=attention
+        )
+    fill(list(model.parameters()))
+    return model
+
+
+def with_adapters(model: nn.Module, job: Job) -> nn.Module:
+    if not job.full:
+        config = LoraConfig(
+            r=RANK, lora_alpha=RANK, lora_dropout=0.0, target_modules=PROJECTIONS, task_type="CAUSAL_LM"
+        )
+        model = get_peft_model(model, config)
+    return model.train()
+
+
+@torch.no_grad()
+def fill(parameters: list[nn.Parameter]) -> None:
+    """Random weights by seed; both of an adapter's matrices, so that neither's gradient is zero."""
+    generator = torch.Generator(parameters[0].device).manual_seed(0)
+    for parameter in parameters:
+        if parameter.dim() == 1:
+            parameter.fill_(1.0)
+        else:
+            parameter.normal_(0.0, 0.02, generator=generator)
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def save_base(model: nn.Module, job: Job) -> None:
+    """The base model and a tokenizer of bytes, for arms that load from a folder."""
+    model.save_pretrained(job.model_folder)
+    names = ["<unk>", "<s>", "</s>", "<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(job.model_folder)
