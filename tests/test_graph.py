@@ -189,11 +189,18 @@ def test_memory_is_given_back():
     config = LlamaConfig(vocab_size=320, hidden_size=256, intermediate_size=512, num_hidden_layers=4)
     adapted = Adapted(LlamaForCausalLM(config))
     examples = make_examples([64] * 60)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    with make_learner(adapted, examples) as learner:
-        learner.step([examples], 1e-3)
-        assert torch.cuda.memory_allocated() > before
-    del learner
-    torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() <= before + 2**20
+
+    def allocated_after_a_training():
+        with make_learner(adapted, examples) as learner:
+            learner.step([examples], 1e-3)
+            learner.losses(examples)
+            held = torch.cuda.memory_allocated()
+        del learner
+        torch.cuda.synchronize()
+        return held, torch.cuda.memory_allocated()
+
+    # The first one makes what is made once, such as a workspace of cuBLAS.
+    _, before = allocated_after_a_training()
+    held, after = allocated_after_a_training()
+    assert held > before
+    assert after <= before

@@ -6,21 +6,42 @@ Shapes: B texts, T positions, N tokens of all texts, C loss rows, H heads, G key
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from peer_work import CONTEXT_LENGTH, PADDING_ID, PROJECTIONS, RANK, Job, make_model, shape_config
+from sebp_edge.recipe import Recipe
+from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows import IGNORE, RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Batch, Collator
 from sebp_edge.texts.examples import Example
+from sebp_edge.training.graph import Graphs, MicroBatchGraphs
+from sebp_edge.training.update import Update
 
 VARLEN = "peers_varlen"
 
-StepOf = Callable[[object, torch.optim.Optimizer], Callable[[], Tensor]]
+LEARNING_RATE = 1e-4
+
+
+class Step(Protocol):
+    """One batch's training step, to be run over and over."""
+
+    def gradients(self) -> Tensor:
+        """The loss; leaves the gradients of this batch in the parameters' `grad`."""
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients."""
+
+    def __call__(self) -> None:
+        """Forward, backward and update."""
+
+
+StepOf = Callable[[object], Step]
 
 
 @dataclass(frozen=True)
@@ -28,7 +49,7 @@ class Arm:
     """One way to train.
 
     Attributes:
-        load: the model with what is trained requiring gradients, and what makes a step of a batch and an optimizer.
+        load: the model with what is trained requiring gradients, and what makes a step of a batch.
         lay_out: the texts as a batch for that step.
         ours: whether it is this project's.
         most_texts: larger batches are left out.
@@ -149,7 +170,7 @@ def unsloth_lora(job: Job) -> tuple[nn.Module, StepOf]:
         target_modules=PROJECTIONS,
         use_gradient_checkpointing=False,
     ).train()
-    return model, _eager(lambda batch: model(**batch).loss)
+    return model, _eager(model, lambda batch: model(**batch).loss)
 
 
 def drop_in(job: Job) -> tuple[nn.Module, StepOf]:
@@ -161,7 +182,7 @@ def drop_in(job: Job) -> tuple[nn.Module, StepOf]:
 def hoisted(job: Job) -> tuple[nn.Module, StepOf]:
     model = make_model(job)
     handle = Hoisted(model)
-    return model, _eager(lambda batch: handle.row_losses(batch.input_ids, batch.plan).mean())
+    return model, _eager(model, lambda batch: handle.row_losses(_active(batch)).mean())
 
 
 def hoisted_all_rows(job: Job) -> tuple[nn.Module, StepOf]:
@@ -171,42 +192,75 @@ def hoisted_all_rows(job: Job) -> tuple[nn.Module, StepOf]:
 
     def loss(batch: tuple[Batch, Tensor]) -> Tensor:
         everywhere, asked_C = batch
-        return handle.row_losses(everywhere.input_ids, everywhere.plan)[asked_C].mean()
+        return handle.row_losses(_active(everywhere))[asked_C].mean()
 
-    return model, _eager(loss)
+    return model, _eager(model, loss)
 
 
 def captured(job: Job) -> tuple[nn.Module, StepOf]:
     model = make_model(job)
-    return model, lambda batch, optimizer: graph_step(model, optimizer, batch)
+    handle = Hoisted(model)
+    return model, lambda batch: _CapturedStep(model, handle, batch)
 
 
-def graph_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> Callable[[], Tensor]:
-    """What makes one whole step (forward, backward, optimizer) on `batch` by captured graphs, and returns its loss.
+class _CapturedStep:
+    """What Personalizer's training does on a GPU; the batch is collated beforehand, as the others' is."""
 
-    After a step the gradients stay in `.grad` until the next. Weights may change on the way to the first step: they
-    are filled again before it.
-    """
-    raise NotImplementedError("sebp_edge.training.graph is not there yet")
+    def __init__(self, model: nn.Module, handle: Hoisted, batch: Batch):
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._tokens = _active(Batch(batch.input_ids.cpu(), batch.attention_mask, batch.labels, batch.plan.to("cpu")))
+        self._loss = torch.zeros((), device=parameters[0].device)
+        graphs = Graphs(parameters[0].device)
+        self._update = Update(parameters, Recipe(name="peers", description=""))
+        self._update.capture(graphs)
+        self._micro_batches = MicroBatchGraphs(graphs, handle, parameters, self._loss)
+
+    def gradients(self) -> Tensor:
+        self._loss.zero_()
+        self._micro_batches.accumulate(self._tokens, len(self._tokens.targets))
+        return self._loss
+
+    def zero_grad(self) -> None:
+        self._update.reset()
+
+    def __call__(self) -> None:
+        self.gradients()
+        self._update(LEARNING_RATE)
+
+
+def _active(batch: Batch) -> ActiveTokens:
+    return ActiveTokens.gather(batch.input_ids, batch.plan)
 
 
 def _as_called(model: nn.Module) -> tuple[nn.Module, StepOf]:
     """As any training loop calls a transformers model."""
-    return model, _eager(lambda batch: model(**batch, use_cache=False).loss)
+    return model, _eager(model, lambda batch: model(**batch, use_cache=False).loss)
 
 
-def _eager(loss: Callable[[object], Tensor]) -> StepOf:
-    def step_of(batch, optimizer: torch.optim.Optimizer) -> Callable[[], Tensor]:
-        def step() -> Tensor:
-            optimizer.zero_grad(set_to_none=True)
-            found = loss(batch)
-            found.backward()
-            optimizer.step()
-            return found.detach()
+def _eager(model: nn.Module, loss: Callable[[object], Tensor]) -> StepOf:
+    return lambda batch: _EagerStep(model, lambda: loss(batch))
 
-        return step
 
-    return step_of
+class _EagerStep:
+    """A step as a plain training loop has it."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[], Tensor]):
+        self._loss = loss
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
+
+    def gradients(self) -> Tensor:
+        loss = self._loss()
+        loss.backward()
+        return loss.detach()
+
+    def zero_grad(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def __call__(self) -> None:
+        self.gradients()
+        self._optimizer.step()
+        self.zero_grad()
 
 
 def _apply_liger(job: Job) -> None:

@@ -24,7 +24,6 @@ from peer_work import Job, fill, make_base, make_texts, save_base, with_adapters
 from sebp_edge.models.machine import synchronize
 
 WARM_UPS, REPEATS = 2, 7
-LEARNING_RATE = 1e-4
 # The relative error of a loss in bf16 that is still called right.
 LOSS_TOLERANCE = 0.005
 # So many gradients of each parameter are compared, evenly spread.
@@ -98,17 +97,17 @@ def measure_batch(arm: Arm, job: Job, model: nn.Module, step_of: Callable, count
     device = torch.device(job.device)
     model.zero_grad(set_to_none=True)
     parameters = list(trained(model).values())
-    optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
     _forget_peak(device)
-    step = step_of(arm.lay_out(make_texts(count, job), job), optimizer)
+    step = step_of(arm.lay_out(make_texts(count, job), job))
     fill(parameters)
-    loss = float(step())
+    loss = float(step.gradients())
     error = gradient_error(sampled_gradients(model), expected["gradients"])
+    step.zero_grad()
     row = {"loss": loss, "gradient_error": error, "allowed_error": expected["tolerance"]}
     wrong = what_is_wrong(loss, error, expected)
     if wrong is not None:
         return row | {"status": f"wrong: {wrong}"}
-    for _ in range(WARM_UPS - 1):
+    for _ in range(WARM_UPS):
         step()
     times = [_seconds(step, device) for _ in range(REPEATS)]
     peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
@@ -151,7 +150,7 @@ def _forget_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def _seconds(step: Callable[[], Tensor], device: torch.device) -> float:
+def _seconds(step: Callable[[], None], device: torch.device) -> float:
     synchronize(device)
     start = time.perf_counter()
     step()

@@ -5,6 +5,7 @@ micro-batch is filled up to its bucket and copied into the bucket's own tensors;
 rate have theirs too. All graphs share one memory pool: they run one after another, and none leaves anything in it.
 """
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 
@@ -23,12 +24,18 @@ class CannotCapture(Exception):
     """A function ran, but does what no graph can hold, such as waiting for the GPU."""
 
 
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all trainings of a process: for each stream that was ever used, cuBLAS keeps a workspace."""
+    return torch.cuda.Stream(device)
+
+
 class Graphs:
     """Captures functions of one GPU: on one stream, into one memory pool."""
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = _side_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, function: Callable[[], object]) -> Callable[[], None]:
