@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from sebp_edge.sparse.buckets import MOST_BUCKETS, SMALL, Bucket, choose_buckets
+from sebp_edge.sparse.buckets import GRAIN, MOST_BUCKETS, Bucket, choose_buckets
 
 
 def test_every_size_is_held_with_little_filler():
@@ -15,7 +15,7 @@ def test_every_size_is_held_with_little_filler():
         assert bucket.holds(Bucket(size, size, size, size))
         assert max(bucket.sequences, bucket.longest) < 2 * size
         assert bucket.tokens == bucket.loss_rows
-        assert bucket.tokens - size < (size if size <= SMALL else size / 16)
+        assert bucket.tokens - size < max(min(size, GRAIN), size / 16)
         assert bucket.tokens % min(32, bucket.tokens) == 0
 
 
@@ -26,7 +26,7 @@ def test_larger_sizes_never_get_a_smaller_bucket():
 
 
 def test_there_are_few_sizes():
-    assert len({Bucket.holding(size, 1, 1, 1) for size in range(1, 4097)}) == 10 + 3 * 16
+    assert len({Bucket.holding(size, 1, 1, 1) for size in range(1, 4097)}) == 6 + 31 + 2 * 16
 
 
 @pytest.mark.parametrize("bucket", [Bucket(512, 16, 64, 512), Bucket(513, 1, 512, 9), Bucket(7, 7, 1, 7)])
@@ -85,9 +85,9 @@ def test_long_and_short_sequences_keep_buckets_of_their_own():
 
 
 def test_small_batches_share_a_bucket():
-    """A step on 4 tokens costs nearly what one on 64 does."""
-    needed = [Bucket.holding(size, 1, size, size) for size in range(1, 65)]
-    assert choose_buckets(needed) == [Bucket(64, 1, 64, 64)]
+    """A step on 4 tokens costs nearly what one on 16 does."""
+    needed = [Bucket.holding(size, 1, size, size) for size in range(1, 17)]
+    assert choose_buckets(needed) == [Bucket(16, 1, 16, 16)]
 
 
 def test_choosing_takes_little_time_however_sizes_vary():
