@@ -69,6 +69,15 @@ class TrainingPlanned(Event):
 
 
 @dataclass(frozen=True)
+class GraphCaptured(Event):
+    """A part of the training is compiled and captured on a GPU: an "update", or "gradients" or "losses" of a bucket."""
+
+    event: ClassVar[str] = "graph_captured"
+    part: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class StepDone(Event):
     """One optimizer update. `loss` in nats per loss token; `seconds_left` covers this phase."""
 

@@ -14,6 +14,7 @@ KINDS = {
     "model_loaded": events.ModelLoaded,
     "texts_read": events.TextsRead,
     "training_planned": events.TrainingPlanned,
+    "graph_captured": events.GraphCaptured,
     "step": events.StepDone,
     "evaluated": events.Evaluated,
     "saved": events.AdapterSaved,

@@ -8,7 +8,7 @@ from test_hoist import MODELS
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.events import Notice, StepDone
+from sebp_edge.events import GraphCaptured, Notice, StepDone
 from sebp_edge.models.adaptation import trainable
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
@@ -45,8 +45,8 @@ def make_examples(lengths, prompt=0):
     return examples
 
 
-def make_learner(adapted, examples, notices=None):
-    return Learner(adapted, RECIPE, examples, Collator(64, 2), (notices if notices is not None else []).append)
+def make_learner(adapted, examples, events=None):
+    return Learner(adapted, RECIPE, examples, Collator(64, 2), (events if events is not None else []).append)
 
 
 def eagerly(learner):
@@ -153,13 +153,14 @@ def test_an_example_never_sees_its_neighbour_in_a_graph():
 def test_a_model_that_waits_for_the_gpu_trains_without_graphs_and_says_so_once():
     model = make_llama()
     model.model.layers[0].register_forward_hook(lambda module, inputs, output: output if output.sum().item() else None)
-    examples, notices = make_examples([31, 2, 17, 64]), []
-    with make_learner(Adapted(model), examples, notices) as learner:
+    examples, events = make_examples([31, 2, 17, 64]), []
+    with make_learner(Adapted(model), examples, events) as learner:
         losses = [float(learner.step([examples[:2], examples[2:]], 1e-2).loss) for _ in range(4)]
         learner.losses(examples)
         assert learner._graphs is None
     assert losses[-1] < losses[0]
-    (notice,) = notices
+    captured, notice = events
+    assert isinstance(captured, GraphCaptured) and captured.part == "update" and captured.seconds > 0
     assert isinstance(notice, Notice)
     assert "without CUDA graphs" in notice.message
 

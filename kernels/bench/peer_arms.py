@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from peer_work import CONTEXT_LENGTH, PADDING_ID, PROJECTIONS, RANK, Job, make_model, shape_config
+from sebp_edge.events import silent
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
@@ -210,7 +211,7 @@ class _CapturedStep:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._tokens = _active(Batch(batch.input_ids.cpu(), batch.attention_mask, batch.labels, batch.plan.to("cpu")))
         self._loss = torch.zeros((), device=parameters[0].device)
-        graphs = Graphs(parameters[0].device)
+        graphs = Graphs(parameters[0].device, silent)
         self._update = Update(parameters, Recipe(name="peers", description=""))
         self._update.capture(graphs)
         self._micro_batches = MicroBatchGraphs(graphs, handle, parameters, self._loss)

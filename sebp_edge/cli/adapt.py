@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import one_sentence_errors, print_json
+from sebp_edge.cli.console import one_sentence_errors, print_json, quick_imports
 
 NOT_KEPT = 3
 
@@ -27,9 +27,10 @@ def adapt(
     Exit codes: 0 kept, 3 not kept (what was active still is), 130 interrupted, 1 anything wrong.
     """
     with one_sentence_errors(as_json=as_json):
-        from sebp_edge.cli.progress import show_progress, show_result
-        from sebp_edge.personalizer import Personalizer
-        from sebp_edge.recipe import Recipe
+        with quick_imports():
+            from sebp_edge.cli.progress import show_progress, show_result
+            from sebp_edge.personalizer import Personalizer
+            from sebp_edge.recipe import Recipe
 
         chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
         with show_progress(as_json) as sink:

@@ -1,6 +1,7 @@
 """How the command line speaks: to people with rich, to programs in JSON lines, and in one sentence when it fails."""
 
 import contextlib
+import gc
 import os
 import sys
 import warnings
@@ -35,6 +36,20 @@ def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
         # The reading program went away; there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
+
+
+@contextlib.contextmanager
+def quick_imports() -> Iterator[None]:
+    """Imports what takes seconds, without looking for garbage meanwhile, at every later collection and at the exit.
+
+    What libraries make when they are imported stays for good. Only for a process of our own.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _fail(kind: str, message: str, exit_code: int, as_json: bool) -> None:

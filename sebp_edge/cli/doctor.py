@@ -5,15 +5,16 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import one_sentence_errors, out, print_json
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, quick_imports
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
     """Show what this machine has and what will run on it. Exit code 1 if something needs attention."""
     with one_sentence_errors(as_json=as_json):
-        from rich.markup import escape
+        with quick_imports():
+            from rich.markup import escape
 
-        from sebp_edge.insight.doctor import examine
+            from sebp_edge.insight.doctor import examine
 
         findings = examine()
         for finding in findings:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import err, one_sentence_errors, out, print_json
+from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, quick_imports
 from sebp_edge.errors import AdapterError
 
 
@@ -24,9 +24,10 @@ def generate(
 ) -> None:
     """Continue PROMPT in the voice that was learnt."""
     with one_sentence_errors(as_json=as_json):
-        from sebp_edge.adapters.store import AdapterStore
-        from sebp_edge.models.catalog import DEFAULT_MODEL
-        from sebp_edge.personalizer import Personalizer
+        with quick_imports():
+            from sebp_edge.adapters.store import AdapterStore
+            from sebp_edge.models.catalog import DEFAULT_MODEL
+            from sebp_edge.personalizer import Personalizer
 
         if adapter is not None and (name is not None or version is not None):
             raise AdapterError("--adapter names a folder by itself; leave out --name and --version.")

@@ -6,12 +6,14 @@ rate have theirs too. All graphs share one memory pool: they run one after anoth
 """
 
 import functools
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 
 import torch
 from torch import Tensor
 
+from sebp_edge.events import GraphCaptured, Sink
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.buckets import Bucket, choose_buckets
 from sebp_edge.sparse.hoist import Hoisted
@@ -33,19 +35,23 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 class Graphs:
     """Captures functions of one GPU: on one stream, into one memory pool."""
 
-    def __init__(self, device: torch.device):
-        self._device = device
+    def __init__(self, device: torch.device, on_event: Sink):
+        self._device, self._on_event = device, on_event
         self._stream = _side_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def capture(self, function: Callable[[], object]) -> Callable[[], None]:
+    def capture(self, part: str, function: Callable[[], object]) -> Callable[[], None]:
         """Runs `function` once as it is, so that what it makes on first use is made, and captures it; gives the replay.
 
         Both happen on the same side stream: autograd's accumulation stays on the stream that it first ran on.
 
+        Args:
+            part: what the function is called in the event that tells how long this took.
+
         Raises:
             CannotCapture: the function ran, but its capture failed.
         """
+        begin = time.perf_counter()
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream()
             self._stream.wait_stream(current)
@@ -60,6 +66,7 @@ class Graphs:
                 raise
             except RuntimeError as error:
                 raise CannotCapture(str(error).splitlines()[0]) from error
+        self._on_event(GraphCaptured(part, time.perf_counter() - begin))
         return graph.replay
 
 
@@ -77,9 +84,8 @@ class MicroBatchGraphs:
         self._with_gradients: dict[Bucket, _Captured] = {}
         self._without: dict[Bucket, _Captured] = {}
 
-    def prepare(self, sizes: Iterable[Bucket]) -> None:
-        """Is told the sizes of the micro-batches to come, so that few buckets hold them all."""
-        needed = [Bucket.holding(*own) for own in sizes]
+    def prepare(self, needed: Iterable[Bucket]) -> None:
+        """Is told the buckets on the grid that the micro-batches to come need, so that few buckets hold them all."""
         self._buckets += choose_buckets(own for own in needed if not any(own == bucket for bucket in self._buckets))
 
     def accumulate(self, tokens: ActiveTokens, loss_tokens: int) -> None:
@@ -96,7 +102,7 @@ class MicroBatchGraphs:
         if bucket not in self._with_gradients:
             # The run before the capture must add nothing.
             weightless = filled.to(self._loss.device).weighted(0.0)
-            self._with_gradients[bucket] = _Captured(self._graphs, weightless, self._add_gradients)
+            self._with_gradients[bucket] = _Captured(self._graphs, "gradients", weightless, self._add_gradients)
         self._with_gradients[bucket](filled.weighted(1 / loss_tokens))
 
     def losses(self, tokens: ActiveTokens) -> Tensor:
@@ -108,7 +114,8 @@ class MicroBatchGraphs:
         filled = self._filled(tokens)
         bucket = filled.sizes
         if bucket not in self._without:
-            self._without[bucket] = _Captured(self._graphs, filled.to(self._loss.device), self._row_losses)
+            on_device = filled.to(self._loss.device)
+            self._without[bucket] = _Captured(self._graphs, "losses", on_device, self._row_losses)
         losses = self._without[bucket](filled)
         return losses.cpu()[filled.weights > 0]
 
@@ -134,10 +141,12 @@ class MicroBatchGraphs:
 class _Captured:
     """A function of one bucket's tokens, its graph, and the tensors that the graph reads and writes."""
 
-    def __init__(self, graphs: Graphs, tokens: ActiveTokens, function: Callable[[ActiveTokens], Tensor | None]):
+    def __init__(
+        self, graphs: Graphs, part: str, tokens: ActiveTokens, function: Callable[[ActiveTokens], Tensor | None]
+    ):
         self._tokens = tokens
         self._result: Tensor | None = None
-        self._replay = graphs.capture(lambda: self._run(function))
+        self._replay = graphs.capture(part, lambda: self._run(function))
 
     def _run(self, function: Callable[[ActiveTokens], Tensor | None]) -> None:
         result = function(self._tokens)

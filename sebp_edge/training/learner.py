@@ -13,7 +13,7 @@ from torch import Tensor
 from sebp_edge.events import Notice, Sink
 from sebp_edge.models.adaptation import Adaptation, restore, trainable
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.batches import Collator, bucket_for
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.graph import CannotCapture, Graphs, MicroBatchGraphs
 from sebp_edge.training.losses import RowLosses
@@ -54,7 +54,7 @@ class Learner:
             self._loss = torch.zeros((), device=device)
             self._update = Update(parameters, recipe)
             if device.type == "cuda" and self.rows.hoisted is not None:
-                graphs = Graphs(device)
+                graphs = Graphs(device, on_event)
                 self._graphs = MicroBatchGraphs(graphs, self.rows.hoisted, parameters, self._loss)
                 self._captured(lambda: self._update.capture(graphs))
         except BaseException:
@@ -64,7 +64,7 @@ class Learner:
     def prepare(self, micro_batches: Iterable[list[Example]]) -> None:
         """Is told which micro-batches are to come, so that few graphs serve them all."""
         if self._graphs is not None:
-            self._graphs.prepare(self.rows.tokens(micro_batch).sizes for micro_batch in micro_batches)
+            self._graphs.prepare(map(bucket_for, micro_batches))
 
     @torch.no_grad()
     def losses(self, micro_batch: list[Example]) -> tuple[Tensor, Tensor]:

@@ -44,7 +44,7 @@ class Update:
             CannotCapture: it goes on as it was.
         """
         # Gradients and learning rate are zero: the run before the capture makes the moments and moves nothing.
-        self._run = graphs.capture(self._step)
+        self._run = graphs.capture("update", self._step)
         self.reset()
 
     def reset(self) -> None:

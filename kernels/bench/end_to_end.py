@@ -1,0 +1,223 @@
+"""From the command to the saved adapter: where the time of `sebp-edge adapt` goes, with the shape of Llama-3.2-3B.
+
+    python kernels/bench/end_to_end.py --notes FOLDER [--record [FILE]]     60 and 1000 notes of FOLDER, on a GPU
+    python kernels/bench/end_to_end.py --sizes 60                           of this project's own notes
+    python kernels/bench/end_to_end.py --tiny                               the bundled model on the CPU, to try it
+
+A folder with random bf16 weights and the bundled model's tokenizer is made once; it stays in --work. The command runs
+as a process of its own, once with an empty Triton cache and once more with what that run left in it. Its events are
+timed as they arrive, and so split the run:
+
+    import      from the start of the process to the call of `adapt`: Python, libraries, recipe, device
+    load        files read, model in memory        texts       texts cut into tokens
+    attach      adapter, trials of the kernels, gradients and moments
+    capture     every graph compiled and captured, as the command tells; also those in the middle of the training
+    steps       updates, captures excluded         evaluation  held-out losses and copies of the best state
+    save        the adapter on disk                exit        result told, process gone
+
+Files are warm: libraries are imported once before, and weights were read or written before. A run is one run: nothing
+is a median here but the time between two steps.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig
+
+import evidence
+from models import make_model
+from sebp_edge.models import loading
+from sebp_edge.texts.formats import FORMATS
+from step import SHAPE
+
+NOTES = evidence.ROOT / "examples" / "notes"
+TINY_MODEL = Path(loading.__file__).with_name("tiny")
+SIZES = (60, 1000)
+# What the `sebp-edge` script does, whether or not it is on the path.
+COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()", "adapt"]
+NOT_KEPT = 3
+# What the time before an event was spent on; captures are taken out, and go on with what they interrupted.
+ENDS = {
+    "model_loaded": "load",
+    "texts_read": "texts",
+    "training_planned": "attach",
+    "step": "steps",
+    "evaluated": "evaluation",
+    "saved": "save",
+    "result": "exit",
+}
+PARTS = ("import", *dict.fromkeys(ENDS.values()))
+PARTS = (*PARTS[: PARTS.index("steps")], "capture", *PARTS[PARTS.index("steps") :])
+
+Arrivals = list[tuple[float, dict]]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--notes", type=Path, default=NOTES, metavar="FOLDER")
+    parser.add_argument("--sizes", type=int, nargs="+", metavar="NOTES")
+    default = Path(tempfile.gettempdir()) / "sebp-edge-end-to-end"
+    parser.add_argument("--work", type=Path, default=default, metavar="FOLDER", help=f"by default {default}")
+    parser.add_argument("--tiny", action="store_true")
+    evidence.add_record_option(parser)
+    options = parser.parse_args(arguments)
+    if options.tiny and options.record:
+        parser.error("the bundled model on a CPU is no evidence; record without --tiny.")
+    sizes, files = options.sizes or ((24,) if options.tiny else SIZES), text_files(options.notes)
+    if max(sizes) > len(files):
+        parser.error(f"{options.notes} has {len(files)} text files, {max(sizes)} are wanted; give --notes or --sizes.")
+    model = TINY_MODEL if options.tiny else made_once(options.work / "llama-3.2-3b")
+    extra = ["--device", "cpu", "--epochs", "1", "--context", "32"] if options.tiny else ["--device", "cuda"]
+    subprocess.run([sys.executable, "-c", "import sebp_edge.personalizer"], check=True)
+    print(f"{'seconds':24}" + "".join(f"{part:>11}" for part in (*PARTS, "total")) + f"{'step, ms':>11}")
+    rows = []
+    for size in sizes:
+        for row in measure(size, files, model, options.work, extra):
+            show(row)
+            rows.append(row)
+    if options.record:
+        sources = ("kernels/ops", "sebp_edge", "recipes/notes.toml", "kernels/bench/step.py", __file__)
+        evidence.record("end-to-end", sources, rows, options.record)
+
+
+def text_files(folder: Path) -> list[Path]:
+    """Its files in the formats that are read, in an order that depends on their names alone."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix in FORMATS and path.is_file())
+    return random.Random(0).sample(files, len(files))
+
+
+def measure(size: int, files: list[Path], model: Path, work: Path, extra: list[str]) -> Iterator[dict]:
+    """The run with an empty Triton cache, then the one that finds it filled; seconds."""
+    shutil.rmtree(runs := work / "runs", ignore_errors=True)
+    notes = runs / "notes"
+    notes.mkdir(parents=True)
+    for number, file in enumerate(files[:size]):
+        shutil.copy(file, notes / f"{number:04}{file.suffix}")
+    for cache in ("empty", "filled"):
+        command = [*COMMAND, str(notes), "--model", str(model), "--out", str(runs / cache), "--json", *extra]
+        begin, arrivals, end = timed(command, {"TRITON_CACHE_DIR": str(runs / "triton")})
+        yield {"notes": size, "triton_cache": cache, **split(begin, arrivals, end), **figures(arrivals)}
+
+
+def timed(command: list[str], environment: dict[str, str]) -> tuple[float, Arrivals, float]:
+    """When a process began, when each of its JSON lines came, and when it ended.
+
+    Raises:
+        RuntimeError: it failed; the message holds what it said.
+    """
+    begin = time.perf_counter()
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
+    ):
+        arrivals = [(time.perf_counter(), json.loads(line)) for line in process.stdout]
+        code, end = process.wait(), time.perf_counter()
+        errors.seek(0)
+        if code not in (0, NOT_KEPT):
+            raise RuntimeError(f"The command ended with {code}: {errors.read().strip()}")
+    return begin, arrivals, end
+
+
+def split(begin: float, arrivals: Arrivals, end: float) -> dict[str, float]:
+    """Seconds of each part; they sum to the run's."""
+    result_came, result = arrivals[-1]
+    seconds = dict.fromkeys(PARTS, 0.0)
+    # The call's own clock tells when it began; nothing is told before the model is there.
+    seconds["import"] = result_came - result["seconds"] - begin
+    before, captured = result_came - result["seconds"], 0.0
+    for came, event in arrivals:
+        if event["event"] == "graph_captured":
+            captured += event["seconds"]
+        elif event["event"] in ENDS:
+            seconds["capture"] += captured
+            seconds[ENDS[event["event"]]] += came - before - captured
+            before, captured = came, 0.0
+    seconds["exit"] += end - before
+    return seconds
+
+
+def figures(arrivals: Arrivals) -> dict:
+    """What was done in that time, and how well."""
+    loaded = next(event for _, event in arrivals if event["event"] == "model_loaded")
+    steps = [(came, event) for came, event in arrivals if event["event"] == "step"]
+    result = arrivals[-1][1]
+    return {
+        "parameters": loaded["parameters"],
+        "documents": result["documents"],
+        "tokens": result["tokens"],
+        "steps_done": len(steps),
+        "tokens_trained": sum(last["tokens"] for last in {event["phase"]: event for _, event in steps}.values()),
+        "median_step_ms": 1e3 * statistics.median(between(steps) or [math.nan]),
+        "graphs": sum(event["event"] == "graph_captured" for _, event in arrivals),
+        "evaluations": sum(event["event"] == "evaluated" for _, event in arrivals),
+        "notices": " ".join(event["message"] for _, event in arrivals if event["event"] == "notice"),
+        "kept": result["kept"],
+        "loss_before": result["heldout_loss_before"],
+        "loss_after": result["heldout_loss_after"],
+        "peak_gib": result["peak_memory_bytes"] / 2**30,
+    }
+
+
+def between(steps: Arrivals) -> list[float]:
+    """Seconds between each two steps of one epoch."""
+    return [
+        came - before
+        for (before, last), (came, event) in itertools.pairwise(steps)
+        if (event["phase"], event["epoch"]) == (last["phase"], last["epoch"])
+    ]
+
+
+def show(row: dict) -> None:
+    total = sum(row[part] for part in PARTS)
+    times = "".join(f"{row[part]:>11.2f}" for part in PARTS)
+    print(f"{row['notes']:>5} notes, {row['triton_cache']:>10}{times}{total:>11.2f}{row['median_step_ms']:>11.1f}")
+    kept = "kept" if row["kept"] else "not kept: nothing was saved"
+    print(
+        f"{'':8}{row['documents']} documents, {row['tokens']:,} tokens; {row['steps_done']} steps on "
+        f"{row['tokens_trained']:,} tokens, {row['graphs']} graphs; loss {row['loss_before']:.3f} to "
+        f"{row['loss_after']:.3f}, {kept}; {row['peak_gib']:.1f} GiB. {row['notices']}",
+        flush=True,
+    )
+
+
+def made_once(folder: Path) -> Path:
+    """A folder with a model of the true shape. Made in a process of its own, so that this one takes no GPU memory."""
+    if not folder.exists():
+        made = multiprocessing.get_context("spawn").Process(target=make_folder, args=(folder, LlamaConfig(**SHAPE)))
+        made.start()
+        made.join()
+        if made.exitcode:
+            raise RuntimeError(f"The model folder could not be made (exit code {made.exitcode}).")
+    return folder
+
+
+def make_folder(folder: Path, config: LlamaConfig) -> None:
+    """Random bf16 weights in safetensors shards, and the bundled model's tokenizer; whole or not there."""
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    torch.manual_seed(0)
+    model = make_model(config, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    model.save_pretrained(part, max_shard_size="2GB")
+    for file in TINY_MODEL.glob("*token*.json"):
+        shutil.copy(file, part)
+    part.rename(folder)
+
+
+if __name__ == "__main__":
+    main()

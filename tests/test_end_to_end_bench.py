@@ -1,0 +1,114 @@
+"""The benchmark of the whole command: its parts sum to the run, and what fails is not timed."""
+
+import sys
+
+import pytest
+import torch
+from builders import make_sentences
+from transformers import LlamaConfig
+
+import end_to_end
+from models import TINY
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.recipe import Recipe
+
+
+def events_of(*told):
+    """A run from 100 to 120 seconds with these events: when each came, its name, what else it says."""
+    return [(came, {"event": name, **more}) for came, name, more in told]
+
+
+ARRIVALS = events_of(
+    (104.0, "model_loaded", {"parameters": 7}),
+    (104.5, "texts_read", {}),
+    (106.0, "graph_captured", {"part": "update", "seconds": 0.5}),
+    (106.5, "training_planned", {}),
+    (107.0, "evaluated", {}),
+    (109.5, "graph_captured", {"part": "gradients", "seconds": 2.0}),
+    (110.0, "step", {"phase": "train", "epoch": 1, "tokens": 40}),
+    (110.25, "step", {"phase": "train", "epoch": 1, "tokens": 80}),
+    (112.0, "notice", {"message": "Something."}),
+    (112.25, "evaluated", {}),
+    (112.5, "step", {"phase": "train", "epoch": 2, "tokens": 130}),
+    (113.0, "step", {"phase": "train", "epoch": 2, "tokens": 170}),
+    (113.5, "saved", {}),
+    (
+        114.0,
+        "result",
+        {"seconds": 12.5, "documents": 3, "tokens": 90, "kept": True, "peak_memory_bytes": 2**30}
+        | {"heldout_loss_before": 2.0, "heldout_loss_after": 1.0},
+    ),
+)
+
+
+def test_each_part_gets_the_time_before_its_events_without_captures():
+    found = end_to_end.split(100.0, ARRIVALS, 114.25)
+    assert found == {
+        "import": 1.5,
+        "load": 2.5,
+        "texts": 0.5,
+        "attach": 1.5,
+        "capture": 2.5,
+        "steps": 1.0 + 0.25 + 0.25 + 0.5,
+        "evaluation": 0.5 + 2.0,
+        "save": 0.5,
+        "exit": 0.75,
+    }
+    assert sum(found.values()) == 14.25
+
+
+def test_the_median_step_is_within_an_epoch_and_tokens_count_once():
+    found = end_to_end.figures(ARRIVALS)
+    assert found["median_step_ms"] == 375  # of 250 and 500; the evaluation between the epochs is in neither
+    assert (found["steps_done"], found["tokens_trained"], found["graphs"]) == (4, 170, 2)
+    assert (found["parameters"], found["notices"], found["peak_gib"]) == (7, "Something.", 1)
+
+
+def test_a_tiny_run_is_split_with_both_caches(tmp_path, capsys, monkeypatch):
+    rows, notes_folder = [], tmp_path / "notes"
+    notes_folder.mkdir()
+    for number, text in enumerate(make_sentences(24, words=60)):
+        (notes_folder / f"{number}.md").write_text(text)
+    show = end_to_end.show
+    monkeypatch.setattr(end_to_end, "show", lambda row: (rows.append(row), show(row)))
+    end_to_end.main(["--tiny", "--notes", str(notes_folder), "--work", str(tmp_path)])
+    assert [row["triton_cache"] for row in rows] == ["empty", "filled"]
+    for row in rows:
+        for part in end_to_end.PARTS:
+            assert row[part] == 0 if part == "capture" or (part == "save" and not row["kept"]) else row[part] > 0, part
+        assert row["documents"] == 24
+        assert 0 < row["median_step_ms"] < 1e3 * row["steps"]
+        assert 0 < row["tokens_trained"] < row["tokens"]  # one epoch, without what is held out
+    assert capsys.readouterr().out.count("24 notes") == 2
+
+
+def test_a_command_that_fails_is_not_timed():
+    with pytest.raises(RuntimeError, match=r"ended with 5: It broke\."):
+        end_to_end.timed([sys.executable, "-c", "import sys; print('It broke.', file=sys.stderr); sys.exit(5)"], {})
+
+
+def test_the_model_folder_is_one_that_the_sdk_loads(tmp_path):
+    config = LlamaConfig(vocab_size=9000, tie_word_embeddings=True, **TINY)
+    end_to_end.make_folder(tmp_path / "model", config)
+    base = load_base_model(resolve(tmp_path / "model"), Recipe.load("notes"), torch.device("cpu"))
+    assert base.num_parameters == 9000 * 32 + 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 32
+    assert max(base.tokenizer("Any text, 北京.")["input_ids"]) < 9000
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_files_are_taken_in_an_order_of_their_own_and_only_texts(tmp_path):
+    for name in ("a.md", "b.txt", "c.png", "d.json", "e.rst", "f.md"):
+        (tmp_path / name).touch()
+    found = end_to_end.text_files(tmp_path)
+    assert found == end_to_end.text_files(tmp_path)
+    assert sorted(path.name for path in found) == ["a.md", "b.txt", "d.json", "e.rst", "f.md"]
+
+
+def test_too_few_notes_and_tiny_records_are_refused(notes_folder, capsys):
+    with pytest.raises(SystemExit):
+        end_to_end.main(["--notes", str(notes_folder)])
+    assert "has 24 text files, 1000 are wanted; give --notes or --sizes" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        end_to_end.main(["--tiny", "--record"])
+    assert "no evidence" in capsys.readouterr().err
