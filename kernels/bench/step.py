@@ -41,8 +41,7 @@ def main() -> None:
         model = LlamaForCausalLM(LlamaConfig(**SHAPE))
     torch.set_default_dtype(torch.float32)
     model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
-    lengths = random.Random(0)
-    lengths = [max(26, min(196, int(lengths.gauss(57, 25)))) for _ in range(64)]
+    lengths = text_lengths()
     records = []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: LoRA step of a 3B shape, ms")
     print(f"{'texts':>6}{'tokens':>8}  {'way':15}{'forward':>9}{'backward':>10}{'step':>8}{'peak GiB':>10}{'error':>9}")
@@ -60,6 +59,12 @@ def main() -> None:
             records.append(record)
     if options.record:
         evidence.record("step", [*evidence.STEP, "sebp_edge/insight/bench.py", __file__], records, options.record)
+
+
+def text_lengths() -> list[int]:
+    """Tokens of each of 64 texts."""
+    draw = random.Random(0)
+    return [max(26, min(196, int(draw.gauss(57, 25)))) for _ in range(64)]
 
 
 def make_batch(lengths: list[int]):
