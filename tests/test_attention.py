@@ -5,7 +5,7 @@ import torch
 from builders import make_llama
 from test_hoist import MODELS, dense_losses, gradients, padded_batch
 
-from sebp_edge.ops import Scores, reference, sequence_attention_
+from sebp_edge.ops import Scores, backend, reference, sequence_attention_
 from sebp_edge.ops.gpu import rotate
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
@@ -13,7 +13,8 @@ from sebp_edge.sparse.own_attention import OwnAttention
 from sebp_edge.sparse.rows import RowPlan
 
 LENGTHS = [7, 0, 1, 13]
-
+SHORT = [7, 0, 1, 13, 64, 128, 65, 0]
+PLAIN = Scores()
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -91,6 +92,85 @@ def test_the_rotation_s_gradient_is_its_derivative():
     torch.testing.assert_close(found[1], expected[1])
 
 
+@pytest.fixture
+def short_kernels(monkeypatch):
+    """Our attention kernels run whatever the device is: on the CPU in Triton's interpreter, in fp32 and fp16 only."""
+    monkeypatch.setattr(backend, "runs_short_attention", lambda *_: True)
+
+
+def attend_short(wide, rotary, cu_seqlens, heads, dout, max_len=128, scores=PLAIN):
+    """Outputs, and gradients of the parts of `wide`, which stays as it is."""
+    parts = [part.requires_grad_() for part in wide.clone().split([heads[0], heads[1], heads[1]], dim=1)]
+    out = sequence_attention_(*parts, cu_seqlens, max_len, scores, rotary)
+    return [out.detach(), *torch.autograd.grad(out, parts, dout)]
+
+
+def assert_plain_attention(found, wide, rotary, lengths, heads, dout, scores=PLAIN):
+    parts = [part.cpu().double().requires_grad_() for part in wide.split([heads[0], heads[1], heads[1]], dim=1)]
+    if rotary is None:
+        rotary = torch.ones(len(wide), heads[2]), torch.zeros(len(wide), heads[2])
+    truth = plain(*parts, [angles.cpu() for angles in rotary], lengths, scores)
+    truth = [truth.detach(), *torch.autograd.grad(truth, parts, dout.cpu().double())]
+    tolerance = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[wide.dtype]
+    for one, true in zip(found, truth, strict=True):
+        assert one.dtype == wide.dtype
+        assert (one.cpu().double() - true).norm() <= tolerance * true.norm()
+
+
+SHORT_DTYPES = [torch.float16, torch.bfloat16 if DEVICE == "cuda" else torch.float32]
+
+
+@pytest.mark.parametrize("dtype", SHORT_DTYPES)
+@pytest.mark.parametrize("scores", [Scores(), Scores(0.3, window=3), Scores(window=40)])
+@pytest.mark.parametrize("heads", [(2, 2, 32), (4, 2, 64), (3, 1, 128), (4, 1, 256)])
+def test_attention_kernels_of_short_sequences_are_plain_attention(dtype, scores, heads, short_kernels, poisoned_memory):
+    wide, rotary, cu_seqlens = draw(*heads, dtype, DEVICE, SHORT)
+    dout = torch.randn(len(wide), heads[0], heads[2], device=DEVICE).to(dtype)
+    found = attend_short(wide, rotary, cu_seqlens, heads, dout, scores=scores)
+    assert_plain_attention(found, wide, rotary, SHORT, heads, dout, scores)
+
+
+@pytest.mark.parametrize("lengths", [[2, 1], [5, 3], [16, 17], [0, 33, 32]])
+@pytest.mark.parametrize("rotates", [True, False])
+def test_attention_kernels_fit_their_tiles_to_the_longest_sequence(lengths, rotates, short_kernels):
+    heads, dtype = (6, 2, 32), torch.float16
+    wide, rotary, cu_seqlens = draw(*heads, dtype, DEVICE, lengths)
+    rotary = rotary if rotates else None
+    # Heads that lie in another order than rows, as a model's own code transposes them.
+    dout = torch.randn(heads[0], len(wide), heads[2], device=DEVICE).to(dtype).transpose(0, 1)
+    found = attend_short(wide, rotary, cu_seqlens, heads, dout, max(lengths))
+    assert_plain_attention(found, wide, rotary, lengths, heads, dout)
+
+
+def test_attention_kernels_write_gradients_side_by_side_and_turn_only_queries(short_kernels):
+    heads = (6, 2, 32)
+    wide, rotary, cu_seqlens = draw(*heads, torch.float16, DEVICE, LENGTHS)
+    q, k, v = wide.clone().split([6, 2, 2], dim=1)
+    before = [part.clone() for part in (q, k, v)]
+    parts = [part.detach().requires_grad_() for part in (q, k, v)]
+    out = sequence_attention_(*parts, cu_seqlens, 16, Scores(), rotary)
+    dq, dk, dv = torch.autograd.grad(out, parts, torch.randn_like(out))
+    assert dk.data_ptr() == dq.data_ptr() + 6 * 32 * 2
+    assert dv.data_ptr() == dk.data_ptr() + 2 * 32 * 2
+    assert dq.stride() == dk.stride() == dv.stride() == (10 * 32, 32, 1)
+    assert torch.equal(k, before[1]) and torch.equal(v, before[2])
+    torch.testing.assert_close(q, reference.rotate(before[0], *rotary), rtol=2e-3, atol=2e-3)
+
+
+def test_attention_kernels_are_bitwise_reproducible_and_sequences_keep_to_themselves(short_kernels):
+    heads, lengths = (4, 2, 32), [13, 128, 70]
+    wide, rotary, cu_seqlens = draw(*heads, torch.float16, DEVICE, lengths)
+    dout = torch.randn(len(wide), heads[0], heads[2], device=DEVICE).half()
+    first = attend_short(wide, rotary, cu_seqlens, heads, dout)
+    for one, other in zip(first, attend_short(wide, rotary, cu_seqlens, heads, dout), strict=True):
+        assert torch.equal(one, other)
+    wide[13:141], dout[13:141] = 9.0, 7.0
+    for one, other in zip(first, attend_short(wide, rotary, cu_seqlens, heads, dout), strict=True):
+        assert torch.equal(one[:13], other[:13])
+        assert torch.equal(one[141:], other[141:])
+        assert not torch.equal(one[13:141], other[13:141])
+
+
 @pytest.mark.parametrize("family", MODELS)
 def test_own_attention_changes_no_loss_and_no_gradient(family):
     model = MODELS[family]().double()
@@ -132,9 +212,10 @@ def test_an_attention_block_that_does_something_else_keeps_its_own_code():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 @pytest.mark.parametrize("window", [None, 16])
-@pytest.mark.parametrize("heads", [(24, 8, 128), (4, 4, 64), (9, 3, 64)])
-def test_flash_attention_with_rotation_errs_no_more_than_torch_in_bf16(window, heads):
-    lengths = [57, 33, 196, 80, 0, 1, 100]
+@pytest.mark.parametrize("heads", [(24, 8, 128), (16, 8, 128), (4, 4, 64), (9, 3, 64), (4, 1, 256)])
+@pytest.mark.parametrize("longest", [196, 128, 64, 29])
+def test_attention_with_rotation_errs_no_more_than_torch_in_bf16(window, heads, longest):
+    lengths = [min(length, longest) for length in (57, 33, 196, 80, 0, 1, 100)]
     wide, rotary, cu_seqlens = draw(*heads, torch.bfloat16, "cuda", lengths)
     split, scores = (heads[0], heads[1], heads[1]), Scores(window=window)
     dout = torch.randn(sum(lengths), heads[0], heads[2], device="cuda", dtype=torch.bfloat16)
@@ -146,7 +227,30 @@ def test_flash_attention_with_rotation_errs_no_more_than_torch_in_bf16(window, h
 
     truth = run(lambda parts: plain(*parts, rotary, lengths, scores), torch.float64)
     torchs = run(lambda parts: plain(*parts, rotary, lengths, scores), torch.bfloat16)
-    ours = run(lambda parts: sequence_attention_(*parts, cu_seqlens, 256, scores, rotary), torch.bfloat16)
+    ours = run(lambda parts: sequence_attention_(*parts, cu_seqlens, longest, scores, rotary), torch.bfloat16)
     for true, one, other in zip(truth, torchs, ours, strict=True):
         error, allowed = ((x.double() - true).norm() / true.norm() for x in (other, one))
         assert error <= 2 * allowed + 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+@pytest.mark.parametrize("heads", [(24, 8, 128), (9, 3, 64)])
+def test_attention_of_short_sequences_runs_in_a_captured_graph_on_other_sequences(heads):
+    lengths, others = [57, 33, 0, 128, 1, 0], [0, 100, 99, 5, 7, 8]
+    wide, rotary, cu_seqlens = draw(*heads, torch.bfloat16, "cuda", lengths)
+    dout = torch.randn(sum(lengths), heads[0], heads[2], device="cuda", dtype=torch.bfloat16)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        attend_short(wide, rotary, cu_seqlens, heads, dout)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            found = attend_short(wide, rotary, cu_seqlens, heads, dout)
+    torch.cuda.synchronize()
+    new_wide, new_rotary, new_cu_seqlens = draw(*heads, torch.bfloat16, "cuda", others)
+    for old, new in zip((wide, *rotary, cu_seqlens), (new_wide, *new_rotary, new_cu_seqlens), strict=True):
+        old.copy_(new)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_plain_attention(found, wide, rotary, others, heads, dout)

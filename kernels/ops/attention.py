@@ -3,10 +3,11 @@
     forward    q, k turned in place        o = softmax(scale q kᵀ + mask) v
     backward   dq, dk, dv                  dq and dk turned back, and all three written side by side
 
-On an NVIDIA GPU in bf16 or fp16 torch's flash attention for sequences of various lengths does the work (Dao 2023), in
-one Function with the rotation (Su et al. 2021): kept for the backward pass are the turned q and k and nothing of
-before, and the projections' backward pass finds dq, dk and dv as one matrix. Elsewhere, and with a softcap, it is
-torch's attention sequence by sequence.
+On an NVIDIA GPU in bf16 or fp16 it is one Function with the rotation (Su et al. 2021): nothing of before the turn is
+kept beside what is turned, and the projections' backward pass finds dq, dk and dv as one matrix. Short sequences are
+attended to by our own kernels, one launch forward and one backward, which turn keys in registers and only queries in
+place; others by torch's flash attention for sequences of various lengths (Dao 2023). Elsewhere, and with a softcap, it
+is torch's attention sequence by sequence.
 
 Shapes: A rows, H heads, G key/value heads, E head size, S sequences, L rows of one sequence.
 """
@@ -54,14 +55,39 @@ def sequence_attention_(
         rotary: cosine and sine of each row's angles, [A, E], if q and k are still to be turned.
 
     Returns:
-        [A, H, E]. On the flash path it is not twice differentiable.
+        [A, H, E]. On a GPU it is not twice differentiable.
     """
+    if scores.softcap is None and backend.runs_short_attention(q_AHE, k_AGE, v_AGE, max_len):
+        cos, sin = rotary or (None, None)
+        return _ShortAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores)
     if backend.runs_flash_attention(q_AHE) and scores.softcap is None:
         cos, sin = rotary or (None, None)
         return _FlashAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores)
     if rotary is not None:
         q_AHE, k_AGE = reference.rotate(q_AHE, *rotary), reference.rotate(k_AGE, *rotary)
     return _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores)
+
+
+class _ShortAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q_AHE, k_AGE, v_AGE, cos_AE, sin_AE, cu_seqlens, max_len, scores):
+        rotary = None if cos_AE is None else (cos_AE, sin_AE)
+        options = (max_len, q_AHE.shape[-1] ** -0.5 if scores.scale is None else scores.scale, scores.window)
+        out_AHE, logsumexp_AH = backend.short_attention_(q_AHE, k_AGE, v_AGE, rotary, cu_seqlens, *options)
+        ctx.save_for_backward(q_AHE, k_AGE, v_AGE, out_AHE, logsumexp_AH, cu_seqlens, cos_AE, sin_AE)
+        ctx.options = options
+        return out_AHE
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout_AHE):
+        *states, out_AHE, logsumexp_AH, cu_seqlens, cos, sin = ctx.saved_tensors
+        rotary = None if cos is None else (cos, sin)
+        dout_AHE = dout_AHE if dout_AHE.stride(-1) == 1 else dout_AHE.contiguous()
+        gradients = backend.short_attention_backward(
+            dout_AHE, *states, rotary, cu_seqlens, out_AHE, logsumexp_AH, *ctx.options
+        )
+        return *gradients, None, None, None, None, None
 
 
 class _FlashAttention(torch.autograd.Function):

@@ -151,6 +151,29 @@ def runs_flash_attention(q_AHE: Tensor) -> bool:
     )
 
 
+def runs_short_attention(q_AHE: Tensor, k_AGE: Tensor, v_AGE: Tensor, max_len: int) -> bool:
+    """Whether our attention kernels compute with these: where torch's flash attention would, for short sequences."""
+    if max_len > 128 or not (runs_flash_attention(q_AHE) and runs_kernels(q_AHE)):
+        return False
+    from sebp_edge.ops.gpu import short_attention
+
+    return q_AHE.shape[-1] in short_attention.HEAD_SIZES and all(x.stride(-1) == 1 for x in (q_AHE, k_AGE, v_AGE))
+
+
+def short_attention_(*inputs) -> tuple[Tensor, Tensor]:
+    """Outputs [A, H, E] and what the backward pass needs of them, fp32 [A, H]; only where `runs_short_attention`."""
+    from sebp_edge.ops.gpu import short_attention
+
+    return short_attention.short_attention_(*inputs)
+
+
+def short_attention_backward(*inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv as parts of one new matrix, side by side; only where `runs_short_attention`."""
+    from sebp_edge.ops.gpu import short_attention
+
+    return short_attention.short_attention_backward(*inputs)
+
+
 def rotate_(q_AHE: Tensor, k_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor) -> None:
     """Rotary embedding of queries and keys, in place."""
     _rotation(q_AHE).rotate_(q_AHE, k_AGE, cos_AE, sin_AE)

@@ -1,0 +1,427 @@
+"""Attention of short sequences that lie one after the other, rotary embedding inside, in Triton: one launch each way.
+
+    forward    s = scale q kᵀ where a query sees a key        p = softmax(s)        o = p v        q is turned in place
+    backward   dv = pᵀ do        ds = p (do vᵀ - sum(do o))        dq = scale ds k        dk = scale dsᵀ q
+
+The heads that share a key/value head are rows of one matrix, query by query, so that their sum in dk and dv is part of
+a product. A forward program has a tile of these rows. A backward program has a block of positions: dk and dv of its
+keys come from their own and all later queries, dq of its queries from their own and all earlier keys, so that nothing
+is added up in memory and two runs are bitwise equal. Keys are turned in registers wherever they are read. The softmax
+over blocks of keys, and its gradient from the logarithm of its sum, are Dao's (2023).
+
+Shapes: A rows of all sequences, H heads, G key/value heads, E head size, S sequences.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+HEAD_SIZES = (32, 64, 128, 256)
+# Below any score, and finite: minus infinity less itself is not a number.
+LOWEST = tl.constexpr(-1.0e30)
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _load_heads(x_ptr, rows, has_row, HALF: tl.constexpr):
+    """Whole heads, zeros where there is no row."""
+    return tl.load(x_ptr + rows[:, None] + tl.arange(0, 2 * HALF)[None, :], mask=has_row[:, None], other=0.0)
+
+
+@triton.jit
+def _load_angles(cos_ptr, sin_ptr, positions, mask, HALF: tl.constexpr):
+    """Cosines and sines of both halves of heads, fp32."""
+    offsets = positions[:, None] * (2 * HALF) + tl.arange(0, HALF)[None, :]
+    cos_1 = tl.load(cos_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    cos_2 = tl.load(cos_ptr + HALF + offsets, mask=mask, other=0.0).to(tl.float32)
+    sin_1 = tl.load(sin_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    sin_2 = tl.load(sin_ptr + HALF + offsets, mask=mask, other=0.0).to(tl.float32)
+    return cos_1, cos_2, sin_1, sin_2
+
+
+@triton.jit
+def _load_turned(x_ptr, rows, cos_ptr, sin_ptr, positions, has_row, HALF: tl.constexpr):
+    """Whole heads, turned if there are angles; zeros where there is no row."""
+    if cos_ptr is None:
+        x = _load_heads(x_ptr, rows, has_row, HALF)
+    else:
+        mask = has_row[:, None]
+        offsets = rows[:, None] + tl.arange(0, HALF)[None, :]
+        x_1 = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        x_2 = tl.load(x_ptr + HALF + offsets, mask=mask, other=0.0).to(tl.float32)
+        cos_1, cos_2, sin_1, sin_2 = _load_angles(cos_ptr, sin_ptr, positions, mask, HALF)
+        first = (x_1 * cos_1 - x_2 * sin_1).to(x_ptr.dtype.element_ty)
+        second = (x_2 * cos_2 + x_1 * sin_2).to(x_ptr.dtype.element_ty)
+        x = tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (rows.shape[0], 2 * HALF))
+    return x
+
+
+@triton.jit
+def _store_turned_back(x_ptr, rows, x, cos_ptr, sin_ptr, positions, has_row, HALF: tl.constexpr):
+    """Writes gradients of turned heads as those of the heads before: by the transpose of the turn."""
+    mask = has_row[:, None]
+    if cos_ptr is None:
+        tl.store(x_ptr + rows[:, None] + tl.arange(0, 2 * HALF)[None, :], x.to(x_ptr.dtype.element_ty), mask=mask)
+    else:
+        x_1, x_2 = tl.split(tl.permute(tl.reshape(x, (rows.shape[0], 2, HALF)), (0, 2, 1)))
+        cos_1, cos_2, sin_1, sin_2 = _load_angles(cos_ptr, sin_ptr, positions, mask, HALF)
+        first = x_1 * cos_1 + x_2 * sin_2
+        second = x_2 * cos_2 - x_1 * sin_1
+        offsets = rows[:, None] + tl.arange(0, HALF)[None, :]
+        tl.store(x_ptr + offsets, first.to(x_ptr.dtype.element_ty), mask=mask)
+        tl.store(x_ptr + HALF + offsets, second.to(x_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _sees(query, key, window):
+    """Whether a query sees a key: itself and, of those before it, all or the last `window - 1`."""
+    sees = key <= query
+    if window is not None:
+        sees = sees & (query - key < window)
+    return sees
+
+
+@triton.jit
+def _first_block(query, window, KEYS: tl.constexpr):
+    """Where the block of the first key begins that a query sees."""
+    if window is None:
+        return 0
+    else:
+        return tl.maximum(query - window + 1, 0) // KEYS * KEYS
+
+
+@triton.jit
+def _part_of_sequence(cu_seqlens_ptr, num_parts, num_kv_heads):
+    """A program's part of a sequence, its key/value head, and the begin and length of the sequence."""
+    program = tl.program_id(0)
+    sequence = program // num_parts // num_kv_heads
+    begin = tl.load(cu_seqlens_ptr + sequence)
+    length = tl.load(cu_seqlens_ptr + sequence + 1) - begin
+    # 64 bits: an offset may pass 2^31 elements.
+    return program % num_parts, program // num_parts % num_kv_heads, begin.to(tl.int64), length
+
+
+@triton.jit(do_not_specialize=["num_parts"])
+def _short_attention_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_ptr,
+    sin_ptr,
+    cu_seqlens_ptr,
+    out_ptr,
+    logsumexp_ptr,
+    num_parts,
+    num_kv_heads,
+    scale_of_exponent,
+    window,
+    stride_qa,
+    stride_qh,
+    stride_ka,
+    stride_kh,
+    stride_va,
+    stride_vh,
+    GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    tile, kv_head, begin, length = _part_of_sequence(cu_seqlens_ptr, num_parts, num_kv_heads)
+    if tile * ROWS >= length * GROUP:
+        return
+    # Pointers are to the sequence's first row from here on.
+    num_heads = num_kv_heads * GROUP
+    q_ptr += begin * stride_qa + kv_head * GROUP * stride_qh
+    k_ptr += begin * stride_ka + kv_head * stride_kh
+    v_ptr += begin * stride_va + kv_head * stride_vh
+    out_ptr += (begin * num_heads + kv_head * GROUP) * (2 * HALF)
+    logsumexp_ptr += begin * num_heads + kv_head * GROUP
+    if cos_ptr is not None:
+        cos_ptr += begin * (2 * HALF)
+        sin_ptr += begin * (2 * HALF)
+
+    rows = tile * ROWS + tl.arange(0, ROWS)
+    queries, heads, has_row = rows // GROUP, rows % GROUP, rows < length * GROUP
+    q_rows = queries * stride_qa + heads * stride_qh
+    q = _load_turned(q_ptr, q_rows, cos_ptr, sin_ptr, queries, has_row, HALF)
+    if cos_ptr is not None:
+        # No other program reads these, and every thread of this one has.
+        tl.debug_barrier()
+        tl.store(q_ptr + q_rows[:, None] + tl.arange(0, 2 * HALF)[None, :], q, mask=has_row[:, None])
+    highest = tl.full((ROWS,), LOWEST, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    out = tl.zeros((ROWS, 2 * HALF), tl.float32)
+    end = tl.minimum(length, (tile * ROWS + ROWS - 1) // GROUP + 1)
+    for first in range(_first_block(tile * ROWS // GROUP, window, KEYS), end, KEYS):
+        keys = first + tl.arange(0, KEYS)
+        has_key = keys < length
+        k = _load_turned(k_ptr, keys * stride_ka, cos_ptr, sin_ptr, keys, has_key, HALF)
+        v = _load_heads(v_ptr, keys * stride_va, has_key, HALF)
+        # What is beyond the sequence comes after all of its queries, so that none sees it.
+        sees = _sees(queries[:, None], keys[None, :], window)
+        scores = tl.where(sees, tl.dot(q, tl.trans(k), input_precision="ieee") * scale_of_exponent, float("-inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_highest[:, None])
+        kept = tl.exp2(highest - new_highest)
+        total = total * kept + tl.sum(weights, axis=1)
+        out = tl.dot(weights.to(v.dtype), v, out * kept[:, None], input_precision="ieee")
+        highest = new_highest
+    out_rows = queries * num_heads + heads
+    offsets = (out_rows * (2 * HALF))[:, None] + tl.arange(0, 2 * HALF)[None, :]
+    tl.store(out_ptr + offsets, (out / total[:, None]).to(out_ptr.dtype.element_ty), mask=has_row[:, None])
+    tl.store(logsumexp_ptr + out_rows, highest + tl.log2(total), mask=has_row)
+
+
+@triton.jit
+def _load_tile(q_ptr, q_rows, dout_ptr, dout_rows, out_ptr, logsumexp_ptr, out_rows, has_row, HALF: tl.constexpr):
+    """What is known of a tile of rows: turned queries, dO, the logarithms of their sums, and sum(dO O)."""
+    q = _load_heads(q_ptr, q_rows, has_row, HALF)
+    dout = _load_heads(dout_ptr, dout_rows, has_row, HALF)
+    out = _load_heads(out_ptr, out_rows * (2 * HALF), has_row, HALF)
+    logsumexp = tl.load(logsumexp_ptr + out_rows, mask=has_row, other=0.0)
+    return q, dout, logsumexp, tl.sum(dout.to(tl.float32) * out.to(tl.float32), axis=1)
+
+
+@triton.jit
+def _gradients_of_scores(q, k, v, dout, logsumexp, delta, queries, keys, scale, window):
+    """P and dS / scale of a tile of rows and a block of keys, in the inputs' dtype."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    sees = _sees(queries[:, None], keys[None, :], window)
+    weights = tl.where(sees, tl.exp2(scores - logsumexp[:, None]), 0.0)
+    dweights = tl.dot(dout, tl.trans(v), input_precision="ieee")
+    return weights.to(v.dtype), (weights * (dweights - delta[:, None])).to(v.dtype)
+
+
+@triton.jit
+def _short_attention_backward_kernel(
+    dout_ptr,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_ptr,
+    sin_ptr,
+    cu_seqlens_ptr,
+    out_ptr,
+    logsumexp_ptr,
+    gradients_ptr,
+    num_parts,
+    num_kv_heads,
+    scale,
+    scale_of_exponent,
+    window,
+    stride_da,
+    stride_dh,
+    stride_qa,
+    stride_qh,
+    stride_ka,
+    stride_kh,
+    stride_va,
+    stride_vh,
+    GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    block, kv_head, begin, length = _part_of_sequence(cu_seqlens_ptr, num_parts, num_kv_heads)
+    own = block * KEYS
+    if own >= length:
+        return
+    # Pointers are to the sequence's first row from here on.
+    num_heads = num_kv_heads * GROUP
+    stride_ga = (num_heads + 2 * num_kv_heads) * (2 * HALF)
+    dout_ptr += begin * stride_da + kv_head * GROUP * stride_dh
+    q_ptr += begin * stride_qa + kv_head * GROUP * stride_qh
+    k_ptr += begin * stride_ka + kv_head * stride_kh
+    v_ptr += begin * stride_va + kv_head * stride_vh
+    out_ptr += (begin * num_heads + kv_head * GROUP) * (2 * HALF)
+    logsumexp_ptr += begin * num_heads + kv_head * GROUP
+    dq_ptr = gradients_ptr + begin * stride_ga + kv_head * GROUP * (2 * HALF)
+    dk_ptr = gradients_ptr + begin * stride_ga + (num_heads + kv_head) * (2 * HALF)
+    dv_ptr = dk_ptr + num_kv_heads * (2 * HALF)
+    if cos_ptr is not None:
+        cos_ptr += begin * (2 * HALF)
+        sin_ptr += begin * (2 * HALF)
+
+    keys = own + tl.arange(0, KEYS)
+    has_key = keys < length
+    k = _load_turned(k_ptr, keys * stride_ka, cos_ptr, sin_ptr, keys, has_key, HALF)
+    v = _load_heads(v_ptr, keys * stride_va, has_key, HALF)
+    dk = tl.zeros((KEYS, 2 * HALF), tl.float32)
+    dv = tl.zeros((KEYS, 2 * HALF), tl.float32)
+    end = tl.minimum(length, own + KEYS)
+    last = length
+    if window is not None:
+        last = tl.minimum(length, own + KEYS - 1 + window)
+    for first_row in range(own * GROUP, last * GROUP, ROWS):
+        rows = first_row + tl.arange(0, ROWS)
+        queries, heads, has_row = rows // GROUP, rows % GROUP, rows < last * GROUP
+        q_rows, dout_rows = queries * stride_qa + heads * stride_qh, queries * stride_da + heads * stride_dh
+        out_rows, dq_rows = queries * num_heads + heads, queries * stride_ga + heads * (2 * HALF)
+        q, dout, logsumexp, delta = _load_tile(
+            q_ptr, q_rows, dout_ptr, dout_rows, out_ptr, logsumexp_ptr, out_rows, has_row, HALF
+        )
+        weights, dscores = _gradients_of_scores(
+            q, k, v, dout, logsumexp, delta, queries, keys, scale_of_exponent, window
+        )
+        dv = tl.dot(tl.trans(weights), dout, dv, input_precision="ieee")
+        dk = tl.dot(tl.trans(dscores), q, dk, input_precision="ieee")
+        if (own == 0) & (first_row < end * GROUP):
+            dq = tl.dot(dscores, k, input_precision="ieee") * scale
+            _store_turned_back(dq_ptr, dq_rows, dq, cos_ptr, sin_ptr, queries, rows < end * GROUP, HALF)
+    dk_rows = keys * stride_ga
+    offsets = dk_rows[:, None] + tl.arange(0, 2 * HALF)[None, :]
+    tl.store(dv_ptr + offsets, dv.to(dv_ptr.dtype.element_ty), mask=has_key[:, None])
+    _store_turned_back(dk_ptr, dk_rows, dk * scale, cos_ptr, sin_ptr, keys, has_key, HALF)
+
+    # A single part is compiled in, and what follows is left out.
+    if num_parts == 1:
+        return
+    # Queries with earlier blocks of keys: now that dk and dv are gone there are registers for a dq that is added to.
+    if own > 0:
+        for first_row in range(own * GROUP, end * GROUP, ROWS):
+            rows = first_row + tl.arange(0, ROWS)
+            queries, heads, has_row = rows // GROUP, rows % GROUP, rows < end * GROUP
+            q_rows, dout_rows = queries * stride_qa + heads * stride_qh, queries * stride_da + heads * stride_dh
+            out_rows, dq_rows = queries * num_heads + heads, queries * stride_ga + heads * (2 * HALF)
+            q, dout, logsumexp, delta = _load_tile(
+                q_ptr, q_rows, dout_ptr, dout_rows, out_ptr, logsumexp_ptr, out_rows, has_row, HALF
+            )
+            dq = tl.zeros((ROWS, 2 * HALF), tl.float32)
+            for first in range(_first_block(first_row // GROUP, window, KEYS), end, KEYS):
+                keys = first + tl.arange(0, KEYS)
+                has_key = keys < length
+                k = _load_turned(k_ptr, keys * stride_ka, cos_ptr, sin_ptr, keys, has_key, HALF)
+                v = _load_heads(v_ptr, keys * stride_va, has_key, HALF)
+                _, dscores = _gradients_of_scores(
+                    q, k, v, dout, logsumexp, delta, queries, keys, scale_of_exponent, window
+                )
+                dq = tl.dot(dscores, k, dq, input_precision="ieee")
+            _store_turned_back(dq_ptr, dq_rows, dq * scale, cos_ptr, sin_ptr, queries, has_row, HALF)
+
+
+class _Tiles(NamedTuple):
+    """What one step of a program takes at once: rows (queries of one key/value head's heads), and keys."""
+
+    rows: int
+    keys: int
+    num_warps: int
+
+
+def _forward_tiles(head_size: int) -> _Tiles:
+    return _Tiles(64, 64, 4) if head_size <= 128 else _Tiles(64, 32, 8)
+
+
+def _backward_tiles(head_size: int, device: torch.device) -> _Tiles:
+    """The largest that fit into registers, and into shared memory: 227 KB on Hopper, 99 KB on any GPU since Ampere."""
+    if head_size == 256:
+        return _Tiles(32, 32, 8)
+    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return _Tiles(128, 64, 8) if is_hopper else _Tiles(32, 64, 8)
+
+
+def _fitted(tiles: _Tiles, max_len: int, group: int) -> _Tiles:
+    """No larger than sequences are; products take no less than 16 of anything."""
+    keys = min(tiles.keys, max(16, triton.next_power_of_2(max_len)))
+    rows = min(tiles.rows, max(16, triton.next_power_of_2(max_len * group)))
+    return _Tiles(rows, keys, tiles.num_warps)
+
+
+def _angles(rotary: tuple[Tensor, Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if rotary is None else (rotary[0].contiguous(), rotary[1].contiguous())
+
+
+def short_attention_(
+    q_AHE: Tensor,
+    k_AGE: Tensor,
+    v_AGE: Tensor,
+    rotary: tuple[Tensor, Tensor] | None,
+    cu_seqlens: Tensor,
+    max_len: int,
+    scale: float,
+    window: int | None,
+) -> tuple[Tensor, Tensor]:
+    """The outputs [A, H, E], and the logarithms to base 2 of the softmax's sums, fp32 [A, H]; may turn `q` in place."""
+    num_rows, num_heads, head_size = q_AHE.shape
+    num_kv_heads, num_sequences = k_AGE.shape[1], len(cu_seqlens) - 1
+    out_AHE = q_AHE.new_empty(q_AHE.shape)
+    logsumexp_AH = q_AHE.new_empty(num_rows, num_heads, dtype=torch.float32)
+    if num_rows:
+        group = num_heads // num_kv_heads
+        tiles = _fitted(_forward_tiles(head_size), max_len, group)
+        num_parts = triton.cdiv(max_len * group, tiles.rows)
+        _short_attention_kernel[(num_parts * num_kv_heads * num_sequences,)](
+            q_AHE,
+            k_AGE,
+            v_AGE,
+            *_angles(rotary),
+            cu_seqlens,
+            out_AHE,
+            logsumexp_AH,
+            num_parts,
+            num_kv_heads,
+            scale * LOG2_E,
+            window,
+            *q_AHE.stride()[:2],
+            *k_AGE.stride()[:2],
+            *v_AGE.stride()[:2],
+            GROUP=group,
+            HALF=head_size // 2,
+            ROWS=tiles.rows,
+            KEYS=tiles.keys,
+            num_warps=tiles.num_warps,
+            num_stages=1,
+        )
+    return out_AHE, logsumexp_AH
+
+
+def short_attention_backward(
+    dout_AHE: Tensor,
+    q_AHE: Tensor,
+    k_AGE: Tensor,
+    v_AGE: Tensor,
+    rotary: tuple[Tensor, Tensor] | None,
+    cu_seqlens: Tensor,
+    out_AHE: Tensor,
+    logsumexp_AH: Tensor,
+    max_len: int,
+    scale: float,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv, as parts of one new matrix; q as the forward pass left it, out and logsumexp as it gave them."""
+    num_rows, num_heads, head_size = q_AHE.shape
+    num_kv_heads, num_sequences = k_AGE.shape[1], len(cu_seqlens) - 1
+    gradients = q_AHE.new_empty(num_rows, num_heads + 2 * num_kv_heads, head_size)
+    if num_rows:
+        group = num_heads // num_kv_heads
+        tiles = _fitted(_backward_tiles(head_size, q_AHE.device), max_len, group)
+        num_parts = triton.cdiv(max_len, tiles.keys)
+        _short_attention_backward_kernel[(num_parts * num_kv_heads * num_sequences,)](
+            dout_AHE,
+            q_AHE,
+            k_AGE,
+            v_AGE,
+            *_angles(rotary),
+            cu_seqlens,
+            out_AHE,
+            logsumexp_AH,
+            gradients,
+            num_parts,
+            num_kv_heads,
+            scale,
+            scale * LOG2_E,
+            window,
+            *dout_AHE.stride()[:2],
+            *q_AHE.stride()[:2],
+            *k_AGE.stride()[:2],
+            *v_AGE.stride()[:2],
+            GROUP=group,
+            HALF=head_size // 2,
+            ROWS=tiles.rows,
+            KEYS=tiles.keys,
+            num_warps=tiles.num_warps,
+            num_stages=1,
+        )
+    return gradients.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
