@@ -104,7 +104,7 @@ def _part_of_sequence(cu_seqlens_ptr, num_parts, num_kv_heads):
     return program % num_parts, program // num_parts % num_kv_heads, begin.to(tl.int64), length
 
 
-@triton.jit(do_not_specialize=["num_parts", "window"])
+@triton.jit(do_not_specialize=["num_parts"])
 def _short_attention_kernel(
     q_ptr,
     k_ptr,
@@ -195,7 +195,7 @@ def _gradients_of_scores(q, k, v, dout, logsumexp, delta, queries, keys, scale, 
     return weights.to(v.dtype), (weights * (dweights - delta[:, None])).to(v.dtype)
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit
 def _short_attention_backward_kernel(
     dout_ptr,
     q_ptr,
