@@ -154,11 +154,11 @@ def _relative(path: str | Path) -> str:
 def _commit(sources: list[str]) -> dict:
     """The commit that was measured, and whether a source differs from it; None for what is not known.
 
-    A copy without history can be told its commit by SEBP_EDGE_COMMIT; the hashes say whether it is true.
+    A copy without its history can be told its commit by SEBP_EDGE_COMMIT; the hashes say whether it is true.
     """
-    commit = _git("rev-parse", "HEAD")
-    if commit is None:
-        return {"commit": os.environ.get("SEBP_EDGE_COMMIT"), "uncommitted": None}
+    commit, told = _git("rev-parse", "HEAD"), os.environ.get("SEBP_EDGE_COMMIT")
+    if commit is None or told is not None:
+        return {"commit": told, "uncommitted": None}
     return {"commit": commit, "uncommitted": bool(_git("status", "--porcelain", "--", *sources))}
 
 
