@@ -1,6 +1,7 @@
 """The drop-in under the conditions of training loops: each pair of them somewhere, dense gradients everywhere."""
 
 import contextlib
+import gc
 import inspect
 import itertools
 import weakref
@@ -317,6 +318,10 @@ def _train_in_one_of_two(rank, folder):
         sparsify(unwrapped)
     with sparsify(later := make_llama()), pytest.raises(SparsityError, match="sharded"):
         torch.distributed.fsdp.fully_shard(later)(**batch)
+    # A group whose threads still run when the process ends would abort it.
+    torch.distributed.barrier()
+    del model, ddp, unwrapped, later
+    gc.collect()
     torch.distributed.destroy_process_group()
 
 
