@@ -35,14 +35,14 @@ NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
 CHUNK = 2**26
 # Norm of the gradients, clipping, AdamW on parameter, gradient and two moments, zeroing; adding up comes before.
 UPDATE_BYTES = 44 + 12
-# Milliseconds of a captured step of hoisted rows on an H100, the prototype of level 3 (Liger's norms, PEFT's LoRA).
-PROTOTYPE = {80: 17.7, 212: 21.9, 836: 43.3, 3727: 144.0}
+# Milliseconds of our captured step on an H100, from results/peers.csv.
+MEASURED = {80: 11.72, 212: 13.50, 836: 30.59, 3727: 100.80}
 # What a peer's host takes to launch a step of 28 layers, in seconds: the quickest and the slowest measured.
 HOST, HOST_LAYERS = (0.100, 0.180), 28
 # Of a process outside of torch's allocator, and what the rest of a desktop needs.
 CONTEXT_BYTES = 0.65e9 + 0.5e9
-# Activations of one token in a 3B step, from the peaks in results/step.csv: (20.30 - 7.14) GB over 3,647 tokens.
-KEPT_BYTES_3B = 13.16e9 / 3647
+# Activations of one token in a 3B step, from the peaks of its captured buckets: (13.77 - 7.16) GB over 3,616 tokens.
+KEPT_BYTES_3B = 6.61e9 / 3616
 
 
 class Card(NamedTuple):
@@ -149,7 +149,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--csv", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     tokens = [sum(text_lengths()[:texts]) for texts in BATCHES]
-    measured = dict(options.measured or PROTOTYPE.items())
+    measured = dict(options.measured or MEASURED)
     if options.on != "H100" and not options.measured:
         parser.error("only the H100's figures are built in; give the others with --measured.")
     if min(tokens) not in measured or not measured.keys() <= set(tokens):
