@@ -19,6 +19,7 @@ from sebp_edge.training.evaluation import HeldOutLoss, evaluate, judge
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.loop import Trainer, learning_rates
 from sebp_edge.training.losses import RowLosses
+from sebp_edge.training.update import Update
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=5e-3, epochs=3, batch_tokens=120, context_length=64)
 CPU = torch.device("cpu")
@@ -139,6 +140,32 @@ def test_the_schedule_warms_up_and_ends_near_zero():
     assert max(rates) == pytest.approx(RECIPE.learning_rate)
     assert rates[2:] == sorted(rates[2:], reverse=True)
     assert rates[-1] == pytest.approx(0, abs=0.01 * RECIPE.learning_rate)
+
+
+@pytest.mark.parametrize("large", [2**30, 0])
+def test_an_update_is_torch_s_own_and_leaves_parameters_apart(monkeypatch, large):
+    monkeypatch.setattr("sebp_edge.training.update.LARGE", large)
+    draw = torch.Generator().manual_seed(0)
+    first = [torch.randn(size, generator=draw) for size in [(3, 5), (1,), (70,), (16, 64)]]
+    gradients = [[torch.randn(value.shape, generator=draw) for value in first] for _ in range(3)]
+    expected, found = ([torch.nn.Parameter(value.clone()) for value in first] for _ in range(2))
+    recipe = RECIPE.replace(weight_decay=0.1, max_grad_norm=2.0)
+    optimizer = torch.optim.AdamW(expected, lr=1e-2, weight_decay=0.1)
+    update = Update(found, recipe)
+    for step in gradients:
+        for parameter, gradient in zip(expected, step, strict=True):
+            parameter.grad = gradient.clone()
+        for parameter, gradient in zip(found, step, strict=True):
+            parameter.grad.add_(gradient)
+        norm = torch.nn.utils.clip_grad_norm_(expected, 2.0)
+        optimizer.step()
+        torch.testing.assert_close(update(1e-2), norm)
+        assert not any(parameter.grad.any() for parameter in found)
+    update.release()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.grad is None
+        assert one.untyped_storage().nbytes() == one.nbytes
 
 
 def test_training_stops_early_and_goes_back_to_the_best_state(base, examples):

@@ -1,29 +1,39 @@
 """One optimizer update: gradients are clipped to a global norm, AdamW follows them, and they are zero again."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sebp_edge.recipe import Recipe
-from sebp_edge.training.graph import Graphs
+from sebp_edge.training.graph import LARGE, Graphs
+
+# Where each parameter begins in a flat tensor: at a multiple of so many elements, for wide loads.
+ALIGNMENT = 64
 
 
 class Update:
-    """AdamW (Loshchilov and Hutter 2019) of parameters whose `grad` it owns; to be called once a step."""
+    """AdamW (Loshchilov and Hutter 2019) of parameters whose `grad` it owns; to be called once a step.
+
+    While it lives, small parameters of one dtype, as adapters are, lie side by side in one tensor, and their gradients
+    in another: clipping, AdamW and zeroing are a kernel each, not one for a few dozen tensors.
+    """
 
     def __init__(self, parameters: list[Tensor], recipe: Recipe):
-        self._parameters, self._max_norm = parameters, recipe.max_grad_norm
+        self._own, self._max_norm = parameters, recipe.max_grad_norm
+        alike = len({parameter.dtype for parameter in parameters}) == 1
+        self._is_flat = alike and sum(parameter.nbytes for parameter in parameters) <= LARGE
+        self._parameters = [_flattened(parameters)] if self._is_flat else parameters
         device = parameters[0].device
         self._learning_rate, self._norm = torch.zeros((), device=device), torch.zeros((), device=device)
         on_gpu = device.type == "cuda"
         self._optimizer = torch.optim.AdamW(
-            parameters,
+            self._parameters,
             lr=self._learning_rate if on_gpu else 0.0,
             weight_decay=recipe.weight_decay,
             # One kernel for many tensors, and a learning rate that is read on the device.
             fused=on_gpu or None,
             capturable=on_gpu,
         )
-        for parameter in parameters:
+        for parameter in parameters if not self._is_flat else []:
             parameter.grad = torch.zeros_like(parameter)
         self._run = self._step
 
@@ -55,9 +65,11 @@ class Update:
         self._zero_gradients()
 
     def release(self) -> None:
-        """Gives the gradients' memory back."""
-        for parameter in self._parameters:
+        """Gives the gradients' memory back, and each parameter a place of its own."""
+        for parameter in self._own:
             parameter.grad = None
+            if self._is_flat:
+                parameter.data = parameter.data.clone()
 
     def _step(self) -> None:
         self._norm.copy_(torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm))
@@ -66,3 +78,15 @@ class Update:
 
     def _zero_gradients(self) -> None:
         torch._foreach_zero_([parameter.grad for parameter in self._parameters])
+
+
+def _flattened(parameters: list[Tensor]) -> nn.Parameter:
+    """One tensor that these parameters, and with its gradient their gradients, become parts of."""
+    sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters]
+    flat = nn.Parameter(parameters[0].new_zeros(sum(sizes)))
+    flat.grad = torch.zeros_like(flat)
+    for parameter, data, grad in zip(parameters, flat.data.split(sizes), flat.grad.split(sizes), strict=True):
+        place = data[: parameter.numel()].view_as(parameter)
+        place.copy_(parameter.data)
+        parameter.data, parameter.grad = place, grad[: parameter.numel()].view_as(parameter)
+    return flat
