@@ -19,7 +19,8 @@ from torch import Tensor
 from sebp_edge.ops.gpu.move_rows import with_dense_rows
 
 MAX_PROJECTIONS = 3
-BLOCK_N, BLOCK_M, SUM_BLOCK_N = 64, 128, 16
+BLOCK_N, BLOCK_M = 64, 128
+SUM_BLOCK_N, SUM_BLOCK_E = 16, 1024
 
 
 @triton.jit
@@ -136,46 +137,64 @@ def _lora_up_backward_kernel(
     )
 
 
-@triton.jit
-def _sum_up_kernel(
+@triton.jit(do_not_specialize=["shares"])
+def _sum_kernel(
     parts_ptr,
     up_ptr,
+    dweights_ptr,
+    dweight_ptr,
     num_rows,
     rank,
+    num_columns,
+    shares,
     stride_un,
     scaling,
     end_0,
     end_1,
     end_2,
+    PROJECTIONS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    BLOCK_E: tl.constexpr,
 ):
     own = tl.program_id(1)
-    tiles_0 = tl.cdiv(end_0, BLOCK_M)
-    tiles_1 = tl.cdiv(end_1 - end_0, BLOCK_M)
-    tiles_2 = tl.cdiv(end_2 - end_1, BLOCK_M)
-    first = tl.where(own == 0, 0, tl.where(own == 1, tiles_0, tiles_0 + tiles_1))
-    count = tl.where(own == 0, tiles_0, tl.where(own == 1, tiles_1, tiles_2))
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    ranks = tl.arange(0, BLOCK_R)
-    mask = (rows < num_rows)[:, None] & (ranks < rank)[None, :]
-    places = rows.to(tl.int64)[:, None] * rank + ranks[None, :]
-    total = tl.zeros((BLOCK_N, BLOCK_R), tl.float32)
-    for begin in range(0, count, BLOCK_T):
-        tiles = begin + tl.arange(0, BLOCK_T)
-        values = tl.load(
-            parts_ptr + (first + tiles).to(tl.int64)[:, None, None] * num_rows * rank + places[None, :, :],
-            mask=(tiles < count)[:, None, None] & mask[None, :, :],
-            other=0.0,
+    if own == PROJECTIONS:
+        # dB over the shares of rows.
+        elements = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
+        has_element = elements < num_columns * rank
+        dweight = tl.zeros((BLOCK_E,), tl.float32)
+        pointers = dweights_ptr + elements
+        for _ in range(shares):
+            dweight += tl.load(pointers, mask=has_element, other=0.0)
+            pointers += num_columns * rank
+        tl.store(dweight_ptr + elements, dweight, mask=has_element)
+    elif tl.program_id(0) * BLOCK_N < num_rows:
+        # U over the tiles of columns.
+        tiles_0 = tl.cdiv(end_0, BLOCK_M)
+        tiles_1 = tl.cdiv(end_1 - end_0, BLOCK_M)
+        tiles_2 = tl.cdiv(end_2 - end_1, BLOCK_M)
+        first = tl.where(own == 0, 0, tl.where(own == 1, tiles_0, tiles_0 + tiles_1))
+        count = tl.where(own == 0, tiles_0, tl.where(own == 1, tiles_1, tiles_2))
+        rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        ranks = tl.arange(0, BLOCK_R)
+        mask = (rows < num_rows)[:, None] & (ranks < rank)[None, :]
+        places = rows.to(tl.int64)[:, None] * rank + ranks[None, :]
+        total = tl.zeros((BLOCK_N, BLOCK_R), tl.float32)
+        for begin in range(0, count, BLOCK_T):
+            tiles = begin + tl.arange(0, BLOCK_T)
+            values = tl.load(
+                parts_ptr + (first + tiles).to(tl.int64)[:, None, None] * num_rows * rank + places[None, :, :],
+                mask=(tiles < count)[:, None, None] & mask[None, :, :],
+                other=0.0,
+            )
+            total += tl.sum(values, axis=0)
+        tl.store(
+            up_ptr + rows.to(tl.int64)[:, None] * stride_un + own * rank + ranks[None, :],
+            (total * scaling).to(up_ptr.dtype.element_ty),
+            mask=mask,
         )
-        total += tl.sum(values, axis=0)
-    tl.store(
-        up_ptr + rows.to(tl.int64)[:, None] * stride_un + own * rank + ranks[None, :],
-        (total * scaling).to(up_ptr.dtype.element_ty),
-        mask=mask,
-    )
 
 
 def lora_up(
@@ -236,10 +255,29 @@ def lora_up_backward(
         **blocks,
     )
     # Few rows and many tiles a program: there may be no more than one of either to share out.
-    _sum_up_kernel[triton.cdiv(num_rows, SUM_BLOCK_N), len(columns)](
-        parts, up_AR, num_rows, rank, up_AR.stride(0), scaling, *ends, **(blocks | {"BLOCK_N": SUM_BLOCK_N}), BLOCK_T=16
+    programs = triton.cdiv(num_rows, SUM_BLOCK_N)
+    dweight_MR = dweights[0]
+    if shares > 1:
+        programs = max(programs, triton.cdiv(dweight_MR.numel(), SUM_BLOCK_E))
+        dweight_MR = torch.empty_like(dweight_MR)
+    _sum_kernel[programs, len(columns) + (shares > 1)](
+        parts,
+        up_AR,
+        dweights,
+        dweight_MR,
+        num_rows,
+        rank,
+        num_columns,
+        shares,
+        up_AR.stride(0),
+        scaling,
+        *ends,
+        **(blocks | {"BLOCK_N": SUM_BLOCK_N}),
+        PROJECTIONS=len(columns),
+        BLOCK_T=16,
+        BLOCK_E=SUM_BLOCK_E,
     )
-    return up_AR, dweights[0] if shares == 1 else dweights.sum(dim=0)
+    return up_AR, dweight_MR
 
 
 def _num_tiles(columns: tuple[int, ...]) -> int:
