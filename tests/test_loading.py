@@ -64,13 +64,20 @@ def test_padding_needs_no_pad_token(copied):
 # ------------------------------------------------------------------------------------------------------- fingerprints
 
 
-def test_the_fingerprint_is_of_the_weights_not_of_their_format(copied, monkeypatch):
+def test_the_fingerprint_is_of_the_weights_not_of_their_format(model_folder, copied, monkeypatch):
+    in_fp32 = load(model_folder)
     change_weights(copied, lambda weights: {name: value.bfloat16() for name, value in weights.items()})
-    in_fp32 = load(copied)
     monkeypatch.setattr(machine, "pick_dtype", lambda device, method: torch.bfloat16)
     in_bf16 = load(copied)
     assert (in_fp32.dtype, in_bf16.dtype) == (torch.float32, torch.bfloat16)
     assert in_fp32.fingerprint == in_bf16.fingerprint
+
+
+def test_the_fingerprint_is_of_the_weights_not_of_their_shards(model_folder, tokenizer, tmp_path):
+    make_llama().save_pretrained(tmp_path, max_shard_size="20KB")
+    tokenizer.save_pretrained(tmp_path)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert load(tmp_path).fingerprint == load(model_folder).fingerprint
 
 
 def test_another_layer_of_weights_is_another_model(model_folder, copied):
@@ -188,6 +195,18 @@ def test_weights_are_bf16_where_the_gpu_has_it_and_they_stay_frozen(monkeypatch,
     assert machine.pick_dtype(torch.device("cuda"), method) is expected
     assert machine.lacks_bf16(torch.device("cuda")) is not bf16
     assert machine.pick_dtype(CPU, method) is torch.float32
+
+
+def test_4_bits_without_bitsandbytes_are_one_sentence_that_says_what_to_install(model_folder, monkeypatch):
+    monkeypatch.setattr("sebp_edge.models.loading.find_spec", lambda name: None)
+    with pytest.raises(MachineError, match=r"not installed; run pip install 'sebp-edge\[4bit\]'\.$"):
+        load(model_folder, LORA.replace(load_in_4bit=True))
+
+
+def test_4_bits_on_a_device_that_does_not_take_them_are_refused(model_folder, monkeypatch):
+    monkeypatch.setattr("sebp_edge.models.loading.find_spec", lambda name: True)
+    with pytest.raises(MachineError, match=r"runs on NVIDIA GPUs and CPUs, not on mps; use 16 bits\.$"):
+        load_base_model(resolve(model_folder), LORA.replace(load_in_4bit=True), torch.device("mps"))
 
 
 def test_an_old_gpu_is_named_as_the_reason(copied, monkeypatch):
