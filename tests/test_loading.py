@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -175,6 +177,50 @@ def test_what_cannot_fit_is_refused_with_the_figures_before_weights_are_read(cop
     assert "'model' has 0.82 billion parameters and needs at least 3.5 GB" in words
     assert "recipe 'notes'" in words
     assert "3.0 GB free of 8.0 GB" in words
+
+
+MEASURED = """
+import sys, threading
+from pathlib import Path
+import torch
+from sebp_edge.models import machine
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.recipe import Recipe
+
+machine.pick_dtype = lambda device, method: torch.bfloat16
+
+def load(folder):
+    return load_base_model(resolve(Path(folder)), Recipe.load("notes"), torch.device("cpu"))
+
+def own_bytes():
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon"))
+
+def watch():
+    while not done.wait(0.001):
+        seen.append(own_bytes())
+
+load(sys.argv[1])  # what is imported and made on first use
+done, seen = threading.Event(), [own_bytes()]
+watcher = threading.Thread(target=watch)
+watcher.start()
+base = load(sys.argv[2])
+done.set()
+watcher.join()
+print(max(seen) - seen[0], sum(parameter.nbytes for parameter in base.model.parameters()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of a process's memory")
+def test_weights_in_their_files_format_are_not_copied_in_the_hosts_memory(model_folder, tokenizer, tmp_path):
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 3, "num_attention_heads": 16}
+    make_llama(**sizes).bfloat16().save_pretrained(tmp_path, max_shard_size="30MB")
+    tokenizer.save_pretrained(tmp_path)
+    command = [sys.executable, "-c", MEASURED, str(model_folder), str(tmp_path)]
+    taken, weights = map(int, subprocess.run(command, check=True, capture_output=True).stdout.split())
+    assert weights > 80e6
+    assert taken < 0.2 * weights
 
 
 def test_training_every_weight_needs_the_memory_for_it(copied, monkeypatch):
