@@ -35,7 +35,7 @@ class Notice(Event):
 
 @dataclass(frozen=True)
 class ModelLoaded(Event):
-    """The base model is in memory."""
+    """The base model is in memory. `dtype` is "nf4" if its linear layers are in 4 bits."""
 
     event: ClassVar[str] = "model_loaded"
     model: str

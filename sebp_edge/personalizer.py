@@ -146,7 +146,7 @@ class Personalizer:
             if self.device.type == "cpu" and (problem := machine.driver_problem()):
                 self.on_event(Notice(problem))
             base = self._base = load_base_model(self.reference, self.recipe, self.device)
-            dtype = str(base.dtype).removeprefix("torch.")
+            dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
             self.on_event(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
         return self._base
 

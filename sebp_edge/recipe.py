@@ -26,6 +26,7 @@ class Recipe:
         name: what the recipe is called; the file's stem.
         description: one sentence on what it is for.
         method: "lora" trains a low-rank adapter (Hu et al. 2021), "full" trains every weight.
+        load_in_4bit: whether the base model's linear layers are loaded in 4 bits (NF4, Dettmers et al. 2023).
         r: rank of the adapter.
         lora_alpha: the adapter's product is scaled by `lora_alpha / r`.
         learning_rate: peak of the schedule (linear warm-up, then cosine to zero).
@@ -42,6 +43,7 @@ class Recipe:
     name: str
     description: str
     method: Method = "lora"
+    load_in_4bit: bool = False
     r: int = 16
     lora_alpha: int = 32
     learning_rate: float = 2e-4
@@ -57,6 +59,11 @@ class Recipe:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, _checked(self.name, field, getattr(self, field.name)))
+        if self.load_in_4bit and self.method == "full":
+            raise RecipeError(
+                f"Recipe {self.name!r}: weights in 4 bits cannot be trained themselves; use method 'lora', "
+                "or leave out 4 bits."
+            )
 
     @classmethod
     def load(cls, name: "str | Path | Recipe") -> "Recipe":

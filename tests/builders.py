@@ -61,6 +61,19 @@ def make_llama(**changes) -> LlamaForCausalLM:
         return LlamaForCausalLM(LlamaConfig(**(config | changes)))
 
 
+def dequantised_llama(model: LlamaForCausalLM, **changes) -> LlamaForCausalLM:
+    """A Llama of `make_llama(**changes)`'s sizes with the weights that `model` has in 4 bits, in fp32."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    twin = make_llama(**changes)
+    with torch.no_grad():
+        for name, parameter in twin.named_parameters():
+            weight = model.get_parameter(name)
+            state = getattr(weight, "quant_state", None)
+            parameter.copy_(weight if state is None else dequantize_4bit(weight.data, state))
+    return twin
+
+
 def row_losses(rows, input_ids, plan):
     """The losses of a padded batch's loss rows, by either level."""
     if isinstance(rows, Hoisted):

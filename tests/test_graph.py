@@ -2,14 +2,16 @@
 
 import pytest
 import torch
-from builders import make_llama, make_sentences, waiting_for_the_gpu_is_an_error
+from builders import dequantised_llama, make_llama, make_sentences, waiting_for_the_gpu_is_an_error
 from peft import LoraConfig, get_peft_model
 from test_hoist import MODELS
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.events import GraphCaptured, Notice, StepDone
-from sebp_edge.models.adaptation import trainable
+from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.learner import Learner
@@ -90,6 +92,35 @@ def test_gradients_are_the_eager_ones(family, prompt):
     assert again_loss == pytest.approx(loss, rel=1e-5)
     assert error(found, truth) <= 2 * error(eager, truth) + 1e-4
     assert error(again, truth) <= 2 * error(eager, truth) + 1e-4
+
+
+def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer, tmp_path):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
+    make_llama(**sizes).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    base = load_base_model(resolve(tmp_path), RECIPE.replace(load_in_4bit=True), torch.device("cuda"))
+    examples, events = make_examples([31, 2, 17, 64, 5, 40], prompt=3), []
+    micro_batches = [examples[:3], examples[3:4], examples[4:]]
+    twin = Adapted(dequantised_llama(base.model, **sizes), torch.float32)
+    adaptation = attach(base, RECIPE.replace(lora_alpha=8), seed=0)  # PEFT's own, which the twin has
+    restore(adaptation, snapshot(twin))
+    with make_learner(adaptation, examples, events) as learner:
+        learner.prepare(micro_batches)
+        loss, found = gradients(learner, micro_batches)
+        assert learner._graphs is not None
+        assert {event.part for event in events} == {"update", "gradients"}
+        eager_loss, eager = gradients(eagerly(learner), micro_batches)
+    with make_learner(twin, examples) as learner:
+        true_loss, truth = gradients(eagerly(learner), micro_batches)
+    assert abs(loss - true_loss) <= 2 * abs(eager_loss - true_loss) + 1e-2
+    assert error(found, truth) <= 2 * error(eager, truth) + 1e-4
+    with make_learner(adaptation, examples) as learner:
+        outcome = learner.step(micro_batches, 1e-3)
+        with waiting_for_the_gpu_is_an_error():
+            again = learner.step(micro_batches, 1e-3)
+        assert learner._graphs is not None
+    assert float(again.loss) < float(outcome.loss)
 
 
 def test_held_out_losses_are_the_eager_ones():

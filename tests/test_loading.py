@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -64,13 +66,20 @@ def test_padding_needs_no_pad_token(copied):
 # ------------------------------------------------------------------------------------------------------- fingerprints
 
 
-def test_the_fingerprint_is_of_the_weights_not_of_their_format(copied, monkeypatch):
+def test_the_fingerprint_is_of_the_weights_not_of_their_format(model_folder, copied, monkeypatch):
+    in_fp32 = load(model_folder)
     change_weights(copied, lambda weights: {name: value.bfloat16() for name, value in weights.items()})
-    in_fp32 = load(copied)
     monkeypatch.setattr(machine, "pick_dtype", lambda device, method: torch.bfloat16)
     in_bf16 = load(copied)
     assert (in_fp32.dtype, in_bf16.dtype) == (torch.float32, torch.bfloat16)
     assert in_fp32.fingerprint == in_bf16.fingerprint
+
+
+def test_the_fingerprint_is_of_the_weights_not_of_their_shards(model_folder, tokenizer, tmp_path):
+    make_llama().save_pretrained(tmp_path, max_shard_size="20KB")
+    tokenizer.save_pretrained(tmp_path)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert load(tmp_path).fingerprint == load(model_folder).fingerprint
 
 
 def test_another_layer_of_weights_is_another_model(model_folder, copied):
@@ -170,6 +179,50 @@ def test_what_cannot_fit_is_refused_with_the_figures_before_weights_are_read(cop
     assert "3.0 GB free of 8.0 GB" in words
 
 
+MEASURED = """
+import sys, threading
+from pathlib import Path
+import torch
+from sebp_edge.models import machine
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.recipe import Recipe
+
+machine.pick_dtype = lambda device, method: torch.bfloat16
+
+def load(folder):
+    return load_base_model(resolve(Path(folder)), Recipe.load("notes"), torch.device("cpu"))
+
+def own_bytes():
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon"))
+
+def watch():
+    while not done.wait(0.001):
+        seen.append(own_bytes())
+
+load(sys.argv[1])  # what is imported and made on first use
+done, seen = threading.Event(), [own_bytes()]
+watcher = threading.Thread(target=watch)
+watcher.start()
+base = load(sys.argv[2])
+done.set()
+watcher.join()
+print(max(seen) - seen[0], sum(parameter.nbytes for parameter in base.model.parameters()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of a process's memory")
+def test_weights_in_their_files_format_are_not_copied_in_the_hosts_memory(model_folder, tokenizer, tmp_path):
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 3, "num_attention_heads": 16}
+    make_llama(**sizes).bfloat16().save_pretrained(tmp_path, max_shard_size="30MB")
+    tokenizer.save_pretrained(tmp_path)
+    command = [sys.executable, "-c", MEASURED, str(model_folder), str(tmp_path)]
+    taken, weights = map(int, subprocess.run(command, check=True, capture_output=True).stdout.split())
+    assert weights > 80e6
+    assert taken < 0.2 * weights
+
+
 def test_training_every_weight_needs_the_memory_for_it(copied, monkeypatch):
     monkeypatch.setattr(machine, "free_memory", lambda device: int(1e6))
     parameters = sum(p.numel() for p in make_llama().parameters())
@@ -188,6 +241,18 @@ def test_weights_are_bf16_where_the_gpu_has_it_and_they_stay_frozen(monkeypatch,
     assert machine.pick_dtype(torch.device("cuda"), method) is expected
     assert machine.lacks_bf16(torch.device("cuda")) is not bf16
     assert machine.pick_dtype(CPU, method) is torch.float32
+
+
+def test_4_bits_without_bitsandbytes_are_one_sentence_that_says_what_to_install(model_folder, monkeypatch):
+    monkeypatch.setattr("sebp_edge.models.loading.find_spec", lambda name: None)
+    with pytest.raises(MachineError, match=r"not installed; run pip install 'sebp-edge\[4bit\]'\.$"):
+        load(model_folder, LORA.replace(load_in_4bit=True))
+
+
+def test_4_bits_on_a_device_that_does_not_take_them_are_refused(model_folder, monkeypatch):
+    monkeypatch.setattr("sebp_edge.models.loading.find_spec", lambda name: True)
+    with pytest.raises(MachineError, match=r"runs on NVIDIA GPUs and CPUs, not on mps; use 16 bits\.$"):
+        load_base_model(resolve(model_folder), LORA.replace(load_in_4bit=True), torch.device("mps"))
 
 
 def test_an_old_gpu_is_named_as_the_reason(copied, monkeypatch):

@@ -79,6 +79,11 @@ def test_an_unknown_key_names_the_nearest(tmp_path):
         ("warmup_ratio = 10", "warmup_ratio must be a number of at least 0 and at most 1, but is 10.0."),
         ("chat_template = 1", "chat_template must be true or false, but is 1."),
         ("description = 3", "description must be a text, but is 3."),
+        (
+            'load_in_4bit = true\nmethod = "full"',
+            "weights in 4 bits cannot be trained themselves; use method 'lora', or leave out 4 bits.",
+        ),
+        ("load_in_4bit = 4", "load_in_4bit must be true or false, but is 4."),
         ('method = "qlora"', "method must be 'lora' or 'full', but is 'qlora'."),
         ("method = [1]", "method must be 'lora' or 'full', but is [1]."),
     ],

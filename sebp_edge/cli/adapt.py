@@ -16,6 +16,9 @@ def adapt(
     recipe: Annotated[str, typer.Option(help="A recipe's name, or a TOML file.")] = "notes",
     name: Annotated[str, typer.Option(help="What to call the adapter.")] = "default",
     out: Annotated[Path | None, typer.Option(help="Save into this new folder instead.")] = None,
+    load_in_4bit: Annotated[
+        bool | None, typer.Option("--4bit/--no-4bit", help="Load the model in 4 bits; by default as the recipe says.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="How often to see each text, at most.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens in one example.")] = None,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
@@ -32,7 +35,7 @@ def adapt(
             from sebp_edge.personalizer import Personalizer
             from sebp_edge.recipe import Recipe
 
-        chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
+        chosen = Recipe.load(recipe).replace(load_in_4bit=load_in_4bit, epochs=epochs, context_length=context)
         with show_progress(as_json) as sink:
             personalizer = Personalizer(model, recipe=chosen, device=device, seed=seed, on_event=sink)
             result = personalizer.adapt(paths, name=name, out=out)

@@ -15,6 +15,9 @@ def generate(
     version: Annotated[int | None, typer.Option(help="Of the adapter; by default the active one.")] = None,
     adapter: Annotated[Path | None, typer.Option(help="The folder of an adapter saved elsewhere.")] = None,
     model: Annotated[str | None, typer.Option(help="The base model; by default the adapter's.")] = None,
+    load_in_4bit: Annotated[
+        bool | None, typer.Option("--4bit/--no-4bit", help="Load it in 4 bits; by default as the adapter was trained.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to write.")] = 120,
     temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.7,
     top_p: Annotated[float, typer.Option(min=0.01, max=1, help="Share of probability to draw from.")] = 0.9,
@@ -28,6 +31,7 @@ def generate(
             from sebp_edge.adapters.store import AdapterStore
             from sebp_edge.models.catalog import DEFAULT_MODEL
             from sebp_edge.personalizer import Personalizer
+            from sebp_edge.recipe import Recipe
 
         if adapter is not None and (name is not None or version is not None):
             raise AdapterError("--adapter names a folder by itself; leave out --name and --version.")
@@ -37,8 +41,11 @@ def generate(
             chosen = "default"
         if chosen is None and model is None:
             err.print(f"No adapter 'default' is active, so this is the base model {DEFAULT_MODEL!r}.", style="dim")
-        base = model or (_base_of(store.find(chosen, version)[1]) if chosen else DEFAULT_MODEL)
-        personalizer = Personalizer(base, store=store, device=device)
+        record = store.find(chosen, version)[1] if chosen else None
+        base = model or (_base_of(record) if record else DEFAULT_MODEL)
+        trained_in_4bit = record is not None and record.recipe.get("load_in_4bit", False)
+        precision = {"load_in_4bit": trained_in_4bit if load_in_4bit is None else load_in_4bit}
+        personalizer = Personalizer(base, recipe=Recipe.load("notes").replace(**precision), store=store, device=device)
         if not as_json and out.is_terminal:
             out.print(prompt, end="", style="bold", markup=False)
         text = personalizer.generate(

@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import Tensor
 
-from sebp_edge.errors import AdapterError, BaseModelMismatch
+from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError
 from sebp_edge.models.loading import BaseModel, without_progress_bars
 
 
@@ -18,6 +18,10 @@ class FullWeights:
     MARKER = "model.safetensors"
 
     def __init__(self, base: BaseModel):
+        if base.in_4bit:
+            raise ModelError(
+                f"{base.reference.name!r} is in 4 bits, and full fine-tuning needs all of them; load it in 16 bits."
+            )
         self.model = base.model
         self._tokenizer = base.tokenizer
         self._before: dict[str, Tensor] = {

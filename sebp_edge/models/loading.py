@@ -3,26 +3,37 @@
 Models come from local folders only: the bundled one, the user's own, or the Hub's cache. Nothing remote is executed.
 """
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from sebp_edge.errors import MachineError, ModelError, SebpEdgeError
 from sebp_edge.models import hub, machine
 from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.fingerprint import fingerprint
 from sebp_edge.recipe import Recipe
 from sebp_edge.units import gigabytes
 
 # Code that comes with a model is never run; without this, transformers asks on the terminal.
 _FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
+# NF4 has a scale in 8 bits for each block, and one in fp32 for 256 of them (Dettmers et al. 2023).
+_NF4_BLOCK = 64
+_NF4_BYTES = 0.5 + (1 + 4 / 256) / _NF4_BLOCK
 
 
 @dataclass(frozen=True)
@@ -31,8 +42,9 @@ class BaseModel:
 
     Attributes:
         reference: what was asked for.
-        model: in evaluation mode, on `device`, in `dtype`.
+        model: in evaluation mode, on `device`.
         tokenizer: a fast tokenizer.
+        dtype: what it computes in, and what its weights are in, but for those of linear layers if `in_4bit`.
         fingerprint: tells base models apart; adapters carry it.
     """
 
@@ -45,7 +57,12 @@ class BaseModel:
 
     @property
     def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return self.model.num_parameters()
+
+    @property
+    def in_4bit(self) -> bool:
+        """Whether its linear layers are in 4 bits."""
+        return getattr(self.model, "is_loaded_in_4bit", False)
 
     @property
     def pad_token_id(self) -> int:
@@ -66,6 +83,7 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
         MachineError: it does not fit into this machine's memory; found before anything large is loaded or downloaded.
     """
     dtype = machine.pick_dtype(device, recipe.method)
+    quantised = _four_bit_options(device, dtype) if recipe.load_in_4bit else {}
     folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
     refuse_if_too_big(reference, _read_config(reference, folder), recipe, device, dtype)
     if reference.kind == "hub":
@@ -74,12 +92,49 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
     with _blamed_on(reference, needs), without_progress_bars():
         tokenizer = AutoTokenizer.from_pretrained(folder, **_FILES_ONLY)
         model, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, use_safetensors=True, device_map={"": device}, output_loading_info=True, **_FILES_ONLY
+            folder,
+            dtype=dtype,
+            use_safetensors=True,
+            device_map={"": device},
+            output_loading_info=True,
+            **quantised,
+            **_FILES_ONLY,
         )
+        identity = fingerprint(type(model).__name__, folder)
     if report["missing_keys"]:
         # transformers would go on with random numbers in their place.
         raise ModelError(f"The model {reference.name!r} lacks {len(report['missing_keys'])} of its weights' tensors.")
-    return BaseModel(reference, model.eval(), tokenizer, device, dtype, _fingerprint(model))
+    _make_exact(reference, model, device)
+    return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity)
+
+
+def _four_bit_options(device: torch.device, dtype: torch.dtype) -> dict:
+    """What makes transformers load linear layers in NF4, their scales quantised too; all else is left in `dtype`."""
+    if find_spec("bitsandbytes") is None:
+        raise MachineError(
+            "A base model in 4 bits needs bitsandbytes, which is not installed; run pip install 'sebp-edge[4bit]'."
+        )
+    if device.type not in ("cuda", "cpu"):
+        raise MachineError(f"A base model in 4 bits runs on NVIDIA GPUs and CPUs, not on {device.type}; use 16 bits.")
+    config = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+    )
+    return {"quantization_config": config}
+
+
+def _make_exact(reference: ModelReference, model: PreTrainedModel, device: torch.device) -> None:
+    """Keeps bitsandbytes from computing with other 4-bit weights than those that were loaded; on CPUs it may."""
+    for layer in model.modules():
+        if not hasattr(layer, "support_avx512bf16_for_cpu"):
+            continue
+        # Weights packed anew for inference let no gradient through, and their scales are rounded for good.
+        layer.support_avx512bf16_for_cpu = False
+        # bitsandbytes 0.50 takes the blocks' scales in a wrong order there.
+        if device.type == "cpu" and layer.in_features % _NF4_BLOCK:
+            raise ModelError(
+                f"{reference.name!r} has a layer of {layer.in_features} inputs, and in 4 bits on the CPU only "
+                f"multiples of {_NF4_BLOCK} are exact; load it in 16 bits."
+            )
 
 
 @contextmanager
@@ -125,11 +180,11 @@ def refuse_if_too_big(
 ) -> None:
     """Raises a MachineError with the figures if weights and training state alone exceed the free memory."""
     with _blamed_on(reference, "cannot be made from its config.json"):
-        weights, trained = _count_parameters(config, recipe)
+        weights, in_4bit, trained = _count_parameters(config, recipe)
     # A trained weight takes its fp32 self (or is the base weight itself), a gradient and AdamW's two moments. Full
     # fine-tuning also keeps what the weights were and their best state, in the host's memory.
     per_trained = 16 if recipe.method == "lora" else 20 if device.type == "cpu" else 12
-    needed = weights * dtype.itemsize + trained * per_trained
+    needed = int((weights - in_4bit) * dtype.itemsize + in_4bit * _NF4_BYTES) + trained * per_trained
     free = machine.free_memory(device)
     if needed > free:
         why = " (this GPU has no bf16, so weights take 4 bytes each)" if machine.lacks_bf16(device) else ""
@@ -141,24 +196,14 @@ def refuse_if_too_big(
         )
 
 
-def _count_parameters(config, recipe: Recipe) -> tuple[int, int]:
-    """Parameters of the model and of what is trained, from the config alone: nothing is allocated."""
+def _count_parameters(config, recipe: Recipe) -> tuple[int, int, int]:
+    """Parameters: all, those in 4 bits, those trained. From the config alone: nothing is allocated."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     total = sum(parameter.numel() for parameter in model.parameters())
     if recipe.method == "full":
-        return total, total
+        return total, 0, total
     head = model.get_output_embeddings()
     linears = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head]
-    return total, sum(recipe.r * (layer.in_features + layer.out_features) for layer in linears)
-
-
-def _fingerprint(model: PreTrainedModel) -> str:
-    """A hash of the architecture's shape and a sample of all weights, the same in fp32 and bf16."""
-    digest = hashlib.sha256(type(model).__name__.encode())
-    for name, parameter in sorted(model.named_parameters()):
-        digest.update(f"{name}{tuple(parameter.shape)}".encode())
-        # Of every tensor: fine-tuned models often share their base's embedding.
-        sample = parameter.detach().flatten()[:: max(1, parameter.numel() // 256)].to("cpu", torch.bfloat16)
-        digest.update(sample.contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:32]
+    in_4bit = sum(layer.weight.numel() for layer in linears) if recipe.load_in_4bit else 0
+    return total, in_4bit, sum(recipe.r * (layer.in_features + layer.out_features) for layer in linears)
