@@ -6,9 +6,18 @@ from torch import Tensor
 from sebp_edge.recipe import Recipe
 from sebp_edge.training.graph import Graphs
 
+# Above this many bytes, gradients are added one by one as they come, and are not all held beside their sums.
+LARGE = 2**30
+
 
 class Update:
-    """AdamW (Loshchilov and Hutter 2019) of parameters whose `grad` it owns; to be called once a step."""
+    """AdamW (Loshchilov and Hutter 2019) of parameters whose `grad` it owns.
+
+    Attributes:
+        adds_up: whether a step may have several micro-batches.
+    """
+
+    adds_up = True
 
     def __init__(self, parameters: list[Tensor], recipe: Recipe):
         self._parameters, self._max_norm = parameters, recipe.max_grad_norm
@@ -27,13 +36,25 @@ class Update:
             parameter.grad = torch.zeros_like(parameter)
         self._run = self._step
 
-    def __call__(self, learning_rate: float) -> Tensor:
-        """Updates the parameters; gives the gradients' norm before clipping, on the device."""
+    def begin(self, learning_rate: float) -> None:
+        """Begins a step, whose micro-batches are to follow."""
         group = self._optimizer.param_groups[0]
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(learning_rate)
         else:
             group["lr"] = learning_rate
+
+    def take_gradients(self, loss: Tensor, *, rehearsing: bool = False) -> None:
+        """Adds the gradients of `loss` to the parameters' `grad`."""
+        if sum(parameter.nbytes for parameter in self._parameters) > LARGE:
+            loss.backward()
+        else:
+            gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
+            found = [pair for pair in zip(self._parameters, gradients, strict=True) if pair[1] is not None]
+            torch._foreach_add_([parameter.grad for parameter, _ in found], [gradient for _, gradient in found])
+
+    def finish(self) -> Tensor:
+        """Updates the parameters; gives the gradients' norm before clipping, on the device."""
         self._run()
         return self._norm.clone()
 
