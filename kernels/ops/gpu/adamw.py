@@ -1,7 +1,7 @@
 """AdamW of one tensor in one pass, in Triton; the formula and the 8-bit codes are in `sebp_edge.ops.adamw`.
 
-A program has four blocks of 256 elements, as pairs of neighbours: one Philox counter (Salmon et al. 2011) gives both of
-a pair their 48 random bits. The counter is place and step, its key the seed.
+A program has four blocks of 256 elements. One Philox counter (Salmon et al. 2011), made of place and step, with the
+seed as its key, gives two neighbours their 48 random bits.
 """
 
 import triton
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sebp_edge.ops.reference import BLOCK
 
-BLOCKS, PAIRS = 4, BLOCK // 2
+BLOCKS = 4
 
 
 @triton.jit
@@ -27,13 +27,13 @@ def _decode(codes, exponents, SIGNED: tl.constexpr):
 
 @triton.jit
 def _encode(values, random, SIGNED: tl.constexpr):
-    """8-bit codes of [blocks, pairs, 2] values, stochastically rounded, and their blocks' exponents [blocks, 1, 1]."""
+    """8-bit codes of [blocks, elements] values, stochastically rounded, and their blocks' exponents [blocks, 1]."""
     bits = values.to(tl.int32, bitcast=True)
     negative = bits < 0
     # NaN and infinity keep an exponent of 255, and no sum below overflows.
     bits = tl.minimum(bits & 0x7FFFFFFF, 0x7FF00000)
     # The exponent that the largest has if it is rounded up.
-    exponents = (tl.max(tl.max(bits, axis=2), axis=1)[:, None, None] + 0xFFFFF) >> 23
+    exponents = (tl.max(bits, axis=1)[:, None] + 0xFFFFF) >> 23
     codes = ((bits + (random << 4)) >> 20) - ((exponents - (15 if SIGNED else 31)) << 3)
     if SIGNED:
         codes = tl.minimum(tl.maximum(codes, 0), 0x7F) + tl.where(negative, 0x80, 0)
@@ -66,28 +66,27 @@ def _adamw_kernel(
     HAS_FACTOR: tl.constexpr,
     TO_BF16: tl.constexpr,
     BLOCKS: tl.constexpr,
-    PAIRS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     # 64 bits: an offset may pass 2^31 elements.
-    blocks = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
-    pairs = blocks[:, None] * PAIRS + tl.arange(0, PAIRS)[None, :]
-    places = pairs[:, :, None] * 2 + tl.arange(0, 2)[None, None, :]
-    mask = places < num_elements
-    some = blocks[:, None, None] < num_blocks
+    blocks = (tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS))[:, None]
+    places = blocks * BLOCK + tl.arange(0, BLOCK)[None, :]
+    mask, some = places < num_elements, blocks < num_blocks
 
+    pairs = blocks * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
     low = (pairs & 0xFFFFFFFF).to(tl.uint32)
     step = low * 0 + tl.load(step_ptr).to(tl.uint32)
     one, other, third, fourth = tl.philox(seed, low, step, (pairs >> 32).to(tl.uint32), low * 0)
-    random = tl.join(one, other).to(tl.int32, bitcast=True)
-    random_codes = tl.join(third, fourth).to(tl.int32, bitcast=True)
+    random = tl.join(one, other).reshape(BLOCKS, BLOCK).to(tl.int32, bitcast=True)
+    random_codes = tl.join(third, fourth).reshape(BLOCKS, BLOCK).to(tl.int32, bitcast=True)
 
     weight = tl.load(weight_ptr + places, mask=mask, other=0.0).to(tl.float32)
     gradient = tl.load(gradient_ptr + places, mask=mask, other=0.0).to(tl.float32)
     if HAS_FACTOR:
         gradient *= tl.load(factor_ptr)
     if HAS_CODES:
-        first_exponents = tl.load(exponents_ptr + blocks[:, None, None], mask=some, other=0)
-        second_exponents = tl.load(exponents_ptr + num_blocks + blocks[:, None, None], mask=some, other=0)
+        first_exponents = tl.load(exponents_ptr + blocks, mask=some, other=0)
+        second_exponents = tl.load(exponents_ptr + num_blocks + blocks, mask=some, other=0)
         first = _decode(tl.load(first_ptr + places, mask=mask, other=0), first_exponents, True)
         second = _decode(tl.load(second_ptr + places, mask=mask, other=0), second_exponents, False)
     else:
@@ -109,8 +108,8 @@ def _adamw_kernel(
     if HAS_CODES:
         first, first_exponents = _encode(first, random_codes & 0xFFFF, True)
         second, second_exponents = _encode(second, (random_codes >> 16) & 0xFFFF, False)
-        tl.store(exponents_ptr + blocks[:, None, None], first_exponents, mask=some)
-        tl.store(exponents_ptr + num_blocks + blocks[:, None, None], second_exponents, mask=some)
+        tl.store(exponents_ptr + blocks, first_exponents, mask=some)
+        tl.store(exponents_ptr + num_blocks + blocks, second_exponents, mask=some)
     tl.store(first_ptr + places, first, mask=mask)
     tl.store(second_ptr + places, second, mask=mask)
 
@@ -143,5 +142,5 @@ def adamw_(weight: Tensor, gradient: Tensor, moments, adamw, seed: int, factor: 
         HAS_FACTOR=factor is not None,
         TO_BF16=weight.element_size() == 2,
         BLOCKS=BLOCKS,
-        PAIRS=PAIRS,
+        BLOCK=BLOCK,
     )
