@@ -33,9 +33,9 @@ class Recipe:
         warmup_ratio: share of all steps that warm up.
         epochs: how often each training example is seen, at most.
         patience: epochs without a better held-out loss before training stops.
-        batch_tokens: loss tokens in one optimizer step.
+        batch_tokens: loss tokens in one optimizer step; where bf16 weights are trained, no more than fit in at once.
         weight_decay: AdamW's decoupled weight decay.
-        max_grad_norm: gradients are clipped to this global norm.
+        max_grad_norm: gradients are clipped to this global norm; those of bf16 weights each to this norm.
         context_length: tokens in one example, padding included; the model's own limit caps it.
         chat_template: whether prompt/completion records are put into the model's chat template.
     """

@@ -14,7 +14,9 @@ from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
+from sebp_edge.training.graph import _Captured
 from sebp_edge.training.learner import Learner
+from sebp_edge.training.update_in_backward import UpdateInBackward
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,6 +39,13 @@ class Adapted:
         self.model.unload()
 
 
+class Whole:
+    """A model in bf16 whose every weight is trained, as an adaptation."""
+
+    def __init__(self, **changes):
+        self.model = make_llama(**changes).to("cuda", torch.bfloat16).requires_grad_(True).eval()
+
+
 def make_examples(lengths, prompt=0):
     draw = torch.Generator().manual_seed(len(lengths))
     examples = []
@@ -48,7 +57,8 @@ def make_examples(lengths, prompt=0):
 
 
 def make_learner(adapted, examples, events=None):
-    return Learner(adapted, RECIPE, examples, Collator(64, 2), (events if events is not None else []).append)
+    recipe = RECIPE.replace(method="full") if isinstance(adapted, Whole) else RECIPE
+    return Learner(adapted, recipe, examples, Collator(64, 2), (events if events is not None else []).append)
 
 
 def eagerly(learner):
@@ -236,3 +246,63 @@ def test_memory_is_given_back():
     held, after = allocated_after_a_training()
     assert held > before
     assert after <= before
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_random_states(tied):
+    examples = make_examples([31, 2, 17, 64, 5, 40])
+    adapted = Whole(tie_word_embeddings=tied)
+    with make_learner(adapted, examples) as learner:
+        assert isinstance(learner._update, UpdateInBackward)
+        # Some moments to lose.
+        learner.step([examples], 1e-3)
+
+        def state():
+            moments = [value for moments in learner._update._moments for value in moments]
+            norms = [learner._update.finish(), learner._update._adamw.step]
+            return [value.detach().clone() for value in (*adapted.model.parameters(), *moments, *norms)]
+
+        before, random_state = state(), torch.cuda.get_rng_state()
+        tokens = learner._graphs._filled(learner.rows.tokens(examples[:2])).to("cuda").weighted(0.0)
+        graph = _Captured(learner._graphs._graphs, "gradients", tokens, learner._graphs._add_gradients)
+        assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
+        assert torch.equal(torch.cuda.get_rng_state(), random_state)
+        assert all(parameter.grad is None for parameter in adapted.model.parameters())
+        # A replay does update.
+        graph(tokens.to("cpu"))
+        assert not any(torch.equal(*pair) for pair in zip(before[:5], state(), strict=False))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_captured_updates_in_the_backward_pass_are_the_eager_ones(tied):
+    examples = make_examples([31, 2, 17, 64, 5, 40])
+
+    def trained(prepare):
+        adapted = Whole(tie_word_embeddings=tied)
+        with make_learner(adapted, examples) as learner:
+            prepare(learner)
+            outcomes = [learner.step([group], 1e-3) for group in (examples[:3], examples[3:], examples) * 4]
+            assert (learner._graphs is None) is (prepare is eagerly)
+        return torch.tensor([[*map(float, outcome)] for outcome in outcomes]), adapted.model.state_dict()
+
+    start = Whole(tie_word_embeddings=tied).model.state_dict()
+    (captured, found), (eager, expected) = trained(lambda learner: None), trained(eagerly)
+    torch.testing.assert_close(captured, eager, rtol=3e-2, atol=3e-2)
+    assert captured[-1, 0] < captured[2, 0]
+    # Random bits are the same; gradients of filled buckets differ by rounding.
+    assert error(found.values(), expected.values()) < 0.3 * error(start.values(), expected.values())
+
+
+def test_a_step_of_a_whole_model_neither_waits_nor_holds_all_gradients():
+    examples = make_examples([31, 2, 17, 64, 5, 40])
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16}
+    adapted = Whole(**sizes)
+    weights = sum(parameter.nbytes for parameter in adapted.model.parameters())
+    with make_learner(adapted, examples) as learner:
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        learner.step([examples], 1e-3)
+        with waiting_for_the_gpu_is_an_error():
+            learner.step([examples], 1e-3)
+        assert learner._graphs is not None
+        assert torch.cuda.max_memory_allocated() - held < weights / 2

@@ -69,7 +69,7 @@ def test_padding_needs_no_pad_token(copied):
 def test_the_fingerprint_is_of_the_weights_not_of_their_format(model_folder, copied, monkeypatch):
     in_fp32 = load(model_folder)
     change_weights(copied, lambda weights: {name: value.bfloat16() for name, value in weights.items()})
-    monkeypatch.setattr(machine, "pick_dtype", lambda device, method: torch.bfloat16)
+    monkeypatch.setattr(machine, "pick_dtype", lambda device: torch.bfloat16)
     in_bf16 = load(copied)
     assert (in_fp32.dtype, in_bf16.dtype) == (torch.float32, torch.bfloat16)
     assert in_fp32.fingerprint == in_bf16.fingerprint
@@ -188,7 +188,7 @@ from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
 
-machine.pick_dtype = lambda device, method: torch.bfloat16
+machine.pick_dtype = lambda device: torch.bfloat16
 
 def load(folder):
     return load_base_model(resolve(Path(folder)), Recipe.load("notes"), torch.device("cpu"))
@@ -232,15 +232,22 @@ def test_training_every_weight_needs_the_memory_for_it(copied, monkeypatch):
         load(copied, FULL)
 
 
-@pytest.mark.parametrize(
-    ("bf16", "method", "expected"),
-    [(True, "lora", torch.bfloat16), (True, "full", torch.float32), (False, "lora", torch.float32)],
-)
-def test_weights_are_bf16_where_the_gpu_has_it_and_they_stay_frozen(monkeypatch, bf16, method, expected):
+def test_training_every_weight_in_bf16_needs_moments_of_8_bits_and_no_gradients(copied, monkeypatch):
+    monkeypatch.setattr(machine, "pick_dtype", lambda device: torch.bfloat16)
+    parameters = sum(p.numel() for p in make_llama().parameters())
+    monkeypatch.setattr(machine, "free_memory", lambda device: 4 * parameters)
+    assert load(copied, FULL).dtype is torch.bfloat16
+    monkeypatch.setattr(machine, "free_memory", lambda device: 4 * parameters - 1)
+    with pytest.raises(MachineError, match="recipe 'full'"):
+        load(copied, FULL)
+
+
+@pytest.mark.parametrize(("bf16", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_weights_are_bf16_where_the_gpu_has_it(monkeypatch, bf16, expected):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
-    assert machine.pick_dtype(torch.device("cuda"), method) is expected
+    assert machine.pick_dtype(torch.device("cuda")) is expected
     assert machine.lacks_bf16(torch.device("cuda")) is not bf16
-    assert machine.pick_dtype(CPU, method) is torch.float32
+    assert machine.pick_dtype(CPU) is torch.float32
 
 
 def test_4_bits_without_bitsandbytes_are_one_sentence_that_says_what_to_install(model_folder, monkeypatch):

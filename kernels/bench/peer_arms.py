@@ -214,7 +214,7 @@ class _CapturedStep:
         graphs = Graphs(parameters[0].device, silent)
         self._update = Update(parameters, Recipe(name="peers", description=""))
         self._update.capture(graphs)
-        self._micro_batches = MicroBatchGraphs(graphs, handle, parameters, self._loss)
+        self._micro_batches = MicroBatchGraphs(graphs, handle, self._update, self._loss)
 
     def gradients(self) -> Tensor:
         self._loss.zero_()
@@ -225,8 +225,9 @@ class _CapturedStep:
         self._update.reset()
 
     def __call__(self) -> None:
+        self._update.begin(LEARNING_RATE)
         self.gradients()
-        self._update(LEARNING_RATE)
+        self._update.finish()
 
 
 def _active(batch: Batch) -> ActiveTokens:

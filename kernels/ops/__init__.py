@@ -6,10 +6,12 @@ sequence_attention_         causal attention within each of several sequences, r
 rms_norm, gated             a decoder's row-by-row operations, which keep no more than their inputs
 linear_cross_entropy        the loss from hidden states, without ever holding all logits
 gather_rows, scatter_rows   rows taken out of a matrix and put back, differentiable
+adamw_                      an AdamW update in place, of bf16 weights by stochastic rounding
 row_norms, select_rows      which rows of a gradient to keep, decided on the device
 detect                      the rows that are not zero
 """
 
+from sebp_edge.ops.adamw import AdamW, Moments, adamw_
 from sebp_edge.ops.attention import Scores, sequence_attention_
 from sebp_edge.ops.backend import runs_flash_attention, runs_kernels
 from sebp_edge.ops.gated import ACTIVATIONS, gated
@@ -24,13 +26,16 @@ from sebp_edge.ops.sparse_linear import sparse_linear
 __all__ = [
     "ACTIVATIONS",
     "ActiveRows",
+    "AdamW",
     "LoraGroup",
     "LoraProjection",
+    "Moments",
     "QuantisedWeight",
     "Remake",
     "Rows",
     "Scores",
     "Selector",
+    "adamw_",
     "detect",
     "gated",
     "gather_rows",

@@ -241,3 +241,13 @@ def cross_entropy_and_dlogits_(
 
         return cross_entropy.cross_entropy_and_dlogits_(logits_CV, targets_C, scale, softcap, wanted=wanted)
     return reference.cross_entropy_and_dlogits_(logits_CV, targets_C, scale, softcap, wanted=wanted)
+
+
+def adamw_(weight: Tensor, gradient: Tensor, moments, adamw, seed: int, factor: Tensor | None) -> None:
+    """One AdamW update in place, stochastically rounded where fewer bits than fp32's are kept."""
+    if runs_kernels(weight):
+        from sebp_edge.ops.gpu import adamw as kernels
+
+        kernels.adamw_(weight, gradient, moments, adamw, seed, factor)
+    else:
+        reference.adamw_(weight, gradient, moments, adamw, seed, factor)

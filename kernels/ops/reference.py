@@ -1,6 +1,7 @@
 """What our kernels do, in plain PyTorch: their ground truth, and the path wherever they do not run.
 
-Shapes: N rows (batch times time), A active rows, K columns; C loss rows, V vocabulary; D hidden or head size.
+Shapes: N rows (batch times time), A active rows, K columns; C loss rows, V vocabulary; D hidden or head size; P
+elements of a weight in Q blocks.
 """
 
 import torch
@@ -154,3 +155,89 @@ def cross_entropy_and_dlogits_(
     if slope is not None:
         dlogits_CV.mul_(slope)
     return losses_C, dlogits_CV.mul_(scale).to(logits_CV.dtype)
+
+
+def adamw_(weight: Tensor, gradient: Tensor, moments, adamw, seed: int, factor: Tensor | None) -> None:
+    """One AdamW update in place, stochastically rounded where fewer bits than fp32's are kept."""
+    weight_P, gradient_P = weight.view(-1), gradient.reshape(-1).float()
+    if factor is not None:
+        gradient_P = gradient_P * factor
+    codes = moments.exponents is not None
+    first, second = (m.view(-1) for m in moments[:2])
+    if codes:
+        first, second = (
+            decode(first, moments.exponents[0], signed=True),
+            decode(second, moments.exponents[1], signed=False),
+        )
+    (beta1, beta2), (correction1, correction2) = adamw.betas, adamw.corrections
+    first = first * beta1 + gradient_P * (1 - beta1)
+    second = second * beta2 + gradient_P.square() * (1 - beta2)
+    update = first / correction1 / ((second / correction2).sqrt() + adamw.eps)
+    values = weight_P * (1 - adamw.learning_rate * adamw.weight_decay) - adamw.learning_rate * update
+    bits = random_bits(seed, adamw.step, len(weight_P))
+    weight_P.copy_(round_to_bf16(values, bits & 0xFFFF) if weight.dtype == torch.bfloat16 else values)
+    if codes:
+        encode_(moments.first, moments.exponents[0], first, bits >> 16 & 0xFFFF, signed=True)
+        encode_(moments.second, moments.exponents[1], second, bits >> 32, signed=False)
+    else:
+        moments.first.view(-1).copy_(first)
+        moments.second.view(-1).copy_(second)
+
+
+def round_to_bf16(values: Tensor, random: Tensor) -> Tensor:
+    """fp32 values stochastically rounded to ones that bf16 holds, still in fp32; NaN and infinity as they are.
+
+    Args:
+        random: uniform whole numbers in [0, 2^16), as many as values.
+    """
+    rounded = ((values.view(torch.int32) + random.int()) & -0x10000).view(torch.float32)
+    return torch.where(values.isfinite(), rounded, values)
+
+
+# Elements that share an exponent, and how far below it their own can be: 4 bits of that beside a sign, else 5.
+BLOCK = 256
+_LOWER_EXPONENTS = {True: 15, False: 31}
+
+
+def decode(codes_P: Tensor, exponents_Q: Tensor, signed: bool) -> Tensor:
+    """The fp32 values of 8-bit codes: 0 is zero, all others are the upper bits of fp32 relative to their block."""
+    magnitudes = codes_P.int() & 0x7F if signed else codes_P.int()
+    exponents = exponents_Q.int().repeat_interleave(BLOCK)[: len(codes_P)]
+    bits = (exponents - _LOWER_EXPONENTS[signed] << 23) + (magnitudes << 20)
+    values = bits.where((magnitudes > 0) & (bits > 0), 0).view(torch.float32)
+    return torch.where(codes_P > 0x7F, -values, values) if signed else values
+
+
+def encode_(codes_P: Tensor, exponents_Q: Tensor, values_P: Tensor, random_P: Tensor, signed: bool) -> None:
+    """Writes 8-bit codes of values and their blocks' exponents, stochastically rounded.
+
+    Args:
+        random_P: uniform whole numbers in [0, 2^16).
+        signed: values may be negative; else what is not zero stays so.
+    """
+    # NaN and infinity keep an exponent of 255, and no sum below overflows.
+    bits = (values_P.view(torch.int32) & 0x7FFFFFFF).clamp(max=0x7FF00000)
+    blocks = torch.nn.functional.pad(bits, (0, -len(bits) % BLOCK)).view(-1, BLOCK)
+    # The exponent that the largest has if it is rounded up.
+    exponents = blocks.amax(dim=1) + 0xFFFFF >> 23
+    lowest = (exponents - _LOWER_EXPONENTS[signed] << 3).repeat_interleave(BLOCK)[: len(bits)]
+    codes = (bits + (random_P.int() << 4) >> 20) - lowest
+    if signed:
+        codes = codes.clamp(0, 0x7F) + (values_P.signbit().int() << 7)
+    else:
+        codes = torch.maximum(codes, (bits > 0).int()).clamp(max=0xFF)
+    codes_P.copy_(codes)
+    exponents_Q.copy_(exponents)
+
+
+def random_bits(seed: int, step: Tensor, count: int) -> Tensor:
+    """48 random bits for each of `count` places, int64: SplitMix64 (Steele et al. 2014) of place, step and seed."""
+    places = torch.arange(1, count + 1, device=step.device)
+    return _split_mix(places * -0x61C8864680B583EB + _split_mix(step + (seed << 32))) & 0xFFFFFFFFFFFF
+
+
+def _split_mix(state: Tensor) -> Tensor:
+    # Products wrap around; a shift must not bring the sign in.
+    state = (state ^ (state >> 30 & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
+    state = (state ^ (state >> 27 & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
+    return state ^ (state >> 31 & 0x1FFFFFFFF)

@@ -82,7 +82,7 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
         ModelError: it cannot be had, is no decoder, or its files are damaged.
         MachineError: it does not fit into this machine's memory; found before anything large is loaded or downloaded.
     """
-    dtype = machine.pick_dtype(device, recipe.method)
+    dtype = machine.pick_dtype(device)
     quantised = _four_bit_options(device, dtype) if recipe.load_in_4bit else {}
     folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
     refuse_if_too_big(reference, _read_config(reference, folder), recipe, device, dtype)
@@ -181,9 +181,15 @@ def refuse_if_too_big(
     """Raises a MachineError with the figures if weights and training state alone exceed the free memory."""
     with _blamed_on(reference, "cannot be made from its config.json"):
         weights, in_4bit, trained = _count_parameters(config, recipe)
-    # A trained weight takes its fp32 self (or is the base weight itself), a gradient and AdamW's two moments. Full
-    # fine-tuning also keeps what the weights were and their best state, in the host's memory.
-    per_trained = 16 if recipe.method == "lora" else 20 if device.type == "cpu" else 12
+    # A trained weight takes its fp32 self (or is the base weight itself), a gradient and AdamW's two moments; in bf16 no
+    # gradient is kept, and moments take 8 bits each. Full fine-tuning also keeps what the weights were and their best
+    # state, in the host's memory.
+    if recipe.method == "lora":
+        per_trained = 16
+    elif dtype == torch.bfloat16:
+        per_trained = 2
+    else:
+        per_trained = 20 if device.type == "cpu" else 12
     needed = int((weights - in_4bit) * dtype.itemsize + in_4bit * _NF4_BYTES) + trained * per_trained
     free = machine.free_memory(device)
     if needed > free:

@@ -40,12 +40,13 @@ def driver_problem() -> str | None:
     )
 
 
-def pick_dtype(device: torch.device, method: str) -> torch.dtype:
-    """The base weights' number format: bf16 where the GPU has it and the weights stay frozen, else fp32.
+def pick_dtype(device: torch.device) -> torch.dtype:
+    """The base weights' number format: bf16 where the GPU has it, else fp32.
 
-    fp16 is never used: activations of some models overflow in it. bf16 weights would not move at small learning rates.
+    fp16 is never used: activations of some models overflow in it. bf16 weights that are trained are rounded without
+    bias (see `adamw_`); rounded to the nearest, they would not move at small learning rates.
     """
-    if device.type == "cuda" and method == "lora" and torch.cuda.is_bf16_supported(including_emulation=False):
+    if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.bfloat16
     return torch.float32
 

@@ -9,6 +9,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,9 +18,6 @@ from sebp_edge.events import GraphCaptured, Sink
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.buckets import Bucket, choose_buckets
 from sebp_edge.sparse.hoist import Hoisted
-
-# Above this many bytes, gradients are added one by one as they come, and are not all held beside their sums.
-LARGE = 2**30
 
 
 class CannotCapture(Exception):
@@ -33,12 +31,17 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class Graphs:
-    """Captures functions of one GPU: on one stream, into one memory pool."""
+    """Captures functions of one GPU: on one stream, into one memory pool.
+
+    Attributes:
+        rehearsing: whether a function runs only so that what it makes on first use is made.
+    """
 
     def __init__(self, device: torch.device, on_event: Sink):
         self._device, self._on_event = device, on_event
         self._stream = _side_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+        self.rehearsing = False
 
     def capture(self, part: str, function: Callable[[], object]) -> Callable[[], None]:
         """Runs `function` once as it is, so that what it makes on first use is made, and captures it; gives the replay.
@@ -55,8 +58,12 @@ class Graphs:
         with torch.cuda.device(self._device):
             current = torch.cuda.current_stream()
             self._stream.wait_stream(current)
-            with torch.cuda.stream(self._stream):
-                function()
+            self.rehearsing = True
+            try:
+                with torch.cuda.stream(self._stream):
+                    function()
+            finally:
+                self.rehearsing = False
             current.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
             try:
@@ -70,16 +77,23 @@ class Graphs:
         return graph.replay
 
 
+class TakesGradients(Protocol):
+    """What is done with the gradients of a micro-batch."""
+
+    def take_gradients(self, loss: Tensor, *, rehearsing: bool) -> None:
+        """Runs the backward pass of `loss`; if `rehearsing`, of a loss times zero, and nothing may change by it."""
+
+
 class MicroBatchGraphs:
     """The losses and the gradients of a hoisted model's micro-batches: graphs of a few buckets.
 
     Args:
-        parameters: what gradients are added up for, in their `grad`.
+        update: takes the gradients.
         loss: fp32 scalar on the device; losses are added up in it.
     """
 
-    def __init__(self, graphs: Graphs, hoisted: Hoisted, parameters: list[Tensor], loss: Tensor):
-        self._graphs, self._hoisted, self._parameters, self._loss = graphs, hoisted, parameters, loss
+    def __init__(self, graphs: Graphs, hoisted: Hoisted, update: TakesGradients, loss: Tensor):
+        self._graphs, self._hoisted, self._update, self._loss = graphs, hoisted, update, loss
         self._buckets: list[Bucket] = []
         self._with_gradients: dict[Bucket, _Captured] = {}
         self._without: dict[Bucket, _Captured] = {}
@@ -89,13 +103,13 @@ class MicroBatchGraphs:
         self._buckets += choose_buckets(own for own in needed if not any(own == bucket for bucket in self._buckets))
 
     def accumulate(self, tokens: ActiveTokens, loss_tokens: int) -> None:
-        """Adds the gradients of a micro-batch's losses over `loss_tokens` to the parameters' `grad`, and to the loss.
+        """Has the gradients of a micro-batch's losses over `loss_tokens` taken, and adds up the loss.
 
         Args:
             tokens: on the host. The GPU is not waited for.
 
         Raises:
-            CannotCapture: nothing was added.
+            CannotCapture: nothing was changed.
         """
         filled = self._filled(tokens)
         bucket = filled.sizes
@@ -125,12 +139,7 @@ class MicroBatchGraphs:
 
     def _add_gradients(self, tokens: ActiveTokens) -> None:
         loss = (self._hoisted.row_losses(tokens) * tokens.weights).sum()
-        if sum(parameter.nbytes for parameter in self._parameters) > LARGE:
-            loss.backward()
-        else:
-            gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-            found = [pair for pair in zip(self._parameters, gradients, strict=True) if pair[1] is not None]
-            torch._foreach_add_([parameter.grad for parameter, _ in found], [gradient for _, gradient in found])
+        self._update.take_gradients(loss, rehearsing=self._graphs.rehearsing)
         self._loss.add_(loss.detach())
 
     @torch.no_grad()

@@ -18,6 +18,7 @@ from sebp_edge.texts.examples import Example
 from sebp_edge.training.graph import CannotCapture, Graphs, MicroBatchGraphs
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.update import Update
+from sebp_edge.training.update_in_backward import UpdateInBackward
 
 
 class Outcome(NamedTuple):
@@ -50,16 +51,32 @@ class Learner:
         self.rows = RowLosses(adaptation.model, examples, collator, device, on_event)
         self.steps_ahead = 1 if device.type == "cuda" else 0
         self._graphs: MicroBatchGraphs | None = None
+        self._told_of_steps = False
         try:
             self._loss = torch.zeros((), device=device)
-            self._update = Update(parameters, recipe)
+            self._update = _update_for(parameters, recipe)
             if device.type == "cuda" and self.rows.hoisted is not None:
                 graphs = Graphs(device, on_event)
-                self._graphs = MicroBatchGraphs(graphs, self.rows.hoisted, parameters, self._loss)
+                self._graphs = MicroBatchGraphs(graphs, self.rows.hoisted, self._update, self._loss)
                 self._captured(lambda: self._update.capture(graphs))
         except BaseException:
             self.rows.__exit__()
             raise
+
+    def steps(self, examples: list[Example]) -> list[list[list[Example]]]:
+        """The steps, each of micro-batches, that one batch of examples makes: one, if its gradients can be added up."""
+        micro_batches = self.rows.micro_batches(examples)
+        if self._update.adds_up or len(micro_batches) == 1:
+            return [micro_batches]
+        if not self._told_of_steps:
+            self._told_of_steps = True
+            self._on_event(
+                Notice(
+                    f"A step has at most {self.rows.max_rows} rows, fewer than batch_tokens asks for: "
+                    "all weights are trained, and their gradients are not kept from one micro-batch to the next."
+                )
+            )
+        return [[micro_batch] for micro_batch in micro_batches]
 
     def prepare(self, micro_batches: Iterable[list[Example]]) -> None:
         """Is told which micro-batches are to come, so that few graphs serve them all."""
@@ -81,9 +98,10 @@ class Learner:
         """One optimizer update on the mean loss of all loss tokens, over however many micro-batches they are spread."""
         loss_tokens = sum(example.num_loss_tokens for micro_batch in micro_batches for example in micro_batch)
         self._loss.zero_()
+        self._update.begin(learning_rate)
         for micro_batch in micro_batches:
             self._accumulate(micro_batch, loss_tokens)
-        return Outcome(self._loss.clone(), self._update(learning_rate))
+        return Outcome(self._loss.clone(), self._update.finish())
 
     def start_again(self, state: list[Tensor]) -> None:
         """Forgets all that was learnt since `state`, a snapshot of the adaptation before its first step."""
@@ -117,3 +135,9 @@ class Learner:
             self._graphs = None
             self._on_event(Notice(f"Training runs without CUDA graphs, which is slower: {error}"))
             return None
+
+
+def _update_for(parameters: list[Tensor], recipe: Recipe) -> Update | UpdateInBackward:
+    """Weights that all are trained, in bf16, are updated within the backward pass; all others after it."""
+    in_bf16 = any(parameter.dtype == torch.bfloat16 for parameter in parameters)
+    return (UpdateInBackward if recipe.method == "full" and in_bf16 else Update)(parameters, recipe)

@@ -79,7 +79,7 @@ class Trainer:
         progress, recipe = self.progress, self.recipe
         shuffled = shuffled_steps(examples, recipe.batch_tokens, recipe.epochs, self.seed)
         # All micro-batches are known before the first one runs.
-        epochs = [[self.learner.rows.micro_batches(step) for step in steps] for steps in shuffled]
+        epochs = [list(chain.from_iterable(map(self.learner.steps, steps))) for steps in shuffled]
         rates = learning_rates(recipe, sum(map(len, epochs)))
         epochs = epochs[:last_epoch]
         self.learner.prepare(chain.from_iterable(chain.from_iterable(epochs)))

@@ -4,18 +4,26 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.recipe import Recipe
-from sebp_edge.training.graph import LARGE, Graphs
+from sebp_edge.training.graph import Graphs
 
 # Where each parameter begins in a flat tensor: at a multiple of so many elements, for wide loads.
 ALIGNMENT = 64
 
+# Above this many bytes, gradients are added one by one as they come, and are not all held beside their sums.
+LARGE = 2**30
+
 
 class Update:
-    """AdamW (Loshchilov and Hutter 2019) of parameters whose `grad` it owns; to be called once a step.
+    """AdamW (Loshchilov and Hutter 2019) of parameters whose `grad` it owns.
 
     While it lives, small parameters of one dtype, as adapters are, lie side by side in one tensor, and their gradients
     in another: clipping, AdamW and zeroing are a kernel each, not one for a few dozen tensors.
+
+    Attributes:
+        adds_up: whether a step may have several micro-batches.
     """
+
+    adds_up = True
 
     def __init__(self, parameters: list[Tensor], recipe: Recipe):
         self._own, self._max_norm = parameters, recipe.max_grad_norm
@@ -37,13 +45,25 @@ class Update:
             parameter.grad = torch.zeros_like(parameter)
         self._run = self._step
 
-    def __call__(self, learning_rate: float) -> Tensor:
-        """Updates the parameters; gives the gradients' norm before clipping, on the device."""
+    def begin(self, learning_rate: float) -> None:
+        """Begins a step, whose micro-batches are to follow."""
         group = self._optimizer.param_groups[0]
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(learning_rate)
         else:
             group["lr"] = learning_rate
+
+    def take_gradients(self, loss: Tensor, *, rehearsing: bool = False) -> None:
+        """Adds the gradients of `loss` to the parameters' `grad`."""
+        if sum(parameter.nbytes for parameter in self._own) > LARGE:
+            loss.backward()
+        else:
+            gradients = torch.autograd.grad(loss, self._own, allow_unused=True)
+            found = [pair for pair in zip(self._own, gradients, strict=True) if pair[1] is not None]
+            torch._foreach_add_([parameter.grad for parameter, _ in found], [gradient for _, gradient in found])
+
+    def finish(self) -> Tensor:
+        """Updates the parameters; gives the gradients' norm before clipping, on the device."""
         self._run()
         return self._norm.clone()
 

@@ -1,0 +1,122 @@
+"""AdamW (Loshchilov and Hutter 2019) of one tensor in one pass over it, as a backward pass can run it.
+
+    m = β1 m + (1 - β1) f g          v = β2 v + (1 - β2) (f g)²          f: a factor that clips the gradient
+    w = (1 - η λ) w - η (m / (1 - β1^t)) / (sqrt(v / (1 - β2^t)) + ε)
+
+All of it runs in fp32. A weight in bf16 is rounded stochastically: 16 random bits are added below the bits that bf16
+keeps, and what is below is cut off. So of two neighbours the nearer one is the likelier, the expectation is the exact
+value, and updates far smaller than the distance of neighbours count.
+
+Moments of bf16 weights take 8 bits each, in blocks of 256 elements (Dettmers et al. 2022). A block shares a power of
+two, that of its largest magnitude; m has a sign, 4 bits of exponent below it and 3 of mantissa, v 5 and 3. They are
+rounded stochastically too: v moves by a thousandth a step, less than half of what 3 bits of mantissa tell apart, and to
+the nearest it would stay where it is. As the shared factor is a power of two, a value that does not change is not
+rounded again. A v that is not zero is kept above zero: m would be divided by ε.
+
+Everything that changes from step to step is read on the device, so an update can be captured in a CUDA graph. Random
+bits are a function of seed, step and place in the tensor. Shapes: any; P elements in the order of memory, Q blocks.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sebp_edge.ops import backend
+from sebp_edge.ops.reference import BLOCK
+
+
+class Moments(NamedTuple):
+    """Running means of one weight's gradient and of its square.
+
+    Attributes:
+        first, second: fp32 like the weight; or codes, uint8 [P].
+        exponents: with codes, each block's exponent of fp32, for both moments: uint8 [2, Q]; else None.
+    """
+
+    first: Tensor
+    second: Tensor
+    exponents: Tensor | None
+
+    @classmethod
+    def of(cls, weight: Tensor) -> "Moments":
+        """Zeros: 8 bits for each element of a bf16 weight, fp32 for all others."""
+        if weight.dtype != torch.bfloat16:
+            return cls(*(torch.zeros_like(weight, dtype=torch.float32) for _ in range(2)), None)
+        codes = (torch.zeros(weight.numel(), dtype=torch.uint8, device=weight.device) for _ in range(2))
+        return cls(*codes, torch.zeros(2, -(-weight.numel() // BLOCK), dtype=torch.uint8, device=weight.device))
+
+    def zero_(self) -> None:
+        """Forgets everything."""
+        for values in self:
+            if values is not None:
+                values.zero_()
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """What all tensors of one optimizer share; its tensors are changed in place, and graphs read them.
+
+    Attributes:
+        learning_rate: η, fp32 scalar.
+        step: t, int64 scalar; 0 before the first step.
+        corrections: 1 - β1^t and 1 - β2^t, fp32 [2].
+    """
+
+    learning_rate: Tensor
+    step: Tensor
+    corrections: Tensor
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    @classmethod
+    def on(cls, device: torch.device, **settings) -> "AdamW":
+        """Before its first step."""
+        step = torch.zeros((), dtype=torch.int64, device=device)
+        return cls(torch.zeros((), device=device), step, torch.ones(2, device=device), **settings)
+
+    def begin_step(self, learning_rate: float) -> None:
+        """Counts a step, whose updates are to follow. The device is not waited for."""
+        self.learning_rate.fill_(learning_rate)
+        self.step.add_(1)
+        for correction, beta in zip(self.corrections, self.betas, strict=True):
+            # In fp64: one minus nearly one.
+            correction.copy_(-torch.expm1(self.step.double() * math.log(beta)))
+
+    def reset(self) -> None:
+        """Goes back to before the first step."""
+        self.step.zero_()
+
+
+def adamw_(
+    weight: Tensor, gradient: Tensor, moments: Moments, adamw: AdamW, *, seed: int, factor: Tensor | None = None
+) -> None:
+    """One AdamW update, in place. Whoever has saved the weight for a backward pass finds that it has changed.
+
+    Args:
+        weight: bf16 or fp32, contiguous.
+        gradient: like the weight; any strides and floating dtype. NaN and infinity are carried on.
+        moments: the weight's, from `Moments.of`.
+        adamw: learning rate and step; `begin_step` has been called.
+        seed: of the random bits, from 0 to 2^31 - 1; each tensor of a model needs its own.
+        factor: the gradient is multiplied by this fp32 scalar on the device; None for 1.
+
+    Raises:
+        ValueError: the weight is not contiguous or in another dtype, or the gradient has another shape.
+    """
+    if weight.dtype not in (torch.bfloat16, torch.float32) or not weight.is_contiguous():
+        raise ValueError(
+            f"An AdamW update in place takes contiguous weights in bf16 or fp32, not {weight.dtype} with strides "
+            f"{weight.stride()}."
+        )
+    if gradient.shape != weight.shape:
+        raise ValueError(f"The gradient's shape is {tuple(gradient.shape)}, the weight's {tuple(weight.shape)}.")
+    if not 0 <= seed < 2**31:
+        raise ValueError(f"The seed must be from 0 to 2^31 - 1, but is {seed}.")
+    if weight.numel():
+        with torch.no_grad():
+            backend.adamw_(weight, gradient.contiguous(), moments, adamw, seed, factor)
+        torch.autograd.graph.increment_version(weight)

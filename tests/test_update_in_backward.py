@@ -1,0 +1,243 @@
+"""Updates within the backward pass: those of the same gradients kept, clipped tensor by tensor, and then dropped."""
+
+import weakref
+
+import pytest
+import torch
+from builders import make_llama
+from test_hoist import MODELS
+
+from sebp_edge.errors import NonFiniteLoss
+from sebp_edge.events import Evaluated, Notice, StepDone, silent
+from sebp_edge.models.adaptation import snapshot
+from sebp_edge.ops import adamw_
+from sebp_edge.recipe import Recipe
+from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.examples import Example
+from sebp_edge.training import update_in_backward
+from sebp_edge.training.learner import Learner
+from sebp_edge.training.loop import Trainer
+from sebp_edge.training.losses import RowLosses
+from sebp_edge.training.update import Update
+from sebp_edge.training.update_in_backward import UpdateInBackward
+
+RECIPE = Recipe(
+    name="test",
+    description="",
+    method="full",
+    learning_rate=3e-3,
+    weight_decay=0.1,
+    max_grad_norm=0.2,
+    epochs=2,
+    batch_tokens=150,
+    context_length=64,
+)
+
+
+class Whole:
+    """A model whose every weight is trained, as an adaptation."""
+
+    def __init__(self, model):
+        self.model = model.requires_grad_(True).eval()
+
+
+def make_examples(lengths):
+    draw = torch.Generator().manual_seed(len(lengths))
+    # A narrow range of tokens: something to learn.
+    ids = [torch.randint(3, 40, (length,), generator=draw).tolist() for length in lengths]
+    return [Example(tokens, tokens, number) for number, tokens in enumerate(ids)]
+
+
+EXAMPLES = make_examples([31, 2, 17, 64, 5, 40, 23, 8])
+
+
+def make_learner(model, on_event=silent, recipe=RECIPE):
+    return Learner(Whole(model), recipe, EXAMPLES, Collator(64, 2), on_event)
+
+
+@pytest.fixture
+def updated_in_backward(monkeypatch):
+    """fp32 weights too are updated within the backward pass."""
+    monkeypatch.setattr("sebp_edge.training.learner._update_for", UpdateInBackward)
+
+
+def follow_classically(model, micro_batches, rates):
+    """torch's AdamW, of gradients that are all kept, and clipped tensor by tensor."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=RECIPE.weight_decay)
+    norms = []
+    with RowLosses(model, EXAMPLES, Collator(64, 2), torch.device("cpu"), silent) as rows:
+        for group, rate in zip(micro_batches, rates, strict=True):
+            optimizer.zero_grad()
+            losses, _ = rows(group)
+            losses.mean().backward()
+            each = [torch.nn.utils.clip_grad_norm_([p], RECIPE.max_grad_norm) for p in model.parameters()]
+            norms.append(float(torch.stack(each).norm()))
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.step()
+    return norms
+
+
+@pytest.mark.parametrize("family", ["llama", "untied", "gemma2", "phi3"])
+def test_the_updates_are_those_of_the_same_gradients_kept(family, updated_in_backward):
+    def make():
+        return make_llama(tie_word_embeddings=False) if family == "untied" else MODELS[family]()
+
+    micro_batches, rates = [EXAMPLES[:3], EXAMPLES[3:], EXAMPLES[:5]], [1e-3, 3e-3, 2e-3]
+    model, expected = make(), make()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with make_learner(model) as learner:
+        outcomes = [learner.step([group], rate) for group, rate in zip(micro_batches, rates, strict=True)]
+    norms = follow_classically(expected, micro_batches, rates)
+    assert [float(outcome.grad_norm) for outcome in outcomes] == pytest.approx(norms, rel=1e-5)
+    for name, parameter in model.named_parameters():
+        truth = expected.get_parameter(name)
+        # Where a gradient is nearly zero, AdamW's first steps make rounding errors large.
+        close = torch.isclose(parameter, truth, rtol=1e-5, atol=2e-6)
+        assert close.double().mean() > 0.999, name
+        torch.testing.assert_close(parameter, truth, rtol=0, atol=2e-3)
+    assert all((old != new).any() for old, new in zip(before, model.parameters(), strict=True))
+
+
+def test_gradients_are_never_all_in_memory(monkeypatch, updated_in_backward):
+    alive, most = weakref.WeakSet(), []
+
+    def watched(weight, gradient, *arguments, **options):
+        alive.add(gradient)
+        most.append(len(alive))
+        adamw_(weight, gradient, *arguments, **options)
+
+    monkeypatch.setattr(update_in_backward, "adamw_", watched)
+    model = make_llama(num_hidden_layers=6)
+    with make_learner(model) as learner:
+        learner.step([EXAMPLES], 1e-3)
+        assert all(parameter.grad is None for parameter in model.parameters())
+    assert len(most) == len(list(model.parameters()))
+    assert max(most) == 1
+
+
+def test_a_layer_that_would_read_a_weight_after_its_update_raises():
+    class ReadsLate(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            ctx.save_for_backward(weight)
+            return x * weight
+
+        @staticmethod
+        def backward(ctx, dout):
+            return dout * ctx.saved_tensors[0], None
+
+    weight, x = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    update = UpdateInBackward([weight], RECIPE)
+    update.begin(1e-3)
+    # The weight's own gradient is complete before the first operation's backward pass.
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        update.take_gradients((ReadsLate.apply(x, weight.detach()) * weight).sum())
+
+
+def test_a_rehearsal_changes_nothing():
+    model = make_llama().bfloat16()
+    with make_learner(model) as learner:
+        learner.step([EXAMPLES[:3]], 1e-3)
+        update = learner._update
+        state = [parameter.detach().clone() for parameter in model.parameters()]
+        moments = [value.clone() for moments in update._moments for value in moments]
+        random_state = torch.get_rng_state()
+        norm = float(update.finish())
+        update.take_gradients(0.0 * learner.rows(EXAMPLES[3:])[0].sum(), rehearsing=True)
+        assert all(torch.equal(a, b) for a, b in zip(state, model.parameters(), strict=True))
+        held = [value for moments in update._moments for value in moments]
+        assert all(torch.equal(a, b) for a, b in zip(moments, held, strict=True))
+        assert any(value.any() for value in held)
+        assert torch.equal(torch.get_rng_state(), random_state)
+        assert float(update.finish()) == norm
+        assert all(parameter.grad is None for parameter in model.parameters())
+        learner.step([EXAMPLES[3:]], 1e-3)
+        assert not all(torch.equal(a, b) for a, b in zip(state, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype", "kind"),
+    [
+        ("full", torch.bfloat16, UpdateInBackward),
+        ("full", torch.float32, Update),
+        ("lora", torch.float32, Update),
+    ],
+)
+def test_whole_models_in_bf16_are_updated_so_and_nothing_else_is(method, dtype, kind):
+    with make_learner(make_llama().to(dtype), recipe=RECIPE.replace(method=method)) as learner:
+        assert type(learner._update) is kind
+
+
+def test_a_bf16_model_learns_as_well_as_in_fp32():
+    def losses(dtype, recipe):
+        events = []
+        model = make_llama().to(dtype)
+        with make_learner(model, events.append, recipe) as learner:
+            Trainer(learner, recipe, 0, events.append, "train").train(EXAMPLES, EXAMPLES)
+        return [event.loss for event in events if isinstance(event, Evaluated)]
+
+    recipe = RECIPE.replace(learning_rate=1e-2, epochs=8, patience=8)
+    in_bf16, in_fp32 = losses(torch.bfloat16, recipe), losses(torch.float32, recipe)
+    assert in_fp32[-1] < in_fp32[0] - 1
+    assert in_bf16[-1] == pytest.approx(in_fp32[-1], rel=0.05)
+
+
+def test_two_trainings_are_bitwise_equal():
+    def state():
+        model = make_llama().bfloat16()
+        with make_learner(model) as learner:
+            Trainer(learner, RECIPE, 0, silent, "train").train(EXAMPLES, [])
+        return model.state_dict()
+
+    one, other = state(), state()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_second_training_begins_like_the_first():
+    with make_learner(make_llama().bfloat16()) as learner:
+        fresh = snapshot(learner.adaptation)
+        learner.step([EXAMPLES], 1e-3)
+        first = snapshot(learner.adaptation)
+        learner.start_again(fresh)
+        learner.step([EXAMPLES], 1e-3)
+        assert all(torch.equal(a, b) for a, b in zip(first, snapshot(learner.adaptation), strict=True))
+
+
+def test_every_micro_batch_is_a_step_and_one_notice_says_so():
+    events = []
+    with make_learner(make_llama().bfloat16(), events.append) as learner:
+        learner.rows.max_rows = 70
+        progress = Trainer(learner, RECIPE, 0, events.append, "train").train(EXAMPLES, [])
+    steps = [event for event in events if isinstance(event, StepDone)]
+    assert len(steps) == progress.steps == progress.total_steps >= 6
+    assert steps[-1].tokens == 2 * sum(len(example.input_ids) for example in EXAMPLES)
+    assert steps[-1].learning_rate < 0.1 * RECIPE.learning_rate
+    (notice,) = [event for event in events if isinstance(event, Notice)]
+    assert "at most 70 rows" in notice.message
+
+
+def test_a_loss_that_is_not_finite_leaves_the_best_state(monkeypatch):
+    model = make_llama().bfloat16()
+
+    def poison(event):
+        if isinstance(event, StepDone) and event.epoch == 2:
+            with torch.no_grad():
+                model.model.norm.weight.fill_(float("nan"))
+
+    with make_learner(model) as learner:
+        trainer = Trainer(learner, RECIPE.replace(batch_tokens=60), 0, poison, "train")
+        with pytest.raises(NonFiniteLoss):
+            trainer.train(EXAMPLES, EXAMPLES)
+        expected = trainer.progress.best_state
+        assert all(torch.equal(a, b) for a, b in zip(expected, snapshot(learner.adaptation), strict=True))
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_afterwards_the_parameters_are_ones_own():
+    model = make_llama().bfloat16()
+    with make_learner(model) as learner:
+        learner.step([EXAMPLES], 1e-3)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    model(torch.arange(7, 30)[None]).logits.float().square().mean().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
