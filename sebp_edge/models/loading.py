@@ -127,8 +127,8 @@ def refuse_if_too_big(
     with _blamed_on(reference, "cannot be made from its config.json"):
         weights, trained = _count_parameters(config, recipe)
     # A trained weight takes its fp32 self (or is the base weight itself), a gradient and AdamW's two moments; in bf16
-    # no gradient is kept, and moments take 8 bits each. Full fine-tuning also keeps what the weights were and their best
-    # state, in the host's memory.
+    # no gradient is kept, and moments take 8 bits each. Full fine-tuning also keeps what the weights were and their
+    # best state, in the host's memory.
     if recipe.method == "lora":
         per_trained = 16
     elif dtype == torch.bfloat16:
