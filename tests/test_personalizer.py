@@ -300,12 +300,14 @@ def test_an_adapter_of_another_base_model_is_refused(make, notes_folder, tmp_pat
         make(model=other).load_adapter("default")
 
 
-def test_full_fine_tuning_saves_a_model_that_transformers_loads(make, notes_folder):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_full_fine_tuning_saves_a_model_that_transformers_loads(make, notes_folder, dtype, monkeypatch):
+    monkeypatch.setattr("sebp_edge.models.machine.pick_dtype", lambda device: dtype)
     personalizer = make(recipe=RECIPE.replace(method="full", learning_rate=1e-2))
     before = logits(personalizer, personalizer._load().model).clone()
     result = personalizer.adapt(notes_folder)
     assert result.kept
-    loaded = AutoModelForCausalLM.from_pretrained(result.adapter_path, dtype=torch.float32)
+    loaded = AutoModelForCausalLM.from_pretrained(result.adapter_path, dtype=dtype)
     torch.testing.assert_close(logits(None, loaded), logits(personalizer), rtol=0.02, atol=0.02)
     personalizer._adaptation.detach()
     assert torch.equal(before, logits(personalizer, personalizer._base.model))
