@@ -8,6 +8,7 @@ from test_sparsify import loss_and_gradients, padded_batch
 from torch import nn
 
 from sebp_edge import sparsify
+from sebp_edge.errors import SparsityError
 from sebp_edge.models.lora import plain_projection
 from sebp_edge.ops import QuantisedWeight
 from sebp_edge.sparse.hoist import Hoisted
@@ -96,6 +97,17 @@ def test_a_layer_that_computes_in_another_dtype_is_pefts():
     assert torch.equal(found_loss, expected_loss)
     for name, gradient in expected.items():
         assert (found[name] - gradient).norm() <= 1e-4 * gradient.norm(), name
+
+
+def test_weights_that_were_packed_for_inference_on_the_cpu_are_refused():
+    model = four_bit_llama()
+    attention = model.config._attn_implementation
+    lora_layers(model)[9].base_layer.weight.quant_state.packing_format_for_cpu = True
+    for level in (sparsify, Hoisted):
+        with pytest.raises(SparsityError, match=r"packed this model's 4-bit weights .* keep it in training mode"):
+            level(model)
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert model.config._attn_implementation == attention
 
 
 def test_a_layer_that_was_not_told_what_to_compute_in_is_plain_from_its_first_call_on():

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from sebp_edge.errors import AdapterError, BaseModelMismatch
+from sebp_edge.errors import AdapterError, BaseModelMismatch, SparsityError
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.ops import LoraProjection, QuantisedWeight
 from sebp_edge.recipe import Recipe
@@ -137,10 +137,23 @@ def _is_linear(layer: nn.Module) -> bool:
 def _in_4_bits(base: nn.Module) -> QuantisedWeight | None:
     """The weight of bitsandbytes' layer; None before its first call if it was not told what to compute in."""
     state = base.weight.quant_state
-    # For inference on some CPUs the weight is packed in an order of its own.
-    if state is None or base.compute_dtype is None or getattr(state, "packing_format_for_cpu", False):
+    if state is None or base.compute_dtype is None or _is_packed(state):
         return None
     return QuantisedWeight(base.compute_dtype, lambda: dequantize_bnb_weight(base.weight).to(base.compute_dtype))
+
+
+def _is_packed(quant_state) -> bool:
+    """Whether bitsandbytes has put a weight into an order for inference, as it does on CPUs with bf16 instructions."""
+    return getattr(quant_state, "packing_format_for_cpu", False)
+
+
+def refuse_packed_weights(model: nn.Module) -> None:
+    """Raises a SparsityError if 4-bit weights are packed for inference: PEFT would train on, with wrong gradients."""
+    if any(_is_packed(getattr(parameter, "quant_state", None)) for parameter in model.parameters()):
+        raise SparsityError(
+            "bitsandbytes has packed this model's 4-bit weights for inference on the CPU, and no gradient flows "
+            "through them; load the model again and keep it in training mode."
+        )
 
 
 def without_adapter(model: nn.Module) -> nn.Module:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.models.lora import without_adapter
+from sebp_edge.models.lora import refuse_packed_weights, without_adapter
 from sebp_edge.ops import Scores, gather_rows, runs_flash_attention, sequence_attention_
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.fused_lora import FusedLora
@@ -31,6 +31,7 @@ class Hoisted:
     """The handle of one hoisted model: a context manager, or `remove()` when done."""
 
     def __init__(self, model: nn.Module):
+        refuse_packed_weights(model)
         self.model = model
         self._decoder: PreTrainedModel = without_adapter(model)
         self._head = Head(self._decoder)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import inner_model, is_linear, layers_behind_attention, weight_MK
+from sebp_edge.models.lora import refuse_packed_weights
 from sebp_edge.ops import ActiveRows, Rows, backend, sparse_linear
 from sebp_edge.sparse.checkpoints import runs_again
 from sebp_edge.sparse.fused_lora import FusedLora
@@ -208,6 +209,7 @@ def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: boo
 
 
 def _refuse(model: nn.Module, layers: dict[str, nn.Module]) -> None:
+    refuse_packed_weights(model)
     for name, layer in layers.items():
         if "forward" in vars(layer):
             raise SparsityError(f"{name} already has a replaced forward; sparsify a model once, and before others.")
