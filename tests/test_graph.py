@@ -95,9 +95,9 @@ def test_gradients_are_the_eager_ones(family, prompt):
 def test_held_out_losses_are_the_eager_ones():
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt=3)
     with make_learner(Adapted(), examples) as learner:
-        losses, owners = learner.losses(examples)
+        ((_, losses, owners),) = learner.losses(examples)
         assert learner._graphs is not None
-        expected, expected_owners = eagerly(learner).losses(examples)
+        ((_, expected, expected_owners),) = eagerly(learner).losses(examples)
     assert torch.equal(owners, expected_owners)
     torch.testing.assert_close(losses, expected, rtol=2e-2, atol=2e-2)
 
@@ -105,9 +105,11 @@ def test_held_out_losses_are_the_eager_ones():
 def test_a_step_does_not_wait_for_the_gpu():
     examples = make_examples([31, 2, 17, 64, 5, 40])
     with make_learner(Adapted(), examples) as learner:
-        outcome = learner.step([examples[:3], examples[3:]], 1e-3)
+        learner.rows.max_rows = 100
+        assert len(learner.rows.micro_batches(examples)) == 2
+        outcome = learner.step(examples, 1e-3)
         with waiting_for_the_gpu_is_an_error():
-            again = learner.step([examples[:3], examples[3:]], 1e-3)
+            again = learner.step(examples, 1e-3)
         assert learner._graphs is not None
     assert float(again.loss) < float(outcome.loss)
     assert float(again.grad_norm) > 0
@@ -120,7 +122,7 @@ def test_capture_leaves_weights_moments_and_random_states_as_they_were():
     random_state = torch.cuda.get_rng_state()
     with make_learner(adapted, examples) as learner:
         learner.prepare([examples[:2]])
-        learner.losses(examples[:2])
+        list(learner.losses(examples[:2]))
         learner._graphs.accumulate(learner.rows.tokens(examples[:2]), 1)
         assert any(parameter.grad.any() for parameter in trainable(adapted))
         first = [parameter.grad.clone() for parameter in trainable(adapted)]
@@ -144,8 +146,8 @@ def test_an_example_never_sees_its_neighbour_in_a_graph():
     examples = make_examples([31, 17, 20])
     other = Example([7] * 31, [7] * 31, 0)
     with make_learner(Adapted(), examples) as learner:
-        losses, owners = learner.losses(examples)
-        changed, _ = learner.losses([other, *examples[1:]])
+        ((_, losses, owners),) = learner.losses(examples)
+        ((_, changed, _),) = learner.losses([other, *examples[1:]])
     assert torch.equal(losses[owners > 0], changed[owners > 0])
     assert not torch.equal(losses[owners == 0], changed[owners == 0])
 
@@ -155,8 +157,9 @@ def test_a_model_that_waits_for_the_gpu_trains_without_graphs_and_says_so_once()
     model.model.layers[0].register_forward_hook(lambda module, inputs, output: output if output.sum().item() else None)
     examples, events = make_examples([31, 2, 17, 64]), []
     with make_learner(Adapted(model), examples, events) as learner:
-        losses = [float(learner.step([examples[:2], examples[2:]], 1e-2).loss) for _ in range(4)]
-        learner.losses(examples)
+        learner.rows.max_rows = 50
+        losses = [float(learner.step(examples, 1e-2).loss) for _ in range(4)]
+        list(learner.losses(examples))
         assert learner._graphs is None
     assert losses[-1] < losses[0]
     captured, notice = events
@@ -193,8 +196,8 @@ def test_memory_is_given_back():
 
     def allocated_after_a_training():
         with make_learner(adapted, examples) as learner:
-            learner.step([examples], 1e-3)
-            learner.losses(examples)
+            learner.step(examples, 1e-3)
+            list(learner.losses(examples))
             held = torch.cuda.memory_allocated()
         del learner
         torch.cuda.synchronize()

@@ -1,5 +1,7 @@
 """One optimizer update: gradients are clipped to a global norm, AdamW follows them, and they are zero again."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,7 @@ class Update:
         )
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
-        self._run = self._step
+        self._replay: Callable[[], None] | None = None
 
     def __call__(self, learning_rate: float) -> Tensor:
         """Updates the parameters; gives the gradients' norm before clipping, on the device."""
@@ -34,7 +36,7 @@ class Update:
             group["lr"].fill_(learning_rate)
         else:
             group["lr"] = learning_rate
-        self._run()
+        (self._replay or self._step)()
         return self._norm.clone()
 
     def capture(self, graphs: Graphs) -> None:
@@ -44,7 +46,7 @@ class Update:
             CannotCapture: it goes on as it was.
         """
         # Gradients and learning rate are zero: the run before the capture makes the moments and moves nothing.
-        self._run = graphs.capture("update", self._step)
+        self._replay = graphs.capture("update", self._step)
         self.reset()
 
     def reset(self) -> None:
@@ -52,7 +54,11 @@ class Update:
         for state in self._optimizer.state.values():
             for value in state.values():
                 value.zero_()
-        self._zero_gradients()
+        self.zero_gradients()
+
+    def zero_gradients(self) -> None:
+        """Forgets what was added up since the last update."""
+        torch._foreach_zero_([parameter.grad for parameter in self._parameters])
 
     def release(self) -> None:
         """Gives the gradients' memory back."""
@@ -62,7 +68,4 @@ class Update:
     def _step(self) -> None:
         self._norm.copy_(torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm))
         self._optimizer.step()
-        self._zero_gradients()
-
-    def _zero_gradients(self) -> None:
-        torch._foreach_zero_([parameter.grad for parameter in self._parameters])
+        self.zero_gradients()
