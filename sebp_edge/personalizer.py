@@ -170,6 +170,7 @@ class Personalizer:
             if out_of_memory:
                 # Its traceback would hold what was computed for as long as an app holds the error.
                 traceback.clear_frames(error.__traceback__)
+                machine.give_memory_back(self.device)
             self._give_up(trial)
             if not out_of_memory:
                 raise

@@ -61,7 +61,9 @@ class Update:
         torch._foreach_zero_([parameter.grad for parameter in self._parameters])
 
     def release(self) -> None:
-        """Gives the gradients' memory back."""
+        """Gives the memory of gradients and moments back; there is no update after that."""
+        self._replay = None
+        self._optimizer.state.clear()
         for parameter in self._parameters:
             parameter.grad = None
 
