@@ -78,6 +78,18 @@ class GraphCaptured(Event):
 
 
 @dataclass(frozen=True)
+class MemoryRanOut(Event):
+    """A micro-batch did not fit into memory. It is run again in smaller ones, and all that follow are smaller too.
+
+    `max_rows` is the most tokens that a micro-batch may have now (on padded batches, padding counts).
+    """
+
+    event: ClassVar[str] = "memory_ran_out"
+    max_rows_before: int
+    max_rows: int
+
+
+@dataclass(frozen=True)
 class StepDone(Event):
     """One optimizer update. `loss` in nats per loss token; `seconds_left` covers this phase."""
 

@@ -1,12 +1,11 @@
 """The main path: texts in, a saved adapter out."""
 
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-
-import torch
 
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.errors import BaseModelMismatch, Interrupted, MachineError, NonFiniteLoss, RecipeError, TrainingStopped
@@ -166,15 +165,19 @@ class Personalizer:
             yield
         except (KeyboardInterrupt, NonFiniteLoss) as stop:
             raise self._stopped(stop, trial, name) from stop
-        except torch.OutOfMemoryError as error:
+        except BaseException as error:
+            out_of_memory = machine.ran_out_of_memory(error)
+            if out_of_memory:
+                # Its traceback would hold what was computed for as long as an app holds the error.
+                traceback.clear_frames(error.__traceback__)
+                machine.give_memory_back(self.device)
             self._give_up(trial)
+            if not out_of_memory:
+                raise
             raise MachineError(
                 f"The memory of this {self.device.type.upper()} ran out while training; nothing was saved. "
                 "Choose a smaller model or a shorter context, or close other programs."
             ) from error
-        except BaseException:
-            self._give_up(trial)
-            raise
 
     def _give_up(self, trial: Trial) -> None:
         """Goes back to the adapter that was in use before the trial, if there was one."""

@@ -15,6 +15,7 @@ KINDS = {
     "texts_read": events.TextsRead,
     "training_planned": events.TrainingPlanned,
     "graph_captured": events.GraphCaptured,
+    "memory_ran_out": events.MemoryRanOut,
     "step": events.StepDone,
     "evaluated": events.Evaluated,
     "saved": events.AdapterSaved,

@@ -8,7 +8,7 @@ from test_hoist import MODELS
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.events import GraphCaptured, Notice, StepDone
+from sebp_edge.events import GraphCaptured, MemoryRanOut, Notice, StepDone
 from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
@@ -16,6 +16,7 @@ from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.graph import _Captured
 from sebp_edge.training.learner import Learner
+from sebp_edge.training.update import Update
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
 pytestmark = [
@@ -126,9 +127,9 @@ def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer
     assert abs(loss - true_loss) <= 2 * abs(eager_loss - true_loss) + 1e-2
     assert error(found, truth) <= 2 * error(eager, truth) + 1e-4
     with make_learner(adaptation, examples) as learner:
-        outcome = learner.step(micro_batches, 1e-3)
+        outcome = learner.step(examples, 1e-3)
         with waiting_for_the_gpu_is_an_error():
-            again = learner.step(micro_batches, 1e-3)
+            again = learner.step(examples, 1e-3)
         assert learner._graphs is not None
     assert float(again.loss) < float(outcome.loss)
 
@@ -136,9 +137,9 @@ def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer
 def test_held_out_losses_are_the_eager_ones():
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt=3)
     with make_learner(Adapted(), examples) as learner:
-        losses, owners = learner.losses(examples)
+        ((_, losses, owners),) = learner.losses(examples)
         assert learner._graphs is not None
-        expected, expected_owners = eagerly(learner).losses(examples)
+        ((_, expected, expected_owners),) = eagerly(learner).losses(examples)
     assert torch.equal(owners, expected_owners)
     torch.testing.assert_close(losses, expected, rtol=2e-2, atol=2e-2)
 
@@ -146,9 +147,11 @@ def test_held_out_losses_are_the_eager_ones():
 def test_a_step_does_not_wait_for_the_gpu():
     examples = make_examples([31, 2, 17, 64, 5, 40])
     with make_learner(Adapted(), examples) as learner:
-        outcome = learner.step([examples[:3], examples[3:]], 1e-3)
+        learner.rows.max_rows = 100
+        assert len(learner.rows.micro_batches(examples)) == 2
+        outcome = learner.step(examples, 1e-3)
         with waiting_for_the_gpu_is_an_error():
-            again = learner.step([examples[:3], examples[3:]], 1e-3)
+            again = learner.step(examples, 1e-3)
         assert learner._graphs is not None
     assert float(again.loss) < float(outcome.loss)
     assert float(again.grad_norm) > 0
@@ -161,7 +164,7 @@ def test_capture_leaves_weights_moments_and_random_states_as_they_were():
     random_state = torch.cuda.get_rng_state()
     with make_learner(adapted, examples) as learner:
         learner.prepare([examples[:2]])
-        learner.losses(examples[:2])
+        list(learner.losses(examples[:2]))
         learner._graphs.accumulate(learner.rows.tokens(examples[:2]), 1)
         assert any(parameter.grad.any() for parameter in trainable(adapted))
         first = [parameter.grad.clone() for parameter in trainable(adapted)]
@@ -185,8 +188,8 @@ def test_an_example_never_sees_its_neighbour_in_a_graph():
     examples = make_examples([31, 17, 20])
     other = Example([7] * 31, [7] * 31, 0)
     with make_learner(Adapted(), examples) as learner:
-        losses, owners = learner.losses(examples)
-        changed, _ = learner.losses([other, *examples[1:]])
+        ((_, losses, owners),) = learner.losses(examples)
+        ((_, changed, _),) = learner.losses([other, *examples[1:]])
     assert torch.equal(losses[owners > 0], changed[owners > 0])
     assert not torch.equal(losses[owners == 0], changed[owners == 0])
 
@@ -196,8 +199,9 @@ def test_a_model_that_waits_for_the_gpu_trains_without_graphs_and_says_so_once()
     model.model.layers[0].register_forward_hook(lambda module, inputs, output: output if output.sum().item() else None)
     examples, events = make_examples([31, 2, 17, 64]), []
     with make_learner(Adapted(model), examples, events) as learner:
-        losses = [float(learner.step([examples[:2], examples[2:]], 1e-2).loss) for _ in range(4)]
-        learner.losses(examples)
+        learner.rows.max_rows = 50
+        losses = [float(learner.step(examples, 1e-2).loss) for _ in range(4)]
+        list(learner.losses(examples))
         assert learner._graphs is None
     assert losses[-1] < losses[0]
     captured, notice = events
@@ -234,8 +238,8 @@ def test_memory_is_given_back():
 
     def allocated_after_a_training():
         with make_learner(adapted, examples) as learner:
-            learner.step([examples], 1e-3)
-            learner.losses(examples)
+            learner.step(examples, 1e-3)
+            list(learner.losses(examples))
             held = torch.cuda.memory_allocated()
         del learner
         torch.cuda.synchronize()
@@ -255,7 +259,7 @@ def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_rand
     with make_learner(adapted, examples) as learner:
         assert isinstance(learner._update, UpdateInBackward)
         # Some moments to lose.
-        learner.step([examples], 1e-3)
+        learner.step(examples, 1e-3)
 
         def state():
             moments = [value for moments in learner._update._moments for value in moments]
@@ -282,7 +286,7 @@ def test_captured_updates_in_the_backward_pass_are_the_eager_ones(tied):
         adapted = Whole(tie_word_embeddings=tied)
         with make_learner(adapted, examples) as learner:
             prepare(learner)
-            outcomes = [learner.step([group], 1e-3) for group in (examples[:3], examples[3:], examples) * 4]
+            outcomes = [learner.step(group, 1e-3) for group in (examples[:3], examples[3:], examples) * 4]
             assert (learner._graphs is None) is (prepare is eagerly)
         return torch.tensor([[*map(float, outcome)] for outcome in outcomes]), adapted.model.state_dict()
 
@@ -301,8 +305,161 @@ def test_a_step_of_a_whole_model_neither_waits_nor_holds_all_gradients():
     with make_learner(adapted, examples) as learner:
         held = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        learner.step([examples], 1e-3)
+        learner.step(examples, 1e-3)
         with waiting_for_the_gpu_is_an_error():
-            learner.step([examples], 1e-3)
+            learner.step(examples, 1e-3)
         assert learner._graphs is not None
         assert torch.cuda.max_memory_allocated() - held < weights / 2
+
+
+class Hook:
+    """Lets memory run out at one call of a layer, counted from when it is told the number."""
+
+    def __init__(self, adapted):
+        self.calls, self.number = 0, 0
+        adapted.model.get_base_model().model.layers[1].register_forward_hook(self)
+
+    def fail_at(self, number):
+        self.calls, self.number = 0, number
+
+    def __call__(self, module, inputs, output):
+        self.calls += 1
+        if self.calls == self.number:
+            raise torch.OutOfMemoryError("no more")
+
+
+def step_gradients(learner, examples, monkeypatch):
+    """The loss and the gradients of a step that updates nothing."""
+    found = []
+
+    def keep(update):
+        found.extend(parameter.grad.clone() for parameter in trainable(learner.adaptation))
+        update.reset()
+        return torch.zeros((), device="cuda")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Update, "finish", keep)
+        loss = learner.step(examples, 1e-3).loss
+    return float(loss), found
+
+
+# A new bucket runs as it is first, and then for its graph.
+@pytest.mark.parametrize("call", [1, 2], ids=["in the run before the capture", "in the capture"])
+def test_memory_that_runs_out_while_a_graph_is_made_leaves_nothing_added(call, monkeypatch):
+    examples = make_examples([31, 2, 17, 40, 5, 23, 27, 30])
+    rows = sum(example.num_active_tokens for example in examples)
+    with make_learner(Adapted(), examples) as learner:
+        learner.rows.max_rows = -(-rows // 2)
+        learner.prepare([examples])
+        expected_loss, expected = step_gradients(learner, examples, monkeypatch)
+    adapted, events = Adapted(), []
+    hook, stream = Hook(adapted), torch.cuda.current_stream()
+    with make_learner(adapted, examples, events) as learner:
+        learner.prepare([examples])
+        hook.fail_at(call)
+        loss, found = step_gradients(learner, examples, monkeypatch)
+        assert torch.cuda.current_stream() == stream
+        assert [event for event in events if isinstance(event, MemoryRanOut)] == [MemoryRanOut(4096, -(-rows // 2))]
+        assert learner._graphs is not None
+        captured = len([event for event in events if isinstance(event, GraphCaptured)])
+        again_loss, again = step_gradients(learner, examples, monkeypatch)
+        assert len([event for event in events if isinstance(event, GraphCaptured)]) == captured
+    assert not any(isinstance(event, Notice) for event in events)
+    assert loss == pytest.approx(expected_loss, rel=1e-3)
+    assert again_loss == pytest.approx(expected_loss, rel=1e-3)
+    assert error(found, expected) <= 1e-2
+    assert error(again, expected) <= 1e-2
+
+
+@pytest.mark.parametrize("call", [1, 2], ids=["in the run before the capture", "in the capture"])
+def test_held_out_losses_are_the_same_if_memory_runs_out_while_a_graph_is_made(call):
+    examples = make_examples([31, 2, 17, 40, 5, 23, 27, 30])
+    adapted = Adapted()
+    hook = Hook(adapted)
+
+    def by_document(learner):
+        return {
+            group[number].document: losses[owners == number]
+            for group, losses, owners in learner.losses(examples)
+            for number in range(len(group))
+        }
+
+    with make_learner(adapted, examples) as learner:
+        expected = by_document(learner)
+    with make_learner(adapted, examples) as learner:
+        hook.fail_at(call)
+        found = by_document(learner)
+        assert learner.rows.max_rows < 4096
+        assert learner._graphs is not None
+    assert found.keys() == expected.keys()
+    for document, losses in found.items():
+        torch.testing.assert_close(losses, expected[document], rtol=2e-2, atol=2e-2)
+
+
+def test_one_example_that_fits_only_without_graphs_is_trained_on_without_them(monkeypatch):
+    examples, adapted, events = make_examples([40]), Adapted(), []
+    hook = Hook(adapted)
+    with make_learner(adapted, examples, events) as learner:
+        _, expected = step_gradients(learner, examples, monkeypatch)
+    events.clear()
+    with make_learner(adapted, examples, events) as learner:
+        hook.fail_at(1)
+        _, found = step_gradients(learner, examples, monkeypatch)
+        assert learner._graphs is None
+        hook.fail_at(1)
+        with pytest.raises(torch.OutOfMemoryError):
+            learner.step(examples, 1e-3)
+    (notice,) = [event for event in events if isinstance(event, Notice)]
+    assert "memory ran out with them" in notice.message
+    assert not any(isinstance(event, MemoryRanOut) for event in events)
+    assert error(found, expected) <= 2e-2
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no graphs"])
+def test_what_does_not_fit_under_a_cap_is_cut_smaller_and_the_training_goes_on(graphs):
+    config = LlamaConfig(
+        vocab_size=320, hidden_size=512, intermediate_size=2048, num_hidden_layers=4, num_attention_heads=8
+    )
+    adapted = Adapted(LlamaForCausalLM(config))
+    # All alike: halves of a micro-batch share one bucket.
+    examples = make_examples([64] * 60)
+
+    def train(events):
+        with make_learner(adapted, examples, events) as learner:
+            if not graphs:
+                eagerly(learner)
+            learner.prepare([examples] * 3)
+            # Updates of nothing, so that all trainings here are the same.
+            losses = [float(learner.step(examples, 0.0).loss) for _ in range(3)]
+            assert (learner._graphs is not None) == graphs
+            return losses, sum(float(losses.sum()) for _, losses, _ in learner.losses(examples))
+
+    def held_after(events):
+        torch.cuda.reset_peak_memory_stats()
+        found = train(events)
+        torch.cuda.synchronize()
+        return found, torch.cuda.memory_allocated()
+
+    # The first one makes what is made once, such as a workspace of cuBLAS.
+    train([])
+    torch.cuda.empty_cache()
+    reserved, events = torch.cuda.memory_reserved(), []
+    expected, before = held_after(events)
+    assert not any(isinstance(event, MemoryRanOut) for event in events)
+    taken = torch.cuda.max_memory_reserved() - reserved
+    torch.cuda.empty_cache()
+    cap = torch.cuda.memory_reserved() + int(0.7 * taken)
+    events = []
+    torch.cuda.set_per_process_memory_fraction(cap / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        found, after = held_after(events)
+        assert torch.cuda.max_memory_reserved() <= cap
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    ran_out = [event for event in events if isinstance(event, MemoryRanOut)]
+    assert ran_out
+    assert ran_out[0].max_rows_before == 4096
+    assert all(event.max_rows < event.max_rows_before for event in ran_out)
+    assert found[0] == pytest.approx(expected[0], rel=1e-2)
+    assert found[1] == pytest.approx(expected[1], rel=1e-2)
+    assert after <= before

@@ -86,7 +86,7 @@ def test_the_updates_are_those_of_the_same_gradients_kept(family, updated_in_bac
     model, expected = make(), make()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with make_learner(model) as learner:
-        outcomes = [learner.step([group], rate) for group, rate in zip(micro_batches, rates, strict=True)]
+        outcomes = [learner.step(group, rate) for group, rate in zip(micro_batches, rates, strict=True)]
     norms = follow_classically(expected, micro_batches, rates)
     assert [float(outcome.grad_norm) for outcome in outcomes] == pytest.approx(norms, rel=1e-5)
     for name, parameter in model.named_parameters():
@@ -109,7 +109,7 @@ def test_gradients_are_never_all_in_memory(monkeypatch, updated_in_backward):
     monkeypatch.setattr(update_in_backward, "adamw_", watched)
     model = make_llama(num_hidden_layers=6)
     with make_learner(model) as learner:
-        learner.step([EXAMPLES], 1e-3)
+        learner.step(EXAMPLES, 1e-3)
         assert all(parameter.grad is None for parameter in model.parameters())
     assert len(most) == len(list(model.parameters()))
     assert max(most) == 1
@@ -137,7 +137,7 @@ def test_a_layer_that_would_read_a_weight_after_its_update_raises():
 def test_a_rehearsal_changes_nothing():
     model = make_llama().bfloat16()
     with make_learner(model) as learner:
-        learner.step([EXAMPLES[:3]], 1e-3)
+        learner.step(EXAMPLES[:3], 1e-3)
         update = learner._update
         state = [parameter.detach().clone() for parameter in model.parameters()]
         moments = [value.clone() for moments in update._moments for value in moments]
@@ -151,7 +151,7 @@ def test_a_rehearsal_changes_nothing():
         assert torch.equal(torch.get_rng_state(), random_state)
         assert float(update.finish()) == norm
         assert all(parameter.grad is None for parameter in model.parameters())
-        learner.step([EXAMPLES[3:]], 1e-3)
+        learner.step(EXAMPLES[3:], 1e-3)
         assert not all(torch.equal(a, b) for a, b in zip(state, model.parameters(), strict=True))
 
 
@@ -196,10 +196,10 @@ def test_two_trainings_are_bitwise_equal():
 def test_a_second_training_begins_like_the_first():
     with make_learner(make_llama().bfloat16()) as learner:
         fresh = snapshot(learner.adaptation)
-        learner.step([EXAMPLES], 1e-3)
+        learner.step(EXAMPLES, 1e-3)
         first = snapshot(learner.adaptation)
         learner.start_again(fresh)
-        learner.step([EXAMPLES], 1e-3)
+        learner.step(EXAMPLES, 1e-3)
         assert all(torch.equal(a, b) for a, b in zip(first, snapshot(learner.adaptation), strict=True))
 
 
@@ -236,7 +236,7 @@ def test_a_loss_that_is_not_finite_leaves_the_best_state(monkeypatch):
 def test_afterwards_the_parameters_are_ones_own():
     model = make_llama().bfloat16()
     with make_learner(model) as learner:
-        learner.step([EXAMPLES], 1e-3)
+        learner.step(EXAMPLES, 1e-3)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     model(torch.arange(7, 30)[None]).logits.float().square().mean().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())

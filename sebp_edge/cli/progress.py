@@ -13,6 +13,7 @@ from sebp_edge.events import (
     Evaluated,
     Event,
     JsonLines,
+    MemoryRanOut,
     ModelLoaded,
     Notice,
     Sink,
@@ -65,6 +66,8 @@ class Lines:
                 self._texts_read(event)
             case TrainingPlanned():
                 self._planned(event)
+            case MemoryRanOut():
+                err.print(f"[yellow]note:[/] memory ran out; at most {event.max_rows:,} tokens run at once from now on")
             case StepDone():
                 self._step(event)
             case Evaluated():

@@ -91,6 +91,29 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * 512 * 1024 * 1024 / best
 
 
+# What torch says where it has no class for it: on the CPU, on Apple's GPU, in CUDA's own calls and in cuBLAS.
+_OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def ran_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error says that memory ran out, or was raised while one that says so was on its way."""
+    while isinstance(error, RuntimeError | MemoryError):
+        has_own_class = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if has_own_class or any(words in str(error) for words in _OUT_OF_MEMORY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def give_memory_back(device: torch.device) -> None:
+    """Waits for the device, and gives memory that torch holds and nobody uses back to it."""
+    synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
+
+
 def synchronize(device: torch.device) -> None:
     """Waits until the device has done all that it was given."""
     if device.type == "cuda":

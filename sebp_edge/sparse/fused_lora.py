@@ -53,7 +53,10 @@ class FusedLora:
 
     @contextmanager
     def refreshed(self) -> Iterator[None]:
-        """Within it adapters must not change: they are copied at its beginning, and not by each layer for itself."""
+        """Within it adapters must not change: they are copied at its beginning, and not by each layer for itself.
+
+        At its end, what a forward pass that failed has computed and not asked for is let go of.
+        """
         current = [group for group in self._groups if group.is_current()]
         if current:
             pairs = [group.stacked.copies() for group in current]
@@ -67,6 +70,8 @@ class FusedLora:
         finally:
             for group in current:
                 group.is_fresh = False
+            for group in self._groups:
+                group.forget()
 
 
 def _grouped(plain: dict[str, nn.Module], alone: nn.Module | None) -> list[tuple[str, ...]]:
@@ -93,8 +98,9 @@ class _Group:
         self.layers = layers
         self.is_fresh = False
         self._rows_for, self._remake_of = rows_for, remake_of
-        self._input: tuple[Tensor, bool] | None = None
-        self._outputs: dict[int, Tensor] = {}
+        self._input: tuple[Tensor, bool] | None
+        self._outputs: dict[int, Tensor]
+        self.forget()
         self._stack([plain_projection(layer) for layer in layers])
         for member, layer in enumerate(layers):
             layer.forward = _Member(self, member)
@@ -126,6 +132,10 @@ class _Group:
         if not self._outputs:
             self._input = None
         return out
+
+    def forget(self) -> None:
+        """Lets go of what was computed for layers that were not called."""
+        self._input, self._outputs = None, {}
 
     def _computes(self, x: Tensor) -> bool:
         """Whether the layers, as they are now, are computed together for `x`; what is stacked is then up to date."""

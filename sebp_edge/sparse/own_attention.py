@@ -14,6 +14,7 @@ import logging
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.models.machine import ran_out_of_memory
 from sebp_edge.ops import Scores, sequence_attention_
 
 logger = logging.getLogger(__name__)
@@ -118,9 +119,9 @@ def _scores_if_alike(block: nn.Module, embedding_VD: Tensor) -> Scores | None:
         )
         (scores,) = asked_for
         found = _attend(block, x_1AD, tuple(angles[0] for angles in rotary), cu_seqlens, 7, scores)
-    except torch.OutOfMemoryError:
-        raise
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
+        if ran_out_of_memory(error):
+            raise
         logger.info("%s keeps its own attention: %s", type(block).__name__, type(error).__name__)
         return None
     full = dtype in (torch.float32, torch.float64)

@@ -10,6 +10,7 @@ they are made of. What the rows of a batch are is in `plans`, the loss in `loss`
 
 import functools
 import inspect
+import weakref
 
 import platformdirs
 import torch
@@ -65,7 +66,9 @@ class Sparsified:
         self._own_forward = self._inner.forward
         self._own_parameters = list(inspect.signature(self._own_forward).parameters)
         self._loss = None if keep_logits else FusedLoss(self._inner, self._own_forward, self._last_layer)
-        self._inner.forward = self._stand_in = _stand_in(self)
+        self._inner.forward = _stand_in(self)
+        # Only the model keeps it: it keeps this handle, which then is gone with its last user.
+        self._stand_in = weakref.ref(self._inner.forward)
 
     def remove(self) -> None:
         """Takes the sparse backward out again; the model is as it was."""
@@ -74,7 +77,8 @@ class Sparsified:
         for layer in self.layers.values():
             vars(layer).pop("forward", None)
         # Others may have wrapped our forward in theirs; then it stays within, and passes calls on.
-        if vars(self._inner).get("forward") is self._stand_in:
+        forward = vars(self._inner).get("forward")
+        if forward is not None and forward is self._stand_in():
             del self._inner.forward
             if self._forward_before is not None:
                 self._inner.forward = self._forward_before

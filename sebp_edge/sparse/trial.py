@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
+from sebp_edge.models.machine import ran_out_of_memory
 from sebp_edge.sparse.rows import IGNORE
 
 # Two ways of computing the same round differently.
@@ -29,9 +30,9 @@ def why_not(model: nn.Module, expected: Callable[[], Tensor], found: Callable[[]
         with _evaluating(model):
             wanted, got = expected(), found()
             difference = float((got - wanted).abs().mean() / wanted.abs().mean())
-    except torch.OutOfMemoryError:
-        raise
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, SparsityError) as error:
+        if ran_out_of_memory(error):
+            raise
         return f"a trial batch failed ({type(error).__name__}: {error})"
     dtype = next(model.parameters()).dtype
     full = dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(wanted.device.type)

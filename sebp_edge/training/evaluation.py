@@ -35,8 +35,7 @@ class HeldOutLoss:
 def evaluate(learner: Learner, examples: list[Example]) -> HeldOutLoss:
     """The loss of `examples`, document by document."""
     result = HeldOutLoss()
-    for group in learner.rows.micro_batches(examples):
-        losses, sequences = learner.losses(group)
+    for group, losses, sequences in learner.losses(examples):
         nats = torch.zeros(len(group), dtype=torch.float64).index_add_(0, sequences, losses.double())
         for example, own in zip(group, nats.tolist(), strict=True):
             result.nats[example.document] = result.nats.get(example.document, 0.0) + own

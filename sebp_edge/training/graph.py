@@ -2,7 +2,8 @@
 
 A captured graph runs without Python and without a launch for each kernel, but on fixed tensors of fixed sizes. So a
 micro-batch is filled up to its bucket and copied into the bucket's own tensors; gradients, the loss and the learning
-rate have theirs too. All graphs share one memory pool: they run one after another, and none leaves anything in it.
+rate have theirs too. All micro-batches' graphs share one memory pool: they run one after another, and none leaves
+anything in it.
 """
 
 import functools
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sebp_edge.events import GraphCaptured, Sink
+from sebp_edge.models.machine import ran_out_of_memory
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.buckets import Bucket, choose_buckets
 from sebp_edge.sparse.hoist import Hoisted
@@ -31,7 +33,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class Graphs:
-    """Captures functions of one GPU: on one stream, into one memory pool.
+    """Captures functions of one GPU: on one stream, into one memory pool, which lives as long as a graph in it does.
 
     Attributes:
         rehearsing: whether a function runs only so that what it makes on first use is made.
@@ -53,10 +55,12 @@ class Graphs:
 
         Raises:
             CannotCapture: the function ran, but its capture failed.
+            RuntimeError: the function failed, or memory ran out in its run or its capture, of which nothing is left.
         """
         begin = time.perf_counter()
-        with torch.cuda.device(self._device):
-            current = torch.cuda.current_stream()
+        current = torch.cuda.current_stream(self._device)
+        # A capture that fails at its end does not come back from the side stream by itself.
+        with torch.cuda.stream(current):
             self._stream.wait_stream(current)
             self.rehearsing = True
             try:
@@ -64,14 +68,15 @@ class Graphs:
                     function()
             finally:
                 self.rehearsing = False
-            current.wait_stream(self._stream)
+                # Also what a run that failed has begun comes before all that follows.
+                current.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                     function()
-            except torch.OutOfMemoryError:
-                raise
             except RuntimeError as error:
+                if ran_out_of_memory(error):
+                    raise
                 raise CannotCapture(str(error).splitlines()[0]) from error
         self._on_event(GraphCaptured(part, time.perf_counter() - begin))
         return graph.replay

@@ -2,20 +2,26 @@
 
 On a GPU with hoisted rows, micro-batches and updates are replays of captured graphs (level 3); what cannot be captured
 runs as it is, after a notice. Everywhere else all of it does. The numbers are the same to rounding.
+
+A micro-batch that memory does not hold is not the end: from then on micro-batches are cut smaller, and the step or the
+evaluation goes on with those. Only a single example that does not fit ends it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sebp_edge.events import Notice, Sink
+from sebp_edge.events import MemoryRanOut, Notice, Sink
 from sebp_edge.models.adaptation import Adaptation, restore, trainable
+from sebp_edge.models.machine import give_memory_back, ran_out_of_memory
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator, bucket_for
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.graph import CannotCapture, Graphs, MicroBatchGraphs
+from sebp_edge.training.leftovers import Leftovers
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.update import Update
 from sebp_edge.training.update_in_backward import UpdateInBackward
@@ -33,6 +39,10 @@ class Outcome(NamedTuple):
     grad_norm: Tensor
 
 
+class _CutSmaller(Exception):
+    """A micro-batch did not fit into memory. What it took is free again, and micro-batches are to be cut anew."""
+
+
 class Learner:
     """Trains an adaptation; a context manager that leaves the model's own code as it was.
 
@@ -46,28 +56,30 @@ class Learner:
         self, adaptation: Adaptation, recipe: Recipe, examples: list[Example], collator: Collator, on_event: Sink
     ):
         self.adaptation, self._on_event = adaptation, on_event
-        parameters = trainable(adaptation)
-        device = parameters[0].device
+        self._parameters = trainable(adaptation)
+        self._device = device = self._parameters[0].device
+        self._steps: list[list[Example]] = []
+        self._leftovers = Leftovers(device)
         self.rows = RowLosses(adaptation.model, examples, collator, device, on_event)
         self.steps_ahead = 1 if device.type == "cuda" else 0
         self._graphs: MicroBatchGraphs | None = None
         self._told_of_steps = False
         try:
             self._loss = torch.zeros((), device=device)
-            self._update = _update_for(parameters, recipe)
+            self._update = _update_for(self._parameters, recipe)
             if device.type == "cuda" and self.rows.hoisted is not None:
-                graphs = Graphs(device, on_event)
-                self._graphs = MicroBatchGraphs(graphs, self.rows.hoisted, self._update, self._loss)
-                self._captured(lambda: self._update.capture(graphs))
+                self._graphs = self._no_graphs_yet()
+                # In a pool of its own: micro-batches' graphs may have to go, this one never does.
+                self._captured(lambda: self._update.capture(Graphs(device, on_event)))
         except BaseException:
             self.rows.__exit__()
             raise
 
-    def steps(self, examples: list[Example]) -> list[list[list[Example]]]:
-        """The steps, each of micro-batches, that one batch of examples makes: one, if its gradients can be added up."""
+    def steps(self, examples: list[Example]) -> list[list[Example]]:
+        """The steps that one batch of examples makes: one, if gradients can be added up, else one a micro-batch."""
         micro_batches = self.rows.micro_batches(examples)
         if self._update.adds_up or len(micro_batches) == 1:
-            return [micro_batches]
+            return [examples]
         if not self._told_of_steps:
             self._told_of_steps = True
             self._on_event(
@@ -76,31 +88,40 @@ class Learner:
                     "all weights are trained, and their gradients are not kept from one micro-batch to the next."
                 )
             )
-        return [[micro_batch] for micro_batch in micro_batches]
+        return micro_batches
 
-    def prepare(self, micro_batches: Iterable[list[Example]]) -> None:
-        """Is told which micro-batches are to come, so that few graphs serve them all."""
+    def prepare(self, steps: list[list[Example]]) -> None:
+        """Is told which steps are to come, so that few graphs serve all their micro-batches."""
+        self._steps = steps
         if self._graphs is not None:
+            micro_batches = chain.from_iterable(map(self.rows.micro_batches, steps))
             self._graphs.prepare(map(bucket_for, micro_batches))
 
-    @torch.no_grad()
-    def losses(self, micro_batch: list[Example]) -> tuple[Tensor, Tensor]:
-        """The losses of loss rows, in nats: fp32 [C], and the example of each: int64 [C]; on the host."""
-        if self._graphs is not None:
-            tokens = self.rows.tokens(micro_batch)
-            losses = self._captured(lambda: self._graphs.losses(tokens))
-            if losses is not None:
-                return losses, tokens.sequences
-        losses, sequences = self.rows(micro_batch)
-        return losses.cpu(), sequences
+    def losses(self, examples: list[Example]) -> Iterator[tuple[list[Example], Tensor, Tensor]]:
+        """Micro-batches of `examples`, with their losses.
 
-    def step(self, micro_batches: list[list[Example]], learning_rate: float) -> Outcome:
-        """One optimizer update on the mean loss of all loss tokens, over however many micro-batches they are spread."""
-        loss_tokens = sum(example.num_loss_tokens for micro_batch in micro_batches for example in micro_batch)
-        self._loss.zero_()
+        Yields:
+            The examples of one; the losses of its loss rows, in nats: fp32 [C]; the example of each: int64 [C]; both on
+            the host.
+        """
+        waiting = self.rows.micro_batches(examples)
+        while waiting:
+            try:
+                losses, sequences = self._attempt(self._losses, waiting[0])
+            except _CutSmaller:
+                waiting = self.rows.micro_batches(chain.from_iterable(waiting))
+            else:
+                yield waiting.pop(0), losses, sequences
+
+    def step(self, examples: list[Example], learning_rate: float) -> Outcome:
+        """One optimizer update on the mean loss of all loss tokens of `examples`, in as many micro-batches as it takes.
+
+        If memory runs out, it is what it would have been with smaller micro-batches from its beginning.
+        """
         self._update.begin(learning_rate)
-        for micro_batch in micro_batches:
-            self._accumulate(micro_batch, loss_tokens)
+        while not self._accumulated(examples):
+            # A backward pass that failed may have added some of its gradients.
+            self._update.zero_gradients()
         return Outcome(self._loss.clone(), self._update.finish())
 
     def start_again(self, state: list[Tensor]) -> None:
@@ -115,6 +136,67 @@ class Learner:
         self._graphs = None
         self._update.release()
         self.rows.__exit__(*exception)
+        self._leftovers.clear()
+        give_memory_back(self._device)
+
+    def _no_graphs_yet(self) -> MicroBatchGraphs:
+        return MicroBatchGraphs(Graphs(self._device, self._on_event), self.rows.hoisted, self._update, self._loss)
+
+    def _accumulated(self, examples: list[Example]) -> bool:
+        """Adds up the gradients and the loss of a step; False if memory ran out, which leaves a part of them."""
+        loss_tokens = sum(example.num_loss_tokens for example in examples)
+        self._loss.zero_()
+        try:
+            for micro_batch in self.rows.micro_batches(examples) if self._update.adds_up else [examples]:
+                self._attempt(self._accumulate, micro_batch, loss_tokens)
+        except _CutSmaller:
+            return False
+        return True
+
+    def _attempt(self, run: Callable, micro_batch: list[Example], *arguments):
+        """What `run` gives for a micro-batch.
+
+        Raises:
+            _CutSmaller: memory ran out.
+            RuntimeError, MemoryError: it ran out where there is nothing to cut, or something else failed.
+        """
+        try:
+            return run(micro_batch, *arguments)
+        except (RuntimeError, MemoryError) as error:
+            # One example without graphs is the least that there is, and an update is not taken back.
+            is_least = len(micro_batch) == 1 and self._graphs is None
+            if not ran_out_of_memory(error) or is_least or not (self._update.adds_up or run == self._losses):
+                raise
+        # Not while the error is handled: its traceback holds what had been computed.
+        self._make_room(micro_batch)
+        raise _CutSmaller
+
+    def _make_room(self, micro_batch: list[Example]) -> None:
+        """Sees to it that what did not fit into memory is cut smaller, or is not captured any more."""
+        had_graphs = self._graphs is not None
+        # All of them: they hold memory, and those for larger micro-batches will not be asked for.
+        self._graphs = None
+        self._leftovers.clear()
+        give_memory_back(self._device)
+        if len(micro_batch) == 1:
+            self._on_event(Notice("Training runs without CUDA graphs, which is slower: memory ran out with them."))
+            return
+        before = self.rows.max_rows
+        self.rows.cut_smaller(micro_batch)
+        self._on_event(MemoryRanOut(before, self.rows.max_rows))
+        if had_graphs:
+            self._graphs = self._no_graphs_yet()
+            self.prepare(self._steps)
+
+    @torch.no_grad()
+    def _losses(self, micro_batch: list[Example]) -> tuple[Tensor, Tensor]:
+        if self._graphs is not None:
+            tokens = self.rows.tokens(micro_batch)
+            losses = self._captured(lambda: self._graphs.losses(tokens))
+            if losses is not None:
+                return losses, tokens.sequences
+        losses, sequences = self.rows(micro_batch)
+        return losses.cpu(), sequences
 
     def _accumulate(self, micro_batch: list[Example], loss_tokens: int) -> None:
         if self._graphs is not None:

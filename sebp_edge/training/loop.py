@@ -78,11 +78,11 @@ class Trainer:
         """
         progress, recipe = self.progress, self.recipe
         shuffled = shuffled_steps(examples, recipe.batch_tokens, recipe.epochs, self.seed)
-        # All micro-batches are known before the first one runs.
         epochs = [list(chain.from_iterable(map(self.learner.steps, steps))) for steps in shuffled]
         rates = learning_rates(recipe, sum(map(len, epochs)))
         epochs = epochs[:last_epoch]
-        self.learner.prepare(chain.from_iterable(chain.from_iterable(epochs)))
+        # All steps are known before the first one.
+        self.learner.prepare(list(chain.from_iterable(epochs)))
         progress.total_steps = sum(map(len, epochs))
         try:
             self._evaluate(select, 0)
@@ -99,14 +99,14 @@ class Trainer:
         restore(self.learner.adaptation, progress.best_state)
         return progress
 
-    def _train_epoch(self, epoch: int, steps: list[list[list[Example]]], rates: Iterator[float]) -> None:
+    def _train_epoch(self, epoch: int, steps: list[list[Example]], rates: Iterator[float]) -> None:
         """One pass over the examples. A GPU is given the next step before the last one's numbers are waited for."""
         begin, before = time.perf_counter(), self.progress.seconds
         under_way: deque[_Step] = deque()
-        for micro_batches in steps:
+        for examples in steps:
             rate = next(rates)
-            tokens = sum(len(example.input_ids) for example in chain.from_iterable(micro_batches))
-            under_way.append(_Step(epoch, self.learner.step(micro_batches, rate), rate, tokens))
+            tokens = sum(len(example.input_ids) for example in examples)
+            under_way.append(_Step(epoch, self.learner.step(examples, rate), rate, tokens))
             while len(under_way) > self.learner.steps_ahead:
                 self._look_at(under_way.popleft(), before + time.perf_counter() - begin)
         while under_way:

@@ -1,5 +1,6 @@
 """The losses of a batch: on hoisted rows where a trial shows the padded model's losses, else through the drop-in."""
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.events import Notice, Sink
+from sebp_edge.models.machine import ran_out_of_memory
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.sparsify import Sparsified
@@ -52,9 +54,13 @@ class RowLosses:
         batch = self.collator(examples)
         return ActiveTokens.gather(batch.input_ids, batch.plan)
 
-    def micro_batches(self, examples: list[Example]) -> list[list[Example]]:
+    def micro_batches(self, examples: Iterable[Example]) -> list[list[Example]]:
         """Cuts `examples` into micro-batches of at most `max_rows` rows, the longest examples first."""
         return micro_batches(examples, self.max_rows, self._num_rows)
+
+    def cut_smaller(self, micro_batch: list[Example]) -> None:
+        """Lowers `max_rows` to half of what a micro-batch of several examples has, which did not fit into memory."""
+        self.max_rows = min(self.max_rows, -(-sum(map(self._num_rows, micro_batch)) // 2))
 
     def _num_rows(self, example: Example) -> int:
         return example.num_active_tokens if self.hoisted is not None else self.collator.context_length
@@ -81,9 +87,9 @@ def _hoist(model: nn.Module, examples: list[Example], pad_token_id: int, device)
             found = hoisted.row_losses(ActiveTokens.gather(input_ids, plan))
         except SparsityError as error:
             return None, str(error)
-        except torch.OutOfMemoryError:
-            raise
         except (TypeError, ValueError, RuntimeError, KeyError) as error:
+            if ran_out_of_memory(error):
+                raise
             return None, f"its architecture does not take single rows ({type(error).__name__})."
         tolerance = 1e-4 if next(model.parameters()).dtype == torch.float32 else 0.05
         difference = float((found - expected).abs().mean() / expected.mean())

@@ -1,5 +1,7 @@
 """One optimizer update: gradients are clipped to a global norm, AdamW follows them, and they are zero again."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -43,7 +45,7 @@ class Update:
         )
         for parameter in parameters if not self._is_flat else []:
             parameter.grad = torch.zeros_like(parameter)
-        self._run = self._step
+        self._replay: Callable[[], None] | None = None
 
     def begin(self, learning_rate: float) -> None:
         """Begins a step, whose micro-batches are to follow."""
@@ -64,7 +66,7 @@ class Update:
 
     def finish(self) -> Tensor:
         """Updates the parameters; gives the gradients' norm before clipping, on the device."""
-        self._run()
+        (self._replay or self._step)()
         return self._norm.clone()
 
     def capture(self, graphs: Graphs) -> None:
@@ -74,7 +76,7 @@ class Update:
             CannotCapture: it goes on as it was.
         """
         # Gradients and learning rate are zero: the run before the capture makes the moments and moves nothing.
-        self._run = graphs.capture("update", self._step)
+        self._replay = graphs.capture("update", self._step)
         self.reset()
 
     def reset(self) -> None:
@@ -82,10 +84,18 @@ class Update:
         for state in self._optimizer.state.values():
             for value in state.values():
                 value.zero_()
-        self._zero_gradients()
+        self.zero_gradients()
+
+    def zero_gradients(self) -> None:
+        """Forgets what was added up since the last update."""
+        torch._foreach_zero_([parameter.grad for parameter in self._parameters])
 
     def release(self) -> None:
-        """Gives the gradients' memory back, and each parameter a place of its own."""
+        """Gives the memory of gradients and moments back, and each parameter a place of its own; ends the updates."""
+        self._replay = None
+        self._optimizer.state.clear()
+        for parameter in self._parameters:
+            parameter.grad = None
         for parameter in self._own:
             parameter.grad = None
             if self._is_flat:
@@ -94,10 +104,7 @@ class Update:
     def _step(self) -> None:
         self._norm.copy_(torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm))
         self._optimizer.step()
-        self._zero_gradients()
-
-    def _zero_gradients(self) -> None:
-        torch._foreach_zero_([parameter.grad for parameter in self._parameters])
+        self.zero_gradients()
 
 
 def _flattened(parameters: list[Tensor]) -> nn.Parameter:
