@@ -8,6 +8,7 @@ from builders import dequantised_llama, make_llama, row_losses
 from test_sparsify import padded_batch
 from typer.testing import CliRunner
 
+import four_bit_quality
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.adapters.store import AdapterRecord
 from sebp_edge.cli import app
@@ -180,6 +181,15 @@ def test_the_command_line_generates_in_the_precision_that_was_trained_or_asked_f
     for arguments in (learn, with_mine, [*with_mine, "--no-4bit"], without, [*without, "--4bit"]):
         assert CliRunner().invoke(app, arguments).exit_code in (0, NOT_KEPT)
     assert loaded == [True, True, False, False, True]
+
+
+def test_the_benchmark_compares_both_precisions(folder, notes_folder, monkeypatch, capsys):
+    arguments = [str(notes_folder), "--model", str(folder), "--seeds", "0", "1", "--device", "cpu"]
+    monkeypatch.setattr("sys.argv", ["four_bit_quality.py", *arguments])
+    four_bit_quality.main()
+    _, *rows = (line.replace("4 bits", "four").split() for line in capsys.readouterr().out.splitlines())
+    assert [row[:2] for row in rows] == [[base, which] for base in ("full", "four") for which in ("0", "1", "mean")]
+    assert all(0 < float(row[2]) < 10 and float(row[3]) != float(row[2]) for row in rows)
 
 
 def record_of(base):

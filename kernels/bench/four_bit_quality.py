@@ -1,0 +1,51 @@
+"""What a base in 4 bits costs in quality: the judge's loss on notes before and after, in full precision and in 4 bits.
+
+    python kernels/bench/four_bit_quality.py [FOLDER] [--model tiny] [--seeds 0 1 2] [--recipe notes] [--device cpu]
+
+Both precisions see the same documents in the same order; each adapter is judged on the base that it was trained on.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from statistics import mean
+
+from sebp_edge import AdapterStore, Personalizer, Recipe
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "notes"
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("folder", type=Path, nargs="?", default=EXAMPLES)
+    arguments.add_argument("--model", default="tiny")
+    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    arguments.add_argument("--recipe", default="notes")
+    arguments.add_argument("--device")
+    options = arguments.parse_args()
+    print(f"{'base':8}{'seed':>6}{'before':>9}{'after':>9}{'fall':>8}{'SE':>8}{'seconds':>9}")
+    for in_4bit in (False, True):
+        base, losses = "4 bits" if in_4bit else "full", []
+        for seed in options.seeds:
+            result = adapt(options, Recipe.load(options.recipe).replace(load_in_4bit=in_4bit), seed)
+            before, after = result.heldout_loss_before, result.heldout_loss_after
+            losses.append((before, after))
+            error = result.standard_error / before
+            print(f"{base:8}{seed:>6}{figures(before, after)}{error:>8.1%}{result.seconds:>9.1f}", flush=True)
+        print(f"{base:8}{'mean':>6}{figures(*map(mean, zip(*losses, strict=True)))}")
+
+
+def figures(before: float, after: float) -> str:
+    return f"{before:>9.3f}{after:>9.3f}{1 - after / before:>8.1%}"
+
+
+def adapt(options: argparse.Namespace, recipe: Recipe, seed: int):
+    with tempfile.TemporaryDirectory() as store:
+        personalizer = Personalizer(
+            options.model, recipe=recipe, device=options.device, seed=seed, store=AdapterStore(store)
+        )
+        return personalizer.adapt(options.folder)
+
+
+if __name__ == "__main__":
+    main()
