@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from sebp_edge.errors import MachineError, ModelError, SebpEdgeError
 from sebp_edge.models import hub, machine
-from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.catalog import BUNDLED_FOLDER, ModelReference
 from sebp_edge.recipe import Recipe
 from sebp_edge.units import gigabytes
 
@@ -151,6 +151,29 @@ def _count_parameters(config, recipe: Recipe) -> tuple[int, int]:
     head = model.get_output_embeddings()
     linears = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head]
     return total, sum(recipe.r * (layer.in_features + layer.out_features) for layer in linears)
+
+
+def model_on_meta(reference: ModelReference) -> PreTrainedModel:
+    """The model that `reference` names without its weights: shapes only, from its config.json alone.
+
+    Raises:
+        ModelError: it cannot be had, or is no decoder.
+    """
+    folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
+    config = _read_config(reference, folder)
+    with _blamed_on(reference, "cannot be made from its config.json"), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def tokenizer_at_hand(reference: ModelReference) -> PreTrainedTokenizerBase:
+    """The model's tokenizer; of a model that is still to be downloaded, the bundled model's, which counts more tokens.
+
+    Raises:
+        ModelError: its files are damaged.
+    """
+    cached = hub.cached_folder(reference.location) if reference.kind == "hub" else Path(reference.location)
+    with _blamed_on(reference, "has no tokenizer that can be loaded"):
+        return AutoTokenizer.from_pretrained(cached or BUNDLED_FOLDER, **_FILES_ONLY)
 
 
 def _fingerprint(model: PreTrainedModel) -> str:

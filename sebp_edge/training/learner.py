@@ -16,7 +16,7 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator, bucket_for
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.graph import CannotCapture, Graphs, MicroBatchGraphs
-from sebp_edge.training.losses import RowLosses
+from sebp_edge.training.losses import MAX_ROWS, RowLosses
 from sebp_edge.training.update import Update
 
 
@@ -42,12 +42,18 @@ class Learner:
     """
 
     def __init__(
-        self, adaptation: Adaptation, recipe: Recipe, examples: list[Example], collator: Collator, on_event: Sink
+        self,
+        adaptation: Adaptation,
+        recipe: Recipe,
+        examples: list[Example],
+        collator: Collator,
+        on_event: Sink,
+        max_rows: int = MAX_ROWS,
     ):
         self.adaptation, self._on_event = adaptation, on_event
         parameters = trainable(adaptation)
         device = parameters[0].device
-        self.rows = RowLosses(adaptation.model, examples, collator, device, on_event)
+        self.rows = RowLosses(adaptation.model, examples, collator, device, on_event, max_rows)
         self.steps_ahead = 1 if device.type == "cuda" else 0
         self._graphs: MicroBatchGraphs | None = None
         try:
