@@ -34,6 +34,22 @@ class Notice(Event):
 
 
 @dataclass(frozen=True)
+class MemoryPlanned(Event):
+    """A way to train was chosen that fits the memory budget. Memory is in bytes; `parts` says what it is for.
+
+    `max_rows` is the most rows that one micro-batch may have; `seconds` is about how long the training takes.
+    """
+
+    event: ClassVar[str] = "memory_planned"
+    method: str
+    max_rows: int
+    budget: int
+    peak: int
+    seconds: float
+    parts: dict[str, int]
+
+
+@dataclass(frozen=True)
 class ModelLoaded(Event):
     """The base model is in memory. `dtype` is "nf4" if its linear layers are in 4 bits."""
 

@@ -9,17 +9,20 @@ from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.errors import BaseModelMismatch, Interrupted, MachineError, NonFiniteLoss, RecipeError, TrainingStopped
-from sebp_edge.events import AdapterSaved, ModelLoaded, Notice, Sink, TextsRead, silent
+from sebp_edge.events import AdapterSaved, MemoryPlanned, ModelLoaded, Notice, Sink, TextsRead, silent
 from sebp_edge.models import machine
 from sebp_edge.models.adaptation import Adaptation, load
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import generate_text
-from sebp_edge.models.loading import BaseModel, load_base_model
+from sebp_edge.models.loading import BaseModel, load_base_model, tokenizer_at_hand
+from sebp_edge.models.shape import read_shape
 from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
 from sebp_edge.texts.dataset import Dataset, make_dataset
 from sebp_edge.texts.readers import Reading, read_texts
+from sebp_edge.training.budget import MemoryBudget, Plan, make_plan
 from sebp_edge.training.loop import Progress
+from sebp_edge.training.losses import MAX_ROWS
 from sebp_edge.training.trial import Judgement, Trial
 
 
@@ -33,6 +36,8 @@ class Personalizer:
         recipe: a bundled recipe's name, a TOML file, or a Recipe.
         device: "cuda", "mps" or "cpu"; by default the best there is.
         store: where adapters are kept; by default the OS's data folder.
+        memory_budget: what an adaptation may take, of the GPU's memory or of the process on the CPU: "8GB", "7.5GiB", a
+            number of bytes. Where nothing fits, `adapt` refuses before it loads anything. None sets no limit.
         seed: of everything random.
         on_event: is called with every event (see `sebp_edge.events`).
     """
@@ -43,6 +48,7 @@ class Personalizer:
         *,
         recipe: str | Path | Recipe = "notes",
         device: str | None = None,
+        memory_budget: str | int | MemoryBudget | None = None,
         store: AdapterStore | None = None,
         seed: int = 0,
         on_event: Sink = silent,
@@ -50,6 +56,7 @@ class Personalizer:
         self.reference = resolve(model)
         self.recipe = Recipe.load(recipe)
         self.device = machine.pick_device(device)
+        self.memory_budget = None if memory_budget is None else MemoryBudget.parse(memory_budget)
         self.store = store or AdapterStore()
         self.seed = check_seed(seed)
         self.on_event = on_event
@@ -73,13 +80,25 @@ class Personalizer:
         begin, out = time.perf_counter(), None if out is None else Path(out).expanduser()
         self.store.check_writable(name, out)
         reading = read_texts(texts)
+        max_rows = MAX_ROWS if self.memory_budget is None else self._announced(self._plan(reading)).max_rows
         base = self._load()
         dataset = self._encode(reading, base)
-        trial = Trial(base, dataset, self.recipe, self.seed, self.on_event)
+        trial = Trial(base, dataset, self.recipe, self.seed, self.on_event, max_rows)
         with self._setting_aside(trial, name):
             judgement = trial.train_and_judge()
         saved = self._keep(trial, judgement, name, out) if judgement.verdict.kept else self._give_up(trial)
         return AdaptResult.of(trial, judgement, saved, self.store, time.perf_counter() - begin)
+
+    def plan(self, texts) -> Plan:
+        """How `texts` would be learnt within the memory budget, what that takes and about how long; nothing is loaded.
+
+        Without a budget, it is the memory that is free now. The tokens of a model that is still to be downloaded are
+        counted by the bundled model's tokenizer, which makes more of them.
+
+        Raises:
+            SebpEdgeError: one of its kinds; MachineError if nothing fits, with what would.
+        """
+        return self._plan(read_texts(texts))
 
     def generate(
         self,
@@ -148,6 +167,22 @@ class Personalizer:
             dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
             self.on_event(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
         return self._base
+
+    def _plan(self, reading: Reading) -> Plan:
+        shape = read_shape(self.reference)
+        dataset = make_dataset(reading, tokenizer_at_hand(self.reference), self.recipe, shape.longest)
+        # A model that is loaded is part of the plan already.
+        loaded = 0 if self._base is None else self._base.num_parameters * self._base.dtype.itemsize
+        context = machine.held_besides(self.device)
+        if self.device.type != "cuda":
+            context = max(0, context - loaded)
+        budget = self.memory_budget or MemoryBudget(machine.free_memory(self.device) + loaded + context)
+        return make_plan(shape, dataset, self.recipe, self.seed, self.device, budget, context)
+
+    def _announced(self, plan: Plan) -> Plan:
+        parts = asdict(plan.footprint)
+        self.on_event(MemoryPlanned(plan.method, plan.max_rows, plan.budget, plan.peak, plan.seconds, parts))
+        return plan
 
     def _encode(self, reading: Reading, base: BaseModel) -> Dataset:
         limit = getattr(base.model.config, "max_position_embeddings", None)

@@ -87,12 +87,12 @@ except SystemExit as end:
     begin = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.endswith("0 []\n")
-    for command in ("adapt", "generate", "models", "recipes", "adapters", "doctor"):
+    for command in ("adapt", "plan", "generate", "models", "recipes", "adapters", "doctor"):
         assert command in done.stdout
     assert time.perf_counter() - begin < 5
 
 
-@pytest.mark.parametrize("command", ["adapt", "generate", "models", "recipes", "adapters", "doctor"])
+@pytest.mark.parametrize("command", ["adapt", "plan", "generate", "models", "recipes", "adapters", "doctor"])
 def test_every_command_has_help(command):
     for flag in ("--help", "-h"):
         assert run(command, flag).exit_code == 0
@@ -357,14 +357,34 @@ def test_what_bitsandbytes_logs_when_peft_imports_it_stays_out_of_the_errors(ada
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_a_plan_says_where_the_memory_goes(adapt):
+    arguments = ["plan", *adapt[1:], "--memory", "8GB"]
+    (record,) = records(run(*arguments, "--json").stdout)
+    assert (record["event"], record["budget"], record["method"], record["dearer"]) == ("plan", 8e9, "lora", None)
+    assert record["peak"] == sum(record["footprint"].values())
+    assert record["seconds"] > 0
+    lines = run(*arguments).stdout.splitlines()
+    assert {line.split("\t")[0] for line in lines} > {"weights", "activations", "context", "reserve"}
+    assert any("of 8.0 GB" in line for line in lines)
+
+
+def test_a_budget_that_is_too_small_or_none_is_one_sentence(adapt, store):
+    for command in ("plan", "adapt"):
+        arguments = [command, *adapt[1:], "--memory"]
+        assert_one_sentence(run(*arguments, "1MB"), "budget is 1 MB; raise the budget to")
+        assert_one_sentence(run(*arguments, "8 gigs"), "'8 gigs', but must be")
+    assert store.names() == []
+
+
 def test_a_narrow_terminal_gets_no_broken_line(adapt, store):
     columns = 50
-    for number, arguments in enumerate(([*adapt, "--name", "narrow"], ["adapters", "list"], ["models"], ["recipes"])):
+    commands = [*adapt, "--name", "narrow"], ["adapters", "list"], ["models"], ["recipes"], ["plan", *adapt[1:]]
+    for number, arguments in enumerate(commands):
         lines = on_terminal(arguments, columns)
         assert max(map(len, lines)) <= columns
         words = " ".join(" ".join(lines).split())
         assert "Traceback" not in words
-        expected = ["try it with: sebp-edge generate", "micro-llama", "llama-3.2-3b-instruct", "notes"]
+        expected = ["try it with: sebp-edge generate", "micro-llama", "llama-3.2-3b-instruct", "notes", "kept for the"]
         assert expected[number] in words
     assert store.versions("narrow") == [1]
 

@@ -11,6 +11,7 @@ from sebp_edge.events import Evaluated, Event, JsonLines, Notice, TextsRead
 
 KINDS = {
     "notice": events.Notice,
+    "memory_planned": events.MemoryPlanned,
     "model_loaded": events.ModelLoaded,
     "texts_read": events.TextsRead,
     "training_planned": events.TrainingPlanned,

@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from sebp_edge.cli import adapt, adapters, doctor, generate, listings
+from sebp_edge.cli import adapt, adapters, doctor, generate, listings, plan
 
 app = typer.Typer(
     name="sebp-edge",
@@ -16,6 +16,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(adapt.adapt)
+app.command()(plan.plan)
 app.command()(generate.generate)
 app.command()(listings.models)
 app.command()(listings.recipes)

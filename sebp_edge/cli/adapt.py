@@ -23,6 +23,7 @@ def adapt(
     context: Annotated[int | None, typer.Option(help="Tokens in one example.")] = None,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu.")] = None,
+    memory: Annotated[str | None, typer.Option(help="What it may take at most, such as 8GB.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Learn the texts in PATH and keep the adapter if it is measurably better.
@@ -37,7 +38,9 @@ def adapt(
 
         chosen = Recipe.load(recipe).replace(load_in_4bit=load_in_4bit, epochs=epochs, context_length=context)
         with show_progress(as_json) as sink:
-            personalizer = Personalizer(model, recipe=chosen, device=device, seed=seed, on_event=sink)
+            personalizer = Personalizer(
+                model, recipe=chosen, device=device, memory_budget=memory, seed=seed, on_event=sink
+            )
             result = personalizer.adapt(paths, name=name, out=out)
         if as_json:
             print_json(result.to_dict())

@@ -13,6 +13,7 @@ from sebp_edge.events import (
     Evaluated,
     Event,
     JsonLines,
+    MemoryPlanned,
     MemoryRanOut,
     ModelLoaded,
     Notice,
@@ -59,6 +60,9 @@ class Lines:
         match event:
             case Notice():
                 err.print(f"[yellow]note:[/] {escape(event.message)}")
+            case MemoryPlanned():
+                memory = f"about {gigabytes(event.peak)} of {gigabytes(event.budget)}"
+                out.print(f"planned: {memory}, about {duration(event.seconds)}, {event.max_rows:,} tokens at a time")
             case ModelLoaded():
                 millions = f"{event.parameters / 1e6:,.1f} million parameters"
                 out.print(f"[bold]{escape(event.model)}[/]: {millions} on {event.device}, {event.dtype}")

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from sebp_edge.errors import MachineError, ModelError, SebpEdgeError
 from sebp_edge.models import hub, machine
-from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.catalog import BUNDLED_FOLDER, ModelReference
 from sebp_edge.models.fingerprint import fingerprint
 from sebp_edge.recipe import Recipe
 from sebp_edge.units import gigabytes
@@ -33,7 +33,7 @@ from sebp_edge.units import gigabytes
 _FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
 # NF4 has a scale in 8 bits for each block, and one in fp32 for 256 of them (Dettmers et al. 2023).
 _NF4_BLOCK = 64
-_NF4_BYTES = 0.5 + (1 + 4 / 256) / _NF4_BLOCK
+NF4_BYTES = 0.5 + (1 + 4 / 256) / _NF4_BLOCK
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def refuse_if_too_big(
         per_trained = 2
     else:
         per_trained = 20 if device.type == "cpu" else 12
-    needed = int((weights - in_4bit) * dtype.itemsize + in_4bit * _NF4_BYTES) + trained * per_trained
+    needed = int((weights - in_4bit) * dtype.itemsize + in_4bit * NF4_BYTES) + trained * per_trained
     free = machine.free_memory(device)
     if needed > free:
         why = " (this GPU has no bf16, so weights take 4 bytes each)" if machine.lacks_bf16(device) else ""
@@ -213,3 +213,26 @@ def _count_parameters(config, recipe: Recipe) -> tuple[int, int, int]:
     linears = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head]
     in_4bit = sum(layer.weight.numel() for layer in linears) if recipe.load_in_4bit else 0
     return total, in_4bit, sum(recipe.r * (layer.in_features + layer.out_features) for layer in linears)
+
+
+def model_on_meta(reference: ModelReference) -> PreTrainedModel:
+    """The model that `reference` names without its weights: shapes only, from its config.json alone.
+
+    Raises:
+        ModelError: it cannot be had, or is no decoder.
+    """
+    folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
+    config = _read_config(reference, folder)
+    with _blamed_on(reference, "cannot be made from its config.json"), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def tokenizer_at_hand(reference: ModelReference) -> PreTrainedTokenizerBase:
+    """The model's tokenizer; of a model that is still to be downloaded, the bundled model's, which counts more tokens.
+
+    Raises:
+        ModelError: its files are damaged.
+    """
+    cached = hub.cached_folder(reference.location) if reference.kind == "hub" else Path(reference.location)
+    with _blamed_on(reference, "has no tokenizer that can be loaded"):
+        return AutoTokenizer.from_pretrained(cached or BUNDLED_FOLDER, **_FILES_ONLY)

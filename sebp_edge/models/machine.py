@@ -66,6 +66,18 @@ def total_memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total
 
 
+# What a process was measured to hold on an H100 besides: CUDA's context, the code of libraries and kernels.
+_CUDA_CONTEXT = 650_000_000
+
+
+def held_besides(device: torch.device) -> int:
+    """Bytes that this process holds outside torch's allocator: of a GPU's memory, else all that it holds now.
+
+    The driver tells only what all processes hold on a GPU together, so there it is the figure of an H100.
+    """
+    return _CUDA_CONTEXT if device.type == "cuda" else psutil.Process().memory_info().rss
+
+
 def peak_memory(device: torch.device) -> int:
     """Bytes held at most so far: by torch's allocator on a GPU, by the whole process on the CPU."""
     if device.type == "cuda":
@@ -79,8 +91,12 @@ def peak_memory(device: torch.device) -> int:
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a matrix product of 512 rows by 1024 by 1024, the best of five; takes a few hundredths of a second."""
-    x, weight = (torch.ones(size, device=device, dtype=dtype) for size in ((512, 1024), (1024, 1024)))
+    """FLOP/s of a matrix product, the best of five; takes a few hundredths of a second.
+
+    Of 512 rows by 1024 by 1024 on the CPU; of 4096 each on a GPU, which would take longer to launch the small one.
+    """
+    rows, columns = (4096, 4096) if device.type == "cuda" else (512, 1024)
+    x, weight = (torch.ones(size, device=device, dtype=dtype) for size in ((rows, columns), (columns, columns)))
     best = float("inf")
     for _ in range(6):
         synchronize(device)
@@ -88,7 +104,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
         x @ weight
         synchronize(device)
         best = min(best, time.perf_counter() - begin)
-    return 2 * 512 * 1024 * 1024 / best
+    return 2 * rows * columns * columns / best
 
 
 # What torch says where it has no class for it: on the CPU, on Apple's GPU, in CUDA's own calls and in cuBLAS.

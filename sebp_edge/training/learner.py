@@ -22,7 +22,7 @@ from sebp_edge.texts.batches import Collator, bucket_for
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.graph import CannotCapture, Graphs, MicroBatchGraphs
 from sebp_edge.training.leftovers import Leftovers
-from sebp_edge.training.losses import RowLosses
+from sebp_edge.training.losses import MAX_ROWS, RowLosses
 from sebp_edge.training.update import Update
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
@@ -53,14 +53,20 @@ class Learner:
     """
 
     def __init__(
-        self, adaptation: Adaptation, recipe: Recipe, examples: list[Example], collator: Collator, on_event: Sink
+        self,
+        adaptation: Adaptation,
+        recipe: Recipe,
+        examples: list[Example],
+        collator: Collator,
+        on_event: Sink,
+        max_rows: int = MAX_ROWS,
     ):
         self.adaptation, self._on_event = adaptation, on_event
         self._parameters = trainable(adaptation)
         self._device = device = self._parameters[0].device
         self._steps: list[list[Example]] = []
         self._leftovers = Leftovers(device)
-        self.rows = RowLosses(adaptation.model, examples, collator, device, on_event)
+        self.rows = RowLosses(adaptation.model, examples, collator, device, on_event, max_rows)
         self.steps_ahead = 1 if device.type == "cuda" else 0
         self._graphs: MicroBatchGraphs | None = None
         self._told_of_steps = False

@@ -30,14 +30,22 @@ class RowLosses:
         max_rows: most rows that one micro-batch may have; a single longer example stands alone.
     """
 
-    def __init__(self, model: nn.Module, examples: list[Example], collator: Collator, device, on_event: Sink):
+    def __init__(
+        self,
+        model: nn.Module,
+        examples: list[Example],
+        collator: Collator,
+        device,
+        on_event: Sink,
+        max_rows: int = MAX_ROWS,
+    ):
         self.collator = collator
         self.device = device
         self.hoisted, reason = _hoist(model, examples, collator.pad_token_id, device)
         self._padded = Sparsified(model) if self.hoisted is None else None
-        self.max_rows = MAX_ROWS
+        self.max_rows = max_rows
         if reason is not None:
-            self.max_rows = min(MAX_ROWS, MAX_LOGITS // model.get_output_embeddings().weight.shape[0])
+            self.max_rows = min(max_rows, MAX_LOGITS // model.get_output_embeddings().weight.shape[0])
             on_event(Notice(f"This model runs on padded batches, which is slower: {reason}"))
 
     def __call__(self, examples: list[Example]) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,72 @@
+"""`sebp-edge plan PATH...`: what an adaptation would take, before anything is loaded or downloaded."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
+
+MEANINGS = {
+    "weights": "the base model's",
+    "adapter": "what is trained, and its copies",
+    "gradients": "of what is trained",
+    "optimizer": "AdamW's moments",
+    "activations": "kept for the backward pass",
+    "loss": "logits, a chunk at a time",
+    "graphs": "other captured graphs, cuBLAS",
+    "context": "the process besides",
+    "reserve": "what the count may be wrong by",
+}
+
+
+def plan(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files or folders with your texts.")],
+    model: Annotated[str, typer.Option(help="A known name, a folder, or a Hub id.")] = "tiny",
+    recipe: Annotated[str, typer.Option(help="A recipe's name, or a TOML file.")] = "notes",
+    memory: Annotated[str | None, typer.Option(help="What it may take at most; by default what is free.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="How often to see each text, at most.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens in one example.")] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Show how the texts in PATH would be learnt: where the memory goes, and about how long it takes.
+
+    Nothing is loaded; of a model that is not on this machine only its config is downloaded. Exit code 1: nothing fits.
+    """
+    with one_sentence_errors(as_json=as_json):
+        with quick_imports():
+            from sebp_edge.personalizer import Personalizer
+            from sebp_edge.recipe import Recipe
+
+        chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
+        found = Personalizer(model, recipe=chosen, device=device, memory_budget=memory, seed=seed).plan(paths)
+        if as_json:
+            print_json({"event": "plan", **found.to_dict()})
+        else:
+            show_plan(found)
+
+
+def show_plan(found) -> None:
+    """Where the bytes go, what that comes to, and the plans on either side."""
+    from dataclasses import asdict
+
+    from rich.markup import escape
+
+    from sebp_edge.units import duration, gigabytes
+
+    parts = [[name, gigabytes(size), MEANINGS[name]] for name, size in asdict(found.footprint).items() if size]
+    print_table(["memory", "about", "for"], parts)
+    out.print(
+        f"[bold]{escape(found.model)}[/] ({found.method}, {found.dtype} on {found.device}): at most "
+        f"[bold]{gigabytes(found.peak)}[/] of {gigabytes(found.budget)}, about {duration(found.seconds)}, "
+        f"with {found.max_rows:,} tokens at a time"
+    )
+    for word, other in (("faster", found.dearer), ("smaller", found.cheaper)):
+        if other is not None:
+            out.print(
+                f"  {word}: {other.max_rows:,} tokens at a time take {gigabytes(other.peak)}, "
+                f"about {duration(other.seconds)}",
+                style="dim",
+            )

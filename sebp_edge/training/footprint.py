@@ -1,0 +1,223 @@
+"""Where the bytes of a training go, counted from the decoder's shape: what autograd keeps of each token, and the rest.
+
+Of a block of Llama's shape this is what the code keeps, tensor by tensor; tests hold it against what autograd really
+has. Of any other block it is every linear layer's input and output, and the hidden states around it: an upper bound for
+most. On a GPU, norms and gates are made again in the backward pass, so what they give is not kept (`small_ops`), and
+attention turns queries and keys in place (`own_attention`).
+
+Shapes: A tokens, C loss rows, D hidden, Q and K queries' and keys' width, F the MLP's width, V vocabulary, R rank.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+
+from sebp_edge.models.loading import NF4_BYTES
+from sebp_edge.models.shape import Block, DecoderShape
+from sebp_edge.ops.backend import has_triton
+from sebp_edge.ops.linear_cross_entropy import MAX_LOGITS
+from sebp_edge.recipe import Recipe
+from sebp_edge.sparse.buckets import Bucket
+from sebp_edge.training.update import LARGE
+
+FP32 = 4
+# What cuBLAS keeps on each of the two streams of a training, from torch's allocator; on an H100, and less elsewhere.
+CUBLAS_WORKSPACES = 2 * 32 * 2**20
+# What the count may be wrong by. The host's heap also keeps what was freed: peaks on a CPU were measured 11 to 27 % of
+# what comes and goes, or was there before, above the count.
+RESERVE, RESERVE_OF_HEAP = 0.05, 0.3
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes at the peak of a training, by what they are for.
+
+    Attributes:
+        weights: the base model's.
+        adapter: fp32 masters and the copies that are computed with; in the host's memory also the states to go back to.
+        gradients: their sums; on a GPU also one micro-batch's own.
+        optimizer: AdamW's two moments.
+        activations: what the largest micro-batch keeps for its backward pass, and what that adds before it frees.
+        loss: chunks of logits, hidden states and their gradient.
+        graphs: what captured graphs hold beside the largest: another one's run, cuBLAS' workspaces.
+        context: what the process holds outside torch's allocator.
+        reserve: for what this count is wrong by.
+    """
+
+    weights: int
+    adapter: int
+    gradients: int
+    optimizer: int
+    activations: int
+    loss: int
+    graphs: int
+    context: int
+    reserve: int
+
+    @property
+    def total(self) -> int:
+        """The predicted peak."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    @property
+    def allocated(self) -> int:
+        """What of it torch's allocator would count at its peak, one graph's run at a time."""
+        return self.total - self.context - self.reserve
+
+
+@dataclass(frozen=True)
+class Machinery:
+    """How a training of one recipe runs on one device.
+
+    Attributes:
+        on_gpu: whether it is an NVIDIA GPU, with captured graphs.
+        has_kernels: whether norms, gates and the loss run on our kernels.
+        itemsize: bytes of one number of the base, and of activations.
+    """
+
+    shape: DecoderShape
+    recipe: Recipe
+    on_gpu: bool
+    has_kernels: bool
+    itemsize: int
+
+    @classmethod
+    def of(cls, shape: DecoderShape, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> "Machinery":
+        on_gpu = device.type == "cuda"
+        return cls(shape, recipe, on_gpu, on_gpu and has_triton(), dtype.itemsize)
+
+    @property
+    def is_lora(self) -> bool:
+        return self.recipe.method == "lora"
+
+    @property
+    def updates_in_backward(self) -> bool:
+        """Whether all weights are trained in bf16: moments take 8 bits, and gradients are not kept."""
+        return not self.is_lora and self.itemsize == 2
+
+    @property
+    def is_hoisted(self) -> bool:
+        """Whether active rows only are computed; the trial before the training has the last word."""
+        return self.shape.is_llamas
+
+    def footprint(self, trained: list[Bucket], evaluated: list[Bucket], context: int) -> Footprint:
+        """The bytes of a training.
+
+        Args:
+            trained, evaluated: the sizes of its micro-batches, each once.
+            context: what the process holds besides.
+        """
+        shape, num_trained = self.shape, self._num_trained
+        steps = [self._step(sizes) for sizes in trained] + [self._evaluation(sizes) for sizes in evaluated]
+        (activations, loss), *others = sorted(steps, key=sum, reverse=True)
+        # While a graph is captured, another one's pool is held.
+        graphs = CUBLAS_WORKSPACES + (sum(others[0]) if others and self.is_hoisted else 0) if self.on_gpu else 0
+        parts = {
+            "weights": self._weights(),
+            "adapter": self._adapter(),
+            "gradients": self._gradients(),
+            "optimizer": (2 if self.updates_in_backward else 2 * FP32) * num_trained,
+            "activations": activations + self._dequantised(),
+            "loss": loss,
+            "graphs": graphs,
+        }
+        on_heap = 0 if self.on_gpu else activations + loss
+        reserve = RESERVE * (sum(parts.values()) - on_heap)
+        reserve += 0 if self.on_gpu else RESERVE_OF_HEAP * (on_heap + context)
+        return Footprint(**parts, context=context, reserve=int(reserve))
+
+    def kept(self, sizes: Bucket) -> int:
+        """Bytes that autograd keeps of a micro-batch between forward and backward pass."""
+        shape, numbers, stats = self.shape, 0, 0
+        for block in shape.blocks:
+            block_numbers, block_stats = self._kept_of(block)
+            numbers, stats = numbers + block_numbers, stats + block_stats
+        # Of the last norm its input; trained, also x̂ and what the head reads. The rotary angles once for all blocks.
+        final = shape.hidden * (1 if self.is_lora else 3) + 2 * shape.head_size
+        of_loss_row = shape.hidden if self.is_lora else 0  # its gradient, made along with the loss
+        per_token = self.itemsize * (numbers + final) + FP32 * stats
+        return sizes.tokens * per_token + sizes.loss_rows * self.itemsize * of_loss_row
+
+    # ------------------------------------------------------------------------------------------------- its own counts
+
+    @property
+    def _num_trained(self) -> int:
+        return self.shape.adapter_parameters(self.recipe.r) if self.is_lora else self.shape.parameters
+
+    def _weights(self) -> int:
+        in_4bit = self.shape.linear_parameters if self.recipe.load_in_4bit else 0
+        return int(self.itemsize * (self.shape.parameters - in_4bit) + NF4_BYTES * in_4bit)
+
+    def _dequantised(self) -> int:
+        """The largest group's matrices while they are computed with, each and one below the other."""
+        if not self.recipe.load_in_4bit:
+            return 0
+        sizes = [{name: one.inputs * one.outputs for name, one in block.linears.items()} for block in self.shape.blocks]
+        groups = [own.get("gate_proj", 0) + own.get("up_proj", 0) or max(own.values(), default=0) for own in sizes]
+        return 2 * self.itemsize * max(groups, default=0)
+
+    def _gradients(self) -> int:
+        if self.updates_in_backward:
+            return 0  # the largest, the head's, is counted with the loss
+        # Gradients of small adaptations are all there before they are added up (see `Update.take_gradients`).
+        own = self.on_gpu and self.is_hoisted and FP32 * self._num_trained <= LARGE
+        return FP32 * self._num_trained * (2 if own else 1)
+
+    def _adapter(self) -> int:
+        """A frozen base's adapter and its copy in the base's dtype; snapshots are in the host's memory."""
+        snapshots = 0 if self.on_gpu else 2 * FP32
+        return self._num_trained * ((FP32 + self.itemsize if self.is_lora else 0) + snapshots)
+
+    def _step(self, sizes: Bucket) -> tuple[int, int]:
+        """Activations and loss of a micro-batch with gradients: they are there together, the layers' backward later."""
+        loss = self._loss(sizes, with_gradients=True)
+        backward = sizes.tokens * self.itemsize * max(map(self._backward_of, self.shape.blocks))
+        return self.kept(sizes) + max(0, backward - loss), loss
+
+    def _evaluation(self, sizes: Bucket) -> tuple[int, int]:
+        """The same without gradients: one block's numbers at a time."""
+        forward = sizes.tokens * self.itemsize * max(map(self._backward_of, self.shape.blocks))
+        loss = self._loss(sizes, with_gradients=False)
+        return max(0, forward - loss), loss
+
+    def _kept_of(self, block: Block) -> tuple[int, int]:
+        """What autograd keeps of one token in a block: numbers of the base's dtype, and in fp32."""
+        hidden = self.shape.hidden
+        rank = self.recipe.r * len(block.linears) if self.is_lora else 0
+        if not block.is_llamas:
+            return sum(map(sum, block.linears.values())) + 4 * hidden + rank, 2
+        queries, keys = block.linears["q_proj"].outputs, block.linears["k_proj"].outputs
+        wide = block.linears["down_proj"].inputs
+        in_place = self.on_gpu and self.itemsize == 2
+        numbers = block.norms * hidden + queries + 2 * keys + queries + 2 * wide + rank
+        if self.is_lora and not in_place:
+            numbers += queries + keys  # turned; the unturned ones lie beside the values
+        if not in_place:
+            numbers += queries  # each sequence's, and side by side
+        if block.has_head_norms and (in_place or not self.is_lora):
+            numbers += queries + keys  # before and after their norms
+        if not (self.has_kernels and self.is_lora):
+            numbers += 2 * hidden + wide  # what norms and gate give
+        if not self.has_kernels:
+            numbers += wide  # the activated gate
+        if not (self.has_kernels or self.is_lora):
+            # x̂, for the norms' own gradients.
+            numbers += block.norms * hidden + (queries + keys if block.has_head_norms else 0)
+        return numbers, block.norms + self.shape.heads
+
+    def _backward_of(self, block: Block) -> int:
+        """Numbers of one token that a block's backward pass holds at once beside what is kept."""
+        if not block.is_llamas:
+            return 3 * max(map(max, block.linears.values()), default=0) + 2 * self.shape.hidden
+        # Of the gate's output, of gate and up; without our kernels also of the activated gate.
+        return (3 if self.has_kernels else 4) * block.linears["down_proj"].inputs + 2 * self.shape.hidden
+
+    def _loss(self, sizes: Bucket, *, with_gradients: bool) -> int:
+        """Two chunks of logits, whose gradients overwrite them; without our kernels a softmax besides."""
+        shape, rows = self.shape, sizes.loss_rows
+        chunk = max(1, MAX_LOGITS // shape.vocabulary)
+        at_once = min(rows, 2 * chunk) if self.has_kernels else min(2 * rows, 3 * chunk)
+        numbers = at_once * shape.vocabulary + 2 * rows * shape.hidden
+        if with_gradients and not self.is_lora:
+            numbers += shape.head_parameters + rows * shape.hidden  # a trained head's gradient, until it is added
+        return self.itemsize * numbers

@@ -1,0 +1,255 @@
+"""What fits into a memory budget: sizes as people write them, the plan that is chosen, and what is refused."""
+
+import json
+import random
+
+import pytest
+import torch
+from builders import make_sentences
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.errors import MachineError
+from sebp_edge.events import MemoryPlanned, ModelLoaded, StepDone
+from sebp_edge.models import hub, machine
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.shape import read_shape
+from sebp_edge.texts.dataset import Dataset
+from sebp_edge.texts.examples import Example
+from sebp_edge.training import budget
+from sebp_edge.training.budget import MemoryBudget, make_plan
+from sebp_edge.training.losses import MAX_ROWS, RowLosses
+
+RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, context_length=64)
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+@pytest.fixture
+def shape_3b(tmp_path):
+    """The shape of a 3B Llama, of which there is nothing but the config."""
+    sizes = {"vocab_size": 128256, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28}
+    heads = {"num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
+    LlamaConfig(**sizes, **heads).save_pretrained(tmp_path / "llama-3b")
+    return read_shape(resolve(tmp_path / "llama-3b"))
+
+
+@pytest.fixture
+def gpu_with_bf16(monkeypatch):
+    """Plans for a GPU that this machine need not have."""
+    monkeypatch.setattr(machine, "pick_dtype", lambda device, method: torch.bfloat16)
+    monkeypatch.setattr(machine, "matmul_rate", lambda device, dtype: 700e12)
+    monkeypatch.setattr("sebp_edge.training.footprint.has_triton", lambda: True)
+
+
+def make_dataset(num_documents: int, longest: int = 200) -> Dataset:
+    draw = random.Random(0)
+    lengths = [draw.randint(20, longest) for _ in range(num_documents)]
+    examples = [Example(list(range(length)), list(range(length)), n) for n, length in enumerate(lengths)]
+    return Dataset(examples, 512, num_documents, [])
+
+
+def plan_3b(shape, size, dataset=None, recipe=RECIPE):
+    dataset = dataset or make_dataset(80)
+    return make_plan(shape, dataset, recipe, 0, CUDA, MemoryBudget.parse(size), context=650_000_000)
+
+
+# -------------------------------------------------------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8GB", 8_000_000_000),
+        ("8 gb", 8_000_000_000),
+        (" 7.5GiB ", 8_053_063_680),
+        ("8000MB", 8_000_000_000),
+        ("1kib", 1024),
+        ("123", 123),
+        (123, 123),
+        (MemoryBudget(5), 5),
+    ],
+)
+def test_a_size_is_read_as_people_write_it(text, size):
+    assert MemoryBudget.parse(text) == MemoryBudget(size)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "8XB", "GB", "-3GB", "0GB", "eight", "8 GB of it", "1e9", "٨GB", 0, -5, True, 8.5, None]
+)
+def test_what_is_no_size_is_said_in_one_sentence(text):
+    with pytest.raises(
+        MachineError, match=r"The memory budget is .*, but must be a size above zero such as '8GB'"
+    ) as e:
+        MemoryBudget.parse(text)
+    assert repr(text) in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+# -------------------------------------------------------------------------------------------------------------- plans
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_the_fastest_plan_that_fits_is_chosen(shape_3b):
+    widest = plan_3b(shape_3b, "80GB")
+    assert (widest.max_rows, widest.dearer) == (MAX_ROWS, None)
+    chosen, peaks = widest, [widest.peak]
+    while chosen.cheaper is not None:
+        narrower = plan_3b(shape_3b, chosen.peak - 1)
+        assert narrower.max_rows == chosen.cheaper.max_rows < chosen.max_rows
+        assert narrower.peak == chosen.cheaper.peak < chosen.peak
+        assert narrower.dearer == (chosen.max_rows, chosen.peak, chosen.seconds)
+        assert narrower.seconds >= chosen.seconds
+        # One byte decides.
+        assert plan_3b(shape_3b, narrower.peak).max_rows == narrower.max_rows
+        chosen = narrower
+        peaks.append(chosen.peak)
+    assert len(peaks) >= 4
+    with pytest.raises(MachineError):
+        plan_3b(shape_3b, chosen.peak - 1)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_what_does_not_fit_is_refused_with_what_would(shape_3b):
+    with pytest.raises(MachineError) as error:
+        plan_3b(shape_3b, "6GB")
+    message = str(error.value)
+    assert "'llama-3b' has 3.21 billion parameters and needs about" in message
+    assert "the memory budget is 6.0 GB" in message
+    enough = message.split("raise the budget to ")[1].split(" or ")[0]
+    assert plan_3b(shape_3b, enough).peak <= MemoryBudget.parse(enough).size
+    assert float(message.split("at most about ")[1].split()[0]) == pytest.approx(2.3, abs=0.3)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_no_model_is_promised_where_the_process_alone_takes_more(shape_3b):
+    with pytest.raises(MachineError) as error:
+        plan_3b(shape_3b, "100MB")
+    assert "choose a model" not in str(error.value)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_all_weights_take_more_than_an_adapter(shape_3b):
+    lora, full = (plan_3b(shape_3b, "200GB", recipe=RECIPE.replace(method=method)) for method in ("lora", "full"))
+    assert full.footprint.optimizer == 8 * shape_3b.parameters
+    assert full.peak > lora.peak + 12 * shape_3b.parameters
+    assert full.seconds > 1.3 * lora.seconds
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_more_text_takes_longer_and_no_more_memory(shape_3b):
+    few, many = (plan_3b(shape_3b, "10GB", make_dataset(count)) for count in (100, 800))
+    assert 6 < many.seconds / few.seconds < 10
+    assert many.peak == pytest.approx(few.peak, rel=0.1)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_a_plan_is_json(shape_3b):
+    plan = plan_3b(shape_3b, "9GB")
+    record = json.loads(json.dumps(plan.to_dict()))
+    assert record["peak"] == plan.peak == sum(record["footprint"].values()) <= record["budget"] == 9_000_000_000
+    assert record["cheaper"] == plan.cheaper._asdict()
+
+
+def test_the_cheapest_plan_takes_the_longest_examples_alone(model_folder):
+    shape, dataset = read_shape(resolve(model_folder)), make_dataset(40, longest=30)
+    plan = make_plan(shape, dataset, RECIPE, 0, CPU, MemoryBudget.parse("1GB"), context=0)
+    while plan.cheaper is not None:
+        plan = make_plan(shape, dataset, RECIPE, 0, CPU, MemoryBudget(plan.peak - 1), context=0)
+    longest = max(example.num_active_tokens for example in dataset.examples)
+    assert longest <= plan.max_rows < 2 * longest
+
+
+# ------------------------------------------------------------------------------------------------------- on the way
+
+
+@pytest.fixture
+def make(model_folder, tmp_path):
+    def personalizer(**options):
+        options = {"recipe": RECIPE, "device": "cpu", "store": AdapterStore(tmp_path / "store")} | options
+        return Personalizer(options.pop("model", model_folder), **options)
+
+    return personalizer
+
+
+def test_a_plan_loads_nothing(make, notes_folder, monkeypatch):
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    plan = make(memory_budget="4GB").plan(notes_folder)
+    assert (plan.model, plan.device, plan.dtype, plan.method) == ("micro-llama", "cpu", "float32", "lora")
+    assert plan.budget == 4_000_000_000
+    assert 0 < plan.peak < 4e9
+    assert plan.seconds > 0
+    # Without a budget, what is free is.
+    assert make().plan(notes_folder).budget > plan.footprint.context
+
+
+def test_a_model_that_is_not_here_is_planned_from_its_config(make, notes_folder, tmp_path, monkeypatch):
+    LlamaConfig(num_hidden_layers=3).save_pretrained(tmp_path / "only-config")
+    monkeypatch.setattr(hub, "cached_folder", lambda repository: None)
+    monkeypatch.setattr(hub, "config_folder", lambda reference: tmp_path / "only-config")
+    plan = make(model="someone/some-model", memory_budget="40GB").plan(notes_folder)
+    assert plan.model == "someone/some-model"
+    assert plan.footprint.weights == 4 * (2 * 32000 * 4096 + 3 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096) + 4096)
+
+
+def test_nothing_is_loaded_that_does_not_fit(make, notes_folder, monkeypatch):
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    events = []
+    with pytest.raises(MachineError, match="the memory budget is 1 MB"):
+        make(memory_budget="1MB", on_event=events.append).adapt(notes_folder)
+    assert events == []
+
+
+def test_a_wrong_budget_is_found_at_once(make):
+    with pytest.raises(MachineError, match="'8 hectares'"):
+        make(memory_budget="8 hectares")
+
+
+def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, notes_folder, monkeypatch):
+    rows = []
+    own = RowLosses.micro_batches
+
+    def counted(losses, examples):
+        groups = own(losses, examples)
+        rows.extend(sum(example.num_active_tokens for example in group) for group in groups)
+        return groups
+
+    monkeypatch.setattr(RowLosses, "micro_batches", counted)
+
+    def adapt(**options):
+        rows.clear()
+        events = []
+        make(on_event=events.append, **options).adapt(notes_folder)
+        return events, max(rows)
+
+    events, most = adapt()
+    steps = [event for event in events if isinstance(event, StepDone)]
+    assert not any(isinstance(event, MemoryPlanned) for event in events)
+    monkeypatch.setattr(machine, "held_besides", lambda device: 0)
+    widest = make(memory_budget="1GB").plan(notes_folder)
+    planned_events, planned_most = adapt(memory_budget=widest.cheaper.peak)
+    assert isinstance(planned_events[0], MemoryPlanned)
+    assert isinstance(planned_events[1], ModelLoaded)
+    assert planned_events[0].max_rows == widest.cheaper.max_rows
+    assert sum(planned_events[0].parts.values()) == planned_events[0].peak
+    assert planned_most <= widest.cheaper.max_rows < most
+    for step, other in zip(steps, (e for e in planned_events if isinstance(e, StepDone)), strict=True):
+        assert other.loss == pytest.approx(step.loss, rel=1e-4)
+
+
+def test_the_sizes_are_those_that_the_training_cuts(make, notes_folder, monkeypatch):
+    found = []
+    own = budget._Work.of.__func__
+    monkeypatch.setattr(budget._Work, "of", classmethod(lambda cls, *args: found.append(own(cls, *args)) or found[-1]))
+    rows = set()
+    inner = RowLosses.__call__
+    monkeypatch.setattr(
+        RowLosses,
+        "__call__",
+        lambda losses, examples: (
+            rows.add(sum(example.num_active_tokens for example in examples)) or inner(losses, examples)
+        ),
+    )
+    (notes_folder / "long.md").write_text(" ".join(make_sentences(3)))
+    make(memory_budget="4GB").adapt(notes_folder)
+    assert rows <= {sizes.tokens for sizes in (*found[0].trained, *found[0].evaluated)}
+    assert max(rows) == max(sizes.tokens for sizes in (*found[0].trained, *found[0].evaluated))
