@@ -6,10 +6,10 @@ import random
 import pytest
 import torch
 from builders import make_sentences
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.errors import MachineError
+from sebp_edge.errors import MachineError, TextsError
 from sebp_edge.events import MemoryPlanned, ModelLoaded, StepDone
 from sebp_edge.models import hub, machine
 from sebp_edge.models.catalog import resolve
@@ -36,7 +36,7 @@ def shape_3b(tmp_path):
 @pytest.fixture
 def gpu_with_bf16(monkeypatch):
     """Plans for a GPU that this machine need not have."""
-    monkeypatch.setattr(machine, "pick_dtype", lambda device, method: torch.bfloat16)
+    monkeypatch.setattr(machine, "pick_dtype", lambda device: torch.bfloat16)
     monkeypatch.setattr(machine, "matmul_rate", lambda device, dtype: 700e12)
     monkeypatch.setattr("sebp_edge.training.footprint.has_triton", lambda: True)
 
@@ -143,6 +143,14 @@ def test_more_text_takes_longer_and_no_more_memory(shape_3b):
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
+def test_a_small_model_on_a_gpu_takes_as_long_as_its_layers_need(model_folder):
+    shape, dataset = read_shape(resolve(model_folder)), make_dataset(100)
+    plan = make_plan(shape, dataset, RECIPE.replace(batch_tokens=200), 0, CUDA, MemoryBudget.parse("8GB"), context=0)
+    steps = sum(example.num_loss_tokens for example in dataset.examples) * 0.75 / 200
+    assert plan.seconds == pytest.approx(2 * steps * 2 * budget.SECONDS_PER_LAYER, rel=0.25)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
 def test_a_plan_is_json(shape_3b):
     plan = plan_3b(shape_3b, "9GB")
     record = json.loads(json.dumps(plan.to_dict()))
@@ -197,6 +205,23 @@ def test_nothing_is_loaded_that_does_not_fit(make, notes_folder, monkeypatch):
     with pytest.raises(MachineError, match="the memory budget is 1 MB"):
         make(memory_budget="1MB", on_event=events.append).adapt(notes_folder)
     assert events == []
+
+
+@pytest.mark.parametrize("text", ["the ferry left", " "])
+def test_too_little_text_is_said_before_a_plan_is_made(make, text):
+    for attempt in (make().plan, make(memory_budget="4GB").adapt):
+        with pytest.raises(TextsError):
+            attempt([text])
+
+
+def test_a_model_that_runs_padded_is_planned_in_whole_sequences(make, notes_folder, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "held_besides", lambda device: 0)
+    GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=320, n_positions=128).save_pretrained(tmp_path / "gpt2")
+    tokenizer.save_pretrained(tmp_path / "gpt2")
+    plan = make(model=tmp_path / "gpt2", memory_budget="4GB").plan(notes_folder)
+    while plan.cheaper is not None:
+        plan = make(model=tmp_path / "gpt2", memory_budget=plan.peak - 1).plan(notes_folder)
+    assert plan.max_rows == RECIPE.context_length
 
 
 def test_a_wrong_budget_is_found_at_once(make):

@@ -107,7 +107,7 @@ class Machinery:
             trained, evaluated: the sizes of its micro-batches, each once.
             context: what the process holds besides.
         """
-        shape, num_trained = self.shape, self._num_trained
+        num_trained = self._num_trained
         steps = [self._step(sizes) for sizes in trained] + [self._evaluation(sizes) for sizes in evaluated]
         (activations, loss), *others = sorted(steps, key=sum, reverse=True)
         # While a graph is captured, another one's pool is held.
