@@ -14,7 +14,17 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForTokenClassification
 
 from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
-from sebp_edge.ops import LoraGroup, LoraProjection, choices, detect, lora_linear, sparse_linear
+from sebp_edge.ops import (
+    AdamW,
+    LoraGroup,
+    LoraProjection,
+    Moments,
+    adamw_,
+    choices,
+    detect,
+    lora_linear,
+    sparse_linear,
+)
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.hoist import Hoisted
@@ -263,3 +273,14 @@ def test_what_was_measured_is_what_the_backward_pass_looks_up(tmp_path, monkeypa
     assert used
     assert sum(ways in known.values() for ways in used) >= len(used) // 2
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_more_than_2_to_the_31_weights_are_updated():
+    weight = torch.zeros(2**31 + 300, dtype=torch.bfloat16, device="cuda")
+    moments, adamw = Moments.of(weight), AdamW.on(weight.device)
+    adamw.begin_step(1e-2)
+    adamw_(weight, torch.ones_like(weight), moments, adamw, seed=0)
+    # Either neighbour of -0.01 in bf16.
+    assert -0.01005 < float(weight.min()) < -0.01 < float(weight.max()) < -0.0099
+    assert int(moments.first.min()) > 0
+    assert int(moments.second.min()) > 0

@@ -17,9 +17,6 @@ from sebp_edge.ops import AdamW, Moments, adamw_
 from sebp_edge.recipe import Recipe
 from sebp_edge.training.graph import Graphs
 
-# Elements that a rehearsal updates, in a copy.
-_REHEARSED = 256
-
 
 class UpdateInBackward:
     """AdamW of parameters that are updated in every backward pass; their `grad` is None before and after.
@@ -81,9 +78,14 @@ class UpdateInBackward:
         factor = (self._max_norm / (norm + 1e-6)).clamp_(max=1.0)
         moments = self._moments[number]
         if self._rehearsing:
-            # What is launched first is compiled; a few elements do, and copies of them.
-            parameter, gradient = (x.detach().flatten()[:_REHEARSED].clone() for x in (parameter, gradient))
+            # What is launched first is compiled; a few elements do for that, and copies of them.
+            parameter, gradient = _few(parameter), _few(gradient)
             moments = Moments.of(parameter)
         else:
             self._square.add_(norm.square())
         adamw_(parameter, gradient, moments, self._adamw, seed=number, factor=factor)
+
+
+def _few(x: Tensor) -> Tensor:
+    """A copy of some elements: few, but by 16 as divisible as all of them, since kernels are compiled for either."""
+    return x.detach().flatten()[: 256 + x.numel() % 256].clone()

@@ -42,7 +42,7 @@ def _encode(values, random, SIGNED: tl.constexpr):
     return codes.to(tl.uint8), exponents.to(tl.uint8)
 
 
-@triton.jit(do_not_specialize=["seed", "num_elements", "num_blocks"])
+@triton.jit(do_not_specialize=["seed", "num_blocks"])
 def _adamw_kernel(
     weight_ptr,
     gradient_ptr,
