@@ -145,6 +145,61 @@ def test_wherever_memory_runs_out_the_step_is_that_of_smaller_micro_batches(base
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+class PlainGraphs:
+    """Stands in for captured graphs where there is no GPU: a replay is the function itself."""
+
+    def __init__(self, device, on_event):
+        pass
+
+    def capture(self, part, function):
+        function()
+        return function
+
+
+def test_wherever_memory_runs_out_with_graphs_they_are_made_anew_for_smaller_micro_batches(base, monkeypatch):
+    monkeypatch.setattr("sebp_edge.training.learner.Graphs", PlainGraphs)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    examples = make_examples()
+    half = -(-sum(example.num_active_tokens for example in examples) // 2)
+    with learning(base, examples) as learner:
+        whole = gradients(learner, examples, Failing(), monkeypatch)
+
+        def begin():
+            learner.rows.max_rows = 4096
+            learner._graphs = learner._no_graphs_yet()
+            learner.prepare([examples])
+            learner.events.clear()
+
+        begin()
+        counting = Failing()
+        gradients(learner, examples, counting, monkeypatch)
+        for number in range(1, counting.count + 1, 1 + counting.count // 40):
+            begin()
+            found = gradients(learner, examples, Failing(number), monkeypatch)
+            assert learner.events == [MemoryRanOut(4096, half)]
+            buckets = learner._graphs._with_gradients
+            assert buckets
+            # Nothing is filled up to the size that did not fit.
+            assert max(bucket.tokens for bucket in buckets) <= half + 32
+            for one, other in zip(found, whole, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_one_example_is_tried_without_graphs_before_it_is_the_end(base, monkeypatch):
+    monkeypatch.setattr("sebp_edge.training.learner.Graphs", PlainGraphs)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    examples = make_examples()[:1]
+    with learning(base, examples) as learner:
+        expected = gradients(learner, examples, Failing(), monkeypatch)
+        learner._graphs = learner._no_graphs_yet()
+        assert equal(gradients(learner, examples, Failing(100), monkeypatch), expected)
+        assert learner._graphs is None
+        (notice,) = learner.events
+        assert "memory ran out with them" in notice.message
+        with pytest.raises(torch.OutOfMemoryError), Failing(100):
+            learner.step(examples, 1e-3)
+
+
 @pytest.mark.parametrize("number", [1, 50, 200, 400])
 def test_memory_that_runs_out_while_the_last_layer_is_tried_out_changes_nothing(base, number, monkeypatch):
     examples = make_examples()
