@@ -131,7 +131,7 @@ def test_wherever_memory_runs_out_the_step_is_that_of_smaller_micro_batches(base
         counting = Failing()
         whole = gradients(learner, examples, counting, monkeypatch)
         assert counting.count < never.count
-        for number in range(1, counting.count + 1, 1 + counting.count // 60):
+        for number in range(1, counting.count + 1, 1 + counting.count // 30):
             learner.rows.max_rows = 4096
             learner.events.clear()
             found = gradients(learner, examples, Failing(number), monkeypatch)
@@ -173,7 +173,7 @@ def test_wherever_memory_runs_out_with_graphs_they_are_made_anew_for_smaller_mic
         begin()
         counting = Failing()
         gradients(learner, examples, counting, monkeypatch)
-        for number in range(1, counting.count + 1, 1 + counting.count // 40):
+        for number in range(1, counting.count + 1, 1 + counting.count // 20):
             begin()
             found = gradients(learner, examples, Failing(number), monkeypatch)
             assert learner.events == [MemoryRanOut(4096, half)]
@@ -252,7 +252,7 @@ def test_held_out_losses_are_the_same_wherever_memory_runs_out(base, padded):
         evaluate(learner, examples)
         with Failing() as counting:
             expected = evaluate(learner, examples)
-        for number in range(1, counting.count, 1 + counting.count // 40):
+        for number in range(1, counting.count, 1 + counting.count // 20):
             learner.rows.max_rows = 4096
             learner.events.clear()
             with Failing(number, number + 150):
@@ -309,13 +309,13 @@ def test_what_failed_is_freed_before_it_is_tried_again(base, padded, monkeypatch
         monkeypatch.setattr(give_back, count)
         gc.disable()
         try:
-            for number in range(1, counting.count + 1, 1 + counting.count // 40):
+            for number in range(1, counting.count + 1, 1 + counting.count // 20):
                 learner.rows.max_rows = 4096
                 made.clear()
                 gradients(learner, examples, Watching(number), monkeypatch)
         finally:
             gc.enable()
-    assert len(alive) > 30
+    assert len(alive) > 15
     assert not any(alive)
 
 
