@@ -436,6 +436,25 @@ def test_memory_that_does_not_suffice_for_one_example_is_one_sentence_and_is_giv
     assert not any("forward" in vars(module) for module in personalizer._base.model.modules())
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_projections_that_nobody_asked_for_any_more_are_let_go_of(base, padded):
+    examples, computed = make_examples(), []
+
+    def stop(layer, inputs, output):
+        # Keys and values are computed by now, together with queries.
+        computed.extend(map(weakref.ref, [inputs[0], output]))
+        raise torch.OutOfMemoryError
+
+    with learning(base, examples, padded=padded) as learner:
+        projection = learner.adaptation.model.get_base_model().model.layers[0].self_attn.q_proj
+        hook = projection.register_forward_hook(stop)
+        with pytest.raises(torch.OutOfMemoryError):
+            learner.rows(examples)
+        assert len(computed) == 2
+        assert [reference() for reference in computed] == [None, None]
+        hook.remove()
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(), MemoryError(), RuntimeError("CUDA error: out of memory")])
 def test_these_errors_say_that_memory_ran_out(error):
     assert ran_out_of_memory(error)
