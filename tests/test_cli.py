@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.cli import app
+from sebp_edge.cli.progress import Lines
+from sebp_edge.events import MemoryRanOut
 
 COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()"]
 RECIPE = "r = 4\nlearning_rate = 2e-2\nepochs = 3\nbatch_tokens = 200\ncontext_length = 64\n"
@@ -137,6 +139,13 @@ def test_adapt_tells_a_person_what_happened_and_what_to_do_now(adapt, notes_fold
     # Lines on a pipe stay whole, however long.
     assert re.search(r"saved +mine, version 1: .*/adapters/mine/1\n", result.stdout)
     assert re.search(r"sebp-edge generate 'The first words' --name mine --model \S+/micro-llama\n$", result.stdout)
+
+
+def test_memory_that_ran_out_is_a_note_on_the_standard_error(capsys):
+    Lines(None)(MemoryRanOut(4096, 1500))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "memory ran out; at most 1,500 tokens run at once from now on" in err.replace("\n", " ")
 
 
 def test_out_is_a_new_folder_outside_the_store(adapt, tmp_path, store):

@@ -412,7 +412,8 @@ def test_one_example_that_fits_only_without_graphs_is_trained_on_without_them(mo
     (notice,) = [event for event in events if isinstance(event, Notice)]
     assert "memory ran out with them" in notice.message
     assert not any(isinstance(event, MemoryRanOut) for event in events)
-    assert error(found, expected) <= 2e-2
+    # Other products round differently in bf16; a part added twice would show.
+    assert error(found, expected) <= 5e-2
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no graphs"])
@@ -443,10 +444,10 @@ def test_what_does_not_fit_under_a_cap_is_cut_smaller_and_the_training_goes_on(g
     # The first one makes what is made once, such as a workspace of cuBLAS.
     train([])
     torch.cuda.empty_cache()
-    reserved, events = torch.cuda.memory_reserved(), []
+    held, events = torch.cuda.memory_allocated(), []
     expected, before = held_after(events)
     assert not any(isinstance(event, MemoryRanOut) for event in events)
-    taken = torch.cuda.max_memory_reserved() - reserved
+    taken = torch.cuda.max_memory_allocated() - held
     torch.cuda.empty_cache()
     cap = torch.cuda.memory_reserved() + int(0.7 * taken)
     events = []
