@@ -3,7 +3,7 @@
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -81,11 +81,12 @@ class Personalizer:
         self.store.check_writable(name, out)
         reading = read_texts(texts)
         max_rows = MAX_ROWS if self.memory_budget is None else self._announced(self._plan(reading)).max_rows
-        base = self._load()
-        dataset = self._encode(reading, base)
-        trial = Trial(base, dataset, self.recipe, self.seed, self.on_event, max_rows)
-        with self._setting_aside(trial, name):
-            judgement = trial.train_and_judge()
+        with self._capped():
+            base = self._load()
+            dataset = self._encode(reading, base)
+            trial = Trial(base, dataset, self.recipe, self.seed, self.on_event, max_rows)
+            with self._setting_aside(trial, name):
+                judgement = trial.train_and_judge()
         saved = self._keep(trial, judgement, name, out) if judgement.verdict.kept else self._give_up(trial)
         return AdaptResult.of(trial, judgement, saved, self.store, time.perf_counter() - begin)
 
@@ -178,6 +179,12 @@ class Personalizer:
             context = max(0, context - loaded)
         budget = self.memory_budget or MemoryBudget(machine.free_memory(self.device) + loaded + context)
         return make_plan(shape, dataset, self.recipe, self.seed, self.device, budget, context)
+
+    def _capped(self) -> AbstractContextManager:
+        """Within it a GPU's memory runs out at the budget, and micro-batches are cut smaller."""
+        if self.memory_budget is None:
+            return nullcontext()
+        return machine.capped(self.device, max(0, self.memory_budget.size - machine.held_besides(self.device)))
 
     def _announced(self, plan: Plan) -> Plan:
         parts = asdict(plan.footprint)

@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForTokenClassification
 
 from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
+from sebp_edge.models import machine
 from sebp_edge.ops import (
     AdamW,
     LoraGroup,
@@ -243,6 +244,18 @@ def test_what_an_adaptation_holds_stays_below_its_plan(memory_budget, tokenizer,
     personalizer.adapt(texts)
     held = torch.cuda.max_memory_reserved() - before
     assert 0.5 * (plan.peak - plan.footprint.context) < held <= plan.peak - plan.footprint.context
+    assert torch.cuda.get_per_process_memory_fraction() == 1.0
+
+
+def test_a_cap_makes_memory_run_out_and_is_undone():
+    device = torch.device("cuda")
+    torch.cuda.empty_cache()
+    size = torch.cuda.memory_reserved() + 64 * 2**20
+    with machine.capped(device, size):
+        kept = torch.empty(32 * 2**20, dtype=torch.uint8, device=device)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(64 * 2**20, dtype=torch.uint8, device=device)
+    assert torch.empty(64 * 2**20, dtype=torch.uint8, device=device).numel() > kept.numel()
 
 
 def test_an_adaptation_runs_our_kernels(tmp_path):

@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import torch
@@ -76,6 +78,20 @@ def held_besides(device: torch.device) -> int:
     The driver tells only what all processes hold on a GPU together, so there it is the figure of an H100.
     """
     return _CUDA_CONTEXT if device.type == "cuda" else psutil.Process().memory_info().rss
+
+
+@contextmanager
+def capped(device: torch.device, size: int) -> Iterator[None]:
+    """Within it torch's allocator is out of memory beyond `size` bytes of a GPU; a CPU has no cap."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_per_process_memory_fraction(device)
+    torch.cuda.set_per_process_memory_fraction(min(before, size / total_memory(device)), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, device)
 
 
 def peak_memory(device: torch.device) -> int:
