@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.texts.examples import Example
 
 SPECIAL_TOKENS = ["<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 CHAT_TEMPLATE = (
@@ -79,6 +80,17 @@ def row_losses(rows, input_ids, plan):
     if isinstance(rows, Hoisted):
         return rows.row_losses(ActiveTokens.gather(input_ids, plan))
     return rows.row_losses(input_ids, plan)
+
+
+def make_examples(lengths, prompt=0):
+    """Random tokens; the first `prompt` of each example, or all but the last, have no loss."""
+    draw = torch.Generator().manual_seed(len(lengths))
+    examples = []
+    for number, length in enumerate(lengths):
+        ids = torch.randint(3, 320, (length,), generator=draw).tolist()
+        labels = [-100 if place < min(prompt, length - 1) else token for place, token in enumerate(ids)]
+        examples.append(Example(ids, labels, number))
+    return examples
 
 
 def make_sentences(count: int, seed: int = 0, words: int = 24) -> list[str]:

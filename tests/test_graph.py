@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from builders import dequantised_llama, make_llama, make_sentences, waiting_for_the_gpu_is_an_error
+from builders import dequantised_llama, make_examples, make_llama, make_sentences, waiting_for_the_gpu_is_an_error
 from peft import LoraConfig, get_peft_model
 from test_hoist import MODELS
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -45,16 +45,6 @@ class Whole:
 
     def __init__(self, **changes):
         self.model = make_llama(**changes).to("cuda", torch.bfloat16).requires_grad_(True).eval()
-
-
-def make_examples(lengths, prompt=0):
-    draw = torch.Generator().manual_seed(len(lengths))
-    examples = []
-    for number, length in enumerate(lengths):
-        ids = torch.randint(3, 320, (length,), generator=draw).tolist()
-        labels = [-100 if place < min(prompt, length - 1) else token for place, token in enumerate(ids)]
-        examples.append(Example(ids, labels, number))
-    return examples
 
 
 def make_learner(adapted, examples, events=None):

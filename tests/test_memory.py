@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from builders import make_sentences
+from builders import make_examples, make_sentences
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
@@ -18,7 +18,6 @@ from sebp_edge.models.loading import load_base_model
 from sebp_edge.models.machine import ran_out_of_memory
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.examples import Example
 from sebp_edge.training.evaluation import evaluate
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.loop import Trainer
@@ -30,14 +29,8 @@ LENGTHS = [31, 2, 17, 40, 5, 23, 27, 30]
 CPU = torch.device("cpu")
 
 
-def make_examples(prompt=6):
-    draw = torch.Generator().manual_seed(1)
-    examples = []
-    for number, length in enumerate(LENGTHS):
-        ids = torch.randint(3, 320, (length,), generator=draw).tolist()
-        labels = [-100 if place < min(prompt, length - 1) else token for place, token in enumerate(ids)]
-        examples.append(Example(ids, labels, number))
-    return examples
+def odd_examples(prompt=6):
+    return make_examples(LENGTHS, prompt)
 
 
 @pytest.fixture
@@ -118,7 +111,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_wherever_memory_runs_out_the_step_is_that_of_smaller_micro_batches(base, way, monkeypatch):
     recipe, padded, prompt = WAYS[way]
-    examples = make_examples(prompt)
+    examples = odd_examples(prompt)
     rows = len(LENGTHS) * 64 if padded else sum(example.num_active_tokens for example in examples)
     half = -(-rows // 2)
     with learning(base, examples, recipe, max_rows=half, padded=padded) as learner:
@@ -148,6 +141,8 @@ def test_wherever_memory_runs_out_the_step_is_that_of_smaller_micro_batches(base
 class PlainGraphs:
     """Stands in for captured graphs where there is no GPU: a replay is the function itself."""
 
+    rehearsing = False
+
     def __init__(self, device, on_event):
         pass
 
@@ -159,7 +154,7 @@ class PlainGraphs:
 def test_wherever_memory_runs_out_with_graphs_they_are_made_anew_for_smaller_micro_batches(base, monkeypatch):
     monkeypatch.setattr("sebp_edge.training.learner.Graphs", PlainGraphs)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    examples = make_examples()
+    examples = odd_examples()
     half = -(-sum(example.num_active_tokens for example in examples) // 2)
     with learning(base, examples) as learner:
         whole = gradients(learner, examples, Failing(), monkeypatch)
@@ -188,7 +183,7 @@ def test_wherever_memory_runs_out_with_graphs_they_are_made_anew_for_smaller_mic
 def test_one_example_is_tried_without_graphs_before_it_is_the_end(base, monkeypatch):
     monkeypatch.setattr("sebp_edge.training.learner.Graphs", PlainGraphs)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    examples = make_examples()[:1]
+    examples = odd_examples()[:1]
     with learning(base, examples) as learner:
         expected = gradients(learner, examples, Failing(), monkeypatch)
         learner._graphs = learner._no_graphs_yet()
@@ -202,7 +197,7 @@ def test_one_example_is_tried_without_graphs_before_it_is_the_end(base, monkeypa
 
 @pytest.mark.parametrize("number", [1, 50, 200, 400])
 def test_memory_that_runs_out_while_the_last_layer_is_tried_out_changes_nothing(base, number, monkeypatch):
-    examples = make_examples()
+    examples = odd_examples()
     half = -(-sum(example.num_active_tokens for example in examples) // 2)
     with learning(base, examples, max_rows=half) as learner:
         expected = gradients(learner, examples, Failing(), monkeypatch)
@@ -214,7 +209,7 @@ def test_memory_that_runs_out_while_the_last_layer_is_tried_out_changes_nothing(
 
 
 def test_memory_may_run_out_again_and_again(base, monkeypatch):
-    examples = make_examples()
+    examples = odd_examples()
     with learning(base, examples) as learner:
         whole = gradients(learner, examples, Failing(), monkeypatch)
         found = gradients(learner, examples, Failing(300, 500), monkeypatch)
@@ -228,7 +223,7 @@ def test_memory_may_run_out_again_and_again(base, monkeypatch):
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_single_example_that_does_not_fit_is_the_end(base, padded):
-    examples = make_examples()[:1]
+    examples = odd_examples()[:1]
     with learning(base, examples, padded=padded) as learner:
         before = snapshot(learner.adaptation)
         with pytest.raises(torch.OutOfMemoryError), Failing(100):
@@ -238,7 +233,7 @@ def test_a_single_example_that_does_not_fit_is_the_end(base, padded):
 
 
 def test_other_errors_are_no_reason_to_try_again(base):
-    examples = make_examples()
+    examples = odd_examples()
     with learning(base, examples) as learner:
         with pytest.raises(RuntimeError, match="no more"), Failing(100, error=RuntimeError):
             learner.step(examples, 1e-3)
@@ -247,7 +242,7 @@ def test_other_errors_are_no_reason_to_try_again(base):
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_held_out_losses_are_the_same_wherever_memory_runs_out(base, padded):
-    examples = make_examples()
+    examples = odd_examples()
     with learning(base, examples, padded=padded) as learner:
         evaluate(learner, examples)
         with Failing() as counting:
@@ -263,7 +258,7 @@ def test_held_out_losses_are_the_same_wherever_memory_runs_out(base, padded):
 
 
 def test_after_a_failure_later_steps_are_cut_smaller_from_their_start(base, monkeypatch):
-    examples = make_examples()
+    examples = odd_examples()
     sizes, accumulate = [], Learner._accumulate
 
     def watched(self, micro_batch, loss_tokens):
@@ -287,7 +282,7 @@ def test_after_a_failure_later_steps_are_cut_smaller_from_their_start(base, monk
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_what_failed_is_freed_before_it_is_tried_again(base, padded, monkeypatch):
-    examples, made, alive = make_examples(), [], []
+    examples, made, alive = odd_examples(), [], []
     give_back = "sebp_edge.training.learner.give_memory_back"
 
     class Watching(Failing):
@@ -438,7 +433,7 @@ def test_memory_that_does_not_suffice_for_one_example_is_one_sentence_and_is_giv
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_projections_that_nobody_asked_for_any_more_are_let_go_of(base, padded):
-    examples, computed = make_examples(), []
+    examples, computed = odd_examples(), []
 
     def stop(layer, inputs, output):
         # Keys and values are computed by now, together with queries.
