@@ -130,8 +130,10 @@ def test_no_model_is_promised_where_the_process_alone_takes_more(shape_3b):
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_all_weights_take_more_than_an_adapter(shape_3b):
     lora, full = (plan_3b(shape_3b, "200GB", recipe=RECIPE.replace(method=method)) for method in ("lora", "full"))
-    assert full.footprint.optimizer == 8 * shape_3b.parameters
-    assert full.peak > lora.peak + 12 * shape_3b.parameters
+    # Updated within the backward pass: moments of 8 bits, and no gradients that are kept.
+    assert full.footprint.optimizer == 2 * shape_3b.parameters
+    assert full.footprint.gradients == 0
+    assert full.peak > lora.peak + 2 * shape_3b.parameters
     assert full.seconds > 1.3 * lora.seconds
 
 
