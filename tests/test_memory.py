@@ -76,6 +76,20 @@ class Failing(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+class Watching(Failing):
+    """Also remembers in `made`, weakly, what operations give."""
+
+    def __init__(self, made, *numbers):
+        super().__init__(*numbers)
+        self.made = made
+
+    def __torch_dispatch__(self, *arguments):
+        out = super().__torch_dispatch__(*arguments)
+        if isinstance(out, torch.Tensor):
+            self.made.append(weakref.ref(out))
+        return out
+
+
 def gradients(learner, examples, failing, monkeypatch):
     """The gradients of a step whose micro-batches run within `failing`, and its loss."""
     accumulate, found = Learner._accumulate, []
@@ -285,13 +299,6 @@ def test_what_failed_is_freed_before_it_is_tried_again(base, padded, monkeypatch
     examples, made, alive = odd_examples(), [], []
     give_back = "sebp_edge.training.learner.give_memory_back"
 
-    class Watching(Failing):
-        def __torch_dispatch__(self, *arguments):
-            out = super().__torch_dispatch__(*arguments)
-            if isinstance(out, torch.Tensor):
-                made.append(weakref.ref(out))
-            return out
-
     def count(device):
         # What is added to is among what operations give.
         known = {id(parameter.grad) for parameter in trainable(learner.adaptation)} | {id(learner._loss)}
@@ -307,7 +314,7 @@ def test_what_failed_is_freed_before_it_is_tried_again(base, padded, monkeypatch
             for number in range(1, counting.count + 1, 1 + counting.count // 20):
                 learner.rows.max_rows = 4096
                 made.clear()
-                gradients(learner, examples, Watching(number), monkeypatch)
+                gradients(learner, examples, Watching(made, number), monkeypatch)
         finally:
             gc.enable()
     assert len(alive) > 15
@@ -403,15 +410,8 @@ def _ran_out(events):
 def test_memory_that_does_not_suffice_for_one_example_is_one_sentence_and_is_given_back(make, number, monkeypatch):
     accumulate, made = Learner._accumulate, []
 
-    class Watching(Failing):
-        def __torch_dispatch__(self, *arguments):
-            out = super().__torch_dispatch__(*arguments)
-            if isinstance(out, torch.Tensor):
-                made.append(weakref.ref(out))
-            return out
-
     def failing(self, micro_batch, loss_tokens):
-        with Watching(number):
+        with Watching(made, number):
             accumulate(self, micro_batch, loss_tokens)
 
     personalizer, events = make(), []
