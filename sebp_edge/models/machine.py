@@ -86,12 +86,14 @@ def capped(device: torch.device, size: int) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    before = torch.cuda.get_per_process_memory_fraction(device)
-    torch.cuda.set_per_process_memory_fraction(min(before, size / total_memory(device)), device)
+    # Reading it takes a number where setting it also takes "cuda".
+    index = torch.cuda.current_device() if device.index is None else device.index
+    before = torch.cuda.get_per_process_memory_fraction(index)
+    torch.cuda.set_per_process_memory_fraction(min(before, size / total_memory(device)), index)
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(before, device)
+        torch.cuda.set_per_process_memory_fraction(before, index)
 
 
 def peak_memory(device: torch.device) -> int:
