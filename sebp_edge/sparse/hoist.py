@@ -42,7 +42,7 @@ class Hoisted:
         self._attention = OwnAttention(self._decoder) if _pays(self._decoder) else None
         self._small_ops = SmallOps(self._decoder)
         self._fused = FusedLora(
-            model, lambda layers, x: None, alone=self._last_layer.query, remake_of=self._small_ops.remake_of
+            model, lambda layers, x: None, alone=self._last_layer.query, source_of=self._small_ops.source_of
         )
         self._last_layer.attach()
 
