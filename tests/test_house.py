@@ -25,7 +25,7 @@ LAYERS = [
     ["sparse"],
     ["models"],
     ["recipe", "events"],
-    ["errors", "units"],
+    ["errors", "units", "files"],
     ["ops"],
 ]
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
