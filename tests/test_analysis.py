@@ -266,7 +266,7 @@ def test_what_cannot_be_looked_at_is_refused():
         with pytest.raises(TextsError, match="expected how many examples to look at"):
             looked_at(make_llama(), random_examples(), count=wrong)
     with pytest.raises(TextsError, match="Nothing in these texts can be learnt"):
-        looked_at(make_llama(), [])
+        looked_at(make_llama(), [], count=4)
 
 
 # --------------------------------------------------------------------------------------------------------- Personalizer

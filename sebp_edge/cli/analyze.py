@@ -55,7 +55,7 @@ def show_analysis(found) -> None:
     for sparsity in found.losses:
         if len(found.losses) > 1:
             out.print(f"[bold]with a loss on {sparsity.loss}[/]")
-        columns = ["layers", "projection", "zero", "below knee", "its norm²", "hold 99%"]
+        columns = ["layers", "projection", "zero", "below knee", "norm² there", "hold 99%"]
         rows = [
             [
                 layers,

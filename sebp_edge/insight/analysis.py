@@ -136,8 +136,9 @@ class Sparsity:
     def summary(self) -> tuple[str, str]:
         """In two sentences, what is sparse and what is not."""
         return (
-            f"{self.zero_share:.1%} of the rows are exactly zero: SEBP does {self.computed_share:.1%} of the work that "
-            f"a dense backward pass has in linear layers, {1 / self.computed_share:.1f} times less, and loses nothing.",
+            f"{self.zero_share:.1%} of the rows are exactly zero. By the sizes of the layers, SEBP does "
+            f"{self.computed_share:.1%} of the work that a dense backward pass has in them, "
+            f"{1 / self.computed_share:.1f} times less, and loses nothing.",
             f"Of the rows that are not zero, {self.holding_share:.1%} hold {HELD:.0%} of the squared norm, and those "
             f"below the knee hold {self.energy_below_knee:.1%} of it (means over layers): what is lost if they are "
             "dropped.",
@@ -246,9 +247,8 @@ def analyze(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_even
 
 
 def _sparsity(loss: str, batches: list[Batch], gradients: list[RowGradients]) -> Sparsity:
-    num_active, num_loss = (
-        sum(len(getattr(batch.plan, rows)) for batch in batches) for rows in ("active_rows", "loss_rows")
-    )
+    num_active = sum(len(batch.plan.active_rows) for batch in batches)
+    num_loss = sum(len(batch.plan.loss_rows) for batch in batches)
     layers = tuple(_layer_rows(one, num_loss if one.place.behind_attention else num_active) for one in gradients)
     weights = [one.place.weights for one in gradients]
     computed = sum(layer.computed * size for layer, size in zip(layers, weights, strict=True))

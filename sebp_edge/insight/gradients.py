@@ -54,7 +54,7 @@ class RowGradients:
 
 
 def linear_layers(model: nn.Module) -> dict[nn.Module, Place]:
-    """Every linear layer of a decoder, 4-bit ones too, in the model's order; a mixture's experts are not layers here."""
+    """Every linear layer of a decoder, 4-bit ones too, in the model's order; experts in one tensor are none of them."""
     blocks = {module: number for number, block in enumerate(blocks_of(model)) for module in block.modules()}
     found = {path: layer for path, layer in model.named_modules() if is_linear(layer) or isinstance(layer, nn.Linear)}
     # GPT-2 has two layers "c_proj" in each block: these are told apart by one word more.
