@@ -135,6 +135,15 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True)
+class ExampleAnalyzed(Event):
+    """The gradients of one example were looked at; `examples` is how many will be, once for each of the losses."""
+
+    event: ClassVar[str] = "example_analyzed"
+    example: int
+    examples: int
+
+
+@dataclass(frozen=True)
 class AdapterSaved(Event):
     """An adapter is on disk, whole."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.errors import BaseModelMismatch, Interrupted, MachineError, NonFiniteLoss, RecipeError, TrainingStopped
 from sebp_edge.events import AdapterSaved, MemoryPlanned, ModelLoaded, Notice, Sink, TextsRead, silent
+from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.models import machine
 from sebp_edge.models.adaptation import Adaptation, load
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
@@ -100,6 +101,34 @@ class Personalizer:
             SebpEdgeError: one of its kinds; MachineError if nothing fits, with what would.
         """
         return self._plan(read_texts(texts))
+
+    def analyze(self, texts, *, examples: int = 16) -> Analysis:
+        """How sparse the base model's gradients are on `texts`; no adapter takes part, and nothing is changed.
+
+        Args:
+            texts: as `adapt` takes them.
+            examples: how many to look at, at most; the seed draws them.
+
+        Raises:
+            SebpEdgeError: one of its kinds, with what to do.
+        """
+        reading = read_texts(texts)
+        with self._capped():
+            base = self._load()
+            dataset = self._encode(reading, base)
+            if self._adaptation is not None:
+                self._adaptation.detach()
+            try:
+                return analyze(base, dataset, examples, self.seed, self.on_event)
+            except BaseException as error:
+                if not self._ran_out_of_memory(error):
+                    raise
+                raise MachineError(
+                    f"The memory of this {self.device.type.upper()} ran out in a dense backward pass over "
+                    f"{dataset.context_length} tokens; choose a smaller model or a shorter context."
+                ) from error
+            finally:
+                self._put_back(base)
 
     def generate(
         self,
@@ -208,11 +237,7 @@ class Personalizer:
         except (KeyboardInterrupt, NonFiniteLoss) as stop:
             raise self._stopped(stop, trial, name) from stop
         except BaseException as error:
-            out_of_memory = machine.ran_out_of_memory(error)
-            if out_of_memory:
-                # Its traceback would hold what was computed for as long as an app holds the error.
-                traceback.clear_frames(error.__traceback__)
-                machine.give_memory_back(self.device)
+            out_of_memory = self._ran_out_of_memory(error)
             self._give_up(trial)
             if not out_of_memory:
                 raise
@@ -220,6 +245,15 @@ class Personalizer:
                 f"The memory of this {self.device.type.upper()} ran out while training; nothing was saved. "
                 "Choose a smaller model or a shorter context, or close other programs."
             ) from error
+
+    def _ran_out_of_memory(self, error: BaseException) -> bool:
+        """Whether memory ran out; then what was computed is given back."""
+        if not machine.ran_out_of_memory(error):
+            return False
+        # Its traceback would hold that for as long as an app holds the error.
+        traceback.clear_frames(error.__traceback__)
+        machine.give_memory_back(self.device)
+        return True
 
     def _give_up(self, trial: Trial) -> None:
         """Goes back to the adapter that was in use before the trial, if there was one."""

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from builders import make_llama, make_sentences, row_losses, waiting_for_the_gpu_is_an_error
+from builders import make_examples, make_llama, make_sentences, row_losses, waiting_for_the_gpu_is_an_error
 from test_dropin_families import DECODERS, ENCODERS, make, make_decoder
 from test_hoist import MODELS
 from test_lora_linear import random_group
@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForTokenClassification
 
 from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
+from sebp_edge.insight.gradients import row_gradients
 from sebp_edge.models import machine
 from sebp_edge.ops import (
     AdamW,
@@ -32,6 +33,7 @@ from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows import IGNORE, RowPlan
 from sebp_edge.sparse.selection import Threshold, TopN
 from sebp_edge.sparse.sparsify import Sparsified
+from sebp_edge.texts.batches import Collator
 
 pytestmark = [
     pytest.mark.gpu,
@@ -245,6 +247,20 @@ def test_what_an_adaptation_holds_stays_below_its_plan(memory_budget, tokenizer,
     held = torch.cuda.max_memory_reserved() - before
     assert 0.5 * (plan.peak - plan.footprint.context) < held <= plan.peak - plan.footprint.context
     assert torch.cuda.get_per_process_memory_fraction() == 1.0
+
+
+def test_rows_of_gradients_are_looked_at_on_the_gpu_as_on_the_cpu():
+    model, batches = (
+        make_llama(num_hidden_layers=3).eval(),
+        [Collator(96, 2)([one]) for one in make_examples([80, 7, 33])],
+    )
+    expected = row_gradients(model, batches, lambda: None)
+    for one, other in zip(row_gradients(model.cuda(), batches, lambda: None), expected, strict=True):
+        torch.testing.assert_close(one.energy_ET, other.energy_ET, rtol=1e-3, atol=1e-8)
+        if one.place.projection != "q_proj":  # its first rows are zero but for rounding
+            assert torch.equal(one.is_zero_ET, other.is_zero_ET)
+    for one, other in zip(row_gradients(model.bfloat16(), batches, lambda: None), expected, strict=True):
+        assert bool((one.is_zero_ET >= other.is_zero_ET).all()) or one.place.projection == "q_proj"
 
 
 def test_a_cap_makes_memory_run_out_and_is_undone():

@@ -12,6 +12,7 @@ from sebp_edge.cli.console import err, out
 from sebp_edge.events import (
     Evaluated,
     Event,
+    ExampleAnalyzed,
     JsonLines,
     MemoryPlanned,
     MemoryRanOut,
@@ -76,6 +77,8 @@ class Lines:
                 self._step(event)
             case Evaluated():
                 self._evaluated(event)
+            case ExampleAnalyzed():
+                self._analyzed(event)
 
     def _texts_read(self, event: TextsRead) -> None:
         out.print(
@@ -111,6 +114,13 @@ class Lines:
         if event.split == "select":
             when = f"after epoch {event.epoch}" if event.epoch else "before training"
             out.print(f"  {when}: held-out loss {event.loss:.3f}{' (best)' if event.best and event.epoch else ''}")
+
+    def _analyzed(self, event: ExampleAnalyzed) -> None:
+        if self._bar is None:
+            return
+        if self._task is None:
+            self._task = self._bar.add_task("gradients", total=event.examples, figures="")
+        self._bar.update(self._task, completed=event.example)
 
 
 def show_result(result: AdaptResult) -> None:
