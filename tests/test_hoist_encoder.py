@@ -306,6 +306,19 @@ def test_a_head_that_reads_other_tokens_is_refused_and_left_as_it_was():
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_new_head_of_one_label_in_bf16_is_not_refused_for_its_rounding(family, seed):
+    model = make_encoder(family, "sequence", num_labels=1)
+    batch = make_encoder_batch(family, "sequence")
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        # A bias such that logits are next to zero.
+        logits = model(batch["input_ids"], batch["attention_mask"]).logits
+        list(model.parameters())[-1].sub_(logits.mean() * (1 + 0.01 * torch.randn(1, generator=draw)))
+    with HoistedEncoder(model.to(torch.bfloat16)) as hoisted:
+        assert bool(hoisted.losses(batch).isfinite().all())
+
+
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_gradient_checkpointing_is_refused(family, use_reentrant):
     model = make_encoder(family, "sequence")

@@ -14,7 +14,7 @@ Dropout is the model's own, as its mode says: each element is dropped as often a
 Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, L labels.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -34,7 +34,7 @@ from sebp_edge.sparse.hoist import ATTENTION
 from sebp_edge.sparse.rows import IGNORE
 from sebp_edge.sparse.trial import why_not
 
-# Logits in bf16 differ by more than losses do; a wrong position or head gives other numbers altogether.
+# Hidden states in bf16 differ by more than losses do; a wrong position or head gives other numbers altogether.
 TOLERANCE_LOW_PRECISION = 0.1
 
 
@@ -51,7 +51,8 @@ class HoistedEncoder:
         refuse_packed_weights(model)
         self.model = model
         self._encoder = encoder = without_adapter(model)
-        self._behind = behind_attention(last_block(encoder))
+        self._last_block = last_block(encoder)
+        self._behind = behind_attention(self._last_block)
         if self._behind is None or not (reads_first_token(encoder) or reads_labelled_tokens(encoder)):
             raise SparsityError(
                 f"{type(encoder).__name__} is not BERT, RoBERTa or DistilBERT for the classification of sequences or "
@@ -62,14 +63,7 @@ class HoistedEncoder:
         self._before: str | None = None
         self._hook: RemovableHandle | None = None
         self._fused: FusedLora | None = None
-        trial = self._trial_batch()
-        tokens = self.tokens(trial).to(encoder.device)
-        reason = why_not(
-            encoder,
-            lambda: self._padded_logits(trial, tokens),
-            lambda: self._attached().row_logits(tokens),
-            low_precision=TOLERANCE_LOW_PRECISION,
-        )
+        reason = self._why_not()
         if reason is not None:
             self.remove()
             raise SparsityError(f"{type(encoder).__name__} does not run on rows alone, sparsify it instead: {reason}")
@@ -145,12 +139,11 @@ class HoistedEncoder:
         finally:
             self._places = None
 
-    def _attached(self) -> "HoistedEncoder":
+    def _attach(self) -> None:
         self._before = self._encoder.config._attn_implementation
         self._encoder.set_attn_implementation(ATTENTION)
         self._fused = FusedLora(self.model, lambda layers, x: None)
         self._hook = self._behind.register_forward_pre_hook(self._take_out)
-        return self
 
     def _take_out(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Of what is [1, A, D], the rows that the head reads: [C, 1, D]."""
@@ -161,6 +154,25 @@ class HoistedEncoder:
             )
         return tuple(gather_rows(x_1AD.squeeze(0), self._places)[:, None] for x_1AD in inputs)
 
+    def _why_not(self) -> str | None:
+        """The reason not to be attached, as it then is, if a trial batch shows one."""
+        encoder, trial = self._encoder, self._trial_batch()
+        tokens = self.tokens(trial).to(encoder.device)
+        inputs = {name: values.to(encoder.device) for name, values in trial.items() if name != "labels"}
+        read_BT = trial["labels"] != IGNORE
+        if self._tokens.first_token:
+            read_BT = torch.arange(12).expand(2, 12) == 0
+
+        def padded() -> Tensor:
+            hidden_BTD, logits = self._last_hidden(lambda: encoder(**inputs).logits)
+            return _evenly(hidden_BTD[read_BT], logits if self._tokens.first_token else logits[read_BT])
+
+        def on_rows() -> Tensor:
+            self._attach()
+            return _evenly(*self._last_hidden(lambda: self.row_logits(tokens)))
+
+        return why_not(encoder, padded, on_rows, low_precision=TOLERANCE_LOW_PRECISION)
+
     def _trial_batch(self) -> dict[str, Tensor]:
         """Two sequences of 12 and 7 tokens, padded to 12."""
         input_ids = torch.arange(24).view(2, 12) % self._encoder.get_input_embeddings().num_embeddings
@@ -170,8 +182,17 @@ class HoistedEncoder:
         of_pair = {} if types is None else {"token_type_ids": (input_ids > 4).long() % types.num_embeddings}
         return {"input_ids": input_ids, "attention_mask": mask.long(), "labels": labels} | of_pair
 
-    def _padded_logits(self, batch: dict[str, Tensor], tokens: ActiveTokens) -> Tensor:
-        """What `row_logits` is to give, by the model's own call."""
-        inputs = {name: values.to(self._encoder.device) for name, values in batch.items() if name != "labels"}
-        logits = self._encoder(**inputs).logits
-        return logits if self._tokens.first_token else logits.flatten(0, 1)[batch["labels"].flatten() != IGNORE]
+    def _last_hidden(self, logits: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        """What the last block gives to the head while logits are computed, and these."""
+        seen: list[Tensor] = []
+        hook = self._last_block.register_forward_hook(lambda block, inputs, output: seen.append(output))
+        try:
+            found = logits()
+        finally:
+            hook.remove()
+        return seen[0], found
+
+
+def _evenly(hidden: Tensor, logits: Tensor) -> Tensor:
+    """Both as one vector, where all logits count as much as all hidden states: of a new head they are near zero."""
+    return torch.cat([hidden.flatten() / hidden.numel(), logits.flatten() / logits.numel()])

@@ -45,10 +45,9 @@ class CapturedGradients:
             raise MachineError(
                 f"The model is on {device.type}, and graphs need an NVIDIA GPU; call hoisted.row_losses(tokens) there."
             )
-        # Graphs write to these tensors, whatever an optimizer's zero_grad() leaves in `grad`.
-        self._gradients = [(parameter, torch.zeros_like(parameter)) for parameter in parameters]
+        self._sums = _Sums(parameters)
         self._loss = torch.zeros((), device=device)
-        self._graphs = MicroBatchGraphs(Graphs(device, on_event), hoisted, self, self._loss)
+        self._graphs = MicroBatchGraphs(Graphs(device, on_event), hoisted, self._sums, self._loss)
 
     def prepare(self, batches: Iterable[ActiveTokens]) -> None:
         """Is told the batches to come, so that a few graphs hold them all; without it each size has its own."""
@@ -64,20 +63,32 @@ class CapturedGradients:
         Raises:
             CannotCapture: the model does what no graph can hold; nothing was changed.
         """
-        self._own_gradients()
+        self._sums.into_grad()
         self._loss.zero_()
         self._graphs.accumulate(tokens, loss_rows or len(tokens.targets))
         return self._loss.clone()
 
-    def take_gradients(self, loss: Tensor, *, rehearsing: bool) -> None:
-        """See `TakesGradients`."""
-        add_gradients(loss, [parameter for parameter, _ in self._gradients])
+    def losses(self, tokens: ActiveTokens) -> Tensor:
+        """The loss of every loss row, without gradients; fp32 [C], on the host."""
+        return self._graphs.losses(tokens)
 
-    def _own_gradients(self) -> None:
-        """Puts our tensors into `grad`, with what is there: nothing, after `zero_grad()`."""
-        for parameter, own in self._gradients:
-            if parameter.grad is None:
-                own.zero_()
-            elif parameter.grad is not own:
+
+class _Sums:
+    """The tensors that graphs add gradients to, whatever an optimizer's `zero_grad()` leaves in `grad`."""
+
+    def __init__(self, parameters: list[Tensor]):
+        self._parameters, self._own = parameters, [torch.zeros_like(parameter) for parameter in parameters]
+
+    def take_gradients(self, loss: Tensor, *, rehearsing: bool) -> None:
+        add_gradients(loss, self._parameters)
+
+    def into_grad(self) -> None:
+        """Makes them the parameters' gradients, with what is there: nothing, after `zero_grad()`."""
+        pairs = list(zip(self._parameters, self._own, strict=True))
+        forgotten = [own for parameter, own in pairs if parameter.grad is None]
+        if forgotten:
+            torch._foreach_zero_(forgotten)
+        for parameter, own in pairs:
+            if parameter.grad is not None and parameter.grad is not own:
                 own.copy_(parameter.grad)
             parameter.grad = own
