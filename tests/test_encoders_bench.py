@@ -62,9 +62,7 @@ def test_the_true_shapes_are_the_models_own():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 def test_on_a_gpu_the_graph_gets_its_row_too(case):
-    # Heads of 32, which flash attention takes.
-    config = case.config.__class__(**(case.config.to_dict() | {"hidden_size": 128}))
-    rows = list(encoders.measure(replace(case, config=config), torch.device("cuda")))
-    assert rows[-1]["way"] == "hoisted, in a graph"
+    rows = list(encoders.measure(case, torch.device("cuda")))
+    assert [row["way"] for row in rows[2:]] == ["hoisted", "hoisted, in a graph"]
     for row in rows:
         assert row["gpu_step_ms"] > 0 and row["peak_gib"] > 0
