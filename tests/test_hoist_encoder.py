@@ -64,6 +64,17 @@ def test_losses_and_gradients_are_the_padded_dense_ones(family, head, adapt, dty
     assert_same_training(model.to(dtype), make_encoder_batch(family, head))
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("task", ["SEQ_CLS", "TOKEN_CLS"])
+def test_adapters_with_a_trained_head_train_like_dense(family, task, dropout):
+    targets = ["query", "value", "q_lin", "v_lin"]
+    config = LoraConfig(r=3, task_type=task, target_modules=targets, init_lora_weights=False, lora_dropout=dropout)
+    head = {"SEQ_CLS": "sequence", "TOKEN_CLS": "token"}[task]
+    # In evaluation, where a LoRA layer with dropout is PEFT's own and drops nothing.
+    model = get_peft_model(make_encoder(family, head), config).double().eval()
+    assert_same_training(model, make_encoder_batch(family, head))
+
+
 @pytest.mark.parametrize("lengths", [(1,), (20,), (1, 1, 1), (20, 3, 20, 1, 7)])
 def test_batches_of_any_lengths_train_like_dense(family, head, lengths):
     # The middle token of three has no label; a batch without any label has no loss.

@@ -1,11 +1,13 @@
 """Level 3 in a loop of one's own, with an optimizer of one's own: gradients of hoisted batches by replays of graphs.
 
-with HoistedEncoder(model) as hoisted:
-    gradients = CapturedGradients(hoisted)
-    for batch in loader:
-        loss = gradients.add(hoisted.tokens(batch))     # as hoisted.losses(batch).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    with HoistedEncoder(model) as hoisted:
+        gradients = CapturedGradients(hoisted)
+        for batch in loader:
+            loss = gradients.add(hoisted.tokens(batch))     # as hoisted.losses(batch).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+Decoders likewise, from `ActiveTokens.gather`.
 """
 
 from collections.abc import Iterable
