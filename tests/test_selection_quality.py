@@ -9,6 +9,7 @@ import torch
 from builders import make_llama
 
 import glue_texts
+import quality_curves
 import selection_quality
 from sebp_edge.sparse.selection import DroppedRows
 
@@ -136,3 +137,21 @@ def test_tasks_are_read_as_they_are_published(tmp_path):
     assert rte.train == [(("It rains.", "It is wet."), 1)] and rte.heldout == [(("A.", "B."), 0)]
     with pytest.raises(FileNotFoundError, match=r"no full_train_\*\.json"):
         glue_texts.read_task(tmp_path / "cola", "rte")
+
+
+def test_curves_are_drawn_with_the_worst_on_top(tmp_path):
+    from xml.etree import ElementTree
+
+    table = ["model,texts,way,seed," + ",".join(f"train_{part}" for part in range(10))]
+    for way, offset in (("dense", 0.0), ("exact", 0.0), ("published", 1.0)):
+        table += [
+            f"m,a < b,{way},{seed}," + ",".join(str(3 + offset - part / 10) for part in range(10)) for seed in "01"
+        ]
+    (tmp_path / "quality.csv").write_text("\n".join(table))
+    quality_curves.main([str(tmp_path / "quality.csv"), str(tmp_path / "curves.svg")])
+    drawing = ElementTree.parse(tmp_path / "curves.svg").getroot()
+    dense, exact, top_n, threshold, published = drawing.iter("{http://www.w3.org/2000/svg}polyline")
+    assert dense.get("points") == exact.get("points") and top_n.get("points") == threshold.get("points") == ""
+    places = [[float(point.split(",")[1]) for point in line.get("points").split()] for line in (dense, published)]
+    # An SVG's y grows downwards.
+    assert all(low > high for low, high in zip(*places, strict=True)) and min(places[1]) == quality_curves.TOP
