@@ -39,6 +39,10 @@ class Way:
     attach: Callable[[nn.Module], AbstractContextManager]
     loss: Callable[[object, Batch], Tensor]
 
+    def add_gradients(self, handle, batch: Batch) -> None:
+        """Adds the gradients of that loss to the parameters' `grad`."""
+        self.loss(handle, batch).backward()
+
 
 class _Dense:
     def __init__(self, model: nn.Module):
@@ -167,7 +171,7 @@ def _gradient_error(model: nn.Module, way: Way, batch: Batch) -> float:
 def gradients(model: nn.Module, way: Way, batch: Batch) -> list[Tensor]:
     """The gradients of a batch's mean loss, of every trained parameter in the model's order."""
     with way.attach(model) as handle:
-        way.loss(handle, batch).backward()
+        way.add_gradients(handle, batch)
     found = [parameter.grad.clone() for parameter in model.parameters() if parameter.requires_grad]
     model.zero_grad()
     return found

@@ -129,6 +129,14 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 _OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
+@contextmanager
+def casting_anew(device: torch.device) -> Iterator[None]:
+    """Within it, autocast keeps no weights that it cast: they would be those of one moment, or without gradients."""
+    enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+    with torch.autocast(device.type, dtype, enabled, cache_enabled=False):
+        yield
+
+
 def ran_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error says that memory ran out, or was raised while one that says so was on its way."""
     while isinstance(error, RuntimeError | MemoryError):

@@ -57,12 +57,7 @@ class Update:
 
     def take_gradients(self, loss: Tensor, *, rehearsing: bool = False) -> None:
         """Adds the gradients of `loss` to the parameters' `grad`."""
-        if sum(parameter.nbytes for parameter in self._own) > LARGE:
-            loss.backward()
-        else:
-            gradients = torch.autograd.grad(loss, self._own, allow_unused=True)
-            found = [pair for pair in zip(self._own, gradients, strict=True) if pair[1] is not None]
-            torch._foreach_add_([parameter.grad for parameter, _ in found], [gradient for _, gradient in found])
+        add_gradients(loss, self._own)
 
     def finish(self) -> Tensor:
         """Updates the parameters; gives the gradients' norm before clipping, on the device."""
@@ -105,6 +100,16 @@ class Update:
         self._norm.copy_(torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm))
         self._optimizer.step()
         self.zero_gradients()
+
+
+def add_gradients(loss: Tensor, parameters: list[Tensor]) -> None:
+    """Adds the gradients of `loss` to what the parameters have in `grad`, in place."""
+    if sum(parameter.nbytes for parameter in parameters) > LARGE:
+        loss.backward()
+    else:
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        found = [pair for pair in zip(parameters, gradients, strict=True) if pair[1] is not None]
+        torch._foreach_add_([parameter.grad for parameter, _ in found], [gradient for _, gradient in found])
 
 
 def _flattened(parameters: list[Tensor]) -> nn.Parameter:
