@@ -18,6 +18,9 @@ import pytest
 from builders import make_llama, make_sentences, make_tokenizer
 
 import evidence
+from sebp_edge import Recipe
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import backend, choices
 from sebp_edge.ops.tiles import Tiles
 
@@ -92,6 +95,12 @@ def model_folder(tmp_path_factory, tokenizer):
     make_llama().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def base(model_folder):
+    """That model, loaded on the CPU."""
+    return load_base_model(resolve(model_folder), Recipe.load("notes"), torch.device("cpu"))
 
 
 @pytest.fixture
