@@ -24,8 +24,8 @@ COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()"]
 RECIPE = "r = 4\nlearning_rate = 2e-2\nepochs = 3\nbatch_tokens = 200\ncontext_length = 64\n"
 RESULT_KEYS = {
     *("event", "kept", "name", "version", "adapter_path", "heldout_loss_before", "heldout_loss_after"),
-    *("documents", "examples", "tokens", "left_out", "padding_share", "tokens_per_second", "peak_memory_bytes"),
-    "seconds",
+    *("documents", "examples", "tokens", "left_out", "padding_share", "tokens_per_second"),
+    *("peak_memory_bytes", "allocator_peak_bytes", "predicted_peak_bytes", "seconds"),
 }
 
 

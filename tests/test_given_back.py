@@ -134,7 +134,7 @@ def test_memory_that_does_not_suffice_for_one_example_is_one_sentence_and_is_giv
     monkeypatch.setattr(Learner, "_accumulate", failing)
     gc.disable()
     try:
-        with pytest.raises(MachineError, match="ran out while training; nothing was saved") as raised:
+        with pytest.raises(MachineError, match="ran out before the first step; nothing was saved") as raised:
             personalizer.adapt(make_sentences(24))
         assert len(made) > number
         assert [tensor().shape for tensor in made if tensor() is not None] == []

@@ -117,12 +117,21 @@ class MicroBatchGraphs:
             CannotCapture: nothing was changed.
         """
         filled = self._filled(tokens)
-        bucket = filled.sizes
-        if bucket not in self._with_gradients:
-            # The run before the capture must add nothing.
-            weightless = filled.to(self._loss.device).weighted(0.0)
-            self._with_gradients[bucket] = _Captured(self._graphs, "gradients", weightless, self._add_gradients)
-        self._with_gradients[bucket](filled.weighted(1 / loss_tokens))
+        self._capture(filled)
+        self._with_gradients[filled.sizes](filled.weighted(1 / loss_tokens))
+
+    def rehearse(self, tokens: ActiveTokens) -> None:
+        """Captures what `accumulate` will replay, if it is not yet, and changes nothing.
+
+        Raises:
+            CannotCapture: as `accumulate` would.
+        """
+        self._capture(self._filled(tokens))
+
+    def bucket(self, sizes: Bucket) -> Bucket:
+        """What a micro-batch of these sizes is filled up to."""
+        fitting = [bucket for bucket in self._buckets if bucket.holds(sizes)]
+        return min(fitting, key=lambda bucket: bucket.cost, default=Bucket.holding(*sizes))
 
     def losses(self, tokens: ActiveTokens) -> Tensor:
         """The loss of every loss row, in nats: fp32 [C]; tokens and losses are on the host.
@@ -139,8 +148,13 @@ class MicroBatchGraphs:
         return losses.cpu()[filled.weights > 0]
 
     def _filled(self, tokens: ActiveTokens) -> ActiveTokens:
-        fitting = [bucket for bucket in self._buckets if bucket.holds(tokens.sizes)]
-        return tokens.filled(min(fitting, key=lambda bucket: bucket.cost, default=Bucket.holding(*tokens.sizes)))
+        return tokens.filled(self.bucket(tokens.sizes))
+
+    def _capture(self, filled: ActiveTokens) -> None:
+        if filled.sizes not in self._with_gradients:
+            # The run before the capture must add nothing.
+            weightless = filled.to(self._loss.device).weighted(0.0)
+            self._with_gradients[filled.sizes] = _Captured(self._graphs, "gradients", weightless, self._add_gradients)
 
     def _add_gradients(self, tokens: ActiveTokens) -> None:
         loss = (self._hoisted.row_losses(tokens) * tokens.weights).sum()
