@@ -125,10 +125,10 @@ class MemoryRanOut(Event):
 
 @dataclass(frozen=True)
 class MemorySqueezed(Event):
-    """Other programs have taken memory that the training counts on; micro-batches are smaller from now on.
+    """Memory has become short, mostly since other programs took it; micro-batches are smaller from now on.
 
-    `missing` is in bytes. Where `max_rows` is not less than before, nothing can be cut: single examples run already, or
-    all weights are updated within the backward pass, and a step is one micro-batch.
+    `missing` says by how many bytes. Where `max_rows` is not less than before, nothing can be cut: single examples run
+    already, or all weights are updated within the backward pass, and a step is one micro-batch.
     """
 
     event: ClassVar[str] = "memory_squeezed"

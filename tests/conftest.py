@@ -16,6 +16,7 @@ if not torch.cuda.is_available():
 
 import pytest
 from builders import make_llama, make_sentences, make_tokenizer
+from running_out import PlainGraphs
 
 import evidence
 from sebp_edge import Recipe
@@ -101,6 +102,13 @@ def model_folder(tmp_path_factory, tokenizer):
 def base(model_folder):
     """That model, loaded on the CPU."""
     return load_base_model(resolve(model_folder), Recipe.load("notes"), torch.device("cpu"))
+
+
+@pytest.fixture
+def plain_graphs(monkeypatch):
+    """Captured graphs where there is no GPU: a replay is the function itself."""
+    monkeypatch.setattr("sebp_edge.training.learner.Graphs", PlainGraphs)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def odd_examples(prompt=6):
 
 
 @contextmanager
-def learning(base, examples, recipe=RECIPE, max_rows=4096, padded=False):
+def learning(base, examples, recipe=RECIPE, max_rows=4096, padded=False, limit=None):
     """A learner on fresh weights that are not zero, and its events."""
     adaptation, events = attach(base, recipe, 0), []
     draw = torch.Generator().manual_seed(2)
@@ -34,7 +34,8 @@ def learning(base, examples, recipe=RECIPE, max_rows=4096, padded=False):
         forward = layer.forward
         layer.forward = lambda *args, **kwargs: forward(*args, **kwargs, s_aux=torch.ones(1))
     try:
-        with Learner(adaptation, recipe, examples, Collator(64, base.pad_token_id), events.append) as learner:
+        collator = Collator(64, base.pad_token_id)
+        with Learner(adaptation, recipe, examples, collator, events.append, limit=limit) as learner:
             assert (learner.rows.hoisted is None) == padded
             learner.rows.max_rows = max_rows
             learner.events = events
@@ -81,3 +82,20 @@ def gradients(learner, examples, failing, monkeypatch):
 
 def equal(one, other):
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+class PlainGraphs:
+    """Stands in for captured graphs where there is no GPU: a replay is the function itself."""
+
+    rehearsing = False
+
+    def __init__(self, device, on_event):
+        pass
+
+    def capture(self, part, function):
+        self.rehearsing = True
+        try:
+            function()
+        finally:
+            self.rehearsing = False
+        return function

@@ -51,22 +51,8 @@ def test_wherever_memory_runs_out_the_step_is_that_of_smaller_micro_batches(base
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-class PlainGraphs:
-    """Stands in for captured graphs where there is no GPU: a replay is the function itself."""
-
-    rehearsing = False
-
-    def __init__(self, device, on_event):
-        pass
-
-    def capture(self, part, function):
-        function()
-        return function
-
-
+@pytest.mark.usefixtures("plain_graphs")
 def test_wherever_memory_runs_out_with_graphs_they_are_made_anew_for_smaller_micro_batches(base, monkeypatch):
-    monkeypatch.setattr("sebp_edge.training.learner.Graphs", PlainGraphs)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     examples = odd_examples()
     half = -(-sum(example.num_active_tokens for example in examples) // 2)
     with learning(base, examples) as learner:
@@ -93,9 +79,8 @@ def test_wherever_memory_runs_out_with_graphs_they_are_made_anew_for_smaller_mic
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.usefixtures("plain_graphs")
 def test_one_example_is_tried_without_graphs_before_it_is_the_end(base, monkeypatch):
-    monkeypatch.setattr("sebp_edge.training.learner.Graphs", PlainGraphs)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     examples = odd_examples()[:1]
     with learning(base, examples) as learner:
         expected = gradients(learner, examples, Failing(), monkeypatch)

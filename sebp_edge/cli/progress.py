@@ -78,7 +78,7 @@ class Lines:
             case MemoryRanOut():
                 err.print(f"[yellow]note:[/] memory ran out; at most {event.max_rows:,} tokens run at once from now on")
             case MemorySqueezed():
-                words = f"other programs leave {gigabytes(event.missing)} less than is needed"
+                words = f"{gigabytes(event.missing)} of memory are short, mostly since other programs took them"
                 err.print(f"[yellow]note:[/] {words}; at most {event.max_rows:,} tokens run at once from now on")
             case StepDone():
                 self._step(event)

@@ -4,10 +4,12 @@ Of a GPU that is torch's allocator and what is outside of it: CUDA's context, li
 """
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import torch
@@ -18,6 +20,8 @@ from sebp_edge.models import machine
 CONTEXT = 650_000_000
 # Changes of what is used on a GPU that are not looked into.
 _UNNOTICED = 16 * 2**20
+# Where Linux tells of this process.
+_STATUS = Path("/proc/self/status")
 
 
 def memory_of(device: torch.device) -> "GpuMemory | HostMemory":
@@ -188,7 +192,10 @@ def peak_resident() -> int:
     """Bytes of the host's memory that this process held at most, ever."""
     if sys.platform == "win32":
         return psutil.Process().memory_info().peak_wset
+    if _STATUS.exists() and (found := re.search(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)):
+        return int(found[1]) * 1024
     import resource
 
+    # On Linux that may be the peak of the process that started this one.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -28,10 +28,6 @@ from sebp_edge.training.limit import MemoryLimit
 from sebp_edge.training.losses import MAX_ROWS, RowLosses
 from sebp_edge.training.update import Update
 from sebp_edge.training.update_in_backward import UpdateInBackward
-from sebp_edge.units import gigabytes
-
-# How often what other programs leave is looked at; a look takes less than a millisecond, and the GPU is not waited for.
-STEPS_BETWEEN_LOOKS = 8
 
 
 class Outcome(NamedTuple):
@@ -75,9 +71,8 @@ class Learner:
         self._steps: list[list[Example]] = []
         self._leftovers = Leftovers(device)
         self._limit = limit or MemoryLimit(device)
-        # The largest micro-batch that was tried out, bytes of it that come and go, and what a look found missing.
-        self._proven, self._transient, self._missing = (0, 0), 0, 0
-        self._num_steps = 0
+        self._limit.begin()
+        self._proven = (0, 0)  # the size of the largest micro-batch that was tried out
         self.rows = RowLosses(adaptation.model, examples, collator, device, on_event, max_rows)
         self.steps_ahead = 1 if device.type == "cuda" else 0
         self._graphs: MicroBatchGraphs | None = None
@@ -125,13 +120,15 @@ class Learner:
         Raises:
             RuntimeError, MemoryError: a single example does not fit.
         """
+        if not self._limit.is_set:
+            return True
         fullest = self._fullest()
         size = self._size(fullest)
-        if not self._limit.is_set or size <= self._proven:
+        if size <= self._proven:
             return True
         self._limit.begin()
         try:
-            self._transient = self._attempt(self._rehearse, fullest)
+            self._attempt(self._rehearse, fullest)
         except _CutSmaller:
             return False
         self._proven = size
@@ -242,21 +239,17 @@ class Learner:
         give_memory_back(self._device)
 
     def _look_around(self) -> None:
-        """Now and then cuts micro-batches smaller, if others took memory that the fullest of them would need."""
-        self._num_steps += 1
-        if not self._limit.is_set or self._num_steps % STEPS_BETWEEN_LOOKS:
+        """Cuts micro-batches smaller if memory has become short, for example since other programs took it."""
+        missing = self._limit.missing()
+        if not missing:
             return
-        before, was_missing = self.rows.max_rows, self._missing
-        self._missing = self._limit.missing(self._transient)
-        if not self._missing:
-            return
-        fullest = self._fullest()
-        can_be_cut = len(fullest) > 1 and self._update.adds_up
-        if can_be_cut:
+        before, fullest = self.rows.max_rows, self._fullest()
+        if len(fullest) > 1 and self._update.adds_up:
             self._cut_smaller(fullest)
-            self._transient //= 2
-        if can_be_cut or not was_missing:
-            self._on_event(MemorySqueezed(self._missing, before, self.rows.max_rows))
+            self._limit.cut()
+        else:
+            self._limit.bear(missing)
+        self._on_event(MemorySqueezed(missing, before, self.rows.max_rows))
 
     def _fullest(self) -> list[Example]:
         """The largest micro-batch of the steps to come."""
@@ -269,8 +262,8 @@ class Learner:
             return bucket.tokens, bucket.loss_rows
         return self.rows.num_rows(micro_batch), sum(example.num_loss_tokens for example in micro_batch)
 
-    def _rehearse(self, micro_batch: list[Example]) -> int:
-        """Runs a micro-batch and an update that change nothing; gives the bytes that come and go with it.
+    def _rehearse(self, micro_batch: list[Example]) -> None:
+        """Runs a micro-batch and an update that change nothing.
 
         Raises:
             RuntimeError, MemoryError: it does not fit.
@@ -278,15 +271,11 @@ class Learner:
         try:
             with self._update.rehearsing():
                 self._accumulate(micro_batch, loss_tokens=1, rehearsing=True)
-            self._limit.check()
+            self._limit.settle()
         except BudgetExceeded as error:
             raise MemoryError(str(error)) from None
         finally:
             self._loss.zero_()
-        transient = self._limit.transient()
-        if missing := self._limit.missing(transient):
-            raise MemoryError(f"{gigabytes(missing)} are missing.")
-        return transient
 
     @torch.no_grad()
     def _losses(self, micro_batch: list[Example]) -> tuple[Tensor, Tensor]:

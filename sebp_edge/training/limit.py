@@ -14,6 +14,8 @@ from sebp_edge.units import gigabytes
 
 # So much must be free beside: what is loaded late takes it, and other programs.
 SPARE = 64 * 2**20
+# How often what others leave is looked at: that takes less than a millisecond, and a GPU is not waited for.
+STEPS_BETWEEN_LOOKS = 8
 
 
 class MemoryLimit:
@@ -30,6 +32,7 @@ class MemoryLimit:
         self._memory = process.memory_of(device)
         self._undo = ExitStack()
         self._cap = lambda size: None
+        self._transient = self._num_steps = self._borne = 0
 
     def __enter__(self) -> "MemoryLimit":
         self._memory.begin()
@@ -39,8 +42,8 @@ class MemoryLimit:
         return self
 
     def __exit__(self, *exception) -> None:
-        self._memory.measure()
-        self._undo.close()
+        with self._undo:
+            self._memory.measure()
 
     @property
     def is_set(self) -> bool:
@@ -58,7 +61,7 @@ class MemoryLimit:
         return self._memory.allocator_peak
 
     def begin(self) -> None:
-        """Begins to look: what was held before, while the model was loaded, does not count."""
+        """Begins to measure anew: what was held before, for example while the model was loaded, is past."""
         self._memory.measure()
         self._memory.begin()
 
@@ -76,16 +79,36 @@ class MemoryLimit:
                 f"This process held {gigabytes(most)}, more than its memory budget of {gigabytes(self._budget)}."
             )
 
-    def transient(self) -> int:
-        """Bytes that came and went since `begin`."""
-        return self._memory.transient()
+    def settle(self) -> None:
+        """Notes what came and went since `begin`, which every step will need again.
 
-    def missing(self, transient: int) -> int:
-        """Bytes that are short for a micro-batch of which so many come and go; 0 if it has room.
-
-        What the process holds outside torch's allocator is measured anew, and the cap follows. A GPU is waited for only
-        if memory is to be given back.
+        Raises:
+            BudgetExceeded: there would be no room for it.
         """
+        self.check()
+        self._transient = self._memory.transient()
+        if missing := self._missing():
+            raise BudgetExceeded(f"{gigabytes(missing)} are missing for a step.")
+
+    def missing(self) -> int:
+        """To be asked before each step: bytes that are short for it, if now is the time to look; 0 if it has room."""
+        self._num_steps += 1
+        if not self.is_set or self._num_steps % STEPS_BETWEEN_LOOKS:
+            return 0
+        missing = self._missing()
+        return missing if missing > self._borne else 0
+
+    def cut(self) -> None:
+        """Is told that micro-batches are half as large from now on."""
+        self._transient //= 2
+
+    def bear(self, missing: int) -> None:
+        """Is told that nothing can be cut; as long as no more is missing, that is not said again."""
+        self._borne = missing
+
+    def _missing(self) -> int:
+        """Measures anew what the process holds outside torch's allocator, and the cap follows. A GPU is waited for only
+        if memory is to be given back."""
         self._memory.measure()
         too_much = 0
         if self._budget is not None:
@@ -93,5 +116,5 @@ class MemoryLimit:
             if self._memory.held > self._budget:
                 machine.give_memory_back(self._device)
                 too_much = self._memory.held - self._budget
-        short = SPARE + max(0, transient - self._memory.cached) - machine.free_memory(self._device)
+        short = SPARE + max(0, self._transient - self._memory.cached) - machine.free_memory(self._device)
         return max(0, short, too_much)
