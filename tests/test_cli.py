@@ -24,8 +24,8 @@ COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()"]
 RECIPE = "r = 4\nlearning_rate = 2e-2\nepochs = 3\nbatch_tokens = 200\ncontext_length = 64\n"
 RESULT_KEYS = {
     *("event", "kept", "name", "version", "adapter_path", "heldout_loss_before", "heldout_loss_after"),
-    *("documents", "examples", "tokens", "left_out", "padding_share", "tokens_per_second", "peak_memory_bytes"),
-    "seconds",
+    *("documents", "examples", "tokens", "left_out", "padding_share", "tokens_per_second"),
+    *("peak_memory_bytes", "allocator_peak_bytes", "predicted_peak_bytes", "seconds"),
 }
 
 
@@ -372,6 +372,16 @@ def test_what_bitsandbytes_logs_when_peft_imports_it_stays_out_of_the_errors(ada
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_a_training_within_a_budget_says_what_was_planned_and_what_was_held(adapt):
+    result = run(*adapt, "--memory", "900GB")
+    assert result.exit_code == 0
+    assert re.search(r"note: The memory budget is 900.0 GB, of which other programs leave \d+\.\d GB", result.stderr)
+    assert re.search(r"planned: about \S+ [GM]B of \S+ GB", result.stdout)
+    assert re.search(r"tried out: \S+ [GM]B with \d+ tokens at a time, predicted \S+ [GM]B", result.stdout)
+    assert re.search(r"peak memory +\S+ [GM]B; predicted \S+ [GM]B\n", result.stdout)
+    assert " that other programs leave" in run("plan", *adapt[1:], "--memory", "900GB").stdout
+
+
 def test_a_plan_says_where_the_memory_goes(adapt):
     arguments = ["plan", *adapt[1:], "--memory", "8GB"]
     (record,) = records(run(*arguments, "--json").stdout)

@@ -170,7 +170,7 @@ def figures(arrivals: Arrivals) -> dict:
         "kept": result["kept"],
         "loss_before": result["heldout_loss_before"],
         "loss_after": result["heldout_loss_after"],
-        "peak_gib": result["peak_memory_bytes"] / 2**30,
+        "peak_gib": (result["allocator_peak_bytes"] or result["peak_memory_bytes"]) / 2**30,
     }
 
 

@@ -121,12 +121,20 @@ class MicroBatchGraphs:
             CannotCapture: nothing was changed.
         """
         filled = self._filled(tokens)
-        key = (filled.sizes, self._hoisted.model.training)
-        if key not in self._with_gradients:
-            # The run before the capture must add nothing.
-            weightless = filled.to(self._loss.device).weighted(0.0)
-            self._with_gradients[key] = _Captured(self._graphs, "gradients", weightless, self._add_gradients)
-        self._with_gradients[key](filled.weighted(1 / loss_tokens))
+        self._captured(filled)(filled.weighted(1 / loss_tokens))
+
+    def rehearse(self, tokens: ActiveTokens) -> None:
+        """Captures what `accumulate` will replay, if it is not yet, and changes nothing.
+
+        Raises:
+            CannotCapture: as `accumulate` would.
+        """
+        self._captured(self._filled(tokens))
+
+    def bucket(self, sizes: Bucket) -> Bucket:
+        """What a micro-batch of these sizes is filled up to."""
+        fitting = [bucket for bucket in self._buckets if bucket.holds(sizes)]
+        return min(fitting, key=lambda bucket: bucket.cost, default=Bucket.holding(*sizes))
 
     def losses(self, tokens: ActiveTokens) -> Tensor:
         """The loss of every loss row, in nats: fp32 [C]; tokens and losses are on the host.
@@ -135,7 +143,7 @@ class MicroBatchGraphs:
             CannotCapture: it did not come to a result.
         """
         filled = self._filled(tokens)
-        key = (filled.sizes, self._hoisted.model.training)
+        key = self._key(filled)
         if key not in self._without:
             on_device = filled.to(self._loss.device)
             self._without[key] = _Captured(self._graphs, "losses", on_device, self._row_losses)
@@ -143,8 +151,18 @@ class MicroBatchGraphs:
         return losses.cpu()[filled.weights > 0]
 
     def _filled(self, tokens: ActiveTokens) -> ActiveTokens:
-        fitting = [bucket for bucket in self._buckets if bucket.holds(tokens.sizes)]
-        return tokens.filled(min(fitting, key=lambda bucket: bucket.cost, default=Bucket.holding(*tokens.sizes)))
+        return tokens.filled(self.bucket(tokens.sizes))
+
+    def _key(self, filled: ActiveTokens) -> tuple[Bucket, bool]:
+        return filled.sizes, self._hoisted.model.training
+
+    def _captured(self, filled: ActiveTokens) -> "_Captured":
+        key = self._key(filled)
+        if key not in self._with_gradients:
+            # The run before the capture must add nothing.
+            weightless = filled.to(self._loss.device).weighted(0.0)
+            self._with_gradients[key] = _Captured(self._graphs, "gradients", weightless, self._add_gradients)
+        return self._with_gradients[key]
 
     def _add_gradients(self, tokens: ActiveTokens) -> None:
         loss = (self._hoisted.row_losses(tokens) * tokens.weights).sum()

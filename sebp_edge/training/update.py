@@ -1,6 +1,7 @@
 """One optimizer update: gradients are clipped to a global norm, AdamW follows them, and they are zero again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +73,20 @@ class Update:
         """
         # Gradients and learning rate are zero: the run before the capture makes the moments and moves nothing.
         self._replay = graphs.capture("update", self._step)
+        self.reset()
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Within it micro-batches are tried out before the first step. All memory of an update is taken, and nothing
+        has changed in the end, bit for bit."""
+        yield
+        self.begin(0.0)
+        self.zero_gradients()
+        try:
+            self.finish()
+        except BaseException:
+            self._optimizer.state.clear()  # where one of two moments is missing, it would stay so
+            raise
         self.reset()
 
     def reset(self) -> None:
