@@ -3,6 +3,8 @@
 import ctypes
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import torch
