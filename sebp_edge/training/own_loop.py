@@ -28,8 +28,9 @@ from sebp_edge.training.update import add_gradients
 class CapturedGradients:
     """Adds gradients to the `grad` of a hoisted model's trained parameters, on an NVIDIA GPU.
 
-    A bucket's first batch is run and captured, which takes seconds; later ones are replays. Parameters must stay the
-    tensors that they are, and the model hoisted. A learning rate may change, and the model's mode: each has its graphs.
+    A bucket's first batch is run and captured, which takes seconds; later ones are replays. At that moment no loss that
+    was computed elsewhere may be held with its autograd graph. Parameters must stay the tensors that they are, and the
+    model hoisted. A learning rate may change, and the model's mode: each has its graphs.
 
     Args:
         hoisted: in bf16 or fp16, by its weights or by autocast around this object's calls: elsewhere attention waits
