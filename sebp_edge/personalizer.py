@@ -22,7 +22,7 @@ from sebp_edge.texts.dataset import Dataset, make_dataset
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.training.budget import MemoryBudget, Plan, make_plan
 from sebp_edge.training.loop import Progress
-from sebp_edge.training.losses import MAX_ROWS
+from sebp_edge.training.spending import FASTEST, Spending
 from sebp_edge.training.trial import Judgement, Trial
 
 
@@ -80,11 +80,11 @@ class Personalizer:
         begin, out = time.perf_counter(), None if out is None else Path(out).expanduser()
         self.store.check_writable(name, out)
         reading = read_texts(texts)
-        max_rows = MAX_ROWS if self.memory_budget is None else self._announced(self._plan(reading)).max_rows
+        recipe, spending = self._chosen(reading)
         with self._capped():
-            base = self._load()
+            base = self._load(recipe)
             dataset = self._encode(reading, base)
-            trial = Trial(base, dataset, self.recipe, self.seed, self.on_event, max_rows)
+            trial = Trial(base, dataset, recipe, self.seed, self.on_event, spending)
             with self._setting_aside(trial, name):
                 judgement = trial.train_and_judge()
         saved = self._keep(trial, judgement, name, out) if judgement.verdict.kept else self._give_up(trial)
@@ -160,11 +160,15 @@ class Personalizer:
 
     # ------------------------------------------------------------------------------------------------- its own steps
 
-    def _load(self) -> BaseModel:
+    def _load(self, recipe: Recipe | None = None) -> BaseModel:
+        """The base model; in another precision than it is loaded in, if a plan's recipe asks for that."""
+        if recipe is not None and self._base is not None and self._base.in_4bit != recipe.load_in_4bit:
+            self._base = self._adaptation = None
+            machine.give_memory_back(self.device)
         if self._base is None:
             if self.device.type == "cpu" and (problem := machine.driver_problem()):
                 self.on_event(Notice(problem))
-            base = self._base = load_base_model(self.reference, self.recipe, self.device)
+            base = self._base = load_base_model(self.reference, recipe or self.recipe, self.device)
             dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
             self.on_event(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
         return self._base
@@ -186,10 +190,17 @@ class Personalizer:
             return nullcontext()
         return machine.capped(self.device, max(0, self.memory_budget.size - machine.held_besides(self.device)))
 
-    def _announced(self, plan: Plan) -> Plan:
-        parts = asdict(plan.footprint)
-        self.on_event(MemoryPlanned(plan.method, plan.max_rows, plan.budget, plan.peak, plan.seconds, parts))
-        return plan
+    def _chosen(self, reading: Reading) -> tuple[Recipe, Spending]:
+        """How to train: as the plan for the memory budget says, if there is one."""
+        if self.memory_budget is None:
+            return self.recipe.settled(), FASTEST
+        plan = self._plan(reading)
+        chosen, parts = plan.chosen, asdict(plan.chosen.footprint)
+        method, max_rows = chosen.recipe.method, chosen.spending.max_rows
+        self.on_event(
+            MemoryPlanned(method, chosen.how, max_rows, plan.budget, chosen.peak, chosen.seconds, parts)
+        )
+        return chosen.recipe, chosen.spending
 
     def _encode(self, reading: Reading, base: BaseModel) -> Dataset:
         limit = getattr(base.model.config, "max_position_embeddings", None)
@@ -267,7 +278,7 @@ class Personalizer:
             base_model=base.reference.public_name,
             model=base.reference.name,
             fingerprint=base.fingerprint,
-            recipe=asdict(self.recipe),
+            recipe=asdict(trial.recipe),
             documents=data.documents,
             examples=len(data.examples),
             tokens=data.tokens,

@@ -90,7 +90,7 @@ def test_what_autograd_keeps_with_our_kernels_is_counted(recipe, tmp_path, kerne
 @pytest.mark.parametrize(("tokens", "measured_gib"), [(96, 6.67), (224, 6.91), (832, 8.08), (3712, 12.82)])
 def test_the_peaks_measured_on_an_h100_are_predicted(tokens, measured_gib, tmp_path):
     shape = shape_of(LlamaConfig(**SHAPE_3B), tmp_path)
-    machinery = Machinery(shape, Recipe.load("notes"), on_gpu=True, has_kernels=True, itemsize=2)
+    machinery = Machinery(shape, Recipe.load("notes").settled(), on_gpu=True, has_kernels=True, itemsize=2)
     footprint = machinery.footprint([Bucket(tokens, 64, 128, tokens)], [], context=650_000_000)
     assert footprint.allocated / 2**30 == pytest.approx(measured_gib, rel=0.05)
     # The weights are most of it and no guess; nor is the rest a bad one.

@@ -62,7 +62,7 @@ class Lines:
                 err.print(f"[yellow]note:[/] {escape(event.message)}")
             case MemoryPlanned():
                 memory = f"about {gigabytes(event.peak)} of {gigabytes(event.budget)}"
-                out.print(f"planned: {memory}, about {duration(event.seconds)}, {event.max_rows:,} tokens at a time")
+                out.print(f"planned: {event.how}: {memory}, about {duration(event.seconds)}")
             case ModelLoaded():
                 millions = f"{event.parameters / 1e6:,.1f} million parameters"
                 out.print(f"[bold]{escape(event.model)}[/]: {millions} on {event.device}, {event.dtype}")

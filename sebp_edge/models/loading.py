@@ -34,6 +34,7 @@ _FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
 # NF4 has a scale in 8 bits for each block, and one in fp32 for 256 of them (Dettmers et al. 2023).
 _NF4_BLOCK = 64
 NF4_BYTES = 0.5 + (1 + 4 / 256) / _NF4_BLOCK
+INSTALL_4_BITS = "pip install 'sebp-edge[4bit]'"
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,23 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
     return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity)
 
 
+def has_bitsandbytes() -> bool:
+    """Whether the library is installed that base models in 4 bits need."""
+    return find_spec("bitsandbytes") is not None
+
+
+def takes_4_bits(device: torch.device) -> bool:
+    """Whether base models in 4 bits run on `device`, once bitsandbytes is installed."""
+    return device.type in ("cuda", "cpu")
+
+
 def _four_bit_options(device: torch.device, dtype: torch.dtype) -> dict:
     """What makes transformers load linear layers in NF4, their scales quantised too; all else is left in `dtype`."""
-    if find_spec("bitsandbytes") is None:
+    if not has_bitsandbytes():
         raise MachineError(
-            "A base model in 4 bits needs bitsandbytes, which is not installed; run pip install 'sebp-edge[4bit]'."
+            f"A base model in 4 bits needs bitsandbytes, which is not installed; run {INSTALL_4_BITS}."
         )
-    if device.type not in ("cuda", "cpu"):
+    if not takes_4_bits(device):
         raise MachineError(f"A base model in 4 bits runs on NVIDIA GPUs and CPUs, not on {device.type}; use 16 bits.")
     config = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
@@ -212,7 +223,7 @@ def _count_parameters(config, recipe: Recipe) -> tuple[int, int, int]:
     head = model.get_output_embeddings()
     linears = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head]
     in_4bit = sum(layer.weight.numel() for layer in linears) if recipe.load_in_4bit else 0
-    return total, in_4bit, sum(recipe.r * (layer.in_features + layer.out_features) for layer in linears)
+    return total, in_4bit, sum(recipe.settled().r * (layer.in_features + layer.out_features) for layer in linears)
 
 
 def model_on_meta(reference: ModelReference) -> PreTrainedModel:

@@ -53,6 +53,12 @@ class ActiveTokens:
             weights=torch.ones(len(plan.loss_rows), device=plan.loss_rows.device),
         )
 
+    @classmethod
+    def one(cls) -> "ActiveTokens":
+        """A single token, for where any will do; on the host."""
+        labels = torch.zeros(1, 2, dtype=torch.int64)
+        return cls.gather(labels, RowPlan.from_labels(labels))
+
     @property
     def sizes(self) -> Bucket:
         """The bucket that holds these tokens without any filler."""

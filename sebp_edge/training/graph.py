@@ -43,33 +43,40 @@ class Graphs:
         self._device, self._on_event = device, on_event
         self._stream = _side_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+        self._seconds = 0.0
         self.rehearsing = False
 
-    def capture(self, part: str, function: Callable[[], object]) -> Callable[[], None]:
-        """Runs `function` once as it is, so that what it makes on first use is made, and captures it; gives the replay.
+    def rehearse(self, function: Callable[[], object]) -> None:
+        """Runs `function` once as it is, so that what it makes on first use is made before its capture.
 
         Both happen on the same side stream: autograd's accumulation stays on the stream that it first ran on.
-
-        Args:
-            part: what the function is called in the event that tells how long this took.
-
-        Raises:
-            CannotCapture: the function ran, but its capture failed.
-            RuntimeError: the function failed, or memory ran out in its run or its capture, of which nothing is left.
         """
         begin = time.perf_counter()
         current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        self.rehearsing = True
+        try:
+            with torch.cuda.stream(self._stream):
+                function()
+        finally:
+            self.rehearsing = False
+            # Also what a run that failed has begun comes before all that follows.
+            current.wait_stream(self._stream)
+        self._seconds += time.perf_counter() - begin
+
+    def capture(self, part: str, function: Callable[[], object]) -> Callable[[], None]:
+        """Captures `function`, which has been rehearsed; gives the replay.
+
+        Args:
+            part: what the function is called in the event that tells how long this and the rehearsals before it took.
+
+        Raises:
+            CannotCapture: the function ran, but its capture failed.
+            RuntimeError: the function failed, or memory ran out, and nothing is left of it.
+        """
+        begin = time.perf_counter()
         # A capture that fails at its end does not come back from the side stream by itself.
-        with torch.cuda.stream(current):
-            self._stream.wait_stream(current)
-            self.rehearsing = True
-            try:
-                with torch.cuda.stream(self._stream):
-                    function()
-            finally:
-                self.rehearsing = False
-                # Also what a run that failed has begun comes before all that follows.
-                current.wait_stream(self._stream)
+        with torch.cuda.stream(torch.cuda.current_stream(self._device)):
             graph = torch.cuda.CUDAGraph()
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
@@ -78,7 +85,8 @@ class Graphs:
                 if ran_out_of_memory(error):
                     raise
                 raise CannotCapture(str(error).splitlines()[0]) from error
-        self._on_event(GraphCaptured(part, time.perf_counter() - begin))
+        self._on_event(GraphCaptured(part, self._seconds + time.perf_counter() - begin))
+        self._seconds = 0.0
         return graph.replay
 
 
@@ -100,6 +108,7 @@ class MicroBatchGraphs:
     def __init__(self, graphs: Graphs, hoisted: Hoisted, update: TakesGradients, loss: Tensor):
         self._graphs, self._hoisted, self._update, self._loss = graphs, hoisted, update, loss
         self._buckets: list[Bucket] = []
+        self._rehearsed: set[Bucket] = set()
         self._with_gradients: dict[Bucket, _Captured] = {}
         self._without: dict[Bucket, _Captured] = {}
 
@@ -119,9 +128,9 @@ class MicroBatchGraphs:
         filled = self._filled(tokens)
         bucket = filled.sizes
         if bucket not in self._with_gradients:
-            # The run before the capture must add nothing.
-            weightless = filled.to(self._loss.device).weighted(0.0)
-            self._with_gradients[bucket] = _Captured(self._graphs, "gradients", weightless, self._add_gradients)
+            self._rehearse({bucket, *self._buckets})
+            on_device = filled.to(self._loss.device)
+            self._with_gradients[bucket] = _Captured(self._graphs, "gradients", on_device, self._add_gradients)
         self._with_gradients[bucket](filled.weighted(1 / loss_tokens))
 
     def losses(self, tokens: ActiveTokens) -> Tensor:
@@ -134,6 +143,7 @@ class MicroBatchGraphs:
         bucket = filled.sizes
         if bucket not in self._without:
             on_device = filled.to(self._loss.device)
+            self._graphs.rehearse(lambda: self._row_losses(on_device))
             self._without[bucket] = _Captured(self._graphs, "losses", on_device, self._row_losses)
         losses = self._without[bucket](filled)
         return losses.cpu()[filled.weights > 0]
@@ -141,6 +151,18 @@ class MicroBatchGraphs:
     def _filled(self, tokens: ActiveTokens) -> ActiveTokens:
         fitting = [bucket for bucket in self._buckets if bucket.holds(tokens.sizes)]
         return tokens.filled(min(fitting, key=lambda bucket: bucket.cost, default=Bucket.holding(*tokens.sizes)))
+
+    def _rehearse(self, buckets: set[Bucket]) -> None:
+        """Runs the gradients of these buckets, the largest first, where that has not been done.
+
+        All of them before one is captured: a graph holds the memory of its run, which the others' runs would need
+        beside it.
+        """
+        for bucket in sorted(buckets - self._rehearsed, key=lambda bucket: bucket.cost, reverse=True):
+            # Nothing may be added.
+            weightless = ActiveTokens.one().filled(bucket).to(self._loss.device).weighted(0.0)
+            self._graphs.rehearse(lambda: self._add_gradients(weightless))  # noqa: B023, it runs at once
+            self._rehearsed.add(bucket)
 
     def _add_gradients(self, tokens: ActiveTokens) -> None:
         loss = (self._hoisted.row_losses(tokens) * tokens.weights).sum()

@@ -14,7 +14,7 @@ from sebp_edge.texts.splits import Split, split_documents
 from sebp_edge.training.evaluation import HeldOutLoss, Verdict, evaluate, judge
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.loop import Progress, Trainer
-from sebp_edge.training.losses import MAX_ROWS
+from sebp_edge.training.spending import FASTEST, Spending
 from sebp_edge.units import duration
 
 # Runs that are expected to take longer than this say so first.
@@ -39,7 +39,7 @@ class Trial:
     Attributes:
         adaptation: what is trained; None before the first training.
         progress: of each training, the last one's last.
-        max_rows: most rows that one micro-batch may have.
+        spending: what is held in memory at once.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Trial:
         recipe: Recipe,
         seed: int,
         on_event: Sink,
-        max_rows: int = MAX_ROWS,
+        spending: Spending = FASTEST,
     ):
-        self.max_rows = max_rows
+        self.spending = spending
         self.base, self.dataset, self.recipe, self.seed, self.on_event = base, dataset, recipe, seed, on_event
         self.splits = split_documents(dataset.examples, seed)
         self.adaptation: Adaptation | None = None
@@ -68,7 +68,7 @@ class Trial:
         self.adaptation = attach(self.base, self.recipe, self.seed)
         collator = Collator(self.dataset.context_length, self.base.pad_token_id)
         examples = self.dataset.examples
-        with Learner(self.adaptation, self.recipe, examples, collator, self.on_event, self.max_rows) as learner:
+        with Learner(self.adaptation, self.recipe, examples, collator, self.on_event, self.spending) as learner:
             if folds == 1:
                 return self._run(learner, self.splits[0], "train")
             fresh, parts = snapshot(self.adaptation), []
