@@ -37,8 +37,8 @@ class Notice(Event):
 class MemoryPlanned(Event):
     """A way to train was chosen that fits the memory budget. Memory is in bytes; `parts` says what it is for.
 
-    `how` says in words what was chosen; `max_rows` is the most rows that one micro-batch may have; `seconds` is about how
-    long the training takes.
+    `how` says in words what was chosen; `max_rows` is the most rows that one micro-batch may have; `seconds` is about
+    how long the training takes.
     """
 
     event: ClassVar[str] = "memory_planned"

@@ -197,9 +197,7 @@ class Personalizer:
         plan = self._plan(reading)
         chosen, parts = plan.chosen, asdict(plan.chosen.footprint)
         method, max_rows = chosen.recipe.method, chosen.spending.max_rows
-        self.on_event(
-            MemoryPlanned(method, chosen.how, max_rows, plan.budget, chosen.peak, chosen.seconds, parts)
-        )
+        self.on_event(MemoryPlanned(method, chosen.how, max_rows, plan.budget, chosen.peak, chosen.seconds, parts))
         return chosen.recipe, chosen.spending
 
     def _encode(self, reading: Reading, base: BaseModel) -> Dataset:

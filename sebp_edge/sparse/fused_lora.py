@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.models.lora import plain_projection
+from sebp_edge.models.machine import give_memory_back
 from sebp_edge.ops import LoraGroup, LoraProjection, QuantisedWeight, Remake, Rows, lora_linear
 
 # Projections that read the same input in transformers' decoders.
@@ -45,6 +46,9 @@ class FusedLora:
             plain = {name: child for name, child in parent.named_children() if plain_projection(child)}
             for names in _grouped(plain, alone):
                 self._groups.append(_Group([plain[name] for name in names], rows_for, remake_of))
+                if len(names) > 1:
+                    # Where weights were before they were stacked; else a part of it would go to the next ones.
+                    give_memory_back(self._groups[-1].stacked.stacked_A.device)
 
     def remove(self) -> None:
         """Gives the layers back to PEFT."""

@@ -102,7 +102,8 @@ class Choice:
         adapter = f"LoRA of rank {self.recipe.r} on {self.dtype}" if self.recipe.method == "lora" else "all weights"
         words = [adapter, f"{spending.max_rows:,} tokens at a time"]
         if spending.checkpoints:
-            words.append(f"activations of {spending.checkpoints} blocks computed again")
+            plural = "s" * (spending.checkpoints > 1)
+            words.append(f"activations of {spending.checkpoints} block{plural} computed again")
         if spending.moments_in_8_bits:
             words.append("moments in 8 bits")
         return ", ".join(words)
@@ -204,6 +205,9 @@ class _Candidates:
         self._dtype, self._context = machine.pick_dtype(device), context
         self._rate = machine.matmul_rate(device, self._dtype)
         splits = split_documents(dataset.examples, seed)
+        self.takes_4_bits = takes_4_bits(
+            device, (linear.inputs for block in shape.blocks for linear in block.linears.values())
+        )
         self._has_folds = len(splits) > 1
         if self._has_folds:
             # After the folds, one training on all.
@@ -215,17 +219,12 @@ class _Candidates:
             for max_rows in _limits(machinery, dataset)
         }
 
-    def of(self, recipe: Recipe, *, with_4_bits: bool | None = None) -> Iterator[Choice]:
-        """The fastest first; what is learnt is given up last, a little at a time.
-
-        Args:
-            with_4_bits: whether the base may be loaded in 4 bits; by default if the library for it is installed.
-        """
-        may = has_bitsandbytes() if with_4_bits is None else with_4_bits
-        settled, on_device = recipe.settled(), takes_4_bits(self.device)
+    def of(self, recipe: Recipe) -> Iterator[Choice]:
+        """The fastest first; what is learnt is given up last, a little at a time."""
+        settled = recipe.settled()
         recipes = [settled]
         yield from self._spendings(settled, in_8_bits=False)
-        if settled.method == "lora" and recipe.load_in_4bit is None and may and on_device:
+        if settled.method == "lora" and recipe.load_in_4bit is None and self.takes_4_bits and has_bitsandbytes():
             recipes.append(settled.replace(load_in_4bit=True))
         if settled.method == "lora" and recipe.r is None:
             # The adapter's product is scaled as before.
@@ -319,7 +318,7 @@ def _nothing_fits(candidates: _Candidates, least: Choice, budget: MemoryBudget) 
         ways.append(f"choose a model of at most about {share * shape.parameters / 1e9:.2g} billion parameters")
     if recipe.method == "lora" and not recipe.load_in_4bit:
         in_4_bits = candidates.of(recipe.replace(load_in_4bit=True))
-        if takes_4_bits(candidates.device) and any(one.peak <= budget.size for one in in_4_bits):
+        if candidates.takes_4_bits and any(one.peak <= budget.size for one in in_4_bits):
             ways.append("load the model in 4 bits" + ("" if has_bitsandbytes() else f", after {INSTALL_4_BITS}"))
     *but_last, last = ways
     return MachineError(

@@ -130,7 +130,9 @@ class Machinery:
             has_folds: whether there are several trainings, whose later ones may need graphs beside the first one's.
         """
         num_trained = self._num_trained
-        steps, evaluations = list(map(self._step, trained)), list(map(self._evaluation, evaluated + trained))
+        steps = list(map(self._step, trained))
+        # Held-out examples may be filled up to a bucket that was made for training.
+        evaluations = [self._evaluation(sizes) for sizes in (*evaluated, *trained)] if evaluated else []
         (activations, loss), *others = sorted(steps + evaluations, key=sum, reverse=True)
         graphs = CUBLAS_WORKSPACES if self.on_gpu else 0
         if self.on_gpu and self.is_hoisted:

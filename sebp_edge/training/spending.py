@@ -1,4 +1,4 @@
-"""How a training spends memory to save time, or time to save memory. Whatever is chosen, it learns from the same steps."""
+"""How a training spends memory to save time, or time to save memory. Whatever is chosen, its steps are the same."""
 
 from dataclasses import dataclass
 
