@@ -37,11 +37,13 @@ class Notice(Event):
 class MemoryPlanned(Event):
     """A way to train was chosen that fits the memory budget. Memory is in bytes; `parts` says what it is for.
 
-    `max_rows` is the most rows that one micro-batch may have; `seconds` is about how long the training takes.
+    `how` says in words what was chosen; `max_rows` is the most rows that one micro-batch may have; `seconds` is about
+    how long the training takes.
     """
 
     event: ClassVar[str] = "memory_planned"
     method: str
+    how: str
     max_rows: int
     budget: int
     peak: int

@@ -33,7 +33,7 @@ from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.training.budget import MemoryBudget, Plan, make_plan
 from sebp_edge.training.limit import MemoryLimit
 from sebp_edge.training.loop import Progress
-from sebp_edge.training.losses import MAX_ROWS
+from sebp_edge.training.spending import FASTEST
 from sebp_edge.training.trial import Judgement, Trial
 
 
@@ -93,11 +93,11 @@ class Personalizer:
         self.store.check_writable(name, out)
         reading = read_texts(texts)
         plan = None if self.memory_budget is None else self._announced(self._plan(reading))
+        recipe, spending = (plan.chosen.recipe, plan.chosen.spending) if plan else (self.recipe.settled(), FASTEST)
         with self._limit(plan) as limit:
-            base = self._load()
+            base = self._load(recipe)
             dataset = self._encode(reading, base)
-            max_rows = plan.max_rows if plan else MAX_ROWS
-            trial = Trial(base, dataset, self.recipe, self.seed, self.on_event, max_rows, limit)
+            trial = Trial(base, dataset, recipe, self.seed, self.on_event, spending, limit)
             with self._setting_aside(trial, name):
                 judgement = trial.train_and_judge()
         saved = self._keep(trial, judgement, name, out) if judgement.verdict.kept else self._give_up(trial)
@@ -201,11 +201,15 @@ class Personalizer:
 
     # ------------------------------------------------------------------------------------------------- its own steps
 
-    def _load(self) -> BaseModel:
+    def _load(self, recipe: Recipe | None = None) -> BaseModel:
+        """The base model; in another precision than it is loaded in, if a plan's recipe asks for that."""
+        if recipe is not None and self._base is not None and self._base.in_4bit != recipe.load_in_4bit:
+            self._base = self._adaptation = None
+            machine.give_memory_back(self.device)
         if self._base is None:
             if self.device.type == "cpu" and (problem := machine.driver_problem()):
                 self.on_event(Notice(problem))
-            base = self._base = load_base_model(self.reference, self.recipe, self.device)
+            base = self._base = load_base_model(self.reference, recipe or self.recipe, self.device)
             dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
             self.on_event(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
         return self._base
@@ -224,15 +228,16 @@ class Personalizer:
     def _limit(self, plan: Plan | None) -> MemoryLimit:
         """What may be held: as planned, or without a plan the budget, or without one all that is free."""
         if plan is not None:
-            return MemoryLimit(self.device, plan.budget, plan.peak)
+            return MemoryLimit(self.device, plan.budget, plan.chosen.peak)
         return MemoryLimit(self.device, self.memory_budget.size if self.memory_budget else None)
 
     def _announced(self, plan: Plan) -> Plan:
-        parts = asdict(plan.footprint)
         if plan.stated_budget is not None:
             budget = MemoryBudget(plan.budget, plan.stated_budget)
             self.on_event(Notice(f"The memory budget is {budget}; the training keeps to that."))
-        self.on_event(MemoryPlanned(plan.method, plan.max_rows, plan.budget, plan.peak, plan.seconds, parts))
+        chosen, parts = plan.chosen, asdict(plan.chosen.footprint)
+        method, max_rows = chosen.recipe.method, chosen.spending.max_rows
+        self.on_event(MemoryPlanned(method, chosen.how, max_rows, plan.budget, chosen.peak, chosen.seconds, parts))
         return plan
 
     def _encode(self, reading: Reading, base: BaseModel) -> Dataset:
@@ -325,7 +330,7 @@ class Personalizer:
             base_model=base.reference.public_name,
             model=base.reference.name,
             fingerprint=base.fingerprint,
-            recipe=asdict(self.recipe),
+            recipe=asdict(trial.recipe),
             documents=data.documents,
             examples=len(data.examples),
             tokens=data.tokens,

@@ -14,6 +14,7 @@ from sebp_edge.events import MemoryRanOut, StepDone
 from sebp_edge.models.adaptation import trainable
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.training.learner import Learner
+from sebp_edge.training.spending import Spending
 from sebp_edge.training.trial import Trial
 
 
@@ -75,12 +76,12 @@ def made(monkeypatch):
 
     def noted(learner):
         update = learner._update
-        parts = [learner, learner.rows, learner.rows.hoisted or learner.rows._padded, update, update._optimizer]
+        parts = [learner, learner.rows, learner.rows.hoisted or learner.rows._padded, update, update._adamw]
         references.extend(map(weakref.ref, parts))
         return enter(learner)
 
     def left(learner, *exception):
-        moments = [value for state in learner._update._optimizer.state.values() for value in state.values()]
+        moments = [value for moments in learner._update._moments for value in moments if value is not None]
         gradients = [parameter.grad for parameter in learner._parameters]
         references.extend(map(weakref.ref, [*moments, *gradients]))
         leave(learner, *exception)
@@ -107,8 +108,11 @@ def made(monkeypatch):
     gc.enable()
 
 
-@pytest.mark.parametrize("way", ["lora", "full", "folds", "not kept"])
-def test_an_adaptation_leaves_nothing_alive_but_itself(make, made, way):
+@pytest.mark.parametrize("way", ["lora", "full", "folds", "not kept", "checkpoints"])
+def test_an_adaptation_leaves_nothing_alive_but_itself(make, made, way, monkeypatch):
+    if way == "checkpoints":
+        spending = Spending(checkpoints=1, in_pieces=True, moments_in_8_bits=True)
+        monkeypatch.setattr("sebp_edge.personalizer.FASTEST", spending)
     changes = {"full": {"method": "full"}, "not kept": {"learning_rate": 1e-12}}.get(way, {})
     recipe = RECIPE.replace(**{"learning_rate": 2e-2, "batch_tokens": 200, "epochs": 3} | changes)
     personalizer = make(recipe=recipe)

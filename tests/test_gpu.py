@@ -1,5 +1,8 @@
 """What only a GPU can show. Skipped, with the reason, where there is none."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from builders import make_examples, make_llama, make_sentences, row_losses, waiting_for_the_gpu_is_an_error
@@ -15,6 +18,9 @@ from transformers import AutoModelForTokenClassification
 
 from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
 from sebp_edge.insight.gradients import row_gradients
+from sebp_edge.models.adaptation import attach
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import (
     AdamW,
     LoraGroup,
@@ -236,6 +242,67 @@ def test_rows_of_gradients_are_looked_at_on_the_gpu_as_on_the_cpu():
             assert torch.equal(one.is_zero_ET, other.is_zero_ET)
     for one, other in zip(row_gradients(model.bfloat16(), batches, lambda: None), expected, strict=True):
         assert bool((one.is_zero_ET >= other.is_zero_ET).all()) or one.place.projection == "q_proj"
+
+
+@pytest.fixture
+def wide_model(tokenizer, tmp_path):
+    """A folder with a model of 2.3 GB in bf16, in shards of at most 300 MB."""
+    sizes = {"hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 11, "num_attention_heads": 24}
+    with torch.device("cuda"):
+        model = make_llama(**sizes, num_key_value_heads=8, head_dim=128).to(torch.bfloat16)
+    model.save_pretrained(tmp_path, max_shard_size="300MB")
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+LOADED = """
+import sys, threading
+from pathlib import Path
+import torch
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.recipe import Recipe
+
+def own_bytes():
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon"))
+
+def watch():
+    while not done.wait(0.001):
+        seen.append(own_bytes())
+
+torch.zeros(1, device="cuda")
+done, seen = threading.Event(), [own_bytes()]
+watcher = threading.Thread(target=watch)
+watcher.start()
+base = load_base_model(resolve(Path(sys.argv[1])), Recipe.load("notes"), torch.device("cuda"))
+done.set()
+watcher.join()
+print(max(seen) - seen[0], torch.cuda.max_memory_reserved(), sum(p.nbytes for p in base.model.parameters()))
+"""
+
+
+def test_weights_go_to_the_gpu_without_a_copy_in_the_hosts_memory(wide_model):
+    command = [sys.executable, "-c", LOADED, str(wide_model)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    on_host, on_gpu, weights = map(int, found)
+    assert weights > 2.2e9
+    # The largest shard, and a gigabyte.
+    assert on_host < 1.3e9
+    assert on_gpu < weights + 100e6
+
+
+def test_weights_that_are_stacked_leave_no_holes(wide_model):
+    torch.cuda.empty_cache()
+    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    recipe = Recipe.load("notes")
+    base = load_base_model(resolve(wide_model), recipe, torch.device("cuda"))
+    adaptation = attach(base, recipe, seed=0)
+    with Hoisted(adaptation.model):
+        torch.cuda.empty_cache()
+        own = torch.cuda.memory_allocated() - allocated
+        assert own > 2.2e9
+        assert torch.cuda.memory_reserved() - reserved < 1.03 * own
 
 
 def test_an_adaptation_runs_our_kernels(tmp_path):

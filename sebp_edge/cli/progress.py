@@ -65,7 +65,7 @@ class Lines:
                 err.print(f"[yellow]note:[/] {escape(event.message)}")
             case MemoryPlanned():
                 memory = f"about {gigabytes(event.peak)} of {gigabytes(event.budget)}"
-                out.print(f"planned: {memory}, about {duration(event.seconds)}, {event.max_rows:,} tokens at a time")
+                out.print(f"planned: {event.how}: {memory}, about {duration(event.seconds)}")
             case MemoryProbed():
                 predicted = "" if event.predicted is None else f", predicted {gigabytes(event.predicted)}"
                 out.print(f"tried out: {gigabytes(event.peak)} with {event.rows:,} tokens at a time{predicted}")

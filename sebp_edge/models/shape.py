@@ -35,6 +35,11 @@ class Block:
     has_head_norms: bool
 
     @property
+    def parameters(self) -> int:
+        """Of its linear layers."""
+        return sum(linear.inputs * linear.outputs for linear in self.linears.values())
+
+    @property
     def is_llamas(self) -> bool:
         """Whether it has Llama's projections, one of each and no others."""
         return self.linears.keys() == LLAMA_PROJECTIONS
@@ -71,7 +76,7 @@ class DecoderShape:
     @property
     def linear_parameters(self) -> int:
         """Parameters of all linear layers but the head, which are what is loaded in 4 bits."""
-        return sum(linear.inputs * linear.outputs for block in self.blocks for linear in block.linears.values())
+        return sum(block.parameters for block in self.blocks)
 
     def adapter_parameters(self, r: int) -> int:
         """Parameters of a LoRA adapter of rank `r` on every linear layer but the head."""

@@ -25,7 +25,8 @@ from sebp_edge.texts.examples import Example
 from sebp_edge.training.graph import CannotCapture, Graphs, MicroBatchGraphs
 from sebp_edge.training.leftovers import Leftovers
 from sebp_edge.training.limit import MemoryLimit
-from sebp_edge.training.losses import MAX_ROWS, RowLosses
+from sebp_edge.training.losses import RowLosses
+from sebp_edge.training.spending import FASTEST, Spending
 from sebp_edge.training.update import Update
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
@@ -49,6 +50,9 @@ class _CutSmaller(Exception):
 class Learner:
     """Trains an adaptation; a context manager that leaves the model's own code as it was.
 
+    Args:
+        spending: what is held in memory at once.
+
     Attributes:
         adaptation: whose parameters are trained.
         rows: gives the losses where no graph does.
@@ -62,7 +66,7 @@ class Learner:
         examples: list[Example],
         collator: Collator,
         on_event: Sink,
-        max_rows: int = MAX_ROWS,
+        spending: Spending = FASTEST,
         limit: MemoryLimit | None = None,
     ):
         self.adaptation, self._on_event = adaptation, on_event
@@ -73,13 +77,13 @@ class Learner:
         self._limit = limit or MemoryLimit(device)
         self._limit.begin()
         self._proven = (0, 0)  # the size of the largest micro-batch that was tried out
-        self.rows = RowLosses(adaptation.model, examples, collator, device, on_event, max_rows)
+        self.rows = RowLosses(adaptation.model, examples, collator, device, on_event, spending)
         self.steps_ahead = 1 if device.type == "cuda" else 0
         self._graphs: MicroBatchGraphs | None = None
         self._told_of_steps = False
         try:
             self._loss = torch.zeros((), device=device)
-            self._update = _update_for(self._parameters, recipe)
+            self._update = _update_for(self._parameters, recipe, spending)
             if device.type == "cuda" and self.rows.hoisted is not None:
                 self._graphs = self._no_graphs_yet()
                 # In a pool of its own: micro-batches' graphs may have to go, this one never does.
@@ -310,7 +314,9 @@ class Learner:
             return None
 
 
-def _update_for(parameters: list[Tensor], recipe: Recipe) -> Update | UpdateInBackward:
+def _update_for(parameters: list[Tensor], recipe: Recipe, spending: Spending) -> Update | UpdateInBackward:
     """Weights that all are trained, in bf16, are updated within the backward pass; all others after it."""
     in_bf16 = any(parameter.dtype == torch.bfloat16 for parameter in parameters)
-    return (UpdateInBackward if recipe.method == "full" and in_bf16 else Update)(parameters, recipe)
+    if recipe.method == "full" and in_bf16:
+        return UpdateInBackward(parameters, recipe)
+    return Update(parameters, recipe, spending)

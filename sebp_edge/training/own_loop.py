@@ -22,7 +22,7 @@ from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.training.graph import Graphs, MicroBatchGraphs
-from sebp_edge.training.update import add_gradients
+from sebp_edge.training.update import add_gradients, are_large
 
 
 class CapturedGradients:
@@ -83,7 +83,7 @@ class _Sums:
         self._parameters, self._own = parameters, [torch.zeros_like(parameter) for parameter in parameters]
 
     def take_gradients(self, loss: Tensor, *, rehearsing: bool) -> None:
-        add_gradients(loss, self._parameters)
+        add_gradients(loss, self._parameters, in_pieces=are_large(self._parameters))
 
     def into_grad(self) -> None:
         """Makes them the parameters' gradients, with what is there: nothing, after `zero_grad()`."""
