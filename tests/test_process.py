@@ -115,11 +115,20 @@ def test_what_the_driver_tells_is_read_for_this_process_on_this_gpu():
     assert process.held_by(4, "aa-1", "") is None
 
 
-class Gpu:
-    """What torch would say of a GPU that this machine does not have."""
+def test_what_is_used_of_this_gpu_is_read():
+    assert process.used_of("aa-2", "GPU-aa-1, 0\nGPU-aa-2, 812\n") == 812 * 2**20
+    assert process.used_of("aa-3", "GPU-aa-1, 0\n") is None
+    assert process.used_of("aa-1", "GPU-aa-1, [N/A]\n") is None
 
-    def __init__(self, monkeypatch, told):
+
+class Gpu:
+    """What torch and the driver would say of a GPU that this machine does not have."""
+
+    def __init__(self, monkeypatch, told, before=""):
         self.used, self.reserved, self.told = 3 * GB, GB, told
+        monkeypatch.setattr(process, "_others", {})
+        monkeypatch.setattr(process, "_nvidia_smi", lambda query: before)
+        monkeypatch.setattr(process.GpuMemory, "_uuid", lambda memory: "aa-1")
         for name in ("memory_reserved", "max_memory_reserved"):
             monkeypatch.setattr(torch.cuda, name, lambda device: self.reserved)
         for name in ("memory_allocated", "max_memory_allocated"):
@@ -152,6 +161,26 @@ def test_what_no_driver_tells_is_an_estimate_that_grows_with_what_is_used_up_to_
     assert memory.measure() == 2 * GB + process.CONTEXT + 100_000_000
     gpu.used += 5 * GB
     assert memory.measure() == 2 * GB + 2 * process.CONTEXT
+
+
+def test_what_no_driver_tells_is_seen_when_cuda_begins(monkeypatch):
+    gpu = Gpu(monkeypatch, told=None, before=f"GPU-aa-1, {1200}")
+    gpu.used = gpu.reserved + 1200 * 2**20 + 480_000_000
+    memory = process.memory_of(CUDA)
+    assert memory.outside == 480_000_000
+    gpu.used += 100_000_000
+    memory.measure()
+    assert memory.outside == 580_000_000
+    # Also when it is asked about again.
+    assert process.memory_of(CUDA).outside == 580_000_000
+
+
+def test_where_cuda_had_begun_before_it_is_an_estimate(monkeypatch):
+    gpu = Gpu(monkeypatch, told=None, before="GPU-aa-1, 2000")
+    gpu.used = gpu.reserved + 2000 * 2**20
+    assert process.memory_of(CUDA).outside == process.CONTEXT
+    gpu.used += 300_000_000
+    assert process.memory_of(CUDA).outside == process.CONTEXT
 
 
 def test_the_cap_follows_what_the_process_holds_outside(monkeypatch):

@@ -20,6 +20,10 @@ from sebp_edge.models import machine
 CONTEXT = 650_000_000
 # Changes of what is used on a GPU that are not looked into.
 _UNNOTICED = 16 * 2**20
+# What others held of a GPU, by its UUID, when CUDA began here; None where that was not seen.
+_others: dict[str, int | None] = {}
+# A context is larger than this: if so much more is used after a call, that has made it.
+_LEAST_CONTEXT = 100 * 2**20
 # Where Linux tells of this process.
 _STATUS = Path("/proc/self/status")
 
@@ -74,9 +78,9 @@ class HostMemory:
 class GpuMemory:
     """A GPU's memory. What is outside torch's allocator the driver tells, of each process, on most Linux machines.
 
-    Elsewhere (in containers, on Windows) it tells only what all processes hold together. There it is what a process was
-    measured to hold on an H100, and by how much more is used since this was made, up to as much again: that may be
-    other programs' too, so it is rather too much.
+    Elsewhere (in containers, on Windows) it tells only what all processes hold together. There it is what came when CUDA
+    began here, or if that was not seen, what a process was measured to hold on an H100; and by how much more is used
+    since this was made, up to as much again: that may be other programs' too, so it is rather too much.
 
     Attributes:
         outside: bytes outside torch's allocator, as last measured.
@@ -90,9 +94,10 @@ class GpuMemory:
     def __init__(self, device: torch.device):
         self._device = device
         self.peak = self.allocator_peak = 0
+        seen = self._seen()
         self._beyond = self._used_beyond_torch()
         told = self._told()
-        self.outside = CONTEXT if told is None else told
+        self.outside = told if told is not None else seen if seen is not None else CONTEXT
 
     def begin(self) -> None:
         """Begins to measure anew."""
@@ -141,15 +146,32 @@ class GpuMemory:
 
     def _told(self) -> int | None:
         """Bytes outside torch's allocator by what the driver says that this process holds; None if it does not."""
-        query = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits"]
-        try:
-            answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
-        except (OSError, subprocess.SubprocessError):
-            return None
-        held = held_by(os.getpid(), str(torch.cuda.get_device_properties(self._device).uuid), answer)
+        held = held_by(os.getpid(), self._uuid(), _nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory"))
         reserved = torch.cuda.memory_reserved(self._device)
         # Outside of a container another process may have our number.
         return None if held is None or held < reserved else held - reserved
+
+    def _seen(self) -> int | None:
+        """The same, by what was used before CUDA began here; None if it had begun before this was first asked."""
+        uuid = self._uuid()
+        if uuid not in _others:
+            before = used_of(uuid, _nvidia_smi("--query-gpu=uuid,memory.used"))
+            begun_now = before is not None and self._used_beyond_torch() - before > _LEAST_CONTEXT
+            _others[uuid] = before if begun_now else None
+        before = _others[uuid]
+        return None if before is None else max(0, self._used_beyond_torch() - before)
+
+    def _uuid(self) -> str:
+        return str(torch.cuda.get_device_properties(self._device).uuid)
+
+
+def _nvidia_smi(query: str) -> str:
+    """What the driver's tool answers, a line for each thing asked about; nothing where it is not there."""
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def held_by(process: int, gpu: str, answer: str) -> int | None:
@@ -157,6 +179,15 @@ def held_by(process: int, gpu: str, answer: str) -> int | None:
     for line in answer.splitlines():
         match line.split(", "):
             case [uuid, number, size] if uuid.endswith(gpu) and number == str(process) and size.isdecimal():
+                return int(size) * 2**20
+    return None
+
+
+def used_of(gpu: str, answer: str) -> int | None:
+    """Bytes that are used of a GPU, from nvidia-smi's lines "GPU-uuid, MiB"; None if not among them."""
+    for line in answer.splitlines():
+        match line.split(", "):
+            case [uuid, size] if uuid.endswith(gpu) and size.isdecimal():
                 return int(size) * 2**20
     return None
 
