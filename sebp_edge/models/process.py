@@ -78,9 +78,9 @@ class HostMemory:
 class GpuMemory:
     """A GPU's memory. What is outside torch's allocator the driver tells, of each process, on most Linux machines.
 
-    Elsewhere (in containers, on Windows) it tells only what all processes hold together. There it is what came when CUDA
-    began here, or if that was not seen, what a process was measured to hold on an H100; and by how much more is used
-    since this was made, up to as much again: that may be other programs' too, so it is rather too much.
+    Elsewhere (in containers, on Windows) it tells only what all processes hold together. There it is what came when
+    CUDA began here, or if that was not seen, what a process was measured to hold on an H100; and by how much more is
+    used since this was made, up to as much again: that may be other programs' too, so it is rather too much.
 
     Attributes:
         outside: bytes outside torch's allocator, as last measured.
