@@ -39,10 +39,9 @@ import torch
 from transformers import LlamaConfig
 
 import evidence
-from models import make_model
+from models import llama_3b, make_model
 from sebp_edge.models import loading
 from sebp_edge.texts.formats import FORMATS
-from step import SHAPE
 
 NOTES = evidence.ROOT / "examples" / "notes"
 TINY_MODEL = Path(loading.__file__).with_name("tiny")
@@ -199,7 +198,7 @@ def show(row: dict) -> None:
 def made_once(folder: Path) -> Path:
     """A folder with a model of the true shape. Made in a process of its own, so that this one takes no GPU memory."""
     if not folder.exists():
-        made = multiprocessing.get_context("spawn").Process(target=make_folder, args=(folder, LlamaConfig(**SHAPE)))
+        made = multiprocessing.get_context("spawn").Process(target=make_folder, args=(folder, llama_3b()))
         made.start()
         made.join()
         if made.exitcode:

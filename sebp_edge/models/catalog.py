@@ -9,6 +9,7 @@ from sebp_edge.errors import ModelError, suggest
 
 DEFAULT_MODEL = "tiny"
 BUNDLED_FOLDER = Path(__file__).parent / "tiny"
+_CONFIGS = Path(__file__).parent / "configs"
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,47}/\w[\w.-]{0,95}(?<![.-])", re.ASCII)
 
 
@@ -94,6 +95,25 @@ def resolve(model: str | Path) -> ModelReference:
     if isinstance(model, Path) or re.search(r"[/\\~]", name) or name.startswith("."):
         raise ModelError(f"There is no folder {name!r}; give a folder with a model, a Hub id or a known name.")
     raise ModelError(f"Unknown model {name!r}; {suggest(name.lower(), CATALOG)}")
+
+
+def resolve_shape(model: str | Path) -> ModelReference:
+    """As `resolve`, where a config alone is enough: `model` may also be the path of a model's config.json.
+
+    Raises:
+        ModelError: as `resolve`.
+    """
+    path = Path(model).expanduser()
+    if path.suffix != ".json" or not path.is_file():
+        return resolve(model)
+    path = path.resolve()
+    return ModelReference(path.parent.name if path.name == "config.json" else path.stem, "local", str(path))
+
+
+def bundled_config(reference: ModelReference) -> Path | None:
+    """The sizes of a model that is known by name, as its config.json has them; None for any other model."""
+    path = _CONFIGS / f"{reference.name.removesuffix('-instruct')}.json"
+    return path if reference.kind == "hub" and path.is_file() else None
 
 
 def _existing_folder(name: str) -> Path | None:
