@@ -2,6 +2,7 @@
 
 import importlib.metadata
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -74,12 +75,13 @@ def run_bench(
             "ask for less padding or a shorter context."
         )
     at_hand = folder_at_hand(reference) is not None
-    if not at_hand:
-        on_event(Notice(f"The weights of {reference.name!r} are not on this machine; random ones of its shape are."))
     base = (load_base_model if at_hand else make_base_model)(reference, recipe, device)
+    if not at_hand:
+        what = "which are not on this machine"
+        on_event(Notice(f"Instead of the weights of {reference.name!r}, {what}, random ones of its shape are timed."))
     adaptation = _attach(base, recipe)
     workload = Workload.of(examples, context_length, base.model.config.get_text_config().vocab_size, device)
-    with limited_to(int(FREE_SHARE * machine.free_memory(torch.device("cpu")))):
+    with limited_to(int(FREE_SHARE * machine.free_memory(device))) if device.type == "cpu" else nullcontext():
         measured = compare(adaptation.model, workload.batch, on_progress=on_progress)
     return BenchResult(
         model=reference.name,
