@@ -59,17 +59,17 @@ MIXED = [
     [
         (
             {DENSE: 1.0, DROP_IN: 0.7, DYNAMIC: 0.3, PACKED: 0.2, HOISTED: 0.13},
-            "On this machine hoisted rows take 0.13 of the dense padded step's time, and 0.65 of that of packing, "
+            "On this machine hoisted rows take 0.13 of the dense padded step's time, and 0.65 of what packing takes, "
             "the fastest without sebp-edge; `sebp-edge adapt` trains that way.",
         ),
         (
             {DENSE: 1.0, PACKED: 0.2, HOISTED: 0.209},
-            "On this machine hoisted rows take 0.21 of the dense padded step's time, and 1.04 of that of packing, "
+            "On this machine hoisted rows take 0.21 of the dense padded step's time, and 1.04 of what packing takes, "
             "the fastest without sebp-edge; `sebp-edge adapt` trains that way.",
         ),
         (
             {DENSE: 1.0, PACKED: 0.2, HOISTED: 0.25},
-            "On this machine packing takes 0.20 of the dense padded step's time, and 0.80 of that of hoisted rows; "
+            "On this machine packing takes 0.20 of the dense padded step's time, and 0.80 of what hoisted rows take; "
             "put the texts of a batch into one row.",
         ),
         (

@@ -89,12 +89,12 @@ except SystemExit as end:
     begin = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.endswith("0 []\n")
-    for command in ("adapt", "plan", "generate", "models", "recipes", "adapters", "doctor"):
+    for command in ("adapt", "plan", "bench", "generate", "models", "recipes", "adapters", "doctor"):
         assert command in done.stdout
     assert time.perf_counter() - begin < 5
 
 
-@pytest.mark.parametrize("command", ["adapt", "plan", "generate", "models", "recipes", "adapters", "doctor"])
+@pytest.mark.parametrize("command", ["adapt", "plan", "bench", "generate", "models", "recipes", "adapters", "doctor"])
 def test_every_command_has_help(command):
     for flag in ("--help", "-h"):
         assert run(command, flag).exit_code == 0

@@ -16,7 +16,6 @@ WORDS = {
     "hoisted": ("hoisted rows take", "`sebp-edge adapt` trains that way"),
     "graph": ("captured graphs take", "`sebp-edge adapt` trains that way"),
 }
-NAMES = {name: words.rpartition(" ")[0] for name, (words, _) in WORDS.items()}
 
 
 def recommend(measured: Iterable[Measured]) -> str:
@@ -37,9 +36,9 @@ def recommend(measured: Iterable[Measured]) -> str:
     else:
         figures.append(f"{1e3 * timed[chosen]:,.0f} ms a step, where the dense padded one does not run")
     if chosen == ours and rival not in (None, DENSE.name):
-        figures.append(f"{timed[ours] / timed[rival]:.2f} of that of {NAMES[rival]}, the fastest without sebp-edge")
+        figures.append(f"{timed[ours] / timed[rival]:.2f} of what {WORDS[rival][0]}, the fastest without sebp-edge")
     elif chosen == rival and ours is not None:
-        figures.append(f"{timed[rival] / timed[ours]:.2f} of that of {NAMES[ours]}")
+        figures.append(f"{timed[rival] / timed[ours]:.2f} of what {WORDS[ours][0]}")
     return f"On this machine {words} {', and '.join(figures)}; {action}."
 
 

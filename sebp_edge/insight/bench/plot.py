@@ -1,8 +1,9 @@
 """The figures of a benchmark as one SVG file: bars of time and of memory, readable on light and on dark ground."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from sebp_edge.errors import StorageError
 from sebp_edge.insight.bench.compare import Measured
@@ -11,6 +12,7 @@ from sebp_edge.units import gigabytes
 
 WIDTH, MARGIN, LABEL, FIGURE = 720, 24, 130, 110
 BAR, GAP, LINE = 18, 10, 22
+KINDS = {"forward": "forward", "backward": "backward", "update": "update", "whole": "in one replay"}
 STYLE = """
   svg { --ground: #ffffff; --text: #1f2328; --faint: #59636e; --forward: #8bb8e8; --backward: #2f6fb3;
         --update: #b58900; --whole: #7d5ba6; --memory: #4f9d69; }
@@ -45,42 +47,42 @@ def draw(result: BenchResult) -> str:
         f"{result.context_length}, {result.padding_share:.0%} padding",
         "faint",
     )
-    page.legend({"forward": "forward", "backward": "backward", "update": "update", "whole": "in one replay"})
-    _draw_bars(page, result.measured, lambda one: one.times.step, _parts, lambda one: f"{1e3 * one.times.step:,.1f} ms")
+    bars = [_time_bar(one) for one in result.measured]
+    shown = {kind for bar in bars for kind, _ in bar.parts}
+    page.legend({kind: words for kind, words in KINDS.items() if kind in shown})
+    page.bars(bars)
     if any(one.times and one.times.peak_bytes for one in result.measured):
         page.text("Peak of torch's allocator on the GPU, weights included", "title")
-        in_one = lambda one: [("memory", one.times.peak_bytes)]  # noqa: E731
-        _draw_bars(page, result.measured, _peak, in_one, lambda one: gigabytes(one.times.peak_bytes))
+        page.bars([_memory_bar(one) for one in result.measured])
     for line in _folded(result.recommendation, 100):
         page.text(line)
     return page.document()
 
 
-def _peak(one: Measured) -> int:
-    return one.times.peak_bytes
+class _Bar(NamedTuple):
+    """One way's: its parts from left to right, each of a kind and in any unit, and what stands behind them."""
+
+    label: str
+    parts: list[tuple[str, float]]
+    figure: str
 
 
-def _parts(one: Measured) -> Iterator[tuple[str, float]]:
-    """The parts of a step, from left to right; the update is what is left of it."""
+def _time_bar(one: Measured) -> _Bar:
     times = one.times
+    if times is None:
+        return _Bar(one.way.name, [], one.status)
     if times.forward is None or times.backward is None:
-        yield "whole", times.step
-        return
-    yield "forward", times.forward
-    yield "backward", times.backward
-    yield "update", max(0.0, times.step - times.forward - times.backward)
+        parts = [("whole", times.step)]
+    else:
+        update = max(0.0, times.step - times.forward - times.backward)
+        parts = [("forward", times.forward), ("backward", times.backward), ("update", update)]
+    return _Bar(one.way.name, parts, f"{1e3 * times.step:,.1f} ms")
 
 
-def _draw_bars(page: "_Page", measured: Iterable[Measured], size, parts, figure) -> None:
-    """A bar for each way that was timed, in proportion to the largest; why there is none, for the others."""
-    measured = list(measured)
-    largest = max((size(one) for one in measured if one.times), default=1)
-    for one in measured:
-        if one.times:
-            page.bar(one.way.name, [(kind, value / largest) for kind, value in parts(one)], figure(one))
-        else:
-            page.bar(one.way.name, [], one.status)
-    page.space(GAP)
+def _memory_bar(one: Measured) -> _Bar:
+    if one.times is None:
+        return _Bar(one.way.name, [], one.status)
+    return _Bar(one.way.name, [("memory", one.times.peak_bytes)], gigabytes(one.times.peak_bytes))
 
 
 def _folded(text: str, width: int) -> Iterator[str]:
@@ -113,20 +115,24 @@ class _Page:
             x += 40 + 8 * len(words)
         self._y += LINE + GAP
 
-    def bar(self, label: str, parts: list[tuple[str, float]], figure: str) -> None:
-        full, x = WIDTH - 2 * MARGIN - LABEL - FIGURE, float(MARGIN + LABEL)
-        self._put(f'<text x="{MARGIN}" y="{self._y + BAR - 4}">{escape(label)}</text>')
-        for kind, share in parts:
-            self._put(
-                f'<rect x="{x:.1f}" y="{self._y}" width="{full * share:.1f}" height="{BAR}" fill="var(--{kind})"/>'
-            )
-            x += full * share
-        kind = "" if parts else "faint"
-        self._put(f'<text class="{kind}" x="{x + 8:.1f}" y="{self._y + BAR - 4}">{escape(figure)}</text>')
-        self._y += BAR + GAP
+    def bars(self, bars: list[_Bar]) -> None:
+        """In proportion to the longest of them."""
+        full = WIDTH - 2 * MARGIN - LABEL - FIGURE
+        longest = max((sum(size for _, size in bar.parts) for bar in bars), default=0) or 1
+        for bar in bars:
+            self._bar(bar, full / longest)
+        self._y += GAP
 
-    def space(self, height: int) -> None:
-        self._y += height
+    def _bar(self, bar: _Bar, scale: float) -> None:
+        x = float(MARGIN + LABEL)
+        self._put(f'<text x="{MARGIN}" y="{self._y + BAR - 4}">{escape(bar.label)}</text>')
+        for kind, size in bar.parts:
+            at = f'x="{x:.1f}" y="{self._y}" width="{scale * size:.1f}" height="{BAR}"'
+            self._put(f'<rect {at} fill="var(--{kind})"/>')
+            x += scale * size
+        kind = "" if bar.parts else "faint"
+        self._put(f'<text class="{kind}" x="{x + 8:.1f}" y="{self._y + BAR - 4}">{escape(bar.figure)}</text>')
+        self._y += BAR + GAP
 
     def document(self) -> str:
         height = self._y + MARGIN
