@@ -96,8 +96,10 @@ def test_every_package_is_shipped():
 
 def test_every_data_file_is_shipped():
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    for path in (ROOT / "kernels" / "ops").glob("*.json"):
-        assert any(path.match(pattern) for pattern in setuptools["package-data"]["sebp_edge.ops"]), path
+    for package, folder in (("ops", "kernels/ops"), ("models", "sebp_edge/models")):
+        patterns = setuptools["package-data"][f"sebp_edge.{package}"]
+        for path in (ROOT / folder).rglob("*.json"):
+            assert any(path.match(pattern) for pattern in patterns), path
 
 
 def test_nothing_shadows_the_kernels_package():
