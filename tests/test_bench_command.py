@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from sebp_edge.cli import app, console
 from sebp_edge.cli import bench as command
+from sebp_edge.errors import ModelError
 from sebp_edge.insight.bench.ways import WAYS, Way
 from sebp_edge.models import hub
 from sebp_edge.models.catalog import CATALOG, bundled_config, resolve, resolve_shape
@@ -160,3 +161,9 @@ def test_a_file_is_a_models_config_where_that_is_enough(tmp_path, model_folder):
     assert resolve_shape(model_folder / "config.json").name == model_folder.name
     assert resolve_shape(str(model_folder)) == resolve(model_folder)
     assert resolve_shape("tiny") == resolve("tiny")
+
+
+def test_what_is_no_path_is_resolved_as_ever():
+    for name in ("~nobody-of-that-name/config.json", "x" * 5000 + ".json"):
+        with pytest.raises(ModelError):
+            resolve_shape(name)

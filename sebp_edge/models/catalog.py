@@ -85,8 +85,8 @@ def resolve(model: str | Path) -> ModelReference:
         if entry.repository is None:
             return ModelReference(name.lower(), "bundled", str(BUNDLED_FOLDER))
         return ModelReference(name.lower(), "hub", entry.repository, entry.open_alternative)
-    folder = _existing_folder(name)
-    if folder is not None:
+    folder = _existing(name)
+    if folder is not None and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"The folder {name!r} holds no model: there is no config.json in it.")
         return ModelReference(folder.resolve().name, "local", str(folder))
@@ -103,10 +103,9 @@ def resolve_shape(model: str | Path) -> ModelReference:
     Raises:
         ModelError: as `resolve`.
     """
-    path = Path(model).expanduser()
-    if path.suffix != ".json" or not path.is_file():
+    path = _existing(str(model))
+    if path is None or path.suffix != ".json" or path.is_dir():
         return resolve(model)
-    path = path.resolve()
     return ModelReference(path.parent.name if path.name == "config.json" else path.stem, "local", str(path))
 
 
@@ -116,10 +115,11 @@ def bundled_config(reference: ModelReference) -> Path | None:
     return path if reference.kind == "hub" and path.is_file() else None
 
 
-def _existing_folder(name: str) -> Path | None:
+def _existing(name: str) -> Path | None:
+    """The file or folder of this name, if there is one."""
     try:
-        folder = Path(name).expanduser().absolute()
-        return folder if folder.is_dir() else None
+        path = Path(name).expanduser().absolute()
+        return path if path.exists() else None
     except (OSError, RuntimeError):
         # Too long for a path, or the home of a user whom nobody knows.
         return None

@@ -1,6 +1,7 @@
 """The whole benchmark: a model and texts' lengths in, the figures of all ways out. Behind `sebp-edge bench`."""
 
 import importlib.metadata
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,7 +16,7 @@ from sebp_edge.insight.bench.result import BenchResult
 from sebp_edge.insight.bench.workload import Workload, built_in_examples, padded_to, spread_out
 from sebp_edge.models import machine
 from sebp_edge.models.adaptation import Adaptation, attach, trainable
-from sebp_edge.models.catalog import DEFAULT_MODEL, resolve_shape
+from sebp_edge.models.catalog import DEFAULT_MODEL, ModelReference, resolve_shape
 from sebp_edge.models.hub import folder_at_hand
 from sebp_edge.models.loading import BaseModel, load_base_model, tokenizer_at_hand
 from sebp_edge.models.random_weights import make_base_model
@@ -60,15 +61,15 @@ def run_bench(
     """
     on_progress("loading the model")
     reference, recipe, device = resolve_shape(model), Recipe.load(recipe), machine.pick_device(device)
-    recipe = recipe.replace(context_length=context_length)
     if recipe.load_in_4bit:
         raise RecipeError(f"The recipe {recipe.name!r} loads models in 4 bits, which are not timed; use one without.")
-    longest = read_shape(reference).longest or recipe.context_length
+    longest = read_shape(reference).longest or math.inf
     if context_length is None:
-        recipe = recipe.replace(context_length=min(recipe.context_length, longest))
-    tokenizer = None if texts is None else tokenizer_at_hand(reference)
-    examples = _examples(texts, tokenizer, recipe, batch_size)
-    context_length = recipe.context_length if padding is None else padded_to(examples, padding)
+        context_length = min(recipe.context_length, longest)
+    recipe = recipe.replace(context_length=context_length)
+    examples = _examples(texts, reference, recipe, batch_size)
+    if padding is not None:
+        context_length = padded_to(examples, padding)
     if context_length > longest:
         raise TextsError(
             f"The batch would be padded to {context_length} tokens, and {reference.name!r} knows at most {longest}; "
@@ -99,11 +100,11 @@ def run_bench(
     )
 
 
-def _examples(texts, tokenizer, recipe: Recipe, count: int) -> list[Example]:
+def _examples(texts, reference: ModelReference, recipe: Recipe, count: int) -> list[Example]:
     if texts is None:
         return built_in_examples(count)
-    reading = read_texts(texts)
-    examples, _ = encode(reading.documents, tokenizer, recipe.context_length, chat_template=recipe.chat_template)
+    documents, tokenizer = read_texts(texts).documents, tokenizer_at_hand(reference)
+    examples, _ = encode(documents, tokenizer, recipe.context_length, chat_template=recipe.chat_template)
     if not examples:
         raise TextsError("There is nothing to learn in these texts; give texts of two tokens or more.")
     return spread_out(examples, count)
