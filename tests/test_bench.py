@@ -211,7 +211,7 @@ def test_sampled_gradients_are_the_models():
 
 
 def test_the_hosts_memory_runs_out_with_an_error_and_comes_back():
-    with limited_to(300_000_000), pytest.raises(RuntimeError) as caught:
-        torch.ones(250_000_000)
+    with limited_to(50_000_000), pytest.raises(RuntimeError) as caught:
+        torch.ones(20_000_000)
     assert ran_out_of_memory(caught.value)
-    assert torch.ones(250_000_000, dtype=torch.int8).sum() == 250_000_000
+    assert torch.ones(20_000_000)[-1] == 1
