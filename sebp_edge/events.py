@@ -50,6 +50,24 @@ class MemoryPlanned(Event):
 
 
 @dataclass(frozen=True)
+class MemoryProbed(Event):
+    """The fullest micro-batch has run once and fits; nothing was changed by it. Memory is in bytes.
+
+    Attributes:
+        rows: what that micro-batch has, filler included.
+        peak: what the process held at most so far: of a GPU with CUDA's context, of the host's memory on the CPU.
+        allocator_peak: of that, tensors on the GPU; None on the CPU.
+        predicted: the plan's peak, None without a memory budget.
+    """
+
+    event: ClassVar[str] = "memory_probed"
+    rows: int
+    peak: int
+    allocator_peak: int | None
+    predicted: int | None
+
+
+@dataclass(frozen=True)
 class ModelLoaded(Event):
     """The base model is in memory. `dtype` is "nf4" if its linear layers are in 4 bits."""
 
@@ -106,6 +124,20 @@ class MemoryRanOut(Event):
 
 
 @dataclass(frozen=True)
+class MemorySqueezed(Event):
+    """Memory has become short, mostly since other programs took it; micro-batches are smaller from now on.
+
+    `missing` says by how many bytes. Where `max_rows` is not less than before, nothing can be cut: single examples run
+    already, or all weights are updated within the backward pass, and a step is one micro-batch.
+    """
+
+    event: ClassVar[str] = "memory_squeezed"
+    missing: int
+    max_rows_before: int
+    max_rows: int
+
+
+@dataclass(frozen=True)
 class StepDone(Event):
     """One optimizer update. `loss` in nats per loss token; `seconds_left` covers this phase."""
 
@@ -132,6 +164,15 @@ class Evaluated(Event):
     epoch: int
     loss: float
     best: bool
+
+
+@dataclass(frozen=True)
+class ExampleAnalyzed(Event):
+    """The gradients of one example were looked at; `examples` is how many will be, once for each of the losses."""
+
+    event: ClassVar[str] = "example_analyzed"
+    example: int
+    examples: int
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,18 @@ from contextlib import contextmanager
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    BertConfig,
+    DistilBertConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+)
 
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
@@ -60,6 +71,55 @@ def make_llama(**changes) -> LlamaForCausalLM:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return LlamaForCausalLM(LlamaConfig(**(config | changes)))
+
+
+ENCODER_HEADS = {
+    "sequence": AutoModelForSequenceClassification,
+    "token": AutoModelForTokenClassification,
+    "masked": AutoModelForMaskedLM,
+}
+ENCODER_SIZES = {name: size for name, size in SIZES.items() if name != "num_key_value_heads"}
+DISTILBERT_SIZES = {
+    "vocab_size": 320,
+    "dim": 32,
+    "hidden_dim": 48,
+    "n_layers": 2,
+    "n_heads": 4,
+    "max_position_embeddings": 128,
+    "pad_token_id": 2,
+}
+
+
+def make_encoder(family: str, head: str, dropout: float = 0.0, **changes) -> PreTrainedModel:
+    """A random BERT, RoBERTa or DistilBERT of two layers in training mode, the same each time; `dropout` everywhere."""
+    if family == "distilbert":
+        drops = dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), dropout)
+        config = DistilBertConfig(**(DISTILBERT_SIZES | drops | {"num_labels": 3} | changes))
+    else:
+        drops = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), dropout)
+        kind = {"bert": BertConfig, "roberta": RobertaConfig}[family]
+        config = kind(**(ENCODER_SIZES | drops | {"type_vocab_size": 2, "num_labels": 3} | changes))
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return ENCODER_HEADS[head].from_config(config).train()
+
+
+def make_encoder_batch(family: str, head: str, lengths=(9, 1, 16, 7), length: int = 20, seed: int = 0) -> dict:
+    """What a tokenizer gives for texts of these lengths, padded to `length` on the right, with labels."""
+    draw = torch.Generator().manual_seed(seed)
+    size = (len(lengths), length)
+    mask = torch.arange(length) < torch.tensor(lengths)[:, None]
+    labels = torch.randint(0, 2, (size[0],) if head == "sequence" else size, generator=draw)
+    if head != "sequence":
+        # Every third token has no label, nor has padding.
+        labels = labels.masked_fill(~mask | (torch.arange(length) % 3 == 1), -100)
+    batch = {
+        "input_ids": torch.randint(3, 320, size, generator=draw).masked_fill(~mask, 2),
+        "attention_mask": mask.long(),
+        "labels": labels,
+    }
+    types = torch.arange(length) > torch.tensor(lengths)[:, None] // 2
+    return batch if family == "distilbert" else batch | {"token_type_ids": types.long() * mask}
 
 
 def dequantised_llama(model: LlamaForCausalLM, **changes) -> LlamaForCausalLM:

@@ -41,13 +41,27 @@ def plain(q, k, v, rotary, lengths, scores):
             values = scores.softcap * torch.tanh(values / scores.softcap)
         place = torch.arange(len(q_L), device=q.device)
         distance = place[:, None] - place[None]
-        hidden = (distance < 0) | (distance >= (scores.window or len(q_L) + 1))
+        hidden = (scores.causal & (distance < 0)) | (distance >= (scores.window or len(q_L) + 1))
         weights = values.masked_fill(hidden, -torch.inf).softmax(-1)
         outputs.append(torch.einsum("hab,bhe->ahe", weights, v_L))
     return torch.cat(outputs)
 
 
-@pytest.mark.parametrize("scores", [Scores(), Scores(0.3), Scores(window=4), Scores(softcap=2.0), Scores(0.5, 3, 1.5)])
+BOTH_WAYS = Scores(causal=False)
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        Scores(),
+        Scores(0.3),
+        Scores(window=4),
+        Scores(softcap=2.0),
+        Scores(0.5, 3, 1.5),
+        BOTH_WAYS,
+        Scores(0.3, softcap=1.5, causal=False),
+    ],
+)
 @pytest.mark.parametrize("heads", [(4, 4, 8), (6, 2, 10)])
 def test_attention_by_sequence_is_plain_attention(scores, heads):
     wide, rotary, cu_seqlens = draw(*heads, torch.float64)
@@ -121,7 +135,7 @@ SHORT_DTYPES = [torch.float16, torch.bfloat16 if DEVICE == "cuda" else torch.flo
 
 
 @pytest.mark.parametrize("dtype", SHORT_DTYPES)
-@pytest.mark.parametrize("scores", [Scores(), Scores(0.3, window=3), Scores(window=40)])
+@pytest.mark.parametrize("scores", [Scores(), Scores(0.3, window=3), Scores(window=40), BOTH_WAYS])
 @pytest.mark.parametrize("heads", [(2, 2, 32), (4, 2, 64), (3, 1, 128), (4, 1, 256)])
 def test_attention_kernels_of_short_sequences_are_plain_attention(dtype, scores, heads, short_kernels, poisoned_memory):
     wide, rotary, cu_seqlens = draw(*heads, dtype, DEVICE, SHORT)
@@ -132,14 +146,15 @@ def test_attention_kernels_of_short_sequences_are_plain_attention(dtype, scores,
 
 @pytest.mark.parametrize("lengths", [[2, 1], [5, 3], [16, 17], [0, 33, 32]])
 @pytest.mark.parametrize("rotates", [True, False])
-def test_attention_kernels_fit_their_tiles_to_the_longest_sequence(lengths, rotates, short_kernels):
+@pytest.mark.parametrize("scores", [PLAIN, BOTH_WAYS])
+def test_attention_kernels_fit_their_tiles_to_the_longest_sequence(lengths, rotates, scores, short_kernels):
     heads, dtype = (6, 2, 32), torch.float16
     wide, rotary, cu_seqlens = draw(*heads, dtype, DEVICE, lengths)
     rotary = rotary if rotates else None
     # Heads that lie in another order than rows, as a model's own code transposes them.
     dout = torch.randn(heads[0], len(wide), heads[2], device=DEVICE).to(dtype).transpose(0, 1)
-    found = attend_short(wide, rotary, cu_seqlens, heads, dout, max(lengths))
-    assert_plain_attention(found, wide, rotary, lengths, heads, dout)
+    found = attend_short(wide, rotary, cu_seqlens, heads, dout, max(lengths), scores)
+    assert_plain_attention(found, wide, rotary, lengths, heads, dout, scores)
 
 
 def test_attention_kernels_write_gradients_side_by_side_and_turn_only_queries(short_kernels):
@@ -157,18 +172,89 @@ def test_attention_kernels_write_gradients_side_by_side_and_turn_only_queries(sh
     torch.testing.assert_close(q, reference.rotate(before[0], *rotary), rtol=2e-3, atol=2e-3)
 
 
-def test_attention_kernels_are_bitwise_reproducible_and_sequences_keep_to_themselves(short_kernels):
+@pytest.mark.parametrize("scores", [PLAIN, BOTH_WAYS])
+def test_attention_kernels_are_bitwise_reproducible_and_sequences_keep_to_themselves(scores, short_kernels):
     heads, lengths = (4, 2, 32), [13, 128, 70]
     wide, rotary, cu_seqlens = draw(*heads, torch.float16, DEVICE, lengths)
     dout = torch.randn(len(wide), heads[0], heads[2], device=DEVICE).half()
-    first = attend_short(wide, rotary, cu_seqlens, heads, dout)
-    for one, other in zip(first, attend_short(wide, rotary, cu_seqlens, heads, dout), strict=True):
+    first = attend_short(wide, rotary, cu_seqlens, heads, dout, scores=scores)
+    for one, other in zip(first, attend_short(wide, rotary, cu_seqlens, heads, dout, scores=scores), strict=True):
         assert torch.equal(one, other)
     wide[13:141], dout[13:141] = 9.0, 7.0
-    for one, other in zip(first, attend_short(wide, rotary, cu_seqlens, heads, dout), strict=True):
+    for one, other in zip(first, attend_short(wide, rotary, cu_seqlens, heads, dout, scores=scores), strict=True):
         assert torch.equal(one[:13], other[:13])
         assert torch.equal(one[141:], other[141:])
         assert not torch.equal(one[13:141], other[13:141])
+
+
+def test_a_window_that_looks_both_ways_is_refused():
+    q = torch.randn(5, 2, 8)
+    with pytest.raises(ValueError, match="A window of 3 needs causal attention"):
+        sequence_attention_(q, q, q, torch.tensor([0, 5], dtype=torch.int32), 5, Scores(window=3, causal=False))
+
+
+def weights_with_and_without_dropout(scores, dtype, device):
+    """q and k, an identity for each sequence as its values, and so the weights themselves as outputs, twice."""
+    wide, _, cu_seqlens = draw(4, 2, 64, dtype, device, [7, 0, 1, 50])
+    q, k, _ = wide.split([4, 2, 2], dim=1)
+    v = torch.cat([torch.eye(64)[:length] for length in (7, 0, 1, 50)])[:, None].expand(-1, 2, -1)
+    states = [part.detach().clone().requires_grad_() for part in (q, k, v.to(device, dtype))]
+    with torch.random.fork_rng(devices=[device] if device == "cuda" else []):
+        torch.manual_seed(3)
+        dropped = sequence_attention_(*states, cu_seqlens, 50, scores)
+    return states, dropped, sequence_attention_(*states, cu_seqlens, 50, scores._replace(dropout=0.0))
+
+
+def assert_weights_are_dropped(scores, dtype, device, tolerance):
+    states, dropped, whole = weights_with_and_without_dropout(scores, dtype, device)
+    is_there = whole > 1e-3
+    kept = is_there & (dropped != 0)
+    torch.testing.assert_close(dropped[kept], whole[kept] / (1 - scores.dropout), **tolerance)
+    share, count = float(kept.sum() / is_there.sum()), int(is_there.sum())
+    assert abs(share - (1 - scores.dropout)) <= 5 * (scores.dropout * (1 - scores.dropout) / count) ** 0.5
+    # The gradients are those of the weights that were kept.
+    dout = torch.randn_like(dropped)
+    found = torch.autograd.grad(dropped, states, dout)
+    exact = [state.detach().double().requires_grad_() for state in states]
+    mask = torch.where(dropped != 0, 1 / (1 - scores.dropout), 0.0).double()
+    expected = torch.autograd.grad(attend_with_mask(exact, mask, [7, 0, 1, 50], scores), exact, dout.double())
+    for one, other in zip(found, expected, strict=True):
+        assert (one.double() - other).norm() <= tolerance["rtol"] * other.norm()
+
+
+def attend_with_mask(states, mask_AHE, lengths, scores):
+    """Attention written out, with each weight times its part of a mask: [A, H, keys]."""
+    q, k, v = states
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    outputs = []
+    for q_L, k_L, v_L, mask_L in zip(*(x.split(lengths) for x in (q, k, v, mask_AHE)), strict=True):
+        values = torch.einsum("ahe,bhe->hab", q_L, k_L) * q.shape[-1] ** -0.5
+        place = torch.arange(len(q_L), device=q.device)
+        hidden = scores.causal & (place[:, None] < place[None])
+        weights = values.masked_fill(hidden, -torch.inf).softmax(-1) * mask_L[..., : len(q_L)].transpose(0, 1)
+        outputs.append(torch.einsum("hab,bhe->ahe", weights, v_L))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("scores", [Scores(dropout=0.3), Scores(causal=False, dropout=0.1)])
+def test_weights_are_dropped_as_often_as_asked_for_and_else_scaled(scores):
+    assert_weights_are_dropped(scores, torch.float64, "cpu", {"rtol": 1e-6, "atol": 1e-9})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+@pytest.mark.parametrize("scores", [Scores(dropout=0.3), Scores(causal=False, dropout=0.1)])
+def test_weights_are_dropped_as_often_as_asked_for_on_a_gpu(scores):
+    assert_weights_are_dropped(scores, torch.bfloat16, "cuda", {"rtol": 2e-2, "atol": 1e-3})
+
+
+def test_weights_below_a_softcap_are_dropped_too():
+    scores = Scores(softcap=2.0, dropout=0.4)
+    _, dropped, whole = weights_with_and_without_dropout(scores, torch.float64, "cpu")
+    is_there = whole > 0
+    kept = is_there & (dropped != 0)
+    torch.testing.assert_close(dropped[kept], whole[kept] / 0.6)
+    assert abs(float(kept.sum() / is_there.sum()) - 0.6) <= 5 * (0.24 / int(is_there.sum())) ** 0.5
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -209,15 +295,22 @@ def test_an_attention_block_that_does_something_else_keeps_its_own_code():
         own.remove()
 
 
+def test_a_block_that_drops_weights_in_training_keeps_its_own_code():
+    with Hoisted(make_llama(attention_dropout=0.1)) as hoisted:
+        own = OwnAttention(hoisted.model)
+        assert not any("forward" in vars(layer.self_attn) for layer in hoisted.model.model.layers)
+        own.remove()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
-@pytest.mark.parametrize("window", [None, 16])
-@pytest.mark.parametrize("heads", [(24, 8, 128), (16, 8, 128), (4, 4, 64), (9, 3, 64), (4, 1, 256)])
+@pytest.mark.parametrize("scores", [Scores(), Scores(window=16), BOTH_WAYS])
+@pytest.mark.parametrize("heads", [(24, 8, 128), (16, 8, 128), (4, 4, 64), (12, 12, 64), (9, 3, 64), (4, 1, 256)])
 @pytest.mark.parametrize("longest", [196, 128, 64, 29])
-def test_attention_with_rotation_errs_no_more_than_torch_in_bf16(window, heads, longest):
+def test_attention_with_rotation_errs_no_more_than_torch_in_bf16(scores, heads, longest):
     lengths = [min(length, longest) for length in (57, 33, 196, 80, 0, 1, 100)]
     wide, rotary, cu_seqlens = draw(*heads, torch.bfloat16, "cuda", lengths)
-    split, scores = (heads[0], heads[1], heads[1]), Scores(window=window)
+    split = (heads[0], heads[1], heads[1])
     dout = torch.randn(sum(lengths), heads[0], heads[2], device="cuda", dtype=torch.bfloat16)
 
     def run(attend, dtype):

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import MachineError, TextsError
 from sebp_edge.events import MemoryPlanned, ModelLoaded, StepDone
-from sebp_edge.models import hub, machine
+from sebp_edge.models import hub, machine, process
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.shape import read_shape
 from sebp_edge.texts.dataset import Dataset
@@ -173,6 +173,13 @@ def test_the_cheapest_plan_takes_the_longest_examples_alone(model_folder):
 
 
 @pytest.fixture
+def nothing_besides(monkeypatch):
+    """What the process holds changes from call to call; without it, one byte of the budget decides."""
+    monkeypatch.setattr(process, "resident", lambda: 0)
+    monkeypatch.setattr(process, "peak_resident", lambda: 0)
+
+
+@pytest.fixture
 def make(model_folder, tmp_path):
     def personalizer(**options):
         options = {"recipe": RECIPE, "device": "cpu", "store": AdapterStore(tmp_path / "store")} | options
@@ -216,8 +223,8 @@ def test_too_little_text_is_said_before_a_plan_is_made(make, text):
             attempt([text])
 
 
-def test_a_model_that_runs_padded_is_planned_in_whole_sequences(make, notes_folder, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "held_besides", lambda device: 0)
+@pytest.mark.usefixtures("nothing_besides")
+def test_a_model_that_runs_padded_is_planned_in_whole_sequences(make, notes_folder, tokenizer, tmp_path):
     GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=320, n_positions=128).save_pretrained(tmp_path / "gpt2")
     tokenizer.save_pretrained(tmp_path / "gpt2")
     plan = make(model=tmp_path / "gpt2", memory_budget="4GB").plan(notes_folder)
@@ -231,6 +238,7 @@ def test_a_wrong_budget_is_found_at_once(make):
         make(memory_budget="8 hectares")
 
 
+@pytest.mark.usefixtures("nothing_besides")
 def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, notes_folder, monkeypatch):
     rows = []
     own = RowLosses.micro_batches
@@ -251,7 +259,6 @@ def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, note
     events, most = adapt()
     steps = [event for event in events if isinstance(event, StepDone)]
     assert not any(isinstance(event, MemoryPlanned) for event in events)
-    monkeypatch.setattr(machine, "held_besides", lambda device: 0)
     widest = make(memory_budget="1GB").plan(notes_folder)
     planned_events, planned_most = adapt(memory_budget=widest.cheaper.peak)
     assert isinstance(planned_events[0], MemoryPlanned)

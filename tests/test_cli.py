@@ -21,12 +21,13 @@ from sebp_edge.cli.progress import Lines
 from sebp_edge.events import MemoryRanOut
 from sebp_edge.recipe import Recipe
 
+COMMANDS = ("adapt", "plan", "analyze", "bench", "generate", "models", "recipes", "adapters", "doctor")
 COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()"]
 RECIPE = "r = 4\nlearning_rate = 2e-2\nepochs = 3\nbatch_tokens = 200\ncontext_length = 64\n"
 RESULT_KEYS = {
     *("event", "kept", "name", "version", "adapter_path", "heldout_loss_before", "heldout_loss_after"),
-    *("documents", "examples", "tokens", "left_out", "padding_share", "tokens_per_second", "peak_memory_bytes"),
-    "seconds",
+    *("documents", "examples", "tokens", "left_out", "padding_share", "tokens_per_second"),
+    *("peak_memory_bytes", "allocator_peak_bytes", "predicted_peak_bytes", "seconds"),
 }
 
 
@@ -41,6 +42,12 @@ def recipe(tmp_path):
 def adapt(notes_folder, model_folder, recipe):
     """The arguments of an adaptation that takes a second and is kept."""
     return ["adapt", str(notes_folder), "--model", str(model_folder), "--recipe", str(recipe)]
+
+
+@pytest.fixture
+def analyze(adapt, tmp_path):
+    """The arguments of an analysis of the same texts."""
+    return ["analyze", *adapt[1:], "--examples", "4", "--html", str(tmp_path / "page.html")]
 
 
 @pytest.fixture
@@ -90,12 +97,12 @@ except SystemExit as end:
     begin = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.endswith("0 []\n")
-    for command in ("adapt", "plan", "bench", "generate", "models", "recipes", "adapters", "doctor"):
+    for command in COMMANDS:
         assert command in done.stdout
     assert time.perf_counter() - begin < 5
 
 
-@pytest.mark.parametrize("command", ["adapt", "plan", "bench", "generate", "models", "recipes", "adapters", "doctor"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command):
     for flag in ("--help", "-h"):
         assert run(command, flag).exit_code == 0
@@ -367,6 +374,16 @@ def test_what_bitsandbytes_logs_when_peft_imports_it_stays_out_of_the_errors(ada
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_a_training_within_a_budget_says_what_was_planned_and_what_was_held(adapt):
+    result = run(*adapt, "--memory", "900GB")
+    assert result.exit_code == 0
+    assert re.search(r"note: The memory budget is 900.0 GB, of which other programs leave \d+\.\d GB", result.stderr)
+    assert re.search(r"planned: about \S+ [GM]B of \S+ GB", result.stdout)
+    assert re.search(r"tried out: \S+ [GM]B with \d+ tokens at a time, predicted \S+ [GM]B", result.stdout)
+    assert re.search(r"peak memory +\S+ [GM]B; predicted \S+ [GM]B\n", result.stdout)
+    assert " that other programs leave" in run("plan", *adapt[1:], "--memory", "900GB").stdout
+
+
 def test_a_plan_says_where_the_memory_goes(adapt):
     arguments = ["plan", *adapt[1:], "--memory", "8GB"]
     (record,) = records(run(*arguments, "--json").stdout)
@@ -386,15 +403,77 @@ def test_a_budget_that_is_too_small_or_none_is_one_sentence(adapt, store):
     assert store.names() == []
 
 
-def test_a_narrow_terminal_gets_no_broken_line(adapt, store):
+def test_an_analysis_on_a_pipe_is_a_table_of_shares_and_a_page(analyze, tmp_path):
+    result = run(*analyze)
+    assert result.exit_code == 0
+    rows = [line.split("\t") for line in result.stdout.splitlines() if "\t" in line]
+    projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    groups = (
+        [("0", name) for name in projections] + [("1 (last)", name) for name in projections] + [("head", "lm_head")]
+    )
+    assert [(row[0], row[1]) for row in rows] == groups
+    assert all(re.fullmatch(r"\d+\.\d%", share) for row in rows for share in row[2:])
+    assert "Looked at 4 of 24 examples" in result.stdout
+    assert re.search(r"SEBP does \d+\.\d% of the work", result.stdout)
+    assert result.stdout.endswith(f"drawn in {tmp_path / 'page.html'}\n")
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_an_analysis_of_completions_has_a_table_for_each_loss(analyze, tmp_path):
+    lines = [{"prompt": f"the map number {number}", "completion": " is old"} for number in range(9)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    output = run("analyze", tmp_path / "pairs.jsonl", *analyze[2:]).stdout
+    assert output.index("with a loss on every token") < output.index("with a loss on learnt tokens")
+
+
+def test_an_analysis_in_json_draws_only_where_it_is_asked_to(analyze, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    *events, last = records(run(*analyze[:-2], "--json").stdout)
+    assert {event["event"] for event in events} == {"model_loaded", "texts_read", "example_analyzed"}
+    assert (last["event"], last["html"], last["looked_at"]["examples"]) == ("analysis", None, 4)
+    assert list(tmp_path.glob("here/*")) == []
+    assert records(run(*analyze, "--json").stdout)[-1] == last | {"html": str(tmp_path / "page.html")}
+    assert run(*analyze[:-2]).stdout.endswith("drawn in sebp-edge-analysis.html\n")
+    assert run(*analyze[:-2]).exit_code == 0  # over its own page
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"--model": "tiney"}, "Unknown model 'tiney'; did you mean 'tiny'"),
+        ({"--recipe": "note"}, "Unknown recipe 'note'; did you mean 'notes'"),
+        ({"--context": "3"}, "context_length must be a whole number of at least 8"),
+        ({"--seed": "-1"}, "The seed must be a whole number"),
+        ({"--html": "nowhere/page.html"}, "There is no folder 'nowhere' to draw into"),
+    ],
+)
+def test_a_wrong_option_of_an_analysis_is_one_sentence(analyze, changes, words):
+    arguments = dict(zip(analyze[2::2], analyze[3::2], strict=True)) | changes
+    assert_one_sentence(run(*analyze[:2], *(part for pair in arguments.items() for part in pair)), words)
+
+
+def test_an_analysis_without_texts_or_over_another_file_is_one_sentence(analyze, tmp_path):
+    assert_one_sentence(run("analyze", tmp_path / "nowhere", *analyze[2:]), "There is no file or folder")
+    assert run(*analyze[:2], "--examples", 0).exit_code == 2
+    (tmp_path / "page.html").write_text("mine")
+    assert_one_sentence(run(*analyze), "exists already and is no analysis; choose another file")
+    assert (tmp_path / "page.html").read_text() == "mine"
+
+
+def test_a_narrow_terminal_gets_no_broken_line(adapt, analyze, store):
     columns = 50
-    commands = [*adapt, "--name", "narrow"], ["adapters", "list"], ["models"], ["recipes"], ["plan", *adapt[1:]]
+    commands = (
+        *([*adapt, "--name", "narrow"], ["adapters", "list"], ["models"], ["recipes"], ["plan", *adapt[1:]]),
+        analyze,
+    )
     for number, arguments in enumerate(commands):
         lines = on_terminal(arguments, columns)
         assert max(map(len, lines)) <= columns
         words = " ".join(" ".join(lines).split())
         assert "Traceback" not in words
         expected = ["try it with: sebp-edge generate", "micro-llama", "llama-3.2-3b-instruct", "notes", "kept for the"]
+        expected.append("projection q_proj")
         assert expected[number] in words
     assert store.versions("narrow") == [1]
 

@@ -19,6 +19,7 @@ KINDS = {
     "memory_ran_out": events.MemoryRanOut,
     "step": events.StepDone,
     "evaluated": events.Evaluated,
+    "example_analyzed": events.ExampleAnalyzed,
     "saved": events.AdapterSaved,
 }
 

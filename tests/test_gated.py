@@ -23,7 +23,7 @@ def test_it_is_the_activated_gate_times_the_other(shape, activation):
     torch.testing.assert_close(gated(gate, up, activation), ACTIVATE[activation](gate) * up)
 
 
-@pytest.mark.parametrize("shape", [(1, 2), (3, 10), (2, 2, 6)])
+@pytest.mark.parametrize("shape", [(1, 2), (3, 10), (2, 2, 6), (0, 4)])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_its_gradients_are_the_derivatives(shape, activation):
     assert torch.autograd.gradcheck(lambda gate, up: gated(gate, up, activation), halves(*shape))

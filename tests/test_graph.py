@@ -214,7 +214,12 @@ def test_the_loss_curve_is_that_of_eager_runs(model_folder, tmp_path, monkeypatc
 
     captured = curve()
     make = Learner.__init__
-    monkeypatch.setattr(Learner, "__init__", lambda self, *args: (make(self, *args), setattr(self, "_graphs", None))[0])
+
+    def make_eager(learner, *args, **options):
+        make(learner, *args, **options)
+        learner._graphs = None
+
+    monkeypatch.setattr(Learner, "__init__", make_eager)
     eager, again = curve(), curve()
     spread = (eager - again).abs().max()
     assert (captured - eager).abs().max() <= 3 * spread + 2e-2
@@ -439,7 +444,8 @@ def test_what_does_not_fit_under_a_cap_is_cut_smaller_and_the_training_goes_on(g
     assert not any(isinstance(event, MemoryRanOut) for event in events)
     taken = torch.cuda.max_memory_allocated() - held
     torch.cuda.empty_cache()
-    cap = torch.cuda.memory_reserved() + int(0.7 * taken)
+    # What is reserved beyond what is held may be used too.
+    cap = held + int(0.7 * taken)
     events = []
     torch.cuda.set_per_process_memory_fraction(cap / torch.cuda.get_device_properties(0).total_memory)
     try:

@@ -25,7 +25,7 @@ LAYERS = [
     ["sparse"],
     ["models"],
     ["recipe", "events"],
-    ["errors", "units"],
+    ["errors", "units", "files"],
     ["ops"],
 ]
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
@@ -94,12 +94,20 @@ def test_every_package_is_shipped():
     assert sorted(shipped) == sorted(there | {"sebp_edge.ops", "sebp_edge.ops.gpu", "sebp_edge.recipes"})
 
 
-def test_every_data_file_is_shipped():
+@pytest.mark.parametrize(
+    ("package", "files"),
+    [
+        ("sebp_edge.ops", "kernels/ops/*.json"),
+        ("sebp_edge.models", "sebp_edge/models/*/*.json"),
+        ("sebp_edge.insight", "sebp_edge/insight/*.html"),
+    ],
+)
+def test_every_data_file_is_shipped(package, files):
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    for package, folder in (("ops", "kernels/ops"), ("models", "sebp_edge/models")):
-        patterns = setuptools["package-data"][f"sebp_edge.{package}"]
-        for path in (ROOT / folder).rglob("*.json"):
-            assert any(path.match(pattern) for pattern in patterns), path
+    found = list(ROOT.glob(files))
+    assert found
+    for path in found:
+        assert any(path.match(pattern) for pattern in setuptools["package-data"][package]), path
 
 
 def test_nothing_shadows_the_kernels_package():

@@ -294,6 +294,23 @@ def test_gates_are_plain_pytorchs(shape, activation, dtype, poisoned_memory):
     assert torch.equal(gated.gated_backward(dout, gate, up, activation), dsides)
 
 
+@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (7, 5), (33, 130), (100, 300)])
+@pytest.mark.parametrize("rank", [1, 16, 40])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gates_before_an_adapter_are_plain_pytorchs(shape, rank, dtype, poisoned_memory):
+    num_rows, num_columns = shape
+    gate, up = (3 * draw(num_rows, 2 * num_columns, dtype=dtype)).chunk(2, dim=1)
+    dout, lora_A = draw(*shape, dtype=dtype, seed=1), draw(rank, num_columns, dtype=dtype, seed=2)
+    lora_up = draw(num_rows, 2 * rank, dtype=dtype, seed=3)[:, rank:]
+    dsides, dlora_A = gated.gated_lora_backward(dout, lora_up, lora_A, gate, up, "silu")
+    truth, truth_A = reference.gated_lora_backward(*(x.double() for x in (dout, lora_up, lora_A, gate, up)), "silu")
+    assert_as_good(dsides, truth, dtype)
+    assert_as_good(dlora_A, truth_A, dtype)
+    again = gated.gated_lora_backward(dout.T.contiguous().T, lora_up, lora_A, gate.contiguous(), up, "silu")
+    assert torch.equal(again[0], dsides)
+    assert torch.equal(again[1], dlora_A)
+
+
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gates_far_from_zero_are_open_or_shut(activation):
     gate = torch.tensor([[-1e4, -200.0, -90.0, 0.0, 90.0, 200.0, 1e4]], device=DEVICE)
@@ -398,6 +415,37 @@ def test_gates_of_real_shapes_err_no_more_than_the_models(shape, activation):
     sides = draw(shape[0], 2 * shape[1], dtype=torch.bfloat16).chunk(2, dim=1)
     dout = draw(*shape, dtype=torch.bfloat16, seed=1)
     assert_no_worse_than_the_model(lambda gate, up: gated(gate, up, activation), plain, sides, dout)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+@pytest.mark.parametrize("num_rows", [96, 836, 4096])
+def test_gates_before_an_adapter_err_no_more_than_one_after_the_other(num_rows):
+    from sebp_edge.ops import Gate, LoraGroup, LoraProjection, gated_lora_linear, lora_linear
+    from sebp_edge.ops import gated as gate_of
+
+    sizes = [(num_rows, 8192), (num_rows, 8192), (16, 8192), (3072, 16)]
+    inputs = [draw(*size, dtype=torch.bfloat16, seed=n) for n, size in enumerate(sizes)]
+    weight, dout = draw(3072, 8192, dtype=torch.bfloat16, seed=5) / 90, draw(num_rows, 3072, dtype=torch.bfloat16)
+
+    def run(function, dtype):
+        leaves = [value.to(dtype).requires_grad_() for value in inputs]
+        gate, up, *adapter = leaves
+        group = LoraGroup.stack([LoraProjection(weight.to(dtype), None, *adapter, 0.5)])
+        return torch.autograd.grad(function(gate, up, group), leaves, dout.to(dtype))
+
+    def one_after_the_other(gate, up, group):
+        return lora_linear(gate_of(gate, up, "silu"), group)[0]
+
+    def as_one(gate, up, group):
+        return gated_lora_linear(gate_of(gate, up, "silu"), Gate(gate, up, "silu"), group)
+
+    exact = run(one_after_the_other, torch.float64)
+    for found, other, truth in zip(
+        run(as_one, torch.bfloat16), run(one_after_the_other, torch.bfloat16), exact, strict=True
+    ):
+        error, allowed = (float((value.double() - truth).norm() / truth.norm()) for value in (found, other))
+        assert error <= 1.1 * allowed + 1e-4
 
 
 @pytest.mark.gpu

@@ -70,6 +70,17 @@ def test_water_filling_is_proportional_up_to_one_and_sums_up_to_n(num_rows, n):
 
 
 @pytest.mark.parametrize("num_rows", SIZES)
+@pytest.mark.parametrize("share", [0.5, 0.99])
+def test_the_fewest_rows_that_hold_a_share_of_the_energy_are_counted(num_rows, share):
+    energy = random_energy(num_rows, num_rows + 1, 2.0).double()
+    largest, held, expected = sorted(energy.tolist(), reverse=True), 0.0, 0
+    while held < share * sum(largest):
+        held, expected = held + largest[expected], expected + 1
+    assert int(row_rules.holding(energy, share)) == expected
+    assert int(row_rules.holding(torch.zeros(num_rows), share)) == 0
+
+
+@pytest.mark.parametrize("num_rows", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_draw_keeps_each_row_with_its_probability_and_their_sum_in_number(num_rows, dtype):
     generator = torch.Generator().manual_seed(num_rows)

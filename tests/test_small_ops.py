@@ -17,6 +17,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers.activations import ACT2FN
 
+from sebp_edge.ops import Gate
 from sebp_edge.ops.backend import runs_kernels
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.hoist import Hoisted
@@ -218,6 +219,11 @@ def test_removing_gives_the_same_bits_as_before(family):
     assert all(torch.equal(gradient, after_gradients[name]) for name, gradient in before_gradients.items())
 
 
+def only_gates(source_of):
+    """Says of gates what they are made of, and of norms nothing: their outputs are kept."""
+    return lambda x: source if isinstance(source := source_of(x), Gate) else None
+
+
 def kept_and_gradients(model, batch, remade, monkeypatch):
     """Elements that the graph of a batch keeps, in storages counted once, and the gradients."""
     kept = {}
@@ -230,7 +236,7 @@ def kept_and_gradients(model, batch, remade, monkeypatch):
     with monkeypatch.context() as patch, Hoisted(model) as hoisted:
         if not remade:
             for group in hoisted._fused._groups:
-                patch.setattr(group, "_remake_of", lambda x: None)
+                patch.setattr(group, "_source_of", only_gates(group._source_of))
         plan = RowPlan.from_labels(batch["labels"])
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             losses = row_losses(hoisted, batch["input_ids"], plan)
@@ -238,14 +244,14 @@ def kept_and_gradients(model, batch, remade, monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
-def test_outputs_of_norms_and_gates_are_made_again_with_the_same_bits(family, monkeypatch):
+def test_outputs_of_norms_are_made_again_with_the_same_bits(family, monkeypatch):
     model, batch = with_lora(MODELS[family]()), padded_batch(prompt=0)
     rows = len(RowPlan.from_labels(batch["labels"]).active_rows)
     kept, expected = kept_and_gradients(model, batch, False, monkeypatch)
     kept_less, found = kept_and_gradients(model, batch, True, monkeypatch)
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
-    # Of two layers, four norms and two gates; the first norm's input is not kept for the norm, as nothing below learns.
-    assert kept - kept_less == rows * (3 * SIZES["hidden_size"] + 2 * SIZES["intermediate_size"])
+    # Of two layers, four norms; the first norm's input is not kept for the norm, as nothing below learns.
+    assert kept - kept_less == rows * 3 * SIZES["hidden_size"]
 
 
 def test_a_last_layer_on_loss_rows_gives_the_same_bits_too(monkeypatch):
@@ -263,14 +269,14 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU
     ("device", "dtype"),
     [("cpu", torch.float32), pytest.param("cuda", torch.bfloat16, marks=[pytest.mark.gpu, GPU])],
 )
-def test_a_norm_and_an_mlp_made_again_give_the_same_bits(device, dtype):
+def test_a_norm_made_again_before_an_mlp_gives_the_same_bits(device, dtype):
     model = with_lora(make_llama(hidden_size=96, intermediate_size=200)).to(device, dtype)
     block = model.get_base_model().model.layers[0]
     x = torch.randn(1, 333, 96, generator=torch.Generator().manual_seed(0)).to(device, dtype).requires_grad_()
     small_ops = SmallOps(model.get_base_model())
     results = []
-    for remake_of in (lambda x: None, small_ops.remake_of):
-        fused = FusedLora(model, lambda layers, x: None, remake_of=remake_of)
+    for source_of in (only_gates(small_ops.source_of), small_ops.source_of):
+        fused = FusedLora(model, lambda layers, x: None, source_of=source_of)
         out = block.mlp(block.post_attention_layernorm(x))
         results.append([out, *torch.autograd.grad(out.float().square().sum(), [x, *lora_of(block.mlp)])])
         fused.remove()
@@ -302,7 +308,7 @@ def test_nothing_is_held_after_the_backward_pass():
             losses.sum().backward()
             assert losses.grad_fn is not None
             assert all(storage.expired() for storage in storages)
-            assert len(hoisted._small_ops._remakes) == 0
+            assert len(hoisted._small_ops._sources) == 0
         finally:
             gc.enable()
 
@@ -312,9 +318,9 @@ def test_without_gradients_nothing_is_remembered():
     with torch.no_grad(), Hoisted(model) as hoisted:
         norm = hoisted._small_ops.replaced[0]
         out = norm(torch.randn(1, 3, 32))
-        assert hoisted._small_ops.remake_of(out) is None
+        assert hoisted._small_ops.source_of(out) is None
         row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
-        assert len(hoisted._small_ops._remakes) == 0
+        assert len(hoisted._small_ops._sources) == 0
 
 
 def test_where_no_kernels_run_a_model_keeps_its_own(monkeypatch):

@@ -183,18 +183,24 @@ def gradients(model: nn.Module, arm: Way, batch: Batch) -> list[Tensor]:
     return loss_and_gradients(model, batch, arm, take=Tensor.clone)[1]
 
 
-def gradient_errors(model: nn.Module, batch: Batch, arms: tuple[Way, ...] = ARMS) -> dict[str, float]:
+def gradient_errors(
+    model: nn.Module, batch: Batch, arms: tuple[Way, ...] = ARMS, of_own: float = 0.0
+) -> dict[str, float]:
     """The error of each arm's gradients against fp32 ones, over the norm of these, by the arms' names.
+
+    Args:
+        of_own: what a parameter's gradient may err besides, over its own norm.
 
     Raises:
         WrongGradients: a parameter's gradient errs by more than twice the dense arm's and 1e-4 of the norm of all.
     """
     model.eval()
     exact = gradients(copy.deepcopy(model).float(), DENSE, without_padding(batch))
-    norm = float(torch.stack([gradient.norm() for gradient in exact]).norm())
+    norms = torch.stack([gradient.norm() for gradient in exact])
+    norm = norms.norm()
     errors = {arm.name: distances(gradients(model, arm, batch), exact) / norm for arm in arms}
     for name, found in errors.items():
-        excess = found - (2 * errors[DENSE.name] + 1e-4)
+        excess = found - (2 * errors[DENSE.name] + of_own * norms / norm + 1e-4)
         if not bool((excess <= 0).all()):
             parameter = list(dict(model.named_parameters()))[int(excess.nan_to_num(torch.inf).argmax())]
             raise WrongGradients(

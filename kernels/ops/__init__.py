@@ -2,7 +2,8 @@
 
 sparse_linear               Y = X Wᵀ + b, whose backward pass computes the rows of dL/dY that carry gradient, no others
 lora_linear                 projections of one X with their LoRA adapters, as one wide layer
-sequence_attention_         causal attention within each of several sequences, rotary embedding included
+gated_lora_linear           a gated product through one such projection: the second half of an MLP
+sequence_attention_         attention within each of several sequences, causal or not, rotary embedding included
 rms_norm, gated             a decoder's row-by-row operations, which keep no more than their inputs
 linear_cross_entropy        the loss from hidden states, without ever holding all logits
 gather_rows, scatter_rows   rows taken out of a matrix and put back, differentiable
@@ -14,7 +15,8 @@ detect                      the rows that are not zero
 from sebp_edge.ops.adamw import AdamW, Moments, adamw_
 from sebp_edge.ops.attention import Scores, sequence_attention_
 from sebp_edge.ops.backend import runs_flash_attention, runs_kernels
-from sebp_edge.ops.gated import ACTIVATIONS, gated
+from sebp_edge.ops.gated import ACTIVATIONS, Gate, gated
+from sebp_edge.ops.gated_lora_linear import gated_lora_linear
 from sebp_edge.ops.linear_cross_entropy import linear_cross_entropy
 from sebp_edge.ops.lora_linear import LoraGroup, LoraProjection, QuantisedWeight, Remake, lora_linear
 from sebp_edge.ops.move_rows import gather_rows, scatter_rows
@@ -27,6 +29,7 @@ __all__ = [
     "ACTIVATIONS",
     "ActiveRows",
     "AdamW",
+    "Gate",
     "LoraGroup",
     "LoraProjection",
     "Moments",
@@ -38,6 +41,7 @@ __all__ = [
     "adamw_",
     "detect",
     "gated",
+    "gated_lora_linear",
     "gather_rows",
     "kept_rows",
     "linear_cross_entropy",

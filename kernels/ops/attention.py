@@ -1,4 +1,4 @@
-"""Causal attention within each sequence of a row of sequences, rotary embedding included where it is asked for.
+"""Attention within each sequence of a row of sequences, rotary embedding included where it is asked for.
 
     forward    q, k turned in place        o = softmax(scale q kᵀ + mask) v
     backward   dq, dk, dv                  dq and dk turned back, and all three written side by side
@@ -6,8 +6,8 @@
 On an NVIDIA GPU in bf16 or fp16 it is one Function with the rotation (Su et al. 2021): nothing of before the turn is
 kept beside what is turned, and the projections' backward pass finds dq, dk and dv as one matrix. Short sequences are
 attended to by our own kernels, one launch forward and one backward, which turn keys in registers and only queries in
-place; others by torch's flash attention for sequences of various lengths (Dao 2023). Elsewhere, and with a softcap, it
-is torch's attention sequence by sequence.
+place; others, and all whose weights are dropped out, by torch's flash attention for sequences of various lengths (Dao
+2023). Elsewhere, and with a softcap, it is torch's attention sequence by sequence.
 
 Shapes: A rows, H heads, G key/value heads, E head size, S sequences, L rows of one sequence.
 """
@@ -23,17 +23,22 @@ from sebp_edge.ops import backend, reference
 
 
 class Scores(NamedTuple):
-    """What is done to the scores before the softmax.
+    """What is done to the scores before the softmax, and to the weights after it.
 
     Attributes:
         scale: factor; None for 1 / sqrt(E).
         window: a query sees itself and the `window - 1` keys before it; None for all before it.
         softcap: if given, scores are softcap * tanh(scores / softcap) (Gemma 2).
+        causal: whether a query sees no key behind it; else it sees all of its sequence, and there is no window.
+        dropout: each weight is zero with this probability, by torch's generator of the device, and else divided by the
+            probability of the opposite.
     """
 
     scale: float | None = None
     window: int | None = None
     softcap: float | None = None
+    causal: bool = True
+    dropout: float = 0.0
 
 
 def sequence_attention_(
@@ -56,8 +61,13 @@ def sequence_attention_(
 
     Returns:
         [A, H, E]. On a GPU it is not twice differentiable.
+
+    Raises:
+        ValueError: a window is asked for where queries see keys behind them.
     """
-    if scores.softcap is None and backend.runs_short_attention(q_AHE, k_AGE, v_AGE, max_len):
+    if scores.window is not None and not scores.causal:
+        raise ValueError(f"A window of {scores.window} needs causal attention; leave it out, or ask for causal=True.")
+    if scores.softcap is None and not scores.dropout and backend.runs_short_attention(q_AHE, k_AGE, v_AGE, max_len):
         cos, sin = rotary or (None, None)
         return _ShortAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores)
     if backend.runs_flash_attention(q_AHE) and scores.softcap is None:
@@ -72,7 +82,8 @@ class _ShortAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q_AHE, k_AGE, v_AGE, cos_AE, sin_AE, cu_seqlens, max_len, scores):
         rotary = None if cos_AE is None else (cos_AE, sin_AE)
-        options = (max_len, q_AHE.shape[-1] ** -0.5 if scores.scale is None else scores.scale, scores.window)
+        scale = q_AHE.shape[-1] ** -0.5 if scores.scale is None else scores.scale
+        options = (max_len, scale, scores.window, scores.causal)
         out_AHE, logsumexp_AH = backend.short_attention_(q_AHE, k_AGE, v_AGE, rotary, cu_seqlens, *options)
         ctx.save_for_backward(q_AHE, k_AGE, v_AGE, out_AHE, logsumexp_AH, cu_seqlens, cos_AE, sin_AE)
         ctx.options = options
@@ -99,11 +110,12 @@ class _FlashAttention(torch.autograd.Function):
         if scores.window is not None:
             # torch counts keys to the left of the query, here the query is counted too.
             options |= {"window_size_left": scores.window - 1, "window_size_right": 0}
+        lengths = (cu_seqlens, cu_seqlens, max_len, max_len)
         out_AHE, logsumexp, rng_state, unused, _ = torch.ops.aten._flash_attention_forward(
-            q_AHE, k_AGE, v_AGE, cu_seqlens, cu_seqlens, max_len, max_len, 0.0, True, False, **options
+            q_AHE, k_AGE, v_AGE, *lengths, scores.dropout, scores.causal, False, **options
         )
         ctx.save_for_backward(q_AHE, k_AGE, v_AGE, out_AHE, logsumexp, rng_state, unused, cu_seqlens, cos_AE, sin_AE)
-        ctx.max_len, ctx.options = max_len, options
+        ctx.max_len, ctx.scores, ctx.options = max_len, scores, options
         return out_AHE
 
     @staticmethod
@@ -111,8 +123,9 @@ class _FlashAttention(torch.autograd.Function):
     def backward(ctx, dout_AHE):
         q, k, v, out, logsumexp, rng_state, unused, cu_seqlens, cos, sin = ctx.saved_tensors
         lengths = (cu_seqlens, cu_seqlens, ctx.max_len, ctx.max_len)
+        done = (ctx.scores.dropout, ctx.scores.causal)
         gradients = torch.ops.aten._flash_attention_backward(
-            dout_AHE.contiguous(), q, k, v, out, logsumexp, *lengths, 0.0, True, rng_state, unused, **ctx.options
+            dout_AHE.contiguous(), q, k, v, out, logsumexp, *lengths, *done, rng_state, unused, **ctx.options
         )
         if cos is not None:
             gradients = backend.rotate_gradients(*gradients, cos, sin)
@@ -133,11 +146,16 @@ def _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores: Scores) -> T
 
 def _torch_attention(q_HLE, k_GLE, v_GLE, scores: Scores) -> Tensor:
     length = q_HLE.shape[1]
-    mask = None if scores.window is None or length <= scores.window else _visible(length, scores.window, q_HLE.device)
+    mask = None if scores.window is None or length <= scores.window else _visible(length, scores, q_HLE.device)
     grouped = q_HLE.shape[0] != k_GLE.shape[0]
     states = (states[None] for states in (q_HLE, k_GLE, v_GLE))
     return F.scaled_dot_product_attention(
-        *states, attn_mask=mask, is_causal=mask is None, scale=scores.scale, enable_gqa=grouped
+        *states,
+        attn_mask=mask,
+        dropout_p=scores.dropout,
+        is_causal=scores.causal and mask is None,
+        scale=scores.scale,
+        enable_gqa=grouped,
     )[0]
 
 
@@ -146,14 +164,15 @@ def _capped_attention(q_HLE, k_GLE, v_GLE, scores: Scores) -> Tensor:
     k_HLE, v_HLE = (states.repeat_interleave(num_heads // len(states), 0) for states in (k_GLE, v_GLE))
     scale = head_size**-0.5 if scores.scale is None else scores.scale
     values_HLL = scores.softcap * torch.tanh(q_HLE @ k_HLE.transpose(1, 2) * (scale / scores.softcap))
-    visible = _visible(length, scores.window or length, q_HLE.device)
     dtype = torch.promote_types(v_HLE.dtype, torch.float32)
+    visible = _visible(length, scores, q_HLE.device)
     weights_HLL = values_HLL.masked_fill(~visible, -torch.inf).softmax(dim=-1, dtype=dtype)
-    return weights_HLL.to(v_HLE.dtype) @ v_HLE
+    return F.dropout(weights_HLL, scores.dropout).to(v_HLE.dtype) @ v_HLE
 
 
-def _visible(length: int, window: int, device: torch.device) -> Tensor:
-    """True where a query may look: at itself and the `window - 1` keys before it; bool [L, L]."""
+def _visible(length: int, scores: Scores, device: torch.device) -> Tensor:
+    """True where a query may look; bool [L, L]."""
     places = torch.arange(length, device=device)
     distance = places[:, None] - places[None, :]
-    return (distance >= 0) & (distance < window)
+    behind = -1 if scores.causal else -length
+    return (distance > behind) & (distance < (scores.window or length))

@@ -232,6 +232,17 @@ def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: 
     return reference.gated_backward(dout_NM, gate_NM, up_NM, activation)
 
 
+def gated_lora_backward(
+    dout_NM: Tensor, up_NR: Tensor, lora_A: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: str
+) -> tuple[Tensor, Tensor]:
+    """`gated_backward` of dy + U A, [N, 2 M]; and Uᵀ y, [R, M], in fp32 where kernels run. A is [R, M]."""
+    if runs_kernels(gate_NM):
+        from sebp_edge.ops.gpu import gated
+
+        return gated.gated_lora_backward(dout_NM, up_NR, lora_A, gate_NM, up_NM, activation)
+    return reference.gated_lora_backward(dout_NM, up_NR, lora_A, gate_NM, up_NM, activation)
+
+
 def cross_entropy_and_dlogits_(
     logits_CV: Tensor, targets_C: Tensor, scale: float, softcap: float | None, *, wanted: bool
 ) -> tuple[Tensor, Tensor | None]:

@@ -9,6 +9,8 @@
 g and u are kept, y and act(g) are not. All of it runs in fp32. Shapes: N rows, M columns.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -16,6 +18,14 @@ from torch.autograd.function import once_differentiable
 from sebp_edge.ops import backend
 
 ACTIVATIONS = ("silu", "gelu_tanh")
+
+
+class Gate(NamedTuple):
+    """What a gated product was made of, as `gated` takes it."""
+
+    gate: Tensor
+    up: Tensor
+    activation: str
 
 
 class _Gated(torch.autograd.Function):
@@ -31,8 +41,8 @@ class _Gated(torch.autograd.Function):
     def backward(ctx, dout):
         gate_NM, up_NM = ctx.saved_tensors
         dout_NM = dout.reshape(-1, dout.shape[-1])
-        dsides = backend.gated_backward(dout_NM, gate_NM, up_NM, ctx.activation).view(*dout.shape[:-1], -1)
-        return *dsides.chunk(2, dim=-1), None
+        dsides_N2M = backend.gated_backward(dout_NM, gate_NM, up_NM, ctx.activation)
+        return *dsides_N2M.view(*dout.shape[:-1], dsides_N2M.shape[1]).chunk(2, dim=-1), None
 
 
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:

@@ -104,6 +104,12 @@ class LoraGroup:
         parts = [weight.dequantise() for weight in self.weight]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
+    def outputs(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
+        """All projections of x side by side, [N, M], and D, [N, n R]."""
+        down_NR = x_NK @ self.stacked_A.T
+        out_NM = backend.lora_up(down_NR, self.stacked_B, self.bias, self.columns, self.scaling)
+        return out_NM.addmm_(x_NK, self.matrix().T), down_NR
+
     def copies(self) -> tuple[list[Tensor], list[Tensor]]:
         """Where copies are, and of what; for many groups to be copied at once."""
         places = [*self.stacked_A.split(self.loras_A[0].shape[0]), *self.stacked_B.split(self.columns)]
@@ -119,15 +125,13 @@ class _LoraLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, rows, group, remake, *adapters):
         x_NK = x.reshape(-1, x.shape[-1])
-        down_NR = x_NK @ group.stacked_A.T
-        out_NM = backend.lora_up(down_NR, group.stacked_B, group.bias, group.columns, group.scaling)
-        out_NM.addmm_(x_NK, group.matrix().T)
+        out_NM, down_NR = group.outputs(x_NK)
         kept = (kept_rows(x_NK, rows),) if remake is None else remake.tensors
         # The adapters themselves, so that autograd notices if they change before the backward pass.
         ctx.save_for_backward(kept_rows(down_NR, rows), *adapters, *kept)
         ctx.rows, ctx.x_shape, ctx.group = rows, x.shape, group
         ctx.make = None if remake is None else remake.make
-        return tuple(out_NM.view(*x.shape[:-1], -1).split(group.columns, dim=-1))
+        return tuple(out_NM.view(*x.shape[:-1], out_NM.shape[1]).split(group.columns, dim=-1))
 
     @staticmethod
     @once_differentiable

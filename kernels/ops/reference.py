@@ -126,6 +126,14 @@ def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: 
     return dsides_N2M
 
 
+def gated_lora_backward(
+    dout_NM: Tensor, up_NR: Tensor, lora_A: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: str
+) -> tuple[Tensor, Tensor]:
+    """`gated_backward` of dy + U A, [N, 2 M]; and Uᵀ y, [R, M]. A is [R, M]."""
+    dlora_A = up_NR.T @ gated(gate_NM, up_NM, activation)
+    return gated_backward(torch.addmm(dout_NM, up_NR, lora_A), gate_NM, up_NM, activation), dlora_A
+
+
 def _activate(gate: Tensor, activation: str) -> Tensor:
     return F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
 

@@ -11,22 +11,19 @@ path of theirs.
 import dataclasses
 import errno
 import json
-import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import platformdirs
-from safetensors import SafetensorError
 
 import sebp_edge
-from sebp_edge.errors import AdapterError, StorageError, suggest
+from sebp_edge.errors import AdapterError, suggest
+from sebp_edge.files import flush, storage_errors, write_whole
 
 if TYPE_CHECKING:  # listing adapters needs no torch
     from sebp_edge.models.adaptation import Adaptation
@@ -98,7 +95,7 @@ class AdapterStore:
 
     def names(self) -> list[str]:
         """All adapters' names."""
-        with _storage_errors("No adapter can be read in", self.folder, ""):
+        with storage_errors("No adapter can be read in", self.folder, ""):
             if not self.folder.is_dir():
                 return []
             return sorted(path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and _versions(path))
@@ -160,7 +157,7 @@ class AdapterStore:
         if out is not None and out.exists():
             raise AdapterError(f"{str(out)!r} exists already; choose a new folder, so that nothing is overwritten.")
         parent = out.absolute().parent if out else self.folder
-        with _storage_errors("Nothing can be saved in", parent):
+        with storage_errors("Nothing can be saved in", parent):
             _make_private(parent)
             own = self.folder / name
             parent = own if out is None and own.exists() else parent
@@ -169,7 +166,7 @@ class AdapterStore:
     def save(self, adaptation: "Adaptation", record: AdapterRecord, name: str, *, activate: bool) -> SavedAdapter:
         """Saves a new version of the adapter `name`; with `activate`, it becomes the one in use."""
         folder = self.folder / check_name(name)
-        with _storage_errors("Nothing was saved in", folder):
+        with storage_errors("Nothing was saved in", folder):
             _make_private(self.folder)
             _make_private(folder)
             version = 1 + max(_versions(folder), default=0)
@@ -177,13 +174,13 @@ class AdapterStore:
             while not _write_whole(adaptation, record, folder / str(version)):
                 version += 1
             if activate:
-                _write_file(folder / _ACTIVE, str(version))
+                write_whole(folder / _ACTIVE, str(version))
         return SavedAdapter(folder / str(version), record, name, version, activate)
 
     def save_to(self, adaptation: "Adaptation", record: AdapterRecord, out: Path) -> SavedAdapter:
         """Saves an adapter into a new folder of the user's choice, outside the store."""
         out = out.absolute()
-        with _storage_errors("Nothing was saved in", out):
+        with storage_errors("Nothing was saved in", out):
             if not _write_whole(adaptation, record, out):
                 raise AdapterError(f"{str(out)!r} exists already; nothing was overwritten.")
         return SavedAdapter(out, record)
@@ -192,7 +189,7 @@ class AdapterStore:
         """Deletes one version, or the whole adapter."""
         folder = self._named(name)
         path = folder if version is None else _version_folder(folder, version)
-        with _storage_errors("Not everything was deleted in", path, ""):
+        with storage_errors("Not everything was deleted in", path, ""):
             if version is not None and version == self.active_version(name):
                 (folder / _ACTIVE).unlink()
             # Renamed first, so that an interruption never leaves half an adapter under its name; in place, since a
@@ -246,8 +243,8 @@ def _write_whole(adaptation: "Adaptation", record: AdapterRecord, target: Path) 
         (temporary / "README.md").write_text(_model_card(record), encoding="utf-8")
         for path in temporary.rglob("*"):
             path.chmod(0o700 if path.is_dir() else 0o600)
-            _flush(path)
-        _flush(temporary)
+            flush(path)
+        flush(temporary)
         if target.exists():
             return False
         try:
@@ -256,45 +253,14 @@ def _write_whole(adaptation: "Adaptation", record: AdapterRecord, target: Path) 
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 return False
             raise
-        _flush(target.parent)
+        flush(target.parent)
         return True
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _write_file(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    temporary.write_text(text, encoding="ascii")
-    temporary.chmod(0o600)
-    _flush(temporary)
-    temporary.replace(path)
-    _flush(path.parent)
-
-
-def _flush(path: Path) -> None:
-    """Waits until a file or folder is on the disk. Windows has no such call for folders."""
-    if os.name == "nt" and path.is_dir():
-        return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() or os.name != "nt" else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _make_private(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-
-
-@contextmanager
-def _storage_errors(what: str, path: Path, advice: str = "; make room or choose another place") -> Iterator[None]:
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        # safetensors wraps the system's error in its own, with the number in its text only.
-        number = re.search(r"(?:os error|Errno) (\d+)", str(error))
-        reason = os.strerror(int(number[1])) if number else "the disk does not take it"
-        raise StorageError(f"{what} {str(path)!r}: {reason}{advice}.") from error
 
 
 def _model_card(record: AdapterRecord) -> str:

@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from sebp_edge.cli import adapt, adapters, bench, doctor, generate, listings, plan
+from sebp_edge.cli import adapt, adapters, analyze, bench, doctor, generate, listings, plan
 
 app = typer.Typer(
     name="sebp-edge",
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command()(adapt.adapt)
 app.command()(plan.plan)
+app.command()(analyze.analyze)
 app.command()(bench.bench)
 app.command()(generate.generate)
 app.command()(listings.models)

@@ -15,7 +15,7 @@ MEANINGS = {
     "activations": "kept for the backward pass",
     "loss": "logits, a chunk at a time",
     "graphs": "other captured graphs, cuBLAS",
-    "context": "the process besides",
+    "context": "the process besides; on a GPU an estimate, measured when it trains",
     "reserve": "what the count may be wrong by",
 }
 
@@ -59,9 +59,10 @@ def show_plan(found) -> None:
 
     parts = [[name, gigabytes(size), MEANINGS[name]] for name, size in asdict(found.footprint).items() if size]
     print_table(["memory", "about", "for"], parts)
+    budget = gigabytes(found.budget) + (" that other programs leave" if found.stated_budget else "")
     out.print(
         f"[bold]{escape(found.model)}[/] ({found.method}, {found.dtype} on {found.device}): at most "
-        f"[bold]{gigabytes(found.peak)}[/] of {gigabytes(found.budget)}, about {duration(found.seconds)}, "
+        f"[bold]{gigabytes(found.peak)}[/] of {budget}, about {duration(found.seconds)}, "
         f"with {found.max_rows:,} tokens at a time"
     )
     for word, other in (("faster", found.dearer), ("smaller", found.cheaper)):

@@ -44,6 +44,15 @@ def last_block(model: nn.Module) -> nn.Module | None:
     return None
 
 
+def behind_attention(block: nn.Module | None) -> nn.Module | None:
+    """The first part of an encoder's block behind its attention; it and all after it work row by row. None if unknown.
+
+    BERT's and RoBERTa's output projection with its norm; DistilBERT's norm.
+    """
+    attention = getattr(block, "attention", None)
+    return getattr(attention, "output", None) or getattr(block, "sa_layer_norm", None)
+
+
 def is_causal_decoder(model: nn.Module) -> bool:
     """Whether each row of the logits depends on rows before it only, and the loss on logits only."""
     if not (isinstance(model, PreTrainedModel) and type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))):

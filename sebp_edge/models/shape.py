@@ -95,11 +95,11 @@ def read_shape(reference: ModelReference) -> DecoderShape:
         heads=config.num_attention_heads,
         head_size=getattr(config, "head_dim", None) or hidden // config.num_attention_heads,
         longest=getattr(model.config, "max_position_embeddings", None),
-        blocks=tuple(_block(part, hidden) for part in _parts(model)),
+        blocks=tuple(_block(part, hidden) for part in blocks_of(model)),
     )
 
 
-def _parts(model: nn.Module) -> list[nn.Module]:
+def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The blocks: of all lists of modules the one with the most parameters; without any, the whole base model."""
     lists = [module for module in model.base_model.modules() if isinstance(module, nn.ModuleList)]
     return list(max(lists, key=_num_parameters, default=[model.base_model]))

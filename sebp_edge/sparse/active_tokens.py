@@ -16,17 +16,18 @@ from sebp_edge.sparse.rows import RowPlan
 
 @dataclass(frozen=True)
 class ActiveTokens:
-    """The sequences of a batch one after another, each up to its last loss row, and maybe filler.
+    """The sequences of a batch one after another, their active rows only, and maybe filler.
 
     Attributes:
         input_ids: int64 [A].
-        position_ids: int64 [A], the position of each token in its sequence.
+        position_ids: int64 [A], the position of each token in its sequence, as the model counts them.
         cu_seqlens: int32 [S + 1], where each sequence begins; sequences may be empty.
         max_len: the longest sequence, or more.
         loss_places: int64 [C], increasing: where the loss rows are among the active tokens.
-        targets: int64 [C], the shifted labels of the loss rows.
+        targets: [C], the labels of the loss rows (a decoder's are shifted): int64, or fp32 in a regression.
         sequences: int64 [C], the sequence of the batch that each loss row belongs to; 0 for filler.
         weights: fp32 [C], what each loss counts: 1, or 0 for filler.
+        token_type_ids: int64 [A], which text of a pair each token is of; None for models that do not ask.
     """
 
     input_ids: Tensor
@@ -37,20 +38,33 @@ class ActiveTokens:
     targets: Tensor
     sequences: Tensor
     weights: Tensor
+    token_type_ids: Tensor | None = None
 
     @classmethod
-    def gather(cls, input_ids_BT: Tensor, plan: RowPlan) -> "ActiveTokens":
-        """Takes the active rows out of a padded batch; both on one device, which is the host in a training."""
+    def gather(
+        cls,
+        input_ids_BT: Tensor,
+        plan: RowPlan,
+        position_ids_BT: Tensor | None = None,
+        token_type_ids_BT: Tensor | None = None,
+    ) -> "ActiveTokens":
+        """Takes the active rows out of a padded batch; all on one device, which is the host in a training.
+
+        Args:
+            position_ids_BT: where a model does not count positions from 0 on.
+        """
         num_positions = input_ids_BT.shape[1]
+        rows = plan.active_rows
         return cls(
-            input_ids=input_ids_BT.flatten()[plan.active_rows],
-            position_ids=plan.active_rows % num_positions,
+            input_ids=input_ids_BT.flatten()[rows],
+            position_ids=rows % num_positions if position_ids_BT is None else position_ids_BT.flatten()[rows],
             cu_seqlens=plan.cu_seqlens,
             max_len=plan.max_len,
-            loss_places=torch.searchsorted(plan.active_rows, plan.loss_rows),
+            loss_places=torch.searchsorted(rows, plan.loss_rows),
             targets=plan.targets,
             sequences=plan.loss_rows // num_positions,
             weights=torch.ones(len(plan.loss_rows), device=plan.loss_rows.device),
+            token_type_ids=None if token_type_ids_BT is None else token_type_ids_BT.flatten()[rows],
         )
 
     @property
@@ -88,6 +102,7 @@ class ActiveTokens:
             targets=F.pad(self.targets, (0, len(filler_places)))[order],
             sequences=F.pad(self.sequences, (0, len(filler_places)))[order],
             weights=F.pad(self.weights, (0, len(filler_places)))[order],
+            token_type_ids=None if self.token_type_ids is None else F.pad(self.token_type_ids, (0, num_filler)),
         )
 
     def weighted(self, factor: float) -> "ActiveTokens":
@@ -96,7 +111,8 @@ class ActiveTokens:
 
     def to(self, device: torch.device | str) -> "ActiveTokens":
         """The same tokens on `device`."""
-        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "max_len"}
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
         return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
 
 

@@ -13,13 +13,22 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.models.lora import plain_projection
-from sebp_edge.ops import LoraGroup, LoraProjection, QuantisedWeight, Remake, Rows, lora_linear
+from sebp_edge.ops import (
+    Gate,
+    LoraGroup,
+    LoraProjection,
+    QuantisedWeight,
+    Remake,
+    Rows,
+    gated_lora_linear,
+    lora_linear,
+)
 
 # Projections that read the same input in transformers' decoders.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 RowsFor = Callable[[list[nn.Module], Tensor], Rows | None]
-RemakeOf = Callable[[Tensor], Remake | None]
+SourceOf = Callable[[Tensor], Remake | Gate | None]
 
 
 class FusedLora:
@@ -29,7 +38,7 @@ class FusedLora:
         model: with PEFT's layers in it.
         rows_for: gives the rows of layers that are computed together.
         alone: a layer that is not computed together with others, if any.
-        remake_of: says how an input is made again in the backward pass; where it does not know, the input is kept.
+        source_of: what an input is made of again in the backward pass; where it does not know, the input is kept.
     """
 
     def __init__(
@@ -37,13 +46,13 @@ class FusedLora:
         model: nn.Module,
         rows_for: RowsFor,
         alone: nn.Module | None = None,
-        remake_of: RemakeOf = lambda x: None,
+        source_of: SourceOf = lambda x: None,
     ):
         self._groups: list[_Group] = []
         for parent in list(model.modules()):
             plain = {name: child for name, child in parent.named_children() if plain_projection(child)}
             for names in _grouped(plain, alone):
-                self._groups.append(_Group([plain[name] for name in names], rows_for, remake_of))
+                self._groups.append(_Group([plain[name] for name in names], rows_for, source_of))
 
     def remove(self) -> None:
         """Gives the layers back to PEFT."""
@@ -94,10 +103,10 @@ class _Group:
         is_fresh: whether what is stacked is known to be what the layers are, adapters included.
     """
 
-    def __init__(self, layers: list[nn.Module], rows_for: RowsFor, remake_of: RemakeOf):
+    def __init__(self, layers: list[nn.Module], rows_for: RowsFor, source_of: SourceOf):
         self.layers = layers
         self.is_fresh = False
-        self._rows_for, self._remake_of = rows_for, remake_of
+        self._rows_for, self._source_of = rows_for, source_of
         self._input: tuple[Tensor, bool] | None
         self._outputs: dict[int, Tensor]
         self.forget()
@@ -126,12 +135,17 @@ class _Group:
         if not (known and member in self._outputs):
             if not self._computes(x):
                 return type(self.layers[member]).forward(self.layers[member], x)
-            outputs = lora_linear(x, self.stacked, self._rows_for(self.layers, x), self._remake_of(x))
-            self._input, self._outputs = (x, grad), dict(enumerate(outputs))
+            self._input, self._outputs = (x, grad), dict(enumerate(self._all_outputs(x)))
         out = self._outputs.pop(member)
         if not self._outputs:
             self._input = None
         return out
+
+    def _all_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        source = self._source_of(x)
+        if isinstance(source, Gate):
+            return (gated_lora_linear(x, source, self.stacked),)
+        return lora_linear(x, self.stacked, self._rows_for(self.layers, x), source)
 
     def forget(self) -> None:
         """Lets go of what was computed for layers that were not called."""

@@ -42,7 +42,7 @@ class Hoisted:
         self._attention = OwnAttention(self._decoder) if _pays(self._decoder) else None
         self._small_ops = SmallOps(self._decoder)
         self._fused = FusedLora(
-            model, lambda layers, x: None, alone=self._last_layer.query, remake_of=self._small_ops.remake_of
+            model, lambda layers, x: None, alone=self._last_layer.query, source_of=self._small_ops.source_of
         )
         self._last_layer.attach()
 
@@ -100,7 +100,7 @@ def _pays(decoder: PreTrainedModel) -> bool:
 
 
 # Keywords that transformers' attention layers pass along and that change nothing here.
-_WITHOUT_EFFECT = {"position_ids", "use_cache", "cache_position", "output_attentions", "is_causal", "return_dict"}
+_WITHOUT_EFFECT = {"position_ids", "use_cache", "cache_position", "output_attentions", "return_dict"}
 
 
 def rows_attention(
@@ -110,32 +110,37 @@ def rows_attention(
     value_1GAE: Tensor,
     attention_mask: None,
     *,
-    cu_seq_lens_q: Tensor,
-    max_length_q: int,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    is_causal: bool | None = None,
     cu_seq_lens_k: Tensor | None = None,
     max_length_k: int | None = None,
     asked_for: list[Scores] | None = None,
     **others,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each sequence of a row of sequences, in the form that transformers registers.
+    """Attention within each sequence of a row of sequences, in the form that transformers registers.
 
     Args:
+        module: the layer, which says whether it is causal where `is_causal` does not.
         asked_for: is given what the layer asks to be done to its scores.
 
     Returns:
         [1, A, H, E], and None for the weights.
 
     Raises:
-        SparsityError: a keyword asks for something that is not implemented (dropout, sinks).
+        SparsityError: a keyword asks for something that is not implemented (sinks), or sequences are not given.
     """
+    if cu_seq_lens_q is None:
+        raise SparsityError("Its attention is not told where sequences begin: call a hoisted model through its handle.")
     asked = [name for name, value in others.items() if name not in _WITHOUT_EFFECT and value is not None]
-    if asked or dropout or attention_mask is not None:
-        raise SparsityError(f"Attention with {', '.join(asked) or 'dropout or a mask'} does not run on hoisted rows.")
-    scores = Scores(scaling, sliding_window, softcap)
+    if asked or attention_mask is not None:
+        raise SparsityError(f"Attention with {', '.join(asked) or 'a mask'} does not run on hoisted rows.")
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    scores = Scores(scaling, sliding_window, softcap, causal, dropout)
     if asked_for is not None:
         asked_for.append(scores)
     states = (states.squeeze(0).transpose(0, 1) for states in (query_1HAE, key_1GAE, value_1GAE))

@@ -59,6 +59,8 @@ def _has_parts(block: nn.Module) -> bool:
         <= {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
         and ("q_norm" in names) == ("k_norm" in names)
         and isinstance(getattr(block, "head_dim", None), int)
+        # What drops weights in training shows it to no trial in evaluation.
+        and not getattr(block, "attention_dropout", 0.0)
         and "forward" not in vars(block)
     )
 

@@ -4,6 +4,7 @@
     water_filling    p_i = min(1, tau |g_i|), with tau such that they sum up to n      (Wang, Chen, Zhu 2024)
     above            |g_i| >= epsilon m, m the active rows' median; and more, where that would lose too much energy
     softly_above     p_i = 1 for those rows, |g_i| / (the norm below which rows are dropped) for the others
+    holding          the fewest rows that hold a share of the energy
     draw             keeps row i with probability p_i, weighted by 1 / p_i: sums over rows keep their mean
     NormHistogram    an epsilon at the knee of the distribution of norms               (Topchii et al., section 4)
 
@@ -61,6 +62,12 @@ def softly_above(energy_N: Tensor, epsilon: Tensor | float, max_lost: float) -> 
     return torch.where(keep_N, 1, torch.where(norm_N > 0, norm_N / bound, 0).clamp(max=1))
 
 
+def holding(energy_N: Tensor, share: float) -> Tensor:
+    """How few rows hold this share of the energy, int64 []; 0 if there is none."""
+    held_N = _finite(energy_N).sort(descending=True).values.cumsum(0)
+    return ((held_N < share * held_N[-1]).sum() + 1).where(held_N[-1] > 0, 0)
+
+
 _TICKS = 2**32
 
 
@@ -85,13 +92,16 @@ class NormHistogram:
     Rows are what is dropped, so norms of rows are counted, not elements: a row with small elements in it is not noise.
     Relative to the median, they depend neither on the loss scale nor on the number of tokens in a mean. Bins are a
     tenth of a decade wide, as 10^-4.4 = 3.98e-5 of the paper suggests, from 10^-12 to 10^2.
+
+    Attributes:
+        counts_J: the active rows in each bin, int64 [J]; what is beyond the first or last one is counted in it.
     """
 
     LOWEST, BINS_PER_DECADE, NUM_BINS = -12, 10, 140
     WINDOW = 5
 
     def __init__(self, device: torch.device):
-        self._counts_J = torch.zeros(self.NUM_BINS, dtype=torch.int64, device=device)
+        self.counts_J = torch.zeros(self.NUM_BINS, dtype=torch.int64, device=device)
         self._energy_J = torch.zeros(self.NUM_BINS, device=device)
 
     def add(self, energy_N: Tensor) -> None:
@@ -99,17 +109,19 @@ class NormHistogram:
         norm_N, finite_N = _norms(energy_N), _finite(energy_N)
         decades_N = (norm_N / _median_norm(norm_N.sort().values)).log10() - self.LOWEST
         bins_N = (decades_N * self.BINS_PER_DECADE).nan_to_num().clamp(0, self.NUM_BINS - 1).long()
-        self._counts_J.scatter_add_(0, bins_N, (finite_N > 0).long())
+        self.counts_J.scatter_add_(0, bins_N, (finite_N > 0).long())
         self._energy_J.scatter_add_(0, bins_N, (finite_N / _positive(finite_N.sum())).float())
 
     def epsilon(self, max_lost: float) -> Tensor:
         """The knee of the smoothed cumulative distribution, or the last edge below it that loses no more; fp32 [].
 
+        With 1 for `max_lost` it is the knee itself.
+
         Smoothed by a centred sum of `WINDOW` edges. The knee is where the slope falls most, above a cluster of noise;
         the rise into the cluster may be as sharp, but a threshold there drops nothing of it. Of equal edges the first;
         counts are integers, so that equal ones stay equal.
         """
-        below_J = F.pad(self._counts_J.cumsum(0), (1, 0))
+        below_J = F.pad(self.counts_J.cumsum(0), (1, 0))
         half = self.WINDOW // 2
         padded_J = torch.cat([below_J[:1].expand(half), below_J, below_J[-1:].expand(half)])
         knee = padded_J.unfold(0, self.WINDOW, 1).sum(1).diff(n=2).argmin() + 1

@@ -1,4 +1,4 @@
-"""RowPlan: which rows of a right-padded batch carry gradient. Made once per batch, on the host; everything reads it.
+"""RowPlan: which rows of a padded batch carry gradient. Made once per batch, on the host; everything reads it.
 
 In a causal decoder with cross-entropy on shifted labels, a row (one position of one sequence) has a non-zero dL/dY
 
@@ -6,7 +6,8 @@ In a causal decoder with cross-entropy on shifted labels, a row (one position of
     in every layer                   only up to the last loss row of its sequence            (active rows)
 
 because attention sends gradient to earlier positions and to nothing else. Padding to the right of the last loss row is
-therefore exactly zero everywhere.
+therefore exactly zero everywhere. In an encoder that is given an attention mask, masked keys get no gradient: there the
+active rows are the real tokens, wherever the padding is, and the loss rows those that its head reads.
 
 Shapes: B sequences, T positions, N = B*T rows, A active rows, C loss rows.
 """
@@ -27,11 +28,11 @@ class RowPlan:
 
     Attributes:
         num_rows: N.
-        active_rows: int64 [A], increasing; B contiguous spans, one a sequence.
+        active_rows: int64 [A], increasing; a decoder's are B contiguous spans, one a sequence.
         loss_rows: int64 [C], increasing; a subset of active_rows.
-        targets: int64 [C], the shifted labels of the loss rows.
-        cu_seqlens: int32 [B + 1], where each sequence's span begins in active_rows.
-        max_len: the longest span.
+        targets: [C], the labels of the loss rows (a decoder's are shifted): int64, or fp32 in a regression.
+        cu_seqlens: int32 [B + 1], where each sequence begins in active_rows.
+        max_len: active rows of the longest sequence.
         active_span, loss_span: the same rows as a slice, where they are contiguous (a batch of one sequence), or None.
     """
 
@@ -56,23 +57,36 @@ class RowPlan:
         labels_BT = labels_BT.cpu()
         if attention_mask_BT is not None:
             _refuse_unless_right_padded(attention_mask_BT.cpu())
-        num_sequences, num_positions = labels_BT.shape
+        num_positions = labels_BT.shape[1]
         # Position t predicts label t + 1, so the last position predicts nothing.
         shifted_BT = torch.full_like(labels_BT, IGNORE)
         shifted_BT[:, :-1] = labels_BT[:, 1:]
         has_loss_BT = shifted_BT != IGNORE
         positions_T = torch.arange(1, num_positions + 1)
         lengths_B = (has_loss_BT * positions_T).amax(dim=1)
-        active_BT = positions_T <= lengths_B[:, None]
+        return cls.of(positions_T <= lengths_B[:, None], has_loss_BT, shifted_BT)
+
+    @classmethod
+    def of(cls, active_BT: Tensor, has_loss_BT: Tensor, targets_BT: Tensor) -> "RowPlan":
+        """The plan of a batch whose active rows, rows with a loss (bool [B, T]) and their targets are known.
+
+        Raises:
+            SparsityError: a row with a loss is not active.
+        """
+        if bool((has_loss_BT & ~active_BT).any()):
+            raise SparsityError(
+                "A label stands where the attention mask is 0, on padding; give padding the label -100 there."
+            )
         active_rows = active_BT.flatten().nonzero().squeeze(1)
         loss_rows = has_loss_BT.flatten().nonzero().squeeze(1)
-        cu_seqlens = torch.zeros(num_sequences + 1, dtype=torch.int32)
+        lengths_B = active_BT.sum(dim=1)
+        cu_seqlens = torch.zeros(len(lengths_B) + 1, dtype=torch.int32)
         cu_seqlens[1:] = lengths_B.cumsum(0)
         return cls(
-            num_rows=labels_BT.numel(),
+            num_rows=active_BT.numel(),
             active_rows=active_rows,
             loss_rows=loss_rows,
-            targets=shifted_BT.flatten()[loss_rows],
+            targets=targets_BT.flatten()[loss_rows],
             cu_seqlens=cu_seqlens,
             max_len=int(lengths_B.max()),
             active_span=span_of(active_rows),

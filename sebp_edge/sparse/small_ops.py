@@ -2,7 +2,7 @@
 
 What a module computes is found by trial, not by its class: one that is not exactly such a norm or MLP keeps its own
 forward. What comes out of them is quickly made again from what their backward passes keep anyway, so that the layers
-that read it need not keep it: `remake_of` says how.
+that read it need not keep it: `source_of` says how.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sebp_edge.ops import ACTIVATIONS, Remake, gated, rms_norm, runs_kernels
+from sebp_edge.ops import ACTIVATIONS, Gate, Remake, gated, rms_norm, runs_kernels
 from sebp_edge.sparse.trial import why_not
 
 # The parts of a Llama's MLP; it has nothing else.
@@ -26,7 +26,7 @@ class SmallOps:
     """
 
     def __init__(self, decoder: nn.Module):
-        self._remakes = WeakTensorKeyDictionary()
+        self._sources = WeakTensorKeyDictionary()
         self.replaced: list[nn.Module] = []
         # In plain PyTorch ours are no faster than the modules' own, and making inputs again takes a little time.
         modules = list(decoder.modules()) if runs_kernels(decoder.get_input_embeddings().weight) else []
@@ -43,19 +43,19 @@ class SmallOps:
             vars(module).pop("forward", None)
         self.replaced = []
 
-    def remake_of(self, x: Tensor) -> Remake | None:
-        """How to make `x` again in the backward pass; None if it came from elsewhere."""
-        return self._remakes.get(x)
+    def source_of(self, x: Tensor) -> Remake | Gate | None:
+        """What `x` can be made of again in the backward pass; None if it came from elsewhere."""
+        return self._sources.get(x)
 
     def _stand_in(self, module: nn.Module, decoder: nn.Module) -> Callable[[Tensor], Tensor] | None:
         """What computes the same as the module, if there is something."""
         if _looks_like_a_norm(module):
             trial = _trial_input(module.weight.numel(), module.weight.device, module.weight.dtype)
-            candidates = [_Norm(module, offset, self._remakes) for offset in (0.0, 1.0)]
+            candidates = [_Norm(module, offset, self._sources) for offset in (0.0, 1.0)]
         elif _looks_like_an_mlp(module):
             embedding = decoder.get_input_embeddings().weight
             trial = _trial_input(embedding.shape[1], embedding.device, embedding.dtype)
-            candidates = [_Mlp(module, name, self._remakes) for name in ACTIVATIONS if _is_activation(module, name)]
+            candidates = [_Mlp(module, name, self._sources) for name in ACTIVATIONS if _is_activation(module, name)]
         else:
             return None
         own = module.forward
@@ -95,8 +95,8 @@ def _is_activation(mlp: nn.Module, name: str) -> bool:
 class _Norm:
     """Stands in for one RMSNorm's `forward`."""
 
-    def __init__(self, module: nn.Module, offset: float, remakes: WeakTensorKeyDictionary):
-        self.module, self.eps, self.offset, self.remakes = module, _eps(module), offset, remakes
+    def __init__(self, module: nn.Module, offset: float, sources: WeakTensorKeyDictionary):
+        self.module, self.eps, self.offset, self.sources = module, _eps(module), offset, sources
 
     def __call__(self, x: Tensor) -> Tensor:
         weight, eps, offset = self.module.weight, self.eps, self.offset
@@ -106,19 +106,19 @@ class _Norm:
         out = rms_norm(x, weight, eps, offset)
         if out.requires_grad:
             remake = Remake(lambda x, weight: rms_norm(x, weight, eps, offset), (x.detach(), weight.detach()))
-            self.remakes[out] = remake
+            self.sources[out] = remake
         return out
 
 
 class _Mlp:
     """Stands in for one MLP's `forward`."""
 
-    def __init__(self, module: nn.Module, activation: str, remakes: WeakTensorKeyDictionary):
-        self.module, self.activation, self.remakes = module, activation, remakes
+    def __init__(self, module: nn.Module, activation: str, sources: WeakTensorKeyDictionary):
+        self.module, self.activation, self.sources = module, activation, sources
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, up, activation = self.module.gate_proj(x), self.module.up_proj(x), self.activation
         hidden = gated(gate, up, activation)
         if hidden.requires_grad:
-            self.remakes[hidden] = Remake(lambda gate, up: gated(gate, up, activation), (gate.detach(), up.detach()))
+            self.sources[hidden] = Gate(gate, up, activation)
         return self.module.down_proj(hidden)

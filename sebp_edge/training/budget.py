@@ -35,9 +35,15 @@ SECONDS_PER_LAYER = 0.25e-3
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """How much memory an adaptation may take, in bytes: of the GPU's, or of the process on the CPU."""
+    """How much memory an adaptation may take, in bytes: of the GPU's, or of the process on the CPU.
+
+    Attributes:
+        size: what it may take.
+        stated: what was asked for, if less is free.
+    """
 
     size: int
+    stated: int | None = None
 
     @classmethod
     def parse(cls, text: "str | int | MemoryBudget") -> "MemoryBudget":
@@ -59,8 +65,14 @@ class MemoryBudget:
             "number of bytes."
         )
 
+    def within(self, free: int) -> "MemoryBudget":
+        """No more than `free` bytes of it."""
+        return self if self.size <= free else MemoryBudget(free, stated=self.size)
+
     def __str__(self) -> str:
-        return gigabytes(self.size)
+        if self.stated is None:
+            return gigabytes(self.size)
+        return f"{gigabytes(self.stated)}, of which other programs leave {gigabytes(self.size)}"
 
 
 class Alternative(NamedTuple):
@@ -77,7 +89,8 @@ class Plan:
 
     Attributes:
         model, device, dtype, method: what is trained where, and how.
-        budget: bytes that there are.
+        budget: bytes that there are: what was asked for, or less if less is free.
+        stated_budget: what was asked for in that case, else None.
         max_rows: most rows that one micro-batch may have; a single longer example stands alone.
         footprint: where the bytes go.
         seconds: about how long the training takes.
@@ -90,6 +103,7 @@ class Plan:
     dtype: str
     method: str
     budget: int
+    stated_budget: int | None
     max_rows: int
     footprint: Footprint
     seconds: float
@@ -157,6 +171,7 @@ def make_plan(
         dtype="nf4" if recipe.load_in_4bit else str(dtype).removeprefix("torch."),
         method=recipe.method,
         budget=budget.size,
+        stated_budget=budget.stated,
         max_rows=chosen.max_rows,
         footprint=chosen.footprint,
         seconds=chosen.seconds,
@@ -204,7 +219,8 @@ def _without_useless(candidates: Iterator[_Candidate]) -> list[_Candidate]:
 
 def _nothing_fits(machinery: Machinery, least: Footprint, budget: MemoryBudget) -> MachineError:
     shape, outside = machinery.shape, least.context
-    would_do = f"raise the budget to {least.total / 1e9 + 0.05:.1f} GB"
+    enough = f"raise the budget to {least.total / 1e9 + 0.05:.1f} GB"
+    would_do = "close other programs" if least.total <= (budget.stated or 0) else enough
     if budget.size > outside:
         share = (budget.size - outside) / (least.total - outside)
         would_do += f" or choose a model of at most about {share * shape.parameters / 1e9:.2g} billion parameters"

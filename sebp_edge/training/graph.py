@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from sebp_edge.events import GraphCaptured, Sink
-from sebp_edge.models.machine import ran_out_of_memory
+from sebp_edge.models.machine import casting_anew, ran_out_of_memory
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.buckets import Bucket, choose_buckets
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 
 
 class CannotCapture(Exception):
@@ -60,7 +61,7 @@ class Graphs:
         begin = time.perf_counter()
         current = torch.cuda.current_stream(self._device)
         # A capture that fails at its end does not come back from the side stream by itself.
-        with torch.cuda.stream(current):
+        with torch.cuda.stream(current), casting_anew(self._device):
             self._stream.wait_stream(current)
             self.rehearsing = True
             try:
@@ -92,16 +93,19 @@ class TakesGradients(Protocol):
 class MicroBatchGraphs:
     """The losses and the gradients of a hoisted model's micro-batches: graphs of a few buckets.
 
+    A graph has the dropout of the mode that the model was in when it was captured, and draws anew in each replay.
+
     Args:
         update: takes the gradients.
         loss: fp32 scalar on the device; losses are added up in it.
     """
 
-    def __init__(self, graphs: Graphs, hoisted: Hoisted, update: TakesGradients, loss: Tensor):
+    def __init__(self, graphs: Graphs, hoisted: Hoisted | HoistedEncoder, update: TakesGradients, loss: Tensor):
         self._graphs, self._hoisted, self._update, self._loss = graphs, hoisted, update, loss
         self._buckets: list[Bucket] = []
-        self._with_gradients: dict[Bucket, _Captured] = {}
-        self._without: dict[Bucket, _Captured] = {}
+        # By their bucket, and whether the model is in training mode.
+        self._with_gradients: dict[tuple[Bucket, bool], _Captured] = {}
+        self._without: dict[tuple[Bucket, bool], _Captured] = {}
 
     def prepare(self, needed: Iterable[Bucket]) -> None:
         """Is told the buckets on the grid that the micro-batches to come need, so that few buckets hold them all."""
@@ -117,12 +121,20 @@ class MicroBatchGraphs:
             CannotCapture: nothing was changed.
         """
         filled = self._filled(tokens)
-        bucket = filled.sizes
-        if bucket not in self._with_gradients:
-            # The run before the capture must add nothing.
-            weightless = filled.to(self._loss.device).weighted(0.0)
-            self._with_gradients[bucket] = _Captured(self._graphs, "gradients", weightless, self._add_gradients)
-        self._with_gradients[bucket](filled.weighted(1 / loss_tokens))
+        self._captured(filled)(filled.weighted(1 / loss_tokens))
+
+    def rehearse(self, tokens: ActiveTokens) -> None:
+        """Captures what `accumulate` will replay, if it is not yet, and changes nothing.
+
+        Raises:
+            CannotCapture: as `accumulate` would.
+        """
+        self._captured(self._filled(tokens))
+
+    def bucket(self, sizes: Bucket) -> Bucket:
+        """What a micro-batch of these sizes is filled up to."""
+        fitting = [bucket for bucket in self._buckets if bucket.holds(sizes)]
+        return min(fitting, key=lambda bucket: bucket.cost, default=Bucket.holding(*sizes))
 
     def losses(self, tokens: ActiveTokens) -> Tensor:
         """The loss of every loss row, in nats: fp32 [C]; tokens and losses are on the host.
@@ -131,16 +143,26 @@ class MicroBatchGraphs:
             CannotCapture: it did not come to a result.
         """
         filled = self._filled(tokens)
-        bucket = filled.sizes
-        if bucket not in self._without:
+        key = self._key(filled)
+        if key not in self._without:
             on_device = filled.to(self._loss.device)
-            self._without[bucket] = _Captured(self._graphs, "losses", on_device, self._row_losses)
-        losses = self._without[bucket](filled)
+            self._without[key] = _Captured(self._graphs, "losses", on_device, self._row_losses)
+        losses = self._without[key](filled)
         return losses.cpu()[filled.weights > 0]
 
     def _filled(self, tokens: ActiveTokens) -> ActiveTokens:
-        fitting = [bucket for bucket in self._buckets if bucket.holds(tokens.sizes)]
-        return tokens.filled(min(fitting, key=lambda bucket: bucket.cost, default=Bucket.holding(*tokens.sizes)))
+        return tokens.filled(self.bucket(tokens.sizes))
+
+    def _key(self, filled: ActiveTokens) -> tuple[Bucket, bool]:
+        return filled.sizes, self._hoisted.model.training
+
+    def _captured(self, filled: ActiveTokens) -> "_Captured":
+        key = self._key(filled)
+        if key not in self._with_gradients:
+            # The run before the capture must add nothing.
+            weightless = filled.to(self._loss.device).weighted(0.0)
+            self._with_gradients[key] = _Captured(self._graphs, "gradients", weightless, self._add_gradients)
+        return self._with_gradients[key]
 
     def _add_gradients(self, tokens: ActiveTokens) -> None:
         loss = (self._hoisted.row_losses(tokens) * tokens.weights).sum()

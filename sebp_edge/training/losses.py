@@ -68,7 +68,11 @@ class RowLosses:
 
     def cut_smaller(self, micro_batch: list[Example]) -> None:
         """Lowers `max_rows` to half of what a micro-batch of several examples has, which did not fit into memory."""
-        self.max_rows = min(self.max_rows, -(-sum(map(self._num_rows, micro_batch)) // 2))
+        self.max_rows = min(self.max_rows, -(-self.num_rows(micro_batch) // 2))
+
+    def num_rows(self, micro_batch: list[Example]) -> int:
+        """How many rows a micro-batch has."""
+        return sum(map(self._num_rows, micro_batch))
 
     def _num_rows(self, example: Example) -> int:
         return example.num_active_tokens if self.hoisted is not None else self.collator.context_length

@@ -1,6 +1,7 @@
 """One optimizer update: gradients are clipped to a global norm, AdamW follows them, and they are zero again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -57,12 +58,7 @@ class Update:
 
     def take_gradients(self, loss: Tensor, *, rehearsing: bool = False) -> None:
         """Adds the gradients of `loss` to the parameters' `grad`."""
-        if sum(parameter.nbytes for parameter in self._own) > LARGE:
-            loss.backward()
-        else:
-            gradients = torch.autograd.grad(loss, self._own, allow_unused=True)
-            found = [pair for pair in zip(self._own, gradients, strict=True) if pair[1] is not None]
-            torch._foreach_add_([parameter.grad for parameter, _ in found], [gradient for _, gradient in found])
+        add_gradients(loss, self._own)
 
     def finish(self) -> Tensor:
         """Updates the parameters; gives the gradients' norm before clipping, on the device."""
@@ -77,6 +73,20 @@ class Update:
         """
         # Gradients and learning rate are zero: the run before the capture makes the moments and moves nothing.
         self._replay = graphs.capture("update", self._step)
+        self.reset()
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Within it micro-batches are tried out before the first step. All memory of an update is taken, and nothing
+        has changed in the end, bit for bit."""
+        yield
+        self.begin(0.0)
+        self.zero_gradients()
+        try:
+            self.finish()
+        except BaseException:
+            self._optimizer.state.clear()  # where one of two moments is missing, it would stay so
+            raise
         self.reset()
 
     def reset(self) -> None:
@@ -105,6 +115,16 @@ class Update:
         self._norm.copy_(torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm))
         self._optimizer.step()
         self.zero_gradients()
+
+
+def add_gradients(loss: Tensor, parameters: list[Tensor]) -> None:
+    """Adds the gradients of `loss` to what the parameters have in `grad`, in place."""
+    if sum(parameter.nbytes for parameter in parameters) > LARGE:
+        loss.backward()
+    else:
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        found = [pair for pair in zip(parameters, gradients, strict=True) if pair[1] is not None]
+        torch._foreach_add_([parameter.grad for parameter, _ in found], [gradient for _, gradient in found])
 
 
 def _flattened(parameters: list[Tensor]) -> nn.Parameter:

@@ -3,14 +3,21 @@
     forward    y = g σ(z) u
     backward   du = dy g σ(z)            dg = dy u σ(z) (1 + g (1 - σ(z)) z')
 
-z and z' are those of the activation, see `sebp_edge.ops.gated`. Shapes: N rows, M columns.
+With a LoRA adapter behind the gate, whose share U A of dy comes to it in the same pass, and dA = Uᵀ y out of it: y is
+made again tile by tile. A program has a tile of columns and a share of the rows; the shares' sums of dA are added up in
+a fixed order, so that two runs are bitwise equal.
+
+z and z' are those of the activation, see `sebp_edge.ops.gated`. Shapes: N rows, M columns, R rank.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 BLOCK_M = 1024
+# Of the kernel with an adapter: rows and columns at once, and how many programs share the work; the fastest on an H100.
+LORA_BLOCK_N, LORA_BLOCK_M, MAX_PROGRAMS = 32, 32, 1024
 
 
 @triton.jit
@@ -27,6 +34,11 @@ def _sigmoid_and_its_slope(gate, IS_GELU: tl.constexpr):
     small = tl.exp(-tl.abs(z))
     sigmoid = tl.where(z >= 0.0, 1.0, small) / (1.0 + small)
     return sigmoid, tl.where(z >= 0.0, small, 1.0) / (1.0 + small) * dz
+
+
+@triton.jit
+def _gradients_of_sides(dout, gate, up, sigmoid, slope):
+    return dout * up * sigmoid * (1.0 + gate * slope), dout * gate * sigmoid
 
 
 @triton.jit
@@ -64,11 +76,64 @@ def _gated_backward_kernel(
     gate = tl.load(gate_ptr + row * stride_gate + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * stride_up + columns, mask=mask, other=0.0).to(tl.float32)
     sigmoid, slope = _sigmoid_and_its_slope(gate, IS_GELU)
-    dgate = dout * up * sigmoid * (1.0 + gate * slope)
-    dup = dout * gate * sigmoid
+    dgate, dup = _gradients_of_sides(dout, gate, up, sigmoid, slope)
     place = dsides_ptr + row * 2 * num_columns + columns
     tl.store(place, dgate.to(dsides_ptr.dtype.element_ty), mask=mask)
     tl.store(place + num_columns, dup.to(dsides_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _gated_lora_backward_kernel(
+    dout_ptr,
+    lora_up_ptr,
+    lora_a_ptr,
+    gate_ptr,
+    up_ptr,
+    dsides_ptr,
+    dloras_ptr,
+    num_rows,
+    num_columns,
+    rank,
+    share,
+    stride_dout,
+    stride_lora_up,
+    stride_gate,
+    stride_up,
+    IS_GELU: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    columns = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    ranks = tl.arange(0, BLOCK_R)
+    has_column, has_rank = columns < num_columns, ranks < rank
+    lora_offsets = ranks.to(tl.int64)[:, None] * num_columns + columns[None, :]
+    lora_mask = has_rank[:, None] & has_column[None, :]
+    lora_a = tl.load(lora_a_ptr + lora_offsets, mask=lora_mask, other=0.0)
+    dlora = tl.zeros((BLOCK_R, BLOCK_M), tl.float32)
+    first = tl.program_id(1) * share
+    for begin in range(first, tl.minimum(first + share, num_rows), BLOCK_N):
+        # 64 bits: an offset may pass 2^31 elements.
+        rows = (begin + tl.arange(0, BLOCK_N)).to(tl.int64)
+        has_row = rows < num_rows
+        mask = has_row[:, None] & has_column[None, :]
+        lora_up = tl.load(
+            lora_up_ptr + rows[:, None] * stride_lora_up + ranks[None, :],
+            mask=has_row[:, None] & has_rank[None, :],
+            other=0.0,
+        )
+        dout = tl.load(dout_ptr + rows[:, None] * stride_dout + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        gate = tl.load(gate_ptr + rows[:, None] * stride_gate + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        up = tl.load(up_ptr + rows[:, None] * stride_up + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        dout = tl.dot(lora_up, lora_a, dout, input_precision="ieee")
+        sigmoid, slope = _sigmoid_and_its_slope(gate, IS_GELU)
+        out = gate * sigmoid * up
+        dlora = tl.dot(tl.trans(lora_up), out.to(lora_up.dtype), dlora, input_precision="ieee")
+        dgate, dup = _gradients_of_sides(dout, gate, up, sigmoid, slope)
+        place = dsides_ptr + rows[:, None] * 2 * num_columns + columns[None, :]
+        tl.store(place, dgate.to(dsides_ptr.dtype.element_ty), mask=mask)
+        tl.store(place + num_columns, dup.to(dsides_ptr.dtype.element_ty), mask=mask)
+    tl.store(dloras_ptr + tl.program_id(1).to(tl.int64) * rank * num_columns + lora_offsets, dlora, mask=lora_mask)
 
 
 def gated(gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
@@ -100,6 +165,45 @@ def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: 
             **_options(activation),
         )
     return dsides_N2M
+
+
+def gated_lora_backward(
+    dout_NM: Tensor, up_NR: Tensor, lora_A: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: str
+) -> tuple[Tensor, Tensor]:
+    """`gated_backward` of dy + U A, [N, 2 M]; and Uᵀ y in fp32, [R, M]. A is [R, M]."""
+    (num_rows, num_columns), rank = gate_NM.shape, len(lora_A)
+    dsides_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
+    if dsides_N2M.numel() == 0:
+        return dsides_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32)
+    dout_NM, up_NR, gate_NM, up_NM = (_with_whole_rows(x) for x in (dout_NM, up_NR, gate_NM, up_NM))
+    tiles = triton.cdiv(num_columns, LORA_BLOCK_M)
+    shares = max(1, min(triton.cdiv(num_rows, LORA_BLOCK_N), MAX_PROGRAMS // tiles))
+    share = triton.cdiv(triton.cdiv(num_rows, shares), LORA_BLOCK_N) * LORA_BLOCK_N
+    shares = triton.cdiv(num_rows, share)
+    dloras = lora_A.new_empty(shares, rank, num_columns, dtype=torch.float32)
+    _gated_lora_backward_kernel[tiles, shares](
+        dout_NM,
+        up_NR,
+        lora_A.contiguous(),
+        gate_NM,
+        up_NM,
+        dsides_N2M,
+        dloras,
+        num_rows,
+        num_columns,
+        rank,
+        share,
+        dout_NM.stride(0),
+        up_NR.stride(0),
+        gate_NM.stride(0),
+        up_NM.stride(0),
+        IS_GELU=activation == "gelu_tanh",
+        BLOCK_N=LORA_BLOCK_N,
+        BLOCK_M=LORA_BLOCK_M,
+        BLOCK_R=max(16, triton.next_power_of_2(rank)),
+        num_stages=2,
+    )
+    return dsides_N2M, dloras[0] if shares == 1 else dloras.sum(0)
 
 
 def _with_whole_rows(x_NM: Tensor) -> Tensor:

@@ -5,9 +5,10 @@
 
 The heads that share a key/value head are rows of one matrix, query by query, so that their sum in dk and dv is part of
 a product. A forward program has a tile of these rows. A backward program has a block of positions: dk and dv of its
-keys come from their own and all later queries, dq of its queries from their own and all earlier keys, so that nothing
-is added up in memory and two runs are bitwise equal. Keys are turned in registers wherever they are read. The softmax
-over blocks of keys, and its gradient from the logarithm of its sum, are Dao's (2023).
+keys come from all queries that see them (causal: their own and later ones), dq of its queries from all keys that they
+see (causal: their own and earlier ones), so that nothing is added up in memory and two runs are bitwise equal. Keys are
+turned in registers wherever they are read. The softmax over blocks of keys, and its gradient from the logarithm of its
+sum, are Dao's (2023).
 
 Shapes: A rows of all sequences, H heads, G key/value heads, E head size, S sequences.
 """
@@ -76,9 +77,10 @@ def _store_turned_back(x_ptr, rows, x, cos_ptr, sin_ptr, positions, has_row, HAL
 
 
 @triton.jit
-def _sees(query, key, window):
-    """Whether a query sees a key: itself and, of those before it, all or the last `window - 1`."""
-    sees = key <= query
+def _sees(query, key, length, window, CAUSAL: tl.constexpr):
+    """Whether a query sees a key: itself and, of those before it, all or the last `window - 1`; or all there are."""
+    # What is beyond the sequence comes after all of its queries: where these look back only, none sees it.
+    sees = key <= query if CAUSAL else (key < length) & (query >= 0)
     if window is not None:
         sees = sees & (query - key < window)
     return sees
@@ -128,6 +130,7 @@ def _short_attention_kernel(
     HALF: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr,
 ):
     tile, kv_head, begin, length = _part_of_sequence(cu_seqlens_ptr, num_parts, num_kv_heads)
     if tile * ROWS >= length * GROUP:
@@ -154,14 +157,15 @@ def _short_attention_kernel(
     highest = tl.full((ROWS,), LOWEST, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     out = tl.zeros((ROWS, 2 * HALF), tl.float32)
-    end = tl.minimum(length, (tile * ROWS + ROWS - 1) // GROUP + 1)
+    end = length
+    if CAUSAL:
+        end = tl.minimum(length, (tile * ROWS + ROWS - 1) // GROUP + 1)
     for first in range(_first_block(tile * ROWS // GROUP, window, KEYS), end, KEYS):
         keys = first + tl.arange(0, KEYS)
         has_key = keys < length
         k = _load_turned(k_ptr, keys * stride_ka, cos_ptr, sin_ptr, keys, has_key, HALF)
         v = _load_heads(v_ptr, keys * stride_va, has_key, HALF)
-        # What is beyond the sequence comes after all of its queries, so that none sees it.
-        sees = _sees(queries[:, None], keys[None, :], window)
+        sees = _sees(queries[:, None], keys[None, :], length, window, CAUSAL)
         scores = tl.where(sees, tl.dot(q, tl.trans(k), input_precision="ieee") * scale_of_exponent, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_highest[:, None])
@@ -186,10 +190,10 @@ def _load_tile(q_ptr, q_rows, dout_ptr, dout_rows, out_ptr, logsumexp_ptr, out_r
 
 
 @triton.jit
-def _gradients_of_scores(q, k, v, dout, logsumexp, delta, queries, keys, scale, window):
+def _gradients_of_scores(q, k, v, dout, logsumexp, delta, queries, keys, length, scale, window, CAUSAL: tl.constexpr):
     """P and dS / scale of a tile of rows and a block of keys, in the inputs' dtype."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    sees = _sees(queries[:, None], keys[None, :], window)
+    sees = _sees(queries[:, None], keys[None, :], length, window, CAUSAL)
     weights = tl.where(sees, tl.exp2(scores - logsumexp[:, None]), 0.0)
     dweights = tl.dot(dout, tl.trans(v), input_precision="ieee")
     return weights.to(v.dtype), (weights * (dweights - delta[:, None])).to(v.dtype)
@@ -224,6 +228,8 @@ def _short_attention_backward_kernel(
     HALF: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    FIRST_IS_ALL: tl.constexpr,
 ):
     block, kv_head, begin, length = _part_of_sequence(cu_seqlens_ptr, num_parts, num_kv_heads)
     own = block * KEYS
@@ -252,10 +258,13 @@ def _short_attention_backward_kernel(
     dk = tl.zeros((KEYS, 2 * HALF), tl.float32)
     dv = tl.zeros((KEYS, 2 * HALF), tl.float32)
     end = tl.minimum(length, own + KEYS)
-    last = length
+    # The queries that see these keys, and where the keys end that this block's queries see.
+    first_query, last, seen = 0, length, length
+    if CAUSAL:
+        first_query, seen = own, end
     if window is not None:
         last = tl.minimum(length, own + KEYS - 1 + window)
-    for first_row in range(own * GROUP, last * GROUP, ROWS):
+    for first_row in range(first_query * GROUP, last * GROUP, ROWS):
         rows = first_row + tl.arange(0, ROWS)
         queries, heads, has_row = rows // GROUP, rows % GROUP, rows < last * GROUP
         q_rows, dout_rows = queries * stride_qa + heads * stride_qh, queries * stride_da + heads * stride_dh
@@ -264,11 +273,11 @@ def _short_attention_backward_kernel(
             q_ptr, q_rows, dout_ptr, dout_rows, out_ptr, logsumexp_ptr, out_rows, has_row, HALF
         )
         weights, dscores = _gradients_of_scores(
-            q, k, v, dout, logsumexp, delta, queries, keys, scale_of_exponent, window
+            q, k, v, dout, logsumexp, delta, queries, keys, length, scale_of_exponent, window, CAUSAL
         )
         dv = tl.dot(tl.trans(weights), dout, dv, input_precision="ieee")
         dk = tl.dot(tl.trans(dscores), q, dk, input_precision="ieee")
-        if (own == 0) & (first_row < end * GROUP):
+        if FIRST_IS_ALL and (own == 0) & (first_row < end * GROUP):
             dq = tl.dot(dscores, k, input_precision="ieee") * scale
             _store_turned_back(dq_ptr, dq_rows, dq, cos_ptr, sin_ptr, queries, rows < end * GROUP, HALF)
     dk_rows = keys * stride_ga
@@ -279,8 +288,8 @@ def _short_attention_backward_kernel(
     # A single part is compiled in, and what follows is left out.
     if num_parts == 1:
         return
-    # Queries with earlier blocks of keys: now that dk and dv are gone there are registers for a dq that is added to.
-    if own > 0:
+    # Queries that see other blocks of keys: now that dk and dv are gone there are registers for a dq that is added to.
+    if own > 0 or not FIRST_IS_ALL:
         for first_row in range(own * GROUP, end * GROUP, ROWS):
             rows = first_row + tl.arange(0, ROWS)
             queries, heads, has_row = rows // GROUP, rows % GROUP, rows < end * GROUP
@@ -290,13 +299,13 @@ def _short_attention_backward_kernel(
                 q_ptr, q_rows, dout_ptr, dout_rows, out_ptr, logsumexp_ptr, out_rows, has_row, HALF
             )
             dq = tl.zeros((ROWS, 2 * HALF), tl.float32)
-            for first in range(_first_block(first_row // GROUP, window, KEYS), end, KEYS):
+            for first in range(_first_block(first_row // GROUP, window, KEYS), seen, KEYS):
                 keys = first + tl.arange(0, KEYS)
                 has_key = keys < length
                 k = _load_turned(k_ptr, keys * stride_ka, cos_ptr, sin_ptr, keys, has_key, HALF)
                 v = _load_heads(v_ptr, keys * stride_va, has_key, HALF)
                 _, dscores = _gradients_of_scores(
-                    q, k, v, dout, logsumexp, delta, queries, keys, scale_of_exponent, window
+                    q, k, v, dout, logsumexp, delta, queries, keys, length, scale_of_exponent, window, CAUSAL
                 )
                 dq = tl.dot(dscores, k, dq, input_precision="ieee")
             _store_turned_back(dq_ptr, dq_rows, dq * scale, cos_ptr, sin_ptr, queries, has_row, HALF)
@@ -342,6 +351,7 @@ def short_attention_(
     max_len: int,
     scale: float,
     window: int | None,
+    causal: bool,
 ) -> tuple[Tensor, Tensor]:
     """The outputs [A, H, E], and the logarithms to base 2 of the softmax's sums, fp32 [A, H]; may turn `q` in place."""
     num_rows, num_heads, head_size = q_AHE.shape
@@ -371,6 +381,7 @@ def short_attention_(
             HALF=head_size // 2,
             ROWS=tiles.rows,
             KEYS=tiles.keys,
+            CAUSAL=causal,
             num_warps=tiles.num_warps,
             num_stages=1,
         )
@@ -389,6 +400,7 @@ def short_attention_backward(
     max_len: int,
     scale: float,
     window: int | None,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dv, as parts of one new matrix; q as the forward pass left it, out and logsumexp as it gave them."""
     num_rows, num_heads, head_size = q_AHE.shape
@@ -421,6 +433,9 @@ def short_attention_backward(
             HALF=head_size // 2,
             ROWS=tiles.rows,
             KEYS=tiles.keys,
+            CAUSAL=causal,
+            # Whether the queries of the first block see no other block of keys.
+            FIRST_IS_ALL=causal or num_parts == 1,
             num_warps=tiles.num_warps,
             num_stages=1,
         )

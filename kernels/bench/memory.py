@@ -1,0 +1,176 @@
+"""What `sebp-edge adapt --memory` takes of a GPU, beside what its plan predicted: shapes from 135M to 8B.
+
+    python kernels/bench/memory.py [--only NAME ...] [--record [FILE]]     on a GPU
+    python kernels/bench/memory.py --tiny                                  the bundled model on the CPU, to try it
+
+Each run is the command, as a process of its own, on texts that have the token lengths of real ones (lengths.json:
+paragraphs of notes, and OASST1's conversations as the long case), with random bf16 weights of the true shape, a context
+of 4096 and 4096 loss tokens a step. The peak is what the process holds of the GPU, CUDA's context and libraries
+included; the allocator's is what torch counts, and what peers quote. Runs that cannot fit must fail before the first
+step.
+"""
+
+import argparse
+import json
+import random
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerBase
+
+import evidence
+from end_to_end import COMMAND, TINY_MODEL, figures, made_once, timed
+
+LENGTHS = Path(__file__).with_name("lengths.json")
+NOTES, CHATS = "notes, paragraphs", "OASST1"
+CONTEXT = BATCH_TOKENS = 4096
+# So many tokens that twelve steps remain after some texts are held out.
+TOKENS = 14 * BATCH_TOKENS
+
+
+def _llama(hidden: int, wide: int, layers: int, heads: int, groups: int, vocabulary: int, **more) -> dict:
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    sizes = dict(zip(names, (hidden, wide, layers, heads, groups), strict=True))
+    return {"vocab_size": vocabulary, "tie_word_embeddings": True, "max_position_embeddings": CONTEXT} | sizes | more
+
+
+SHAPES = {
+    "smollm2-135m": _llama(576, 1536, 30, 9, 3, 49152),
+    "smollm2-360m": _llama(960, 2560, 32, 15, 5, 49152),
+    "llama-3.2-1b": _llama(2048, 8192, 16, 32, 8, 128256),
+    "llama-3.2-3b": _llama(3072, 8192, 28, 24, 8, 128256),
+    "llama-3.1-8b": _llama(4096, 14336, 32, 32, 8, 128256, tie_word_embeddings=False),
+}
+
+
+class Run(NamedTuple):
+    """One run: a shape, how it is trained, its budget, and whose lengths its texts have."""
+
+    name: str
+    shape: str
+    method: str
+    load_in_4bit: bool
+    budget: str
+    data: str
+
+    def recipe(self) -> str:
+        values = f'method = "{self.method}"\nload_in_4bit = {str(self.load_in_4bit).lower()}\nepochs = 1\n'
+        return values + f"context_length = {CONTEXT}\nbatch_tokens = {BATCH_TOKENS}\n"
+
+
+RUNS = [
+    Run("3b-lora-unlimited", "llama-3.2-3b", "lora", False, "70GB", NOTES),
+    Run("3b-lora-8gb", "llama-3.2-3b", "lora", False, "8GB", NOTES),
+    Run("3b-lora-long-10gb", "llama-3.2-3b", "lora", False, "10GB", CHATS),
+    Run("3b-4bit-3.7gb", "llama-3.2-3b", "lora", True, "3.7GB", NOTES),
+    Run("3b-4bit-long-5gb", "llama-3.2-3b", "lora", True, "5GB", CHATS),
+    Run("3b-full-16gb", "llama-3.2-3b", "full", False, "16GB", NOTES),
+    Run("135m-lora-2gb", "smollm2-135m", "lora", False, "2GB", NOTES),
+    Run("360m-full-4gb", "smollm2-360m", "full", False, "4GB", CHATS),
+    Run("1b-lora-4gb", "llama-3.2-1b", "lora", False, "4GB", CHATS),
+    Run("8b-lora-20gb", "llama-3.1-8b", "lora", False, "20GB", CHATS),
+    Run("8b-4bit-8gb", "llama-3.1-8b", "lora", True, "8GB", NOTES),
+    Run("3b-lora-6gb", "llama-3.2-3b", "lora", False, "6GB", NOTES),
+]
+TINY = [Run("tiny", "tiny", "lora", False, "3GB", NOTES), Run("tiny-too-small", "tiny", "lora", False, "100MB", NOTES)]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[run.name for run in RUNS])
+    default = Path(tempfile.gettempdir()) / "sebp-edge-memory"
+    parser.add_argument("--work", type=Path, default=default, metavar="FOLDER", help=f"by default {default}")
+    parser.add_argument("--tiny", action="store_true")
+    evidence.add_record_option(parser)
+    options = parser.parse_args(arguments)
+    if options.record and (options.tiny or options.only):
+        parser.error("only a GPU's whole table is evidence; record without --tiny and --only.")
+    options.work.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for run in TINY if options.tiny else RUNS:
+        if options.only and run.name not in options.only:
+            continue
+        rows.append(measure(run, options.work, on_cpu=options.tiny))
+        show(rows[-1])
+    if options.record:
+        sources = ("kernels/ops", "sebp_edge", "kernels/bench/end_to_end.py", "kernels/bench/lengths.json", __file__)
+        evidence.record("memory", sources, rows, options.record)
+
+
+def measure(run: Run, work: Path, *, on_cpu: bool) -> dict:
+    """The command's own figures of one run; what it said, if it failed."""
+    model = TINY_MODEL if on_cpu else made_once(work / run.shape, LlamaConfig(**SHAPES[run.shape]))
+    row = run._asdict() | {"failed": ""}
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        recipe, texts = Path(folder, "recipe.toml"), Path(folder, "texts.jsonl")
+        recipe.write_text(run.recipe())
+        tokens, longest = (2000, 60) if on_cpu else (TOKENS, CONTEXT)
+        write_texts(texts, lengths_like(run.data, tokens, longest), AutoTokenizer.from_pretrained(model))
+        options = {"--model": model, "--recipe": recipe, "--memory": run.budget, "--out": Path(folder, "out")}
+        options["--device"] = "cpu" if on_cpu else "cuda"
+        command = [*COMMAND, str(texts), "--json", *(str(word) for option in options.items() for word in option)]
+        try:
+            _, arrivals, _ = timed(command, {"SEBP_EDGE_DATA": folder})
+        except RuntimeError as error:
+            return row | {"failed": str(error)}
+    events, done = [event for _, event in arrivals], figures(arrivals)
+    planned = next(event for event in events if event["event"] == "memory_planned")
+    return row | {
+        "parameters": done["parameters"],
+        "predicted_gb": planned["peak"] / 1e9,
+        "peak_gb": events[-1]["peak_memory_bytes"] / 1e9,
+        "allocator_gb": (events[-1]["allocator_peak_bytes"] or 0) / 1e9,
+        "tokens_per_second": 1e3 * done["tokens_trained"] / done["steps_done"] / done["median_step_ms"],
+        "cut_smaller": sum(event["event"] in ("memory_ran_out", "memory_squeezed") for event in events),
+        "plan": json.dumps({key: value for key, value in planned.items() if key not in ("event", "parts")}),
+        "parts_gb": json.dumps({name: round(size / 1e9, 3) for name, size in planned["parts"].items()}),
+        "notices": done["notices"],
+    }
+
+
+def lengths_like(data: str, tokens: int, longest: int) -> list[int]:
+    """Token counts drawn from a data set's, until they sum to `tokens`; the longest are cut."""
+    counts = json.loads(LENGTHS.read_text())[data]["counts"]
+    draw, lengths = random.Random(0), []
+    while sum(lengths) < tokens:
+        (length,) = draw.choices(range(len(counts)), counts)
+        lengths.append(max(2, min(length, longest)))
+    return lengths
+
+
+def write_texts(file: Path, lengths: list[int], tokenizer: PreTrainedTokenizerBase) -> None:
+    """One text a line, each of random words that are one token and so of the wanted length, BOS and EOS included.
+
+    Raises:
+        RuntimeError: a text has another length.
+    """
+    draw = random.Random(1)
+    words = sorted(
+        word[1:] for word in tokenizer.get_vocab() if word[0] == "Ġ" and word[1:].isalpha() and len(word) > 4
+    )
+    first = [word for word in words if len(tokenizer(word, add_special_tokens=False)["input_ids"]) == 1]
+    with file.open("w") as lines:
+        for length in lengths:
+            text = " ".join([draw.choice(first), *draw.choices(words, k=max(0, length - 3))])
+            found = len(tokenizer(text, add_special_tokens=False)["input_ids"]) + 2
+            if found != max(3, length):
+                raise RuntimeError(f"A text of {length} tokens has {found}.")
+            lines.write(json.dumps({"text": text}) + "\n")
+
+
+def show(row: dict) -> None:
+    if row["failed"]:
+        print(f"{row['name']:20}{row['budget']:>8}  failed: {row['failed']}", flush=True)
+        return
+    print(
+        f"{row['name']:20}{row['budget']:>8}  predicted {row['predicted_gb']:.2f} GB, held {row['peak_gb']:.2f} "
+        f"({row['peak_gb'] / row['predicted_gb'] - 1:+.1%}), allocator {row['allocator_gb']:.2f}; "
+        f"{row['tokens_per_second']:,.0f} tokens/s; cut smaller {row['cut_smaller']} times. {row['notices']}",
+        flush=True,
+    )
+    print(f"{'':20}{row['plan']}\n{'':20}{row['parts_gb']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

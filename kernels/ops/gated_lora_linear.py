@@ -1,0 +1,63 @@
+"""A gated product through one linear layer with a LoRA adapter: the second half of a decoder's MLP.
+
+    forward    h = act(g) u            Y = h Wᵀ + b + s D Bᵀ        D = h Aᵀ
+    backward   U = s dY B              dB = s dYᵀ D
+               dh = dY W + U A         dA = Uᵀ h
+               dg, du from dh          as `gated` has them
+
+One pass over dY W, g and u does the last two lines: it adds U A and makes h again tile by tile, so that neither is ever
+written in the backward pass. W and b are frozen; g and u are kept, h is not.
+
+Shapes: N rows, F columns of gate and up, M outputs, R rank.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sebp_edge.ops import backend
+from sebp_edge.ops.gated import Gate
+from sebp_edge.ops.lora_linear import LoraGroup
+
+
+class _GatedLoraLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate, up, hidden, activation, group, *adapter):
+        gate_NF, up_NF = (side.reshape(-1, side.shape[-1]) for side in (gate, up))
+        out_NM, down_NR = group.outputs(hidden.reshape(gate_NF.shape))
+        # The adapter itself, so that autograd notices if it changes before the backward pass.
+        ctx.save_for_backward(gate_NF, up_NF, down_NR, *adapter)
+        ctx.activation, ctx.group, ctx.shape = activation, group, gate.shape
+        return out_NM.view(*gate.shape[:-1], out_NM.shape[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout):
+        gate_NF, up_NF, down_NR, lora_A, lora_B = ctx.saved_tensors
+        group, dout_NM = ctx.group, dout.reshape(-1, dout.shape[-1])
+        up_NR, dlora_B = backend.lora_up_backward(dout_NM, down_NR, group.stacked_B, group.columns, group.scaling)
+        dsides_N2F, dlora_A = backend.gated_lora_backward(
+            dout_NM @ group.matrix(), up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation
+        )
+        dgate, dup = dsides_N2F.view(*ctx.shape[:-1], dsides_N2F.shape[1]).chunk(2, dim=-1)
+        return dgate, dup, None, None, None, dlora_A.to(lora_A.dtype), dlora_B.to(lora_B.dtype)
+
+
+def gated_lora_linear(hidden: Tensor, source: Gate, group: LoraGroup) -> Tensor:
+    """The output of one projection of a gated product, with gradients for gate, up and the adapter.
+
+    Args:
+        hidden: [..., F], what `gated` made of the source; only its numbers are used, not its own gradient.
+        source: the halves that it was made of.
+        group: the one projection, as `lora_linear` takes it.
+
+    Returns:
+        [..., M] in hidden's dtype. Twice differentiable it is not.
+
+    Raises:
+        ValueError: the group has several projections.
+    """
+    if len(group.columns) != 1:
+        raise ValueError(f"A gated product goes through one projection, but the group has {len(group.columns)}.")
+    adapter = (*group.loras_A, *group.loras_B)
+    return _GatedLoraLinear.apply(source.gate, source.up, hidden.detach(), source.activation, group, *adapter)

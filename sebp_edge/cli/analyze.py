@@ -1,0 +1,75 @@
+"""`sebp-edge analyze PATH...`: how sparse the gradients on these texts really are."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
+
+HTML = "sebp-edge-analysis.html"
+
+
+def analyze(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files or folders with your texts.")],
+    model: Annotated[str, typer.Option(help="A known name, a folder, or a Hub id.")] = "tiny",
+    recipe: Annotated[str, typer.Option(help="A recipe's name, or a TOML file; for its context.")] = "notes",
+    examples: Annotated[int, typer.Option(min=1, help="How many to look at, at most.")] = 16,
+    context: Annotated[int | None, typer.Option(help="Tokens that each example is padded to.")] = None,
+    seed: Annotated[int, typer.Option(help="Draws the examples.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help=f"Where to draw it; by default {HTML} here, with --json nowhere.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Show how sparse the gradients of the texts in PATH are: by layer and projection, in a table and in one HTML file.
+
+    The model is looked at as it is, and nothing is trained. A file that is no analysis is never overwritten.
+    """
+    with one_sentence_errors(as_json=as_json):
+        with quick_imports():
+            from sebp_edge.cli.progress import show_progress
+            from sebp_edge.insight.report import refuse_other_files, write
+            from sebp_edge.personalizer import Personalizer
+            from sebp_edge.recipe import Recipe
+
+        page = html or (None if as_json else Path(HTML))
+        if page is not None:
+            refuse_other_files(page)
+        chosen = Recipe.load(recipe).replace(context_length=context)
+        with show_progress(as_json) as sink:
+            personalizer = Personalizer(model, recipe=chosen, device=device, seed=seed, on_event=sink)
+            found = personalizer.analyze(paths, examples=examples)
+        if page is not None:
+            write(found, page)
+        if as_json:
+            print_json(found.to_dict() | {"html": page and str(page)})
+        else:
+            show_analysis(found)
+            out.print(f"drawn in {page}", markup=False)
+
+
+def show_analysis(found) -> None:
+    """A table for each loss, and what it says."""
+    for sparsity in found.losses:
+        if len(found.losses) > 1:
+            out.print(f"[bold]with a loss on {sparsity.loss}[/]")
+        columns = ["layers", "projection", "zero", "below knee", "norm² there", "hold 99%"]
+        rows = [
+            [
+                layers,
+                one.projection,
+                *map("{:.1%}".format, (one.zero, one.below_knee, one.energy_below_knee, one.holding)),
+            ]
+            for layers, projections in sparsity.grouped().items()
+            for one in projections
+        ]
+        print_table(columns, rows)
+        for sentence in sparsity.summary:
+            out.print(sentence)
+    at, all_of = found.looked_at, found.texts
+    out.print(
+        f"Looked at {at.examples} of {all_of.examples:,} examples, {at.tokens:,} of {all_of.tokens:,} tokens; "
+        f"padded to {found.context_length}, {at.padding_share:.1%} of their rows is padding."
+    )

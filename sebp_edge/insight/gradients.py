@@ -1,0 +1,150 @@
+"""How large each row of dL/dY is, in every linear layer of a decoder: a plain forward pass and a dense backward pass.
+
+Nothing is sparsified and no weight gets a gradient. L is the sum of the losses in nats, not their mean: so a row's norm
+depends on its own example alone. Examples run one by one, each padded to the context length as in any larger batch.
+Shapes: E examples, T positions, M outputs of a layer.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sebp_edge.errors import ModelError
+from sebp_edge.models.architecture import is_linear, layers_behind_attention
+from sebp_edge.models.shape import blocks_of
+from sebp_edge.ops import backend, row_norms
+from sebp_edge.sparse.rows import IGNORE
+from sebp_edge.texts.batches import Batch
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a linear layer is in a decoder.
+
+    Attributes:
+        block: the number of its block, from 0; None for the head.
+        projection: its name within the block, such as "q_proj".
+        weights: how many it has; a row of the backward pass costs two or four operations for each.
+        behind_attention: whether it works on what only the head reads, so that only loss rows carry gradient.
+    """
+
+    block: int | None
+    projection: str
+    weights: int
+    behind_attention: bool
+
+
+@dataclass(frozen=True)
+class RowGradients:
+    """The rows of dL/dY of one linear layer, on the host.
+
+    Attributes:
+        energy_ET: squared norms, fp64.
+        is_zero_ET: whether all M elements are exactly zero.
+    """
+
+    place: Place
+    energy_ET: Tensor
+    is_zero_ET: Tensor
+
+
+def linear_layers(model: nn.Module) -> dict[nn.Module, Place]:
+    """Every linear layer of a decoder, 4-bit ones too, in the model's order; experts in one tensor are none of them."""
+    blocks = {module: number for number, block in enumerate(blocks_of(model)) for module in block.modules()}
+    found = {path: layer for path, layer in model.named_modules() if is_linear(layer) or isinstance(layer, nn.Linear)}
+    # GPT-2 has two layers "c_proj" in each block: these are told apart by one word more.
+    words = {path: path.split(".") for path in found}
+    times = Counter((blocks.get(found[path]), parts[-1]) for path, parts in words.items())
+    behind = layers_behind_attention(model)
+    places = {}
+    for path, layer in found.items():
+        block, name = blocks.get(layer), words[path][-1]
+        name = name if times[block, name] == 1 else ".".join(words[path][-2:])
+        places[layer] = Place(block, name, _num_weights(layer), layer in behind)
+    return places
+
+
+def _num_weights(layer: nn.Module) -> int:
+    # Weights in 4 bits are packed.
+    return layer.in_features * layer.out_features if isinstance(layer, nn.Linear) else layer.weight.numel()
+
+
+def row_gradients(model: nn.Module, batches: list[Batch], on_example: Callable[[], None]) -> list[RowGradients]:
+    """The rows of dL/dY of each linear layer for these batches of one example, as the model is now.
+
+    Args:
+        model: a decoder on its device, in evaluation mode.
+        batches: on the host; right-padded to one length.
+        on_example: called after each of them.
+
+    Raises:
+        ModelError: a layer has other rows than the batch, or gradients are not finite, or all zero.
+    """
+    places, device = linear_layers(model), next(model.parameters()).device
+    size = (len(places), len(batches), batches[0].input_ids.shape[1])
+    energies_LET = torch.zeros(size, device=device)
+    are_zero_LET = torch.ones(size, dtype=torch.bool, device=device)
+    with torch.enable_grad(), _only_activations(model):
+        for number, batch in enumerate(batches):
+            handles = [
+                layer.register_forward_hook(_watch(place, energies_LET[index, number], are_zero_LET[index, number]))
+                for index, (layer, place) in enumerate(places.items())
+            ]
+            try:
+                _loss(model, batch, device).backward()
+            finally:
+                for handle in handles:
+                    handle.remove()
+            on_example()
+    energies_LET, are_zero_LET = energies_LET.cpu().double(), are_zero_LET.cpu()
+    if not 0 < energies_LET.sum() < float("inf"):
+        raise ModelError("The model's gradients on these texts are all zero or not finite; choose another model.")
+    return [
+        RowGradients(place, *of_one) for place, *of_one in zip(places.values(), energies_LET, are_zero_LET, strict=True)
+    ]
+
+
+def _watch(place: Place, energy_T: Tensor, is_zero_T: Tensor) -> Callable:
+    """A forward hook that has a layer's dL/dY looked at, on its device, when it is there."""
+
+    def look(dout: Tensor) -> None:
+        dout_TM = dout.flatten(0, -2)
+        if len(dout_TM) != len(energy_T):
+            raise ModelError(
+                f"{place.projection} computes {len(dout_TM)} rows of a sequence of {len(energy_T)}, so they cannot be "
+                "told apart by position; choose a model without experts."
+            )
+        energy_T.copy_(row_norms(dout_TM))
+        is_zero_T.copy_(~backend.nonzero_rows(dout_TM))
+
+    def after_forward(layer: nn.Module, inputs: tuple, output: Tensor) -> None:
+        output.register_hook(look)
+
+    return after_forward
+
+
+def _loss(model: nn.Module, batch: Batch, device: torch.device) -> Tensor:
+    """The sum of the losses of a batch, as transformers computes it from all logits, in nats."""
+    inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": batch.attention_mask.to(device)}
+    logits_NV = model(**inputs, use_cache=False).logits[:, :-1].flatten(0, 1)
+    labels_N = batch.labels[:, 1:].flatten().to(device)
+    return F.cross_entropy(logits_NV.float(), labels_N, ignore_index=IGNORE, reduction="sum")
+
+
+@contextmanager
+def _only_activations(model: nn.Module) -> Iterator[None]:
+    """Within it gradient flows down to the embedding's output, and no weight gets any."""
+    trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    hook = model.get_input_embeddings().register_forward_hook(lambda layer, inputs, output: output.requires_grad_())
+    model.requires_grad_(False)
+    try:
+        yield
+    finally:
+        hook.remove()
+        for parameter, requires_grad in trained.items():
+            parameter.requires_grad_(requires_grad)

@@ -1,0 +1,60 @@
+"""Row norms by block and position, as they are drawn.
+
+Shapes: E examples, T positions, K blocks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sebp_edge.insight.gradients import RowGradients
+
+COLUMNS = 64
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Root mean squares of row norms, by block, in bins of positions.
+
+    Attributes:
+        what: a projection's name, or which example.
+        blocks: their numbers.
+        positions: how many each bin has; the last one may have fewer.
+        norms: of each block, in each bin; 0 is exactly zero.
+    """
+
+    what: str
+    blocks: tuple[int, ...]
+    positions: int
+    norms: tuple[tuple[float, ...], ...]
+
+
+def of_projections(gradients: list[RowGradients]) -> Iterator[HeatMap]:
+    """One heat map of each projection, over all examples."""
+    in_blocks = [one for one in gradients if one.place.block is not None]
+    for projection in dict.fromkeys(one.place.projection for one in in_blocks):
+        layers = {one.place.block: one.energy_ET for one in in_blocks if one.place.projection == projection}
+        yield _heat_map(projection, list(layers), torch.stack(list(layers.values()), dim=1).mean(0))
+
+
+def of_examples(gradients: list[RowGradients], lengths: list[int]) -> Iterator[HeatMap]:
+    """One of the longest example and one of the shortest: the common norm of all projections of each block.
+
+    Args:
+        lengths: of the examples, in tokens.
+    """
+    blocks = sorted({one.place.block for one in gradients if one.place.block is not None})
+    for word, length in (("longest", max(lengths)), ("shortest", min(lengths))):
+        example = lengths.index(length)
+        energy_KT = torch.stack(
+            [sum(one.energy_ET[example] for one in gradients if one.place.block == block) for block in blocks]
+        )
+        yield _heat_map(f"the {word} example, {length} tokens", blocks, energy_KT)
+
+
+def _heat_map(what: str, blocks: list[int], energy_KT: Tensor) -> HeatMap:
+    positions = -(-energy_KT.shape[1] // COLUMNS)
+    norms_K = torch.stack([part.mean(1).sqrt() for part in energy_KT.split(positions, dim=1)], dim=1).tolist()
+    return HeatMap(what, tuple(blocks), positions, tuple(map(tuple, norms_K)))

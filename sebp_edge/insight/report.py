@@ -1,0 +1,106 @@
+"""An analysis as one HTML page: its tables and figures, with the paper's beside them. It has no text and loads nothing.
+
+`report.html` is its template; where the marks of its figures are is in `figures`.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from sebp_edge.errors import StorageError
+from sebp_edge.files import storage_errors, write_whole
+from sebp_edge.insight import figures, paper
+
+if TYPE_CHECKING:
+    from sebp_edge.insight.analysis import Analysis, LayerRows
+
+# What tells a page of ours, which may be overwritten, from any other file. It stands within the first bytes.
+MARK = '<meta name="generator" content="sebp-edge analyze">'
+_FIRST_BYTES = 500
+
+
+def write(analysis: "Analysis", page: Path) -> None:
+    """Draws an analysis into a file, whole or not at all.
+
+    Raises:
+        StorageError: the disk does not let us.
+    """
+    with storage_errors("Nothing was drawn into", page):
+        write_whole(page.expanduser(), draw(analysis))
+
+
+def refuse_other_files(page: Path) -> None:
+    """Finds out before any work is done whether a page can be written.
+
+    Raises:
+        StorageError: it cannot, or something else than an earlier page is there.
+    """
+    page = page.expanduser()
+    with storage_errors("Nothing can be drawn into", page):
+        if not page.parent.is_dir():
+            raise StorageError(f"There is no folder {str(page.parent)!r} to draw into; make it, or choose another.")
+        if page.exists() and not _is_ours(page):
+            raise StorageError(
+                f"{str(page)!r} exists already and is no analysis; choose another file, so that nothing is overwritten."
+            )
+        with tempfile.TemporaryFile(dir=page.parent):
+            pass
+
+
+def _is_ours(page: Path) -> bool:
+    if not page.is_file():
+        return False
+    with page.open("rb") as file:
+        return MARK.encode() in file.read(_FIRST_BYTES)
+
+
+def draw(analysis: "Analysis") -> str:
+    """The page. Everything that is put into it is escaped."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"percent": "{:.1%}".format, "power": figures.power_of_10, "share": _share}
+    return environment.get_template("report.html").render(
+        mark=MARK,
+        analysis=analysis,
+        figures=figures,
+        scale_of=lambda sparsity: figures.Scale.of([*sparsity.examples, *sparsity.projections]),
+        paper_tables=[(table, _beside(table, analysis)) for table in paper.TABLES],
+    )
+
+
+def _share(value: float) -> str:
+    """A share as the paper prints it: two places, and a third below a hundredth."""
+    return f"{value:.3f}" if 0 < value < 0.01 else f"{value:.2f}"
+
+
+def _beside(table: paper.PaperTable, analysis: "Analysis") -> list[tuple[str, list[tuple]]]:
+    """The rows of one of the paper's tables: groups of (name, these texts' value, the paper's values)."""
+    at, layers = analysis.looked_at, analysis.losses[0].layers
+    padding = [
+        (f"to {context}", at.padding_share if context == analysis.context_length else None, table.padding(context))
+        for context in sorted({*table.contexts, analysis.context_length}, reverse=True)
+    ]
+    ours = (at.mean, at.longest, at.shortest)
+    return [
+        ("Tokens per sample", list(zip(paper.STATISTICS, ours, table.tokens, strict=True))),
+        ("Padding, if padded", padding),
+        ("Sparsity per layer, intermediate", _by_statistic(layers, paper.INTERMEDIATE, table.intermediate)),
+        ("Sparsity per layer, output", _by_statistic(layers, paper.OUTPUT, table.output)),
+    ]
+
+
+def _by_statistic(layers: tuple["LayerRows", ...], names: tuple[str, ...], printed: paper.Rows) -> list[tuple]:
+    zero = [layer.zero / layer.rows for layer in layers if layer.projection in names]
+    statistics: tuple[Callable, ...] = (fmean, max, min)
+    ours = [of(zero) if zero else None for of in statistics]
+    return list(zip(paper.STATISTICS, ours, printed, strict=True))

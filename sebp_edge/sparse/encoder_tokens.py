@@ -1,0 +1,115 @@
+"""What a tokenizer gives an encoder becomes active tokens: the real ones, at their positions, and what its head reads.
+
+Made on the host, where a collator works; whatever a batch holds that the model would not take, or that has no meaning
+without padding, is refused here. Shapes: B sequences, T positions, A active rows, C loss rows.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from sebp_edge.errors import SparsityError
+from sebp_edge.models.architecture import reads_first_token
+from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows import IGNORE, RowPlan
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids", "labels")
+REGRESSION = "regression"
+
+
+class EncoderTokens:
+    """Gathers the active tokens of one encoder's batches.
+
+    Attributes:
+        first_token: whether the head reads the first token of each sequence; else it reads labelled tokens.
+
+    Raises:
+        SparsityError: the model's sequences have several labels each.
+    """
+
+    def __init__(self, encoder: nn.Module):
+        self.first_token = reads_first_token(encoder)
+        self._config, self._embeddings = encoder.config, encoder.base_model.embeddings
+        head = encoder.get_output_embeddings()
+        self._num_labels = self._config.num_labels if head is None else head.out_features
+        several = self._is_regression() and self._num_labels > 1
+        if self.first_token and (several or self._config.problem_type == "multi_label_classification"):
+            raise SparsityError("Hoisted sequences have one label each; sparsify a model that has several.")
+
+    def __call__(self, batch: Mapping[str, Tensor]) -> ActiveTokens:
+        """See `HoistedEncoder.tokens`."""
+        batch = {name: values for name, values in batch.items() if values is not None}
+        self._refuse_other_inputs(batch)
+        batch = {name: values.cpu() for name, values in batch.items()}
+        input_ids_BT, labels = batch["input_ids"], batch["labels"]
+        active_BT = batch.get("attention_mask", torch.ones_like(input_ids_BT)).bool()
+        if self.first_token:
+            targets_BT, has_loss_BT = self._of_first_tokens(labels.flatten(), active_BT)
+        else:
+            targets_BT, has_loss_BT = labels, labels != IGNORE
+        plan = RowPlan.of(active_BT, has_loss_BT, targets_BT)
+        self._refuse_labels(plan.targets)
+        types_BT = batch.get("token_type_ids") if hasattr(self._embeddings, "token_type_embeddings") else None
+        tokens = ActiveTokens.gather(input_ids_BT, plan, self._position_ids(input_ids_BT), types_BT)
+        self._refuse_positions(tokens.position_ids)
+        return tokens
+
+    def _is_regression(self) -> bool:
+        kind = self._config.problem_type
+        return self.first_token and (kind == REGRESSION or (kind is None and self._num_labels == 1))
+
+    def _of_first_tokens(self, labels_B: Tensor, active_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Targets and whether there is one, both [B, T]."""
+        if not bool(active_BT[:, 0].all()):
+            raise SparsityError(
+                "The first token of a sequence, which the head reads, is padding; pad on the right "
+                "(tokenizer.padding_side = 'right')."
+            )
+        is_regression = self._is_regression()
+        targets_BT = torch.zeros(active_BT.shape, dtype=torch.float32 if is_regression else labels_B.dtype)
+        has_loss_BT = torch.zeros_like(active_BT)
+        targets_BT[:, 0] = labels_B
+        has_loss_BT[:, 0] = True if is_regression else labels_B != IGNORE
+        return targets_BT, has_loss_BT
+
+    def _position_ids(self, input_ids_BT: Tensor) -> Tensor | None:
+        """RoBERTa counts by itself what is not padding; others count columns."""
+        count = getattr(self._embeddings, "create_position_ids_from_input_ids", None)
+        return None if count is None else count(input_ids_BT, self._embeddings.padding_idx)
+
+    def _refuse_other_inputs(self, batch: dict[str, Tensor]) -> None:
+        if not {"input_ids", "labels"} <= batch.keys() <= set(INPUTS):
+            raise SparsityError(
+                f"The batch has {', '.join(batch) or 'nothing'}; expected {', '.join(INPUTS)}, of which input_ids and "
+                "labels must be there."
+            )
+        for name, values in batch.items():
+            if not isinstance(values, Tensor):
+                raise SparsityError(f"{name} is a {type(values).__name__}; expected a tensor (return_tensors='pt').")
+        size = tuple(batch["input_ids"].shape)
+        if len(size) != 2:
+            raise SparsityError(f"input_ids has the shape {size}; expected sequences and positions.")
+        of_sequences = [size[:1], (size[0], 1)]
+        for name, values in batch.items():
+            allowed = of_sequences if name == "labels" and self.first_token else [size]
+            if tuple(values.shape) not in allowed:
+                wanted = " or ".join(map(str, allowed))
+                raise SparsityError(f"{name} has the shape {tuple(values.shape)}; for these input_ids it is {wanted}.")
+
+    def _refuse_labels(self, targets_C: Tensor) -> None:
+        if self._is_regression():
+            return
+        if targets_C.is_floating_point() or bool(((targets_C < 0) | (targets_C >= self._num_labels)).any()):
+            raise SparsityError(
+                f"A label is not a whole number from 0 to {self._num_labels - 1}, nor -100 for none; give labels as "
+                "the model's config counts them (num_labels)."
+            )
+
+    def _refuse_positions(self, position_ids_A: Tensor) -> None:
+        num_positions = self._embeddings.position_embeddings.num_embeddings
+        if bool((position_ids_A >= num_positions).any()):
+            raise SparsityError(
+                f"A token is at position {int(position_ids_A.max())}, and the model has {num_positions} positions; "
+                "truncate the texts."
+            )

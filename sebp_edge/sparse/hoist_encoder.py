@@ -1,0 +1,198 @@
+"""Level 2 for encoders: BERT, RoBERTa and DistilBERT on real tokens only, with heads for sequences, tokens or words.
+
+    with HoistedEncoder(model) as hoisted:
+        loss = hoisted.losses(batch).mean()         # the model's own loss of what a tokenizer gives, and labels
+        loss.backward()                             # the padded model's gradients
+
+As in `hoist`, the real tokens of a batch [B, T] become one row of A tokens, [1, A]: the model's own code embeds them at
+the positions that they have in the batch, and each attends to all of its own sequence. Behind the last attention all
+is done row by row, and the head reads the first token of each sequence, or labelled tokens: so the rows with a loss are
+taken out there, and the rest of the model sees each of them as a sequence of one token, [C, 1, D].
+
+Dropout is the model's own, as its mode says: each element is dropped as often as in the padded model, by other draws.
+
+Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, L labels.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from sebp_edge.errors import SparsityError
+from sebp_edge.models.architecture import behind_attention, last_block, reads_first_token, reads_labelled_tokens
+from sebp_edge.models.lora import refuse_packed_weights, without_adapter
+from sebp_edge.ops import gather_rows
+from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.sparse.checkpoints import runs_again
+from sebp_edge.sparse.encoder_tokens import EncoderTokens
+from sebp_edge.sparse.fused_lora import FusedLora
+from sebp_edge.sparse.hoist import ATTENTION
+from sebp_edge.sparse.rows import IGNORE
+from sebp_edge.sparse.trial import why_not
+
+# Hidden states in bf16 differ by more than losses do; a wrong position or head gives other numbers altogether.
+TOLERANCE_LOW_PRECISION = 0.1
+
+
+class HoistedEncoder:
+    """The handle of one hoisted encoder: a context manager, or `remove()` when done.
+
+    Meanwhile the model is called through this handle only.
+
+    Raises:
+        SparsityError: it is no such model, or a trial batch gives other logits than the padded model's.
+    """
+
+    def __init__(self, model: nn.Module):
+        refuse_packed_weights(model)
+        self.model = model
+        self._encoder = encoder = without_adapter(model)
+        self._last_block = last_block(encoder)
+        self._behind = behind_attention(self._last_block)
+        if self._behind is None or not (reads_first_token(encoder) or reads_labelled_tokens(encoder)):
+            raise SparsityError(
+                f"{type(encoder).__name__} is not BERT, RoBERTa or DistilBERT for the classification of sequences or "
+                "tokens; sparsify it instead."
+            )
+        self._tokens = EncoderTokens(encoder)
+        self._places: Tensor | None = None
+        self._before: str | None = None
+        self._hook: RemovableHandle | None = None
+        self._fused: FusedLora | None = None
+        reason = self._why_not()
+        if reason is not None:
+            self.remove()
+            raise SparsityError(f"{type(encoder).__name__} does not run on rows alone, sparsify it instead: {reason}")
+
+    def remove(self) -> None:
+        """Gives the model its own attention and its LoRA layers back."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._fused.remove()
+            self._encoder.set_attn_implementation(self._before)
+        self._hook = self._fused = None
+
+    def __enter__(self) -> "HoistedEncoder":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.remove()
+
+    def losses(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """The loss of every sequence, or of every labelled token, that the model's own loss is the mean of: fp32 [C].
+
+        Args:
+            batch: see `tokens`.
+        """
+        return self.row_losses(self.tokens(batch).to(self._encoder.device))
+
+    def tokens(self, batch: Mapping[str, Tensor]) -> ActiveTokens:
+        """What is computed of a batch, on the host.
+
+        Args:
+            batch: `input_ids` [B, T] and, as the tokenizer gives them, `attention_mask` and `token_type_ids`, wherever
+                the padding is; `labels` [B] or [B, T], of which -100 is no label. On a GPU they are waited for.
+
+        Raises:
+            SparsityError: the batch is not of that form.
+        """
+        return self._tokens(batch)
+
+    def row_losses(self, tokens: ActiveTokens) -> Tensor:
+        """The loss of every loss row: fp32 [C].
+
+        Args:
+            tokens: the batch's active tokens, on the model's device.
+        """
+        logits_CL = self.row_logits(tokens)
+        logits_CL = logits_CL.to(torch.promote_types(logits_CL.dtype, torch.float32))
+        if tokens.targets.is_floating_point():
+            return (logits_CL.squeeze(1) - tokens.targets).square()
+        return F.cross_entropy(logits_CL, tokens.targets, reduction="none")
+
+    def row_logits(self, tokens: ActiveTokens) -> Tensor:
+        """The model's logits of every loss row: [C, L]."""
+        types = {} if tokens.token_type_ids is None else {"token_type_ids": tokens.token_type_ids[None]}
+        with self._fused.refreshed(), self._reading(tokens.loss_places):
+            logits = self._encoder(
+                input_ids=tokens.input_ids[None],
+                position_ids=tokens.position_ids[None],
+                **types,
+                attention_mask=None,
+                cu_seq_lens_q=tokens.cu_seqlens,
+                cu_seq_lens_k=tokens.cu_seqlens,
+                max_length_q=tokens.max_len,
+                max_length_k=tokens.max_len,
+            ).logits
+        return logits.reshape(len(tokens.loss_places), -1)
+
+    @contextmanager
+    def _reading(self, places: Tensor) -> Iterator[None]:
+        """Within it, the head reads these rows."""
+        self._places = places
+        try:
+            yield
+        finally:
+            self._places = None
+
+    def _attach(self) -> None:
+        self._before = self._encoder.config._attn_implementation
+        self._encoder.set_attn_implementation(ATTENTION)
+        self._fused = FusedLora(self.model, lambda layers, x: None)
+        self._hook = self._behind.register_forward_pre_hook(self._take_out)
+
+    def _take_out(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Of what is [1, A, D], the rows that the head reads: [C, 1, D]."""
+        # What a checkpoint runs again, it runs when the rows are gone.
+        if self._places is None or runs_again():
+            raise SparsityError(
+                "A hoisted encoder does not run under gradient checkpointing; turn that off, its memory has no padding."
+            )
+        return tuple(gather_rows(x_1AD.squeeze(0), self._places)[:, None] for x_1AD in inputs)
+
+    def _why_not(self) -> str | None:
+        """The reason not to be attached, as it then is, if a trial batch shows one."""
+        encoder, trial = self._encoder, self._trial_batch()
+        tokens = self.tokens(trial).to(encoder.device)
+        inputs = {name: values.to(encoder.device) for name, values in trial.items() if name != "labels"}
+        read_BT = trial["labels"] != IGNORE
+        if self._tokens.first_token:
+            read_BT = torch.arange(12).expand(2, 12) == 0
+
+        def padded() -> Tensor:
+            hidden_BTD, logits = self._last_hidden(lambda: encoder(**inputs).logits)
+            return _evenly(hidden_BTD[read_BT], logits if self._tokens.first_token else logits[read_BT])
+
+        def on_rows() -> Tensor:
+            self._attach()
+            return _evenly(*self._last_hidden(lambda: self.row_logits(tokens)))
+
+        return why_not(encoder, padded, on_rows, low_precision=TOLERANCE_LOW_PRECISION)
+
+    def _trial_batch(self) -> dict[str, Tensor]:
+        """Two sequences of 12 and 7 tokens, padded to 12."""
+        input_ids = torch.arange(24).view(2, 12) % self._encoder.get_input_embeddings().num_embeddings
+        mask = torch.arange(12).expand(2, 12) < torch.tensor([[12], [7]])
+        labels = torch.zeros(2, dtype=torch.int64) if self._tokens.first_token else torch.where(mask, 0, IGNORE)
+        types = getattr(self._encoder.base_model.embeddings, "token_type_embeddings", None)
+        of_pair = {} if types is None else {"token_type_ids": (input_ids > 4).long() % types.num_embeddings}
+        return {"input_ids": input_ids, "attention_mask": mask.long(), "labels": labels} | of_pair
+
+    def _last_hidden(self, logits: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        """What the last block gives to the head while logits are computed, and these."""
+        seen: list[Tensor] = []
+        hook = self._last_block.register_forward_hook(lambda block, inputs, output: seen.append(output))
+        try:
+            found = logits()
+        finally:
+            hook.remove()
+        return seen[0], found
+
+
+def _evenly(hidden: Tensor, logits: Tensor) -> Tensor:
+    """Both as one vector, where all logits count as much as all hidden states: of a new head they are near zero."""
+    return torch.cat([hidden.flatten() / hidden.numel(), logits.flatten() / logits.numel()])
