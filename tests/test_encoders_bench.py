@@ -7,7 +7,6 @@ import torch
 
 import encoders
 import models
-from sebp_edge.insight.bench import WrongGradients
 
 CPU = torch.device("cpu")
 
@@ -26,7 +25,7 @@ def test_tiny_shapes_are_measured_and_shown(capsys):
 
 def test_each_arm_gets_its_row(case):
     rows = list(encoders.measure(case, CPU))
-    assert [row["way"] for row in rows] == ["dense, padded", "drop-in", "hoisted"]
+    assert [row["way"] for row in rows] == ["dense padded", "drop-in", "hoisted"]
     for row in rows:
         assert 0 < row["forward_ms"] < row["step_ms"]
         assert 0 < row["gradient_error"] < 0.1  # bf16 against fp32: never exactly right
@@ -42,7 +41,7 @@ def test_an_arm_with_wrong_gradients_is_not_timed(case, monkeypatch):
         return *others, replace(hoisted, loss=lambda handle, batch: hoisted.loss(handle, batch) / 2)
 
     monkeypatch.setattr(encoders, "arms_for", with_half_a_loss)
-    with pytest.raises(WrongGradients, match=r"hoisted: the gradient of .* is off"):
+    with pytest.raises(models.WrongGradients, match=r"hoisted: the gradient of .* is off"):
         next(encoders.measure(case, CPU))
 
 

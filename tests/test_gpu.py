@@ -17,6 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForTokenClassification
 
 from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
+from sebp_edge.insight.bench.run import run_bench
+from sebp_edge.insight.bench.ways import GRAPH, WAYS
 from sebp_edge.insight.gradients import row_gradients
 from sebp_edge.models.adaptation import attach
 from sebp_edge.models.catalog import resolve
@@ -367,3 +369,14 @@ def test_more_than_2_to_the_31_weights_are_updated():
     assert -0.01005 < float(weight.min()) < -0.01 < float(weight.max()) < -0.0099
     assert int(moments.first.min()) > 0
     assert int(moments.second.min()) > 0
+
+
+@pytest.mark.parametrize("recipe", ["notes", "full"])
+def test_every_way_of_the_benchmark_is_right_and_timed_on_the_gpu(recipe, model_folder):
+    result = run_bench(model_folder, recipe=recipe, context_length=96, batch_size=3)
+    assert [(row["way"], row["status"]) for row in result.rows()] == [(way.name, "ok") for way in WAYS]
+    for row in result.rows():
+        assert row["peak_bytes"] > 0
+        assert (row["forward_ms"] is None) == (row["way"] == GRAPH.name)
+        assert row["step_ms"] > (row["forward_ms"] or 0) + (row["backward_ms"] or 0)
+    assert result.recommendation.startswith("On this machine ")

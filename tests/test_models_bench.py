@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import models
-from sebp_edge.insight.bench import DENSE, Way, WrongGradients
+from sebp_edge.insight.bench.ways import DENSE, Way
 
 CPU = torch.device("cpu")
 
@@ -24,7 +24,7 @@ def test_tiny_shapes_are_measured_and_shown(capsys):
 
 def test_each_arm_gets_its_row(case):
     dense, ours = models.measure(case, CPU)
-    assert (dense["way"], ours["way"]) == ("dense, padded", "drop-in")
+    assert (dense["way"], ours["way"]) == ("dense padded", "drop-in")
     for row in (dense, ours):
         assert 0 < row["backward_ms"] < row["step_ms"]
         assert 0 < row["gradient_error"] < 0.1  # bf16 against fp32: never exactly right
@@ -44,7 +44,7 @@ def test_wrong_gradients_of_one_small_parameter_are_refused(case):
 
     arms = (DENSE, Way("half", half_a_gradient, DENSE.loss))
     last = list(dict(model.named_parameters()))[-1]
-    with pytest.raises(WrongGradients, match=f"half: the gradient of {last} is off"):
+    with pytest.raises(models.WrongGradients, match=f"half: the gradient of {last} is off"):
         models.gradient_errors(model, batch, arms)
 
 

@@ -24,13 +24,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import BertConfig, RobertaConfig
 
 import evidence
 from graph_time import milliseconds_in_kernels
 from models import TINY, Case, gradient_errors, make_batch, make_model
-from sebp_edge.insight.bench import DENSE, DROP_IN, Way
+from sebp_edge.insight.bench.ways import DENSE, DROP_IN, Step, Way
 from sebp_edge.models.machine import synchronize
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.texts.batches import Batch
@@ -42,18 +42,26 @@ ROUNDS, SAMPLES = 2, 7
 PARTS = ("forward", "gradients", "step")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Replayed(Way):
     """A way whose forward and backward pass are one.
 
     Attributes:
-        add: adds a batch's gradients, with what `attach` gave.
+        add: adds a batch's gradients, with what `attach` gave, and gives the loss.
     """
 
-    add: Callable[[object], object]
+    add: Callable[[object], Tensor]
 
-    def add_gradients(self, handle, batch: Batch) -> None:
-        self.add(handle)
+    def step(self, handle, model: nn.Module, batch: Batch) -> Step:
+        return _Replay(lambda: self.add(handle), model.zero_grad)
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """The part of a step that is one replay."""
+
+    gradients: Callable[[], Tensor]
+    release: Callable[[], None]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -75,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
         rows += found
     if options.record:
         names = ("encoders.py", "graph_time.py", "lengths.json", "models.py")
-        sources = [*evidence.STEP, "sebp_edge/insight/bench.py", *(f"kernels/bench/{name}" for name in names)]
+        sources = [*evidence.STEP, "sebp_edge/insight/bench", *(f"kernels/bench/{name}" for name in names)]
         evidence.record("encoders", sources, rows, options.record)
 
 
@@ -146,7 +154,7 @@ def arms_for(model: nn.Module, batch: Batch) -> tuple[Way, ...]:
         "hoisted, in a graph",
         captured,
         lambda gradients, _: gradients.losses(tokens).mean(),
-        lambda gradients: gradients.add(tokens),
+        add=lambda gradients: gradients.add(tokens),
     )
     return (DENSE, DROP_IN, eager, in_graph) if batch.input_ids.is_cuda else (DENSE, DROP_IN, eager)
 
@@ -163,10 +171,11 @@ def parts_of(model: nn.Module, arm: Way, batch: Batch) -> Iterator[dict[str, Cal
     device = batch.input_ids.device
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device.type == "cuda")
     with arm.attach(model) as handle:
+        of_arm = arm.step(handle, model, batch)
 
         def gradients() -> None:
             model.zero_grad()
-            arm.add_gradients(handle, batch)
+            of_arm.gradients()
 
         def step() -> None:
             gradients()

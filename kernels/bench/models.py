@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     BertConfig,
@@ -31,15 +32,21 @@ from transformers import (
 
 import evidence
 from graph_time import backward_of, milliseconds_in_kernels, waits
-from sebp_edge.insight.bench import DENSE, DROP_IN, Timing, Way, WrongGradients, gradients, time_in_turns
+from sebp_edge.insight.bench.gate import loss_and_gradients
+from sebp_edge.insight.bench.timer import Times, time_in_turns
+from sebp_edge.insight.bench.ways import DENSE, DROP_IN, Way
+from sebp_edge.models.catalog import bundled_config, resolve
 from sebp_edge.ops.timing import milliseconds
 from sebp_edge.sparse.rows import IGNORE
 from sebp_edge.texts.batches import Batch
-from step import SHAPE
 
 LENGTHS = Path(__file__).with_name("lengths.json")
 ARMS = (DENSE, DROP_IN)
 TINY = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+
+
+class WrongGradients(Exception):
+    """An arm does not compute what the dense model computes."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +81,8 @@ def main(arguments: list[str] | None = None) -> None:
         show(case, found)
         rows += found
     if options.record:
-        sources = ("graph_time.py", "lengths.json", "step.py", "models.py")
-        sources = [*evidence.STEP, "sebp_edge/insight/bench.py", *(f"kernels/bench/{name}" for name in sources)]
+        sources = ("graph_time.py", "lengths.json", "models.py")
+        sources = [*evidence.STEP, "sebp_edge/insight/bench", *(f"kernels/bench/{name}" for name in sources)]
         evidence.record("models", sources, rows, options.record)
 
 
@@ -83,7 +90,11 @@ def cases() -> Iterator[Case]:
     for texts in ("SST-2", "RTE"):
         for batch_size in (32, 64):
             yield Case("BERT-base", BertConfig(), texts, batch_size, 512, target=1.5)
-    yield Case("Llama-3.2-3B", LlamaConfig(**SHAPE), "WikiText-2", 1, 4096, target=1.7)
+    yield Case("Llama-3.2-3B", llama_3b(), "WikiText-2", 1, 4096, target=1.7)
+
+
+def llama_3b() -> LlamaConfig:
+    return AutoConfig.from_pretrained(bundled_config(resolve("llama-3.2-3b")))
 
 
 def tiny_cases() -> Iterator[Case]:
@@ -96,21 +107,23 @@ def measure(case: Case, device: torch.device) -> Iterator[dict]:
     torch.manual_seed(0)
     model, batch, tokens = make_model(case.config, device), *make_batch(case, device)
     errors = gradient_errors(model, batch)
-    timings = time_in_turns(model.train(), [batch], ARMS, errors)
+    timings = time_in_turns(model.train(), batch, ARMS)
     on_gpu, method = backward_on_gpu(model, batch) if device.type == "cuda" else ({}, None)
     about = {key: value for key, value in asdict(case).items() if key != "config"}
-    for timing in timings:
+    for name, times in timings.items():
         yield about | {
             "tokens": tokens,
-            **figures(timing),
-            "gpu_backward_ms": on_gpu.get(timing.way),
+            "way": name,
+            **figures(times),
+            "gradient_error": errors[name],
+            "gpu_backward_ms": on_gpu.get(name),
             "gpu_backward_by": method,
         }
 
 
-def figures(timing: Timing) -> dict:
-    times = {f"{part}_ms": 1e3 * getattr(timing, part) for part in ("forward", "backward", "step")}
-    return {"way": timing.way, **times, "peak_gib": timing.peak_bytes / 2**30, "gradient_error": timing.gradient_error}
+def figures(times: Times) -> dict:
+    parts = {f"{part}_ms": 1e3 * getattr(times, part) for part in ("forward", "backward", "step")}
+    return parts | {"peak_gib": (times.peak_bytes or 0) / 2**30}
 
 
 def show(case: Case, rows: list[dict]) -> None:
@@ -163,6 +176,11 @@ def without_padding(batch: Batch) -> Batch:
     mask = None if batch.attention_mask is None else batch.attention_mask[:, :longest]
     labels = batch.labels if batch.labels.dim() == 1 else batch.labels[:, :longest]
     return Batch(batch.input_ids[:, :longest], mask, labels, plan=None)
+
+
+def gradients(model: nn.Module, arm: Way, batch: Batch) -> list[Tensor]:
+    """All of them, in the order of the model's parameters."""
+    return loss_and_gradients(model, batch, arm, take=Tensor.clone)[1]
 
 
 def gradient_errors(

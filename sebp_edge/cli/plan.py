@@ -33,7 +33,8 @@ def plan(
 ) -> None:
     """Show how the texts in PATH would be learnt: where the memory goes, and about how long it takes.
 
-    Nothing is loaded; of a model that is not on this machine only its config is downloaded. Exit code 1: nothing fits.
+    Nothing is loaded; of a model that is neither on this machine nor known by name, only its config is downloaded.
+    Exit code 1: nothing fits.
     """
     with one_sentence_errors(as_json=as_json):
         with quick_imports():

@@ -29,6 +29,7 @@ from sebp_edge.models.fingerprint import fingerprint
 from sebp_edge.recipe import Recipe
 from sebp_edge.units import gigabytes
 
+_META = torch.device("meta")
 # Code that comes with a model is never run; without this, transformers asks on the terminal.
 _FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
 # NF4 has a scale in 8 bits for each block, and one in fp32 for 256 of them (Dettmers et al. 2023).
@@ -192,10 +193,11 @@ def without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _read_config(reference: ModelReference, folder: Path):
+def _read_config(reference: ModelReference, path: Path):
+    """The config in a model's folder, or in a file."""
     fault = "is of a kind that this version of transformers does not know, or its config.json is damaged"
     with _blamed_on(reference, fault):
-        config = AutoConfig.from_pretrained(folder, **_FILES_ONLY)
+        config = AutoConfig.from_pretrained(path, **_FILES_ONLY)
     # Encoders have a class for causal language modelling too; they are what fills in masks and is not set to decode.
     is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder or is_encoder:
@@ -242,24 +244,27 @@ def _count_parameters(config, recipe: Recipe) -> tuple[int, int, int]:
     return total, in_4bit, sum(recipe.settled().r * (layer.in_features + layer.out_features) for layer in linears)
 
 
-def model_on_meta(reference: ModelReference) -> PreTrainedModel:
-    """The model that `reference` names without its weights: shapes only, from its config.json alone.
+def model_of_shape(
+    reference: ModelReference, device: torch.device = _META, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """The model that `reference` names with random weights, from its config alone; on "meta" without any weights.
 
     Raises:
         ModelError: it cannot be had, or is no decoder.
     """
-    folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
-    config = _read_config(reference, folder)
-    with _blamed_on(reference, "cannot be made from its config.json"):
-        return _on_meta(config)
+    config = _read_config(reference, hub.config_path(reference))
+    with _blamed_on(reference, "cannot be made from its config.json"), device:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
 def tokenizer_at_hand(reference: ModelReference) -> PreTrainedTokenizerBase:
-    """The model's tokenizer; of a model that is still to be downloaded, the bundled model's, which counts more tokens.
+    """The model's tokenizer; of a model without one on this machine, the bundled model's, which counts more tokens.
 
     Raises:
         ModelError: its files are damaged.
     """
-    cached = hub.cached_folder(reference.location) if reference.kind == "hub" else Path(reference.location)
+    folder = hub.cached_folder(reference.location) if reference.kind == "hub" else Path(reference.location)
+    if folder is None or not hub.has_tokenizer(folder):
+        folder = BUNDLED_FOLDER
     with _blamed_on(reference, "has no tokenizer that can be loaded"):
-        return AutoTokenizer.from_pretrained(cached or BUNDLED_FOLDER, **_FILES_ONLY)
+        return AutoTokenizer.from_pretrained(folder, **_FILES_ONLY)
