@@ -13,6 +13,7 @@
       SparsityError         the batch cannot be handled exactly by the sparse backward
       TrainingStopped       training ended early; what was saved is named
         NonFiniteLoss       the loss became NaN or infinite
+        BudgetExceeded      the process holds more than its memory budget
         Interrupted         the user pressed Ctrl-C
 
 No message holds a user's text; paths appear only where the user gave them.
@@ -74,6 +75,10 @@ class TrainingStopped(SebpEdgeError):
 
 class NonFiniteLoss(TrainingStopped):
     """The loss became NaN or infinite."""
+
+
+class BudgetExceeded(TrainingStopped):
+    """The process holds more memory than it may."""
 
 
 class Interrupted(TrainingStopped):

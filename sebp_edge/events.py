@@ -37,16 +37,36 @@ class Notice(Event):
 class MemoryPlanned(Event):
     """A way to train was chosen that fits the memory budget. Memory is in bytes; `parts` says what it is for.
 
-    `max_rows` is the most rows that one micro-batch may have; `seconds` is about how long the training takes.
+    `how` says in words what was chosen; `max_rows` is the most rows that one micro-batch may have; `seconds` is about
+    how long the training takes.
     """
 
     event: ClassVar[str] = "memory_planned"
     method: str
+    how: str
     max_rows: int
     budget: int
     peak: int
     seconds: float
     parts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class MemoryProbed(Event):
+    """The fullest micro-batch has run once and fits; nothing was changed by it. Memory is in bytes.
+
+    Attributes:
+        rows: what that micro-batch has, filler included.
+        peak: what the process held at most so far: of a GPU with CUDA's context, of the host's memory on the CPU.
+        allocator_peak: of that, tensors on the GPU; None on the CPU.
+        predicted: the plan's peak, None without a memory budget.
+    """
+
+    event: ClassVar[str] = "memory_probed"
+    rows: int
+    peak: int
+    allocator_peak: int | None
+    predicted: int | None
 
 
 @dataclass(frozen=True)
@@ -101,6 +121,20 @@ class MemoryRanOut(Event):
     """
 
     event: ClassVar[str] = "memory_ran_out"
+    max_rows_before: int
+    max_rows: int
+
+
+@dataclass(frozen=True)
+class MemorySqueezed(Event):
+    """Memory has become short, mostly since other programs took it; micro-batches are smaller from now on.
+
+    `missing` says by how many bytes. Where `max_rows` is not less than before, nothing can be cut: single examples run
+    already, or all weights are updated within the backward pass, and a step is one micro-batch.
+    """
+
+    event: ClassVar[str] = "memory_squeezed"
+    missing: int
     max_rows_before: int
     max_rows: int
 

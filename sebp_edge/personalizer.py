@@ -3,12 +3,20 @@
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
-from sebp_edge.errors import BaseModelMismatch, Interrupted, MachineError, NonFiniteLoss, RecipeError, TrainingStopped
+from sebp_edge.errors import (
+    BaseModelMismatch,
+    BudgetExceeded,
+    Interrupted,
+    MachineError,
+    NonFiniteLoss,
+    RecipeError,
+    TrainingStopped,
+)
 from sebp_edge.events import AdapterSaved, MemoryPlanned, ModelLoaded, Notice, Sink, TextsRead, silent
 from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.models import machine
@@ -16,14 +24,16 @@ from sebp_edge.models.adaptation import Adaptation, load
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import generate_text
 from sebp_edge.models.loading import BaseModel, load_base_model, tokenizer_at_hand
+from sebp_edge.models.process import memory_of
 from sebp_edge.models.shape import read_shape
 from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
 from sebp_edge.texts.dataset import Dataset, make_dataset
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.training.budget import MemoryBudget, Plan, make_plan
+from sebp_edge.training.limit import MemoryLimit
 from sebp_edge.training.loop import Progress
-from sebp_edge.training.losses import MAX_ROWS
+from sebp_edge.training.spending import FASTEST
 from sebp_edge.training.trial import Judgement, Trial
 
 
@@ -37,8 +47,9 @@ class Personalizer:
         recipe: a bundled recipe's name, a TOML file, or a Recipe.
         device: "cuda", "mps" or "cpu"; by default the best there is.
         store: where adapters are kept; by default the OS's data folder.
-        memory_budget: what an adaptation may take, of the GPU's memory or of the process on the CPU: "8GB", "7.5GiB", a
-            number of bytes. Where nothing fits, `adapt` refuses before it loads anything. None sets no limit.
+        memory_budget: what this process may hold while it adapts, of the GPU's memory or of the host's on the CPU:
+            "8GB", "7.5GiB", a number of bytes. Where nothing fits, into it or into what other programs leave of it,
+            `adapt` refuses before it loads anything. None sets no limit.
         seed: of everything random.
         on_event: is called with every event (see `sebp_edge.events`).
     """
@@ -75,17 +86,18 @@ class Personalizer:
             out: a new folder to save to instead.
 
         Raises:
-            SebpEdgeError: one of its kinds, with what to do. Interrupted and NonFiniteLoss come after the best state so
-                far, if there is one, has been saved as a version that is not active.
+            SebpEdgeError: one of its kinds, with what to do. Interrupted, NonFiniteLoss and BudgetExceeded come after
+                the best state so far, if there is one, has been saved as a version that is not active.
         """
         begin, out = time.perf_counter(), None if out is None else Path(out).expanduser()
         self.store.check_writable(name, out)
         reading = read_texts(texts)
-        max_rows = MAX_ROWS if self.memory_budget is None else self._announced(self._plan(reading)).max_rows
-        with self._capped():
-            base = self._load()
+        plan = None if self.memory_budget is None else self._announced(self._plan(reading))
+        recipe, spending = (plan.chosen.recipe, plan.chosen.spending) if plan else (self.recipe.settled(), FASTEST)
+        with self._limit(plan) as limit:
+            base = self._load(recipe)
             dataset = self._encode(reading, base)
-            trial = Trial(base, dataset, self.recipe, self.seed, self.on_event, max_rows)
+            trial = Trial(base, dataset, recipe, self.seed, self.on_event, spending, limit)
             with self._setting_aside(trial, name):
                 judgement = trial.train_and_judge()
         saved = self._keep(trial, judgement, name, out) if judgement.verdict.kept else self._give_up(trial)
@@ -113,7 +125,7 @@ class Personalizer:
             SebpEdgeError: one of its kinds, with what to do.
         """
         reading = read_texts(texts)
-        with self._capped():
+        with self._limit(None):
             base = self._load()
             dataset = self._encode(reading, base)
             if self._adaptation is not None:
@@ -189,11 +201,15 @@ class Personalizer:
 
     # ------------------------------------------------------------------------------------------------- its own steps
 
-    def _load(self) -> BaseModel:
+    def _load(self, recipe: Recipe | None = None) -> BaseModel:
+        """The base model; in another precision than it is loaded in, if a plan's recipe asks for that."""
+        if recipe is not None and self._base is not None and self._base.in_4bit != recipe.load_in_4bit:
+            self._base = self._adaptation = None
+            machine.give_memory_back(self.device)
         if self._base is None:
             if self.device.type == "cpu" and (problem := machine.driver_problem()):
                 self.on_event(Notice(problem))
-            base = self._base = load_base_model(self.reference, self.recipe, self.device)
+            base = self._base = load_base_model(self.reference, recipe or self.recipe, self.device)
             dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
             self.on_event(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
         return self._base
@@ -202,22 +218,26 @@ class Personalizer:
         shape = read_shape(self.reference)
         dataset = make_dataset(reading, tokenizer_at_hand(self.reference), self.recipe, shape.longest)
         # A model that is loaded is part of the plan already.
-        loaded = 0 if self._base is None else self._base.num_parameters * self._base.dtype.itemsize
-        context = machine.held_besides(self.device)
-        if self.device.type != "cuda":
-            context = max(0, context - loaded)
-        budget = self.memory_budget or MemoryBudget(machine.free_memory(self.device) + loaded + context)
+        loaded = 0 if self._base is None else sum(weight.nbytes for weight in self._base.model.parameters())
+        held = memory_of(self.device)
+        free = machine.free_memory(self.device) + held.held
+        budget = MemoryBudget(free) if self.memory_budget is None else self.memory_budget.within(free)
+        context = held.planned_besides(loaded)
         return make_plan(shape, dataset, self.recipe, self.seed, self.device, budget, context)
 
-    def _capped(self) -> AbstractContextManager:
-        """Within it a GPU's memory runs out at the budget, and micro-batches are cut smaller."""
-        if self.memory_budget is None:
-            return nullcontext()
-        return machine.capped(self.device, max(0, self.memory_budget.size - machine.held_besides(self.device)))
+    def _limit(self, plan: Plan | None) -> MemoryLimit:
+        """What may be held: as planned, or without a plan the budget, or without one all that is free."""
+        if plan is not None:
+            return MemoryLimit(self.device, plan.budget, plan.chosen.peak)
+        return MemoryLimit(self.device, self.memory_budget.size if self.memory_budget else None)
 
     def _announced(self, plan: Plan) -> Plan:
-        parts = asdict(plan.footprint)
-        self.on_event(MemoryPlanned(plan.method, plan.max_rows, plan.budget, plan.peak, plan.seconds, parts))
+        if plan.stated_budget is not None:
+            budget = MemoryBudget(plan.budget, plan.stated_budget)
+            self.on_event(Notice(f"The memory budget is {budget}; the training keeps to that."))
+        chosen, parts = plan.chosen, asdict(plan.chosen.footprint)
+        method, max_rows = chosen.recipe.method, chosen.spending.max_rows
+        self.on_event(MemoryPlanned(method, chosen.how, max_rows, plan.budget, chosen.peak, chosen.seconds, parts))
         return plan
 
     def _encode(self, reading: Reading, base: BaseModel) -> Dataset:
@@ -234,17 +254,16 @@ class Personalizer:
             self._adaptation.detach()
         try:
             yield
-        except (KeyboardInterrupt, NonFiniteLoss) as stop:
+        except (KeyboardInterrupt, NonFiniteLoss, BudgetExceeded) as stop:
+            # Its traceback would hold what was computed for as long as an app holds the error.
+            traceback.clear_frames(stop.__traceback__)
             raise self._stopped(stop, trial, name) from stop
         except BaseException as error:
             out_of_memory = self._ran_out_of_memory(error)
             self._give_up(trial)
             if not out_of_memory:
                 raise
-            raise MachineError(
-                f"The memory of this {self.device.type.upper()} ran out while training; nothing was saved. "
-                "Choose a smaller model or a shorter context, or close other programs."
-            ) from error
+            raise self._ran_out(trial) from error
 
     def _ran_out_of_memory(self, error: BaseException) -> bool:
         """Whether memory ran out; then what was computed is given back."""
@@ -280,7 +299,7 @@ class Personalizer:
 
     def _stopped(self, stop: BaseException, trial: Trial, name: str) -> TrainingStopped:
         """Saves the best state so far as a version that is not active, and says so in the error it returns."""
-        kind, why = (NonFiniteLoss, str(stop)) if isinstance(stop, NonFiniteLoss) else (Interrupted, "Interrupted.")
+        kind, why = (Interrupted, "Interrupted.") if isinstance(stop, KeyboardInterrupt) else (type(stop), str(stop))
         progress = trial.progress[-1] if trial.progress else Progress()
         if not progress.steps or (kind is NonFiniteLoss and not progress.best_epoch):
             self._give_up(trial)
@@ -295,13 +314,23 @@ class Personalizer:
             "it is not active."
         )
 
+    def _ran_out(self, trial: Trial) -> MachineError:
+        """What to say where not even a single example fits into memory."""
+        has_begun = any(progress.steps for progress in trial.progress)
+        when = "while training" if has_begun else "before the first step"
+        smaller, others = "Choose a smaller model or a shorter context", "close other programs"
+        ways = f"{smaller}, or {others}"
+        if self.memory_budget is not None:
+            ways = f"{smaller}, {others}, or raise the memory budget of {self.memory_budget}"
+        return MachineError(f"The memory of this {self.device.type.upper()} ran out {when}; nothing was saved. {ways}.")
+
     def _record(self, trial: Trial, judgement: Judgement | None) -> AdapterRecord:
         base, data = trial.base, trial.dataset
         return AdapterRecord(
             base_model=base.reference.public_name,
             model=base.reference.name,
             fingerprint=base.fingerprint,
-            recipe=asdict(self.recipe),
+            recipe=asdict(trial.recipe),
             documents=data.documents,
             examples=len(data.examples),
             tokens=data.tokens,

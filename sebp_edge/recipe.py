@@ -11,11 +11,13 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from types import UnionType
 from typing import Literal, get_args
 
 from sebp_edge.errors import RecipeError, suggest
 
 Method = Literal["lora", "full"]
+RANK = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +28,9 @@ class Recipe:
         name: what the recipe is called; the file's stem.
         description: one sentence on what it is for.
         method: "lora" trains a low-rank adapter (Hu et al. 2021), "full" trains every weight.
-        load_in_4bit: whether the base model's linear layers are loaded in 4 bits (NF4, Dettmers et al. 2023).
-        r: rank of the adapter.
+        load_in_4bit: whether the base model's linear layers are loaded in 4 bits (NF4, Dettmers et al. 2023). None, as
+            if it is left out: only where the memory budget asks for it.
+        r: rank of the adapter. None, as if it is left out: 16, or less where the memory budget asks for it.
         lora_alpha: the adapter's product is scaled by `lora_alpha / r`.
         learning_rate: peak of the schedule (linear warm-up, then cosine to zero).
         warmup_ratio: share of all steps that warm up.
@@ -43,8 +46,8 @@ class Recipe:
     name: str
     description: str
     method: Method = "lora"
-    load_in_4bit: bool = False
-    r: int = 16
+    load_in_4bit: bool | None = None
+    r: int | None = None
     lora_alpha: int = 32
     learning_rate: float = 2e-4
     warmup_ratio: float = 0.1
@@ -88,6 +91,10 @@ class Recipe:
         names = sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
         return sorted(names, key=lambda name: name != "notes")
 
+    def settled(self) -> "Recipe":
+        """What it leaves to the memory budget, as it is without one."""
+        return self.replace(r=self.r or RANK, load_in_4bit=bool(self.load_in_4bit))
+
     def replace(self, **changes) -> "Recipe":
         """A copy with some values changed; `None` keeps the recipe's own value."""
         return dataclasses.replace(self, **{key: value for key, value in changes.items() if value is not None})
@@ -118,14 +125,20 @@ _AT_MOST = {"warmup_ratio": 1}
 
 def _checked(recipe: str, field: dataclasses.Field, value):
     """Returns `value` in the field's type, or raises a RecipeError that names the key and what it should be."""
-    if field.type is float and isinstance(value, int) and not isinstance(value, bool):
+    kind = field.type
+    if isinstance(kind, UnionType):
+        # What is left out stays open.
+        if value is None:
+            return None
+        kind = get_args(kind)[0]
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if field.type == Method:
+    if kind == Method:
         fits, wanted = value in get_args(Method), " or ".join(map(repr, get_args(Method)))
     else:
-        fits, wanted = type(value) is field.type, {int: "a whole number", float: "a number", bool: "true or false"}
-        wanted = wanted.get(field.type, "a text")
-    if fits and field.type in (int, float):
+        fits, wanted = type(value) is kind, {int: "a whole number", float: "a number", bool: "true or false"}
+        wanted = wanted.get(kind, "a text")
+    if fits and kind in (int, float):
         lowest = _AT_LEAST.get(field.name)
         fits = value > 0 if lowest is None else value >= lowest
         wanted += " above 0" if lowest is None else f" of at least {lowest}"

@@ -6,7 +6,6 @@ from math import exp
 from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterStore, SavedAdapter
-from sebp_edge.models import machine
 from sebp_edge.texts.documents import LeftOut
 from sebp_edge.training.trial import Judgement, Trial
 
@@ -24,7 +23,10 @@ class AdaptResult:
         left_out: what was not, and why.
         padding_share: of examples padded to the context length.
         tokens_per_second: real tokens trained on, per second of training.
-        peak_memory_bytes: of torch's allocator on a GPU, of the process on the CPU.
+        peak_memory_bytes: what the process held at most of the device: of a GPU with CUDA's context and all that is
+            outside torch's allocator, of the host's memory on the CPU.
+        allocator_peak_bytes: of that, tensors on a GPU; None on the CPU.
+        predicted_peak_bytes: what the plan said for the process; None without a memory budget.
         seconds: from the call to the result.
         command: what to type to use the adapter; None if it was not kept.
     """
@@ -43,6 +45,8 @@ class AdaptResult:
     padding_share: float
     tokens_per_second: float
     peak_memory_bytes: int
+    allocator_peak_bytes: int | None
+    predicted_peak_bytes: int | None
     seconds: float
     command: str | None
 
@@ -67,7 +71,9 @@ class AdaptResult:
             left_out=tuple(data.left_out),
             padding_share=data.padding_share,
             tokens_per_second=trained / sum(training.seconds for training in trainings),
-            peak_memory_bytes=machine.peak_memory(trial.base.device),
+            peak_memory_bytes=trial.limit.peak,
+            allocator_peak_bytes=trial.limit.allocator_peak,
+            predicted_peak_bytes=trial.limit.predicted,
             seconds=seconds,
             command=_command(saved, trial, store) if saved else None,
         )

@@ -16,8 +16,12 @@ if not torch.cuda.is_available():
 
 import pytest
 from builders import make_llama, make_sentences, make_tokenizer
+from running_out import PlainGraphs
 
 import evidence
+from sebp_edge import Recipe
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import backend, choices
 from sebp_edge.ops.tiles import Tiles
 
@@ -92,6 +96,19 @@ def model_folder(tmp_path_factory, tokenizer):
     make_llama().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def base(model_folder):
+    """That model, loaded on the CPU."""
+    return load_base_model(resolve(model_folder), Recipe.load("notes"), torch.device("cpu"))
+
+
+@pytest.fixture
+def plain_graphs(monkeypatch):
+    """Captured graphs where there is no GPU: a replay is the function itself."""
+    monkeypatch.setattr("sebp_edge.training.learner.Graphs", PlainGraphs)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 
 
 @pytest.fixture

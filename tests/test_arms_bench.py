@@ -9,7 +9,7 @@ import decoders
 import encoders
 from decoders import DECODERS
 from encoders import ENCODERS
-from sebp_edge.insight.bench import WrongGradients
+from models import WrongGradients
 
 CPU = torch.device("cpu")
 CASES = [(benchmark, case) for benchmark in (ENCODERS, DECODERS) for case in benchmark.tiny_cases()]
@@ -39,7 +39,7 @@ def test_tiny_shapes_are_not_recorded(command, capsys):
 def test_each_arm_gets_its_row(measured):
     benchmark, case = measured
     rows = list(benchmark.measure(case, CPU))
-    assert [row["way"] for row in rows] == ["dense, padded", "drop-in", "hoisted"]
+    assert [row["way"] for row in rows] == ["dense padded", "drop-in", "hoisted"]
     for row in rows:
         assert 0 < row["forward_ms"] < row["step_ms"]
         assert 0 < row["gradient_error"] < 0.1  # bf16 against fp32: never exactly right

@@ -1,7 +1,9 @@
 """What fits into a memory budget: sizes as people write them, the plan that is chosen, and what is refused."""
 
+import dataclasses
 import json
 import random
+from itertools import groupby, pairwise
 
 import pytest
 import torch
@@ -11,14 +13,16 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import MachineError, TextsError
 from sebp_edge.events import MemoryPlanned, ModelLoaded, StepDone
-from sebp_edge.models import hub, machine
+from sebp_edge.models import hub, machine, process
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.shape import read_shape
+from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
 from sebp_edge.training import budget
 from sebp_edge.training.budget import MemoryBudget, make_plan
-from sebp_edge.training.losses import MAX_ROWS, RowLosses
+from sebp_edge.training.losses import RowLosses
+from sebp_edge.training.spending import FASTEST
 
 RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, context_length=64)
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -39,6 +43,7 @@ def gpu_with_bf16(monkeypatch):
     monkeypatch.setattr(machine, "pick_dtype", lambda device: torch.bfloat16)
     monkeypatch.setattr(machine, "matmul_rate", lambda device, dtype: 700e12)
     monkeypatch.setattr("sebp_edge.training.footprint.has_triton", lambda: True)
+    monkeypatch.setattr(budget, "has_bitsandbytes", lambda: False)
 
 
 def make_dataset(num_documents: int, longest: int = 200) -> Dataset:
@@ -88,36 +93,118 @@ def test_what_is_no_size_is_said_in_one_sentence(text):
 # -------------------------------------------------------------------------------------------------------------- plans
 
 
-@pytest.mark.usefixtures("gpu_with_bf16")
-def test_the_fastest_plan_that_fits_is_chosen(shape_3b):
-    widest = plan_3b(shape_3b, "80GB")
-    assert (widest.max_rows, widest.dearer) == (MAX_ROWS, None)
-    chosen, peaks = widest, [widest.peak]
-    while chosen.cheaper is not None:
-        narrower = plan_3b(shape_3b, chosen.peak - 1)
-        assert narrower.max_rows == chosen.cheaper.max_rows < chosen.max_rows
-        assert narrower.peak == chosen.cheaper.peak < chosen.peak
-        assert narrower.dearer == (chosen.max_rows, chosen.peak, chosen.seconds)
-        assert narrower.seconds >= chosen.seconds
-        # One byte decides.
-        assert plan_3b(shape_3b, narrower.peak).max_rows == narrower.max_rows
-        chosen = narrower
-        peaks.append(chosen.peak)
-    assert len(peaks) >= 4
+def all_plans(plan_for, size):
+    """The plans for `size`, and for ever smaller budgets, one byte below what the last one takes."""
+    plans = [plan_for(size)]
+    while plans[-1].cheaper is not None:
+        plans.append(plan_for(plans[-1].chosen.peak - 1))
     with pytest.raises(MachineError):
-        plan_3b(shape_3b, chosen.peak - 1)
+        plan_for(plans[-1].chosen.peak - 1)
+    return plans
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_the_first_plan_that_fits_is_chosen_and_those_beside_it_are_named(shape_3b):
+    plans = all_plans(lambda size: plan_3b(shape_3b, size), "80GB")
+    assert (plans[0].chosen.spending, plans[0].dearer) == (FASTEST, None)
+    assert len(plans) > 8
+    for dearer, cheaper in pairwise(plans):
+        assert cheaper.chosen == dearer.cheaper
+        assert cheaper.dearer == dearer.chosen
+        assert cheaper.chosen.peak < dearer.chosen.peak
+        # One byte decides.
+        assert plan_3b(shape_3b, cheaper.chosen.peak).chosen == cheaper.chosen
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_time_is_given_up_before_what_is_learnt(shape_3b, monkeypatch):
+    monkeypatch.setattr(budget, "has_bitsandbytes", lambda: True)
+    recipe = RECIPE.replace(batch_tokens=2000)
+    recipe = dataclasses.replace(recipe, r=None)
+    chosen = [plan.chosen for plan in all_plans(lambda size: plan_3b(shape_3b, size, recipe=recipe), "80GB")]
+    learnt = [(not one.spending.moments_in_8_bits, not one.recipe.load_in_4bit, one.recipe.r) for one in chosen]
+    assert learnt == sorted(learnt, reverse=True)
+    assert learnt[0] == (True, True, 16)
+    assert learnt[-1] == (False, False, 4)
+    for _, alike in groupby(zip(learnt, chosen, strict=True), key=lambda pair: pair[0]):
+        seconds = [one.seconds for _, one in alike]
+        assert seconds == sorted(seconds)
+    assert {one.recipe.lora_alpha / one.recipe.r for one in chosen} == {2}
+    # Both ways to save activations are taken, and the fastest saves nothing.
+    assert not chosen[0].spending.in_pieces
+    assert {one.spending.checkpoints for one in chosen} >= {0, 14, 27}
+    assert len({one.spending.max_rows for one in chosen}) > 2
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+@pytest.mark.parametrize("stated", [{"r": 16}, {"load_in_4bit": False}, {"load_in_4bit": True}, {"method": "full"}])
+def test_what_the_recipe_states_stands(shape_3b, stated, monkeypatch):
+    monkeypatch.setattr(budget, "has_bitsandbytes", lambda: True)
+    recipe = Recipe(name="test", description="", batch_tokens=4000, **stated)
+    for plan in all_plans(
+        lambda size: plan_3b(shape_3b, size, recipe=recipe), "12GB" if stated.get("method") is None else "20GB"
+    ):
+        for one in filter(None, (plan.chosen, plan.dearer, plan.cheaper)):
+            assert {key: getattr(one.recipe, key) for key in stated} == stated
+            assert one.recipe.method == recipe.method
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_activations_are_computed_again_where_smaller_micro_batches_would_be_slower(shape_3b):
+    # Long examples fill the GPU each alone; of short ones, many must go together.
+    short = make_dataset(400, longest=60)
+    chosen = plan_3b(shape_3b, "8.2GB", short).chosen
+    assert chosen.spending.checkpoints == 27
+    assert chosen.spending.max_rows >= 768
+    fastest = plan_3b(shape_3b, "80GB", short).chosen
+    assert 0.6 * chosen.seconds < fastest.seconds < 0.8 * chosen.seconds
+    slow = budget._Candidates(shape_3b, short, RECIPE, 0, CUDA, 650_000_000).of(RECIPE)
+    kept = [one for one in slow if one.spending.checkpoints == 0 and one.peak <= 8.2e9]
+    assert kept
+    assert all(one.seconds > chosen.seconds for one in kept)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_steps_of_a_whole_model_are_cut_last(shape_3b):
+    recipe = RECIPE.replace(method="full", batch_tokens=1000)
+    chosen = [one.chosen for one in all_plans(lambda size: plan_3b(shape_3b, size, recipe=recipe), "80GB")]
+    rows = [one.spending.max_rows for one in chosen]
+    whole = [one for one in chosen if one.spending.max_rows >= 1536]
+    assert rows[: len(whole)] == [one.spending.max_rows for one in whole]
+    assert any(one.spending.checkpoints == 27 for one in whole)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_all_weights_are_offered_where_they_would_fit(shape_3b):
+    assert plan_3b(shape_3b, "12GB").full is None
+    full = plan_3b(shape_3b, "24GB").full
+    assert full.recipe.method == "full"
+    assert full.peak <= 24e9
+    assert plan_3b(shape_3b, "24GB").chosen.recipe.method == "lora"
+    assert plan_3b(shape_3b, "24GB", recipe=RECIPE.replace(load_in_4bit=True)).full is None
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_what_does_not_fit_is_refused_with_what_would(shape_3b):
     with pytest.raises(MachineError) as error:
-        plan_3b(shape_3b, "6GB")
+        plan_3b(shape_3b, "3GB")
     message = str(error.value)
     assert "'llama-3b' has 3.21 billion parameters and needs about" in message
-    assert "the memory budget is 6.0 GB" in message
+    assert "the memory budget is 3.0 GB" in message
+    assert "4 bits" not in message
     enough = message.split("raise the budget to ")[1].split(" or ")[0]
-    assert plan_3b(shape_3b, enough).peak <= MemoryBudget.parse(enough).size
-    assert float(message.split("at most about ")[1].split()[0]) == pytest.approx(2.3, abs=0.3)
+    assert plan_3b(shape_3b, enough).chosen.peak <= MemoryBudget.parse(enough).size
+    assert float(message.split("at most about ")[1].split()[0]) == pytest.approx(1.1, abs=0.2)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_where_4_bits_would_fit_the_error_says_so_and_what_to_install(shape_3b, monkeypatch):
+    with pytest.raises(MachineError, match=r"or load the model in 4 bits, after pip install 'sebp-edge\[4bit\]'\.$"):
+        plan_3b(shape_3b, "5GB")
+    monkeypatch.setattr(budget, "has_bitsandbytes", lambda: True)
+    assert plan_3b(shape_3b, "5GB").chosen.dtype == "nf4"
+    with pytest.raises(MachineError, match=r"or load the model in 4 bits\.$"):
+        plan_3b(shape_3b, "5GB", recipe=RECIPE.replace(load_in_4bit=False))
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
@@ -131,17 +218,17 @@ def test_no_model_is_promised_where_the_process_alone_takes_more(shape_3b):
 def test_all_weights_take_more_than_an_adapter(shape_3b):
     lora, full = (plan_3b(shape_3b, "200GB", recipe=RECIPE.replace(method=method)) for method in ("lora", "full"))
     # Updated within the backward pass: moments of 8 bits, and no gradients that are kept.
-    assert full.footprint.optimizer == 2 * shape_3b.parameters
-    assert full.footprint.gradients == 0
-    assert full.peak > lora.peak + 2 * shape_3b.parameters
-    assert full.seconds > 1.3 * lora.seconds
+    assert full.chosen.footprint.optimizer == 2 * shape_3b.parameters
+    assert full.chosen.footprint.gradients == 0
+    assert full.chosen.peak > lora.chosen.peak + 2 * shape_3b.parameters
+    assert full.chosen.seconds > 1.3 * lora.chosen.seconds
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_more_text_takes_longer_and_no_more_memory(shape_3b):
     few, many = (plan_3b(shape_3b, "10GB", make_dataset(count)) for count in (100, 800))
-    assert 6 < many.seconds / few.seconds < 10
-    assert many.peak == pytest.approx(few.peak, rel=0.1)
+    assert 6 < many.chosen.seconds / few.chosen.seconds < 10
+    assert many.chosen.peak == pytest.approx(few.chosen.peak, rel=0.1)
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
@@ -149,27 +236,35 @@ def test_a_small_model_on_a_gpu_takes_as_long_as_its_layers_need(model_folder):
     shape, dataset = read_shape(resolve(model_folder)), make_dataset(100)
     plan = make_plan(shape, dataset, RECIPE.replace(batch_tokens=200), 0, CUDA, MemoryBudget.parse("8GB"), context=0)
     steps = sum(example.num_loss_tokens for example in dataset.examples) * 0.75 / 200
-    assert plan.seconds == pytest.approx(2 * steps * 2 * budget.SECONDS_PER_LAYER, rel=0.25)
+    assert plan.chosen.seconds == pytest.approx(2 * steps * 2 * budget.SECONDS_PER_LAYER, rel=0.25)
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_a_plan_is_json(shape_3b):
     plan = plan_3b(shape_3b, "9GB")
     record = json.loads(json.dumps(plan.to_dict()))
-    assert record["peak"] == plan.peak == sum(record["footprint"].values()) <= record["budget"] == 9_000_000_000
-    assert record["cheaper"] == plan.cheaper._asdict()
+    assert record["peak"] == plan.chosen.peak == sum(record["footprint"].values()) <= record["budget"] == 9_000_000_000
+    assert record["cheaper"] == plan.cheaper.to_dict()
+    assert (record["method"], record["dtype"], record["r"]) == ("lora", "bfloat16", 4)
 
 
 def test_the_cheapest_plan_takes_the_longest_examples_alone(model_folder):
     shape, dataset = read_shape(resolve(model_folder)), make_dataset(40, longest=30)
     plan = make_plan(shape, dataset, RECIPE, 0, CPU, MemoryBudget.parse("1GB"), context=0)
     while plan.cheaper is not None:
-        plan = make_plan(shape, dataset, RECIPE, 0, CPU, MemoryBudget(plan.peak - 1), context=0)
+        plan = make_plan(shape, dataset, RECIPE, 0, CPU, MemoryBudget(plan.chosen.peak - 1), context=0)
     longest = max(example.num_active_tokens for example in dataset.examples)
-    assert longest <= plan.max_rows < 2 * longest
+    assert longest <= plan.chosen.spending.max_rows < 2 * longest
 
 
 # ------------------------------------------------------------------------------------------------------- on the way
+
+
+@pytest.fixture
+def nothing_besides(monkeypatch):
+    """What the process holds changes from call to call; without it, one byte of the budget decides."""
+    monkeypatch.setattr(process, "resident", lambda: 0)
+    monkeypatch.setattr(process, "peak_resident", lambda: 0)
 
 
 @pytest.fixture
@@ -184,12 +279,13 @@ def make(model_folder, tmp_path):
 def test_a_plan_loads_nothing(make, notes_folder, monkeypatch):
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
     plan = make(memory_budget="4GB").plan(notes_folder)
-    assert (plan.model, plan.device, plan.dtype, plan.method) == ("micro-llama", "cpu", "float32", "lora")
+    assert (plan.model, plan.device, plan.chosen.dtype) == ("micro-llama", "cpu", "float32")
+    assert plan.chosen.recipe == RECIPE.settled()
     assert plan.budget == 4_000_000_000
-    assert 0 < plan.peak < 4e9
-    assert plan.seconds > 0
+    assert 0 < plan.chosen.peak < 4e9
+    assert plan.chosen.seconds > 0
     # Without a budget, what is free is.
-    assert make().plan(notes_folder).budget > plan.footprint.context
+    assert make().plan(notes_folder).budget > plan.chosen.footprint.context
 
 
 def test_a_model_that_is_not_here_is_planned_from_its_config(make, notes_folder, tmp_path, monkeypatch):
@@ -198,7 +294,9 @@ def test_a_model_that_is_not_here_is_planned_from_its_config(make, notes_folder,
     monkeypatch.setattr(hub, "config_folder", lambda reference: tmp_path / "only-config")
     plan = make(model="someone/some-model", memory_budget="40GB").plan(notes_folder)
     assert plan.model == "someone/some-model"
-    assert plan.footprint.weights == 4 * (2 * 32000 * 4096 + 3 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096) + 4096)
+    assert plan.chosen.footprint.weights == 4 * (
+        2 * 32000 * 4096 + 3 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096) + 4096
+    )
 
 
 def test_nothing_is_loaded_that_does_not_fit(make, notes_folder, monkeypatch):
@@ -216,14 +314,15 @@ def test_too_little_text_is_said_before_a_plan_is_made(make, text):
             attempt([text])
 
 
-def test_a_model_that_runs_padded_is_planned_in_whole_sequences(make, notes_folder, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "held_besides", lambda device: 0)
+@pytest.mark.usefixtures("nothing_besides")
+def test_a_model_that_runs_padded_is_planned_in_whole_sequences(make, notes_folder, tokenizer, tmp_path):
     GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=320, n_positions=128).save_pretrained(tmp_path / "gpt2")
     tokenizer.save_pretrained(tmp_path / "gpt2")
     plan = make(model=tmp_path / "gpt2", memory_budget="4GB").plan(notes_folder)
     while plan.cheaper is not None:
-        plan = make(model=tmp_path / "gpt2", memory_budget=plan.peak - 1).plan(notes_folder)
-    assert plan.max_rows == RECIPE.context_length
+        plan = make(model=tmp_path / "gpt2", memory_budget=plan.chosen.peak - 1).plan(notes_folder)
+    assert RECIPE.context_length <= plan.chosen.spending.max_rows < 2 * RECIPE.context_length
+    assert plan.chosen.spending.checkpoints == 0
 
 
 def test_a_wrong_budget_is_found_at_once(make):
@@ -231,6 +330,7 @@ def test_a_wrong_budget_is_found_at_once(make):
         make(memory_budget="8 hectares")
 
 
+@pytest.mark.usefixtures("nothing_besides")
 def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, notes_folder, monkeypatch):
     rows = []
     own = RowLosses.micro_batches
@@ -251,16 +351,40 @@ def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, note
     events, most = adapt()
     steps = [event for event in events if isinstance(event, StepDone)]
     assert not any(isinstance(event, MemoryPlanned) for event in events)
-    monkeypatch.setattr(machine, "held_besides", lambda device: 0)
-    widest = make(memory_budget="1GB").plan(notes_folder)
-    planned_events, planned_most = adapt(memory_budget=widest.cheaper.peak)
+    plans = all_plans(lambda size: make(memory_budget=size).plan(notes_folder), "1GB")
+    # The least that is learnt from in the same way.
+    least = [plan.chosen for plan in plans if not plan.chosen.spending.moments_in_8_bits][-1]
+    assert least.spending.checkpoints == 1
+    handles = []
+    attach = Hoisted.__init__
+    monkeypatch.setattr(
+        Hoisted,
+        "__init__",
+        lambda handle, *arguments, **options: handles.append(options) or attach(handle, *arguments, **options),
+    )
+    planned_events, planned_most = adapt(memory_budget=least.peak)
+    assert handles[0] == {"checkpoints": 1, "max_logits": least.spending.max_logits}
     assert isinstance(planned_events[0], MemoryPlanned)
     assert isinstance(planned_events[1], ModelLoaded)
-    assert planned_events[0].max_rows == widest.cheaper.max_rows
+    assert (planned_events[0].how, planned_events[0].max_rows) == (least.how, least.spending.max_rows)
+    assert "activations of 1 block computed again" in least.how
     assert sum(planned_events[0].parts.values()) == planned_events[0].peak
-    assert planned_most <= widest.cheaper.max_rows < most
+    assert planned_most <= least.spending.max_rows < most
     for step, other in zip(steps, (e for e in planned_events if isinstance(e, StepDone)), strict=True):
         assert other.loss == pytest.approx(step.loss, rel=1e-4)
+
+
+@pytest.mark.usefixtures("nothing_besides")
+def test_what_a_plan_leaves_open_is_settled_in_the_adapter(make, notes_folder):
+    recipe = dataclasses.replace(RECIPE, r=None, learning_rate=2e-2)
+    plans = all_plans(lambda size: make(recipe=recipe, memory_budget=size).plan(notes_folder), "1GB")
+    least = plans[-1].chosen
+    assert (least.recipe.r, least.recipe.lora_alpha, least.spending.moments_in_8_bits) == (4, 8, True)
+    personalizer = make(recipe=recipe, memory_budget=least.peak)
+    result = personalizer.adapt(notes_folder)
+    assert result.kept
+    record = personalizer.load_adapter("default").recipe
+    assert (record["r"], record["lora_alpha"], record["load_in_4bit"]) == (4, 8, False)
 
 
 def test_the_sizes_are_those_that_the_training_cuts(make, notes_folder, monkeypatch):

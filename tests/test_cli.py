@@ -19,13 +19,15 @@ from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.cli import app
 from sebp_edge.cli.progress import Lines
 from sebp_edge.events import MemoryRanOut
+from sebp_edge.recipe import Recipe
 
+COMMANDS = ("adapt", "plan", "analyze", "bench", "generate", "models", "recipes", "adapters", "doctor")
 COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()"]
 RECIPE = "r = 4\nlearning_rate = 2e-2\nepochs = 3\nbatch_tokens = 200\ncontext_length = 64\n"
 RESULT_KEYS = {
     *("event", "kept", "name", "version", "adapter_path", "heldout_loss_before", "heldout_loss_after"),
-    *("documents", "examples", "tokens", "left_out", "padding_share", "tokens_per_second", "peak_memory_bytes"),
-    "seconds",
+    *("documents", "examples", "tokens", "left_out", "padding_share", "tokens_per_second"),
+    *("peak_memory_bytes", "allocator_peak_bytes", "predicted_peak_bytes", "seconds"),
 }
 
 
@@ -95,12 +97,12 @@ except SystemExit as end:
     begin = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.endswith("0 []\n")
-    for command in ("adapt", "plan", "analyze", "generate", "models", "recipes", "adapters", "doctor"):
+    for command in COMMANDS:
         assert command in done.stdout
     assert time.perf_counter() - begin < 5
 
 
-@pytest.mark.parametrize("command", ["adapt", "plan", "analyze", "generate", "models", "recipes", "adapters", "doctor"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command):
     for flag in ("--help", "-h"):
         assert run(command, flag).exit_code == 0
@@ -337,8 +339,8 @@ def test_models_and_recipes_are_listed():
     assert {record["name"]: record["on_this_machine"] for record in records(run("models", "--json").stdout)}["tiny"]
     recipes = records(run("recipes", "--json").stdout)
     assert recipes[0]["name"] == "notes"
-    assert {recipe["name"] for recipe in recipes} == {"notes", "chat", "instruct", "long", "full"}
-    assert len(run("recipes").stdout.splitlines()) == 5
+    assert {recipe["name"] for recipe in recipes} == set(Recipe.names())
+    assert len(run("recipes").stdout.splitlines()) == len(recipes)
 
 
 def test_doctor_says_one_thing_a_line(tmp_path, monkeypatch):
@@ -372,6 +374,16 @@ def test_what_bitsandbytes_logs_when_peft_imports_it_stays_out_of_the_errors(ada
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_a_training_within_a_budget_says_what_was_planned_and_what_was_held(adapt):
+    result = run(*adapt, "--memory", "900GB")
+    assert result.exit_code == 0
+    assert re.search(r"note: The memory budget is 900.0 GB, of which other programs leave \d+\.\d GB", result.stderr)
+    assert re.search(r"planned: LoRA of rank 4 .*: about \S+ [GM]B of \S+ GB", result.stdout)
+    assert re.search(r"tried out: \S+ [GM]B with \d+ tokens at a time, predicted \S+ [GM]B", result.stdout)
+    assert re.search(r"peak memory +\S+ [GM]B; predicted \S+ [GM]B\n", result.stdout)
+    assert " that other programs leave" in run("plan", *adapt[1:], "--memory", "900GB").stdout
+
+
 def test_a_plan_says_where_the_memory_goes(adapt):
     arguments = ["plan", *adapt[1:], "--memory", "8GB"]
     (record,) = records(run(*arguments, "--json").stdout)

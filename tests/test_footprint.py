@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
 from builders import make_llama, make_sentences
 from peft import LoraConfig, get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, LlamaConfig, Qwen3Config, Qwen3ForCausalLM
 
 from sebp_edge.models.catalog import resolve
@@ -18,6 +20,7 @@ from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.training.footprint import Machinery
+from sebp_edge.training.spending import Spending
 
 LORA, FULL = Recipe.load("notes").replace(r=4), Recipe.load("full")
 SIZES = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "vocab_size": 320}
@@ -62,12 +65,13 @@ def make_qwen3(**changes):
     return Qwen3ForCausalLM(Qwen3Config(num_attention_heads=4, num_key_value_heads=2, head_dim=16, **changes))
 
 
-def check_kept(model, recipe, tmp_path, *, has_kernels: bool):
+def check_kept(model, recipe, tmp_path, *, has_kernels: bool, checkpoints: int = 0):
     shape = shape_of(model.config, tmp_path)
     if recipe.method == "lora":
         model = get_peft_model(model, LoraConfig(r=recipe.r, target_modules="all-linear", task_type="CAUSAL_LM"))
-    machinery = Machinery(shape, recipe, on_gpu=False, has_kernels=has_kernels, itemsize=4)
-    with Hoisted(model) as hoisted:
+    spending = Spending(checkpoints=checkpoints)
+    machinery = Machinery(shape, recipe, on_gpu=False, has_kernels=has_kernels, itemsize=4, spending=spending)
+    with Hoisted(model, checkpoints=checkpoints) as hoisted:
         tokens = some_tokens(7, 41)
         held = bytes_held_by_autograd(model, hoisted, tokens)
     assert machinery.kept(tokens.sizes) == pytest.approx(held, rel=0.05)
@@ -87,10 +91,63 @@ def test_what_autograd_keeps_with_our_kernels_is_counted(recipe, tmp_path, kerne
     check_kept(make_llama(**SIZES), recipe, tmp_path, has_kernels=True)
 
 
+@pytest.mark.parametrize("recipe", [LORA, FULL], ids=lambda recipe: recipe.method)
+@pytest.mark.parametrize("checkpoints", [1, 2])
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_of_blocks_in_checkpoints_the_input_is_counted(checkpoints, recipe, tmp_path):
+    check_kept(make_llama(**SIZES), recipe, tmp_path, has_kernels=False, checkpoints=checkpoints)
+
+
+class Live(TorchDispatchMode):
+    """Follows how many bytes there are of all that operations give, and how many there were at most."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.most = 0
+        self._known = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self._note(tensor.untyped_storage())
+        return out
+
+    def _note(self, storage):
+        place, size = storage._cdata, storage.nbytes()
+        if place not in self._known:
+            self._known.add(place)
+            self.now += size
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self._forget, place, size)
+
+    def _forget(self, place, size):
+        self._known.discard(place)
+        self.now -= size
+
+
+@pytest.mark.parametrize("checkpoints", [0, 3, 7])
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_what_there_is_at_the_peak_of_a_micro_batch_is_counted(checkpoints, tmp_path):
+    model = make_llama(**SIZES | {"num_hidden_layers": 8})
+    shape = shape_of(model.config, tmp_path)
+    model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    spending = Spending(checkpoints=checkpoints)
+    machinery = Machinery(shape, LORA, on_gpu=False, has_kernels=False, itemsize=4, spending=spending)
+    tokens = some_tokens(30, 41)
+    with Hoisted(model, checkpoints=checkpoints) as hoisted:
+        # Gradients are there before.
+        hoisted.row_losses(tokens).sum().backward()
+        with Live() as live:
+            hoisted.row_losses(tokens).sum().backward()
+    found = machinery.footprint([tokens.sizes], [], 0)
+    assert live.most == pytest.approx(found.activations + found.loss, rel=0.15)
+
+
 @pytest.mark.parametrize(("tokens", "measured_gib"), [(96, 6.67), (224, 6.91), (832, 8.08), (3712, 12.82)])
 def test_the_peaks_measured_on_an_h100_are_predicted(tokens, measured_gib, tmp_path):
     shape = shape_of(LlamaConfig(**SHAPE_3B), tmp_path)
-    machinery = Machinery(shape, Recipe.load("notes"), on_gpu=True, has_kernels=True, itemsize=2)
+    machinery = Machinery(shape, Recipe.load("notes").settled(), on_gpu=True, has_kernels=True, itemsize=2)
     footprint = machinery.footprint([Bucket(tokens, 64, 128, tokens)], [], context=650_000_000)
     assert footprint.allocated / 2**30 == pytest.approx(measured_gib, rel=0.05)
     # The weights are most of it and no guess; nor is the rest a bad one.

@@ -1,5 +1,8 @@
 """What only a GPU can show. Skipped, with the reason, where there is none."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from builders import make_examples, make_llama, make_sentences, row_losses, waiting_for_the_gpu_is_an_error
@@ -14,8 +17,12 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForTokenClassification
 
 from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
+from sebp_edge.insight.bench.run import run_bench
+from sebp_edge.insight.bench.ways import GRAPH, WAYS
 from sebp_edge.insight.gradients import row_gradients
-from sebp_edge.models import machine
+from sebp_edge.models.adaptation import attach
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import (
     AdamW,
     LoraGroup,
@@ -225,30 +232,6 @@ def test_notes_become_an_adapter_on_the_gpu(model_folder, notes_folder, tmp_path
     assert personalizer.generate("the ferry", seed=1, max_new_tokens=8)
 
 
-@pytest.mark.parametrize("memory_budget", ["8GB", "1500MB"])
-def test_what_an_adaptation_holds_stays_below_its_plan(memory_budget, tokenizer, tmp_path):
-    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16}
-    model = make_llama(**sizes, num_key_value_heads=4, head_dim=64, vocab_size=32000, max_position_embeddings=512)
-    model.to(torch.bfloat16).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    personalizer = Personalizer(
-        tmp_path / "model",
-        recipe=Recipe(name="test", description="", r=16, epochs=1, batch_tokens=8000, context_length=512),
-        device="cuda",
-        memory_budget=memory_budget,
-        store=AdapterStore(tmp_path / "store"),
-    )
-    texts = make_sentences(60, words=200)
-    plan = personalizer.plan(texts)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_reserved()
-    personalizer.adapt(texts)
-    held = torch.cuda.max_memory_reserved() - before
-    assert 0.5 * (plan.peak - plan.footprint.context) < held <= plan.peak - plan.footprint.context
-    assert torch.cuda.get_per_process_memory_fraction() == 1.0
-
-
 def test_rows_of_gradients_are_looked_at_on_the_gpu_as_on_the_cpu():
     model, batches = (
         make_llama(num_hidden_layers=3).eval(),
@@ -263,15 +246,65 @@ def test_rows_of_gradients_are_looked_at_on_the_gpu_as_on_the_cpu():
         assert bool((one.is_zero_ET >= other.is_zero_ET).all()) or one.place.projection == "q_proj"
 
 
-def test_a_cap_makes_memory_run_out_and_is_undone():
-    device = torch.device("cuda")
+@pytest.fixture
+def wide_model(tokenizer, tmp_path):
+    """A folder with a model of 2.3 GB in bf16, in shards of at most 300 MB."""
+    sizes = {"hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 11, "num_attention_heads": 24}
+    with torch.device("cuda"):
+        model = make_llama(**sizes, num_key_value_heads=8, head_dim=128).to(torch.bfloat16)
+    model.save_pretrained(tmp_path, max_shard_size="300MB")
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+LOADED = """
+import sys, threading
+from pathlib import Path
+import torch
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.recipe import Recipe
+
+def own_bytes():
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon"))
+
+def watch():
+    while not done.wait(0.001):
+        seen.append(own_bytes())
+
+torch.zeros(1, device="cuda")
+done, seen = threading.Event(), [own_bytes()]
+watcher = threading.Thread(target=watch)
+watcher.start()
+base = load_base_model(resolve(Path(sys.argv[1])), Recipe.load("notes"), torch.device("cuda"))
+done.set()
+watcher.join()
+print(max(seen) - seen[0], torch.cuda.max_memory_reserved(), sum(p.nbytes for p in base.model.parameters()))
+"""
+
+
+def test_weights_go_to_the_gpu_without_a_copy_in_the_hosts_memory(wide_model):
+    command = [sys.executable, "-c", LOADED, str(wide_model)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    on_host, on_gpu, weights = map(int, found)
+    assert weights > 2.2e9
+    # The largest shard, and a gigabyte.
+    assert on_host < 1.3e9
+    assert on_gpu < weights + 100e6
+
+
+def test_weights_that_are_stacked_leave_no_holes(wide_model):
     torch.cuda.empty_cache()
-    size = torch.cuda.memory_reserved() + 64 * 2**20
-    with machine.capped(device, size):
-        kept = torch.empty(32 * 2**20, dtype=torch.uint8, device=device)
-        with pytest.raises(torch.OutOfMemoryError):
-            torch.empty(64 * 2**20, dtype=torch.uint8, device=device)
-    assert torch.empty(64 * 2**20, dtype=torch.uint8, device=device).numel() > kept.numel()
+    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    recipe = Recipe.load("notes")
+    base = load_base_model(resolve(wide_model), recipe, torch.device("cuda"))
+    adaptation = attach(base, recipe, seed=0)
+    with Hoisted(adaptation.model):
+        torch.cuda.empty_cache()
+        own = torch.cuda.memory_allocated() - allocated
+        assert own > 2.2e9
+        assert torch.cuda.memory_reserved() - reserved < 1.03 * own
 
 
 def test_an_adaptation_runs_our_kernels(tmp_path):
@@ -336,3 +369,14 @@ def test_more_than_2_to_the_31_weights_are_updated():
     assert -0.01005 < float(weight.min()) < -0.01 < float(weight.max()) < -0.0099
     assert int(moments.first.min()) > 0
     assert int(moments.second.min()) > 0
+
+
+@pytest.mark.parametrize("recipe", ["notes", "full"])
+def test_every_way_of_the_benchmark_is_right_and_timed_on_the_gpu(recipe, model_folder):
+    result = run_bench(model_folder, recipe=recipe, context_length=96, batch_size=3)
+    assert [(row["way"], row["status"]) for row in result.rows()] == [(way.name, "ok") for way in WAYS]
+    for row in result.rows():
+        assert row["peak_bytes"] > 0
+        assert (row["forward_ms"] is None) == (row["way"] == GRAPH.name)
+        assert row["step_ms"] > (row["forward_ms"] or 0) + (row["backward_ms"] or 0)
+    assert result.recommendation.startswith("On this machine ")

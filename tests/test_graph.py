@@ -16,6 +16,7 @@ from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.graph import _Captured
 from sebp_edge.training.learner import Learner
+from sebp_edge.training.spending import FASTEST, Spending
 from sebp_edge.training.update import Update
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
@@ -47,9 +48,9 @@ class Whole:
         self.model = make_llama(**changes).to("cuda", torch.bfloat16).requires_grad_(True).eval()
 
 
-def make_learner(adapted, examples, events=None):
+def make_learner(adapted, examples, events=None, spending=FASTEST):
     recipe = RECIPE.replace(method="full") if isinstance(adapted, Whole) else RECIPE
-    return Learner(adapted, recipe, examples, Collator(64, 2), (events if events is not None else []).append)
+    return Learner(adapted, recipe, examples, Collator(64, 2), (events if events is not None else []).append, spending)
 
 
 def eagerly(learner):
@@ -95,6 +96,61 @@ def test_gradients_are_the_eager_ones(family, prompt):
     assert error(again, truth) <= 2 * error(eager, truth) + 1e-4
 
 
+@pytest.mark.parametrize("prompt", [0, 6])
+def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt):
+    examples = make_examples([31, 2, 17, 64, 5, 40], prompt)
+    micro_batches = [examples[:3], examples[3:]]
+
+    def all_gradients(spending):
+        with make_learner(Adapted(), examples, spending=spending) as learner:
+            learner.prepare(micro_batches)
+            found = gradients(learner, micro_batches)
+            assert learner._graphs is not None
+            with waiting_for_the_gpu_is_an_error():
+                learner.step(examples, 1e-3)
+            return found
+
+    (loss, kept), (again_loss, again) = map(all_gradients, (FASTEST, Spending(checkpoints=2)))
+    assert again_loss == loss
+    assert error(again, kept) <= 1e-6
+    in_pieces_loss, in_pieces = all_gradients(Spending(checkpoints=2, in_pieces=True, moments_in_8_bits=True))
+    assert in_pieces_loss == pytest.approx(loss, rel=1e-3)
+    assert error(in_pieces, kept) <= 1e-2
+
+
+def test_all_buckets_are_rehearsed_before_one_is_captured():
+    examples, order = make_examples([31, 2, 17, 64, 5, 40]), []
+    with make_learner(Adapted(), examples) as learner:
+        graphs = learner._graphs._graphs
+        for name in ("rehearse", "capture"):
+            own = getattr(graphs, name)
+            setattr(graphs, name, lambda *arguments, own=own, name=name: order.append(name) or own(*arguments))
+        learner.rows.max_rows = 64
+        learner.prepare([examples])
+        assert len(learner._graphs._buckets) > 1
+        learner.step(examples, 1e-3)
+    first = order.index("capture")
+    assert order.count("rehearse") == first > 1
+    assert order.count("capture") > 1
+
+
+def test_blocks_in_checkpoints_keep_less():
+    config = LlamaConfig(vocab_size=320, hidden_size=256, intermediate_size=1024, num_hidden_layers=8)
+    examples = make_examples([64] * 60)
+
+    def taken(spending):
+        with make_learner(Adapted(LlamaForCausalLM(config)), examples, spending=spending) as learner:
+            learner.step(examples, 1e-3)
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            return torch.cuda.memory_reserved()
+
+    taken(FASTEST)  # makes what is made once
+    kept, again = taken(FASTEST), taken(Spending(checkpoints=7))
+    per_token = 2 * 7 * (2 * 1024 + 5 * 256)
+    assert kept - again > 0.5 * 60 * 63 * per_token
+
+
 def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer, tmp_path):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
@@ -106,7 +162,7 @@ def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer
     twin = Adapted(dequantised_llama(base.model, **sizes), torch.float32)
     adaptation = attach(base, RECIPE.replace(lora_alpha=8), seed=0)  # PEFT's own, which the twin has
     restore(adaptation, snapshot(twin))
-    with make_learner(adaptation, examples, events) as learner:
+    with make_learner(adaptation, examples, events, Spending(checkpoints=1)) as learner:
         learner.prepare(micro_batches)
         loss, found = gradients(learner, micro_batches)
         assert learner._graphs is not None
@@ -158,7 +214,7 @@ def test_capture_leaves_weights_moments_and_random_states_as_they_were():
         learner._graphs.accumulate(learner.rows.tokens(examples[:2]), 1)
         assert any(parameter.grad.any() for parameter in trainable(adapted))
         first = [parameter.grad.clone() for parameter in trainable(adapted)]
-        moments = [value.clone() for state in learner._update._optimizer.state.values() for value in state.values()]
+        moments = [value.clone() for moments in learner._update._moments for value in moments[:2]]
         assert moments
         assert not any(value.any() for value in moments)
         # A second bucket is captured between two micro-batches of one step.
@@ -214,7 +270,12 @@ def test_the_loss_curve_is_that_of_eager_runs(model_folder, tmp_path, monkeypatc
 
     captured = curve()
     make = Learner.__init__
-    monkeypatch.setattr(Learner, "__init__", lambda self, *args: (make(self, *args), setattr(self, "_graphs", None))[0])
+
+    def make_eager(learner, *args, **options):
+        make(learner, *args, **options)
+        learner._graphs = None
+
+    monkeypatch.setattr(Learner, "__init__", make_eager)
     eager, again = curve(), curve()
     spread = (eager - again).abs().max()
     assert (captured - eager).abs().max() <= 3 * spread + 2e-2
@@ -259,6 +320,7 @@ def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_rand
         before, random_state = state(), torch.cuda.get_rng_state()
         tokens = learner._graphs._filled(learner.rows.tokens(examples[:2]))
         weightless = tokens.to("cuda").weighted(0.0)
+        learner._graphs._rehearse({tokens.sizes})
         graph = _Captured(learner._graphs._graphs, "gradients", weightless, learner._graphs._add_gradients)
         assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
         assert torch.equal(torch.cuda.get_rng_state(), random_state)
@@ -268,13 +330,14 @@ def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_rand
         assert not any(torch.equal(*pair) for pair in zip(before[:5], state(), strict=False))
 
 
+@pytest.mark.parametrize("checkpoints", [0, 1])
 @pytest.mark.parametrize("tied", [True, False])
-def test_captured_updates_in_the_backward_pass_are_the_eager_ones(tied):
+def test_captured_updates_in_the_backward_pass_are_the_eager_ones(tied, checkpoints):
     examples = make_examples([31, 2, 17, 64, 5, 40])
 
     def trained(prepare):
         adapted = Whole(tie_word_embeddings=tied)
-        with make_learner(adapted, examples) as learner:
+        with make_learner(adapted, examples, spending=Spending(checkpoints=checkpoints)) as learner:
             prepare(learner)
             outcomes = [learner.step(group, 1e-3) for group in (examples[:3], examples[3:], examples) * 4]
             assert (learner._graphs is None) is (prepare is eagerly)

@@ -253,6 +253,7 @@ def changed(head="sequence", **changes):
 REFUSED = {
     "no labels": (lambda: changed(labels=None), "input_ids and labels must be there"),
     "own positions": (lambda: changed(position_ids=torch.zeros(4, 20)), "The batch has .*position_ids; expected"),
+    "lists": (lambda: changed(labels=[0, 1, 2, 0]), "labels is a list; expected a tensor"),
     "one text": (lambda: {"input_ids": torch.zeros(3), "labels": torch.zeros(3)}, "expected sequences and positions"),
     "a mask for attention": (lambda: changed(attention_mask=torch.ones(4, 1, 20, 20)), r"attention_mask .* \(4, 20\)"),
     "labels of another batch": (lambda: changed(labels=torch.zeros(3)), r"labels has the shape \(3,\)"),

@@ -95,7 +95,12 @@ def test_every_package_is_shipped():
 
 
 @pytest.mark.parametrize(
-    ("package", "files"), [("sebp_edge.ops", "kernels/ops/*.json"), ("sebp_edge.insight", "sebp_edge/insight/*.html")]
+    ("package", "files"),
+    [
+        ("sebp_edge.ops", "kernels/ops/*.json"),
+        ("sebp_edge.models", "sebp_edge/models/*/*.json"),
+        ("sebp_edge.insight", "sebp_edge/insight/*.html"),
+    ],
 )
 def test_every_data_file_is_shipped(package, files):
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]

@@ -299,7 +299,6 @@ def test_measuring_this_machine_leaves_its_random_state(monkeypatch):
     before = torch.get_rng_state()
     assert machine.matmul_rate(CPU, torch.float32) > 1e6
     assert torch.equal(torch.get_rng_state(), before)
-    assert machine.peak_memory(CPU) > 1e7
     assert 0 < machine.free_memory(CPU) <= machine.total_memory(CPU)
 
 

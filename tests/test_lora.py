@@ -20,11 +20,6 @@ IDS = torch.arange(7, 71)[None]
 
 
 @pytest.fixture
-def base(model_folder):
-    return load_base_model(resolve(model_folder), RECIPE, torch.device("cpu"))
-
-
-@pytest.fixture
 def saved(base, tmp_path):
     """The folder of an adapter that changes what the model says, and its logits."""
     folder = tmp_path / "adapter"

@@ -8,7 +8,7 @@ import torch
 import decoders
 import encoders
 import models
-from sebp_edge.insight.bench import DENSE, Way, WrongGradients
+from sebp_edge.insight.bench.ways import DENSE, Way
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def test_wrong_gradients_of_one_small_parameter_are_refused(case):
 
     arms = (DENSE, Way("half", half_a_gradient, DENSE.loss))
     last = list(dict(model.named_parameters()))[-1]
-    with pytest.raises(WrongGradients, match=f"half: the gradient of {last} is off"):
+    with pytest.raises(models.WrongGradients, match=f"half: the gradient of {last} is off"):
         models.gradient_errors(model, batch, arms)
 
 

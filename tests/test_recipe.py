@@ -28,7 +28,7 @@ def test_every_bundled_recipe_loads(name):
 
 
 def test_the_names_begin_with_the_default():
-    assert Recipe.names() == ["notes", "chat", "full", "instruct", "long"]
+    assert Recipe.names() == ["notes", "chat", "full", "glue", "instruct", "lm", "long"]
 
 
 def test_a_file_of_ones_own_takes_defaults_for_the_rest(tmp_path):
@@ -49,7 +49,7 @@ def test_a_recipe_is_taken_as_it_is():
 
 def test_an_unknown_name_names_the_nearest_or_all():
     assert refusal(lambda: Recipe.load("note")) == "Unknown recipe 'note'; did you mean 'notes'?"
-    assert refusal(lambda: Recipe.load("zzz")).endswith("there are notes, chat, full, instruct, long.")
+    assert refusal(lambda: Recipe.load("zzz")).endswith("there are notes, chat, full, glue, instruct, lm, long.")
 
 
 def test_an_unknown_key_names_the_nearest(tmp_path):

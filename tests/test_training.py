@@ -9,8 +9,6 @@ from builders import make_llama, make_sentences
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, StepDone, silent
 from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.documents import Document
@@ -23,11 +21,6 @@ from sebp_edge.training.update import Update
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=5e-3, epochs=3, batch_tokens=120, context_length=64)
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def base(model_folder):
-    return load_base_model(resolve(model_folder), RECIPE, CPU)
 
 
 @pytest.fixture

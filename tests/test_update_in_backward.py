@@ -58,7 +58,9 @@ def make_learner(model, on_event=silent, recipe=RECIPE):
 @pytest.fixture
 def updated_in_backward(monkeypatch):
     """fp32 weights too are updated within the backward pass."""
-    monkeypatch.setattr("sebp_edge.training.learner._update_for", UpdateInBackward)
+    monkeypatch.setattr(
+        "sebp_edge.training.learner._update_for", lambda parameters, recipe, _: UpdateInBackward(parameters, recipe)
+    )
 
 
 def follow_classically(model, micro_batches, rates):

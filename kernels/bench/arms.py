@@ -17,12 +17,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import evidence
 from graph_time import milliseconds_in_kernels
 from models import Case, gradient_errors, make_batch, make_model
-from sebp_edge.insight.bench import DENSE, DROP_IN, Way
+from sebp_edge.insight.bench.ways import DENSE, DROP_IN, Step, Way
 from sebp_edge.models.machine import synchronize
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.texts.batches import Batch
@@ -41,18 +41,26 @@ COLUMNS = {
 SOURCES = ("arms.py", "graph_time.py", "lengths.json", "models.py")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Replayed(Way):
     """A way whose forward and backward pass are one.
 
     Attributes:
-        add: adds a batch's gradients, with what `attach` gave.
+        add: adds a batch's gradients, with what `attach` gave, and gives the loss.
     """
 
-    add: Callable[[object], object]
+    add: Callable[[object], Tensor]
 
-    def add_gradients(self, handle, batch: Batch) -> None:
-        self.add(handle)
+    def step(self, handle, model: nn.Module, batch: Batch) -> Step:
+        return _Replay(lambda: self.add(handle), model.zero_grad)
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """The part of a step that is one replay."""
+
+    gradients: Callable[[], Tensor]
+    release: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ class Benchmark:
             rows += found
         if options.record:
             names = (*SOURCES, *self.sources)
-            sources = [*evidence.STEP, "sebp_edge/insight/bench.py", *(f"kernels/bench/{name}" for name in names)]
+            sources = [*evidence.STEP, "sebp_edge/insight/bench", *(f"kernels/bench/{name}" for name in names)]
             evidence.record(self.name, sources, rows, options.record)
 
     def measure(self, case: Case, device: torch.device) -> Iterator[dict]:
@@ -166,7 +174,7 @@ def arms_with(
         "hoisted, in a graph",
         captured,
         lambda gradients, _: gradients.losses(tokens).mean(),
-        lambda gradients: gradients.add(tokens),
+        add=lambda gradients: gradients.add(tokens),
     )
     return DENSE, DROP_IN, eager, in_graph
 
@@ -177,10 +185,11 @@ def parts_of(model: nn.Module, arm: Way, batch: Batch) -> Iterator[dict[str, Cal
     device = batch.input_ids.device
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device.type == "cuda")
     with arm.attach(model) as handle:
+        of_arm = arm.step(handle, model, batch)
 
         def gradients() -> None:
             model.zero_grad()
-            arm.add_gradients(handle, batch)
+            of_arm.gradients()
 
         def step() -> None:
             gradients()

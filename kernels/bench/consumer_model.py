@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from step import SHAPE, text_lengths
+from peer_work import lengths as text_lengths
+from peer_work import shape_config
 
 RESULTS = Path(__file__).with_name("results") / "consumer-model.csv"
 RANK, BATCHES = 16, (1, 4, 16, 64)
@@ -115,21 +116,16 @@ class Shape:
         return self.layers * sum(inputs + sum(outputs) for inputs, outputs in self.projections)
 
 
-LLAMA_3B = Shape(
-    "Llama-3.2-3B",
-    SHAPE["vocab_size"],
-    SHAPE["hidden_size"],
-    SHAPE["intermediate_size"],
-    SHAPE["num_hidden_layers"],
-    SHAPE["num_attention_heads"],
-    SHAPE["num_key_value_heads"],
-    SHAPE["head_dim"],
-)
-SHAPES = [
-    LLAMA_3B,
-    Shape("Qwen3-0.6B", 151936, 1024, 3072, 28, 16, 8, 128),
-    Shape("SmolLM2-135M", 49152, 576, 1536, 30, 9, 3, 64),
-]
+def shape_of(title: str, name: str) -> Shape:
+    """The shape of a model that is known by name."""
+    config = shape_config(name)
+    sizes = (config.vocab_size, config.hidden_size, config.intermediate_size, config.num_hidden_layers)
+    heads = (config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+    return Shape(title, *sizes, *heads)
+
+
+LLAMA_3B = shape_of("Llama-3.2-3B", "llama-3.2-3b")
+SHAPES = [LLAMA_3B, shape_of("Qwen3-0.6B", "qwen3-0.6b"), shape_of("SmolLM2-135M", "smollm2-135m")]
 
 
 class Work(NamedTuple):
@@ -148,7 +144,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--on", choices=["H100", "H200"], default="H100")
     parser.add_argument("--csv", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
-    tokens = [sum(text_lengths()[:texts]) for texts in BATCHES]
+    tokens = [sum(text_lengths(loss_share=1.0)[:texts]) for texts in BATCHES]
     measured = dict(options.measured or MEASURED)
     if options.on != "H100" and not options.measured:
         parser.error("only the H100's figures are built in; give the others with --measured.")
@@ -173,14 +169,14 @@ def pair(text: str) -> tuple[int, float]:
 
 def fitted(card: Card, seconds: float) -> float:
     """Seconds that each layer takes besides what is counted, from a captured 3B step of one text."""
-    return (seconds - counted(LLAMA_3B, text_lengths()[:1], card, BF16)) / LLAMA_3B.layers
+    return (seconds - counted(LLAMA_3B, text_lengths(loss_share=1.0)[:1], card, BF16)) / LLAMA_3B.layers
 
 
 def check(card: Card, measured: dict[int, float], fixed: float) -> None:
     print(f"The model held against captured 3B steps on an {card.name}, ms; {1e6 * fixed:.0f} us a layer are fitted")
     print(f"{'tokens':>8}{'counted':>10}{'modelled':>10}{'measured':>10}{'modelled / measured':>21}")
     for texts in BATCHES:
-        lengths = text_lengths()[:texts]
+        lengths = text_lengths(loss_share=1.0)[:texts]
         if sum(lengths) not in measured:
             continue
         count, found = 1e3 * counted(LLAMA_3B, lengths, card, BF16), measured[sum(lengths)]
@@ -196,7 +192,7 @@ def predict(shape: Shape, card: Card, fixed: float) -> Iterable[dict]:
         raise ValueError(f"{shape.name} does not fit into the memory of the {card.name}, not even in 4 bits.")
     layers = fixed * shape.layers
     for texts in BATCHES:
-        lengths = text_lengths()[:texts]
+        lengths = text_lengths(loss_share=1.0)[:texts]
         padded = [max(lengths)] * texts
         # Peers keep more of a token than we do; here as much, which favours them.
         ours, theirs = (

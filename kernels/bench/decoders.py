@@ -14,13 +14,12 @@ from torch import nn
 from transformers import LlamaConfig
 
 from arms import Benchmark, arms_with
-from models import TINY, Case
-from sebp_edge.insight.bench import Way
+from models import TINY, Case, llama_3b
+from sebp_edge.insight.bench.ways import Way
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.texts.batches import Batch
-from step import SHAPE
 
 TEXTS = ("Winogrande", "ARC-E", "ARC-C", "HellaSwag", "WikiText-2", "PTB")
 # The paper's largest, with no weight gradients in it.
@@ -33,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def cases() -> Iterator[Case]:
     for texts in TEXTS:
-        yield Case("Llama-3.2-3B", LlamaConfig(**SHAPE), texts, 1, 4096, TARGET)
+        yield Case("Llama-3.2-3B", llama_3b(), texts, 1, 4096, TARGET)
 
 
 def tiny_cases() -> Iterator[Case]:
@@ -48,7 +47,7 @@ def arms_for(model: nn.Module, batch: Batch) -> tuple[Way, ...]:
 
 
 # A dense step takes a quarter of a second, whatever the text, and differs little from the next.
-DECODERS = Benchmark("decoders", cases, tiny_cases, arms_for, ("decoders.py", "step.py"), samples=1, kernel_repeats=1)
+DECODERS = Benchmark("decoders", cases, tiny_cases, arms_for, ("decoders.py",), samples=1, kernel_repeats=1)
 
 if __name__ == "__main__":
     main()

@@ -15,7 +15,7 @@ from transformers import BertConfig, RobertaConfig
 
 from arms import Benchmark, arms_with
 from models import TINY, Case
-from sebp_edge.insight.bench import Way
+from sebp_edge.insight.bench.ways import Way
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.texts.batches import Batch
 

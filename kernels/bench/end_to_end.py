@@ -39,10 +39,9 @@ import torch
 from transformers import LlamaConfig
 
 import evidence
-from models import make_model
+from models import llama_3b, make_model
 from sebp_edge.models import loading
 from sebp_edge.texts.formats import FORMATS
-from step import SHAPE
 
 NOTES = evidence.ROOT / "examples" / "notes"
 TINY_MODEL = Path(loading.__file__).with_name("tiny")
@@ -80,7 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
     sizes, files = options.sizes or ((24,) if options.tiny else SIZES), text_files(options.notes)
     if max(sizes) > len(files):
         parser.error(f"{options.notes} has {len(files)} text files, {max(sizes)} are wanted; give --notes or --sizes.")
-    model = TINY_MODEL if options.tiny else made_once(options.work / "llama-3.2-3b", SHAPE)
+    model = TINY_MODEL if options.tiny else made_once(options.work / "llama-3.2-3b", llama_3b())
     extra = ["--device", "cpu", "--epochs", "1", "--context", "32"] if options.tiny else ["--device", "cuda"]
     subprocess.run([sys.executable, "-c", "import sebp_edge.personalizer"], check=True)
     print(f"{'seconds':24}" + "".join(f"{part:>11}" for part in (*PARTS, "total")) + f"{'step, ms':>11}")
@@ -170,7 +169,7 @@ def figures(arrivals: Arrivals) -> dict:
         "kept": result["kept"],
         "loss_before": result["heldout_loss_before"],
         "loss_after": result["heldout_loss_after"],
-        "peak_gib": result["peak_memory_bytes"] / 2**30,
+        "peak_gib": (result["allocator_peak_bytes"] or result["peak_memory_bytes"]) / 2**30,
     }
 
 
@@ -196,10 +195,10 @@ def show(row: dict) -> None:
     )
 
 
-def made_once(folder: Path, shape: dict) -> Path:
+def made_once(folder: Path, config: LlamaConfig) -> Path:
     """A folder with a Llama of this shape. Made in a process of its own, so that this one takes no GPU memory."""
     if not folder.exists():
-        made = multiprocessing.get_context("spawn").Process(target=make_folder, args=(folder, LlamaConfig(**shape)))
+        made = multiprocessing.get_context("spawn").Process(target=make_folder, args=(folder, config))
         made.start()
         made.join()
         if made.exitcode:

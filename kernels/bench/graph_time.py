@@ -29,7 +29,8 @@ def milliseconds_in_kernels(function: Callable, *, repeats: int = 7) -> float:
         function()
         for _ in range(repeats):
             torch.cuda.synchronize()
-            with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            # Accumulating events keeps the profiler from warning that it forgets those of an earlier cycle.
+            with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
                 function()
                 torch.cuda.synchronize()
             times.append(sum(event.self_device_time_total for event in trace.key_averages()) / 1000)

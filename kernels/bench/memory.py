@@ -17,11 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerBase
 
 import evidence
 from end_to_end import COMMAND, TINY_MODEL, figures, made_once, timed
-from step import SHAPE
 
 LENGTHS = Path(__file__).with_name("lengths.json")
 NOTES, CHATS = "notes, paragraphs", "OASST1"
@@ -40,7 +39,7 @@ SHAPES = {
     "smollm2-135m": _llama(576, 1536, 30, 9, 3, 49152),
     "smollm2-360m": _llama(960, 2560, 32, 15, 5, 49152),
     "llama-3.2-1b": _llama(2048, 8192, 16, 32, 8, 128256),
-    "llama-3.2-3b": SHAPE | {"max_position_embeddings": CONTEXT},
+    "llama-3.2-3b": _llama(3072, 8192, 28, 24, 8, 128256),
     "llama-3.1-8b": _llama(4096, 14336, 32, 32, 8, 128256, tie_word_embeddings=False),
 }
 
@@ -101,7 +100,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def measure(run: Run, work: Path, *, on_cpu: bool) -> dict:
     """The command's own figures of one run; what it said, if it failed."""
-    model = TINY_MODEL if on_cpu else made_once(work / run.shape, SHAPES[run.shape])
+    model = TINY_MODEL if on_cpu else made_once(work / run.shape, LlamaConfig(**SHAPES[run.shape]))
     row = run._asdict() | {"failed": ""}
     with tempfile.TemporaryDirectory(dir=work) as folder:
         recipe, texts = Path(folder, "recipe.toml"), Path(folder, "texts.jsonl")
@@ -147,13 +146,17 @@ def write_texts(file: Path, lengths: list[int], tokenizer: PreTrainedTokenizerBa
         RuntimeError: a text has another length.
     """
     draw = random.Random(1)
-    words = sorted(
+    spelt = sorted(
         word[1:] for word in tokenizer.get_vocab() if word[0] == "Ġ" and word[1:].isalpha() and len(word) > 4
     )
-    first = [word for word in words if len(tokenizer(word, add_special_tokens=False)["input_ids"]) == 1]
+    # Alone and within a text: a word of the vocabulary need not be what the text is cut into.
+    alone, within = (
+        tokenizer([form + word for word in spelt], add_special_tokens=False)["input_ids"] for form in ("", " ")
+    )
+    words = [word for word, one, other in zip(spelt, alone, within, strict=True) if len(one) == len(other) == 1]
     with file.open("w") as lines:
         for length in lengths:
-            text = " ".join([draw.choice(first), *draw.choices(words, k=max(0, length - 3))])
+            text = " ".join(draw.choices(words, k=max(1, length - 2)))
             found = len(tokenizer(text, add_special_tokens=False)["input_ids"]) + 2
             if found != max(3, length):
                 raise RuntimeError(f"A text of {length} tokens has {found}.")

@@ -12,9 +12,17 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig, PretrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    PretrainedConfig,
+)
 
-from sebp_edge.insight.bench import DENSE, Way, WrongGradients, gradients
+from sebp_edge.insight.bench.gate import loss_and_gradients
+from sebp_edge.insight.bench.ways import DENSE, Way
+from sebp_edge.models.catalog import bundled_config, resolve
 from sebp_edge.sparse.rows import IGNORE
 from sebp_edge.texts.batches import Batch
 
@@ -22,6 +30,10 @@ LENGTHS = Path(__file__).with_name("lengths.json")
 TINY = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
 # Two numbers of a head's bias, say, are off by chance by more than twice as much as another way's.
 OF_OWN_NORM = 0.02
+
+
+class WrongGradients(Exception):
+    """An arm does not compute what the dense model computes."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,10 @@ class Case:
     batch_size: int
     context_length: int
     target: float
+
+
+def llama_3b() -> LlamaConfig:
+    return AutoConfig.from_pretrained(bundled_config(resolve("llama-3.2-3b")))
 
 
 def make_model(config: PretrainedConfig, device: torch.device) -> nn.Module:
@@ -73,6 +89,11 @@ def without_padding(batch: Batch) -> Batch:
     mask = None if batch.attention_mask is None else batch.attention_mask[:, :longest]
     labels = batch.labels if batch.labels.dim() == 1 else batch.labels[:, :longest]
     return Batch(batch.input_ids[:, :longest], mask, labels, plan=None)
+
+
+def gradients(model: nn.Module, arm: Way, batch: Batch) -> list[Tensor]:
+    """All of them, in the order of the model's parameters."""
+    return loss_and_gradients(model, batch, arm, take=Tensor.clone)[1]
 
 
 def gradient_errors(model: nn.Module, batch: Batch, arms: tuple[Way, ...]) -> dict[str, float]:

@@ -13,13 +13,14 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
-    Qwen3Config,
 )
 
+from sebp_edge.models.catalog import bundled_config, resolve
 from sebp_edge.sparse.rows import IGNORE
 from sebp_edge.texts.examples import Example
 
@@ -29,6 +30,16 @@ CONTEXT_LENGTH = 4096
 PADDING_ID = 3
 SHAPES = ("llama-3.2-3b", "qwen3-0.6b", "smollm2-135m")
 TINY = "tiny"
+TINY_SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
 
 
 @dataclass(frozen=True)
@@ -68,32 +79,10 @@ class Job:
 
 def shape_config(shape: str) -> PretrainedConfig:
     """The config of a model, as its authors published it; the small one is for trying the benchmark."""
-    if shape == "llama-3.2-3b":
-        sizes = _sizes(128256, 3072, 8192, 28, heads=24, groups=8, head_size=128)
-        return LlamaConfig(**sizes, max_position_embeddings=131072, rms_norm_eps=1e-5, rope_theta=500000.0)
-    if shape == "qwen3-0.6b":
-        sizes = _sizes(151936, 1024, 3072, 28, heads=16, groups=8, head_size=128)
-        return Qwen3Config(**sizes, max_position_embeddings=40960, rms_norm_eps=1e-6, rope_theta=1000000.0)
-    if shape == "smollm2-135m":
-        sizes = _sizes(49152, 576, 1536, 30, heads=9, groups=3, head_size=64)
-        return LlamaConfig(**sizes, max_position_embeddings=8192, rms_norm_eps=1e-5, rope_theta=100000.0)
-    return LlamaConfig(**_sizes(320, 32, 48, 2, heads=4, groups=2, head_size=8), max_position_embeddings=512)
-
-
-def _sizes(vocabulary: int, hidden: int, intermediate: int, layers: int, *, heads: int, groups: int, head_size: int):
-    return {
-        "vocab_size": vocabulary,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": groups,
-        "head_dim": head_size,
-        "tie_word_embeddings": True,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": PADDING_ID,
-    }
+    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": PADDING_ID}
+    if shape == TINY:
+        return LlamaConfig(**TINY_SIZES, **tokens)
+    return AutoConfig.from_pretrained(bundled_config(resolve(shape)), **tokens)
 
 
 def lengths(loss_share: float) -> list[int]:

@@ -2,8 +2,8 @@
 
 sparse_linear               Y = X Wᵀ + b, whose backward pass computes the rows of dL/dY that carry gradient, no others
 lora_linear                 projections of one X with their LoRA adapters, as one wide layer
-sequence_attention_         attention within each of several sequences, causal or not, rotary embedding included
 gated_lora_linear           a gated product through one such projection: the second half of an MLP
+sequence_attention_         attention within each of several sequences, causal or not, rotary embedding included
 rms_norm, gated             a decoder's row-by-row operations, which keep no more than their inputs
 linear_cross_entropy        the loss from hidden states, without ever holding all logits
 gather_rows, scatter_rows   rows taken out of a matrix and put back, differentiable

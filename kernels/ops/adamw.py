@@ -7,11 +7,11 @@ All of it runs in fp32. A weight in bf16 is rounded stochastically: 16 random bi
 keeps, and what is below is cut off. So of two neighbours the nearer one is the likelier, the expectation is the exact
 value, and updates far smaller than the distance of neighbours count.
 
-Moments of bf16 weights take 8 bits each, in blocks of 256 elements (Dettmers et al. 2022). A block shares a power of
-two, that of its largest magnitude; m has a sign, 4 bits of exponent below it and 3 of mantissa, v 5 and 3. They are
-rounded stochastically too: v moves by a thousandth a step, less than half of what 3 bits of mantissa tell apart, and to
-the nearest it would stay where it is. As the shared factor is a power of two, a value that does not change is not
-rounded again. A v that is not zero is kept above zero: m would be divided by ε.
+Moments of bf16 weights, and others if asked for, take 8 bits each, in blocks of 256 elements (Dettmers et al. 2022). A
+block shares a power of two, that of its largest magnitude; m has a sign, 4 bits of exponent below it and 3 of mantissa,
+v 5 and 3. They are rounded stochastically too: v moves by a thousandth a step, less than half of what 3 bits of
+mantissa tell apart, and to the nearest it would stay where it is. As the shared factor is a power of two, a value that
+does not change is not rounded again. A v that is not zero is kept above zero: m would be divided by ε.
 
 Everything that changes from step to step is read on the device, so an update can be captured in a CUDA graph. Random
 bits are a function of seed, step and place in the tensor. Shapes: any; P elements in the order of memory, Q blocks.
@@ -41,9 +41,9 @@ class Moments(NamedTuple):
     exponents: Tensor | None
 
     @classmethod
-    def of(cls, weight: Tensor) -> "Moments":
-        """Zeros: 8 bits for each element of a bf16 weight, fp32 for all others."""
-        if weight.dtype != torch.bfloat16:
+    def of(cls, weight: Tensor, *, in_8_bits: bool | None = None) -> "Moments":
+        """Zeros, in 8 bits or in fp32; if None, in 8 bits where the weight is in bf16."""
+        if not (weight.dtype == torch.bfloat16 if in_8_bits is None else in_8_bits):
             return cls(*(torch.zeros_like(weight, dtype=torch.float32) for _ in range(2)), None)
         codes = (torch.zeros(weight.numel(), dtype=torch.uint8, device=weight.device) for _ in range(2))
         return cls(*codes, torch.zeros(2, -(-weight.numel() // BLOCK), dtype=torch.uint8, device=weight.device))

@@ -22,12 +22,14 @@ from sebp_edge.ops.lora_linear import LoraGroup
 
 class _GatedLoraLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gate, up, hidden, activation, group, *adapter):
+    def forward(ctx, gate, up, hidden, activation, group, written, *adapter):
+        """The adapter's part of the output; as a matrix it is added to `written`."""
         gate_NF, up_NF = (side.reshape(-1, side.shape[-1]) for side in (gate, up))
-        out_NM, down_NR = group.outputs(hidden.reshape(gate_NF.shape))
+        out_NM, down_NR = group.low_rank(hidden.reshape(gate_NF.shape))
         # The adapter itself, so that autograd notices if it changes before the backward pass.
         ctx.save_for_backward(gate_NF, up_NF, down_NR, *adapter)
         ctx.activation, ctx.group, ctx.shape = activation, group, gate.shape
+        written.append(out_NM.data)  # what is written there is no change, but the rest of this forward pass
         return out_NM.view(*gate.shape[:-1], out_NM.shape[1])
 
     @staticmethod
@@ -40,7 +42,7 @@ class _GatedLoraLinear(torch.autograd.Function):
             dout_NM @ group.matrix(), up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation
         )
         dgate, dup = dsides_N2F.view(*ctx.shape[:-1], dsides_N2F.shape[1]).chunk(2, dim=-1)
-        return dgate, dup, None, None, None, dlora_A.to(lora_A.dtype), dlora_B.to(lora_B.dtype)
+        return dgate, dup, None, None, None, None, dlora_A.to(lora_A.dtype), dlora_B.to(lora_B.dtype)
 
 
 def gated_lora_linear(hidden: Tensor, source: Gate, group: LoraGroup) -> Tensor:
@@ -59,5 +61,8 @@ def gated_lora_linear(hidden: Tensor, source: Gate, group: LoraGroup) -> Tensor:
     """
     if len(group.columns) != 1:
         raise ValueError(f"A gated product goes through one projection, but the group has {len(group.columns)}.")
-    adapter = (*group.loras_A, *group.loras_B)
-    return _GatedLoraLinear.apply(source.gate, source.up, hidden.detach(), source.activation, group, *adapter)
+    hidden, adapter = hidden.detach(), (*group.loras_A, *group.loras_B)
+    written: list[Tensor] = []
+    out = _GatedLoraLinear.apply(source.gate, source.up, hidden, source.activation, group, written, *adapter)
+    group.add_product(hidden, written[0])
+    return out

@@ -16,22 +16,23 @@ from torch.autograd.function import once_differentiable
 
 from sebp_edge.ops import backend
 
-# Logits of one chunk: 2^26 of them are 128 MB in bf16.
+# Logits of one chunk, unless other figures are asked for: 2^26 of them are 128 MB in bf16.
 MAX_LOGITS = 2**26
 
 
 class _FrozenHead(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_CD, weight_VD, targets_C, scale, softcap):
+    def forward(ctx, hidden_CD, weight_VD, targets_C, scale, softcap, max_logits):
         losses_C = hidden_CD.new_empty(hidden_CD.shape[0], dtype=torch.float32)
         dhidden_CD = torch.empty_like(hidden_CD) if ctx.needs_input_grad[0] else None
-        for chunk in _chunks(hidden_CD, weight_VD):
+        for chunk in _chunks(hidden_CD, weight_VD, max_logits):
             logits = hidden_CD[chunk] @ weight_VD.T
             losses_C[chunk], dlogits = backend.cross_entropy_and_dlogits_(
                 logits, targets_C[chunk], scale, softcap, wanted=dhidden_CD is not None
             )
             if dhidden_CD is not None:
                 torch.mm(dlogits, weight_VD, out=dhidden_CD[chunk])
+            del logits, dlogits  # not beside the next chunk's
         ctx.save_for_backward(dhidden_CD)
         return losses_C
 
@@ -39,20 +40,21 @@ class _FrozenHead(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dlosses_C):
         (dhidden_CD,) = ctx.saved_tensors
-        return dhidden_CD * dlosses_C[:, None].to(dhidden_CD.dtype), None, None, None, None
+        return dhidden_CD * dlosses_C[:, None].to(dhidden_CD.dtype), None, None, None, None, None
 
 
 class _TrainedHead(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_CD, weight_VD, targets_C, scale, softcap):
+    def forward(ctx, hidden_CD, weight_VD, targets_C, scale, softcap, max_logits):
         losses_C = hidden_CD.new_empty(hidden_CD.shape[0], dtype=torch.float32)
-        for chunk in _chunks(hidden_CD, weight_VD):
+        for chunk in _chunks(hidden_CD, weight_VD, max_logits):
             logits = hidden_CD[chunk] @ weight_VD.T
             losses_C[chunk], _ = backend.cross_entropy_and_dlogits_(
                 logits, targets_C[chunk], scale, softcap, wanted=False
             )
+            del logits
         ctx.save_for_backward(hidden_CD, weight_VD, targets_C)
-        ctx.scale, ctx.softcap = scale, softcap
+        ctx.scale, ctx.softcap, ctx.max_logits = scale, softcap, max_logits
         return losses_C
 
     @staticmethod
@@ -60,7 +62,7 @@ class _TrainedHead(torch.autograd.Function):
     def backward(ctx, dlosses_C):
         hidden_CD, weight_VD, targets_C = ctx.saved_tensors
         dhidden_CD, dweight_VD = torch.empty_like(hidden_CD), torch.zeros_like(weight_VD)
-        for chunk in _chunks(hidden_CD, weight_VD):
+        for chunk in _chunks(hidden_CD, weight_VD, ctx.max_logits):
             logits = hidden_CD[chunk] @ weight_VD.T
             _, dlogits = backend.cross_entropy_and_dlogits_(
                 logits, targets_C[chunk], ctx.scale, ctx.softcap, wanted=True
@@ -68,16 +70,23 @@ class _TrainedHead(torch.autograd.Function):
             dlogits.mul_(dlosses_C[chunk, None].to(dlogits.dtype))
             torch.mm(dlogits, weight_VD, out=dhidden_CD[chunk])
             dweight_VD.addmm_(dlogits.T, hidden_CD[chunk])
-        return dhidden_CD, dweight_VD, None, None, None
+            del logits, dlogits
+        return dhidden_CD, dweight_VD, None, None, None, None
 
 
-def _chunks(hidden_CD: Tensor, weight_VD: Tensor) -> list[slice]:
-    size = max(1, MAX_LOGITS // weight_VD.shape[0])
+def _chunks(hidden_CD: Tensor, weight_VD: Tensor, max_logits: int) -> list[slice]:
+    size = max(1, max_logits // weight_VD.shape[0])
     return [slice(begin, begin + size) for begin in range(0, hidden_CD.shape[0], size)]
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, scale: float = 1.0, softcap: float | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    max_logits: int = MAX_LOGITS,
 ) -> Tensor:
     """The cross-entropy of each row's logits, `hidden @ weight.T`, with its target.
 
@@ -88,6 +97,7 @@ def linear_cross_entropy(
         targets: int64 [C], each in [0, V).
         scale: factor on the logits (Cohere, Granite).
         softcap: if given, logits are softcap * tanh(logits / softcap) (Gemma 2).
+        max_logits: how many of them one chunk has at most, but for a single row's.
 
     Returns:
         fp32 [C], in nats. Twice differentiable it is not.
@@ -96,4 +106,4 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     head = _TrainedHead if weight.requires_grad and torch.is_grad_enabled() else _FrozenHead
-    return head.apply(hidden, weight, targets, scale, softcap)
+    return head.apply(hidden, weight, targets, scale, softcap, max_logits)

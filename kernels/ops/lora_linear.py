@@ -101,14 +101,26 @@ class LoraGroup:
         """W, [M, K]; made anew where it is kept in fewer bits."""
         if isinstance(self.weight, Tensor):
             return self.weight
-        parts = [weight.dequantise() for weight in self.weight]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        if len(self.weight) == 1:
+            return self.weight[0].dequantise()
+        whole = self.stacked_A.new_empty(sum(self.columns), self.stacked_A.shape[1])
+        for place, weight in zip(whole.split(self.columns), self.weight, strict=True):
+            place.copy_(weight.dequantise())
+        return whole
 
-    def outputs(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
-        """All projections of x side by side, [N, M], and D, [N, n R]."""
+    def low_rank(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
+        """The adapters' part of all outputs side by side, with the bias, [N, M]; and D, [N, n R]."""
         down_NR = x_NK @ self.stacked_A.T
-        out_NM = backend.lora_up(down_NR, self.stacked_B, self.bias, self.columns, self.scaling)
-        return out_NM.addmm_(x_NK, self.matrix().T), down_NR
+        return backend.lora_up(down_NR, self.stacked_B, self.bias, self.columns, self.scaling), down_NR
+
+    @torch.no_grad()
+    def add_product(self, x: Tensor, out_NM: Tensor) -> None:
+        """Adds X Wᵀ to the outputs: last, as in PyTorch's own layers.
+
+        A block that runs again for what it keeps (`torch.utils.checkpoint`) stops when it has that, and so does not
+        multiply by its last layer's weight.
+        """
+        out_NM.addmm_(x.reshape(-1, x.shape[-1]), self.matrix().T)
 
     def copies(self) -> tuple[list[Tensor], list[Tensor]]:
         """Where copies are, and of what; for many groups to be copied at once."""
@@ -123,14 +135,16 @@ class LoraGroup:
 
 class _LoraLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, rows, group, remake, *adapters):
+    def forward(ctx, x, rows, group, remake, written, *adapters):
+        """The adapters' part of the outputs; all of them as one matrix are added to `written`."""
         x_NK = x.reshape(-1, x.shape[-1])
-        out_NM, down_NR = group.outputs(x_NK)
+        out_NM, down_NR = group.low_rank(x_NK)
         kept = (kept_rows(x_NK, rows),) if remake is None else remake.tensors
         # The adapters themselves, so that autograd notices if they change before the backward pass.
         ctx.save_for_backward(kept_rows(down_NR, rows), *adapters, *kept)
         ctx.rows, ctx.x_shape, ctx.group = rows, x.shape, group
         ctx.make = None if remake is None else remake.make
+        written.append(out_NM.data)  # what is written there is no change, but the rest of this forward pass
         return tuple(out_NM.view(*x.shape[:-1], out_NM.shape[1]).split(group.columns, dim=-1))
 
     @staticmethod
@@ -167,7 +181,7 @@ class _LoraLinear(torch.autograd.Function):
                 dx = backend.dx(dout_NM, group.matrix(), rows, tiles)
                 dx.addmm_(backend.scatter_rows(up_AR, rows.places), group.stacked_A)
             dx = dx.reshape(ctx.x_shape)
-        return dx, None, None, None, *dstacked_A.chunk(len(douts)), *dstacked_B.to(dtype).split(group.columns)
+        return dx, None, None, None, None, *dstacked_A.chunk(len(douts)), *dstacked_B.to(dtype).split(group.columns)
 
 
 def _dx_of_compact_rows(
@@ -211,4 +225,7 @@ def lora_linear(
         One [..., M_i] in x's dtype for each projection, side by side in memory. Twice differentiable it is not.
     """
     rows = as_rows(rows, x.shape[:-1].numel())
-    return _LoraLinear.apply(x, rows, group, remake, *group.loras_A, *group.loras_B)
+    written: list[Tensor] = []
+    outputs = _LoraLinear.apply(x, rows, group, remake, written, *group.loras_A, *group.loras_B)
+    group.add_product(x, written[0])
+    return outputs

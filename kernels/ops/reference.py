@@ -178,18 +178,16 @@ def adamw_(weight: Tensor, gradient: Tensor, moments, adamw, seed: int, factor: 
             decode(second, moments.exponents[1], signed=False),
         )
     (beta1, beta2), (correction1, correction2) = adamw.betas, adamw.corrections
-    first = first * beta1 + gradient_P * (1 - beta1)
-    second = second * beta2 + gradient_P.square() * (1 - beta2)
-    update = first / correction1 / ((second / correction2).sqrt() + adamw.eps)
+    first.mul_(beta1).add_(gradient_P, alpha=1 - beta1)
+    second.mul_(beta2).addcmul_(gradient_P, gradient_P, value=1 - beta2)
+    update = first / correction1 / ((second / correction2).sqrt_() + adamw.eps)
     values = weight_P * (1 - adamw.learning_rate * adamw.weight_decay) - adamw.learning_rate * update
-    bits = random_bits(seed, adamw.step, len(weight_P))
-    weight_P.copy_(round_to_bf16(values, bits & 0xFFFF) if weight.dtype == torch.bfloat16 else values)
+    rounds = weight.dtype == torch.bfloat16
+    bits = random_bits(seed, adamw.step, len(weight_P)) if rounds or codes else None
+    weight_P.copy_(round_to_bf16(values, bits & 0xFFFF) if rounds else values)
     if codes:
         encode_(moments.first, moments.exponents[0], first, bits >> 16 & 0xFFFF, signed=True)
         encode_(moments.second, moments.exponents[1], second, bits >> 32, signed=False)
-    else:
-        moments.first.view(-1).copy_(first)
-        moments.second.view(-1).copy_(second)
 
 
 def round_to_bf16(values: Tensor, random: Tensor) -> Tensor:

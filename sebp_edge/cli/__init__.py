@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from sebp_edge.cli import adapt, adapters, analyze, doctor, generate, listings, plan
+from sebp_edge.cli import adapt, adapters, analyze, bench, doctor, generate, listings, plan
 
 app = typer.Typer(
     name="sebp-edge",
@@ -18,6 +18,7 @@ app = typer.Typer(
 app.command()(adapt.adapt)
 app.command()(plan.plan)
 app.command()(analyze.analyze)
+app.command()(bench.bench)
 app.command()(generate.generate)
 app.command()(listings.models)
 app.command()(listings.recipes)

@@ -45,7 +45,7 @@ def recipes(as_json: Json = False) -> None:
                 [
                     recipe.name,
                     recipe.method,
-                    str(recipe.r) if recipe.method == "lora" else "-",
+                    str(recipe.settled().r) if recipe.method == "lora" else "-",
                     f"{recipe.learning_rate:g}",
                     str(recipe.epochs),
                     str(recipe.batch_tokens),

@@ -15,7 +15,7 @@ MEANINGS = {
     "activations": "kept for the backward pass",
     "loss": "logits, a chunk at a time",
     "graphs": "other captured graphs, cuBLAS",
-    "context": "the process besides",
+    "context": "the process besides; on a GPU an estimate, measured when it trains",
     "reserve": "what the count may be wrong by",
 }
 
@@ -33,7 +33,8 @@ def plan(
 ) -> None:
     """Show how the texts in PATH would be learnt: where the memory goes, and about how long it takes.
 
-    Nothing is loaded; of a model that is not on this machine only its config is downloaded. Exit code 1: nothing fits.
+    Nothing is loaded; of a model that is neither on this machine nor known by name, only its config is downloaded.
+    Exit code 1: nothing fits.
     """
     with one_sentence_errors(as_json=as_json):
         with quick_imports():
@@ -56,17 +57,14 @@ def show_plan(found) -> None:
 
     from sebp_edge.units import duration, gigabytes
 
-    parts = [[name, gigabytes(size), MEANINGS[name]] for name, size in asdict(found.footprint).items() if size]
+    chosen = found.chosen
+    parts = [[name, gigabytes(size), MEANINGS[name]] for name, size in asdict(chosen.footprint).items() if size]
     print_table(["memory", "about", "for"], parts)
+    budget = gigabytes(found.budget) + (" that other programs leave" if found.stated_budget else "")
     out.print(
-        f"[bold]{escape(found.model)}[/] ({found.method}, {found.dtype} on {found.device}): at most "
-        f"[bold]{gigabytes(found.peak)}[/] of {gigabytes(found.budget)}, about {duration(found.seconds)}, "
-        f"with {found.max_rows:,} tokens at a time"
+        f"[bold]{escape(found.model)}[/] on {found.device}: {chosen.how}: at most [bold]{gigabytes(chosen.peak)}[/] of "
+        f"{budget}, about {duration(chosen.seconds)}"
     )
-    for word, other in (("faster", found.dearer), ("smaller", found.cheaper)):
+    for word, other in (("dearer", found.dearer), ("cheaper", found.cheaper), ("also fits", found.full)):
         if other is not None:
-            out.print(
-                f"  {word}: {other.max_rows:,} tokens at a time take {gigabytes(other.peak)}, "
-                f"about {duration(other.seconds)}",
-                style="dim",
-            )
+            out.print(f"  {word}: {other.how}: {gigabytes(other.peak)}, about {duration(other.seconds)}", style="dim")

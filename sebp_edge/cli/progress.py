@@ -15,7 +15,9 @@ from sebp_edge.events import (
     ExampleAnalyzed,
     JsonLines,
     MemoryPlanned,
+    MemoryProbed,
     MemoryRanOut,
+    MemorySqueezed,
     ModelLoaded,
     Notice,
     Sink,
@@ -63,7 +65,10 @@ class Lines:
                 err.print(f"[yellow]note:[/] {escape(event.message)}")
             case MemoryPlanned():
                 memory = f"about {gigabytes(event.peak)} of {gigabytes(event.budget)}"
-                out.print(f"planned: {memory}, about {duration(event.seconds)}, {event.max_rows:,} tokens at a time")
+                out.print(f"planned: {event.how}: {memory}, about {duration(event.seconds)}")
+            case MemoryProbed():
+                predicted = "" if event.predicted is None else f", predicted {gigabytes(event.predicted)}"
+                out.print(f"tried out: {gigabytes(event.peak)} with {event.rows:,} tokens at a time{predicted}")
             case ModelLoaded():
                 millions = f"{event.parameters / 1e6:,.1f} million parameters"
                 out.print(f"[bold]{escape(event.model)}[/]: {millions} on {event.device}, {event.dtype}")
@@ -73,6 +78,9 @@ class Lines:
                 self._planned(event)
             case MemoryRanOut():
                 err.print(f"[yellow]note:[/] memory ran out; at most {event.max_rows:,} tokens run at once from now on")
+            case MemorySqueezed():
+                words = f"{gigabytes(event.missing)} of memory are short, mostly since other programs took them"
+                err.print(f"[yellow]note:[/] {words}; at most {event.max_rows:,} tokens run at once from now on")
             case StepDone():
                 self._step(event)
             case Evaluated():
@@ -130,7 +138,7 @@ def show_result(result: AdaptResult) -> None:
         "judge's loss": f"{before:.3f} → {after:.3f} nats per token ({after / before - 1:+.1%})",
         "perplexity": f"{result.perplexity_before:.1f} → {result.perplexity_after:.1f}",
         "time": f"{result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s in training",
-        "peak memory": gigabytes(result.peak_memory_bytes),
+        "peak memory": _peaks(result),
     }
     if result.kept:
         version = f"{result.name}, version {result.version}: " if result.name else ""
@@ -138,3 +146,13 @@ def show_result(result: AdaptResult) -> None:
     for figure, value in figures.items():
         out.print(f"{figure:<15}{escape(value)}")
     out.print(f"[{'green' if result.kept else 'yellow'}]{escape(result.summary)}[/]")
+
+
+def _peaks(result: AdaptResult) -> str:
+    """What the process held at most, in one line."""
+    line = gigabytes(result.peak_memory_bytes)
+    if result.allocator_peak_bytes is not None:
+        line += f" of the GPU, {gigabytes(result.allocator_peak_bytes)} of it tensors"
+    if result.predicted_peak_bytes is not None:
+        line += f"; predicted {gigabytes(result.predicted_peak_bytes)}"
+    return line

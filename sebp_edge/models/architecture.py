@@ -33,15 +33,21 @@ def weight_MK(layer: nn.Module) -> Tensor:
 
 def last_block(model: nn.Module) -> nn.Module | None:
     """The last of the blocks between embedding and head, where they are found and it is no other block as well."""
-    base = getattr(model, "base_model", None)
+    *earlier, last = blocks_of(model) or [None]
+    if last is None or {module for block in earlier for module in block.modules()} & set(last.modules()):
+        return None
+    return last
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks between embedding and head, from the first to the last; empty where they are not found."""
     for path in ("layers", "h", "encoder.layer", "transformer.layer"):
-        blocks = base
+        blocks = getattr(model, "base_model", None)
         for name in path.split("."):
             blocks = getattr(blocks, name, None)
         if isinstance(blocks, nn.ModuleList) and len(blocks):
-            earlier = {module for block in blocks[:-1] for module in block.modules()}
-            return None if earlier & set(blocks[-1].modules()) else blocks[-1]
-    return None
+            return list(blocks)
+    return []
 
 
 def behind_attention(block: nn.Module | None) -> nn.Module | None:

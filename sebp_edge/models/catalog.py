@@ -9,6 +9,7 @@ from sebp_edge.errors import ModelError, suggest
 
 DEFAULT_MODEL = "tiny"
 BUNDLED_FOLDER = Path(__file__).parent / "tiny"
+_CONFIGS = Path(__file__).parent / "configs"
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,47}/\w[\w.-]{0,95}(?<![.-])", re.ASCII)
 
 
@@ -84,8 +85,8 @@ def resolve(model: str | Path) -> ModelReference:
         if entry.repository is None:
             return ModelReference(name.lower(), "bundled", str(BUNDLED_FOLDER))
         return ModelReference(name.lower(), "hub", entry.repository, entry.open_alternative)
-    folder = _existing_folder(name)
-    if folder is not None:
+    folder = _existing(name)
+    if folder is not None and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"The folder {name!r} holds no model: there is no config.json in it.")
         return ModelReference(folder.resolve().name, "local", str(folder))
@@ -96,10 +97,29 @@ def resolve(model: str | Path) -> ModelReference:
     raise ModelError(f"Unknown model {name!r}; {suggest(name.lower(), CATALOG)}")
 
 
-def _existing_folder(name: str) -> Path | None:
+def resolve_shape(model: str | Path) -> ModelReference:
+    """As `resolve`, where a config alone is enough: `model` may also be the path of a model's config.json.
+
+    Raises:
+        ModelError: as `resolve`.
+    """
+    path = _existing(str(model))
+    if path is None or path.suffix != ".json" or path.is_dir():
+        return resolve(model)
+    return ModelReference(path.parent.name if path.name == "config.json" else path.stem, "local", str(path))
+
+
+def bundled_config(reference: ModelReference) -> Path | None:
+    """The sizes of a model that is known by name, as its config.json has them; None for any other model."""
+    path = _CONFIGS / f"{reference.name.removesuffix('-instruct')}.json"
+    return path if reference.kind == "hub" and path.is_file() else None
+
+
+def _existing(name: str) -> Path | None:
+    """The file or folder of this name, if there is one."""
     try:
-        folder = Path(name).expanduser().absolute()
-        return folder if folder.is_dir() else None
+        path = Path(name).expanduser().absolute()
+        return path if path.exists() else None
     except (OSError, RuntimeError):
         # Too long for a path, or the home of a user whom nobody knows.
         return None

@@ -19,7 +19,7 @@ from huggingface_hub import (
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError
 
 from sebp_edge.errors import ModelAccessError, ModelError, ModelOfflineError, StorageError
-from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.catalog import ModelReference, bundled_config
 
 # Safetensors only: other weight formats are pickles. Sub-folders hold copies in other formats.
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
@@ -34,7 +34,20 @@ def cached_folder(repository: str) -> Path | None:
     if not isinstance(config, str):
         return None
     folder = Path(config).parent
-    return folder if _has_weights(folder) and any((folder / name).is_file() for name in _TOKENIZERS) else None
+    return folder if _has_weights(folder) and has_tokenizer(folder) else None
+
+
+def folder_at_hand(reference: ModelReference) -> Path | None:
+    """The folder of a model that is on this machine whole, else None."""
+    if reference.kind == "hub":
+        return cached_folder(reference.location)
+    folder = Path(reference.location)
+    return folder if _has_weights(folder) and has_tokenizer(folder) else None
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether there are a tokenizer's files in a folder."""
+    return any((folder / name).is_file() for name in _TOKENIZERS)
 
 
 def _has_weights(folder: Path) -> bool:
@@ -43,7 +56,7 @@ def _has_weights(folder: Path) -> bool:
         shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
     except FileNotFoundError:
         shards = ["model.safetensors"]
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, NotADirectoryError):
         return False
     return all((folder / name).is_file() for name in shards)
 
@@ -52,6 +65,13 @@ def config_folder(reference: ModelReference) -> Path:
     """A folder with the model's config.json; of a model that is not cached, only that file is downloaded."""
     cached = cached_folder(reference.location)
     return cached or Path(_contact(reference, hf_hub_download, filename="config.json")).parent
+
+
+def config_path(reference: ModelReference) -> Path:
+    """What says how large a model is: its folder or its config's file. Downloaded only if the model is not known."""
+    if reference.kind != "hub":
+        return Path(reference.location)
+    return cached_folder(reference.location) or bundled_config(reference) or config_folder(reference)
 
 
 def model_folder(reference: ModelReference) -> Path:

@@ -3,7 +3,7 @@
 Models come from local folders only: the bundled one, the user's own, or the Hub's cache. Nothing remote is executed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -29,11 +29,13 @@ from sebp_edge.models.fingerprint import fingerprint
 from sebp_edge.recipe import Recipe
 from sebp_edge.units import gigabytes
 
+_META = torch.device("meta")
 # Code that comes with a model is never run; without this, transformers asks on the terminal.
 _FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
 # NF4 has a scale in 8 bits for each block, and one in fp32 for 256 of them (Dettmers et al. 2023).
 _NF4_BLOCK = 64
 NF4_BYTES = 0.5 + (1 + 4 / 256) / _NF4_BLOCK
+INSTALL_4_BITS = "pip install 'sebp-edge[4bit]'"
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,15 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
     dtype = machine.pick_dtype(device)
     quantised = _four_bit_options(device, dtype) if recipe.load_in_4bit else {}
     folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
-    refuse_if_too_big(reference, _read_config(reference, folder), recipe, device, dtype)
+    config = _read_config(reference, folder)
+    refuse_if_too_big(reference, config, recipe, device, dtype)
     if reference.kind == "hub":
         folder = hub.model_folder(reference)
     needs = "cannot be loaded; its folder needs config.json, a tokenizer and whole safetensors weights"
     with _blamed_on(reference, needs), without_progress_bars():
         tokenizer = AutoTokenizer.from_pretrained(folder, **_FILES_ONLY)
+        if device.type == "cuda" and not quantised:
+            _make_places(config, device, dtype)
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
@@ -108,12 +113,36 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
     return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity)
 
 
+def _make_places(config, device: torch.device, dtype: torch.dtype) -> None:
+    """Has torch's allocator get memory for each weight by itself; it keeps that for the weights that are to come.
+
+    Else transformers has it get one piece for all of them. Of that nothing could ever be given back, and where weights
+    are put together later, what they leave would be lost: a gigabyte of a 3B model's.
+    """
+    places = [torch.empty(weight.shape, dtype=dtype, device=device) for weight in _on_meta(config).parameters()]
+    places.clear()
+
+
+def _on_meta(config) -> PreTrainedModel:
+    """The model of a config without its weights: nothing is allocated."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def has_bitsandbytes() -> bool:
+    """Whether the library is installed that base models in 4 bits need."""
+    return find_spec("bitsandbytes") is not None
+
+
+def takes_4_bits(device: torch.device, inputs: Iterable[int]) -> bool:
+    """Whether linear layers of so many inputs run in 4 bits on `device`, once bitsandbytes is installed."""
+    return device.type == "cuda" or (device.type == "cpu" and not any(number % _NF4_BLOCK for number in inputs))
+
+
 def _four_bit_options(device: torch.device, dtype: torch.dtype) -> dict:
     """What makes transformers load linear layers in NF4, their scales quantised too; all else is left in `dtype`."""
-    if find_spec("bitsandbytes") is None:
-        raise MachineError(
-            "A base model in 4 bits needs bitsandbytes, which is not installed; run pip install 'sebp-edge[4bit]'."
-        )
+    if not has_bitsandbytes():
+        raise MachineError(f"A base model in 4 bits needs bitsandbytes, which is not installed; run {INSTALL_4_BITS}.")
     if device.type not in ("cuda", "cpu"):
         raise MachineError(f"A base model in 4 bits runs on NVIDIA GPUs and CPUs, not on {device.type}; use 16 bits.")
     config = BitsAndBytesConfig(
@@ -164,10 +193,11 @@ def without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _read_config(reference: ModelReference, folder: Path):
+def _read_config(reference: ModelReference, path: Path):
+    """The config in a model's folder, or in a file."""
     fault = "is of a kind that this version of transformers does not know, or its config.json is damaged"
     with _blamed_on(reference, fault):
-        config = AutoConfig.from_pretrained(folder, **_FILES_ONLY)
+        config = AutoConfig.from_pretrained(path, **_FILES_ONLY)
     # Encoders have a class for causal language modelling too; they are what fills in masks and is not set to decode.
     is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder or is_encoder:
@@ -203,36 +233,38 @@ def refuse_if_too_big(
 
 
 def _count_parameters(config, recipe: Recipe) -> tuple[int, int, int]:
-    """Parameters: all, those in 4 bits, those trained. From the config alone: nothing is allocated."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    """Parameters: all, those in 4 bits, those trained. From the config alone."""
+    model = _on_meta(config)
     total = sum(parameter.numel() for parameter in model.parameters())
     if recipe.method == "full":
         return total, 0, total
     head = model.get_output_embeddings()
     linears = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head]
     in_4bit = sum(layer.weight.numel() for layer in linears) if recipe.load_in_4bit else 0
-    return total, in_4bit, sum(recipe.r * (layer.in_features + layer.out_features) for layer in linears)
+    return total, in_4bit, sum(recipe.settled().r * (layer.in_features + layer.out_features) for layer in linears)
 
 
-def model_on_meta(reference: ModelReference) -> PreTrainedModel:
-    """The model that `reference` names without its weights: shapes only, from its config.json alone.
+def model_of_shape(
+    reference: ModelReference, device: torch.device = _META, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """The model that `reference` names with random weights, from its config alone; on "meta" without any weights.
 
     Raises:
         ModelError: it cannot be had, or is no decoder.
     """
-    folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
-    config = _read_config(reference, folder)
-    with _blamed_on(reference, "cannot be made from its config.json"), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    config = _read_config(reference, hub.config_path(reference))
+    with _blamed_on(reference, "cannot be made from its config.json"), device:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
 def tokenizer_at_hand(reference: ModelReference) -> PreTrainedTokenizerBase:
-    """The model's tokenizer; of a model that is still to be downloaded, the bundled model's, which counts more tokens.
+    """The model's tokenizer; of a model without one on this machine, the bundled model's, which counts more tokens.
 
     Raises:
         ModelError: its files are damaged.
     """
-    cached = hub.cached_folder(reference.location) if reference.kind == "hub" else Path(reference.location)
+    folder = hub.cached_folder(reference.location) if reference.kind == "hub" else Path(reference.location)
+    if folder is None or not hub.has_tokenizer(folder):
+        folder = BUNDLED_FOLDER
     with _blamed_on(reference, "has no tokenizer that can be loaded"):
-        return AutoTokenizer.from_pretrained(cached or BUNDLED_FOLDER, **_FILES_ONLY)
+        return AutoTokenizer.from_pretrained(folder, **_FILES_ONLY)

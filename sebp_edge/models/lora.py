@@ -30,7 +30,7 @@ class LoraAdapter:
     def fresh(cls, base: BaseModel, recipe: Recipe, seed: int) -> "LoraAdapter":
         """A new adapter: lora_A random by `seed`, lora_B zero, so that it changes nothing yet."""
         config = LoraConfig(
-            r=recipe.r,
+            r=recipe.settled().r,
             lora_alpha=recipe.lora_alpha,
             lora_dropout=0.0,
             bias="none",

@@ -1,5 +1,6 @@
 """What this machine has: device, number formats, memory, speed."""
 
+import ctypes
 import sys
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import psutil
 import torch
 
 from sebp_edge.errors import MachineError
+from sebp_edge.models import container
 
 
 def pick_device(wanted: str | None = None) -> torch.device:
@@ -59,53 +61,17 @@ def lacks_bf16(device: torch.device) -> bool:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes a new model may take on `device` now."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    """Bytes that are free on `device` now; of the host's memory no more than a container leaves."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min([psutil.virtual_memory().available, *(limit.free for limit in container.limits())])
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes of memory that `device` has."""
-    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total
-
-
-# What a process was measured to hold on an H100 besides: CUDA's context, the code of libraries and kernels.
-_CUDA_CONTEXT = 650_000_000
-
-
-def held_besides(device: torch.device) -> int:
-    """Bytes that this process holds outside torch's allocator: of a GPU's memory, else all that it holds now.
-
-    The driver tells only what all processes hold on a GPU together, so there it is the figure of an H100.
-    """
-    return _CUDA_CONTEXT if device.type == "cuda" else psutil.Process().memory_info().rss
-
-
-@contextmanager
-def capped(device: torch.device, size: int) -> Iterator[None]:
-    """Within it torch's allocator is out of memory beyond `size` bytes of a GPU; a CPU has no cap."""
-    if device.type != "cuda":
-        yield
-        return
-    # Reading it takes a number where setting it also takes "cuda".
-    index = torch.cuda.current_device() if device.index is None else device.index
-    before = torch.cuda.get_per_process_memory_fraction(index)
-    torch.cuda.set_per_process_memory_fraction(min(before, size / total_memory(device)), index)
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(before, index)
-
-
-def peak_memory(device: torch.device) -> int:
-    """Bytes held at most so far: by torch's allocator on a GPU, by the whole process on the CPU."""
+    """Bytes of memory that `device` has; of the host's no more than a container may use."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if sys.platform == "win32":
-        return psutil.Process().memory_info().peak_wset
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+        return torch.cuda.mem_get_info(device)[1]
+    return min([psutil.virtual_memory().total, *(limit.total for limit in container.limits())])
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
@@ -148,12 +114,14 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
 
 
 def give_memory_back(device: torch.device) -> None:
-    """Waits for the device, and gives memory that torch holds and nobody uses back to it."""
+    """Waits for the device, and gives memory that torch or the heap holds and nobody uses back to it."""
     synchronize(device)
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":
         torch.mps.empty_cache()
+    elif sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)  # glibc's
 
 
 def synchronize(device: torch.device) -> None:

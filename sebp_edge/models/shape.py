@@ -7,7 +7,7 @@ from torch import nn
 
 from sebp_edge.models.architecture import is_linear, weight_MK
 from sebp_edge.models.catalog import ModelReference
-from sebp_edge.models.loading import model_on_meta
+from sebp_edge.models.loading import model_of_shape
 
 # The projections of a block that runs on active rows as one knows it: Llama's, Qwen's, Mistral's, Gemma's.
 LLAMA_PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -33,6 +33,11 @@ class Block:
     linears: dict[str, Linear]
     norms: int
     has_head_norms: bool
+
+    @property
+    def parameters(self) -> int:
+        """Of its linear layers."""
+        return sum(linear.inputs * linear.outputs for linear in self.linears.values())
 
     @property
     def is_llamas(self) -> bool:
@@ -71,7 +76,7 @@ class DecoderShape:
     @property
     def linear_parameters(self) -> int:
         """Parameters of all linear layers but the head, which are what is loaded in 4 bits."""
-        return sum(linear.inputs * linear.outputs for block in self.blocks for linear in block.linears.values())
+        return sum(block.parameters for block in self.blocks)
 
     def adapter_parameters(self, r: int) -> int:
         """Parameters of a LoRA adapter of rank `r` on every linear layer but the head."""
@@ -84,7 +89,7 @@ def read_shape(reference: ModelReference) -> DecoderShape:
     Raises:
         ModelError: it cannot be had, or is no decoder.
     """
-    model = model_on_meta(reference)
+    model = model_of_shape(reference)
     config, head = model.config.get_text_config(), model.get_output_embeddings()
     vocabulary, hidden = weight_MK(head).shape
     return DecoderShape(

@@ -67,6 +67,22 @@ class ActiveTokens:
             token_type_ids=None if token_type_ids_BT is None else token_type_ids_BT.flatten()[rows],
         )
 
+    def first(self) -> "ActiveTokens":
+        """The first token alone, with a loss, for where any batch of such tokens will do; on the host."""
+        zero = torch.zeros(1, dtype=torch.int64)
+        return replace(
+            self,
+            input_ids=self.input_ids[:1],
+            position_ids=self.position_ids[:1],
+            cu_seqlens=torch.tensor([0, 1], dtype=torch.int32),
+            max_len=1,
+            loss_places=zero,
+            targets=self.targets[:1],
+            sequences=zero,
+            weights=torch.ones(1),
+            token_type_ids=None if self.token_type_ids is None else self.token_type_ids[:1],
+        )
+
     @property
     def sizes(self) -> Bucket:
         """The bucket that holds these tokens without any filler."""

@@ -39,8 +39,9 @@ class EncoderTokens:
 
     def __call__(self, batch: Mapping[str, Tensor]) -> ActiveTokens:
         """See `HoistedEncoder.tokens`."""
-        batch = {name: values.cpu() for name, values in batch.items() if values is not None}
+        batch = {name: values for name, values in batch.items() if values is not None}
         self._refuse_other_inputs(batch)
+        batch = {name: values.cpu() for name, values in batch.items()}
         input_ids_BT, labels = batch["input_ids"], batch["labels"]
         active_BT = batch.get("attention_mask", torch.ones_like(input_ids_BT)).bool()
         if self.first_token:
@@ -83,6 +84,9 @@ class EncoderTokens:
                 f"The batch has {', '.join(batch) or 'nothing'}; expected {', '.join(INPUTS)}, of which input_ids and "
                 "labels must be there."
             )
+        for name, values in batch.items():
+            if not isinstance(values, Tensor):
+                raise SparsityError(f"{name} is a {type(values).__name__}; expected a tensor (return_tensors='pt').")
         size = tuple(batch["input_ids"].shape)
         if len(size) != 2:
             raise SparsityError(f"input_ids has the shape {size}; expected sequences and positions.")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.models.lora import plain_projection
+from sebp_edge.models.machine import give_memory_back
 from sebp_edge.ops import (
     Gate,
     LoraGroup,
@@ -49,13 +50,18 @@ class FusedLora:
         source_of: SourceOf = lambda x: None,
     ):
         self._groups: list[_Group] = []
+        self._refreshed: list[_Group] = []
         for parent in list(model.modules()):
             plain = {name: child for name, child in parent.named_children() if plain_projection(child)}
             for names in _grouped(plain, alone):
                 self._groups.append(_Group([plain[name] for name in names], rows_for, source_of))
+                if len(names) > 1:
+                    # Where weights were before they were stacked; else a part of it would go to the next ones.
+                    give_memory_back(self._groups[-1].stacked.stacked_A.device)
 
     def remove(self) -> None:
         """Gives the layers back to PEFT."""
+        self._refreshed = []
         while self._groups:
             # One after the other: what a group stacked is freed before the next one's weights are copied.
             self._groups.pop().remove()
@@ -72,12 +78,19 @@ class FusedLora:
             places, sources = (list(chain.from_iterable(lists)) for lists in zip(*pairs, strict=True))
             with torch.no_grad():
                 torch._foreach_copy_(places, sources)
-        for group in current:
+        self._refreshed = current
+        with self.as_refreshed():
+            yield
+
+    @contextmanager
+    def as_refreshed(self) -> Iterator[None]:
+        """Within it adapters are those of the last refresh, as they must be where a part of that pass runs again."""
+        for group in self._refreshed:
             group.is_fresh = True
         try:
             yield
         finally:
-            for group in current:
+            for group in self._refreshed:
                 group.is_fresh = False
             for group in self._groups:
                 group.forget()

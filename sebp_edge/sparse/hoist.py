@@ -15,7 +15,9 @@ from transformers import AttentionInterface, PreTrainedModel
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.lora import refuse_packed_weights, without_adapter
 from sebp_edge.ops import Scores, gather_rows, runs_flash_attention, sequence_attention_
+from sebp_edge.ops.linear_cross_entropy import MAX_LOGITS
 from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.sparse.checkpoints import Checkpoints
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.last_layer import LastLayer
 from sebp_edge.sparse.loss import Head
@@ -28,14 +30,20 @@ ATTENTION = "sebp_edge_rows"
 
 
 class Hoisted:
-    """The handle of one hoisted model: a context manager, or `remove()` when done."""
+    """The handle of one hoisted model: a context manager, or `remove()` when done.
 
-    def __init__(self, model: nn.Module):
+    Args:
+        checkpoints: of how many blocks, the first ones, only the input is kept for the backward pass.
+        max_logits: how many logits there are at once, but for a single row's.
+    """
+
+    def __init__(self, model: nn.Module, *, checkpoints: int = 0, max_logits: int = MAX_LOGITS):
         refuse_packed_weights(model)
         self.model = model
         self._decoder: PreTrainedModel = without_adapter(model)
-        self._head = Head(self._decoder)
+        self._head = Head(self._decoder, max_logits)
         self._last_layer = LastLayer(self._decoder)
+        self._checkpoints = Checkpoints(self._decoder, checkpoints)
         self._before = self._decoder.config._attn_implementation
         self._decoder.set_attn_implementation(ATTENTION)
         # Before others put anything in the way of their parts.
@@ -45,9 +53,11 @@ class Hoisted:
             model, lambda layers, x: None, alone=self._last_layer.query, source_of=self._small_ops.source_of
         )
         self._last_layer.attach()
+        self._checkpoints.attach(self._fused.as_refreshed)
 
     def remove(self) -> None:
-        """Gives the model its own attention, LoRA layers, norms and MLPs back."""
+        """Gives the model its own blocks, attention, LoRA layers, norms and MLPs back."""
+        self._checkpoints.remove()
         self._last_layer.remove()
         self._fused.remove()
         self._small_ops.remove()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import gather_rows, linear_cross_entropy
+from sebp_edge.ops.linear_cross_entropy import MAX_LOGITS
 from sebp_edge.sparse.last_layer import LastLayer
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.sparse.trial import trial_batch, why_not
@@ -29,15 +30,18 @@ NOT_THE_BASES = ("labels", "num_items_in_batch", "logits_to_keep", "return_dict"
 class Head:
     """What turns a causal decoder's hidden states into losses.
 
+    Args:
+        max_logits: how many logits there are at once, but for a single row's.
+
     Raises:
         SparsityError: it is not a linear layer without a bias.
     """
 
-    def __init__(self, decoder: nn.Module):
+    def __init__(self, decoder: nn.Module, max_logits: int = MAX_LOGITS):
         self._linear = decoder.get_output_embeddings()
         if type(self._linear) is not nn.Linear or self._linear.bias is not None:
             raise SparsityError("its head is not a linear layer without a bias.")
-        self._options = _logit_options(decoder.config.get_text_config())
+        self._options = _logit_options(decoder.config.get_text_config()) | {"max_logits": max_logits}
 
     def losses(self, hidden_CD: Tensor, targets_C: Tensor) -> Tensor:
         """The loss of each row, in nats: fp32 [C]."""

@@ -1,19 +1,20 @@
 """What fits into a memory budget: plans are counted before anything is loaded, and the first that fits is chosen.
 
-All plans give the same updates: a step is made of micro-batches, and a plan says how many rows one of them may have.
-Fewer rows keep fewer activations, and read the weights more often.
+First time is given up: a step is made of smaller micro-batches, which read the weights more often, or activations are
+computed again; the faster of the two that fits. The updates stay the same. Then what little it costs to learn with
+less: moments in 8 bits, a base model in 4 bits, a lower rank. What the recipe states is never given up.
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
-from typing import NamedTuple
 
 import torch
 
 from sebp_edge.errors import MachineError
 from sebp_edge.models import machine
+from sebp_edge.models.loading import INSTALL_4_BITS, has_bitsandbytes, takes_4_bits
 from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.buckets import Bucket, choose_buckets
@@ -22,7 +23,8 @@ from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.splits import Split, split_documents
 from sebp_edge.training.footprint import Footprint, Machinery
-from sebp_edge.training.losses import MAX_LOGITS, MAX_ROWS
+from sebp_edge.training.losses import MAX_LOGITS
+from sebp_edge.training.spending import MAX_ROWS, Spending
 from sebp_edge.units import gigabytes
 
 _UNITS = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -31,13 +33,26 @@ OVERHEAD_GPU, OVERHEAD_CPU = 1.2, 2.0
 # What a layer of a captured micro-batch takes however little it computes: of 9.9 ms for 128 tokens on an H200, what 28
 # layers of a 3B model take beside reading their weights twice.
 SECONDS_PER_LAYER = 0.25e-3
+# What loss and gradients in pieces add to a step, at most: a head that is read more often, a kernel for each gradient.
+IN_PIECES = 1.03
+# What dequantising the weights in every pass takes, in tokens: 2.5 bytes moved for a weight that a token takes 2
+# floating-point operations of, on GPUs that make some 200 of these in the time of a byte.
+TOKENS_PER_DEQUANTISATION = 250
+# What the rank may be lowered to.
+LOWER_RANKS = (8, 4)
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """How much memory an adaptation may take, in bytes: of the GPU's, or of the process on the CPU."""
+    """How much memory an adaptation may take, in bytes: of the GPU's, or of the process on the CPU.
+
+    Attributes:
+        size: what it may take.
+        stated: what was asked for, if less is free.
+    """
 
     size: int
+    stated: int | None = None
 
     @classmethod
     def parse(cls, text: "str | int | MemoryBudget") -> "MemoryBudget":
@@ -59,16 +74,56 @@ class MemoryBudget:
             "number of bytes."
         )
 
+    def within(self, free: int) -> "MemoryBudget":
+        """No more than `free` bytes of it."""
+        return self if self.size <= free else MemoryBudget(free, stated=self.size)
+
     def __str__(self) -> str:
-        return gigabytes(self.size)
+        if self.stated is None:
+            return gigabytes(self.size)
+        return f"{gigabytes(self.stated)}, of which other programs leave {gigabytes(self.size)}"
 
 
-class Alternative(NamedTuple):
-    """A plan that was not chosen: rows of a micro-batch at most, predicted peak in bytes, seconds."""
+@dataclass(frozen=True)
+class Choice:
+    """One way to train, and what it would take.
 
-    max_rows: int
-    peak: int
+    Attributes:
+        recipe: with everything settled that it leaves to the memory budget.
+        dtype: the base model's; "nf4" if its linear layers are in 4 bits.
+        spending: what is held in memory at once.
+        footprint: where the bytes go.
+        seconds: about how long the training takes.
+    """
+
+    recipe: Recipe
+    dtype: str
+    spending: Spending
+    footprint: Footprint
     seconds: float
+
+    @property
+    def peak(self) -> int:
+        """The predicted peak, in bytes."""
+        return self.footprint.total
+
+    @property
+    def how(self) -> str:
+        """What it does, in words."""
+        spending = self.spending
+        adapter = f"LoRA of rank {self.recipe.r} on {self.dtype}" if self.recipe.method == "lora" else "all weights"
+        words = [adapter, f"{spending.max_rows:,} tokens at a time"]
+        if spending.checkpoints:
+            plural = "s" * (spending.checkpoints > 1)
+            words.append(f"activations of {spending.checkpoints} block{plural} computed again")
+        if spending.moments_in_8_bits:
+            words.append("moments in 8 bits")
+        return ", ".join(words)
+
+    def to_dict(self) -> dict:
+        """JSON-ready values."""
+        chosen = {"method": self.recipe.method, "r": self.recipe.r, "dtype": self.dtype, **asdict(self.spending)}
+        return chosen | {"peak": self.peak, "seconds": self.seconds, "footprint": asdict(self.footprint)}
 
 
 @dataclass(frozen=True)
@@ -76,47 +131,31 @@ class Plan:
     """The chosen way to train, and what it will take.
 
     Attributes:
-        model, device, dtype, method: what is trained where, and how.
-        budget: bytes that there are.
-        max_rows: most rows that one micro-batch may have; a single longer example stands alone.
-        footprint: where the bytes go.
-        seconds: about how long the training takes.
-        dearer: the next faster plan, which needs more memory; None if the fastest was chosen.
+        model, device: what is trained where.
+        budget: bytes that there are: what was asked for, or less if less is free.
+        stated_budget: what was asked for in that case, else None.
+        chosen: how.
+        dearer: the next plan of the same recipe that is faster or learns more, and needs more memory; None if there is
+            none.
         cheaper: the next plan that needs less; None if there is none.
+        full: how all weights could be trained within the budget instead of an adapter; None if they cannot.
     """
 
     model: str
     device: str
-    dtype: str
-    method: str
     budget: int
-    max_rows: int
-    footprint: Footprint
-    seconds: float
-    dearer: Alternative | None
-    cheaper: Alternative | None
-
-    @property
-    def peak(self) -> int:
-        """The predicted peak, in bytes."""
-        return self.footprint.total
+    stated_budget: int | None
+    chosen: Choice
+    dearer: Choice | None
+    cheaper: Choice | None
+    full: Choice | None
 
     def to_dict(self) -> dict:
         """The plan as JSON-ready values."""
-        alternatives = {
-            name: None if plan is None else plan._asdict()
-            for name, plan in (("dearer", self.dearer), ("cheaper", self.cheaper))
+        others = {name: getattr(self, name) for name in ("dearer", "cheaper", "full")}
+        return {"model": self.model, "device": self.device, "budget": self.budget, **self.chosen.to_dict()} | {
+            name: None if other is None else other.to_dict() for name, other in others.items()
         }
-        return asdict(self) | {"peak": self.peak} | alternatives
-
-
-class _Candidate(NamedTuple):
-    max_rows: int
-    footprint: Footprint
-    seconds: float
-
-    def as_alternative(self) -> Alternative:
-        return Alternative(self.max_rows, self.footprint.total, self.seconds)
 
 
 def make_plan(
@@ -128,60 +167,142 @@ def make_plan(
     budget: MemoryBudget,
     context: int,
 ) -> Plan:
-    """The fastest plan that fits.
+    """The first plan that fits, of all from the fastest to the one that needs least.
 
     Args:
         dataset: what will be trained on.
+        recipe: what it states stands; what it leaves out may be chosen.
         context: bytes that the process holds outside torch's allocator.
 
     Raises:
         MachineError: none fits; it says what would.
         TextsError: too little text to train on.
     """
-    splits = split_documents(dataset.examples, seed)
-    if len(splits) > 1:
-        # After the folds, one training on all.
-        splits.append(Split(dataset.examples, [], []))
-    dtype = machine.pick_dtype(device)
-    machinery = Machinery.of(shape, recipe, device, dtype)
-    rate = machine.matmul_rate(device, dtype)
-    candidates = _without_useless(_candidates(machinery, dataset, splits, seed, rate, context))
-    number = next((n for n, one in enumerate(candidates) if one.footprint.total <= budget.size), None)
-    if number is None:
-        raise _nothing_fits(machinery, candidates[-1].footprint, budget)
-    chosen = candidates[number]
-    dearer, cheaper = candidates[number - 1 : number], candidates[number + 1 : number + 2]
+    candidates = _Candidates(shape, dataset, recipe, seed, device, context)
+    dearer = chosen = cheaper = None
+    for one in _useful(candidates.of(recipe)):
+        if chosen is not None:
+            cheaper = one
+            break
+        if one.peak <= budget.size:
+            chosen = one
+        else:
+            dearer = one
+    if chosen is None:
+        raise _nothing_fits(candidates, dearer, budget)
+    may_be_full = recipe.method == "lora" and not recipe.load_in_4bit
+    full = candidates.of(recipe.replace(method="full")) if may_be_full else []
     return Plan(
         model=shape.name,
         device=device.type,
-        dtype="nf4" if recipe.load_in_4bit else str(dtype).removeprefix("torch."),
-        method=recipe.method,
         budget=budget.size,
-        max_rows=chosen.max_rows,
-        footprint=chosen.footprint,
-        seconds=chosen.seconds,
-        dearer=dearer[0].as_alternative() if dearer else None,
-        cheaper=cheaper[0].as_alternative() if cheaper else None,
+        stated_budget=budget.stated,
+        chosen=chosen,
+        dearer=dearer,
+        cheaper=cheaper,
+        full=next((one for one in full if one.peak <= budget.size), None),
     )
 
 
-def _candidates(
-    machinery: Machinery, dataset: Dataset, splits: list[Split], seed: int, rate: float, context: int
-) -> Iterator[_Candidate]:
-    """All ways to train, the fastest first."""
-    for max_rows in _limits(machinery, dataset):
-        work = _Work.of(machinery.recipe, splits, seed, _Sizes(machinery, dataset.context_length, max_rows))
-        footprint = machinery.footprint(work.trained, work.evaluated, context)
-        passes = 4 if machinery.is_lora else 6  # 2 forward, 2 for the input's gradient, 2 for the weight's
-        operations = machinery.shape.parameters * (passes * work.trained_tokens + 2 * work.evaluated_tokens)
-        seconds = (OVERHEAD_GPU if machinery.on_gpu else OVERHEAD_CPU) * operations / rate
-        if machinery.on_gpu:
-            seconds = max(seconds, SECONDS_PER_LAYER * len(machinery.shape.blocks) * work.micro_batches)
-        yield _Candidate(max_rows, footprint, seconds)
+class _Candidates:
+    """All ways to train on one dataset."""
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        dataset: Dataset,
+        recipe: Recipe,
+        seed: int,
+        device: torch.device,
+        context: int,
+    ):
+        self.shape, self.device = shape, device
+        self._dtype, self._context = machine.pick_dtype(device), context
+        self._rate = machine.matmul_rate(device, self._dtype)
+        splits = split_documents(dataset.examples, seed)
+        self.takes_4_bits = takes_4_bits(
+            device, (linear.inputs for block in shape.blocks for linear in block.linears.values())
+        )
+        self._has_folds = len(splits) > 1
+        if self._has_folds:
+            # After the folds, one training on all.
+            splits.append(Split(dataset.examples, [], []))
+        # In what order and sizes texts are trained on does not depend on what else is chosen.
+        machinery = self._machinery(recipe)
+        self._works = {
+            max_rows: _Work.of(recipe, splits, seed, _Sizes(machinery, dataset.context_length, max_rows))
+            for max_rows in _limits(machinery, dataset)
+        }
+
+    def of(self, recipe: Recipe) -> Iterator[Choice]:
+        """The fastest first; what is learnt is given up last, a little at a time."""
+        settled = recipe.settled()
+        recipes = [settled]
+        yield from self._spendings(settled, in_8_bits=False)
+        if settled.method == "lora" and recipe.load_in_4bit is None and self.takes_4_bits and has_bitsandbytes():
+            recipes.append(settled.replace(load_in_4bit=True))
+        if settled.method == "lora" and recipe.r is None:
+            # The adapter's product is scaled as before.
+            recipes += [
+                recipes[-1].replace(r=r, lora_alpha=max(1, settled.lora_alpha * r // settled.r)) for r in LOWER_RANKS
+            ]
+        for one in recipes:
+            yield from self._spendings(one, in_8_bits=True)
+
+    def _spendings(self, recipe: Recipe, *, in_8_bits: bool) -> list[Choice]:
+        """All that learn the same, the fastest first."""
+        machinery = self._machinery(recipe)
+        spendings = [Spending(next(iter(self._works)), moments_in_8_bits=in_8_bits)]
+        spendings += [
+            Spending(max_rows, checkpoints, in_pieces=True, moments_in_8_bits=in_8_bits)
+            for max_rows in self._works
+            for checkpoints in _shares(len(self.shape.blocks) - 1 if machinery.is_hoisted else 0)
+        ]
+        # Where each micro-batch is a step, they should be as few as the recipe asks for.
+        cuts_steps = machinery.updates_in_backward
+        choices = [self._choice(replace(machinery, spending=spending)) for spending in spendings]
+        return sorted(
+            choices, key=lambda one: (cuts_steps and self._works[one.spending.max_rows].micro_batches, one.seconds)
+        )
+
+    def _choice(self, machinery: Machinery) -> Choice:
+        work, recipe = self._works[machinery.spending.max_rows], machinery.recipe
+        footprint = machinery.footprint(work.trained, work.evaluated, self._context, has_folds=self._has_folds)
+        dtype = "nf4" if recipe.load_in_4bit else str(self._dtype).removeprefix("torch.")
+        return Choice(recipe, dtype, machinery.spending, footprint, _seconds(machinery, work, self._rate))
+
+    def _machinery(self, recipe: Recipe) -> Machinery:
+        return Machinery.of(self.shape, recipe, self.device, self._dtype)
+
+
+def _seconds(machinery: Machinery, work: "_Work", rate: float) -> float:
+    """About how long the work takes, at `rate` floating-point operations a second.
+
+    A token takes 2 for each parameter forward, 2 for the input's gradient, 2 for the weight's if that is trained, and 2
+    for what is computed again.
+    """
+    parameters, again = machinery.shape.parameters, machinery.computed_again
+    passes = (2 if machinery.is_lora else 3) * parameters + again
+    tokens = work.trained_tokens
+    if machinery.recipe.load_in_4bit:
+        tokens += TOKENS_PER_DEQUANTISATION * work.micro_batches
+    if machinery.spending.in_pieces:
+        tokens *= IN_PIECES
+    operations = 2 * (passes * tokens + parameters * work.evaluated_tokens)
+    seconds = (OVERHEAD_GPU if machinery.on_gpu else OVERHEAD_CPU) * operations / rate
+    if machinery.on_gpu:
+        layers = len(machinery.shape.blocks) * (1 + again / parameters / 2)
+        seconds = max(seconds, SECONDS_PER_LAYER * layers * work.micro_batches)
+    return seconds
+
+
+def _shares(number: int) -> list[int]:
+    """None of so many, a quarter of them, half, three quarters, and all."""
+    return sorted({round(number * share / 4) for share in range(5)})
 
 
 def _limits(machinery: Machinery, dataset: Dataset) -> Iterator[int]:
-    """How many rows a micro-batch may have: halved down to the longest example, which cannot be cut."""
+    """How many rows a micro-batch may have: two in each halving, down to the longest example, which cannot be cut."""
     rows, longest = MAX_ROWS, dataset.context_length
     if machinery.is_hoisted:
         longest = max(example.num_active_tokens for example in dataset.examples)
@@ -189,29 +310,37 @@ def _limits(machinery: Machinery, dataset: Dataset) -> Iterator[int]:
         rows = max(longest, min(rows, MAX_LOGITS // machinery.shape.vocabulary))
     while rows > longest:
         yield rows
+        if 3 * rows // 4 > longest:
+            yield 3 * rows // 4
         rows //= 2
     yield longest
 
 
-def _without_useless(candidates: Iterator[_Candidate]) -> list[_Candidate]:
-    """Without those that need no less memory than one that comes before them."""
-    useful: list[_Candidate] = []
-    for one in candidates:
-        if not useful or one.footprint.total < useful[-1].footprint.total:
-            useful.append(one)
-    return useful
+def _useful(choices: Iterable[Choice]) -> Iterator[Choice]:
+    """Those that need less memory than all that come before them."""
+    least = None
+    for one in choices:
+        if least is None or one.peak < least:
+            least = one.peak
+            yield one
 
 
-def _nothing_fits(machinery: Machinery, least: Footprint, budget: MemoryBudget) -> MachineError:
-    shape, outside = machinery.shape, least.context
-    would_do = f"raise the budget to {least.total / 1e9 + 0.05:.1f} GB"
+def _nothing_fits(candidates: _Candidates, least: Choice, budget: MemoryBudget) -> MachineError:
+    shape, recipe, outside = candidates.shape, least.recipe, least.footprint.context
+    enough = f"raise the budget to {least.peak / 1e9 + 0.05:.1f} GB"
+    ways = ["close other programs" if least.peak <= (budget.stated or 0) else enough]
     if budget.size > outside:
-        share = (budget.size - outside) / (least.total - outside)
-        would_do += f" or choose a model of at most about {share * shape.parameters / 1e9:.2g} billion parameters"
+        share = (budget.size - outside) / (least.peak - outside)
+        ways.append(f"choose a model of at most about {share * shape.parameters / 1e9:.2g} billion parameters")
+    if recipe.method == "lora" and not recipe.load_in_4bit:
+        in_4_bits = candidates.of(recipe.replace(load_in_4bit=True))
+        if candidates.takes_4_bits and any(one.peak <= budget.size for one in in_4_bits):
+            ways.append("load the model in 4 bits" + ("" if has_bitsandbytes() else f", after {INSTALL_4_BITS}"))
+    *but_last, last = ways
     return MachineError(
         f"{shape.name!r} has {shape.parameters / 1e9:.2f} billion parameters and needs about "
-        f"{gigabytes(least.total)} to adapt with the recipe {machinery.recipe.name!r} even in the smallest "
-        f"micro-batches, but the memory budget is {budget}; {would_do}."
+        f"{gigabytes(least.peak)} to adapt with the recipe {recipe.name!r} even with as little memory as it can, "
+        f"but the memory budget is {budget}; {', '.join(but_last)}{' or ' if but_last else ''}{last}."
     )
 
 

@@ -3,7 +3,7 @@
 Of a block of Llama's shape this is what the code keeps, tensor by tensor; tests hold it against what autograd really
 has. Of any other block it is every linear layer's input and output, and the hidden states around it: an upper bound for
 most. On a GPU, norms and gates are made again in the backward pass, so what they give is not kept (`small_ops`), and
-attention turns queries and keys in place (`own_attention`).
+attention turns queries and keys in place (`own_attention`). Of a block in a checkpoint it is the input.
 
 Shapes: A tokens, C loss rows, D hidden, Q and K queries' and keys' width, F the MLP's width, V vocabulary, R rank.
 """
@@ -15,17 +15,17 @@ import torch
 from sebp_edge.models.loading import NF4_BYTES
 from sebp_edge.models.shape import Block, DecoderShape
 from sebp_edge.ops.backend import has_triton
-from sebp_edge.ops.linear_cross_entropy import MAX_LOGITS
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.buckets import Bucket
+from sebp_edge.training.spending import FASTEST, Spending
 from sebp_edge.training.update import LARGE
 
 FP32 = 4
 # What cuBLAS keeps on each of the two streams of a training, from torch's allocator; on an H100, and less elsewhere.
 CUBLAS_WORKSPACES = 2 * 32 * 2**20
-# What the count may be wrong by. The host's heap also keeps what was freed: peaks on a CPU were measured 11 to 27 % of
-# what comes and goes, or was there before, above the count.
-RESERVE, RESERVE_OF_HEAP = 0.05, 0.3
+# What the count may be wrong by. Weights on a GPU are only rounded up, each to whole pages. The host's heap also keeps
+# what was freed: peaks on a CPU were measured 11 to 27 % of what comes and goes, or was there before, above the count.
+RESERVE, RESERVE_OF_WEIGHTS, RESERVE_OF_HEAP = 0.05, 0.01, 0.3
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,12 @@ class Footprint:
     Attributes:
         weights: the base model's.
         adapter: fp32 masters and the copies that are computed with; in the host's memory also the states to go back to.
-        gradients: their sums; on a GPU also one micro-batch's own.
+        gradients: their sums; on a GPU also one micro-batch's own, unless they come in pieces.
         optimizer: AdamW's two moments.
         activations: what the largest micro-batch keeps for its backward pass, and what that adds before it frees.
         loss: chunks of logits, hidden states and their gradient.
-        graphs: what captured graphs hold beside the largest: another one's run, cuBLAS' workspaces.
+        graphs: what is held beside the largest captured graph: an evaluation's run, cuBLAS' workspaces; with folds, the
+            run of another graph.
         context: what the process holds outside torch's allocator.
         reserve: for what this count is wrong by.
     """
@@ -73,6 +74,8 @@ class Machinery:
         on_gpu: whether it is an NVIDIA GPU, with captured graphs.
         has_kernels: whether norms, gates and the loss run on our kernels.
         itemsize: bytes of one number of the base, and of activations.
+        recipe: settled.
+        spending: what is held at once.
     """
 
     shape: DecoderShape
@@ -80,11 +83,12 @@ class Machinery:
     on_gpu: bool
     has_kernels: bool
     itemsize: int
+    spending: Spending = FASTEST
 
     @classmethod
     def of(cls, shape: DecoderShape, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> "Machinery":
         on_gpu = device.type == "cuda"
-        return cls(shape, recipe, on_gpu, on_gpu and has_triton(), dtype.itemsize)
+        return cls(shape, recipe.settled(), on_gpu, on_gpu and has_triton(), dtype.itemsize)
 
     @property
     def is_lora(self) -> bool:
@@ -96,40 +100,63 @@ class Machinery:
         return not self.is_lora and self.itemsize == 2
 
     @property
+    def has_8_bit_moments(self) -> bool:
+        """Whether AdamW's moments take 8 bits each."""
+        return self.updates_in_backward or self.spending.moments_in_8_bits
+
+    @property
+    def computed_again(self) -> int:
+        """Parameters that the backward pass multiplies by once more for its checkpoints.
+
+        A block that runs again stops when it has all that it keeps: before its last layer's product.
+        """
+        blocks = self.shape.blocks[: self.spending.checkpoints]
+        last = [block.linears["down_proj"] for block in blocks]
+        return sum(block.parameters for block in blocks) - sum(one.inputs * one.outputs for one in last)
+
+    @property
     def is_hoisted(self) -> bool:
         """Whether active rows only are computed; the trial before the training has the last word."""
         return self.shape.is_llamas
 
-    def footprint(self, trained: list[Bucket], evaluated: list[Bucket], context: int) -> Footprint:
+    def footprint(
+        self, trained: list[Bucket], evaluated: list[Bucket], context: int, *, has_folds: bool = False
+    ) -> Footprint:
         """The bytes of a training.
 
         Args:
             trained, evaluated: the sizes of its micro-batches, each once.
             context: what the process holds besides.
+            has_folds: whether there are several trainings, whose later ones may need graphs beside the first one's.
         """
         num_trained = self._num_trained
-        steps = [self._step(sizes) for sizes in trained] + [self._evaluation(sizes) for sizes in evaluated]
-        (activations, loss), *others = sorted(steps, key=sum, reverse=True)
-        # While a graph is captured, another one's pool is held.
-        graphs = CUBLAS_WORKSPACES + (sum(others[0]) if others and self.is_hoisted else 0) if self.on_gpu else 0
+        steps = list(map(self._step, trained))
+        # Held-out examples may be filled up to a bucket that was made for training.
+        evaluations = [self._evaluation(sizes) for sizes in (*evaluated, *trained)] if evaluated else []
+        (activations, loss), *others = sorted(steps + evaluations, key=sum, reverse=True)
+        graphs = CUBLAS_WORKSPACES if self.on_gpu else 0
+        if self.on_gpu and self.is_hoisted:
+            graphs += max(map(sum, others if has_folds else evaluations), default=0)
         parts = {
             "weights": self._weights(),
             "adapter": self._adapter(),
             "gradients": self._gradients(),
-            "optimizer": (2 if self.updates_in_backward else 2 * FP32) * num_trained,
+            "optimizer": (2 if self.has_8_bit_moments else 2 * FP32) * num_trained,
             "activations": activations + self._dequantised(),
             "loss": loss,
             "graphs": graphs,
         }
         on_heap = 0 if self.on_gpu else activations + loss
-        reserve = RESERVE * (sum(parts.values()) - on_heap)
+        certain = parts["weights"] if self.on_gpu else 0
+        reserve = RESERVE * (sum(parts.values()) - on_heap - certain) + RESERVE_OF_WEIGHTS * certain
         reserve += 0 if self.on_gpu else RESERVE_OF_HEAP * (on_heap + context)
         return Footprint(**parts, context=context, reserve=int(reserve))
 
     def kept(self, sizes: Bucket) -> int:
         """Bytes that autograd keeps of a micro-batch between forward and backward pass."""
-        shape, numbers, stats = self.shape, 0, 0
-        for block in shape.blocks:
+        shape = self.shape
+        numbers, stats = self.spending.checkpoints * shape.hidden, 0
+        for block in shape.blocks[self.spending.checkpoints :]:
             block_numbers, block_stats = self._kept_of(block)
             numbers, stats = numbers + block_numbers, stats + block_stats
         # Of the last norm its input; trained, also x̂ and what the head reads. The rotary angles once for all blocks.
@@ -149,18 +176,19 @@ class Machinery:
         return int(self.itemsize * (self.shape.parameters - in_4bit) + NF4_BYTES * in_4bit)
 
     def _dequantised(self) -> int:
-        """The largest group's matrices while they are computed with, each and one below the other."""
+        """The largest group's matrices while they are computed with, and one of them before it is put below another."""
         if not self.recipe.load_in_4bit:
             return 0
         sizes = [{name: one.inputs * one.outputs for name, one in block.linears.items()} for block in self.shape.blocks]
-        groups = [own.get("gate_proj", 0) + own.get("up_proj", 0) or max(own.values(), default=0) for own in sizes]
-        return 2 * self.itemsize * max(groups, default=0)
+        groups = [own.get("gate_proj", 0) + own.get("up_proj", 0) + max(own.values(), default=0) for own in sizes]
+        return self.itemsize * max(groups, default=0)
 
     def _gradients(self) -> int:
         if self.updates_in_backward:
             return 0  # the largest, the head's, is counted with the loss
         # Gradients of small adaptations are all there before they are added up (see `Update.take_gradients`).
-        own = self.on_gpu and self.is_hoisted and FP32 * self._num_trained <= LARGE
+        in_pieces = self.spending.in_pieces or FP32 * self._num_trained > LARGE
+        own = self.on_gpu and self.is_hoisted and not in_pieces
         return FP32 * self._num_trained * (2 if own else 1)
 
     def _adapter(self) -> int:
@@ -169,10 +197,21 @@ class Machinery:
         return self._num_trained * ((FP32 + self.itemsize if self.is_lora else 0) + snapshots)
 
     def _step(self, sizes: Bucket) -> tuple[int, int]:
-        """Activations and loss of a micro-batch with gradients: they are there together, the layers' backward later."""
+        """Activations and loss of a micro-batch with gradients: they are there together, the layers' backward later.
+
+        By the time a block in a checkpoint runs again, others have freed what they kept. At the end a trained
+        embedding has a gradient beside the head's, which may be added to it.
+        """
+        head = 0 if self.is_lora else self.itemsize * self.shape.head_parameters
         loss = self._loss(sizes, with_gradients=True)
         backward = sizes.tokens * self.itemsize * max(map(self._backward_of, self.shape.blocks))
-        return self.kept(sizes) + max(0, backward - loss), loss
+        peaks = [self.kept(sizes) + max(0, backward - loss), head - loss]
+        if self.spending.checkpoints:
+            numbers, stats = map(max, zip(*map(self._kept_of, self.shape.blocks), strict=True))
+            inputs = self.itemsize * self.spending.checkpoints * self.shape.hidden
+            again = inputs + self.itemsize * numbers + FP32 * stats
+            peaks.append(sizes.tokens * again + backward - loss)
+        return max(peaks), loss + head
 
     def _evaluation(self, sizes: Bucket) -> tuple[int, int]:
         """The same without gradients: one block's numbers at a time."""
@@ -213,11 +252,10 @@ class Machinery:
         return (3 if self.has_kernels else 4) * block.linears["down_proj"].inputs + 2 * self.shape.hidden
 
     def _loss(self, sizes: Bucket, *, with_gradients: bool) -> int:
-        """Two chunks of logits, whose gradients overwrite them; without our kernels a softmax besides."""
+        """A chunk of logits, whose gradients overwrite them; without our kernels a softmax besides."""
         shape, rows = self.shape, sizes.loss_rows
-        chunk = max(1, MAX_LOGITS // shape.vocabulary)
-        at_once = min(rows, 2 * chunk) if self.has_kernels else min(2 * rows, 3 * chunk)
+        at_once = min(rows, max(1, self.spending.max_logits // shape.vocabulary)) * (1 if self.has_kernels else 2)
         numbers = at_once * shape.vocabulary + 2 * rows * shape.hidden
         if with_gradients and not self.is_lora:
-            numbers += shape.head_parameters + rows * shape.hidden  # a trained head's gradient, until it is added
+            numbers += rows * shape.hidden
         return self.itemsize * numbers

@@ -44,33 +44,40 @@ class Graphs:
         self._device, self._on_event = device, on_event
         self._stream = _side_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+        self._seconds = 0.0
         self.rehearsing = False
 
-    def capture(self, part: str, function: Callable[[], object]) -> Callable[[], None]:
-        """Runs `function` once as it is, so that what it makes on first use is made, and captures it; gives the replay.
+    def rehearse(self, function: Callable[[], object]) -> None:
+        """Runs `function` once as it is, so that what it makes on first use is made before its capture.
 
         Both happen on the same side stream: autograd's accumulation stays on the stream that it first ran on.
-
-        Args:
-            part: what the function is called in the event that tells how long this took.
-
-        Raises:
-            CannotCapture: the function ran, but its capture failed.
-            RuntimeError: the function failed, or memory ran out in its run or its capture, of which nothing is left.
         """
         begin = time.perf_counter()
         current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        self.rehearsing = True
+        try:
+            with torch.cuda.stream(self._stream), casting_anew(self._device):
+                function()
+        finally:
+            self.rehearsing = False
+            # Also what a run that failed has begun comes before all that follows.
+            current.wait_stream(self._stream)
+        self._seconds += time.perf_counter() - begin
+
+    def capture(self, part: str, function: Callable[[], object]) -> Callable[[], None]:
+        """Captures `function`, which has been rehearsed; gives the replay.
+
+        Args:
+            part: what the function is called in the event that tells how long this and the rehearsals before it took.
+
+        Raises:
+            CannotCapture: the function ran, but its capture failed.
+            RuntimeError: the function failed, or memory ran out, and nothing is left of it.
+        """
+        begin = time.perf_counter()
         # A capture that fails at its end does not come back from the side stream by itself.
-        with torch.cuda.stream(current), casting_anew(self._device):
-            self._stream.wait_stream(current)
-            self.rehearsing = True
-            try:
-                with torch.cuda.stream(self._stream):
-                    function()
-            finally:
-                self.rehearsing = False
-                # Also what a run that failed has begun comes before all that follows.
-                current.wait_stream(self._stream)
+        with torch.cuda.stream(torch.cuda.current_stream(self._device)), casting_anew(self._device):
             graph = torch.cuda.CUDAGraph()
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
@@ -79,7 +86,8 @@ class Graphs:
                 if ran_out_of_memory(error):
                     raise
                 raise CannotCapture(str(error).splitlines()[0]) from error
-        self._on_event(GraphCaptured(part, time.perf_counter() - begin))
+        self._on_event(GraphCaptured(part, self._seconds + time.perf_counter() - begin))
+        self._seconds = 0.0
         return graph.replay
 
 
@@ -104,6 +112,7 @@ class MicroBatchGraphs:
         self._graphs, self._hoisted, self._update, self._loss = graphs, hoisted, update, loss
         self._buckets: list[Bucket] = []
         # By their bucket, and whether the model is in training mode.
+        self._rehearsed: set[tuple[Bucket, bool]] = set()
         self._with_gradients: dict[tuple[Bucket, bool], _Captured] = {}
         self._without: dict[tuple[Bucket, bool], _Captured] = {}
 
@@ -121,12 +130,20 @@ class MicroBatchGraphs:
             CannotCapture: nothing was changed.
         """
         filled = self._filled(tokens)
-        key = (filled.sizes, self._hoisted.model.training)
-        if key not in self._with_gradients:
-            # The run before the capture must add nothing.
-            weightless = filled.to(self._loss.device).weighted(0.0)
-            self._with_gradients[key] = _Captured(self._graphs, "gradients", weightless, self._add_gradients)
-        self._with_gradients[key](filled.weighted(1 / loss_tokens))
+        self._captured(filled)(filled.weighted(1 / loss_tokens))
+
+    def rehearse(self, tokens: ActiveTokens) -> None:
+        """Captures what `accumulate` will replay, if it is not yet, and changes nothing.
+
+        Raises:
+            CannotCapture: as `accumulate` would.
+        """
+        self._captured(self._filled(tokens))
+
+    def bucket(self, sizes: Bucket) -> Bucket:
+        """What a micro-batch of these sizes is filled up to."""
+        fitting = [bucket for bucket in self._buckets if bucket.holds(sizes)]
+        return min(fitting, key=lambda bucket: bucket.cost, default=Bucket.holding(*sizes))
 
     def losses(self, tokens: ActiveTokens) -> Tensor:
         """The loss of every loss row, in nats: fp32 [C]; tokens and losses are on the host.
@@ -135,16 +152,41 @@ class MicroBatchGraphs:
             CannotCapture: it did not come to a result.
         """
         filled = self._filled(tokens)
-        key = (filled.sizes, self._hoisted.model.training)
+        key = self._key(filled.sizes)
         if key not in self._without:
             on_device = filled.to(self._loss.device)
+            self._graphs.rehearse(lambda: self._row_losses(on_device))
             self._without[key] = _Captured(self._graphs, "losses", on_device, self._row_losses)
         losses = self._without[key](filled)
         return losses.cpu()[filled.weights > 0]
 
     def _filled(self, tokens: ActiveTokens) -> ActiveTokens:
-        fitting = [bucket for bucket in self._buckets if bucket.holds(tokens.sizes)]
-        return tokens.filled(min(fitting, key=lambda bucket: bucket.cost, default=Bucket.holding(*tokens.sizes)))
+        return tokens.filled(self.bucket(tokens.sizes))
+
+    def _key(self, bucket: Bucket) -> tuple[Bucket, bool]:
+        return bucket, self._hoisted.model.training
+
+    def _captured(self, filled: ActiveTokens) -> "_Captured":
+        key = self._key(filled.sizes)
+        if key not in self._with_gradients:
+            self._rehearse({filled.sizes, *self._buckets}, filled.first())
+            on_device = filled.to(self._loss.device)
+            self._with_gradients[key] = _Captured(self._graphs, "gradients", on_device, self._add_gradients)
+        return self._with_gradients[key]
+
+    def _rehearse(self, buckets: set[Bucket], token: ActiveTokens) -> None:
+        """Runs the gradients of these buckets, the largest first, where that has not been done.
+
+        All of them before one is captured: a graph holds the memory of its run, which the others' runs would need
+        beside it.
+        """
+        for bucket in sorted(buckets, key=lambda bucket: bucket.cost, reverse=True):
+            if self._key(bucket) in self._rehearsed:
+                continue
+            # Nothing may be added.
+            weightless = token.filled(bucket).to(self._loss.device).weighted(0.0)
+            self._graphs.rehearse(lambda: self._add_gradients(weightless))  # noqa: B023, it runs at once
+            self._rehearsed.add(self._key(bucket))
 
     def _add_gradients(self, tokens: ActiveTokens) -> None:
         loss = (self._hoisted.row_losses(tokens) * tokens.weights).sum()

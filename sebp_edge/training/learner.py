@@ -4,7 +4,8 @@ On a GPU with hoisted rows, micro-batches and updates are replays of captured gr
 runs as it is, after a notice. Everywhere else all of it does. The numbers are the same to rounding.
 
 A micro-batch that memory does not hold is not the end: from then on micro-batches are cut smaller, and the step or the
-evaluation goes on with those. Only a single example that does not fit ends it.
+evaluation goes on with those. Only a single example that does not fit ends it. Before the first step the fullest
+micro-batch is tried out, and later on what other programs leave is looked at.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,15 +15,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sebp_edge.events import MemoryRanOut, Notice, Sink
+from sebp_edge.errors import BudgetExceeded
+from sebp_edge.events import MemoryProbed, MemoryRanOut, MemorySqueezed, Notice, Sink
 from sebp_edge.models.adaptation import Adaptation, restore, trainable
-from sebp_edge.models.machine import give_memory_back, ran_out_of_memory
+from sebp_edge.models.machine import give_memory_back, ran_out_of_memory, synchronize
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator, bucket_for
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.graph import CannotCapture, Graphs, MicroBatchGraphs
 from sebp_edge.training.leftovers import Leftovers
-from sebp_edge.training.losses import MAX_ROWS, RowLosses
+from sebp_edge.training.limit import MemoryLimit
+from sebp_edge.training.losses import RowLosses
+from sebp_edge.training.spending import FASTEST, Spending
 from sebp_edge.training.update import Update
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
@@ -46,6 +50,9 @@ class _CutSmaller(Exception):
 class Learner:
     """Trains an adaptation; a context manager that leaves the model's own code as it was.
 
+    Args:
+        spending: what is held in memory at once.
+
     Attributes:
         adaptation: whose parameters are trained.
         rows: gives the losses where no graph does.
@@ -59,20 +66,24 @@ class Learner:
         examples: list[Example],
         collator: Collator,
         on_event: Sink,
-        max_rows: int = MAX_ROWS,
+        spending: Spending = FASTEST,
+        limit: MemoryLimit | None = None,
     ):
         self.adaptation, self._on_event = adaptation, on_event
         self._parameters = trainable(adaptation)
         self._device = device = self._parameters[0].device
         self._steps: list[list[Example]] = []
         self._leftovers = Leftovers(device)
-        self.rows = RowLosses(adaptation.model, examples, collator, device, on_event, max_rows)
+        self._limit = limit or MemoryLimit(device)
+        self._limit.begin()
+        self._proven = (0, 0)  # the size of the largest micro-batch that was tried out
+        self.rows = RowLosses(adaptation.model, examples, collator, device, on_event, spending)
         self.steps_ahead = 1 if device.type == "cuda" else 0
         self._graphs: MicroBatchGraphs | None = None
         self._told_of_steps = False
         try:
             self._loss = torch.zeros((), device=device)
-            self._update = _update_for(self._parameters, recipe)
+            self._update = _update_for(self._parameters, recipe, spending)
             if device.type == "cuda" and self.rows.hoisted is not None:
                 self._graphs = self._no_graphs_yet()
                 # In a pool of its own: micro-batches' graphs may have to go, this one never does.
@@ -103,6 +114,31 @@ class Learner:
             micro_batches = chain.from_iterable(map(self.rows.micro_batches, steps))
             self._graphs.prepare(map(bucket_for, micro_batches))
 
+    def prove(self) -> bool:
+        """Tries out the fullest micro-batch to come, and an update; weights, moments, gradients and random states stay
+        what they are, bit for bit. To be called before the first step.
+
+        Returns:
+            False if it did not fit, and steps are to be cut anew.
+
+        Raises:
+            RuntimeError, MemoryError: a single example does not fit.
+        """
+        if not self._limit.is_set:
+            return True
+        fullest = self._fullest()
+        size = self._size(fullest)
+        if size <= self._proven:
+            return True
+        self._limit.begin()
+        try:
+            self._attempt(self._rehearse, fullest)
+        except _CutSmaller:
+            return False
+        self._proven = size
+        self._on_event(MemoryProbed(size[0], self._limit.peak, self._limit.allocator_peak, self._limit.predicted))
+        return True
+
     def losses(self, examples: list[Example]) -> Iterator[tuple[list[Example], Tensor, Tensor]]:
         """Micro-batches of `examples`, with their losses.
 
@@ -124,6 +160,7 @@ class Learner:
 
         If memory runs out, it is what it would have been with smaller micro-batches from its beginning.
         """
+        self._look_around()
         self._update.begin(learning_rate)
         while not self._accumulated(examples):
             # A backward pass that failed may have added some of its gradients.
@@ -171,7 +208,8 @@ class Learner:
         except (RuntimeError, MemoryError) as error:
             # One example without graphs is the least that there is, and an update is not taken back.
             is_least = len(micro_batch) == 1 and self._graphs is None
-            if not ran_out_of_memory(error) or is_least or not (self._update.adds_up or run == self._losses):
+            is_update = run == self._accumulate and not self._update.adds_up
+            if not ran_out_of_memory(error) or is_least or is_update:
                 raise
         # Not while the error is handled: its traceback holds what had been computed.
         self._make_room(micro_batch)
@@ -179,20 +217,69 @@ class Learner:
 
     def _make_room(self, micro_batch: list[Example]) -> None:
         """Sees to it that what did not fit into memory is cut smaller, or is not captured any more."""
+        if len(micro_batch) > 1:
+            before = self.rows.max_rows
+            self._cut_smaller(micro_batch)
+            self._on_event(MemoryRanOut(before, self.rows.max_rows))
+        else:
+            self._let_go()
+            self._on_event(Notice("Training runs without CUDA graphs, which is slower: memory ran out with them."))
+
+    def _cut_smaller(self, micro_batch: list[Example]) -> None:
+        """Has micro-batches half as large as this one at most, with graphs of their own."""
         had_graphs = self._graphs is not None
         # All of them: they hold memory, and those for larger micro-batches will not be asked for.
-        self._graphs = None
-        self._leftovers.clear()
-        give_memory_back(self._device)
-        if len(micro_batch) == 1:
-            self._on_event(Notice("Training runs without CUDA graphs, which is slower: memory ran out with them."))
-            return
-        before = self.rows.max_rows
+        self._let_go()
         self.rows.cut_smaller(micro_batch)
-        self._on_event(MemoryRanOut(before, self.rows.max_rows))
         if had_graphs:
             self._graphs = self._no_graphs_yet()
             self.prepare(self._steps)
+
+    def _let_go(self) -> None:
+        """Gives back what graphs and failed backward passes hold."""
+        synchronize(self._device)  # graphs may be running
+        self._graphs = None
+        self._leftovers.clear()
+        give_memory_back(self._device)
+
+    def _look_around(self) -> None:
+        """Cuts micro-batches smaller if memory has become short, for example since other programs took it."""
+        missing = self._limit.missing()
+        if not missing:
+            return
+        before, fullest = self.rows.max_rows, self._fullest()
+        if len(fullest) > 1 and self._update.adds_up:
+            self._cut_smaller(fullest)
+            self._limit.cut()
+        else:
+            self._limit.bear(missing)
+        self._on_event(MemorySqueezed(missing, before, self.rows.max_rows))
+
+    def _fullest(self) -> list[Example]:
+        """The largest micro-batch of the steps to come."""
+        return max(chain.from_iterable(map(self.rows.micro_batches, self._steps)), key=self._size, default=[])
+
+    def _size(self, micro_batch: list[Example]) -> tuple[int, int]:
+        """Rows and loss rows that a micro-batch takes memory for."""
+        if self._graphs is not None and micro_batch:
+            bucket = self._graphs.bucket(bucket_for(micro_batch))
+            return bucket.tokens, bucket.loss_rows
+        return self.rows.num_rows(micro_batch), sum(example.num_loss_tokens for example in micro_batch)
+
+    def _rehearse(self, micro_batch: list[Example]) -> None:
+        """Runs a micro-batch and an update that change nothing.
+
+        Raises:
+            RuntimeError, MemoryError: it does not fit.
+        """
+        try:
+            with self._update.rehearsing():
+                self._accumulate(micro_batch, loss_tokens=1, rehearsing=True)
+            self._limit.settle()
+        except BudgetExceeded as error:
+            raise MemoryError(str(error)) from None
+        finally:
+            self._loss.zero_()
 
     @torch.no_grad()
     def _losses(self, micro_batch: list[Example]) -> tuple[Tensor, Tensor]:
@@ -202,15 +289,17 @@ class Learner:
             if losses is not None:
                 return losses, tokens.sequences
         losses, sequences = self.rows(micro_batch)
+        self._limit.check()
         return losses.cpu(), sequences
 
-    def _accumulate(self, micro_batch: list[Example], loss_tokens: int) -> None:
+    def _accumulate(self, micro_batch: list[Example], loss_tokens: int, *, rehearsing: bool = False) -> None:
         if self._graphs is not None:
-            tokens = self.rows.tokens(micro_batch)
-            self._captured(lambda: self._graphs.accumulate(tokens, loss_tokens))
+            tokens, graphs = self.rows.tokens(micro_batch), self._graphs
+            self._captured(lambda: graphs.rehearse(tokens) if rehearsing else graphs.accumulate(tokens, loss_tokens))
         # Without graphs, or as of now.
         if self._graphs is None:
             losses, _ = self.rows(micro_batch)
+            self._limit.check()
             loss = losses.sum() / loss_tokens
             loss.backward()
             self._loss += loss.detach()
@@ -225,7 +314,9 @@ class Learner:
             return None
 
 
-def _update_for(parameters: list[Tensor], recipe: Recipe) -> Update | UpdateInBackward:
+def _update_for(parameters: list[Tensor], recipe: Recipe, spending: Spending) -> Update | UpdateInBackward:
     """Weights that all are trained, in bf16, are updated within the backward pass; all others after it."""
     in_bf16 = any(parameter.dtype == torch.bfloat16 for parameter in parameters)
-    return (UpdateInBackward if recipe.method == "full" and in_bf16 else Update)(parameters, recipe)
+    if recipe.method == "full" and in_bf16:
+        return UpdateInBackward(parameters, recipe)
+    return Update(parameters, recipe, spending)

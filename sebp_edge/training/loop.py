@@ -78,11 +78,9 @@ class Trainer:
         """
         progress, recipe = self.progress, self.recipe
         shuffled = shuffled_steps(examples, recipe.batch_tokens, recipe.epochs, self.seed)
-        epochs = [list(chain.from_iterable(map(self.learner.steps, steps))) for steps in shuffled]
+        epochs = self._proven_steps(shuffled, last_epoch)
         rates = learning_rates(recipe, sum(map(len, epochs)))
         epochs = epochs[:last_epoch]
-        # All steps are known before the first one.
-        self.learner.prepare(list(chain.from_iterable(epochs)))
         progress.total_steps = sum(map(len, epochs))
         try:
             self._evaluate(select, 0)
@@ -98,6 +96,15 @@ class Trainer:
             raise
         restore(self.learner.adaptation, progress.best_state)
         return progress
+
+    def _proven_steps(self, shuffled: list[list[list[Example]]], last_epoch: int | None) -> list[list[list[Example]]]:
+        """Each epoch's steps, of which those up to `last_epoch` are shown to fit into memory."""
+        while True:
+            epochs = [list(chain.from_iterable(map(self.learner.steps, steps))) for steps in shuffled]
+            # All steps are known before the first one.
+            self.learner.prepare(list(chain.from_iterable(epochs[:last_epoch])))
+            if self.learner.prove():
+                return epochs
 
     def _train_epoch(self, epoch: int, steps: list[list[Example]], rates: Iterator[float]) -> None:
         """One pass over the examples. A GPU is given the next step before the last one's numbers are waited for."""

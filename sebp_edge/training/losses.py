@@ -14,14 +14,17 @@ from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator, micro_batches
 from sebp_edge.texts.examples import Example
+from sebp_edge.training.spending import FASTEST, Spending
 
-MAX_ROWS = 4096
 # Logits of a padded micro-batch: 2^27 of them are half a GB in fp32. Hoisted rows never hold all of theirs.
 MAX_LOGITS = 2**27
 
 
 class RowLosses:
     """A model that gives the losses of examples; a context manager that leaves the model as it was.
+
+    Args:
+        spending: what is held in memory at once; of a padded batch's activations, all is.
 
     Attributes:
         collator: pads examples into batches.
@@ -37,15 +40,15 @@ class RowLosses:
         collator: Collator,
         device,
         on_event: Sink,
-        max_rows: int = MAX_ROWS,
+        spending: Spending = FASTEST,
     ):
         self.collator = collator
         self.device = device
-        self.hoisted, reason = _hoist(model, examples, collator.pad_token_id, device)
+        self.hoisted, reason = _hoist(model, examples, collator.pad_token_id, device, spending)
         self._padded = Sparsified(model) if self.hoisted is None else None
-        self.max_rows = max_rows
+        self.max_rows = spending.max_rows
         if reason is not None:
-            self.max_rows = min(max_rows, MAX_LOGITS // model.get_output_embeddings().weight.shape[0])
+            self.max_rows = min(self.max_rows, MAX_LOGITS // model.get_output_embeddings().weight.shape[0])
             on_event(Notice(f"This model runs on padded batches, which is slower: {reason}"))
 
     def __call__(self, examples: list[Example]) -> tuple[Tensor, Tensor]:
@@ -68,7 +71,11 @@ class RowLosses:
 
     def cut_smaller(self, micro_batch: list[Example]) -> None:
         """Lowers `max_rows` to half of what a micro-batch of several examples has, which did not fit into memory."""
-        self.max_rows = min(self.max_rows, -(-sum(map(self._num_rows, micro_batch)) // 2))
+        self.max_rows = min(self.max_rows, -(-self.num_rows(micro_batch) // 2))
+
+    def num_rows(self, micro_batch: list[Example]) -> int:
+        """How many rows a micro-batch has."""
+        return sum(map(self._num_rows, micro_batch))
 
     def _num_rows(self, example: Example) -> int:
         return example.num_active_tokens if self.hoisted is not None else self.collator.context_length
@@ -81,7 +88,9 @@ class RowLosses:
 
 
 @torch.no_grad()
-def _hoist(model: nn.Module, examples: list[Example], pad_token_id: int, device) -> tuple[Hoisted | None, str | None]:
+def _hoist(
+    model: nn.Module, examples: list[Example], pad_token_id: int, device, spending: Spending
+) -> tuple[Hoisted | None, str | None]:
     """The model hoisted, if two short sequences have the losses that they have padded; else the reason in words."""
     starts = [example.input_ids[:length] for example, length in zip(examples[:2], (48, 31), strict=False)]
     collator = Collator(max(map(len, starts)) + 1, pad_token_id)
@@ -91,7 +100,8 @@ def _hoist(model: nn.Module, examples: list[Example], pad_token_id: int, device)
         expected = padded.row_losses(input_ids, plan)
     with ExitStack() as undo:
         try:
-            hoisted = undo.enter_context(Hoisted(model))
+            handle = Hoisted(model, checkpoints=spending.checkpoints, max_logits=spending.max_logits)
+            hoisted = undo.enter_context(handle)
             found = hoisted.row_losses(ActiveTokens.gather(input_ids, plan))
         except SparsityError as error:
             return None, str(error)

@@ -22,14 +22,15 @@ from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.training.graph import Graphs, MicroBatchGraphs
-from sebp_edge.training.update import add_gradients
+from sebp_edge.training.update import add_gradients, are_large
 
 
 class CapturedGradients:
     """Adds gradients to the `grad` of a hoisted model's trained parameters, on an NVIDIA GPU.
 
-    A bucket's first batch is run and captured, which takes seconds; later ones are replays. Parameters must stay the
-    tensors that they are, and the model hoisted. A learning rate may change, and the model's mode: each has its graphs.
+    A bucket's first batch is run and captured, which takes seconds; later ones are replays. At that moment no loss that
+    was computed elsewhere may be held with its autograd graph. Parameters must stay the tensors that they are, and the
+    model hoisted. A learning rate may change, and the model's mode: each has its graphs.
 
     Args:
         hoisted: in bf16 or fp16, by its weights or by autocast around this object's calls: elsewhere attention waits
@@ -82,7 +83,7 @@ class _Sums:
         self._parameters, self._own = parameters, [torch.zeros_like(parameter) for parameter in parameters]
 
     def take_gradients(self, loss: Tensor, *, rehearsing: bool) -> None:
-        add_gradients(loss, self._parameters)
+        add_gradients(loss, self._parameters, in_pieces=are_large(self._parameters))
 
     def into_grad(self) -> None:
         """Makes them the parameters' gradients, with what is there: nothing, after `zero_grad()`."""

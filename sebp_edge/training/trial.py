@@ -13,8 +13,9 @@ from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.splits import Split, split_documents
 from sebp_edge.training.evaluation import HeldOutLoss, Verdict, evaluate, judge
 from sebp_edge.training.learner import Learner
+from sebp_edge.training.limit import MemoryLimit
 from sebp_edge.training.loop import Progress, Trainer
-from sebp_edge.training.losses import MAX_ROWS
+from sebp_edge.training.spending import Spending
 from sebp_edge.units import duration
 
 # Runs that are expected to take longer than this say so first.
@@ -39,7 +40,8 @@ class Trial:
     Attributes:
         adaptation: what is trained; None before the first training.
         progress: of each training, the last one's last.
-        max_rows: most rows that one micro-batch may have.
+        spending: what is held in memory at once.
+        limit: what it may hold, and what it held at most.
     """
 
     def __init__(
@@ -49,9 +51,10 @@ class Trial:
         recipe: Recipe,
         seed: int,
         on_event: Sink,
-        max_rows: int = MAX_ROWS,
+        spending: Spending,
+        limit: MemoryLimit,
     ):
-        self.max_rows = max_rows
+        self.spending, self.limit = spending, limit
         self.base, self.dataset, self.recipe, self.seed, self.on_event = base, dataset, recipe, seed, on_event
         self.splits = split_documents(dataset.examples, seed)
         self.adaptation: Adaptation | None = None
@@ -68,7 +71,8 @@ class Trial:
         self.adaptation = attach(self.base, self.recipe, self.seed)
         collator = Collator(self.dataset.context_length, self.base.pad_token_id)
         examples = self.dataset.examples
-        with Learner(self.adaptation, self.recipe, examples, collator, self.on_event, self.max_rows) as learner:
+        options = {"spending": self.spending, "limit": self.limit}
+        with Learner(self.adaptation, self.recipe, examples, collator, self.on_event, **options) as learner:
             if folds == 1:
                 return self._run(learner, self.splits[0], "train")
             fresh, parts = snapshot(self.adaptation), []

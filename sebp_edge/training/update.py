@@ -1,12 +1,15 @@
 """One optimizer update: gradients are clipped to a global norm, AdamW follows them, and they are zero again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.ops import AdamW, Moments, adamw_
 from sebp_edge.recipe import Recipe
 from sebp_edge.training.graph import Graphs
+from sebp_edge.training.spending import FASTEST, Spending
 
 # Where each parameter begins in a flat tensor: at a multiple of so many elements, for wide loads.
 ALIGNMENT = 64
@@ -21,43 +24,36 @@ class Update:
     While it lives, small parameters of one dtype, as adapters are, lie side by side in one tensor, and their gradients
     in another: clipping, AdamW and zeroing are a kernel each, not one for a few dozen tensors.
 
+    Args:
+        spending: whether gradients come in pieces, and moments take 8 bits each.
+
     Attributes:
         adds_up: whether a step may have several micro-batches.
     """
 
     adds_up = True
 
-    def __init__(self, parameters: list[Tensor], recipe: Recipe):
+    def __init__(self, parameters: list[Tensor], recipe: Recipe, spending: Spending = FASTEST):
         self._own, self._max_norm = parameters, recipe.max_grad_norm
-        alike = len({parameter.dtype for parameter in parameters}) == 1
-        self._is_flat = alike and sum(parameter.nbytes for parameter in parameters) <= LARGE
+        is_small = not are_large(parameters)
+        self._is_flat = is_small and len({parameter.dtype for parameter in parameters}) == 1
+        self._in_pieces = spending.in_pieces or not is_small
         self._parameters = [_flattened(parameters)] if self._is_flat else parameters
-        device = parameters[0].device
-        self._learning_rate, self._norm = torch.zeros((), device=device), torch.zeros((), device=device)
-        on_gpu = device.type == "cuda"
-        self._optimizer = torch.optim.AdamW(
-            self._parameters,
-            lr=self._learning_rate if on_gpu else 0.0,
-            weight_decay=recipe.weight_decay,
-            # One kernel for many tensors, and a learning rate that is read on the device.
-            fused=on_gpu or None,
-            capturable=on_gpu,
-        )
         for parameter in parameters if not self._is_flat else []:
             parameter.grad = torch.zeros_like(parameter)
+        device = parameters[0].device
+        self._adamw, self._norm = AdamW.on(device, weight_decay=recipe.weight_decay), torch.zeros((), device=device)
+        in_8_bits = spending.moments_in_8_bits or None
+        self._moments = [Moments.of(parameter, in_8_bits=in_8_bits) for parameter in self._parameters]
         self._replay: Callable[[], None] | None = None
 
     def begin(self, learning_rate: float) -> None:
         """Begins a step, whose micro-batches are to follow."""
-        group = self._optimizer.param_groups[0]
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(learning_rate)
-        else:
-            group["lr"] = learning_rate
+        self._adamw.begin_step(learning_rate)
 
     def take_gradients(self, loss: Tensor, *, rehearsing: bool = False) -> None:
         """Adds the gradients of `loss` to the parameters' `grad`."""
-        add_gradients(loss, self._own)
+        add_gradients(loss, self._own, in_pieces=self._in_pieces)
 
     def finish(self) -> Tensor:
         """Updates the parameters; gives the gradients' norm before clipping, on the device."""
@@ -70,15 +66,26 @@ class Update:
         Raises:
             CannotCapture: it goes on as it was.
         """
-        # Gradients and learning rate are zero: the run before the capture makes the moments and moves nothing.
+        # Gradients and learning rate are zero: the run before the capture moves nothing.
+        graphs.rehearse(self._step)
         self._replay = graphs.capture("update", self._step)
+        self.reset()
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Within it micro-batches are tried out before the first step. All memory of an update is taken, and nothing
+        has changed in the end, bit for bit."""
+        yield
+        self.begin(0.0)
+        self.zero_gradients()
+        self.finish()
         self.reset()
 
     def reset(self) -> None:
         """Forgets moments and gradients."""
-        for state in self._optimizer.state.values():
-            for value in state.values():
-                value.zero_()
+        self._adamw.reset()
+        for moments in self._moments:
+            moments.zero_()
         self.zero_gradients()
 
     def zero_gradients(self) -> None:
@@ -88,7 +95,7 @@ class Update:
     def release(self) -> None:
         """Gives the memory of gradients and moments back, and each parameter a place of its own; ends the updates."""
         self._replay = None
-        self._optimizer.state.clear()
+        self._moments.clear()
         for parameter in self._parameters:
             parameter.grad = None
         for parameter in self._own:
@@ -97,14 +104,22 @@ class Update:
                 parameter.data = parameter.data.clone()
 
     def _step(self) -> None:
-        self._norm.copy_(torch.nn.utils.clip_grad_norm_(self._parameters, self._max_norm))
-        self._optimizer.step()
+        self._norm.copy_(torch.nn.utils.get_total_norm([parameter.grad for parameter in self._parameters]))
+        # As torch's clip_grad_norm_ has it.
+        factor = (self._max_norm / (self._norm + 1e-6)).clamp_(max=1.0)
+        for seed, (parameter, moments) in enumerate(zip(self._parameters, self._moments, strict=True)):
+            adamw_(parameter, parameter.grad, moments, self._adamw, seed=seed, factor=factor)
         self.zero_gradients()
 
 
-def add_gradients(loss: Tensor, parameters: list[Tensor]) -> None:
-    """Adds the gradients of `loss` to what the parameters have in `grad`, in place."""
-    if sum(parameter.nbytes for parameter in parameters) > LARGE:
+def are_large(parameters: list[Tensor]) -> bool:
+    """Whether so many gradients are better not all held at once."""
+    return sum(parameter.nbytes for parameter in parameters) > LARGE
+
+
+def add_gradients(loss: Tensor, parameters: list[Tensor], *, in_pieces: bool) -> None:
+    """Adds the gradients of `loss` to what the parameters have in `grad`, in place: one by one, or all at once."""
+    if in_pieces:
         loss.backward()
     else:
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)

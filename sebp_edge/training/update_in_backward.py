@@ -8,6 +8,8 @@ A parameter's gradient is complete when all layers that read it have run their b
 one gradient and one update, and no layer sees a weight that has changed: one that would raises.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -46,9 +48,18 @@ class UpdateInBackward:
 
     def take_gradients(self, loss: Tensor, *, rehearsing: bool = False) -> None:
         """Runs the backward pass of `loss`, and all updates in it."""
-        self._rehearsing = rehearsing
+        before, self._rehearsing = self._rehearsing, rehearsing
         try:
             loss.backward()
+        finally:
+            self._rehearsing = before
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Within it micro-batches are tried out: gradients are dropped as they come, and nothing is changed."""
+        self._rehearsing = True
+        try:
+            yield
         finally:
             self._rehearsing = False
 

@@ -20,7 +20,7 @@ from sebp_edge.ops.gpu.move_rows import with_dense_rows
 
 MAX_PROJECTIONS = 3
 BLOCK_N, BLOCK_M = 64, 128
-SUM_BLOCK_N, SUM_BLOCK_E = 16, 1024
+SUM_BLOCK_N, SUM_BLOCK_E = 8, 1024
 
 
 @triton.jit

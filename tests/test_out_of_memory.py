@@ -1,118 +1,17 @@
-"""Running out of memory: the step and the evaluation go on in smaller micro-batches, and all memory is given back."""
-
-import gc
-import weakref
-from contextlib import contextmanager
+"""Running out of memory: the step and the evaluation go on in smaller micro-batches."""
 
 import pytest
 import torch
-from builders import make_examples, make_sentences
-from torch.utils._python_dispatch import TorchDispatchMode
+from builders import make_sentences
+from running_out import LENGTHS, RECIPE, Failing, equal, gradients, learning, odd_examples
 
-from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.errors import MachineError
-from sebp_edge.events import MemoryRanOut, StepDone
-from sebp_edge.models.adaptation import attach, snapshot, trainable
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
+from sebp_edge import AdapterStore, Personalizer
+from sebp_edge.events import MemoryRanOut
+from sebp_edge.models.adaptation import snapshot
 from sebp_edge.models.machine import ran_out_of_memory
-from sebp_edge.sparse.sparsify import Sparsified
-from sebp_edge.texts.batches import Collator
 from sebp_edge.training.evaluation import evaluate
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.loop import Trainer
-from sebp_edge.training.trial import Trial
-from sebp_edge.training.update import Update
-
-RECIPE = Recipe(name="test", description="", r=4, learning_rate=5e-3, epochs=2, batch_tokens=10**6, context_length=64)
-LENGTHS = [31, 2, 17, 40, 5, 23, 27, 30]
-CPU = torch.device("cpu")
-
-
-def odd_examples(prompt=6):
-    return make_examples(LENGTHS, prompt)
-
-
-@pytest.fixture
-def base(model_folder):
-    return load_base_model(resolve(model_folder), RECIPE, CPU)
-
-
-@contextmanager
-def learning(base, examples, recipe=RECIPE, max_rows=4096, padded=False):
-    """A learner on fresh weights that are not zero, and its events."""
-    adaptation, events = attach(base, recipe, 0), []
-    draw = torch.Generator().manual_seed(2)
-    if recipe.method == "lora":
-        for parameter in trainable(adaptation):
-            parameter.data += 0.05 * torch.randn(parameter.shape, generator=draw)
-    layer = base.model.model.layers[1].self_attn
-    if padded:
-        forward = layer.forward
-        layer.forward = lambda *args, **kwargs: forward(*args, **kwargs, s_aux=torch.ones(1))
-    try:
-        with Learner(adaptation, recipe, examples, Collator(64, base.pad_token_id), events.append) as learner:
-            assert (learner.rows.hoisted is None) == padded
-            learner.rows.max_rows = max_rows
-            learner.events = events
-            yield learner
-    finally:
-        if padded:
-            del layer.forward
-        adaptation.detach()
-
-
-class Failing(TorchDispatchMode):
-    """Memory runs out in the operations of these numbers, counted over all that ran within it."""
-
-    def __init__(self, *numbers, error=torch.OutOfMemoryError):
-        super().__init__()
-        self.numbers, self.error, self.count = numbers, error, 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += 1
-        if self.count in self.numbers:
-            raise self.error("no more")
-        return function(*args, **(kwargs or {}))
-
-
-class Watching(Failing):
-    """Also remembers in `made`, weakly, what operations give."""
-
-    def __init__(self, made, *numbers):
-        super().__init__(*numbers)
-        self.made = made
-
-    def __torch_dispatch__(self, *arguments):
-        out = super().__torch_dispatch__(*arguments)
-        if isinstance(out, torch.Tensor):
-            self.made.append(weakref.ref(out))
-        return out
-
-
-def gradients(learner, examples, failing, monkeypatch):
-    """The gradients of a step whose micro-batches run within `failing`, and its loss."""
-    accumulate, found = Learner._accumulate, []
-
-    def watched(self, *arguments):
-        with failing:
-            accumulate(self, *arguments)
-
-    def keep(self):
-        found.extend(parameter.grad.clone() for parameter in trainable(learner.adaptation))
-        self.reset()
-        return torch.zeros(())
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Learner, "_accumulate", watched)
-        patch.setattr(Update, "finish", keep)
-        loss = learner.step(examples, 1e-3).loss
-    return [loss, *found]
-
-
-def equal(one, other):
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
 
 WAYS = {
     "lora": (RECIPE, False, 6),
@@ -152,22 +51,8 @@ def test_wherever_memory_runs_out_the_step_is_that_of_smaller_micro_batches(base
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-class PlainGraphs:
-    """Stands in for captured graphs where there is no GPU: a replay is the function itself."""
-
-    rehearsing = False
-
-    def __init__(self, device, on_event):
-        pass
-
-    def capture(self, part, function):
-        function()
-        return function
-
-
+@pytest.mark.usefixtures("plain_graphs")
 def test_wherever_memory_runs_out_with_graphs_they_are_made_anew_for_smaller_micro_batches(base, monkeypatch):
-    monkeypatch.setattr("sebp_edge.training.learner.Graphs", PlainGraphs)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     examples = odd_examples()
     half = -(-sum(example.num_active_tokens for example in examples) // 2)
     with learning(base, examples) as learner:
@@ -189,14 +74,13 @@ def test_wherever_memory_runs_out_with_graphs_they_are_made_anew_for_smaller_mic
             buckets = learner._graphs._with_gradients
             assert buckets
             # Nothing is filled up to the size that did not fit.
-            assert max(bucket.tokens for bucket in buckets) <= half + 32
+            assert max(bucket.tokens for bucket, _ in buckets) <= half + 32
             for one, other in zip(found, whole, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.usefixtures("plain_graphs")
 def test_one_example_is_tried_without_graphs_before_it_is_the_end(base, monkeypatch):
-    monkeypatch.setattr("sebp_edge.training.learner.Graphs", PlainGraphs)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     examples = odd_examples()[:1]
     with learning(base, examples) as learner:
         expected = gradients(learner, examples, Failing(), monkeypatch)
@@ -294,33 +178,6 @@ def test_after_a_failure_later_steps_are_cut_smaller_from_their_start(base, monk
     assert progress.tokens == 2 * sum(LENGTHS)
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_what_failed_is_freed_before_it_is_tried_again(base, padded, monkeypatch):
-    examples, made, alive = odd_examples(), [], []
-    give_back = "sebp_edge.training.learner.give_memory_back"
-
-    def count(device):
-        # What is added to is among what operations give.
-        known = {id(parameter.grad) for parameter in trainable(learner.adaptation)} | {id(learner._loss)}
-        alive.append([tensor().shape for tensor in made if tensor() is not None and id(tensor()) not in known])
-
-    with learning(base, examples, padded=padded) as learner:
-        gradients(learner, examples, Failing(), monkeypatch)
-        counting = Failing()
-        gradients(learner, examples, counting, monkeypatch)
-        monkeypatch.setattr(give_back, count)
-        gc.disable()
-        try:
-            for number in range(1, counting.count + 1, 1 + counting.count // 20):
-                learner.rows.max_rows = 4096
-                made.clear()
-                gradients(learner, examples, Watching(made, number), monkeypatch)
-        finally:
-            gc.enable()
-    assert len(alive) > 15
-    assert not any(alive)
-
-
 @pytest.fixture
 def make(model_folder, tmp_path):
     def personalizer(**options):
@@ -328,60 +185,6 @@ def make(model_folder, tmp_path):
         return Personalizer(model_folder, **options)
 
     return personalizer
-
-
-@pytest.fixture
-def made(monkeypatch):
-    """Weak references to what trainings make: trials, learners, handles, optimizers, moments, examples; no garbage is
-    collected meanwhile."""
-    references, enter, leave = [], Learner.__enter__, Learner.__exit__
-
-    def noted(learner):
-        update = learner._update
-        parts = [learner, learner.rows, learner.rows.hoisted or learner.rows._padded, update, update._optimizer]
-        references.extend(map(weakref.ref, parts))
-        return enter(learner)
-
-    def left(learner, *exception):
-        moments = [value for state in learner._update._optimizer.state.values() for value in state.values()]
-        gradients = [parameter.grad for parameter in learner._parameters]
-        references.extend(map(weakref.ref, [*moments, *gradients]))
-        leave(learner, *exception)
-
-    make_trial = Trial.__init__
-
-    def tried(trial, base, dataset, *arguments):
-        references.extend(map(weakref.ref, [trial, dataset, *dataset.examples]))
-        make_trial(trial, base, dataset, *arguments)
-
-    make_sparsified = Sparsified.__init__
-
-    def sparsified(handle, *arguments):
-        references.append(weakref.ref(handle))
-        make_sparsified(handle, *arguments)
-
-    monkeypatch.setattr(Sparsified, "__init__", sparsified)
-    monkeypatch.setattr(Learner, "__enter__", noted)
-    monkeypatch.setattr(Learner, "__exit__", left)
-    monkeypatch.setattr(Trial, "__init__", tried)
-    gc.collect()
-    gc.disable()
-    yield references
-    gc.enable()
-
-
-@pytest.mark.parametrize("way", ["lora", "full", "folds", "not kept"])
-def test_an_adaptation_leaves_nothing_alive_but_itself(make, made, way):
-    changes = {"full": {"method": "full"}, "not kept": {"learning_rate": 1e-12}}.get(way, {})
-    recipe = RECIPE.replace(**{"learning_rate": 2e-2, "batch_tokens": 200, "epochs": 3} | changes)
-    personalizer = make(recipe=recipe)
-    result = personalizer.adapt(make_sentences(9 if way == "folds" else 24, words=60))
-    assert result.kept == (way != "not kept")
-    assert len(made) > 40
-    assert [type(reference()) for reference in made if reference() is not None] == []
-    model = personalizer._base.model
-    assert not any("forward" in vars(module) for module in model.modules())
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_memory_that_runs_out_in_a_training_is_no_more_than_an_event(make):
@@ -404,50 +207,6 @@ def test_memory_that_runs_out_in_a_training_is_no_more_than_an_event(make):
 
 def _ran_out(events):
     return any(isinstance(event, MemoryRanOut) for event in events)
-
-
-@pytest.mark.parametrize("number", [300, 700])
-def test_memory_that_does_not_suffice_for_one_example_is_one_sentence_and_is_given_back(make, number, monkeypatch):
-    accumulate, made = Learner._accumulate, []
-
-    def failing(self, micro_batch, loss_tokens):
-        with Watching(made, number):
-            accumulate(self, micro_batch, loss_tokens)
-
-    personalizer, events = make(), []
-    personalizer.on_event = events.append
-    monkeypatch.setattr(Learner, "_accumulate", failing)
-    gc.disable()
-    try:
-        with pytest.raises(MachineError, match="ran out while training; nothing was saved") as raised:
-            personalizer.adapt(make_sentences(24))
-        assert len(made) > number
-        assert [tensor().shape for tensor in made if tensor() is not None] == []
-    finally:
-        gc.enable()
-    assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
-    assert len([event for event in events if isinstance(event, MemoryRanOut)]) > 2
-    assert not any(isinstance(event, StepDone) for event in events)
-    assert not any("forward" in vars(module) for module in personalizer._base.model.modules())
-
-
-@pytest.mark.parametrize("padded", [False, True])
-def test_projections_that_nobody_asked_for_any_more_are_let_go_of(base, padded):
-    examples, computed = odd_examples(), []
-
-    def stop(layer, inputs, output):
-        # Keys and values are computed by now, together with queries.
-        computed.extend(map(weakref.ref, [inputs[0], output]))
-        raise torch.OutOfMemoryError
-
-    with learning(base, examples, padded=padded) as learner:
-        projection = learner.adaptation.model.get_base_model().model.layers[0].self_attn.q_proj
-        hook = projection.register_forward_hook(stop)
-        with pytest.raises(torch.OutOfMemoryError):
-            learner.rows(examples)
-        assert len(computed) == 2
-        assert [reference() for reference in computed] == [None, None]
-        hook.remove()
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(), MemoryError(), RuntimeError("CUDA error: out of memory")])

@@ -1,0 +1,215 @@
+"""GLUE on one's own files: fine-tunes an encoder with a classification head, in a plain loop with `sparsify` around it.
+
+    python examples/glue.py --model FOLDER --data FOLDER [--recipe glue] [--dense] [--seed 0] [--device cpu]
+
+The data folder holds a file with "train" in its name and one with "dev" or "val" (of several the first by name), in
+GLUE's own formats: TSV with a header (CoLA's has none), or JSONL. With --dense the same training runs without SEBP.
+"""
+
+import argparse
+import csv
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from sebp_edge import Recipe, SebpEdgeError, sparsify
+from sebp_edge.errors import ModelError, TextsError
+from sebp_edge.models.machine import pick_device, synchronize
+from sebp_edge.training.loop import learning_rates
+
+# What GLUE's tasks call their texts, one or two, and their labels.
+TEXTS = (
+    ("sentence1", "sentence2"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("premise", "hypothesis"),
+    ("#1 String", "#2 String"),
+    ("sentence",),
+)
+LABELS = ("gold_label", "label", "is_duplicate", "Quality")
+COLA = ("source", "label", "star", "sentence")
+
+
+class Text(NamedTuple):
+    """What is classified, one text or two, and as what."""
+
+    texts: tuple[str, ...]
+    label: str
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="a folder with an encoder and its tokenizer")
+    parser.add_argument("--data", type=Path, required=True, help="a folder with a train and a dev file")
+    parser.add_argument("--recipe", default="glue", help="a recipe's name, or a TOML file")
+    parser.add_argument("--dense", action="store_true", help="leave SEBP out")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", help="cuda, mps or cpu")
+    options = parser.parse_args(arguments)
+    try:
+        run(options)
+    except SebpEdgeError as error:
+        sys.exit(f"glue: {error}")
+
+
+def run(options: argparse.Namespace) -> None:
+    recipe, device = Recipe.load(options.recipe), pick_device(options.device)
+    train, dev = (read(find(options.data, words)) for words in (("train",), ("dev", "val")))
+    names = sorted({text.label for text in train})
+    check(names, dev)
+    torch.manual_seed(options.seed)
+    classifier = Classifier(options.model, names, recipe, device)
+    length = classifier.context_length
+    print(f"{len(train)} texts to train on, {len(dev)} to judge by, {len(names)} labels, padded to {length} tokens")
+    print(f"before: {classifier.judge(dev)}")
+    shuffled = random.Random(options.seed)
+    epochs = [cut(shuffled.sample(train, len(train)), recipe.batch_tokens) for _ in range(recipe.epochs)]
+    optimizer = torch.optim.AdamW(classifier.model.parameters(), weight_decay=recipe.weight_decay)
+    rates = learning_rates(recipe, sum(map(len, epochs)))
+    with nullcontext() if options.dense else sparsify(classifier.model):
+        for number, batches in enumerate(epochs, start=1):
+            begin = time.perf_counter()
+            loss = train_epoch(classifier, batches, optimizer, rates, recipe)
+            synchronize(device)
+            seconds = time.perf_counter() - begin
+            print(f"epoch {number}: loss {loss:.4f}, {seconds:.1f} s; {classifier.judge(dev)}", flush=True)
+
+
+def train_epoch(classifier: "Classifier", batches: list[list[Text]], optimizer, rates, recipe: Recipe) -> float:
+    """One pass over the texts; gives the mean loss."""
+    parameters, total = list(classifier.model.parameters()), 0.0
+    classifier.model.train()
+    for step, batch in enumerate(batches, start=1):
+        optimizer.param_groups[0]["lr"] = next(rates)
+        loss = classifier(batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, recipe.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        total += loss.detach()
+        if step % 20 == 0:
+            print(f"  step {step}/{len(batches)}  loss {float(total) / step:.4f}", flush=True)
+    return float(total) / len(batches)
+
+
+class Classifier:
+    """An encoder with a new head for the labels `names`; nothing is downloaded.
+
+    Attributes:
+        context_length: what texts are padded to, on the right, as in the paper.
+    """
+
+    def __init__(self, folder: Path, names: list[str], recipe: Recipe, device: torch.device):
+        self._names, self._batch_size, self._device = names, recipe.batch_tokens, device
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            model = AutoModelForSequenceClassification.from_pretrained(
+                folder, num_labels=len(names), local_files_only=True
+            )
+        except (OSError, ValueError) as error:
+            raise ModelError(
+                f"The folder {str(folder)!r} holds no encoder with its tokenizer; give another."
+            ) from error
+        self.model = model.to(device)
+        self._tokenizer.padding_side = "right"
+        limits = (self._tokenizer.model_max_length, model.config.max_position_embeddings)
+        self.context_length = min(recipe.context_length, *limits)
+
+    def __call__(self, texts: list[Text]):
+        """What the model makes of a batch: its loss and logits, in bf16 where there is a GPU."""
+        batch = self._tokenizer(
+            *map(list, zip(*(text.texts for text in texts), strict=True)),
+            padding="max_length",
+            truncation=True,
+            max_length=self.context_length,
+            return_tensors="pt",
+        ).to(self._device)
+        labels = torch.tensor([self._names.index(text.label) for text in texts], device=self._device)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
+            return self.model(**batch, labels=labels)
+
+    @torch.no_grad()
+    def judge(self, texts: list[Text]) -> str:
+        """Its scores on `texts`."""
+        self.model.eval()
+        said = [one for batch in cut(texts, self._batch_size) for one in self(batch).logits.argmax(1).tolist()]
+        return scores(said, [self._names.index(text.label) for text in texts], len(self._names))
+
+
+def cut(texts: list[Text], size: int) -> list[list[Text]]:
+    return [texts[begin : begin + size] for begin in range(0, len(texts), size)]
+
+
+def scores(said: list[int], right: list[int], num_labels: int) -> str:
+    """Accuracy; of two labels also the second one's F1, and Matthews' correlation, CoLA's score."""
+    pairs = list(zip(said, right, strict=True))
+    accuracy = f"accuracy {sum(one == other for one, other in pairs) / len(pairs):.3f}"
+    if num_labels != 2:
+        return accuracy
+    hit, wrong, missed, quiet = (pairs.count(pair) for pair in ((1, 1), (1, 0), (0, 1), (0, 0)))
+    f1 = 2 * hit / max(1, 2 * hit + wrong + missed)
+    spread = (hit + wrong) * (hit + missed) * (quiet + wrong) * (quiet + missed)
+    return f"{accuracy}, F1 {f1:.3f}, Matthews {(hit * quiet - wrong * missed) / max(1, spread) ** 0.5:.3f}"
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+
+def find(folder: Path, words: tuple[str, ...]) -> Path:
+    """The first file by name with one of `words` in it."""
+    if not folder.is_dir():
+        raise TextsError(f"There is no folder {str(folder)!r}; give one with a train and a dev file.")
+    endings = (".tsv", ".jsonl")
+    for path in sorted(folder.iterdir()):
+        if path.suffix in endings and any(word in path.stem.lower() for word in words):
+            return path
+    raise TextsError(f"{folder} holds no {' or '.join(endings)} file with {' or '.join(map(repr, words))} in its name.")
+
+
+def read(path: Path) -> list[Text]:
+    """The texts of a file in one of GLUE's formats."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        records = list(records_of(path.suffix, [line.rstrip("\r") for line in lines if line.strip()]))
+        columns = records[0].keys()
+    except (OSError, ValueError, LookupError, AttributeError) as error:
+        raise TextsError(f"{path} holds no {path.suffix[1:].upper()} in UTF-8 ({type(error).__name__}).") from error
+    texts = next((names for names in TEXTS if columns >= set(names)), None)
+    label = next((name for name in LABELS if name in columns), None)
+    if texts is None or label is None:
+        known = ", ".join(" and ".join(names) for names in TEXTS)
+        raise TextsError(f"{path} has not the columns of a task: one of {known}; and {' or '.join(LABELS)}.")
+    wanted = (*texts, label)
+    for number, record in enumerate(records, start=1):
+        if not all(isinstance(record.get(name), str | int) for name in wanted):
+            raise TextsError(f"Row {number} of {path} lacks a text or a label that is a name or a whole number.")
+    return [Text(tuple(str(record[name]) for name in texts), str(record[label])) for record in records]
+
+
+def records_of(ending: str, lines: list[str]) -> Iterator[dict]:
+    if ending == ".jsonl":
+        return map(json.loads, lines)
+    # GLUE's files are not quoted: a quotation mark is part of a text.
+    has_header = any(name in lines[0].split("\t") for name in LABELS)
+    return csv.DictReader(lines, None if has_header else COLA, delimiter="\t", quoting=csv.QUOTE_NONE)
+
+
+def check(names: list[str], dev: list[Text]) -> None:
+    """Raises a TextsError unless the labels are a few classes, the same in both files."""
+    if not 2 <= len(names) <= 20:
+        raise TextsError(f"The train file has {len(names)} different labels, but 2 to 20 classes are needed.")
+    unknown = {text.label for text in dev} - set(names)
+    if unknown:
+        raise TextsError(f"The dev file has the label {min(unknown)!r}, which is not in the train file.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""The paper's language modelling on one's own files, with the SDK: WinoGrande, ARC, HellaSwag, WikiText-2, PTB.
+
+    python examples/lm.py --model llama-3.2-3b --data FILE... [--recipe lm] [--out FOLDER] [--seed 0] [--device cuda]
+
+A .jsonl file holds one of the three sets of questions as published: a question with all its choices and the answer is a
+text. Of a .txt file each line is one.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from sebp_edge import Personalizer, SebpEdgeError
+from sebp_edge.errors import TextsError
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="tiny", help="a known name, a folder, or a Hub id")
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help="files of one or more of the sets")
+    parser.add_argument("--recipe", default="lm", help="a recipe's name, or a TOML file")
+    parser.add_argument("--out", type=Path, help="save into this new folder")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", help="cuda, mps or cpu")
+    options = parser.parse_args(arguments)
+    try:
+        texts = [{"text": text} for path in options.data for text in read(path)]
+        personalizer = Personalizer(options.model, recipe=options.recipe, device=options.device, seed=options.seed)
+        result = personalizer.adapt(texts, name="lm", out=options.out)
+    except SebpEdgeError as error:
+        sys.exit(f"lm: {error}")
+    print(f"{result.documents} texts, {result.tokens} tokens, {result.tokens_per_second:,.0f} tokens/s in training")
+    print(f"held-out loss {result.heldout_loss_before:.4f} -> {result.heldout_loss_after:.4f}")
+    print(result.summary)
+
+
+def read(path: Path) -> Iterator[str]:
+    """The texts of a file."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise TextsError(f"{path} cannot be read: {getattr(error, 'strerror', 'it is not UTF-8')}.") from error
+    if path.suffix == ".txt":
+        yield from lines
+        return
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield as_text(*question_of(json.loads(line)))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise TextsError(
+                f"Line {number} of {path} is no question as WinoGrande, ARC or HellaSwag publish them, with its answer."
+            ) from error
+
+
+def question_of(record: dict) -> tuple[str, list[str], int]:
+    """A question, its choices, and which of them is right."""
+    if "option1" in record:  # WinoGrande
+        return record["sentence"], [record["option1"], record["option2"]], int(record["answer"]) - 1
+    if "endings" in record:  # HellaSwag
+        return record["ctx"], record["endings"], int(record["label"])
+    question = record["question"]  # ARC, in its authors' form and in that of a table
+    if isinstance(question, dict):
+        choices = question["choices"]
+        texts, labels, question = [one["text"] for one in choices], [one["label"] for one in choices], question["stem"]
+    else:
+        texts, labels = record["choices"]["text"], record["choices"]["label"]
+    return question, texts, labels.index(record["answerKey"])
+
+
+def as_text(question: str, choices: list[str], answer: int) -> str:
+    return "\n".join([question, *(f"- {choice}" for choice in choices), f"Answer: {choices[answer]}"])
+
+
+if __name__ == "__main__":
+    main()

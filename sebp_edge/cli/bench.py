@@ -1,0 +1,120 @@
+"""`sebp-edge bench [PATH...]`: what a training step takes on this machine, in all ways that there are."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table, quick_imports
+from sebp_edge.errors import RecipeError, StorageError
+
+
+def bench(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[PATH...]", help="Files or folders with your texts; by default short ones."),
+    ] = None,
+    model: Annotated[str, typer.Option(help="A known name, a folder, a Hub id, or a config.json.")] = "tiny",
+    recipe: Annotated[str, typer.Option(help="A recipe's name, or a TOML file.")] = "notes",
+    padding: Annotated[str | None, typer.Option(help="Share of the batch that is padding, such as 90%.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens that each text is padded to.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Texts in the batch.")] = 4,
+    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table into this file too.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this SVG file.")] = None,
+) -> None:
+    """Time a training step: dense padded, drop-in, dynamic padding, packed, hoisted, as a captured graph.
+
+    What computes another loss or other gradients than the dense model in fp32 is refused, not timed. Of your texts only
+    their lengths are used. Without the model's weights on this machine, random ones of its shape are timed.
+    """
+    with one_sentence_errors(as_json=as_json):
+        with quick_imports():
+            from sebp_edge.events import Notice
+            from sebp_edge.insight.bench.plot import write_plot
+            from sebp_edge.insight.bench.run import run_bench
+            from sebp_edge.insight.bench.workload import parse_share
+
+        if padding is not None and context is not None:
+            raise RecipeError("--padding sets the context length by itself; leave out --context, or --padding.")
+        _refuse_targets(csv, plot)
+        share = None if padding is None else parse_share(padding)
+
+        def tell(notice: Notice) -> None:
+            err.print(f"note: {notice.message}", style="yellow", markup=False)
+
+        with err.status("") as status:
+            found = run_bench(
+                model,
+                paths or None,
+                recipe=recipe,
+                context_length=context,
+                padding=share,
+                batch_size=batch,
+                device=device,
+                on_event=tell,
+                on_progress=status.update,
+            )
+        if csv is not None:
+            found.write_csv(csv)
+        if plot is not None:
+            write_plot(found, plot)
+        if as_json:
+            print_json({"event": "bench", **found.to_dict()})
+        else:
+            show_bench(found)
+
+
+def _refuse_targets(csv: Path | None, plot: Path | None) -> None:
+    """Says what cannot be written before minutes are spent on it."""
+    if plot is not None and plot.suffix.lower() != ".svg":
+        raise StorageError(f"The plot is an SVG file, so {plot.name!r} must end in .svg.")
+    for path in (csv, plot):
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise StorageError(f"{path} cannot be written: it is a folder, or in a folder that is not there.")
+
+
+def show_bench(found) -> None:
+    """What was timed, a row for each way, why some have no times, and what to do."""
+    from rich.markup import escape
+
+    texts = f"{len(found.lengths)} texts of {found.lengths[0]} to {found.lengths[-1]} tokens"
+    out.print(
+        f"[bold]{escape(found.model)}[/] ({found.method}, {found.dtype}, {found.weights.removeprefix('its ')} weights) "
+        f"on {escape(found.device)}: {texts}, padded to {found.context_length:,}, {found.padding_share:.0%} padding"
+    )
+    rows = found.rows()
+    has_peaks = any(row["peak_bytes"] for row in rows)
+    columns = ["way", "forward", "backward", "step", "of dense", *(["peak"] if has_peaks else []), "tokens/s", "error"]
+    dense = rows[0]["step_ms"]
+    print_table(columns, [_cells(row, dense, has_peaks) for row in rows])
+    for row in rows:
+        if row["why"]:
+            out.print(f"{row['way']}, {row['status']}: {row['why']}.", style="dim", markup=False)
+    out.print(f"[bold]{escape(found.recommendation)}[/]")
+
+
+def _cells(row: dict, dense_ms: float | None, has_peaks: bool) -> list[str]:
+    from sebp_edge.units import gigabytes
+
+    step = row["step_ms"]
+    error = "-" if row["gradient_error"] is None else f"{row['gradient_error']:.1e}"
+    if step is None:
+        return [row["way"], "-", "-", row["status"], "-", *(["-"] if has_peaks else []), "-", error]
+    peak = [gigabytes(row["peak_bytes"])] if has_peaks else []
+    ratio = "-" if dense_ms is None else f"{step / dense_ms:.2f}"
+    return [
+        row["way"],
+        _milliseconds(row["forward_ms"]),
+        _milliseconds(row["backward_ms"]),
+        _milliseconds(step),
+        ratio,
+        *peak,
+        f"{row['tokens_per_second']:,.0f}",
+        error,
+    ]
+
+
+def _milliseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f} ms" if value < 100 else f"{value:,.0f} ms"

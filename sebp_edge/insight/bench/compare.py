@@ -1,0 +1,129 @@
+"""All ways on one model and one batch: first whether each is right, then how long the right ones take, in turns."""
+
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import nn
+
+from sebp_edge.errors import MachineError, SparsityError
+from sebp_edge.insight.bench.gate import Deviation, Reference
+from sebp_edge.insight.bench.timer import ROUNDS, Times, medians, time_way
+from sebp_edge.insight.bench.ways import WAYS, Way
+from sebp_edge.models.machine import give_memory_back, ran_out_of_memory
+from sebp_edge.texts.batches import Batch
+from sebp_edge.training.graph import CannotCapture
+from sebp_edge.training.leftovers import Leftovers
+
+Status = Literal["ok", "refused", "out of memory", "not here", "failed"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What became of one way.
+
+    Attributes:
+        status: "ok"; "refused", as it is wrong; "out of memory"; "not here", as this machine or model cannot run it; or
+            "failed".
+        why: in words, unless it is "ok" or "out of memory".
+        deviation: how far its loss and gradients are from what is right; None if it did not come to that.
+        times: None unless it is "ok".
+    """
+
+    way: Way
+    status: Status
+    why: str | None = None
+    deviation: Deviation | None = None
+    times: Times | None = None
+
+
+def compare(
+    model: nn.Module,
+    batch: Batch,
+    ways: Iterable[Way] = WAYS,
+    *,
+    rounds: int = ROUNDS,
+    on_progress: Callable[[str], None] = lambda state: None,
+) -> list[Measured]:
+    """Measures each of `ways`; one that fails, is wrong or runs out of memory has no times, and the others go on.
+
+    Args:
+        model: a decoder on its device, with the parameters to train requiring gradients; they are trained on the way.
+        batch: right-padded, on the model's device.
+        rounds: how often the ways take turns.
+        on_progress: is told what is done next.
+
+    Raises:
+        MachineError: memory runs out before anything is compared: then nothing can be called right.
+    """
+    guard = _Guard(model, batch)
+    on_progress("computing what is right, in fp32")
+    reference = guard.run(lambda: Reference.of(model, batch))
+    if isinstance(reference, _Failure):
+        raise MachineError(
+            "Gradients could not be computed in fp32, with which those of all ways are compared "
+            f"({reference.why or 'memory ran out'}); choose a smaller model or shorter texts."
+        )
+    found = {}
+    for way in ways:
+        on_progress(f"checking {way.name}")
+        found[way.name] = _checked(way, reference, model, batch, guard)
+    del reference
+    times: dict[str, list[Times]] = {name: [] for name in found}
+    for number in range(1, rounds + 1):
+        for name, measured in found.items():
+            if measured.status == "ok":
+                on_progress(f"round {number} of {rounds}: {name}")
+                own = guard.run(lambda way=measured.way: time_way(model, batch, way))
+                if isinstance(own, _Failure):
+                    found[name] = replace(measured, status=own.status, why=own.why)
+                else:
+                    times[name] += own
+    return [
+        replace(measured, times=medians(times[name])) if measured.status == "ok" else measured
+        for name, measured in found.items()
+    ]
+
+
+def _checked(way: Way, reference: Reference, model: nn.Module, batch: Batch, guard: "_Guard") -> Measured:
+    missing = way.missing(batch.input_ids.device)
+    if missing is not None:
+        return Measured(way, "not here", missing)
+    deviation = guard.run(lambda: reference.deviation(model, batch, way))
+    if isinstance(deviation, _Failure):
+        return Measured(way, deviation.status, deviation.why)
+    wrong = reference.what_is_wrong(deviation)
+    return Measured(way, "ok" if wrong is None else "refused", wrong, deviation)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    status: Status
+    why: str | None = None
+
+
+class _Guard:
+    """Runs what may fail, and clears away what a failure leaves."""
+
+    def __init__(self, model: nn.Module, batch: Batch):
+        self._model, self._device = model, batch.input_ids.device
+        self._leftovers = Leftovers(self._device)
+
+    def run(self, function: Callable):
+        """What `function` gives, or the _Failure that it came to."""
+        try:
+            return function()
+        except (SparsityError, CannotCapture) as error:
+            failure = _Failure("not here", str(error).rstrip("."))
+        except (RuntimeError, MemoryError, TypeError, ValueError, KeyError) as error:
+            if ran_out_of_memory(error):
+                failure = _Failure("out of memory")
+            else:
+                failure = _Failure("failed", f"{type(error).__name__}: {error}".splitlines()[0][:200])
+            # Its traceback holds what had been computed.
+            traceback.clear_frames(error.__traceback__)
+        self._model.zero_grad()
+        self._leftovers.clear()
+        give_memory_back(self._device)
+        return failure

@@ -1,0 +1,91 @@
+"""What a benchmark found: the figures for programs, as CSV, and one sentence for people."""
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from sebp_edge.errors import StorageError
+from sebp_edge.insight.bench.advice import recommend
+from sebp_edge.insight.bench.compare import Measured
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """One model on one batch on one machine, and what became of each way.
+
+    Attributes:
+        weights: "its own" or "random".
+        lengths: tokens of each example of the batch.
+        loss_tokens: of these, how many are predicted.
+        padding_share: of the batch padded to `context_length`.
+    """
+
+    model: str
+    weights: str
+    parameters: int
+    method: str
+    dtype: str
+    device: str
+    versions: dict[str, str]
+    lengths: list[int]
+    loss_tokens: int
+    context_length: int
+    padding_share: float
+    measured: list[Measured]
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens of the batch."""
+        return sum(self.lengths)
+
+    @property
+    def recommendation(self) -> str:
+        """One sentence: what is the fastest here, and how to train that way."""
+        return recommend(self.measured)
+
+    def rows(self) -> list[dict]:
+        """One row for each way: its status, its deviation from what is right, and its times in milliseconds."""
+        return [self._row(one) for one in self.measured]
+
+    def _row(self, one: Measured) -> dict:
+        deviation, times = one.deviation, one.times
+        parts = ("forward", "backward", "step")
+        seconds = {part: getattr(times, part) if times else None for part in parts}
+        return {
+            "way": one.way.name,
+            "status": one.status,
+            "why": one.why,
+            "loss_error": _finite(deviation.loss_error) if deviation else None,
+            "gradient_error": _finite(deviation.gradient_error) if deviation else None,
+            **{f"{part}_ms": None if value is None else 1e3 * value for part, value in seconds.items()},
+            "peak_bytes": times.peak_bytes if times else None,
+            "tokens_per_second": self.tokens / times.step if times else None,
+        }
+
+    def to_dict(self) -> dict:
+        """All of it as JSON-ready values."""
+        about = {key: value for key, value in vars(self).items() if key != "measured"}
+        return {**about, "tokens": self.tokens, "ways": self.rows(), "recommendation": self.recommendation}
+
+    def write_csv(self, path: Path) -> None:
+        """One line for each way.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        names = ("model", "weights", "method", "dtype", "device", "context_length", "padding_share", "tokens")
+        about = {"examples": len(self.lengths), **{name: getattr(self, name) for name in names}}
+        rows = [about | row for row in self.rows()]
+        try:
+            with path.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, rows[0])
+                writer.writeheader()
+                writer.writerows(rows)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def _finite(value: float) -> float | None:
+    """JSON has neither NaN nor infinity."""
+    return value if math.isfinite(value) else None

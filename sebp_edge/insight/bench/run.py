@@ -1,0 +1,130 @@
+"""The whole benchmark: a model and texts' lengths in, the figures of all ways out. Behind `sebp-edge bench`."""
+
+import importlib.metadata
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+from sebp_edge.errors import RecipeError, TextsError
+from sebp_edge.events import Notice, Sink, silent
+from sebp_edge.insight.bench.compare import compare
+from sebp_edge.insight.bench.host_memory import limited_to
+from sebp_edge.insight.bench.result import BenchResult
+from sebp_edge.insight.bench.workload import Workload, built_in_examples, padded_to, spread_out
+from sebp_edge.models import machine
+from sebp_edge.models.adaptation import Adaptation, attach, trainable
+from sebp_edge.models.catalog import DEFAULT_MODEL, ModelReference, resolve_shape
+from sebp_edge.models.hub import folder_at_hand
+from sebp_edge.models.loading import BaseModel, load_base_model, tokenizer_at_hand
+from sebp_edge.models.random_weights import make_base_model
+from sebp_edge.models.shape import read_shape
+from sebp_edge.recipe import Recipe
+from sebp_edge.texts.examples import Example, encode
+from sebp_edge.texts.readers import read_texts
+
+BATCH_SIZE = 4
+# Of the host's free memory; the rest is for other programs.
+FREE_SHARE = 0.9
+
+
+def run_bench(
+    model: str | Path = DEFAULT_MODEL,
+    texts=None,
+    *,
+    recipe: str | Path | Recipe = "notes",
+    context_length: int | None = None,
+    padding: float | None = None,
+    batch_size: int = BATCH_SIZE,
+    device: str | None = None,
+    on_event: Sink = silent,
+    on_progress: Callable[[str], None] = lambda state: None,
+) -> BenchResult:
+    """Times one training step of `model` in all ways that there are, after each was held against what is right.
+
+    Args:
+        model: a known name, a folder, a Hub id, or a config.json. Without its weights on this machine, random ones of
+            its shape are made; weights are never downloaded.
+        texts: what `read_texts` takes, for their lengths; None for built-in ones.
+        recipe: for the method, the rank and the context length.
+        context_length: tokens that examples are padded to, at most the model's own limit.
+        padding: the share of the padded batch that is padding, which then sets the context length.
+        batch_size: examples in the batch, at most.
+        device: "cuda", "mps" or "cpu"; by default the best there is.
+        on_event: is given notices.
+        on_progress: is told what is done next.
+
+    Raises:
+        SebpEdgeError: one of its kinds, with what to do.
+    """
+    on_progress("loading the model")
+    reference, recipe, device = resolve_shape(model), Recipe.load(recipe), machine.pick_device(device)
+    if recipe.load_in_4bit:
+        raise RecipeError(f"The recipe {recipe.name!r} loads models in 4 bits, which are not timed; use one without.")
+    longest = read_shape(reference).longest or math.inf
+    if context_length is None:
+        context_length = min(recipe.context_length, longest)
+    recipe = recipe.replace(context_length=context_length)
+    examples = _examples(texts, reference, recipe, batch_size)
+    if padding is not None:
+        context_length = padded_to(examples, padding)
+    if context_length > longest:
+        raise TextsError(
+            f"The batch would be padded to {context_length} tokens, and {reference.name!r} knows at most {longest}; "
+            "ask for less padding or a shorter context."
+        )
+    at_hand = folder_at_hand(reference) is not None
+    base = (load_base_model if at_hand else make_base_model)(reference, recipe, device)
+    if not at_hand:
+        what = "which are not on this machine"
+        on_event(Notice(f"Instead of the weights of {reference.name!r}, {what}, random ones of its shape are timed."))
+    adaptation = _attach(base, recipe)
+    workload = Workload.of(examples, context_length, base.model.config.get_text_config().vocab_size, device)
+    with limited_to(int(FREE_SHARE * machine.free_memory(device))) if device.type == "cpu" else nullcontext():
+        measured = compare(adaptation.model, workload.batch, on_progress=on_progress)
+    return BenchResult(
+        model=reference.name,
+        weights="its own" if at_hand else "random",
+        parameters=base.num_parameters,
+        method=recipe.method,
+        dtype=str(base.dtype).removeprefix("torch."),
+        device=_described(device),
+        versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft")},
+        lengths=workload.lengths,
+        loss_tokens=workload.loss_tokens,
+        context_length=workload.context_length,
+        padding_share=workload.padding_share,
+        measured=measured,
+    )
+
+
+def _examples(texts, reference: ModelReference, recipe: Recipe, count: int) -> list[Example]:
+    if texts is None:
+        return built_in_examples(count)
+    documents, tokenizer = read_texts(texts).documents, tokenizer_at_hand(reference)
+    examples, _ = encode(documents, tokenizer, recipe.context_length, chat_template=recipe.chat_template)
+    if not examples:
+        raise TextsError("There is nothing to learn in these texts; give texts of two tokens or more.")
+    return spread_out(examples, count)
+
+
+@torch.no_grad()
+def _attach(base: BaseModel, recipe: Recipe) -> Adaptation:
+    """What is trained, with none of its gradients zero: a fresh adapter's lora_A has none while lora_B is zero."""
+    adaptation = attach(base, recipe, seed=0)
+    if recipe.method == "lora":
+        draw = torch.Generator(base.device).manual_seed(0)
+        for parameter in trainable(adaptation):
+            parameter.normal_(0.0, 0.02, generator=draw)
+    return adaptation
+
+
+def _described(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type == "mps":
+        return "an Apple GPU"
+    threads = torch.get_num_threads()
+    return f"{threads} {'thread' if threads == 1 else 'threads'} of the CPU"

@@ -1,0 +1,235 @@
+"""The ways of making a training step that are compared: what each does to a model, and what it gives it to read.
+
+A batch is right-padded to the context length; each way lays it out in its own form before the clock starts.
+
+Shapes: B sequences, T positions, N real tokens of all sequences.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sebp_edge.events import silent
+from sebp_edge.models.lora import without_adapter
+from sebp_edge.ops import runs_flash_attention
+from sebp_edge.recipe import Recipe
+from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.sparse.hoist import ATTENTION, Hoisted
+from sebp_edge.sparse.rows import IGNORE
+from sebp_edge.sparse.sparsify import Sparsified
+from sebp_edge.texts.batches import Batch
+from sebp_edge.training.graph import Graphs, MicroBatchGraphs
+from sebp_edge.training.update import Update
+
+LEARNING_RATE = 1e-5
+
+Mark = Callable[[str], None]
+
+
+class Step(Protocol):
+    """One batch's training step, to be run over and over; `release` ends that."""
+
+    def gradients(self) -> Tensor:
+        """The mean loss; leaves its gradients, and no others, in the parameters' `grad`."""
+
+    def __call__(self, mark: Mark) -> None:
+        """Forward, backward and AdamW's update; `mark` is told the name of each part that is done."""
+
+    def release(self) -> None:
+        """Gives back what steps hold in memory."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of running a model on padded batches.
+
+    Attributes:
+        name: for the table.
+        attach: prepares a model for it; the context manager takes that back.
+        loss: the mean loss of a batch that was laid out, with what `attach` gave.
+        lay_out: what a batch on the model's device becomes.
+        ours: whether it is this project's.
+    """
+
+    name: str
+    attach: Callable[[nn.Module], AbstractContextManager]
+    loss: Callable[[object, object], Tensor]
+    lay_out: Callable[[Batch], object] = lambda batch: batch
+    ours: bool = False
+
+    def missing(self, device: torch.device) -> str | None:
+        """What this way needs and `device` does not have, in words."""
+        return None
+
+    def step(self, handle, model: nn.Module, batch: Batch) -> Step:
+        """The training step of a batch, with what `attach` gave."""
+        inputs = self.lay_out(batch)
+        return _EagerStep(trained(model), lambda: self.loss(handle, inputs))
+
+
+@dataclass(frozen=True)
+class Captured(Way):
+    """Level 3: forward and backward are one replay of a captured graph, the update another."""
+
+    def missing(self, device: torch.device) -> str | None:
+        return None if device.type == "cuda" else "CUDA graphs need an NVIDIA GPU"
+
+    def step(self, handle: Hoisted, model: nn.Module, batch: Batch) -> Step:
+        return _CapturedStep(trained(model), handle, self.lay_out(batch))
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that a step trains."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+class _EagerStep:
+    """A step as a plain training loop has it."""
+
+    def __init__(self, parameters: list[nn.Parameter], loss: Callable[[], Tensor]):
+        self._parameters, self._loss = parameters, loss
+        on_gpu = parameters[0].is_cuda
+        self._optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=on_gpu or None)
+
+    def gradients(self) -> Tensor:
+        loss = self._loss()
+        loss.backward()
+        return loss.detach()
+
+    def __call__(self, mark: Mark) -> None:
+        loss = self._loss()
+        mark("forward")
+        loss.backward()
+        mark("backward")
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        mark("update")
+
+    def release(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+class _CapturedStep:
+    """A step as `Personalizer` makes it on a GPU."""
+
+    def __init__(self, parameters: list[nn.Parameter], handle: Hoisted, tokens: ActiveTokens):
+        self._tokens = tokens
+        self._loss = torch.zeros((), device=parameters[0].device)
+        graphs = Graphs(parameters[0].device, silent)
+        self._update = Update(parameters, Recipe(name="bench", description=""))
+        try:
+            self._update.capture(graphs)
+        except BaseException:
+            self._update.release()
+            raise
+        self._micro_batches = MicroBatchGraphs(graphs, handle, self._update, self._loss)
+
+    def gradients(self) -> Tensor:
+        self._loss.zero_()
+        self._micro_batches.accumulate(self._tokens, len(self._tokens.targets))
+        return self._loss
+
+    def __call__(self, mark: Mark) -> None:
+        self._update.begin(LEARNING_RATE)
+        self.gradients()
+        mark("forward and backward")
+        self._update.finish()
+        mark("update")
+
+    def release(self) -> None:
+        self._update.release()
+
+
+# The ways.
+
+
+@contextmanager
+def _as_it_is(model: nn.Module) -> Iterator[nn.Module]:
+    yield model
+
+
+@contextmanager
+def _sparsified(model: nn.Module) -> Iterator[nn.Module]:
+    with Sparsified(model):
+        yield model
+
+
+@contextmanager
+def _varlen_where_it_runs(model: nn.Module) -> Iterator[nn.Module]:
+    """The model with attention within each sequence of a row, where flash attention takes its heads."""
+    decoder = without_adapter(model)
+    config, before = decoder.config.get_text_config(), decoder.config._attn_implementation
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if runs_flash_attention(decoder.get_input_embeddings().weight.new_empty(0, head_size)):
+        decoder.set_attn_implementation(ATTENTION)
+    try:
+        yield model
+    finally:
+        decoder.set_attn_implementation(before)
+
+
+def _padded_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """As any training loop calls a transformers model."""
+    return model(
+        input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels, use_cache=False
+    ).loss
+
+
+def _packed_loss(model: nn.Module, row: dict) -> Tensor:
+    ends = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    varlen = without_adapter(model).config._attn_implementation == ATTENTION
+    # Without them transformers makes a block-diagonal mask from the positions.
+    keywords = row if varlen else {name: value for name, value in row.items() if name not in ends}
+    return model(**keywords, use_cache=False).loss
+
+
+def _hoisted_loss(handle: Hoisted, tokens: ActiveTokens) -> Tensor:
+    return handle.row_losses(tokens).mean()
+
+
+def to_longest(batch: Batch) -> Batch:
+    """The same sequences, padded to the longest of them only."""
+    longest = int(batch.attention_mask.sum(dim=1).max())
+    shorter = (each[:, :longest] for each in (batch.input_ids, batch.attention_mask, batch.labels))
+    return Batch(*shorter, batch.plan)
+
+
+def packed(batch: Batch) -> dict:
+    """All sequences in one row [1, N]; positions begin again with each, and none predicts the next one's first."""
+    real_BT = batch.attention_mask.bool()
+    labels_BT = batch.labels.clone()
+    labels_BT[:, 0] = IGNORE
+    lengths_B = real_BT.sum(dim=1)
+    cu_seqlens, longest = F.pad(lengths_B.cumsum(0), (1, 0)).int(), int(lengths_B.max())
+    return {
+        "input_ids": batch.input_ids[real_BT][None],
+        "labels": labels_BT[real_BT][None],
+        "position_ids": (real_BT.cumsum(dim=1) - 1)[real_BT][None],
+        "cu_seq_lens_q": cu_seqlens,
+        "cu_seq_lens_k": cu_seqlens,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def _active(batch: Batch) -> ActiveTokens:
+    return ActiveTokens.gather(batch.input_ids, batch.plan)
+
+
+def _active_on_host(batch: Batch) -> ActiveTokens:
+    return ActiveTokens.gather(batch.input_ids.cpu(), batch.plan.to("cpu"))
+
+
+DENSE = Way("dense padded", _as_it_is, _padded_loss)
+DROP_IN = Way("drop-in", _sparsified, _padded_loss, ours=True)
+DYNAMIC = Way("dynamic padding", _as_it_is, _padded_loss, to_longest)
+PACKED = Way("packed", _varlen_where_it_runs, _packed_loss, packed)
+HOISTED = Way("hoisted", Hoisted, _hoisted_loss, _active, ours=True)
+GRAPH = Captured("graph", Hoisted, _hoisted_loss, _active_on_host, ours=True)
+WAYS = (DENSE, DROP_IN, DYNAMIC, PACKED, HOISTED, GRAPH)

@@ -1,0 +1,103 @@
+"""Lets memory run out: a learner of a few odd examples, operations that fail, and what a step then comes to."""
+
+from contextlib import contextmanager
+
+import torch
+from builders import make_examples
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sebp_edge import Recipe
+from sebp_edge.models.adaptation import attach, trainable
+from sebp_edge.texts.batches import Collator
+from sebp_edge.training.learner import Learner
+from sebp_edge.training.update import Update
+
+RECIPE = Recipe(name="test", description="", r=4, learning_rate=5e-3, epochs=2, batch_tokens=10**6, context_length=64)
+LENGTHS = [31, 2, 17, 40, 5, 23, 27, 30]
+CPU = torch.device("cpu")
+
+
+def odd_examples(prompt=6):
+    return make_examples(LENGTHS, prompt)
+
+
+@contextmanager
+def learning(base, examples, recipe=RECIPE, max_rows=4096, padded=False, limit=None):
+    """A learner on fresh weights that are not zero, and its events."""
+    adaptation, events = attach(base, recipe, 0), []
+    draw = torch.Generator().manual_seed(2)
+    if recipe.method == "lora":
+        for parameter in trainable(adaptation):
+            parameter.data += 0.05 * torch.randn(parameter.shape, generator=draw)
+    layer = base.model.model.layers[1].self_attn
+    if padded:
+        forward = layer.forward
+        layer.forward = lambda *args, **kwargs: forward(*args, **kwargs, s_aux=torch.ones(1))
+    try:
+        collator = Collator(64, base.pad_token_id)
+        with Learner(adaptation, recipe, examples, collator, events.append, limit=limit) as learner:
+            assert (learner.rows.hoisted is None) == padded
+            learner.rows.max_rows = max_rows
+            learner.events = events
+            yield learner
+    finally:
+        if padded:
+            del layer.forward
+        adaptation.detach()
+
+
+class Failing(TorchDispatchMode):
+    """Memory runs out in the operations of these numbers, counted over all that ran within it."""
+
+    def __init__(self, *numbers, error=torch.OutOfMemoryError):
+        super().__init__()
+        self.numbers, self.error, self.count = numbers, error, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        if self.count in self.numbers:
+            raise self.error("no more")
+        return function(*args, **(kwargs or {}))
+
+
+def gradients(learner, examples, failing, monkeypatch):
+    """The gradients of a step whose micro-batches run within `failing`, and its loss."""
+    accumulate, found = Learner._accumulate, []
+
+    def watched(self, *arguments):
+        with failing:
+            accumulate(self, *arguments)
+
+    def keep(self):
+        found.extend(parameter.grad.clone() for parameter in trainable(learner.adaptation))
+        self.reset()
+        return torch.zeros(())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "_accumulate", watched)
+        patch.setattr(Update, "finish", keep)
+        loss = learner.step(examples, 1e-3).loss
+    return [loss, *found]
+
+
+def equal(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+class PlainGraphs:
+    """Stands in for captured graphs where there is no GPU: a replay is the function itself."""
+
+    rehearsing = False
+
+    def __init__(self, device, on_event):
+        pass
+
+    def rehearse(self, function):
+        self.rehearsing = True
+        try:
+            function()
+        finally:
+            self.rehearsing = False
+
+    def capture(self, part, function):
+        return function

@@ -1,0 +1,196 @@
+"""Blocks in checkpoints: the gradients are those of activations that are kept, bit for bit, and few are kept."""
+
+import pytest
+import torch
+from builders import make_examples, make_llama, row_losses
+from peft import LoraConfig, get_peft_model
+from test_hoist import MODELS, gradients
+from test_sparsify import padded_batch
+
+from sebp_edge.errors import SparsityError
+from sebp_edge.events import silent
+from sebp_edge.models.adaptation import trainable
+from sebp_edge.ops import LoraGroup
+from sebp_edge.recipe import Recipe
+from sebp_edge.sparse import small_ops
+from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.rows import RowPlan
+from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.examples import Example
+from sebp_edge.training.learner import Learner
+from sebp_edge.training.spending import FASTEST, Spending
+from sebp_edge.training.update_in_backward import UpdateInBackward
+
+RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=150, context_length=64)
+SHORT = Spending(max_rows=70, checkpoints=1, in_pieces=True)
+
+
+def with_adapter(model):
+    config = LoraConfig(r=3, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return get_peft_model(model, config).eval()
+
+
+def all_gradients(model, checkpoints, prompt=0, **options):
+    batch = padded_batch(prompt=prompt)
+    plan = RowPlan.from_labels(batch["labels"])
+    with Hoisted(model, checkpoints=checkpoints, **options) as rows:
+        return gradients(model, row_losses(rows, batch["input_ids"], plan))
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+    assert any(gradient.any() for gradient in found.values())
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("adapt", ["full", "lora"])
+@pytest.mark.parametrize("prompt", [0, 5])
+def test_gradients_are_bitwise_those_of_kept_activations(family, adapt, prompt):
+    model = MODELS[family]().eval()
+    model = with_adapter(model) if adapt == "lora" else model
+    assert_equal(all_gradients(model, 1, prompt), all_gradients(model, 0, prompt))
+
+
+@pytest.mark.parametrize("number", [1, 3, 4])
+def test_any_number_of_blocks_but_the_last_may_be_in_checkpoints(number):
+    model = with_adapter(make_llama(num_hidden_layers=5))
+    assert_equal(all_gradients(model, number, 5), all_gradients(model, 0, 5))
+
+
+def test_gradients_by_our_kernels_are_those_of_kept_activations(kernels, monkeypatch):
+    monkeypatch.setattr(small_ops, "runs_kernels", lambda tensor: True)
+    model = with_adapter(make_llama(num_hidden_layers=3))
+    assert_equal(all_gradients(model, 2, 5), all_gradients(model, 0, 5))
+
+
+def test_a_base_in_4_bits_is_dequantised_again():
+    pytest.importorskip("bitsandbytes")
+    from bitsandbytes.nn import Linear4bit
+
+    model = make_llama(hidden_size=64, intermediate_size=128, num_hidden_layers=3).requires_grad_(False)
+    for block in model.model.layers:
+        for parent, name in ((block.mlp, "down_proj"), (block.mlp, "up_proj"), (block.self_attn, "v_proj")):
+            layer = Linear4bit(*reversed(getattr(parent, name).weight.shape), bias=False, compute_dtype=torch.float32)
+            layer.load_state_dict(getattr(parent, name).state_dict())
+            layer.support_avx512bf16_for_cpu = False
+            setattr(parent, name, layer.to("cpu"))
+    model = with_adapter(model)
+    assert_equal(all_gradients(model, 2), all_gradients(model, 0))
+
+
+def test_a_block_that_runs_again_neither_copies_adapters_nor_multiplies_by_its_last_weight(monkeypatch):
+    products, copies = [], []
+    matrix, copy = LoraGroup.matrix, LoraGroup.copies
+    monkeypatch.setattr(LoraGroup, "matrix", lambda group: products.append(group.columns) or matrix(group))
+    monkeypatch.setattr(LoraGroup, "copies", lambda group: copies.append(group) or copy(group))
+    model = with_adapter(make_llama(num_hidden_layers=3))
+
+    def count(checkpoints):
+        products.clear()
+        copies.clear()
+        all_gradients(model, checkpoints)
+        return len(products), len(copies)
+
+    (kept, copied), (again, copied_again) = count(0), count(2)
+    # Of q, k and v; o; gate and up; down: all but the last.
+    assert again - kept == 2 * 3
+    assert copied_again == copied
+
+
+def test_without_gradients_nothing_runs_again(monkeypatch):
+    monkeypatch.setattr("sebp_edge.sparse.checkpoints.checkpoint", None)
+    model, batch = make_llama(), padded_batch()
+    plan = RowPlan.from_labels(batch["labels"])
+    with torch.no_grad(), Hoisted(model) as rows:
+        expected = row_losses(rows, batch["input_ids"], plan)
+    with torch.no_grad(), Hoisted(model, checkpoints=1) as rows:
+        assert torch.equal(row_losses(rows, batch["input_ids"], plan), expected)
+
+
+def test_the_random_state_is_left_alone():
+    model, before = with_adapter(make_llama()), torch.get_rng_state()
+    all_gradients(model, 1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_dropout_is_refused_while_it_is_on():
+    model = MODELS["phi3"]().train()
+    model.model.layers[0].resid_mlp_dropout.p = 0.1
+    with pytest.raises(SparsityError, match="do not run with dropout; switch it off"):
+        all_gradients(model, 1)
+    all_gradients(model.eval(), 1)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_the_last_block_is_never_in_one_and_a_refused_model_is_left_alone(number):
+    model = with_adapter(make_llama())
+    with pytest.raises(SparsityError, match=f"{number} of 2 blocks cannot be in checkpoints"):
+        Hoisted(model, checkpoints=number)
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert model.config._attn_implementation == "sdpa"
+
+
+# ---------------------------------------------------------------------------------------------------------- trainings
+
+
+class Adapted:
+    def __init__(self, model):
+        self.model = model
+
+
+# A narrow range of tokens: something to learn.
+EXAMPLES = [
+    Example(
+        [3 + token % 20 for token in one.input_ids], [-100, *(3 + token % 20 for token in one.input_ids[1:])], number
+    )
+    for number, one in enumerate(make_examples([31, 2, 17, 64, 5, 40, 23, 8]))
+]
+
+
+def trained(model, spending, recipe=RECIPE, steps=6):
+    """The losses of some steps, and what has been learnt."""
+    adapted = Adapted(model)
+    with Learner(adapted, recipe, EXAMPLES, Collator(64, 2), silent, spending) as learner:
+        losses = [float(learner.step(EXAMPLES, 3e-3).loss) for _ in range(steps)]
+    return losses, [parameter.detach().clone() for parameter in trainable(adapted)]
+
+
+def test_a_training_with_little_memory_learns_the_same():
+    (losses, weights), (expected_losses, expected) = (
+        trained(with_adapter(make_llama(initializer_range=0.2)), spending) for spending in (SHORT, FASTEST)
+    )
+    assert losses == pytest.approx(expected_losses, rel=1e-4)
+    assert losses[-1] < losses[0] - 0.5
+    for found, truth in zip(weights, expected, strict=True):
+        assert (found - truth).norm() <= 1e-3 * truth.norm()
+
+
+def test_moments_in_8_bits_learn_as_well():
+    spending = Spending(moments_in_8_bits=True)
+    (losses, _), (expected, _) = (
+        trained(with_adapter(make_llama(initializer_range=0.2)), one, steps=60) for one in (spending, FASTEST)
+    )
+    drop = expected[0] - expected[-1]
+    assert drop > 3
+    # Found was 0.007.
+    assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) < 0.02 * drop
+
+
+def test_weights_that_are_updated_within_the_backward_pass_are_read_again_before_their_update(monkeypatch):
+    monkeypatch.setattr(
+        "sebp_edge.training.learner._update_for", lambda parameters, recipe, _: UpdateInBackward(parameters, recipe)
+    )
+    recipe = RECIPE.replace(method="full")
+
+    def whole():
+        return make_llama(num_hidden_layers=4).requires_grad_(True).eval()
+
+    (losses, weights), (expected_losses, expected) = (
+        trained(whole(), spending, recipe) for spending in (Spending(checkpoints=3), FASTEST)
+    )
+    assert losses == expected_losses
+    assert losses[-1] < losses[0] - 0.5
+    assert all(torch.equal(one, other) for one, other in zip(weights, expected, strict=True))

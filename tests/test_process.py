@@ -1,0 +1,206 @@
+"""What a process holds, what a container leaves it, and what a GPU's driver tells."""
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+import torch
+
+from sebp_edge.models import container, machine, process
+from sebp_edge.models.container import Limit
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+GB = 10**9
+
+
+# --------------------------------------------------------------------------------------------------------- containers
+
+
+def write(root, files):
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+
+
+def test_limits_of_version_2_are_those_of_all_groups_above(tmp_path):
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/app.slice/ours\n",
+            "sys/fs/cgroup/app.slice/memory.max": "8000\n",
+            "sys/fs/cgroup/app.slice/memory.current": "5000\n",
+            "sys/fs/cgroup/app.slice/memory.stat": "anon 3000\ninactive_file 1500\n",
+            "sys/fs/cgroup/app.slice/ours/memory.max": "max\n",
+            "sys/fs/cgroup/app.slice/ours/memory.current": "900\n",
+            "sys/fs/cgroup/app.slice/ours/memory.stat": "anon 900\n",
+        },
+    )
+    # Files that are only cached are dropped before anything is refused.
+    assert list(container.limits(tmp_path)) == [Limit(8000, 4500)]
+
+
+def test_limits_of_version_1_are_found_also_inside_of_a_container(tmp_path):
+    top = "sys/fs/cgroup/memory/"
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "5:cpu,cpuacct:/docker/1\n4:memory:/docker/1\n0::/\n",
+            top + "memory.limit_in_bytes": "700\n",
+            top + "memory.usage_in_bytes": "900\n",
+            top + "memory.stat": "total_inactive_file 50\n",
+        },
+    )
+    assert list(container.limits(tmp_path)) == [Limit(700, 0)]
+
+
+def test_without_control_groups_there_are_no_limits(tmp_path):
+    assert list(container.limits(tmp_path)) == []
+    write(tmp_path, {"proc/self/cgroup": "0::/ours\n"})
+    assert list(container.limits(tmp_path)) == []
+
+
+def test_what_a_container_leaves_counts_as_what_the_machine_has(monkeypatch):
+    assert machine.free_memory(CPU) <= psutil.virtual_memory().available * 1.1
+    monkeypatch.setattr(container, "limits", lambda: iter([Limit(3 * GB, GB // 10), Limit(2 * GB, GB)]))
+    assert machine.total_memory(CPU) == 2 * GB
+    assert machine.free_memory(CPU) == GB // 10
+
+
+# --------------------------------------------------------------------------------------------------- the host's memory
+
+
+HELD = """
+import sys
+import torch
+from sebp_edge.models.process import HostMemory
+memory = HostMemory()
+first = memory.measure()
+some = torch.ones(50_000_000)
+with_some = memory.held
+del some
+later = memory.measure(), memory.transient(), memory.peak
+memory.begin()
+print(first, with_some, *later, memory.measure(), memory.peak)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how a heap gives back is the system's")
+def test_a_process_tells_what_it_held_at_most_though_nobody_looked():
+    done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
+    first, with_some, later, transient, peak, anew, peak_anew = map(int, done.stdout.split())
+    assert with_some - first == pytest.approx(2e8, rel=0.05)
+    assert later == pytest.approx(with_some, rel=0.02)
+    assert transient == pytest.approx(2e8, rel=0.05)
+    assert peak == peak_anew == later
+    assert anew == pytest.approx(first, rel=0.05)
+
+
+# ------------------------------------------------------------------------------------------------------------- a GPU's
+
+
+ANSWER = """GPU-aa-1, 40, 512
+GPU-aa-2, 4, 100
+GPU-aa-1, 4, 700
+GPU-aa-1, 5, [N/A]
+No running processes found
+"""
+
+
+def test_what_the_driver_tells_is_read_for_this_process_on_this_gpu():
+    assert process.held_by(4, "aa-1", ANSWER) == 700 * 2**20
+    assert process.held_by(4, "aa-2", ANSWER) == 100 * 2**20
+    assert process.held_by(5, "aa-1", ANSWER) is None
+    assert process.held_by(6, "aa-1", ANSWER) is None
+    assert process.held_by(4, "aa-1", "") is None
+
+
+def test_what_is_used_of_this_gpu_is_read():
+    assert process.used_of("aa-2", "GPU-aa-1, 0\nGPU-aa-2, 812\n") == 812 * 2**20
+    assert process.used_of("aa-3", "GPU-aa-1, 0\n") is None
+    assert process.used_of("aa-1", "GPU-aa-1, [N/A]\n") is None
+
+
+class Gpu:
+    """What torch and the driver would say of a GPU that this machine does not have."""
+
+    def __init__(self, monkeypatch, told, before=""):
+        self.used, self.reserved, self.told = 3 * GB, GB, told
+        monkeypatch.setattr(process, "_others", {})
+        monkeypatch.setattr(process, "_nvidia_smi", lambda query: before)
+        monkeypatch.setattr(process.GpuMemory, "_uuid", lambda memory: "aa-1")
+        for name in ("memory_reserved", "max_memory_reserved"):
+            monkeypatch.setattr(torch.cuda, name, lambda device: self.reserved)
+        for name in ("memory_allocated", "max_memory_allocated"):
+            monkeypatch.setattr(torch.cuda, name, lambda device: self.reserved // 2)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (24 * GB - self.used, 24 * GB))
+        monkeypatch.setattr(process.GpuMemory, "_told", lambda memory: self.told)
+
+
+def test_what_grows_outside_torchs_allocator_is_what_the_driver_tells(monkeypatch):
+    gpu = Gpu(monkeypatch, told=300_000_000)
+    memory = process.memory_of(CUDA)
+    assert memory.held == GB + 300_000_000
+    # Kernels are still to be loaded.
+    assert memory.outside_planned == process.CONTEXT
+    gpu.used, gpu.told = gpu.used + 5 * GB, 420_000_000
+    assert memory.measure() == memory.peak == GB + 420_000_000
+    assert memory.planned_besides(loaded=0) == process.CONTEXT + GB // 2
+
+
+def test_what_no_driver_tells_is_an_estimate_that_grows_with_what_is_used_up_to_twice(monkeypatch):
+    gpu = Gpu(monkeypatch, told=None)
+    memory = process.memory_of(CUDA)
+    assert memory.outside == process.CONTEXT
+    # More tensors are no growth outside.
+    gpu.used, gpu.reserved = gpu.used + GB, gpu.reserved + GB
+    assert memory.measure() == 2 * GB + process.CONTEXT
+    gpu.used += 100_000_000
+    assert memory.measure() == 2 * GB + process.CONTEXT + 100_000_000
+    gpu.used -= 10**8
+    assert memory.measure() == 2 * GB + process.CONTEXT + 100_000_000
+    gpu.used += 5 * GB
+    assert memory.measure() == 2 * GB + 2 * process.CONTEXT
+
+
+def test_what_no_driver_tells_is_seen_when_cuda_begins(monkeypatch):
+    gpu = Gpu(monkeypatch, told=None, before=f"GPU-aa-1, {1200}")
+    gpu.used = gpu.reserved + 1200 * 2**20 + 480_000_000
+    memory = process.memory_of(CUDA)
+    assert memory.outside == 480_000_000
+    gpu.used += 100_000_000
+    memory.measure()
+    assert memory.outside == 580_000_000
+    # Also when it is asked about again.
+    assert process.memory_of(CUDA).outside == 580_000_000
+
+
+def test_where_cuda_had_begun_before_it_is_an_estimate(monkeypatch):
+    gpu = Gpu(monkeypatch, told=None, before="GPU-aa-1, 2000")
+    gpu.used = gpu.reserved + 2000 * 2**20
+    assert process.memory_of(CUDA).outside == process.CONTEXT
+    gpu.used += 300_000_000
+    assert process.memory_of(CUDA).outside == process.CONTEXT
+
+
+def test_the_cap_follows_what_the_process_holds_outside(monkeypatch):
+    from sebp_edge.training.limit import STEPS_BETWEEN_LOOKS, MemoryLimit
+
+    gpu, fractions = Gpu(monkeypatch, told=300_000_000), [1.0]
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fractions[-1])
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda size, device: fractions.append(size))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    given_back = []
+    monkeypatch.setattr(machine, "give_memory_back", lambda device: given_back.append(gpu.reserved))
+    with pytest.raises(ZeroDivisionError), MemoryLimit(CUDA, budget=3 * GB) as limit:
+        assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - process.CONTEXT)
+        gpu.used, gpu.told = gpu.used + 10**8, 400_000_000
+        assert [limit.missing() for _ in range(STEPS_BETWEEN_LOOKS)] == [0] * STEPS_BETWEEN_LOOKS
+        assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - 400_000_000)
+        assert not given_back
+        gpu.reserved += 2 * GB
+        gpu.used += 2 * GB
+        assert [limit.missing() for _ in range(STEPS_BETWEEN_LOOKS)][-1] == 400_000_000
+        assert given_back
+        _ = 1 / 0
+    assert fractions[-1] == 1.0
