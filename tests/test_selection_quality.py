@@ -150,7 +150,7 @@ def test_curves_are_drawn_with_the_worst_on_top(tmp_path):
     (tmp_path / "quality.csv").write_text("\n".join(table))
     quality_curves.main([str(tmp_path / "quality.csv"), str(tmp_path / "curves.svg")])
     drawing = ElementTree.parse(tmp_path / "curves.svg").getroot()
-    dense, exact, top_n, threshold, published = drawing.iter("{http://www.w3.org/2000/svg}polyline")
+    dense, published, top_n, threshold, exact = drawing.iter("{http://www.w3.org/2000/svg}polyline")
     assert dense.get("points") == exact.get("points") and top_n.get("points") == threshold.get("points") == ""
     places = [[float(point.split(",")[1]) for point in line.get("points").split()] for line in (dense, published)]
     # An SVG's y grows downwards.

@@ -2,7 +2,7 @@
 
     python kernels/bench/quality_curves.py CSV SVG
 
-The dense curve is wide and grey, so that the exact one shows on it.
+The dense curve is wide and grey, and the exact one thin and on top, so that both show.
 """
 
 import argparse
@@ -15,11 +15,11 @@ from selection_quality import PARTS
 
 # Colours that are told apart with any colour vision (Okabe and Ito), and the widths of lines.
 LINES = {
-    "dense": ("#b0b0b0", 6),
-    "exact": ("#000000", 1.5),
-    "top n": ("#e69f00", 2),
-    "threshold": ("#0072b2", 2),
+    "dense": ("#b0b0b0", 7),
     "published": ("#d55e00", 2),
+    "top n": ("#e69f00", 2),
+    "threshold": ("#0072b2", 3.5),
+    "exact": ("#000000", 1.2),
 }
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, ACROSS = 260, 170, 40, 24, 10, 3
 
