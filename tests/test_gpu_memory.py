@@ -253,8 +253,9 @@ def test_what_another_process_leaves_of_a_budget_is_what_there_is(make):
         result = make(memory_budget="70GB", on_event=events.append).adapt(texts)
         assert result.peak_memory_bytes <= plan.budget + 64 * 2**20
     assert any("of which other programs leave" in event.message for event in events if isinstance(event, Notice))
+    torch.cuda.empty_cache()
     with (
-        another_process_takes_memory(200_000_000),
+        another_process_takes_memory(20_000_000),
         pytest.raises(MachineError, match=r"of which other programs leave .*; close other programs"),
     ):
         make(memory_budget="70GB").adapt(texts)

@@ -119,13 +119,13 @@ def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt
 
 
 def test_all_buckets_are_rehearsed_before_one_is_captured():
-    examples, order = make_examples([31, 2, 17, 64, 5, 40]), []
+    examples, order = make_examples([64] * 40 + [5]), []
     with make_learner(Adapted(), examples) as learner:
         graphs = learner._graphs._graphs
         for name in ("rehearse", "capture"):
             own = getattr(graphs, name)
             setattr(graphs, name, lambda *arguments, own=own, name=name: order.append(name) or own(*arguments))
-        learner.rows.max_rows = 64
+        learner.rows.max_rows = 630
         learner.prepare([examples])
         assert len(learner._graphs._buckets) > 1
         learner.step(examples, 1e-3)
@@ -320,7 +320,7 @@ def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_rand
         before, random_state = state(), torch.cuda.get_rng_state()
         tokens = learner._graphs._filled(learner.rows.tokens(examples[:2]))
         weightless = tokens.to("cuda").weighted(0.0)
-        learner._graphs._rehearse({tokens.sizes})
+        learner._graphs._rehearse({tokens.sizes}, tokens.first())
         graph = _Captured(learner._graphs._graphs, "gradients", weightless, learner._graphs._add_gradients)
         assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
         assert torch.equal(torch.cuda.get_rng_state(), random_state)
@@ -502,8 +502,8 @@ def test_what_does_not_fit_under_a_cap_is_cut_smaller_and_the_training_goes_on(g
     assert not any(isinstance(event, MemoryRanOut) for event in events)
     taken = torch.cuda.max_memory_allocated() - held
     torch.cuda.empty_cache()
-    # What is reserved beyond what is held may be used too.
-    cap = held + int(0.7 * taken)
+    # Pieces that are held in part have some room as well.
+    cap = torch.cuda.memory_reserved() + int(0.4 * taken)
     events = []
     torch.cuda.set_per_process_memory_fraction(cap / torch.cuda.get_device_properties(0).total_memory)
     try:

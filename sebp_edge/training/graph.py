@@ -53,6 +53,8 @@ class Graphs:
         Both happen on the same side stream: autograd's accumulation stays on the stream that it first ran on.
         """
         begin = time.perf_counter()
+        # What an earlier rehearsal left is in pieces of other sizes: beside them this one would get its own.
+        torch.cuda.empty_cache()
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         self.rehearsing = True
