@@ -309,10 +309,11 @@ def show(records: list[dict]) -> bool:
     for name, found in by_way.items():
         losses = _with_error([each["heldout_loss"] for each in found])
         more = [each["heldout_loss"] - base["heldout_loss"] for each, base in zip(found, dense, strict=True)]
+        share = f"{mean(more) / gain:.1%}" if gain > 0 else "-"
         right = [each["accuracy"] for each in found if each["accuracy"] is not None]
         kept = [each["kept"] for each in found if each["kept"] is not None]
         print(
-            f"{name:16}{losses:>20}{_with_error(more):>22}{mean(more) / gain:>13.1%}"
+            f"{name:16}{losses:>20}{_with_error(more):>22}{share:>13}"
             f"{_with_error(right) if right else '':>18}{f'{mean(kept):.0%}' if kept else '':>11}"
         )
     spread = stdev(each["heldout_loss"] for each in dense) if len(dense) > 1 else math.inf
