@@ -1,35 +1,21 @@
-"""The benchmark of whole models, in small shapes: it measures what is right, and nothing else."""
+"""What benchmarks of whole models share: the true shapes, the same texts for the reference, and no wrong gradients."""
 
 from contextlib import contextmanager
 
 import pytest
 import torch
 
+import decoders
+import encoders
 import models
 from sebp_edge.insight.bench.ways import DENSE, Way
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=list(models.tiny_cases()), ids=lambda case: case.model)
+@pytest.fixture(params=[*encoders.tiny_cases(), *decoders.tiny_cases()], ids=lambda case: case.model)
 def case(request):
     return request.param
-
-
-def test_tiny_shapes_are_measured_and_shown(capsys):
-    models.main(["--tiny"])
-    said = capsys.readouterr().out
-    assert said.count("dense / drop-in: backward") == len(list(models.tiny_cases()))
-
-
-def test_each_arm_gets_its_row(case):
-    dense, ours = models.measure(case, CPU)
-    assert (dense["way"], ours["way"]) == ("dense padded", "drop-in")
-    for row in (dense, ours):
-        assert 0 < row["backward_ms"] < row["step_ms"]
-        assert 0 < row["gradient_error"] < 0.1  # bf16 against fp32: never exactly right
-        assert row["gpu_backward_ms"] is None
-        assert 0 < row["tokens"] < case.batch_size * case.context_length
 
 
 def test_wrong_gradients_of_one_small_parameter_are_refused(case):
@@ -55,14 +41,15 @@ def test_the_reference_sees_the_same_texts_with_less_padding(case):
     assert int(shorter.input_ids.ne(0).sum()) == int(batch.input_ids.ne(0).sum()) == tokens
 
 
-def test_tiny_shapes_are_not_recorded(capsys):
-    with pytest.raises(SystemExit):
-        models.main(["--tiny", "--record"])
-    assert "tiny shapes are no evidence" in capsys.readouterr().err
+def test_a_single_text_has_the_mean_length_and_several_have_the_data_sets_own():
+    assert models.text_lengths("PTB", 1).tolist() == [26]
+    several = models.text_lengths("PTB", 64)
+    assert len(set(several.tolist())) > 10 and 15 < several.float().mean() < 40
 
 
 def test_the_true_shapes_are_the_models_own():
-    bert, *_, llama = models.cases()
+    bert, *_, roberta = encoders.cases()
+    llama, *_ = decoders.cases()
     meta = torch.device("meta")
-    sizes = [sum(p.numel() for p in models.make_model(case.config, meta).parameters()) for case in (bert, llama)]
-    assert sizes == [109_483_778, 3_212_749_824]
+    sizes = [models.make_model(case.config, meta).num_parameters() for case in (bert, roberta, llama)]
+    assert sizes == [109_483_778, 124_647_170, 3_212_749_824]

@@ -20,25 +20,6 @@ def backward_of(forward: Callable, inputs: list[Tensor] | tuple[Tensor, ...], *d
     return lambda: torch.autograd.grad(outputs, inputs, douts or None, retain_graph=True)
 
 
-def waits(function: Callable) -> bool:
-    """Whether a function makes the host wait for the GPU, and so cannot be captured; it is run once."""
-    stream = capture_stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        function()  # what is made once (workspaces, compiled kernels) may wait
-        before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            function()
-        except RuntimeError as error:
-            if "synchronizing CUDA operation" not in str(error):
-                raise
-            return True
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
-    return False
-
-
 def milliseconds_in_kernels(function: Callable, *, repeats: int = 7) -> float:
     """Median of the summed times of one call's kernels, by torch's profiler: for what cannot be captured."""
     from torch.profiler import ProfilerActivity, profile

@@ -1,0 +1,254 @@
+"""Whole models run in four ways, in turns: dense, in the drop-in, hoisted, and hoisted in a captured graph.
+
+    forward     the loss; a graph's is without what a backward pass would need
+    backward    what the gradients take longer than that, of which a graph has no part of its own
+    step        gradients and AdamW
+
+Each is timed until the GPU is done ("wall"), and as the sum of its kernels' times ("GPU"). Hoisted arms begin with the
+real tokens laid out, as a collator leaves them: eager on the GPU, for the graph on the host.
+"""
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+
+import evidence
+from graph_time import milliseconds_in_kernels
+from models import Case, gradient_errors, make_batch, make_model
+from sebp_edge.insight.bench.ways import DENSE, DROP_IN, Step, Way
+from sebp_edge.models.machine import synchronize
+from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.texts.batches import Batch
+from sebp_edge.training.own_loop import CapturedGradients
+
+ROUNDS = 2
+PARTS = ("forward", "gradients", "step")
+COLUMNS = {
+    "forward_ms": 9,
+    "backward_ms": 10,
+    "step_ms": 9,
+    "gpu_forward_ms": 14,
+    "gpu_backward_ms": 15,
+    "gpu_step_ms": 11,
+}
+SOURCES = ("arms.py", "graph_time.py", "lengths.json", "models.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed(Way):
+    """A way whose forward and backward pass are one.
+
+    Attributes:
+        add: adds a batch's gradients, with what `attach` gave, and gives the loss.
+    """
+
+    add: Callable[[object], Tensor]
+
+    def step(self, handle, model: nn.Module, batch: Batch) -> Step:
+        return _Replay(lambda: self.add(handle), model.zero_grad)
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """The part of a step that is one replay."""
+
+    gradients: Callable[[], Tensor]
+    release: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Cases to be measured, by one command.
+
+    Attributes:
+        name: of its results.
+        arms_for: the ways to run a model on a batch.
+        sources: files of this folder that its figures depend on, besides `SOURCES`.
+        samples: how often each part is timed in a round.
+        kernel_repeats: how often its kernels' times are summed.
+    """
+
+    name: str
+    cases: Callable[[], Iterable[Case]]
+    tiny_cases: Callable[[], Iterable[Case]]
+    arms_for: Callable[[nn.Module, Batch], tuple[Way, ...]]
+    sources: tuple[str, ...]
+    samples: int
+    kernel_repeats: int
+
+    def main(self, description: str, arguments: list[str] | None) -> None:
+        parser = argparse.ArgumentParser(description=description.splitlines()[0])
+        parser.add_argument("--tiny", action="store_true")
+        evidence.add_record_option(parser)
+        options = parser.parse_args(arguments)
+        if options.tiny and options.record:
+            parser.error("tiny shapes are no evidence; record without --tiny.")
+        device = torch.device("cpu" if options.tiny else "cuda")
+        print(
+            f"{torch.cuda.get_device_name() if device.type == 'cuda' else 'CPU'}, torch {torch.__version__}, bf16; ms"
+        )
+        titles = ("forward", "backward", "step", "forward, GPU", "backward, GPU", "step, GPU")
+        sizes = zip(titles, COLUMNS.values(), strict=True)
+        print(f"{'':26}{''.join(f'{title:>{size}}' for title, size in sizes)}{'GiB':>7}{'error':>9}")
+        rows = []
+        for case in self.tiny_cases() if options.tiny else self.cases():
+            found = list(self.measure(case, device))
+            show(case, found)
+            rows += found
+        if options.record:
+            names = (*SOURCES, *self.sources)
+            sources = [*evidence.STEP, "sebp_edge/insight/bench", *(f"kernels/bench/{name}" for name in names)]
+            evidence.record(self.name, sources, rows, options.record)
+
+    def measure(self, case: Case, device: torch.device) -> Iterator[dict]:
+        """One row of figures for each arm; times in milliseconds, on a CPU without those of a GPU."""
+        torch.manual_seed(0)
+        model, (batch, tokens) = make_model(case.config, device), make_batch(case, device)
+        arms = self.arms_for(model, batch)
+        errors = gradient_errors(model, batch, arms)
+        samples, peaks = self._time_in_turns(model.train(), batch, arms)
+        about = {key: value for key, value in asdict(case).items() if key != "config"}
+        for arm in arms:
+            wall = {part: statistics.median(samples[arm.name][part]) for part in PARTS}
+            yield about | {
+                "tokens": tokens,
+                "way": arm.name,
+                **_times(wall, ""),
+                **_times(self._on_gpu(model, arm, batch), "gpu_"),
+                "peak_gib": peaks[arm.name] / 2**30,
+                "gradient_error": errors[arm.name],
+            }
+
+    def _time_in_turns(
+        self, model: nn.Module, batch: Batch, arms: tuple[Way, ...]
+    ) -> tuple[dict[str, dict], dict[str, int]]:
+        """Milliseconds of each part, and the most bytes held on a GPU, preparations included; by the arms' names."""
+        samples = {arm.name: {part: [] for part in PARTS} for arm in arms}
+        peaks = dict.fromkeys(samples, 0)
+        for _ in range(ROUNDS):
+            for arm in arms:
+                with peak_of(batch.input_ids.device, peaks, arm.name):
+                    # In a call of its own: what one arm leaves in variables would be in the next one's peak.
+                    for part, found in milliseconds_until_done(model, arm, batch, self.samples).items():
+                        samples[arm.name][part] += found
+        return samples, peaks
+
+    def _on_gpu(self, model: nn.Module, arm: Way, batch: Batch) -> dict[str, float] | None:
+        """The summed times of each part's kernels; None on a CPU."""
+        if not batch.input_ids.is_cuda:
+            return None
+        with parts_of(model, arm, batch) as parts:
+            # They are run on another stream there.
+            torch.cuda.synchronize()
+            return {part: milliseconds_in_kernels(run, repeats=self.kernel_repeats) for part, run in parts.items()}
+
+
+def arms_with(
+    hoist: Callable[[nn.Module], AbstractContextManager], tokens: ActiveTokens, device: torch.device
+) -> tuple[Way, ...]:
+    """Dense, drop-in and hoisted; in a graph only where there is a GPU.
+
+    Args:
+        hoist: makes a model's hoisted handle.
+        tokens: the batch's, on the host.
+        device: the model's.
+    """
+    on_device = tokens.to(device)
+    eager = Way("hoisted", hoist, lambda hoisted, _: hoisted.row_losses(on_device).mean())
+    if device.type != "cuda":
+        return DENSE, DROP_IN, eager
+
+    @contextmanager
+    def captured(model: nn.Module) -> Iterator[CapturedGradients]:
+        with hoist(model) as hoisted:
+            yield CapturedGradients(hoisted)
+
+    in_graph = Replayed(
+        "hoisted, in a graph",
+        captured,
+        lambda gradients, _: gradients.losses(tokens).mean(),
+        add=lambda gradients: gradients.add(tokens),
+    )
+    return DENSE, DROP_IN, eager, in_graph
+
+
+@contextmanager
+def parts_of(model: nn.Module, arm: Way, batch: Batch) -> Iterator[dict[str, Callable[[], object]]]:
+    """What is timed of an arm, each made ready by one call."""
+    device = batch.input_ids.device
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device.type == "cuda")
+    with arm.attach(model) as handle:
+        of_arm = arm.step(handle, model, batch)
+
+        def gradients() -> None:
+            model.zero_grad()
+            of_arm.gradients()
+
+        def step() -> None:
+            gradients()
+            optimizer.step()
+
+        parts = dict(zip(PARTS, (lambda: arm.loss(handle, batch), gradients, step), strict=True))
+        for part in parts.values():
+            part()
+        yield parts
+    model.zero_grad()
+
+
+@contextmanager
+def peak_of(device: torch.device, peaks: dict[str, int], name: str) -> Iterator[None]:
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    yield
+    if device.type == "cuda":
+        peaks[name] = max(peaks[name], torch.cuda.max_memory_allocated(device))
+
+
+def milliseconds_until_done(model: nn.Module, arm: Way, batch: Batch, samples: int) -> dict[str, list[float]]:
+    """Each part's time until the GPU is done, several times."""
+
+    def timed(run: Callable[[], object]) -> float:
+        synchronize(batch.input_ids.device)
+        begin = time.perf_counter()
+        run()
+        synchronize(batch.input_ids.device)
+        return 1e3 * (time.perf_counter() - begin)
+
+    with parts_of(model, arm, batch) as parts:
+        return {part: [timed(run) for _ in range(samples)] for part, run in parts.items()}
+
+
+def _times(parts: dict[str, float] | None, prefix: str) -> dict[str, float | None]:
+    if parts is None:
+        return {f"{prefix}{name}_ms": None for name in ("forward", "backward", "step")}
+    times = {"forward": parts["forward"], "backward": parts["gradients"] - parts["forward"], "step": parts["step"]}
+    return {f"{prefix}{name}_ms": milliseconds for name, milliseconds in times.items()}
+
+
+def show(case: Case, rows: list[dict]) -> None:
+    text = rows[0]["tokens"] / case.batch_size / case.context_length
+    print(f"{case.model}, {case.texts}, {case.batch_size} x {case.context_length}, {text:.1%} of it text")
+    for row in rows:
+        times = "".join(f"{'-' if row[name] is None else f'{row[name]:.2f}':>{size}}" for name, size in COLUMNS.items())
+        print(f"    {row['way']:22}{times}{row['peak_gib']:>7.2f}{row['gradient_error']:>9.1e}")
+    dense, *ours = rows
+    for row in ours:
+        ratios = {name: dense[name] / row[name] for name in COLUMNS if row[name]}
+        said = ", ".join(f"{_spoken(name)} {ratio:.2f}x" for name, ratio in ratios.items())
+        target = "gpu_backward_ms" if "gpu_backward_ms" in ratios else "backward_ms"
+        reached = "reached" if ratios[target] >= case.target else "missed"
+        verdict = f"; {_spoken(target)} {case.target}x {reached}"
+        print(f"    dense / {row['way']}: {said}{verdict if row['way'].startswith('hoisted') else ''}", flush=True)
+
+
+def _spoken(column: str) -> str:
+    return column.removesuffix("_ms").replace("gpu_", "GPU ")

@@ -1,0 +1,53 @@
+"""A 3B decoder on a GPU, in bf16, one short text padded to 4096: dense, drop-in, hoisted, and hoisted in a graph.
+
+    python kernels/bench/decoders.py [--record [FILE]]
+    python kernels/bench/decoders.py --tiny              small shapes on the CPU, without a graph, to try it
+
+Llama-3.2-3B's shape, all weights trained, random; of each of the paper's data sets one text of their mean length, from
+lengths.json. First, each arm's gradients are held against those of an fp32 copy (`models`), then the arms run in turns
+(`arms`).
+"""
+
+from collections.abc import Iterator
+
+from torch import nn
+from transformers import LlamaConfig
+
+from arms import Benchmark, arms_with
+from models import TINY, Case, llama_3b
+from sebp_edge.insight.bench.ways import Way
+from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.rows import RowPlan
+from sebp_edge.texts.batches import Batch
+
+TEXTS = ("Winogrande", "ARC-E", "ARC-C", "HellaSwag", "WikiText-2", "PTB")
+# The paper's largest, with no weight gradients in it.
+TARGET = 2.08
+
+
+def main(arguments: list[str] | None = None) -> None:
+    DECODERS.main(__doc__, arguments)
+
+
+def cases() -> Iterator[Case]:
+    for texts in TEXTS:
+        yield Case("Llama-3.2-3B", llama_3b(), texts, 1, 4096, TARGET)
+
+
+def tiny_cases() -> Iterator[Case]:
+    grouped = LlamaConfig(vocab_size=320, num_key_value_heads=2, **TINY)
+    yield Case("tiny Llama", LlamaConfig(vocab_size=320, **TINY), "PTB", 1, 300, target=1.0)
+    yield Case("tiny Llama, heads grouped", grouped, "HellaSwag", 1, 601, target=1.0)
+
+
+def arms_for(model: nn.Module, batch: Batch) -> tuple[Way, ...]:
+    plan = RowPlan.from_labels(batch.labels.cpu())
+    return arms_with(Hoisted, ActiveTokens.gather(batch.input_ids.cpu(), plan), batch.input_ids.device)
+
+
+# A dense step takes a quarter of a second, whatever the text, and differs little from the next.
+DECODERS = Benchmark("decoders", cases, tiny_cases, arms_for, ("decoders.py",), samples=1, kernel_repeats=1)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The benchmarks of encoders and decoders, in small shapes: they measure what is right, and nothing else."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import decoders
+import encoders
+from decoders import DECODERS
+from encoders import ENCODERS
+from models import WrongGradients
+
+CPU = torch.device("cpu")
+CASES = [(benchmark, case) for benchmark in (ENCODERS, DECODERS) for case in benchmark.tiny_cases()]
+
+
+@pytest.fixture(params=CASES, ids=lambda param: param[1].model)
+def measured(request):
+    """A benchmark and one of its cases."""
+    return request.param
+
+
+@pytest.mark.parametrize("command", [encoders.main, decoders.main], ids=["encoders", "decoders"])
+def test_tiny_shapes_are_measured_and_shown(command, capsys):
+    command(["--tiny"])
+    said = capsys.readouterr().out
+    assert said.count("dense / drop-in: forward") == said.count("dense / hoisted: forward") == 2
+    assert said.count("backward 1.0x reached") + said.count("backward 1.0x missed") == 2
+
+
+@pytest.mark.parametrize("command", [encoders.main, decoders.main], ids=["encoders", "decoders"])
+def test_tiny_shapes_are_not_recorded(command, capsys):
+    with pytest.raises(SystemExit):
+        command(["--tiny", "--record"])
+    assert "tiny shapes are no evidence" in capsys.readouterr().err
+
+
+def test_each_arm_gets_its_row(measured):
+    benchmark, case = measured
+    rows = list(benchmark.measure(case, CPU))
+    assert [row["way"] for row in rows] == ["dense padded", "drop-in", "hoisted"]
+    for row in rows:
+        assert 0 < row["forward_ms"] < row["step_ms"]
+        assert 0 < row["gradient_error"] < 0.1  # bf16 against fp32: never exactly right
+        assert row["gpu_backward_ms"] is None and row["gpu_step_ms"] is None
+        assert 0 < row["tokens"] < case.batch_size * case.context_length
+
+
+def test_an_arm_with_wrong_gradients_is_not_timed(measured):
+    benchmark, case = measured
+
+    def with_half_a_loss(model, batch):
+        *others, hoisted = benchmark.arms_for(model, batch)
+        return *others, replace(hoisted, loss=lambda handle, batch: hoisted.loss(handle, batch) / 2)
+
+    with pytest.raises(WrongGradients, match=r"hoisted: the gradient of .* is off"):
+        next(replace(benchmark, arms_for=with_half_a_loss).measure(case, CPU))
+
+
+def test_all_data_sets_of_the_paper_have_their_case():
+    assert len(list(encoders.cases())) == 20
+    assert [case.texts for case in decoders.cases()] == list(decoders.TEXTS)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+def test_on_a_gpu_the_graph_gets_its_row_too(measured):
+    benchmark, case = measured
+    rows = list(benchmark.measure(case, torch.device("cuda")))
+    assert [row["way"] for row in rows[2:]] == ["hoisted", "hoisted, in a graph"]
+    for row in rows:
+        assert row["gpu_step_ms"] > 0 and row["peak_gib"] > 0
