@@ -208,30 +208,10 @@ def capped(device: torch.device) -> Iterator[Callable[[int], None]]:
         fraction = max(0, size) / machine.total_memory(device)
         torch.cuda.set_per_process_memory_fraction(min(before, fraction), device.index)
 
-    with _pages_as_needed():
-        try:
-            yield cap
-        finally:
-            torch.cuda.set_per_process_memory_fraction(before, device.index)
-
-
-@contextmanager
-def _pages_as_needed() -> Iterator[None]:
-    """Within it torch's allocator puts single pages of a GPU together, where Linux' driver can.
-
-    Else it keeps pieces as large as tensors once were, into which those of another captured graph do not fit.
-    """
-    if sys.platform != "linux":
-        yield
-        return
-    # Setting one resets all others to what the environment does not say.
-    stated = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    own = [stated] if stated else []
-    torch._C._accelerator_setAllocatorSettings(",".join([*own, "expandable_segments:True"]))
     try:
-        yield
+        yield cap
     finally:
-        torch._C._accelerator_setAllocatorSettings(stated or "expandable_segments:False")
+        torch.cuda.set_per_process_memory_fraction(before, device.index)
 
 
 def resident() -> int:
