@@ -318,7 +318,8 @@ def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_rand
             return [value.detach().clone() for value in (*adapted.model.parameters(), *moments, *norms)]
 
         before, random_state = state(), torch.cuda.get_rng_state()
-        tokens = learner._graphs._filled(learner.rows.tokens(examples[:2]))
+        tokens = learner.rows.tokens(examples[:2])
+        tokens = tokens.filled(learner._graphs.bucket(tokens.sizes))
         weightless = tokens.to("cuda").weighted(0.0)
         learner._graphs._rehearse({tokens.sizes}, tokens.first())
         graph = _Captured(learner._graphs._graphs, "gradients", weightless, learner._graphs._add_gradients)

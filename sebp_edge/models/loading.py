@@ -228,7 +228,7 @@ def refuse_if_too_big(
             f"{reference.name!r} has {weights / 1e9:.2f} billion parameters and needs at least "
             f"{gigabytes(needed)} to adapt with the recipe {recipe.name!r}{why}; this machine's "
             f"{device.type.upper()} has {gigabytes(free)} free of "
-            f"{gigabytes(machine.total_memory(device))}; choose a smaller model."
+            f"{gigabytes(machine.total_memory(device))}; choose a smaller model or close other programs."
         )
 
 

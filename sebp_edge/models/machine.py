@@ -11,6 +11,7 @@ import torch
 
 from sebp_edge.errors import MachineError
 from sebp_edge.models import container
+from sebp_edge.units import gigabytes
 
 
 def pick_device(wanted: str | None = None) -> torch.device:
@@ -78,8 +79,16 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of a matrix product, the best of five; takes a few hundredths of a second.
 
     Of 512 rows by 1024 by 1024 on the CPU; of 4096 each on a GPU, which would take longer to launch the small one.
+
+    Raises:
+        MachineError: not even for that is there memory.
     """
     rows, columns = (4096, 4096) if device.type == "cuda" else (512, 1024)
+    if free_memory(device) < (needed := 4 * rows * columns * dtype.itemsize):
+        raise MachineError(
+            f"This machine's {device.type.upper()} has {gigabytes(free_memory(device))} of memory free, and "
+            f"{gigabytes(needed)} are needed to begin with; close other programs."
+        )
     x, weight = (torch.ones(size, device=device, dtype=dtype) for size in ((rows, columns), (columns, columns)))
     best = float("inf")
     for _ in range(6):

@@ -131,8 +131,7 @@ class MicroBatchGraphs:
         Raises:
             CannotCapture: nothing was changed.
         """
-        filled = self._filled(tokens)
-        self._captured(filled)(filled.weighted(1 / loss_tokens))
+        self._gradients_of(tokens)(tokens.filled(self.bucket(tokens.sizes)).weighted(1 / loss_tokens))
 
     def rehearse(self, tokens: ActiveTokens) -> None:
         """Captures what `accumulate` will replay, if it is not yet, and changes nothing.
@@ -140,7 +139,7 @@ class MicroBatchGraphs:
         Raises:
             CannotCapture: as `accumulate` would.
         """
-        self._captured(self._filled(tokens))
+        self._gradients_of(tokens)
 
     def bucket(self, sizes: Bucket) -> Bucket:
         """What a micro-batch of these sizes is filled up to."""
@@ -153,8 +152,8 @@ class MicroBatchGraphs:
         Raises:
             CannotCapture: it did not come to a result.
         """
-        filled = self._filled(tokens)
-        key = self._key(filled.sizes)
+        bucket = self.bucket(tokens.sizes)
+        key, filled = self._key(bucket), tokens.filled(bucket)
         if key not in self._without:
             on_device = filled.to(self._loss.device)
             self._graphs.rehearse(lambda: self._row_losses(on_device))
@@ -162,17 +161,16 @@ class MicroBatchGraphs:
         losses = self._without[key](filled)
         return losses.cpu()[filled.weights > 0]
 
-    def _filled(self, tokens: ActiveTokens) -> ActiveTokens:
-        return tokens.filled(self.bucket(tokens.sizes))
-
     def _key(self, bucket: Bucket) -> tuple[Bucket, bool]:
         return bucket, self._hoisted.model.training
 
-    def _captured(self, filled: ActiveTokens) -> "_Captured":
-        key = self._key(filled.sizes)
+    def _gradients_of(self, tokens: ActiveTokens) -> "_Captured":
+        """The graph for these tokens, captured on first use."""
+        bucket = self.bucket(tokens.sizes)
+        key = self._key(bucket)
         if key not in self._with_gradients:
-            self._rehearse({filled.sizes, *self._buckets}, filled.first())
-            on_device = filled.to(self._loss.device)
+            self._rehearse({bucket, *self._buckets}, tokens.first())
+            on_device = tokens.filled(bucket).to(self._loss.device)
             self._with_gradients[key] = _Captured(self._graphs, "gradients", on_device, self._add_gradients)
         return self._with_gradients[key]
 
