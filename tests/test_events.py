@@ -12,11 +12,13 @@ from sebp_edge.events import Evaluated, Event, JsonLines, Notice, TextsRead
 KINDS = {
     "notice": events.Notice,
     "memory_planned": events.MemoryPlanned,
+    "memory_probed": events.MemoryProbed,
     "model_loaded": events.ModelLoaded,
     "texts_read": events.TextsRead,
     "training_planned": events.TrainingPlanned,
     "graph_captured": events.GraphCaptured,
     "memory_ran_out": events.MemoryRanOut,
+    "memory_squeezed": events.MemorySqueezed,
     "step": events.StepDone,
     "evaluated": events.Evaluated,
     "example_analyzed": events.ExampleAnalyzed,

@@ -84,10 +84,11 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
         MachineError: not even for that is there memory.
     """
     rows, columns = (4096, 4096) if device.type == "cuda" else (512, 1024)
-    if free_memory(device) < (needed := 4 * rows * columns * dtype.itemsize):
+    needed = 4 * rows * columns * dtype.itemsize
+    if device.type == "cuda" and free_memory(device) < needed:
         raise MachineError(
-            f"This machine's {device.type.upper()} has {gigabytes(free_memory(device))} of memory free, and "
-            f"{gigabytes(needed)} are needed to begin with; close other programs."
+            f"This machine's GPU has {gigabytes(free_memory(device))} of memory free, and {gigabytes(needed)} are "
+            "needed to begin with; close other programs."
         )
     x, weight = (torch.ones(size, device=device, dtype=dtype) for size in ((rows, columns), (columns, columns)))
     best = float("inf")
