@@ -18,8 +18,8 @@ from sebp_edge.models import machine
 
 # What a process was measured to hold on an H100 outside torch's allocator, when all that a training needs was loaded.
 CONTEXT = 650_000_000
-# Changes of what is used on a GPU that are not looked into.
-_UNNOTICED = 16 * 2**20
+# Changes of what is used on a GPU that are not looked into: the driver's answer takes longer than a step.
+_UNNOTICED = 32 * 2**20
 # What others held of a GPU, by its UUID, when CUDA began here; None where that was not seen.
 _others: dict[str, int | None] = {}
 # A context is larger than this: if so much more is used after a call, that has made it.
@@ -123,7 +123,8 @@ class GpuMemory:
         return max(CONTEXT, self.outside)
 
     def measure(self) -> int:
-        """Bytes held at most since `begin`; what is outside torch's allocator is measured anew. Waits for nothing."""
+        """Bytes held at most since `begin`; what is outside torch's allocator is measured anew. The GPU is not
+        waited for."""
         beyond = self._used_beyond_torch()
         if abs(beyond - self._beyond) > _UNNOTICED:
             told = self._told()

@@ -14,7 +14,7 @@ from sebp_edge.units import gigabytes
 
 # So much must be free beside: what is loaded late takes it, and other programs.
 SPARE = 64 * 2**20
-# How often what others leave is looked at: that takes less than a millisecond, and a GPU is not waited for.
+# How often what others leave is looked at: counters are read, and a GPU is not waited for.
 STEPS_BETWEEN_LOOKS = 8
 
 
