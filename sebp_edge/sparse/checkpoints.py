@@ -4,6 +4,9 @@ They are torch's, not re-entrant: what runs within one now, runs again in the ba
 all that was kept. By then the batch is gone, and both runs must save tensors of the same shapes: so where rows are
 found by what the batch was, they are found in dL/dY there. (A re-entrant checkpoint runs without gradients first, and
 saves nothing.)
+
+Whole blocks are run again, all but their last product: for each operation that saves 13 % more of a 3B Llama's
+activations than running only the gate's and the up projection again would.
 """
 
 from collections.abc import Callable
