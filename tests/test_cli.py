@@ -45,12 +45,6 @@ def adapt(notes_folder, model_folder, recipe):
 
 
 @pytest.fixture
-def analyze(adapt, tmp_path):
-    """The arguments of an analysis of the same texts."""
-    return ["analyze", *adapt[1:], "--examples", "4", "--html", str(tmp_path / "page.html")]
-
-
-@pytest.fixture
 def store(own_data_folder):
     return AdapterStore()
 
@@ -403,69 +397,11 @@ def test_a_budget_that_is_too_small_or_none_is_one_sentence(adapt, store):
     assert store.names() == []
 
 
-def test_an_analysis_on_a_pipe_is_a_table_of_shares_and_a_page(analyze, tmp_path):
-    result = run(*analyze)
-    assert result.exit_code == 0
-    rows = [line.split("\t") for line in result.stdout.splitlines() if "\t" in line]
-    projections = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    groups = (
-        [("0", name) for name in projections] + [("1 (last)", name) for name in projections] + [("head", "lm_head")]
-    )
-    assert [(row[0], row[1]) for row in rows] == groups
-    assert all(re.fullmatch(r"\d+\.\d%", share) for row in rows for share in row[2:])
-    assert "Looked at 4 of 24 examples" in result.stdout
-    assert re.search(r"SEBP does \d+\.\d% of the work", result.stdout)
-    assert result.stdout.endswith(f"drawn in {tmp_path / 'page.html'}\n")
-    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
-
-
-def test_an_analysis_of_completions_has_a_table_for_each_loss(analyze, tmp_path):
-    lines = [{"prompt": f"the map number {number}", "completion": " is old"} for number in range(9)]
-    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    output = run("analyze", tmp_path / "pairs.jsonl", *analyze[2:]).stdout
-    assert output.index("with a loss on every token") < output.index("with a loss on learnt tokens")
-
-
-def test_an_analysis_in_json_draws_only_where_it_is_asked_to(analyze, tmp_path, monkeypatch):
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    *events, last = records(run(*analyze[:-2], "--json").stdout)
-    assert {event["event"] for event in events} == {"model_loaded", "texts_read", "example_analyzed"}
-    assert (last["event"], last["html"], last["looked_at"]["examples"]) == ("analysis", None, 4)
-    assert list(tmp_path.glob("here/*")) == []
-    assert records(run(*analyze, "--json").stdout)[-1] == last | {"html": str(tmp_path / "page.html")}
-    assert run(*analyze[:-2]).stdout.endswith("drawn in sebp-edge-analysis.html\n")
-    assert run(*analyze[:-2]).exit_code == 0  # over its own page
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"--model": "tiney"}, "Unknown model 'tiney'; did you mean 'tiny'"),
-        ({"--recipe": "note"}, "Unknown recipe 'note'; did you mean 'notes'"),
-        ({"--context": "3"}, "context_length must be a whole number of at least 8"),
-        ({"--seed": "-1"}, "The seed must be a whole number"),
-        ({"--html": "nowhere/page.html"}, "There is no folder 'nowhere' to draw into"),
-    ],
-)
-def test_a_wrong_option_of_an_analysis_is_one_sentence(analyze, changes, words):
-    arguments = dict(zip(analyze[2::2], analyze[3::2], strict=True)) | changes
-    assert_one_sentence(run(*analyze[:2], *(part for pair in arguments.items() for part in pair)), words)
-
-
-def test_an_analysis_without_texts_or_over_another_file_is_one_sentence(analyze, tmp_path):
-    assert_one_sentence(run("analyze", tmp_path / "nowhere", *analyze[2:]), "There is no file or folder")
-    assert run(*analyze[:2], "--examples", 0).exit_code == 2
-    (tmp_path / "page.html").write_text("mine")
-    assert_one_sentence(run(*analyze), "exists already and is no analysis; choose another file")
-    assert (tmp_path / "page.html").read_text() == "mine"
-
-
-def test_a_narrow_terminal_gets_no_broken_line(adapt, analyze, store):
-    columns = 50
+def test_a_narrow_terminal_gets_no_broken_line(adapt, store, tmp_path):
+    columns, page = 50, tmp_path / "page.html"
     commands = (
         *([*adapt, "--name", "narrow"], ["adapters", "list"], ["models"], ["recipes"], ["plan", *adapt[1:]]),
-        analyze,
+        ["analyze", *adapt[1:], "--examples", "4", "--html", str(page)],
     )
     for number, arguments in enumerate(commands):
         lines = on_terminal(arguments, columns)

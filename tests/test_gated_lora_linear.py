@@ -1,4 +1,4 @@
-"""The op on plain PyTorch: the sums and gradients of its parts, and what it keeps. Its kernel is in test_kernels."""
+"""The op on plain PyTorch: sums and gradients of its parts, and what it keeps. Its kernel is in test_small_kernels."""
 
 import pytest
 import torch

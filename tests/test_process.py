@@ -7,6 +7,7 @@ import psutil
 import pytest
 import torch
 
+from sebp_edge.errors import MachineError
 from sebp_edge.models import container, machine, process
 from sebp_edge.models.container import Limit
 
@@ -96,6 +97,15 @@ def test_a_process_tells_what_it_held_at_most_though_nobody_looked():
     assert anew == pytest.approx(first, rel=0.05)
 
 
+def test_too_little_memory_for_a_first_product_is_one_sentence(monkeypatch):
+    def fail(*size, **options):
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(torch, "ones", fail)
+    with pytest.raises(MachineError, match=r"not enough of this CPU's memory is free .*; close other programs"):
+        machine.matmul_rate(torch.device("cpu"), torch.float32)
+
+
 # ------------------------------------------------------------------------------------------------------------- a GPU's
 
 
@@ -173,6 +183,14 @@ def test_what_no_driver_tells_is_seen_when_cuda_begins(monkeypatch):
     assert memory.outside == 580_000_000
     # Also when it is asked about again.
     assert process.memory_of(CUDA).outside == 580_000_000
+
+
+def test_what_other_programs_take_after_cuda_began_is_hardly_counted_as_ours(monkeypatch):
+    gpu = Gpu(monkeypatch, told=None, before="GPU-aa-1, 0")
+    gpu.used = gpu.reserved + 480_000_000
+    assert process.memory_of(CUDA).outside == 480_000_000
+    gpu.used += 10 * GB
+    assert process.memory_of(CUDA).outside == 2 * process.CONTEXT
 
 
 def test_where_cuda_had_begun_before_it_is_an_estimate(monkeypatch):

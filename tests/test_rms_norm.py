@@ -1,4 +1,4 @@
-"""The op on plain PyTorch: the formula, its gradients, and what it keeps. Its kernels are in test_kernels."""
+"""The op on plain PyTorch: the formula, its gradients, and what it keeps. Its kernels are in test_small_kernels."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
 """Norms and MLPs by our own operations: found by what they compute, exact, undone, and their outputs not kept.
 
-Without a GPU it is their plain PyTorch that is tested here; the kernels' own tests are in test_kernels.
+Without a GPU it is their plain PyTorch that is tested here; the kernels' own tests are in test_small_kernels.
 """
 
 import gc

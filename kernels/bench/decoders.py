@@ -14,7 +14,7 @@ from torch import nn
 from transformers import LlamaConfig
 
 from arms import Benchmark, arms_with
-from models import TINY, Case, llama_3b
+from models import TINY, Case, known_config
 from sebp_edge.insight.bench.ways import Way
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def cases() -> Iterator[Case]:
     for texts in TEXTS:
-        yield Case("Llama-3.2-3B", llama_3b(), texts, 1, 4096, TARGET)
+        yield Case("Llama-3.2-3B", known_config("llama-3.2-3b"), texts, 1, 4096, TARGET)
 
 
 def tiny_cases() -> Iterator[Case]:

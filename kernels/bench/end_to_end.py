@@ -39,7 +39,7 @@ import torch
 from transformers import LlamaConfig
 
 import evidence
-from models import llama_3b, make_model
+from models import known_config, make_model
 from sebp_edge.models import loading
 from sebp_edge.texts.formats import FORMATS
 
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
     sizes, files = options.sizes or ((24,) if options.tiny else SIZES), text_files(options.notes)
     if max(sizes) > len(files):
         parser.error(f"{options.notes} has {len(files)} text files, {max(sizes)} are wanted; give --notes or --sizes.")
-    model = TINY_MODEL if options.tiny else made_once(options.work / "llama-3.2-3b", llama_3b())
+    model = TINY_MODEL if options.tiny else made_once(options.work / "llama-3.2-3b", known_config("llama-3.2-3b"))
     extra = ["--device", "cpu", "--epochs", "1", "--context", "32"] if options.tiny else ["--device", "cuda"]
     subprocess.run([sys.executable, "-c", "import sebp_edge.personalizer"], check=True)
     print(f"{'seconds':24}" + "".join(f"{part:>11}" for part in (*PARTS, "total")) + f"{'step, ms':>11}")

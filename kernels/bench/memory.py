@@ -17,10 +17,11 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, LlamaConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 import evidence
 from end_to_end import COMMAND, TINY_MODEL, figures, made_once, timed
+from models import known_config
 
 LENGTHS = Path(__file__).with_name("lengths.json")
 NOTES, CHATS = "notes, paragraphs", "OASST1"
@@ -29,19 +30,14 @@ CONTEXT = BATCH_TOKENS = 4096
 TOKENS = 14 * BATCH_TOKENS
 
 
-def _llama(hidden: int, wide: int, layers: int, heads: int, groups: int, vocabulary: int, **more) -> dict:
-    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    sizes = dict(zip(names, (hidden, wide, layers, heads, groups), strict=True))
-    return {"vocab_size": vocabulary, "tie_word_embeddings": True, "max_position_embeddings": CONTEXT} | sizes | more
+LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
 
 
-SHAPES = {
-    "smollm2-135m": _llama(576, 1536, 30, 9, 3, 49152),
-    "smollm2-360m": _llama(960, 2560, 32, 15, 5, 49152),
-    "llama-3.2-1b": _llama(2048, 8192, 16, 32, 8, 128256),
-    "llama-3.2-3b": _llama(3072, 8192, 28, 24, 8, 128256),
-    "llama-3.1-8b": _llama(4096, 14336, 32, 32, 8, 128256, tie_word_embeddings=False),
-}
+def config_of(shape: str) -> PretrainedConfig:
+    """A known model's, or that of Llama 3.1 with 8 billion parameters."""
+    if shape != "llama-3.1-8b":
+        return known_config(shape)
+    return LlamaConfig(**known_config("llama-3.2-3b").to_dict() | LLAMA_8B | {"tie_word_embeddings": False})
 
 
 class Run(NamedTuple):
@@ -100,7 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def measure(run: Run, work: Path, *, on_cpu: bool) -> dict:
     """The command's own figures of one run; what it said, if it failed."""
-    model = TINY_MODEL if on_cpu else made_once(work / run.shape, LlamaConfig(**SHAPES[run.shape]))
+    model = TINY_MODEL if on_cpu else made_once(work / run.shape, config_of(run.shape))
     row = run._asdict() | {"failed": ""}
     with tempfile.TemporaryDirectory(dir=work) as folder:
         recipe, texts = Path(folder, "recipe.toml"), Path(folder, "texts.jsonl")

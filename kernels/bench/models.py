@@ -53,8 +53,9 @@ class Case:
     target: float
 
 
-def llama_3b() -> LlamaConfig:
-    return AutoConfig.from_pretrained(bundled_config(resolve("llama-3.2-3b")))
+def known_config(name: str) -> PretrainedConfig:
+    """The sizes of a model that is known by name."""
+    return AutoConfig.from_pretrained(bundled_config(resolve(name)))
 
 
 def make_model(config: PretrainedConfig, device: torch.device) -> nn.Module:

@@ -11,7 +11,6 @@ import torch
 
 from sebp_edge.errors import MachineError
 from sebp_edge.models import container
-from sebp_edge.units import gigabytes
 
 
 def pick_device(wanted: str | None = None) -> torch.device:
@@ -84,20 +83,22 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
         MachineError: not even for that is there memory.
     """
     rows, columns = (4096, 4096) if device.type == "cuda" else (512, 1024)
-    needed = 4 * rows * columns * dtype.itemsize
-    if device.type == "cuda" and free_memory(device) < needed:
-        raise MachineError(
-            f"This machine's GPU has {gigabytes(free_memory(device))} of memory free, and {gigabytes(needed)} are "
-            "needed to begin with; close other programs."
-        )
-    x, weight = (torch.ones(size, device=device, dtype=dtype) for size in ((rows, columns), (columns, columns)))
     best = float("inf")
-    for _ in range(6):
-        synchronize(device)
-        begin = time.perf_counter()
-        x @ weight
-        synchronize(device)
-        best = min(best, time.perf_counter() - begin)
+    try:
+        x, weight = (torch.ones(size, device=device, dtype=dtype) for size in ((rows, columns), (columns, columns)))
+        for _ in range(6):
+            synchronize(device)
+            begin = time.perf_counter()
+            x @ weight
+            synchronize(device)
+            best = min(best, time.perf_counter() - begin)
+    except RuntimeError as error:
+        if not ran_out_of_memory(error):
+            raise
+        raise MachineError(
+            f"To plan a training, not enough of this {device.type.upper()}'s memory is free for a single product; "
+            "close other programs."
+        ) from error
     return 2 * rows * columns * columns / best
 
 

@@ -153,14 +153,17 @@ class GpuMemory:
         return None if held is None or held < reserved else held - reserved
 
     def _seen(self) -> int | None:
-        """The same, by what was used before CUDA began here; None if it had begun before this was first asked."""
+        """The same, by what was used before CUDA began here; None if it had begun before this was first asked.
+
+        What others took since is in it, so it is held to twice what a process was measured to hold.
+        """
         uuid = self._uuid()
         if uuid not in _others:
             before = used_of(uuid, _nvidia_smi("--query-gpu=uuid,memory.used"))
             begun_now = before is not None and self._used_beyond_torch() - before > _LEAST_CONTEXT
             _others[uuid] = before if begun_now else None
         before = _others[uuid]
-        return None if before is None else max(0, self._used_beyond_torch() - before)
+        return None if before is None else min(max(0, self._used_beyond_torch() - before), 2 * CONTEXT)
 
     def _uuid(self) -> str:
         return str(torch.cuda.get_device_properties(self._device).uuid)

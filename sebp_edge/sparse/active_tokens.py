@@ -88,6 +88,21 @@ class ActiveTokens:
         """The bucket that holds these tokens without any filler."""
         return Bucket(len(self.input_ids), len(self.cu_seqlens) - 1, self.max_len, len(self.loss_places))
 
+    @property
+    def inputs(self) -> dict[str, Tensor | int | None]:
+        """What transformers' models are called with, for all sequences as one row."""
+        types = {} if self.token_type_ids is None else {"token_type_ids": self.token_type_ids[None]}
+        return types | {
+            "input_ids": self.input_ids[None],
+            "position_ids": self.position_ids[None],
+            # None, not ones: transformers would take ones for one long document.
+            "attention_mask": None,
+            "cu_seq_lens_q": self.cu_seqlens,
+            "cu_seq_lens_k": self.cu_seqlens,
+            "max_length_q": self.max_len,
+            "max_length_k": self.max_len,
+        }
+
     def filled(self, bucket: Bucket) -> "ActiveTokens":
         """The same tokens with filler behind them, in the sizes of `bucket` and `bucket.slots`; on the host.
 

@@ -83,17 +83,7 @@ class Hoisted:
 
     def _row_losses(self, tokens: ActiveTokens, restricted: bool) -> Tensor:
         with self._fused.refreshed(), self._last_layer.on(tokens.loss_places if restricted else None):
-            hidden_AD = self._decoder.base_model(
-                input_ids=tokens.input_ids[None],
-                position_ids=tokens.position_ids[None],
-                # None, not ones: transformers would take ones for one long document.
-                attention_mask=None,
-                cu_seq_lens_q=tokens.cu_seqlens,
-                cu_seq_lens_k=tokens.cu_seqlens,
-                max_length_q=tokens.max_len,
-                max_length_k=tokens.max_len,
-                use_cache=False,
-            ).last_hidden_state.squeeze(0)
+            hidden_AD = self._decoder.base_model(**tokens.inputs, use_cache=False).last_hidden_state.squeeze(0)
         return self._head.losses(gather_rows(hidden_AD, tokens.loss_places), tokens.targets)
 
     def _trial_losses(self, restricted: bool) -> Tensor:

@@ -116,18 +116,8 @@ class HoistedEncoder:
 
     def row_logits(self, tokens: ActiveTokens) -> Tensor:
         """The model's logits of every loss row: [C, L]."""
-        types = {} if tokens.token_type_ids is None else {"token_type_ids": tokens.token_type_ids[None]}
         with self._fused.refreshed(), self._reading(tokens.loss_places):
-            logits = self._encoder(
-                input_ids=tokens.input_ids[None],
-                position_ids=tokens.position_ids[None],
-                **types,
-                attention_mask=None,
-                cu_seq_lens_q=tokens.cu_seqlens,
-                cu_seq_lens_k=tokens.cu_seqlens,
-                max_length_q=tokens.max_len,
-                max_length_k=tokens.max_len,
-            ).logits
+            logits = self._encoder(**tokens.inputs).logits
         return logits.reshape(len(tokens.loss_places), -1)
 
     @contextmanager

@@ -1,0 +1,45 @@
+"""The benchmark of memory budgets: texts of exact lengths, known shapes, and a failed run is a row that says so."""
+
+import json
+
+import memory
+import pytest
+from transformers import AutoTokenizer
+
+from end_to_end import TINY_MODEL
+
+
+@pytest.mark.parametrize("data", [memory.NOTES, memory.CHATS])
+def test_texts_are_drawn_from_the_real_lengths_and_have_them(data, tmp_path):
+    lengths = memory.lengths_like(data, 3000, 300)
+    assert 3000 <= sum(lengths) < 3300
+    assert max(lengths) <= 300
+    tokenizer, file = AutoTokenizer.from_pretrained(TINY_MODEL), tmp_path / "texts.jsonl"
+    memory.write_texts(file, lengths, tokenizer)
+    texts = [json.loads(line)["text"] for line in file.read_text().splitlines()]
+    # BOS and EOS come to them.
+    found = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) + 2 for text in texts]
+    assert found == [max(3, length) for length in lengths]
+
+
+def test_shapes_are_of_their_names_sizes():
+    layers = {run.shape: memory.config_of(run.shape).num_hidden_layers for run in memory.RUNS}
+    assert layers == {
+        **{"llama-3.2-3b": 28, "smollm2-135m": 30, "smollm2-360m": 32},
+        **{"llama-3.2-1b": 16, "llama-3.1-8b": 32},
+    }
+    eight = memory.config_of("llama-3.1-8b")
+    assert (eight.hidden_size, eight.num_key_value_heads, eight.head_dim) == (4096, 8, 128)
+    assert not eight.tie_word_embeddings
+
+
+def test_a_run_that_cannot_fit_fails_before_anything_is_loaded(tmp_path):
+    row = memory.measure(memory.TINY[1], tmp_path, on_cpu=True)
+    assert "but the memory budget is 0.1 GB" in row["failed"]
+    assert "predicted_gb" not in row
+
+
+def test_a_part_of_the_table_is_not_recorded(capsys):
+    with pytest.raises(SystemExit):
+        memory.main(["--only", "3b-lora-8gb", "--record"])
+    assert "only a GPU's whole table is evidence" in capsys.readouterr().err

@@ -1,0 +1,236 @@
+"""Our Triton kernels of norms and gates against plain PyTorch: on a GPU where there is one, else in the interpreter."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed on this platform")
+from test_kernels import DEVICE, DTYPES, assert_as_good, assert_no_worse_than_torch, draw
+
+from sebp_edge.ops import reference
+from sebp_edge.ops.gpu import gated, rms_norm
+
+# Heads, rows of a program of their own, and more columns than a power of two.
+NORM_SHAPES = [(0, 5), (1, 1), (7, 5), (3, 50, 128), (67, 33), (5, 3072), (300, 40), (2, 16384)]
+# So large that dx of a single column is no difference of nearly equal numbers.
+EPS = 0.5
+
+
+@pytest.mark.parametrize("shape", NORM_SHAPES)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_are_plain_pytorchs(shape, offset, dtype, poisoned_memory):
+    x, weight, dout = draw(*shape, dtype=dtype), draw(shape[-1], dtype=dtype, seed=1), draw(*shape, dtype=dtype, seed=2)
+    out, rstd = rms_norm.rms_norm(x, weight, EPS, offset)
+    truth, true_rstd = reference.rms_norm(x.double(), weight.double(), EPS, offset)
+    assert (out.dtype, out.shape, rstd.dtype) == (dtype, shape, torch.float32)
+    torch.testing.assert_close(rstd.double(), true_rstd, rtol=1e-6, atol=0)
+    assert_as_good(out, truth, dtype)
+    exact = [x.double(), weight.double(), true_rstd]
+    expected = reference.rms_norm_backward(dout.double(), *exact, offset, wanted_dweight=True)
+    found = rms_norm.rms_norm_backward(dout, x, weight, rstd, offset, wanted_dweight=True)
+    again = rms_norm.rms_norm_backward(dout, x, weight, rstd, offset, wanted_dweight=True)
+    for one, other, truth in zip(found, again, expected, strict=True):
+        assert one.dtype == dtype
+        assert torch.equal(one, other)
+        assert_as_good(one, truth, dtype)
+    dx, dweight = rms_norm.rms_norm_backward(dout, x, weight, rstd, offset, wanted_dweight=False)
+    assert dweight is None
+    assert_as_good(dx, expected[0], dtype)
+
+
+def views(dtype=torch.float32, seed=0):
+    """[5, 6, 16] and [5, 6, 16] as they lie in other tensors."""
+    wide = draw(1, 5, 200, dtype=dtype, seed=seed)
+    yield wide[..., 3:99].view(1, 5, 6, 16)[0]  # the heads of one of several projections
+    yield draw(6, 5, 16, dtype=dtype, seed=seed).transpose(0, 1)
+    yield draw(10, 12, 16, dtype=dtype, seed=seed)[::2, ::2]
+    yield draw(5, 16, 6, dtype=dtype, seed=seed).transpose(1, 2)
+    yield draw(5, 6, 32, dtype=dtype, seed=seed)[..., ::2]
+    yield draw(1, 1, 16, dtype=dtype, seed=seed).expand(5, 6, 16)
+    yield draw(5, 1, 16, dtype=dtype, seed=seed).expand(5, 6, 16)
+
+
+def test_strides_do_not_matter_to_norms(poisoned_memory):
+    weight = draw(16, seed=3)
+    for x in views():
+        expected, rstd = rms_norm.rms_norm(x.contiguous(), weight, 1e-6, 0.0)
+        found, found_rstd = rms_norm.rms_norm(x, weight, 1e-6, 0.0)
+        assert found.is_contiguous()
+        assert torch.equal(found, expected)
+        assert torch.equal(found_rstd, rstd)
+        for dout in views(seed=1):
+            given = (weight, rstd, 0.0)
+            expected = rms_norm.rms_norm_backward(dout.contiguous(), x.contiguous(), *given, wanted_dweight=True)
+            found = rms_norm.rms_norm_backward(dout, x, *given, wanted_dweight=True)
+            assert torch.equal(found[0], expected[0])
+            assert torch.equal(found[1], expected[1])
+
+
+def test_a_view_of_heads_is_normed_where_it_is():
+    heads = draw(1, 5, 200)[..., 3:99].view(1, 5, 6, 16)
+    assert rms_norm._rows(heads).tensor is heads
+    assert rms_norm._rows(heads.transpose(1, 2)).tensor.data_ptr() == heads.data_ptr()
+    assert rms_norm._rows(draw(5, 2, 6, 16)[:, :, ::2].transpose(0, 1)).tensor.is_contiguous()
+
+
+def test_rows_of_many_magnitudes_are_normed():
+    x = draw(6, 300) * torch.tensor([0.0, 1e-18, 1e-3, 1.0, 1e3, 1e15], device=DEVICE)[:, None]
+    out, rstd = rms_norm.rms_norm(x, torch.ones(300, device=DEVICE), 1e-6, 0.0)
+    torch.testing.assert_close(
+        out, reference.rms_norm(x.double(), torch.ones(300, device=DEVICE), 1e-6, 0.0)[0].float()
+    )
+    assert rstd.isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (7, 5), (33, 1030), (3, 8192)])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gates_are_plain_pytorchs(shape, activation, dtype, poisoned_memory):
+    num_rows, num_columns = shape
+    gate, up = (3 * draw(num_rows, 2 * num_columns, dtype=dtype)).chunk(2, dim=1)
+    dout = draw(*shape, dtype=dtype, seed=1)
+    exact = gate.double(), up.double(), activation
+    found = gated.gated(gate, up, activation)
+    assert_as_good(found, reference.gated(*exact), dtype)
+    dsides = gated.gated_backward(dout, gate, up, activation)
+    assert dsides.shape == (num_rows, 2 * num_columns)
+    for one, truth in zip(dsides.chunk(2, 1), reference.gated_backward(dout.double(), *exact).chunk(2, 1), strict=True):
+        assert_as_good(one, truth, dtype)
+    # However they lie in memory.
+    gate, up, dout = gate.contiguous(), up.T.contiguous().T, dout.T.contiguous().T
+    assert torch.equal(gated.gated(gate, up, activation), found)
+    assert torch.equal(gated.gated_backward(dout, gate, up, activation), dsides)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (7, 5), (33, 130), (100, 300)])
+@pytest.mark.parametrize("rank", [1, 16, 40])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gates_before_an_adapter_are_plain_pytorchs(shape, rank, dtype, poisoned_memory):
+    num_rows, num_columns = shape
+    gate, up = (3 * draw(num_rows, 2 * num_columns, dtype=dtype)).chunk(2, dim=1)
+    dout, lora_A = draw(*shape, dtype=dtype, seed=1), draw(rank, num_columns, dtype=dtype, seed=2)
+    lora_up = draw(num_rows, 2 * rank, dtype=dtype, seed=3)[:, rank:]
+    dsides, dlora_A = gated.gated_lora_backward(dout, lora_up, lora_A, gate, up, "silu")
+    truth, truth_A = reference.gated_lora_backward(*(x.double() for x in (dout, lora_up, lora_A, gate, up)), "silu")
+    assert_as_good(dsides, truth, dtype)
+    assert_as_good(dlora_A, truth_A, dtype)
+    again = gated.gated_lora_backward(dout.T.contiguous().T, lora_up, lora_A, gate.contiguous(), up, "silu")
+    assert torch.equal(again[0], dsides)
+    assert torch.equal(again[1], dlora_A)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gates_far_from_zero_are_open_or_shut(activation):
+    gate = torch.tensor([[-1e4, -200.0, -90.0, 0.0, 90.0, 200.0, 1e4]], device=DEVICE)
+    up = torch.full_like(gate, 2.0)
+    shut = [0.0, 0.0, 0.0, 0.0]
+    assert gated.gated(gate, up, activation).round().tolist() == [[*shut, 180.0, 400.0, 2e4]]
+    dgate, dup = gated.gated_backward(torch.ones_like(gate), gate, up, activation).chunk(2, dim=1)
+    torch.testing.assert_close(dgate, torch.tensor([[0.0, 0.0, 0.0, 1.0, 2.0, 2.0, 2.0]], device=DEVICE))
+    torch.testing.assert_close(dup, torch.tensor([[*shut, 90.0, 200.0, 1e4]], device=DEVICE))
+
+
+def outputs_and_gradients(function, tensors, dout):
+    tensors = [tensor.detach().requires_grad_() for tensor in tensors]
+    out = function(*tensors)
+    return out, *torch.autograd.grad(out, tensors, dout)
+
+
+def assert_no_worse_than_the_model(function, plain, tensors, dout):
+    """Output and gradients of `function` against those that a model's own operations give in the same dtype."""
+    exact = outputs_and_gradients(plain, [tensor.double() for tensor in tensors], dout.double())
+    found, own = (outputs_and_gradients(one, tensors, dout) for one in (function, plain))
+    for one, other, truth in zip(found, own, exact, strict=True):
+        assert_no_worse_than_torch(one, other, truth)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+@pytest.mark.parametrize("shape", [(836, 3072), (1, 3072), (4096, 16384), (836, 24, 128)])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_norms_of_real_shapes_err_no_more_than_the_models(shape, offset):
+    from sebp_edge.ops import rms_norm
+
+    def plain(x, weight):
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)
+        # As Llama rounds it, and as Gemma does.
+        return weight * normal.to(x.dtype) if offset == 0.0 else (normal * (1.0 + weight.to(wide.dtype))).to(x.dtype)
+
+    x, weight, dout = (draw(*size, dtype=torch.bfloat16, seed=n) for n, size in enumerate((shape, shape[-1:], shape)))
+    assert_no_worse_than_the_model(lambda x, weight: rms_norm(x, weight, 1e-5, offset), plain, [x, weight], dout)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+@pytest.mark.parametrize("shape", [(836, 8192), (1, 8192), (4096, 14336)])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gates_of_real_shapes_err_no_more_than_the_models(shape, activation):
+    from torch.nn.functional import gelu, silu
+
+    from sebp_edge.ops import gated
+
+    def plain(gate, up):
+        return (silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")) * up
+
+    sides = draw(shape[0], 2 * shape[1], dtype=torch.bfloat16).chunk(2, dim=1)
+    dout = draw(*shape, dtype=torch.bfloat16, seed=1)
+    assert_no_worse_than_the_model(lambda gate, up: gated(gate, up, activation), plain, sides, dout)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+@pytest.mark.parametrize("num_rows", [96, 836, 4096])
+def test_gates_before_an_adapter_err_no_more_than_one_after_the_other(num_rows):
+    from sebp_edge.ops import Gate, LoraGroup, LoraProjection, gated_lora_linear, lora_linear
+    from sebp_edge.ops import gated as gate_of
+
+    sizes = [(num_rows, 8192), (num_rows, 8192), (16, 8192), (3072, 16)]
+    inputs = [draw(*size, dtype=torch.bfloat16, seed=n) for n, size in enumerate(sizes)]
+    weight, dout = draw(3072, 8192, dtype=torch.bfloat16, seed=5) / 90, draw(num_rows, 3072, dtype=torch.bfloat16)
+
+    def run(function, dtype):
+        leaves = [value.to(dtype).requires_grad_() for value in inputs]
+        gate, up, *adapter = leaves
+        group = LoraGroup.stack([LoraProjection(weight.to(dtype), None, *adapter, 0.5)])
+        return torch.autograd.grad(function(gate, up, group), leaves, dout.to(dtype))
+
+    def one_after_the_other(gate, up, group):
+        return lora_linear(gate_of(gate, up, "silu"), group)[0]
+
+    def as_one(gate, up, group):
+        return gated_lora_linear(gate_of(gate, up, "silu"), Gate(gate, up, "silu"), group)
+
+    exact = run(one_after_the_other, torch.float64)
+    for found, other, truth in zip(
+        run(as_one, torch.bfloat16), run(one_after_the_other, torch.bfloat16), exact, strict=True
+    ):
+        error, allowed = (float((value.double() - truth).norm() / truth.norm()) for value in (found, other))
+        assert error <= 1.1 * allowed + 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+def test_norms_and_gates_are_captured_in_a_graph():
+    from sebp_edge.ops import gated, rms_norm
+
+    x, weight, dout = (draw(*size, dtype=torch.bfloat16).requires_grad_() for size in ((64, 512), (512,), (64, 256)))
+
+    def step():
+        out = gated(*rms_norm(x, weight, 1e-6).chunk(2, dim=1), "silu")
+        return torch.autograd.grad(out, [x, weight], dout)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        captured = step()
+    with torch.no_grad():
+        x.copy_(draw(64, 512, dtype=torch.bfloat16, seed=7))
+    graph.replay()
+    torch.cuda.synchronize()
+    for one, other in zip(captured, step(), strict=True):
+        assert torch.equal(one, other)
