@@ -130,15 +130,20 @@ def test_no_results_yet_are_no_error(project):
 def test_the_tests_of_a_session_are_counted_by_outcome_and_by_mark(project, monkeypatch):
     monkeypatch.setattr(evidence, "STEP", ("ops",))
     (project / "sebp_edge" / "models").mkdir(parents=True)
-    marked, other = (
-        SimpleNamespace(nodeid=f"{file}::test", keywords=marks) for file, marks in (("bench.py", {"gpu": 1}), ("x", {}))
-    )
+    (project / "more.py").touch()
+    files = {"bench.py": {"gpu": 1}, "more.py": {"gpu": 1}, "x": {}}
+    marked, more, other = (SimpleNamespace(nodeid=f"{file}::test", keywords=files[file]) for file in files)
     file, whole_file = project / "gpu-results.json", SimpleNamespace(nodeid="y")
-    evidence.record_tests({"passed": [marked, other, other], "skipped": [marked, whole_file], "": [other]}, file)
+    evidence.record_tests({"passed": [marked, other, other], "skipped": [more, whole_file], "": [other]}, file)
     entry = json.loads(file.read_text())["gpu-tests"]
     assert entry["figures"]["gpu"] == {"passed": 1, "failed": 0, "error": 0, "skipped": 1}
     assert entry["figures"]["all"] == {"passed": 3, "failed": 0, "error": 0, "skipped": 2}
-    assert "bench.py" in entry["sources"]
+    assert {"bench.py", "more.py"} <= set(entry["sources"])
+    # Those of one file do not take the place of all.
+    evidence.record_tests({"failed": [marked, other]}, file)
+    results = json.loads(file.read_text())
+    assert results["gpu-tests"] == entry
+    assert results["bench"]["figures"]["gpu"] == {"passed": 0, "failed": 1, "error": 0, "skipped": 0}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

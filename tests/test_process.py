@@ -101,6 +101,7 @@ def test_too_little_memory_for_a_first_product_is_one_sentence(monkeypatch):
     def fail(*size, **options):
         raise torch.OutOfMemoryError("no more")
 
+    machine._measured_matmul_rate.cache_clear()
     monkeypatch.setattr(torch, "ones", fail)
     with pytest.raises(MachineError, match=r"not enough of this CPU's memory is free .*; close other programs"):
         machine.matmul_rate(torch.device("cpu"), torch.float32)

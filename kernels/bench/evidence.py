@@ -67,7 +67,7 @@ def record(name: str, sources: Iterable[str | Path], figures: dict | list[dict],
 
 
 def record_tests(outcomes: dict[str, list], file: Path) -> None:
-    """Keeps how a session's GPU tests went, and all of its tests.
+    """Keeps how a session's GPU tests went, and all of its tests; those of a single file under its name.
 
     Args:
         outcomes: pytest's reports by outcome.
@@ -83,7 +83,8 @@ def record_tests(outcomes: dict[str, list], file: Path) -> None:
         "all": {name: len(found) for name, found in reports.items()},
     }
     files = {report.nodeid.split("::")[0] for found in on_gpu.values() for report in found}
-    record("gpu-tests", [*STEP, "sebp_edge/models", *files], figures, file)
+    name = "gpu-tests" if len(files) > 1 else Path(*files).stem
+    record(name, [*STEP, "sebp_edge/models", *files], figures, file)
 
 
 def machine() -> dict:

@@ -1,6 +1,7 @@
 """What this machine has: device, number formats, memory, speed."""
 
 import ctypes
+import functools
 import sys
 import time
 from collections.abc import Iterator
@@ -75,13 +76,20 @@ def total_memory(device: torch.device) -> int:
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a matrix product, the best of five; takes a few hundredths of a second.
+    """FLOP/s of a matrix product, the best of five; measured once, in a few hundredths of a second.
 
     Of 512 rows by 1024 by 1024 on the CPU; of 4096 each on a GPU, which would take longer to launch the small one.
 
     Raises:
         MachineError: not even for that is there memory.
     """
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return _measured_matmul_rate(device, dtype)
+
+
+@functools.cache
+def _measured_matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     rows, columns = (4096, 4096) if device.type == "cuda" else (512, 1024)
     best = float("inf")
     try:

@@ -17,7 +17,7 @@ import torch
 from sebp_edge.models import machine
 
 # What a process was measured to hold on an H100 outside torch's allocator, when all that a training needs was loaded.
-CONTEXT = 650_000_000
+CONTEXT = 900_000_000
 # Changes of what is used on a GPU that are not looked into: the driver's answer takes longer than a step.
 _UNNOTICED = 32 * 2**20
 # What others held of a GPU, by its UUID, when CUDA began here; None where that was not seen.
