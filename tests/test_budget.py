@@ -363,7 +363,7 @@ def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, note
         lambda handle, *arguments, **options: handles.append(options) or attach(handle, *arguments, **options),
     )
     planned_events, planned_most = adapt(memory_budget=least.peak)
-    assert handles[0] == {"checkpoints": 1, "max_logits": least.spending.max_logits}
+    assert handles[0] == {"checkpoints": 1, "offload": False, "max_logits": least.spending.max_logits}
     assert isinstance(planned_events[0], MemoryPlanned)
     assert isinstance(planned_events[1], ModelLoaded)
     assert (planned_events[0].how, planned_events[0].max_rows) == (least.how, least.spending.max_rows)

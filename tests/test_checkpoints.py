@@ -51,13 +51,44 @@ def assert_equal(found, expected):
 def test_gradients_are_bitwise_those_of_kept_activations(family, adapt, prompt):
     model = MODELS[family]().eval()
     model = with_adapter(model) if adapt == "lora" else model
-    assert_equal(all_gradients(model, 1, prompt), all_gradients(model, 0, prompt))
+    kept = all_gradients(model, 0, prompt)
+    assert_equal(all_gradients(model, 1, prompt), kept)
+    assert_equal(all_gradients(model, 1, prompt, offload=True), kept)
 
 
+@pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("number", [1, 3, 4])
-def test_any_number_of_blocks_but_the_last_may_be_in_checkpoints(number):
+def test_any_number_of_blocks_but_the_last_may_be_in_checkpoints(number, offload):
     model = with_adapter(make_llama(num_hidden_layers=5))
-    assert_equal(all_gradients(model, number, 5), all_gradients(model, 0, 5))
+    assert_equal(all_gradients(model, number, 5, offload=offload), all_gradients(model, 0, 5))
+
+
+def test_offloaded_inputs_serve_batches_of_any_size_one_after_the_other():
+    model = with_adapter(make_llama(num_hidden_layers=3))
+    batches = [padded_batch(prompt=prompt) for prompt in (9, 0, 5)]
+
+    def added_up(**options):
+        with Hoisted(model, **options) as rows:
+            losses = (row_losses(rows, batch["input_ids"], RowPlan.from_labels(batch["labels"])) for batch in batches)
+            return gradients(model, losses)
+
+    def gradients(model, losses):
+        model.zero_grad()
+        for each in losses:
+            each.sum().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    assert_equal(added_up(checkpoints=2, offload=True), added_up())
+
+
+def test_an_offloaded_input_that_another_forward_pass_has_replaced_is_refused():
+    model, batch = with_adapter(make_llama(num_hidden_layers=3)), padded_batch()
+    plan = RowPlan.from_labels(batch["labels"])
+    with Hoisted(model, checkpoints=2, offload=True) as rows:
+        first, second = (row_losses(rows, batch["input_ids"], plan).sum() for _ in range(2))
+        with pytest.raises(SparsityError, match="each backward pass before the next forward pass"):
+            first.backward()
+        second.backward()
 
 
 def test_gradients_by_our_kernels_are_those_of_kept_activations(kernels, monkeypatch):

@@ -1,5 +1,6 @@
 """Where the bytes of a training go: counted from the shape, held against autograd, a process, and an H100."""
 
+import gc
 import subprocess
 import sys
 import weakref
@@ -100,12 +101,16 @@ def test_of_blocks_in_checkpoints_the_input_is_counted(checkpoints, recipe, tmp_
 
 
 class Live(TorchDispatchMode):
-    """Follows how many bytes there are of all that operations give, and how many there were at most."""
+    """Follows how many bytes there are of all that operations give, and how many there were at most.
+
+    Without those that were there before.
+    """
 
     def __init__(self):
         super().__init__()
         self.now = self.most = 0
-        self._known = set()
+        tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+        self._known = {tensor.untyped_storage()._cdata for tensor in tensors}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
@@ -127,17 +132,17 @@ class Live(TorchDispatchMode):
         self.now -= size
 
 
-@pytest.mark.parametrize("checkpoints", [0, 3, 7])
+@pytest.mark.parametrize(("checkpoints", "offload"), [(0, False), (3, False), (7, False), (3, True), (7, True)])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_what_there_is_at_the_peak_of_a_micro_batch_is_counted(checkpoints, tmp_path):
+def test_what_there_is_at_the_peak_of_a_micro_batch_is_counted(checkpoints, offload, tmp_path):
     model = make_llama(**SIZES | {"num_hidden_layers": 8})
     shape = shape_of(model.config, tmp_path)
     model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
-    spending = Spending(checkpoints=checkpoints)
+    spending = Spending(checkpoints=checkpoints, offload=offload)
     machinery = Machinery(shape, LORA, on_gpu=False, has_kernels=False, itemsize=4, spending=spending)
     tokens = some_tokens(30, 41)
-    with Hoisted(model, checkpoints=checkpoints) as hoisted:
-        # Gradients are there before.
+    with Hoisted(model, checkpoints=checkpoints, offload=offload) as hoisted:
+        # Gradients are there before, and the host's memory.
         hoisted.row_losses(tokens).sum().backward()
         with Live() as live:
             hoisted.row_losses(tokens).sum().backward()

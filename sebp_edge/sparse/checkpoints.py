@@ -7,13 +7,16 @@ saves nothing.)
 
 Whole blocks are run again, all but their last product: for each operation that saves 13 % more of a 3B Llama's
 activations than running only the gate's and the up projection again would.
+
+Offloaded, the inputs wait in the host's memory: they go there and come back on the stream that computes, so that a
+captured graph holds the copies too.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sebp_edge.errors import SparsityError
@@ -28,21 +31,23 @@ class Checkpoints:
 
     Args:
         number: of blocks in checkpoints, fewer than there are.
+        offload: whether their inputs wait in the host's memory; then each backward pass comes before the next forward
+            pass.
 
     Raises:
         SparsityError: there are too few blocks.
     """
 
-    def __init__(self, decoder: nn.Module, number: int):
+    def __init__(self, decoder: nn.Module, number: int, *, offload: bool = False):
         blocks = blocks_of(decoder)
         if number >= max(1, len(blocks)):
             raise SparsityError(f"{number} of {len(blocks)} blocks cannot be in checkpoints, but all except the last.")
-        self._blocks = blocks[:number]
+        self._blocks, self._offload = blocks[:number], offload
 
     def attach(self, again: Callable[[], AbstractContextManager]) -> None:
         """Puts the blocks into checkpoints; `again` gives the context in which one runs again."""
         for block in self._blocks:
-            block.forward = _InCheckpoint(block, again)
+            block.forward = _InCheckpoint(block, again, _HostMemory() if self._offload else None)
 
     def remove(self) -> None:
         """Gives the blocks their own forward back."""
@@ -53,24 +58,66 @@ class Checkpoints:
 class _InCheckpoint:
     """Stands in for one block's `forward`."""
 
-    def __init__(self, block: nn.Module, again: Callable[[], AbstractContextManager]):
-        self._forward, self._again = block.forward, again
+    def __init__(self, block: nn.Module, again: Callable[[], AbstractContextManager], host: "_HostMemory | None"):
+        self._forward, self._again, self._host = block.forward, again, host
         self._dropouts = [part for part in block.modules() if isinstance(part, nn.Dropout) and part.p]
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, hidden: Tensor, *args, **kwargs):
         if not torch.is_grad_enabled():
-            return self._forward(*args, **kwargs)
+            return self._forward(hidden, *args, **kwargs)
         if any(dropout.training for dropout in self._dropouts):
             # Random states are neither kept nor put back: no captured graph could do it.
             raise SparsityError("Blocks in checkpoints do not run with dropout; switch it off with `model.eval()`.")
         return checkpoint(
-            self._forward,
+            self._forward if self._host is None else self._forward_offloaded,
+            hidden if self._host is None else _Offloaded(hidden, self._host),
             *args,
             use_reentrant=False,
             preserve_rng_state=False,
             context_fn=lambda: (nullcontext(), self._again()),
             **kwargs,
         )
+
+    def _forward_offloaded(self, hidden: "_Offloaded", *args, **kwargs):
+        return self._forward(hidden.take(), *args, **kwargs)
+
+
+class _HostMemory:
+    """The host's memory for one block's input, the latest; beside a GPU its pages are locked, for copies that nobody
+    waits for."""
+
+    def __init__(self):
+        # All of them: graphs that were captured with a smaller one go on with it.
+        self._buffers: list[Tensor] = []
+        self.latest: _Offloaded | None = None
+
+    def put(self, hidden: Tensor) -> Tensor:
+        """A copy of it."""
+        size = hidden.numel()
+        if not self._buffers or self._buffers[-1].numel() < size:
+            self._buffers.append(torch.empty(size, dtype=hidden.dtype, pin_memory=hidden.is_cuda))
+        return self._buffers[-1][:size].view(hidden.shape).copy_(hidden.detach(), non_blocking=True)
+
+
+class _Offloaded:
+    """A block's input: the tensor itself for the first run, its copy for the second.
+
+    Raises:
+        SparsityError: another input has taken the copy's place.
+    """
+
+    def __init__(self, hidden: Tensor, host: _HostMemory):
+        self._hidden: Tensor | None = hidden
+        self._device, self._needs_gradient, self._host = hidden.device, hidden.requires_grad, host
+        self._copy, host.latest = host.put(hidden), self
+
+    def take(self) -> Tensor:
+        if self._hidden is not None:
+            hidden, self._hidden = self._hidden, None
+            return hidden
+        if self._host.latest is not self:
+            raise SparsityError("Offloaded blocks need each backward pass before the next forward pass.")
+        return self._copy.to(self._device, non_blocking=True, copy=True).requires_grad_(self._needs_gradient)
 
 
 def runs_again() -> bool:

@@ -34,16 +34,17 @@ class Hoisted:
 
     Args:
         checkpoints: of how many blocks, the first ones, only the input is kept for the backward pass.
+        offload: whether these inputs wait in the host's memory.
         max_logits: how many logits there are at once, but for a single row's.
     """
 
-    def __init__(self, model: nn.Module, *, checkpoints: int = 0, max_logits: int = MAX_LOGITS):
+    def __init__(self, model: nn.Module, *, checkpoints: int = 0, offload: bool = False, max_logits: int = MAX_LOGITS):
         refuse_packed_weights(model)
         self.model = model
         self._decoder: PreTrainedModel = without_adapter(model)
         self._head = Head(self._decoder, max_logits)
         self._last_layer = LastLayer(self._decoder)
-        self._checkpoints = Checkpoints(self._decoder, checkpoints)
+        self._checkpoints = Checkpoints(self._decoder, checkpoints, offload=offload)
         self._before = self._decoder.config._attn_implementation
         self._decoder.set_attn_implementation(ATTENTION)
         # Before others put anything in the way of their parts.

@@ -41,6 +41,8 @@ IN_PIECES = 1.03
 # What dequantising the weights in every pass takes, in tokens: 2.5 bytes moved for a weight that a token takes 2
 # floating-point operations of, on GPUs that make some 200 of these in the time of a byte.
 TOKENS_PER_DEQUANTISATION = 250
+# Bytes a second to the host and back: half of what PCI Express gives a GPU with 16 lanes of its fourth generation.
+HOST_RATE = 12e9
 # What the rank may be lowered to.
 LOWER_RANKS = (8, 4)
 
@@ -119,6 +121,8 @@ class Choice:
         if spending.checkpoints:
             plural = "s" * (spending.checkpoints > 1)
             words.append(f"activations of {spending.checkpoints} block{plural} computed again")
+        if spending.offload:
+            words.append("their inputs in the host's memory")
         if spending.moments_in_8_bits:
             words.append("moments in 8 bits")
         return ", ".join(words)
@@ -255,11 +259,15 @@ class _Candidates:
     def _spendings(self, recipe: Recipe, *, in_8_bits: bool) -> list[Choice]:
         """All that learn the same, the fastest first."""
         machinery = self._machinery(recipe)
+        most = len(self.shape.blocks) - 1 if machinery.is_hoisted else 0
+        ways = [(checkpoints, False) for checkpoints in _shares(most)] + [(most, True)] * (
+            machinery.on_gpu and most > 0
+        )
         spendings = [Spending(next(iter(self._works)), moments_in_8_bits=in_8_bits)]
         spendings += [
-            Spending(max_rows, checkpoints, in_pieces=True, moments_in_8_bits=in_8_bits)
+            Spending(max_rows, checkpoints, offload, in_pieces=True, moments_in_8_bits=in_8_bits)
             for max_rows in self._works
-            for checkpoints in _shares(len(self.shape.blocks) - 1 if machinery.is_hoisted else 0)
+            for checkpoints, offload in ways
         ]
         # Where each micro-batch is a step, they should be as few as the recipe asks for.
         cuts_steps = machinery.updates_in_backward
@@ -296,7 +304,7 @@ def _seconds(machinery: Machinery, work: "_Work", rate: float) -> float:
     if machinery.on_gpu:
         layers = len(machinery.shape.blocks) * (1 + again / parameters / 2)
         seconds = max(seconds, SECONDS_PER_LAYER * layers * work.micro_batches)
-    return seconds
+    return seconds + 2 * machinery.offloaded_per_token * work.trained_tokens / HOST_RATE
 
 
 def _shares(number: int) -> list[int]:

@@ -115,6 +115,11 @@ class Machinery:
         return sum(block.parameters for block in blocks) - sum(one.inputs * one.outputs for one in last)
 
     @property
+    def offloaded_per_token(self) -> int:
+        """Bytes of a token that go to the host's memory, and come back."""
+        return self.itemsize * self.spending.checkpoints * self.shape.hidden if self.spending.offload else 0
+
+    @property
     def is_hoisted(self) -> bool:
         """Whether active rows only are computed; the trial before the training has the last word."""
         return self.shape.is_llamas
@@ -155,7 +160,7 @@ class Machinery:
     def kept(self, sizes: Bucket) -> int:
         """Bytes that autograd keeps of a micro-batch between forward and backward pass."""
         shape = self.shape
-        numbers, stats = self.spending.checkpoints * shape.hidden, 0
+        numbers, stats = self._inputs_on_device * shape.hidden, 0
         for block in shape.blocks[self.spending.checkpoints :]:
             block_numbers, block_stats = self._kept_of(block)
             numbers, stats = numbers + block_numbers, stats + block_stats
@@ -170,6 +175,11 @@ class Machinery:
     @property
     def _num_trained(self) -> int:
         return self.shape.adapter_parameters(self.recipe.r) if self.is_lora else self.shape.parameters
+
+    @property
+    def _inputs_on_device(self) -> int:
+        """How many blocks' inputs are kept in checkpoints, but for those that come back from the host."""
+        return 0 if self.spending.offload else self.spending.checkpoints
 
     def _weights(self) -> int:
         in_4bit = self.shape.linear_parameters if self.recipe.load_in_4bit else 0
@@ -217,7 +227,7 @@ class Machinery:
         peaks = [self.kept(sizes) + max(0, backward - loss), head - loss]
         if self.spending.checkpoints:
             numbers, stats = map(max, zip(*map(self._kept_of, self.shape.blocks), strict=True))
-            inputs = self.itemsize * self.spending.checkpoints * self.shape.hidden
+            inputs = self.itemsize * max(1, self._inputs_on_device) * self.shape.hidden
             again = inputs + self.itemsize * numbers + FP32 * stats
             peaks.append(sizes.tokens * again + backward - loss)
         return max(peaks), loss + head

@@ -100,8 +100,8 @@ def _hoist(
         expected = padded.row_losses(input_ids, plan)
     with ExitStack() as undo:
         try:
-            handle = Hoisted(model, checkpoints=spending.checkpoints, max_logits=spending.max_logits)
-            hoisted = undo.enter_context(handle)
+            how = {"checkpoints": spending.checkpoints, "offload": spending.offload, "max_logits": spending.max_logits}
+            hoisted = undo.enter_context(Hoisted(model, **how))
             found = hoisted.row_losses(ActiveTokens.gather(input_ids, plan))
         except SparsityError as error:
             return None, str(error)

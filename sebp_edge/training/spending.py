@@ -18,12 +18,14 @@ class Spending:
         max_rows: most rows that one micro-batch may have; a single longer example stands alone.
         checkpoints: of how many blocks, the first ones, only the input is kept for the backward pass, which computes
             the rest of them again.
+        offload: whether these inputs wait in the host's memory.
         in_pieces: whether the loss comes in smaller chunks, and gradients are added up one by one as they come.
         moments_in_8_bits: whether AdamW's moments of an adapter take 8 bits each, as those of bf16 weights always do.
     """
 
     max_rows: int = MAX_ROWS
     checkpoints: int = 0
+    offload: bool = False
     in_pieces: bool = False
     moments_in_8_bits: bool = False
 
