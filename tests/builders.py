@@ -170,3 +170,8 @@ def waiting_for_the_gpu_is_an_error():
             yield
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def train(trainer, examples, select):
+    """A whole training: what is to come, then its steps."""
+    return trainer.train(trainer.prepare(examples, select), select)

@@ -186,7 +186,7 @@ def test_capture_leaves_weights_moments_and_random_states_as_they_were():
         learner._graphs._buckets.clear()
         weightless = learner.rows.tokens(examples[2:]).weighted(0.0)
         learner._graphs.accumulate(weightless, 1)
-        assert len(learner._graphs._with_gradients) == 2
+        assert len(learner._graphs._captured) == 2
         for parameter, gradient in zip(trainable(adapted), first, strict=True):
             assert torch.equal(parameter.grad, gradient)
         assert torch.equal(torch.cuda.get_rng_state(), random_state)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from builders import make_llama, make_sentences
+from builders import make_llama, make_sentences, train
 from running_out import CPU, RECIPE, Failing, equal, gradients, learning, odd_examples
 
 from sebp_edge import AdapterStore, Personalizer
@@ -160,7 +160,7 @@ def test_steps_that_are_one_micro_batch_are_cut_anew_before_the_first(monkeypatc
 
     monkeypatch.setattr(Learner, "_rehearse", failing)
     with Learner(Whole(make_llama()), recipe, examples, Collator(64, 2), events.append, limit=ample()) as learner:
-        progress = Trainer(learner, recipe, 0, events.append, "train").train(examples, [])
+        progress = train(Trainer(learner, recipe, 0, events.append, "train"), examples, [])
         fewest = len(learner.rows.micro_batches(examples))
     assert [type(event) for event in events if not isinstance(event, Notice | StepDone)][-1] is MemoryProbed
     assert any(isinstance(event, MemoryRanOut) for event in events)

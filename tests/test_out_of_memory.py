@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from builders import make_sentences
+from builders import make_sentences, train
 from running_out import LENGTHS, RECIPE, Failing, equal, gradients, learning, odd_examples
 
 from sebp_edge import AdapterStore, Personalizer
@@ -71,10 +71,10 @@ def test_wherever_memory_runs_out_with_graphs_they_are_made_anew_for_smaller_mic
             begin()
             found = gradients(learner, examples, Failing(number), monkeypatch)
             assert learner.events == [MemoryRanOut(4096, half)]
-            buckets = learner._graphs._with_gradients
-            assert buckets
+            captured = learner._graphs._captured
+            assert captured
             # Nothing is filled up to the size that did not fit.
-            assert max(bucket.tokens for bucket, _ in buckets) <= half + 32
+            assert max(key.bucket.tokens for key in captured) <= half + 32
             for one, other in zip(found, whole, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
@@ -167,7 +167,7 @@ def test_after_a_failure_later_steps_are_cut_smaller_from_their_start(base, monk
 
     monkeypatch.setattr(Learner, "_accumulate", watched)
     with learning(base, examples) as learner:
-        progress = Trainer(learner, RECIPE, 0, learner.events.append, "train").train(examples, [])
+        progress = train(Trainer(learner, RECIPE, 0, learner.events.append, "train"), examples, [])
     whole = sum(example.num_active_tokens for example in examples)
     half = -(-whole // 2)
     cut = [sum(one.num_active_tokens for one in group) for group in learner.rows.micro_batches(examples)]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from builders import make_llama, make_sentences
+from builders import make_llama, make_sentences, train
 
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, StepDone, silent
@@ -38,7 +38,7 @@ def make_trainer(base, examples, recipe=RECIPE, on_event=silent, seed=0):
 def trained_state(base, examples, **options):
     trainer = make_trainer(base, examples, **options)
     with trainer.learner:
-        trainer.train(examples[:12], examples[12:])
+        train(trainer, examples[:12], examples[12:])
     state = snapshot(trainer.learner.adaptation)
     trainer.learner.adaptation.detach()
     return state
@@ -49,7 +49,7 @@ def test_training_lowers_the_held_out_loss(base, examples):
     trainer = make_trainer(base, examples, on_event=events.append)
     with trainer.learner as learner:
         before = evaluate(learner, examples[12:]).mean
-        progress = trainer.train(examples[:12], examples[12:])
+        progress = train(trainer, examples[:12], examples[12:])
         after = evaluate(learner, examples[12:]).mean
     assert after < before - 0.05
     assert after == pytest.approx(progress.best_loss)
@@ -114,7 +114,7 @@ def test_a_steps_micro_batches_are_filled_with_the_longest_first(base, examples,
     trainer = make_trainer(base, examples, RECIPE.replace(batch_tokens=10**6, epochs=1))
     trainer.learner.rows.max_rows = 120
     with trainer.learner:
-        progress = trainer.train(examples, [])
+        progress = train(trainer, examples, [])
     trainer.learner.adaptation.detach()
     assert progress.steps == 1
     assert lengths == [
@@ -168,7 +168,7 @@ def test_training_stops_early_and_goes_back_to_the_best_state(base, examples):
     trainer = make_trainer(base, examples, recipe=still)
     before = snapshot(trainer.learner.adaptation)
     with trainer.learner:
-        progress = trainer.train(examples[:12], examples[12:])
+        progress = train(trainer, examples[:12], examples[12:])
     assert all(torch.equal(a, b) for a, b in zip(before, snapshot(trainer.learner.adaptation), strict=True))
     trainer.learner.adaptation.detach()
     assert progress.best_epoch == 0
@@ -185,7 +185,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_keeps_the_best_state(
     poison = Poison()
     trainer = make_trainer(base, examples, on_event=poison)
     with trainer.learner, pytest.raises(NonFiniteLoss, match=r"step \d+ the loss is nan"):
-        trainer.train(examples[:12], examples[12:])
+        train(trainer, examples[:12], examples[12:])
     assert all(torch.equal(a, b) for a, b in zip(poison.best, snapshot(trainer.learner.adaptation), strict=True))
     trainer.learner.adaptation.detach()
 
@@ -201,7 +201,7 @@ def test_an_interruption_leaves_the_best_state_so_far(base, examples, when):
     trainer = make_trainer(base, examples, on_event=interrupt)
     start = snapshot(trainer.learner.adaptation)
     with trainer.learner, pytest.raises(KeyboardInterrupt):
-        trainer.train(examples[:12], examples[12:])
+        train(trainer, examples[:12], examples[12:])
     state = snapshot(trainer.learner.adaptation)
     assert not all(torch.equal(a, b) for a, b in zip(start, state, strict=True))
     if trainer.progress.best_epoch:

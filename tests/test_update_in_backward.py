@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 import torch
-from builders import make_llama
+from builders import make_llama, train
 from test_hoist import MODELS
 
 from sebp_edge.errors import NonFiniteLoss
@@ -175,7 +175,7 @@ def test_a_bf16_model_learns_as_well_as_in_fp32():
         events = []
         model = make_llama().to(dtype)
         with make_learner(model, events.append, recipe) as learner:
-            Trainer(learner, recipe, 0, events.append, "train").train(EXAMPLES, EXAMPLES)
+            train(Trainer(learner, recipe, 0, events.append, "train"), EXAMPLES, EXAMPLES)
         return [event.loss for event in events if isinstance(event, Evaluated)]
 
     recipe = RECIPE.replace(learning_rate=1e-2, epochs=8, patience=8)
@@ -188,7 +188,7 @@ def test_two_trainings_are_bitwise_equal():
     def state():
         model = make_llama().bfloat16()
         with make_learner(model) as learner:
-            Trainer(learner, RECIPE, 0, silent, "train").train(EXAMPLES, [])
+            train(Trainer(learner, RECIPE, 0, silent, "train"), EXAMPLES, [])
         return model.state_dict()
 
     one, other = state(), state()
@@ -209,7 +209,7 @@ def test_every_micro_batch_is_a_step_and_one_notice_says_so():
     events = []
     with make_learner(make_llama().bfloat16(), events.append) as learner:
         learner.rows.max_rows = 70
-        progress = Trainer(learner, RECIPE, 0, events.append, "train").train(EXAMPLES, [])
+        progress = train(Trainer(learner, RECIPE, 0, events.append, "train"), EXAMPLES, [])
     steps = [event for event in events if isinstance(event, StepDone)]
     assert len(steps) == progress.steps == progress.total_steps >= 6
     assert steps[-1].tokens == 2 * sum(len(example.input_ids) for example in EXAMPLES)
@@ -229,7 +229,7 @@ def test_a_loss_that_is_not_finite_leaves_the_best_state(monkeypatch):
     with make_learner(model) as learner:
         trainer = Trainer(learner, RECIPE.replace(batch_tokens=60), 0, poison, "train")
         with pytest.raises(NonFiniteLoss):
-            trainer.train(EXAMPLES, EXAMPLES)
+            train(trainer, EXAMPLES, EXAMPLES)
         expected = trainer.progress.best_state
         assert all(torch.equal(a, b) for a, b in zip(expected, snapshot(learner.adaptation), strict=True))
         assert all(parameter.isfinite().all() for parameter in model.parameters())

@@ -10,7 +10,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import fields
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -112,15 +112,16 @@ class MicroBatchGraphs:
 
     def __init__(self, graphs: Graphs, hoisted: Hoisted | HoistedEncoder, update: TakesGradients, loss: Tensor):
         self._graphs, self._hoisted, self._update, self._loss = graphs, hoisted, update, loss
+        self._parts = {"gradients": self._add_gradients, "losses": self._row_losses}
         self._buckets: list[Bucket] = []
-        # By their bucket, and whether the model is in training mode.
-        self._rehearsed: set[tuple[Bucket, bool]] = set()
-        self._with_gradients: dict[tuple[Bucket, bool], _Captured] = {}
-        self._without: dict[tuple[Bucket, bool], _Captured] = {}
+        self._held_out: set[Bucket] = set()
+        self._rehearsed: set[_Key] = set()
+        self._captured: dict[_Key, _Captured] = {}
 
-    def prepare(self, needed: Iterable[Bucket]) -> None:
-        """Is told the buckets on the grid that the micro-batches to come need, so that few buckets hold them all."""
+    def prepare(self, needed: Iterable[Bucket], held_out: Iterable[Bucket] = ()) -> None:
+        """Is told the buckets on the grid that are to come, with gradients and without, so that few hold them all."""
         self._buckets += choose_buckets(own for own in needed if not any(own == bucket for bucket in self._buckets))
+        self._held_out |= set(map(self.bucket, held_out))
 
     def accumulate(self, tokens: ActiveTokens, loss_tokens: int) -> None:
         """Has the gradients of a micro-batch's losses over `loss_tokens` taken, and adds up the loss.
@@ -131,7 +132,8 @@ class MicroBatchGraphs:
         Raises:
             CannotCapture: nothing was changed.
         """
-        self._gradients_of(tokens)(tokens.filled(self.bucket(tokens.sizes)).weighted(1 / loss_tokens))
+        bucket = self.bucket(tokens.sizes)
+        self._graph_of("gradients", bucket, tokens)(tokens.filled(bucket).weighted(1 / loss_tokens))
 
     def rehearse(self, tokens: ActiveTokens) -> None:
         """Captures what `accumulate` will replay, if it is not yet, and changes nothing.
@@ -139,7 +141,7 @@ class MicroBatchGraphs:
         Raises:
             CannotCapture: as `accumulate` would.
         """
-        self._gradients_of(tokens)
+        self._graph_of("gradients", self.bucket(tokens.sizes), tokens)
 
     def bucket(self, sizes: Bucket) -> Bucket:
         """What a micro-batch of these sizes is filled up to."""
@@ -153,40 +155,35 @@ class MicroBatchGraphs:
             CannotCapture: it did not come to a result.
         """
         bucket = self.bucket(tokens.sizes)
-        key, filled = self._key(bucket), tokens.filled(bucket)
-        if key not in self._without:
-            on_device = filled.to(self._loss.device)
-            self._graphs.rehearse(lambda: self._row_losses(on_device))
-            self._without[key] = _Captured(self._graphs, "losses", on_device, self._row_losses)
-        losses = self._without[key](filled)
-        return losses.cpu()[filled.weights > 0]
+        filled = tokens.filled(bucket)
+        return self._graph_of("losses", bucket, tokens)(filled).cpu()[filled.weights > 0]
 
-    def _key(self, bucket: Bucket) -> tuple[Bucket, bool]:
-        return bucket, self._hoisted.model.training
-
-    def _gradients_of(self, tokens: ActiveTokens) -> "_Captured":
-        """The graph for these tokens, captured on first use."""
-        bucket = self.bucket(tokens.sizes)
-        key = self._key(bucket)
-        if key not in self._with_gradients:
-            self._rehearse({bucket, *self._buckets}, tokens.first())
+    def _graph_of(self, part: str, bucket: Bucket, tokens: ActiveTokens) -> "_Captured":
+        """A part's graph of one bucket, captured on first use."""
+        key = self._key(part, bucket)
+        if key not in self._captured:
+            self._rehearse(key, tokens.first())
             on_device = tokens.filled(bucket).to(self._loss.device)
-            self._with_gradients[key] = _Captured(self._graphs, "gradients", on_device, self._add_gradients)
-        return self._with_gradients[key]
+            self._captured[key] = _Captured(self._graphs, part, on_device, self._parts[part])
+        return self._captured[key]
 
-    def _rehearse(self, buckets: set[Bucket], token: ActiveTokens) -> None:
-        """Runs the gradients of these buckets, the largest first, where that has not been done.
+    def _key(self, part: str, bucket: Bucket) -> "_Key":
+        return _Key(part, bucket, self._hoisted.model.training)
+
+    @torch.enable_grad()
+    def _rehearse(self, asked: "_Key", token: ActiveTokens) -> None:
+        """Runs what is asked for, and all that is known to come, the largest first, where that has not been done.
 
         All of them before one is captured: a graph holds the memory of its run, which the others' runs would need
         beside it.
         """
-        for bucket in sorted(buckets, key=lambda bucket: bucket.cost, reverse=True):
-            if self._key(bucket) in self._rehearsed:
-                continue
+        to_come = {self._key("gradients", bucket) for bucket in self._buckets}
+        to_come |= {self._key("losses", bucket) for bucket in self._held_out}
+        for key in sorted({asked, *to_come} - self._rehearsed, key=_Key.order):
             # Nothing may be added.
-            weightless = token.filled(bucket).to(self._loss.device).weighted(0.0)
-            self._graphs.rehearse(lambda: self._add_gradients(weightless))  # noqa: B023, it runs at once
-            self._rehearsed.add(self._key(bucket))
+            weightless = token.filled(key.bucket).to(self._loss.device).weighted(0.0)
+            self._graphs.rehearse(functools.partial(self._parts[key.part], weightless))
+            self._rehearsed.add(key)
 
     def _add_gradients(self, tokens: ActiveTokens) -> None:
         loss = (self._hoisted.row_losses(tokens) * tokens.weights).sum()
@@ -196,6 +193,18 @@ class MicroBatchGraphs:
     @torch.no_grad()
     def _row_losses(self, tokens: ActiveTokens) -> Tensor:
         return self._hoisted.row_losses(tokens)
+
+
+class _Key(NamedTuple):
+    """A part of a micro-batch's work, its bucket, and whether the model is in training mode."""
+
+    part: str
+    bucket: Bucket
+    training: bool
+
+    def order(self) -> tuple[str, float]:
+        """That with gradients first, then by size."""
+        return self.part, -self.bucket.cost
 
 
 class _Captured:

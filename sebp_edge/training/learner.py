@@ -73,6 +73,7 @@ class Learner:
         self._parameters = trainable(adaptation)
         self._device = device = self._parameters[0].device
         self._steps: list[list[Example]] = []
+        self._held_out: tuple[list[Example], ...] = ()
         self._leftovers = Leftovers(device)
         self._limit = limit or MemoryLimit(device)
         self._limit.begin()
@@ -107,12 +108,15 @@ class Learner:
             )
         return micro_batches
 
-    def prepare(self, steps: list[list[Example]]) -> None:
-        """Is told which steps are to come, so that few graphs serve all their micro-batches."""
-        self._steps = steps
+    def prepare(self, steps: list[list[Example]], *held_out: list[Example]) -> None:
+        """Is told which steps are to come, and what losses are to be asked for, so that few graphs serve them all."""
+        self._steps, self._held_out = steps, held_out
         if self._graphs is not None:
-            micro_batches = chain.from_iterable(map(self.rows.micro_batches, steps))
-            self._graphs.prepare(map(bucket_for, micro_batches))
+            needed, evaluated = (
+                map(bucket_for, chain.from_iterable(map(self.rows.micro_batches, groups)))
+                for groups in (steps, held_out)
+            )
+            self._graphs.prepare(needed, evaluated)
 
     def prove(self) -> bool:
         """Tries out the fullest micro-batch to come, and an update; weights, moments, gradients and random states stay
@@ -233,7 +237,7 @@ class Learner:
         self.rows.cut_smaller(micro_batch)
         if had_graphs:
             self._graphs = self._no_graphs_yet()
-            self.prepare(self._steps)
+            self.prepare(self._steps, *self._held_out)
 
     def _let_go(self) -> None:
         """Gives back what graphs and failed backward passes hold."""

@@ -68,8 +68,26 @@ class Trainer:
     phase: str
     progress: Progress = field(default_factory=Progress)
 
-    def train(self, examples: list[Example], select: list[Example], *, last_epoch: int | None = None) -> Progress:
-        """Trains on `examples`; the best state is chosen on `select`, without it the one after `last_epoch` is taken.
+    def prepare(
+        self, examples: list[Example], *held_out: list[Example], last_epoch: int | None = None
+    ) -> list[list[list[Example]]]:
+        """Each epoch's steps, for `train`; those up to `last_epoch` are shown to fit into memory.
+
+        Args:
+            held_out: the groups of examples whose losses will be asked for before, between and after the steps.
+        """
+        shuffled = shuffled_steps(examples, self.recipe.batch_tokens, self.recipe.epochs, self.seed)
+        while True:
+            epochs = [list(chain.from_iterable(map(self.learner.steps, steps))) for steps in shuffled]
+            # All is known before anything runs.
+            self.learner.prepare(list(chain.from_iterable(epochs[:last_epoch])), *held_out)
+            if self.learner.prove():
+                return epochs
+
+    def train(
+        self, epochs: list[list[list[Example]]], select: list[Example], *, last_epoch: int | None = None
+    ) -> Progress:
+        """Takes the steps; the best state is chosen on `select`, without it the one after `last_epoch` is taken.
 
         However it is stopped, the adaptation is left in the best state so far; before the first evaluation, as it is.
 
@@ -77,8 +95,6 @@ class Trainer:
             NonFiniteLoss: the loss or its gradient became NaN or infinite.
         """
         progress, recipe = self.progress, self.recipe
-        shuffled = shuffled_steps(examples, recipe.batch_tokens, recipe.epochs, self.seed)
-        epochs = self._proven_steps(shuffled, last_epoch)
         rates = learning_rates(recipe, sum(map(len, epochs)))
         epochs = epochs[:last_epoch]
         progress.total_steps = sum(map(len, epochs))
@@ -96,15 +112,6 @@ class Trainer:
             raise
         restore(self.learner.adaptation, progress.best_state)
         return progress
-
-    def _proven_steps(self, shuffled: list[list[list[Example]]], last_epoch: int | None) -> list[list[list[Example]]]:
-        """Each epoch's steps, of which those up to `last_epoch` are shown to fit into memory."""
-        while True:
-            epochs = [list(chain.from_iterable(map(self.learner.steps, steps))) for steps in shuffled]
-            # All steps are known before the first one.
-            self.learner.prepare(list(chain.from_iterable(epochs[:last_epoch])))
-            if self.learner.prove():
-                return epochs
 
     def _train_epoch(self, epoch: int, steps: list[list[Example]], rates: Iterator[float]) -> None:
         """One pass over the examples. A GPU is given the next step before the last one's numbers are waited for."""

@@ -94,22 +94,25 @@ class Trial:
 
     def _run(self, learner: Learner, split: Split, phase: str) -> Judgement:
         self._plan(phase, split)
+        trainer = self._trainer(learner, phase)
+        epochs = trainer.prepare(split.train, split.select, split.judge)
         before = evaluate(learner, split.judge)
         self.on_event(Evaluated(phase, "judge", 0, before.mean, False))
-        best = self._train(learner, phase, split.train, split.select)
+        best = trainer.train(epochs, split.select)
         after = evaluate(learner, split.judge)
         self.on_event(Evaluated(phase, "judge", best.best_epoch, after.mean, True))
         return Judgement(before, after)
 
-    def _run_on_all(self, learner: Learner, epochs: int) -> None:
-        examples = self.dataset.examples
-        self._plan("all documents", Split(examples, [], []))
-        self._train(learner, "all documents", examples, [], last_epoch=epochs)
+    def _run_on_all(self, learner: Learner, last_epoch: int) -> None:
+        examples, phase = self.dataset.examples, "all documents"
+        self._plan(phase, Split(examples, [], []))
+        trainer = self._trainer(learner, phase)
+        trainer.train(trainer.prepare(examples, last_epoch=last_epoch), [], last_epoch=last_epoch)
 
-    def _train(self, learner: Learner, phase: str, examples, select, last_epoch: int | None = None) -> Progress:
+    def _trainer(self, learner: Learner, phase: str) -> Trainer:
         trainer = Trainer(learner, self.recipe, self.seed, self.on_event, phase)
         self.progress.append(trainer.progress)
-        return trainer.train(examples, select, last_epoch=last_epoch)
+        return trainer
 
     def _plan(self, phase: str, split: Split) -> None:
         documents = (len({example.document for example in part}) for part in (split.train, split.select, split.judge))

@@ -1,0 +1,74 @@
+"""Before the first graph is captured, all that is to come is rehearsed: none needs room beside another."""
+
+import pytest
+from builders import make_examples
+from running_out import RECIPE, PlainGraphs, learning, odd_examples
+
+from sebp_edge.training.evaluation import evaluate
+from sebp_edge.training.loop import Trainer
+
+pytestmark = pytest.mark.usefixtures("plain_graphs")
+
+
+class Recorded(PlainGraphs):
+    def __init__(self, device, on_event):
+        super().__init__(device, on_event)
+        self.order = []
+
+    def rehearse(self, function):
+        self.order.append("rehearse")
+        super().rehearse(function)
+
+    def capture(self, part, function):
+        self.order.append(part)
+        return super().capture(part, function)
+
+
+@pytest.fixture
+def learner(base, monkeypatch):
+    """One whose graphs note what is done with them; a step of many examples is micro-batches of several sizes."""
+    monkeypatch.setattr("sebp_edge.training.learner.Graphs", Recorded)
+    with learning(base, odd_examples(), max_rows=630) as learner:
+        learner._graphs = learner._no_graphs_yet()
+        yield learner
+
+
+def test_steps_and_held_out_losses_are_rehearsed_before_one_is_captured(learner):
+    examples = make_examples([64] * 40 + [5])
+    trainer = Trainer(learner, RECIPE, 0, learner.events.append, "train")
+    select, judge = examples[2:4], examples[20:]
+    epochs = trainer.prepare(examples, select, judge)
+    evaluate(learner, judge)
+    trainer.train(epochs, select)
+    order = learner._graphs._graphs.order
+    rehearsals = order.count("rehearse")
+    assert order[:rehearsals] == ["rehearse"] * rehearsals
+    assert order.count("gradients") > 1
+    assert order.count("losses") > 1
+    # Nothing is rehearsed for nothing.
+    assert rehearsals == order.count("gradients") + order.count("losses")
+
+
+def test_gradients_come_first_and_larger_ones_before_smaller_ones(learner, monkeypatch):
+    ran = []
+    for part in ("gradients", "losses"):
+        own = learner._graphs._parts[part]
+        monkeypatch.setitem(
+            learner._graphs._parts, part, lambda tokens, part=part, own=own: ran.append((part, tokens)) or own(tokens)
+        )
+    examples = odd_examples()
+    learner.prepare([examples], examples[:3])
+    learner._graphs.rehearse(learner.rows.tokens(learner.rows.micro_batches(examples)[-1]))
+    rehearsed = [(part, len(tokens.input_ids)) for part, tokens in ran]
+    assert rehearsed == sorted(rehearsed, key=lambda each: (each[0], -each[1]))
+    assert {part for part, _ in rehearsed} == {"gradients", "losses"}
+
+
+def test_what_was_not_announced_is_rehearsed_when_it_comes(learner):
+    examples = odd_examples()
+    learner.prepare([examples[:2]])
+    learner.step(examples[:2], 1e-3)
+    before = len(learner._graphs._graphs.order)
+    evaluate(learner, examples)
+    assert learner._graphs._graphs.order[before] == "rehearse"
+    assert "losses" in learner._graphs._graphs.order[before:]
