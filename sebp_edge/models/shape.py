@@ -52,6 +52,7 @@ class DecoderShape:
     Attributes:
         parameters: of the whole model, a tied head counted once.
         head_parameters: of the head, [vocabulary, hidden].
+        is_tied: whether the head is the embedding too.
         longest: the longest sequence that it knows, in tokens; None if it has no limit.
     """
 
@@ -62,6 +63,7 @@ class DecoderShape:
     heads: int
     head_size: int
     longest: int | None
+    is_tied: bool
     blocks: tuple[Block, ...]
 
     @property
@@ -100,6 +102,7 @@ def read_shape(reference: ModelReference) -> DecoderShape:
         heads=config.num_attention_heads,
         head_size=getattr(config, "head_dim", None) or hidden // config.num_attention_heads,
         longest=getattr(model.config, "max_position_embeddings", None),
+        is_tied=model.get_input_embeddings().weight is head.weight,
         blocks=tuple(_block(part, hidden) for part in blocks_of(model)),
     )
 

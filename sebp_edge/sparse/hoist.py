@@ -24,6 +24,7 @@ from sebp_edge.sparse.loss import Head
 from sebp_edge.sparse.own_attention import OwnAttention
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.sparse.small_ops import SmallOps
+from sebp_edge.sparse.tied_embedding import TiedEmbedding
 from sebp_edge.sparse.trial import trial_batch
 
 ATTENTION = "sebp_edge_rows"
@@ -43,6 +44,7 @@ class Hoisted:
         self.model = model
         self._decoder: PreTrainedModel = without_adapter(model)
         self._head = Head(self._decoder, max_logits)
+        self._embedding = TiedEmbedding(self._decoder)
         self._last_layer = LastLayer(self._decoder)
         self._checkpoints = Checkpoints(self._decoder, checkpoints, offload=offload)
         self._before = self._decoder.config._attn_implementation
@@ -53,6 +55,7 @@ class Hoisted:
         self._fused = FusedLora(
             model, lambda layers, x: None, alone=self._last_layer.query, source_of=self._small_ops.source_of
         )
+        self._embedding.attach()
         self._last_layer.attach()
         self._checkpoints.attach(self._fused.as_refreshed)
 
@@ -60,6 +63,7 @@ class Hoisted:
         """Gives the model its own blocks, attention, LoRA layers, norms and MLPs back."""
         self._checkpoints.remove()
         self._last_layer.remove()
+        self._embedding.remove()
         self._fused.remove()
         self._small_ops.remove()
         if self._attention is not None:
@@ -85,7 +89,8 @@ class Hoisted:
     def _row_losses(self, tokens: ActiveTokens, restricted: bool) -> Tensor:
         with self._fused.refreshed(), self._last_layer.on(tokens.loss_places if restricted else None):
             hidden_AD = self._decoder.base_model(**tokens.inputs, use_cache=False).last_hidden_state.squeeze(0)
-        return self._head.losses(gather_rows(hidden_AD, tokens.loss_places), tokens.targets)
+        hidden_CD = gather_rows(hidden_AD, tokens.loss_places)
+        return self._head.losses(hidden_CD, tokens.targets, self._embedding.head_weight(self._head.weight))
 
     def _trial_losses(self, restricted: bool) -> Tensor:
         input_ids, labels = trial_batch(self._decoder)

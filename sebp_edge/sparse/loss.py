@@ -43,9 +43,15 @@ class Head:
             raise SparsityError("its head is not a linear layer without a bias.")
         self._options = _logit_options(decoder.config.get_text_config()) | {"max_logits": max_logits}
 
-    def losses(self, hidden_CD: Tensor, targets_C: Tensor) -> Tensor:
-        """The loss of each row, in nats: fp32 [C]."""
-        return linear_cross_entropy(hidden_CD, self._linear.weight, targets_C, **self._options)
+    @property
+    def weight(self) -> Tensor:
+        """[V, D]."""
+        return self._linear.weight
+
+    def losses(self, hidden_CD: Tensor, targets_C: Tensor, weight_VD: Tensor | None = None) -> Tensor:
+        """The loss of each row, in nats: fp32 [C]; by another tensor than the head's own weight, if one is given."""
+        weight_VD = self.weight if weight_VD is None else weight_VD
+        return linear_cross_entropy(hidden_CD, weight_VD, targets_C, **self._options)
 
 
 def _logit_options(config) -> dict[str, float | None]:

@@ -44,8 +44,8 @@ class Footprint:
         optimizer: AdamW's two moments.
         activations: what the largest micro-batch keeps for its backward pass, and what that adds before it frees.
         loss: chunks of logits, hidden states and their gradient.
-        graphs: what is held beside the largest captured graph: an evaluation's run, or with folds that of another
-            graph; cuBLAS' workspaces; pieces of torch's allocator that are free but too small.
+        graphs: what is held beside the largest run: cuBLAS' workspaces; pieces of torch's allocator that are free but
+            too small; with folds the run of another graph.
         context: what the process holds outside torch's allocator.
         reserve: for what this count is wrong by.
     """
@@ -140,8 +140,8 @@ class Machinery:
         evaluations = [self._evaluation(sizes) for sizes in (*evaluated, *trained)] if evaluated else []
         (activations, loss), *others = sorted(steps + evaluations, key=sum, reverse=True)
         graphs = self._besides_tensors(max(trained)) if self.on_gpu else 0
-        if self.on_gpu and self.is_hoisted:
-            graphs += max(map(sum, others if has_folds else evaluations), default=0)
+        if self.on_gpu and self.is_hoisted and has_folds:
+            graphs += max(map(sum, others), default=0)
         parts = {
             "weights": self._weights(),
             "adapter": self._adapter(),
@@ -196,10 +196,11 @@ class Machinery:
     def _besides_tensors(self, sizes: Bucket) -> int:
         """What cuBLAS keeps on two streams, and pieces that are too small for what comes: gate and up are widest.
 
-        Where all weights are trained, the head's gradient is another: when the embedding's comes, its piece is in use.
+        Of all weights' gradients the embedding's is another: by then, others are in the piece that was the head's.
         """
         widest = max(2 * block.linears["down_proj"].inputs if block.is_llamas else 0 for block in self.shape.blocks)
-        numbers = WIDEST_IN_PIECES * sizes.tokens * widest + (0 if self.is_lora else self.shape.head_parameters)
+        has_another = not self.is_lora and not (self.shape.is_tied and self.is_hoisted)
+        numbers = WIDEST_IN_PIECES * sizes.tokens * widest + (self.shape.head_parameters if has_another else 0)
         return CUBLAS_WORKSPACES + BEGUN_PIECES + self.itemsize * numbers
 
     def _gradients(self) -> int:
@@ -218,13 +219,15 @@ class Machinery:
     def _step(self, sizes: Bucket) -> tuple[int, int]:
         """Activations and loss of a micro-batch with gradients: they are there together, the layers' backward later.
 
-        By the time a block in a checkpoint runs again, others have freed what they kept. At the end a trained
-        embedding has a gradient beside the head's, which may be added to it.
+        By the time a block in a checkpoint runs again, others have freed what they kept. At the end of a padded batch
+        a trained embedding that is the head has a second gradient.
         """
         head = 0 if self.is_lora else self.itemsize * self.shape.head_parameters
         loss = self._loss(sizes, with_gradients=True)
         backward = sizes.tokens * self.itemsize * max(map(self._backward_of, self.shape.blocks))
-        peaks = [self.kept(sizes) + max(0, backward - loss), head - loss]
+        peaks = [self.kept(sizes) + max(0, backward - loss)]
+        if self.shape.is_tied and not self.is_hoisted:
+            peaks.append(head - loss)
         if self.spending.checkpoints:
             numbers, stats = map(max, zip(*map(self._kept_of, self.shape.blocks), strict=True))
             inputs = self.itemsize * max(1, self._inputs_on_device) * self.shape.hidden

@@ -1,0 +1,117 @@
+"""A trained embedding that is the head too: its rows' gradients are added to the head's, where autograd would make a
+second gradient of the whole vocabulary and add the two.
+
+    dW = dlogitsᵀ h        dW[ids] += dX        (the head's part, then the embedding's, in the dtype of W)
+
+The head's backward pass comes first and the embedding's last, and until then the head's gradient waits in autograd.
+
+Shapes: A tokens, D hidden, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+
+class TiedEmbedding:
+    """The handle of one decoder's embedding; `remove()` gives it its own forward back.
+
+    An embedding that is not the head, is frozen, or does more than look rows up is left as it is.
+    """
+
+    def __init__(self, decoder: nn.Module):
+        self._embedding, head = decoder.get_input_embeddings(), decoder.get_output_embeddings()
+        self._is_plain = (
+            type(self._embedding) is nn.Embedding
+            and self._embedding.weight is head.weight
+            and self._embedding.max_norm is None
+            and not self._embedding.scale_grad_by_freq
+            and not self._embedding.sparse
+        )
+        self._heads: _HeadsGradient | None = None
+
+    def attach(self) -> None:
+        """Puts the lookup in the place of the embedding's forward."""
+        if self._is_plain:
+            self._embedding.forward = self._look_up
+
+    def remove(self) -> None:
+        """Undoes that."""
+        vars(self._embedding).pop("forward", None)
+
+    def head_weight(self, weight_VD: Tensor) -> Tensor:
+        """The head's weight, to be used once after the embedding: as it is, or so that its gradient is seen."""
+        if self._heads is None:
+            return weight_VD
+        heads, self._heads = self._heads, None
+        return _Seen.apply(weight_VD, heads)
+
+    def _look_up(self, ids: Tensor) -> Tensor:
+        weight_VD = self._embedding.weight
+        if not (weight_VD.requires_grad and torch.is_grad_enabled()):
+            self._heads = None
+            return functional.embedding(ids, weight_VD)
+        self._heads = _HeadsGradient()
+        return _Rows.apply(weight_VD, ids, self._embedding.padding_idx, self._heads)
+
+
+class _HeadsGradient:
+    """The head's gradient on its way to the weight; None before the head's backward pass."""
+
+    gradient: Tensor | None = None
+
+
+class _Seen(torch.autograd.Function):
+    """A weight as it is, whose gradient is noted as it comes."""
+
+    @staticmethod
+    def forward(ctx, weight_VD, heads):
+        ctx.heads = heads
+        return weight_VD.view_as(weight_VD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dweight_VD):
+        ctx.heads.gradient = dweight_VD
+        return dweight_VD, None
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight_VD, ids, padding_idx, heads):
+        ctx.save_for_backward(ids)
+        ctx.padding_idx, ctx.heads, ctx.vocabulary = padding_idx, heads, weight_VD.shape[0]
+        return functional.embedding(ids, weight_VD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dx):
+        (ids,) = ctx.saved_tensors
+        if ctx.padding_idx is not None:
+            # As torch has it.
+            dx = dx.masked_fill((ids == ctx.padding_idx)[..., None], 0)
+        # Autograd takes a gradient that nobody else holds as it is, and copies others.
+        dweight_VD, ctx.heads.gradient = ctx.heads.gradient, None
+        if dweight_VD is None:
+            return _sums(dx, ids, ctx.vocabulary), None, None, None
+        ids_A = ids.flatten()
+        groups_A, ids_of_groups = _groups(ids_A)
+        sums_AD = _sums(dx.flatten(0, -2), groups_A, len(ids_A))
+        dweight_VD.index_add_(0, ids_of_groups, sums_AD.to(dweight_VD.dtype))
+        return None, None, None, None
+
+
+def _sums(dx: Tensor, ids: Tensor, number: int) -> Tensor:
+    """The sum of the rows of each id, [number, D]: summed in fp32 on a GPU, and always in the same order."""
+    return torch.ops.aten.embedding_dense_backward(dx, ids, number, -1, False)
+
+
+def _groups(ids_A: Tensor) -> tuple[Tensor, Tensor]:
+    """The group of each token, those of one id together, and the id of each group; ids of groups that no token is in
+    are of one that is. Nothing is waited for."""
+    sorted_A, order_A = ids_A.sort(stable=True)
+    group_of_sorted_A = torch.cat([sorted_A.new_zeros(1), (sorted_A[1:] != sorted_A[:-1]).long()]).cumsum(0)
+    groups_A = torch.empty_like(ids_A).scatter_(0, order_A, group_of_sorted_A)
+    ids_of_groups = sorted_A[:1].repeat(len(ids_A)).scatter_(0, group_of_sorted_A, sorted_A)
+    return groups_A, ids_of_groups
