@@ -60,14 +60,12 @@ class _InCheckpoint:
 
     def __init__(self, block: nn.Module, again: Callable[[], AbstractContextManager], host: "_HostMemory | None"):
         self._forward, self._again, self._host = block.forward, again, host
-        self._dropouts = [part for part in block.modules() if isinstance(part, nn.Dropout) and part.p]
+        self._dropouts = dropouts_of(block)
 
     def __call__(self, hidden: Tensor, *args, **kwargs):
         if not torch.is_grad_enabled():
             return self._forward(hidden, *args, **kwargs)
-        if any(dropout.training for dropout in self._dropouts):
-            # Random states are neither kept nor put back: no captured graph could do it.
-            raise SparsityError("Blocks in checkpoints do not run with dropout; switch it off with `model.eval()`.")
+        refuse_dropout(self._dropouts)
         return checkpoint(
             self._forward if self._host is None else self._forward_offloaded,
             hidden if self._host is None else _Offloaded(hidden, self._host),
@@ -118,6 +116,21 @@ class _Offloaded:
         if self._host.latest is not self:
             raise SparsityError("Offloaded blocks need each backward pass before the next forward pass.")
         return self._copy.to(self._device, non_blocking=True, copy=True).requires_grad_(self._needs_gradient)
+
+
+def dropouts_of(module: nn.Module) -> list[nn.Dropout]:
+    """The parts of it that would drop something in training."""
+    return [part for part in module.modules() if isinstance(part, nn.Dropout) and part.p]
+
+
+def refuse_dropout(dropouts: list[nn.Dropout]) -> None:
+    """Random states are neither kept nor put back where something runs again: no captured graph could do it.
+
+    Raises:
+        SparsityError: one of them is in training mode.
+    """
+    if any(dropout.training for dropout in dropouts):
+        raise SparsityError("Blocks in checkpoints do not run with dropout; switch it off with `model.eval()`.")
 
 
 def runs_again() -> bool:

@@ -9,6 +9,9 @@ The attention function is the one piece of state outside the model; it is a pure
 Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, H heads, G key/value heads, E head size.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -21,6 +24,7 @@ from sebp_edge.sparse.checkpoints import Checkpoints
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.last_layer import LastLayer
 from sebp_edge.sparse.loss import Head
+from sebp_edge.sparse.mlp_pieces import MlpPieces
 from sebp_edge.sparse.own_attention import OwnAttention
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.sparse.small_ops import SmallOps
@@ -36,10 +40,19 @@ class Hoisted:
     Args:
         checkpoints: of how many blocks, the first ones, only the input is kept for the backward pass.
         offload: whether these inputs wait in the host's memory.
+        mlps_in_pieces: whether MLPs run on a piece of the rows at a time, and again in the backward pass.
         max_logits: how many logits there are at once, but for a single row's.
     """
 
-    def __init__(self, model: nn.Module, *, checkpoints: int = 0, offload: bool = False, max_logits: int = MAX_LOGITS):
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        checkpoints: int = 0,
+        offload: bool = False,
+        mlps_in_pieces: bool = False,
+        max_logits: int = MAX_LOGITS,
+    ):
         refuse_packed_weights(model)
         self.model = model
         self._decoder: PreTrainedModel = without_adapter(model)
@@ -56,13 +69,19 @@ class Hoisted:
             model, lambda layers, x: None, alone=self._last_layer.query, source_of=self._small_ops.source_of
         )
         self._embedding.attach()
+        self._pieces = MlpPieces(self._decoder) if mlps_in_pieces else None
+        if self._pieces is not None:
+            self._pieces.attach(self._fused.as_refreshed)
+        # Of the rows that it chooses it makes pieces.
         self._last_layer.attach()
-        self._checkpoints.attach(self._fused.as_refreshed)
+        self._checkpoints.attach(self._running_again)
 
     def remove(self) -> None:
         """Gives the model its own blocks, attention, LoRA layers, norms and MLPs back."""
         self._checkpoints.remove()
         self._last_layer.remove()
+        if self._pieces is not None:
+            self._pieces.remove()
         self._embedding.remove()
         self._fused.remove()
         self._small_ops.remove()
@@ -85,6 +104,12 @@ class Hoisted:
         fewer = len(tokens.loss_places) < len(tokens.input_ids)
         restricted = fewer and self._last_layer.is_exact(self._decoder, self._trial_losses)
         return self._row_losses(tokens, restricted)
+
+    @contextmanager
+    def _running_again(self) -> Iterator[None]:
+        """In it a block runs again, for what it keeps."""
+        with self._fused.as_refreshed(), self._pieces.only_for_what_is_kept() if self._pieces else nullcontext():
+            yield
 
     def _row_losses(self, tokens: ActiveTokens, restricted: bool) -> Tensor:
         with self._fused.refreshed(), self._last_layer.on(tokens.loss_places if restricted else None):

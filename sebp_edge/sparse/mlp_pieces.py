@@ -1,0 +1,91 @@
+"""MLPs that run on a piece of the rows at a time, and again piece by piece in the backward pass.
+
+An MLP's hidden numbers are the widest that a block has, and belong to single rows: of the others only the input is
+kept. Each piece is a checkpoint (Chen et al. 2016) of its own, in a block that is kept as well as in one that is in a
+checkpoint itself. Such a block runs again for what it keeps, and stops when it has that: in most models with the last
+piece's input, before anything of the MLP is computed.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from sebp_edge.models.architecture import blocks_of
+from sebp_edge.sparse.checkpoints import dropouts_of, refuse_dropout
+
+# Rows of a piece. Of 3B models' products this many rows keep a large GPU busy: 128 tiles of 128 by 256 outputs or more.
+ROWS = 1024
+
+
+class MlpPieces:
+    """The handle of one decoder's MLPs in pieces; `remove()` gives them the forward that they had.
+
+    Args:
+        rows: of a piece, at most.
+
+    Attributes:
+        only_keeps: whether a block runs again, for what it keeps.
+    """
+
+    def __init__(self, decoder: nn.Module, rows: int = ROWS):
+        self.rows = rows
+        self._mlps = [block.mlp for block in blocks_of(decoder) if isinstance(getattr(block, "mlp", None), nn.Module)]
+        self._before: dict[nn.Module, Callable | None] = {}
+        self.only_keeps = False
+
+    def attach(self, again: Callable[[], AbstractContextManager]) -> None:
+        """Cuts what goes through the MLPs; `again` gives the context in which a piece runs again."""
+        for mlp in self._mlps:
+            self._before[mlp] = vars(mlp).get("forward")
+            mlp.forward = _InPieces(self, mlp, again)
+
+    def remove(self) -> None:
+        """Gives the MLPs the forward that they had."""
+        for mlp, before in self._before.items():
+            if before is None:
+                vars(mlp).pop("forward", None)
+            else:
+                mlp.forward = before
+        self._before = {}
+
+    @contextmanager
+    def only_for_what_is_kept(self) -> Iterator[None]:
+        """Within it a block runs again for what it keeps."""
+        self.only_keeps = True
+        try:
+            yield
+        finally:
+            self.only_keeps = False
+
+
+class _InPieces:
+    """Stands in for one MLP's `forward`."""
+
+    def __init__(self, pieces: MlpPieces, mlp: nn.Module, again: Callable[[], AbstractContextManager]):
+        self._pieces, self._forward, self._again = pieces, mlp.forward, again
+        self._dropouts = dropouts_of(mlp)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2).split(self._pieces.rows)
+        if not torch.is_grad_enabled():
+            return self._together(rows, x)
+        refuse_dropout(self._dropouts)
+        if not self._pieces.only_keeps:
+            return torch.cat([self._in_checkpoint(self._forward, piece) for piece in rows]).view(x.shape)
+        for piece in rows:
+            # What it gives does not matter; the last one's input may end the run.
+            self._in_checkpoint(torch.empty_like, piece)
+        # Something after the MLP keeps what it is made of.
+        with torch.no_grad():
+            out = self._together(rows, x)
+        return out.requires_grad_()
+
+    def _together(self, rows: tuple[Tensor, ...], x: Tensor) -> Tensor:
+        return torch.cat(list(map(self._forward, rows))).view(x.shape)
+
+    def _in_checkpoint(self, forward: Callable[[Tensor], Tensor], piece: Tensor) -> Tensor:
+        contexts = {"context_fn": lambda: (nullcontext(), self._again())}
+        return checkpoint(forward, piece, use_reentrant=False, preserve_rng_state=False, **contexts)
