@@ -137,6 +137,24 @@ def test_time_is_given_up_before_what_is_learnt(shape_3b, monkeypatch):
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
+def test_a_text_of_2546_tokens_fits_beside_a_3b_model_into_8_gb(shape_3b):
+    dataset = make_dataset(80)
+    dataset.examples[3] = Example(list(range(2546)), list(range(2546)), 3)
+    recipe = dataclasses.replace(RECIPE, r=None)
+    chosen = make_plan(shape_3b, dataset, recipe, 0, CUDA, MemoryBudget.parse("8GB"), context=900_000_000).chosen
+    assert chosen.dtype == "bfloat16"
+    assert chosen.spending.offload
+    assert chosen.spending.mlps_in_pieces
+    assert chosen.how.endswith("their inputs in the host's memory, MLPs in pieces, moments in 8 bits")
+
+
+def test_on_a_cpu_there_is_nowhere_to_offload_to(shape_3b, monkeypatch):
+    monkeypatch.setattr(machine, "matmul_rate", lambda device, dtype: 1e12)
+    choices = budget._Candidates(shape_3b, make_dataset(20), RECIPE, 0, CPU, 0).of(RECIPE)
+    assert not any(one.spending.offload for one in choices)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
 @pytest.mark.parametrize("stated", [{"r": 16}, {"load_in_4bit": False}, {"load_in_4bit": True}, {"method": "full"}])
 def test_what_the_recipe_states_stands(shape_3b, stated, monkeypatch):
     monkeypatch.setattr(budget, "has_bitsandbytes", lambda: True)
@@ -363,7 +381,8 @@ def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, note
         lambda handle, *arguments, **options: handles.append(options) or attach(handle, *arguments, **options),
     )
     planned_events, planned_most = adapt(memory_budget=least.peak)
-    assert handles[0] == {"checkpoints": 1, "offload": False, "max_logits": least.spending.max_logits}
+    spending = {"checkpoints": 1, "offload": False, "mlps_in_pieces": False}
+    assert handles[0] == spending | {"max_logits": least.spending.max_logits}
     assert isinstance(planned_events[0], MemoryPlanned)
     assert isinstance(planned_events[1], ModelLoaded)
     assert (planned_events[0].how, planned_events[0].max_rows) == (least.how, least.spending.max_rows)

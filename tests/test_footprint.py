@@ -20,6 +20,7 @@ from sebp_edge.sparse import small_ops
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.mlp_pieces import MlpPieces
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.training.footprint import CUBLAS_WORKSPACES, Machinery
 from sebp_edge.training.spending import Spending
@@ -132,16 +133,23 @@ class Live(TorchDispatchMode):
         self.now -= size
 
 
+@pytest.mark.parametrize("mlps_in_pieces", [False, True])
 @pytest.mark.parametrize(("checkpoints", "offload"), [(0, False), (3, False), (7, False), (3, True), (7, True)])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_what_there_is_at_the_peak_of_a_micro_batch_is_counted(checkpoints, offload, tmp_path):
+def test_what_there_is_at_the_peak_of_a_micro_batch_is_counted(
+    checkpoints, offload, mlps_in_pieces, tmp_path, monkeypatch
+):
+    # Of 1,170 rows.
+    monkeypatch.setattr("sebp_edge.training.footprint.ROWS", 200)
+    monkeypatch.setattr(MlpPieces.__init__, "__defaults__", (200,))
     model = make_llama(**SIZES | {"num_hidden_layers": 8})
     shape = shape_of(model.config, tmp_path)
     model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
-    spending = Spending(checkpoints=checkpoints, offload=offload)
+    how = {"checkpoints": checkpoints, "offload": offload, "mlps_in_pieces": mlps_in_pieces}
+    spending = Spending(**how)
     machinery = Machinery(shape, LORA, on_gpu=False, has_kernels=False, itemsize=4, spending=spending)
     tokens = some_tokens(30, 41)
-    with Hoisted(model, checkpoints=checkpoints, offload=offload) as hoisted:
+    with Hoisted(model, **how) as hoisted:
         # Gradients are there before, and the host's memory.
         hoisted.row_losses(tokens).sum().backward()
         with Live() as live:

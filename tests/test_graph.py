@@ -11,6 +11,7 @@ from sebp_edge.events import GraphCaptured, Notice, StepDone
 from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
+from sebp_edge.sparse.mlp_pieces import MlpPieces
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.graph import _Captured
@@ -95,7 +96,7 @@ def test_gradients_are_the_eager_ones(family, prompt):
 
 
 @pytest.mark.parametrize("prompt", [0, 6])
-def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt):
+def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt, monkeypatch):
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt)
     micro_batches = [examples[:3], examples[3:]]
 
@@ -108,12 +109,17 @@ def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt
                 learner.step(examples, 1e-3)
             return found
 
-    (loss, kept), (again_loss, again) = map(all_gradients, (FASTEST, Spending(checkpoints=2)))
-    assert again_loss == loss
-    assert error(again, kept) <= 1e-6
-    in_pieces_loss, in_pieces = all_gradients(Spending(checkpoints=2, in_pieces=True, moments_in_8_bits=True))
-    assert in_pieces_loss == pytest.approx(loss, rel=1e-3)
-    assert error(in_pieces, kept) <= 1e-2
+    loss, kept = all_gradients(FASTEST)
+    for offload in (False, True):
+        again_loss, again = all_gradients(Spending(checkpoints=2, offload=offload))
+        assert again_loss == loss
+        assert error(again, kept) <= 1e-6
+    for mlps_in_pieces in (False, True):
+        spending = Spending(2, offload=True, mlps_in_pieces=mlps_in_pieces, in_pieces=True, moments_in_8_bits=True)
+        monkeypatch.setattr(MlpPieces.__init__, "__defaults__", (24,))
+        in_pieces_loss, in_pieces = all_gradients(spending)
+        assert in_pieces_loss == pytest.approx(loss, rel=1e-3)
+        assert error(in_pieces, kept) <= 1e-2
 
 
 def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer, tmp_path):
@@ -275,14 +281,14 @@ def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_rand
         assert not any(torch.equal(*pair) for pair in zip(before[:5], state(), strict=False))
 
 
-@pytest.mark.parametrize("checkpoints", [0, 1])
+@pytest.mark.parametrize("spending", [FASTEST, Spending(1), Spending(1, offload=True, mlps_in_pieces=True)], ids=str)
 @pytest.mark.parametrize("tied", [True, False])
-def test_captured_updates_in_the_backward_pass_are_the_eager_ones(tied, checkpoints):
+def test_captured_updates_in_the_backward_pass_are_the_eager_ones(tied, spending):
     examples = make_examples([31, 2, 17, 64, 5, 40])
 
     def trained(prepare):
         adapted = Whole(tie_word_embeddings=tied)
-        with make_learner(adapted, examples, spending=Spending(checkpoints=checkpoints)) as learner:
+        with make_learner(adapted, examples, spending=spending) as learner:
             prepare(learner)
             outcomes = [learner.step(group, 1e-3) for group in (examples[:3], examples[3:], examples) * 4]
             assert (learner._graphs is None) is (prepare is eagerly)

@@ -123,6 +123,8 @@ class Choice:
             words.append(f"activations of {spending.checkpoints} block{plural} computed again")
         if spending.offload:
             words.append("their inputs in the host's memory")
+        if spending.mlps_in_pieces:
+            words.append("MLPs in pieces")
         if spending.moments_in_8_bits:
             words.append("moments in 8 bits")
         return ", ".join(words)
@@ -260,14 +262,14 @@ class _Candidates:
         """All that learn the same, the fastest first."""
         machinery = self._machinery(recipe)
         most = len(self.shape.blocks) - 1 if machinery.is_hoisted else 0
-        ways = [(checkpoints, False) for checkpoints in _shares(most)] + [(most, True)] * (
-            machinery.on_gpu and most > 0
-        )
+        ways = [(checkpoints, False, False) for checkpoints in _shares(most)]
+        if machinery.on_gpu and most:
+            ways += [(most, True, False), (most, True, True)]
         spendings = [Spending(next(iter(self._works)), moments_in_8_bits=in_8_bits)]
         spendings += [
-            Spending(max_rows, checkpoints, offload, in_pieces=True, moments_in_8_bits=in_8_bits)
+            Spending(max_rows, *way, in_pieces=True, moments_in_8_bits=in_8_bits)
             for max_rows in self._works
-            for checkpoints, offload in ways
+            for way in ways
         ]
         # Where each micro-batch is a step, they should be as few as the recipe asks for.
         cuts_steps = machinery.updates_in_backward

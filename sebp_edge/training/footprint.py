@@ -9,14 +9,16 @@ Shapes: A tokens, C loss rows, D hidden, Q and K queries' and keys' width, F the
 """
 
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 
 from sebp_edge.models.loading import NF4_BYTES
-from sebp_edge.models.shape import Block, DecoderShape
+from sebp_edge.models.shape import Block, DecoderShape, Linear
 from sebp_edge.ops.backend import has_triton
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.buckets import Bucket
+from sebp_edge.sparse.mlp_pieces import ROWS
 from sebp_edge.training.spending import FASTEST, Spending
 from sebp_edge.training.update import LARGE
 
@@ -110,9 +112,13 @@ class Machinery:
 
         A block that runs again stops when it has all that it keeps: before its last layer's product.
         """
-        blocks = self.shape.blocks[: self.spending.checkpoints]
-        last = [block.linears["down_proj"] for block in blocks]
-        return sum(block.parameters for block in blocks) - sum(one.inputs * one.outputs for one in last)
+        number, again = self.spending.checkpoints, 0
+        for block in self.shape.blocks[:number]:
+            again += block.parameters - _size(block.linears["down_proj"])
+        if self.spending.mlps_in_pieces:
+            for block in self.shape.blocks[number:]:
+                again += _size(block.linears["gate_proj"]) + _size(block.linears["up_proj"])
+        return again
 
     @property
     def offloaded_per_token(self) -> int:
@@ -162,7 +168,7 @@ class Machinery:
         shape = self.shape
         numbers, stats = self._inputs_on_device * shape.hidden, 0
         for block in shape.blocks[self.spending.checkpoints :]:
-            block_numbers, block_stats = self._kept_of(block)
+            block_numbers, block_stats = self._kept_of_whole(block)
             numbers, stats = numbers + block_numbers, stats + block_stats
         # Of the last norm its input; trained, also x̂ and what the head reads. The rotary angles once for all blocks.
         final = shape.hidden * (1 if self.is_lora else 3) + 2 * shape.head_size
@@ -198,10 +204,20 @@ class Machinery:
 
         Of all weights' gradients the embedding's is another: by then, others are in the piece that was the head's.
         """
-        widest = max(2 * block.linears["down_proj"].inputs if block.is_llamas else 0 for block in self.shape.blocks)
+        widest = max(map(partial(self._widest, tokens=sizes.tokens), self.shape.blocks))
         has_another = not self.is_lora and not (self.shape.is_tied and self.is_hoisted)
-        numbers = WIDEST_IN_PIECES * sizes.tokens * widest + (self.shape.head_parameters if has_another else 0)
+        numbers = WIDEST_IN_PIECES * widest + (self.shape.head_parameters if has_another else 0)
         return CUBLAS_WORKSPACES + BEGUN_PIECES + self.itemsize * numbers
+
+    def _widest(self, block: Block, tokens: int) -> int:
+        """Numbers of a block's widest tensor: of gate and up, or of queries, keys and values."""
+        if not block.is_llamas:
+            return 0
+        wide, attention = (
+            sum(block.linears[name].outputs for name in names)
+            for names in (("gate_proj", "up_proj"), ("q_proj", "k_proj", "v_proj"))
+        )
+        return max(self._rows_of_mlps(tokens) * wide, tokens * attention)
 
     def _gradients(self) -> int:
         if self.updates_in_backward:
@@ -224,12 +240,12 @@ class Machinery:
         """
         head = 0 if self.is_lora else self.itemsize * self.shape.head_parameters
         loss = self._loss(sizes, with_gradients=True)
-        backward = sizes.tokens * self.itemsize * max(map(self._backward_of, self.shape.blocks))
+        backward = max(self._backward_of(block, sizes.tokens) for block in self.shape.blocks)
         peaks = [self.kept(sizes) + max(0, backward - loss)]
         if self.shape.is_tied and not self.is_hoisted:
             peaks.append(head - loss)
         if self.spending.checkpoints:
-            numbers, stats = map(max, zip(*map(self._kept_of, self.shape.blocks), strict=True))
+            numbers, stats = map(max, zip(*map(self._kept_of_whole, self.shape.blocks), strict=True))
             inputs = self.itemsize * max(1, self._inputs_on_device) * self.shape.hidden
             again = inputs + self.itemsize * numbers + FP32 * stats
             peaks.append(sizes.tokens * again + backward - loss)
@@ -237,9 +253,27 @@ class Machinery:
 
     def _evaluation(self, sizes: Bucket) -> tuple[int, int]:
         """The same without gradients: one block's numbers at a time."""
-        forward = sizes.tokens * self.itemsize * max(map(self._backward_of, self.shape.blocks))
+        forward = max(self._backward_of(block, sizes.tokens) for block in self.shape.blocks)
         loss = self._loss(sizes, with_gradients=False)
         return max(0, forward - loss), loss
+
+    def _rows_of_mlps(self, tokens: int) -> int:
+        """How many rows go through an MLP at once."""
+        return min(tokens, ROWS) if self.spending.mlps_in_pieces else tokens
+
+    def _kept_of_whole(self, block: Block) -> tuple[int, int]:
+        """What autograd keeps of one token in a block whatever it does with its MLP: of one in pieces, the input."""
+        numbers, stats = self._kept_of(block)
+        if self.spending.mlps_in_pieces and block.is_llamas:
+            has_input = not (self.has_kernels and self.is_lora)
+            numbers += (0 if has_input else self.shape.hidden) - self._kept_of_mlp(block)
+        return numbers, stats
+
+    def _kept_of_mlp(self, block: Block) -> int:
+        """Of what `_kept_of` counts, what is within its MLP."""
+        wide, rank = block.linears["down_proj"].inputs, 3 * self.recipe.r if self.is_lora else 0
+        remade = (0 if self.has_kernels and self.is_lora else 1) + (0 if self.has_kernels else 1)
+        return (2 + remade) * wide + rank
 
     def _kept_of(self, block: Block) -> tuple[int, int]:
         """What autograd keeps of one token in a block: numbers of the base's dtype, and in fp32."""
@@ -266,12 +300,20 @@ class Machinery:
             numbers += block.norms * hidden + (queries + keys if block.has_head_norms else 0)
         return numbers, block.norms + self.shape.heads
 
-    def _backward_of(self, block: Block) -> int:
-        """Numbers of one token that a block's backward pass holds at once beside what is kept."""
+    def _backward_of(self, block: Block, tokens: int) -> int:
+        """Bytes that a block's backward pass holds at once beside what is kept."""
+        hidden = self.shape.hidden
         if not block.is_llamas:
-            return 3 * max(map(max, block.linears.values()), default=0) + 2 * self.shape.hidden
+            return self.itemsize * tokens * (3 * max(map(max, block.linears.values()), default=0) + 2 * hidden)
         # Of the gate's output, of gate and up; without our kernels also of the activated gate.
-        return (3 if self.has_kernels else 4) * block.linears["down_proj"].inputs + 2 * self.shape.hidden
+        of_row = (3 if self.has_kernels else 4) * block.linears["down_proj"].inputs
+        if self.spending.mlps_in_pieces:
+            # A piece's own numbers, and the gradients that pieces give, before they are put together.
+            of_row += self._kept_of_mlp(block)
+            tokens_hidden = 3 * hidden
+        else:
+            tokens_hidden = 2 * hidden
+        return self.itemsize * (self._rows_of_mlps(tokens) * of_row + tokens * tokens_hidden)
 
     def _loss(self, sizes: Bucket, *, with_gradients: bool) -> int:
         """A chunk of logits, whose gradients overwrite them; without our kernels a softmax besides."""
@@ -281,3 +323,7 @@ class Machinery:
         if with_gradients and not self.is_lora:
             numbers += rows * shape.hidden
         return self.itemsize * numbers
+
+
+def _size(linear: Linear) -> int:
+    return linear.inputs * linear.outputs

@@ -100,8 +100,14 @@ def _hoist(
         expected = padded.row_losses(input_ids, plan)
     with ExitStack() as undo:
         try:
-            how = {"checkpoints": spending.checkpoints, "offload": spending.offload, "max_logits": spending.max_logits}
-            hoisted = undo.enter_context(Hoisted(model, **how))
+            handle = Hoisted(
+                model,
+                checkpoints=spending.checkpoints,
+                offload=spending.offload,
+                mlps_in_pieces=spending.mlps_in_pieces,
+                max_logits=spending.max_logits,
+            )
+            hoisted = undo.enter_context(handle)
             found = hoisted.row_losses(ActiveTokens.gather(input_ids, plan))
         except SparsityError as error:
             return None, str(error)
