@@ -174,10 +174,13 @@ def test_with_a_loss_on_every_token_padding_and_each_last_token_are_zero_and_not
     (sparsity,) = analysis.losses
     tokens = sum(len(example.input_ids) for example in examples)
     assert (sparsity.loss, sparsity.rows, sparsity.loss_rows) == ("every token", 6 * CONTEXT, tokens - 6)
+    nothing = 6 * CONTEXT - (tokens - 6)
     for layer in sparsity.layers:
         assert layer.computed == tokens - 6
-        if layer.projection != "q_proj":
-            assert layer.zero == 6 * CONTEXT - (tokens - 6)
+        # A token that sees itself alone has no gradient by its query, nor by its key if no other one sees it: zero, or
+        # what rounding leaves.
+        alone = {"q_proj": 6, "k_proj": sum(len(example.input_ids) == 2 for example in examples)}
+        assert nothing <= layer.zero <= nothing + alone.get(layer.projection, 0)
     assert sparsity.computed_share == pytest.approx((tokens - 6) / (6 * CONTEXT))
     assert analysis.looked_at.padding_share == pytest.approx(1 - tokens / (6 * CONTEXT))
 

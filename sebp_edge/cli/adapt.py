@@ -32,13 +32,12 @@ def adapt(
     """
     with one_sentence_errors(as_json=as_json):
         with quick_imports():
-            from sebp_edge.cli.interrupt import heeding_ctrl_c
             from sebp_edge.cli.progress import show_progress, show_result
             from sebp_edge.personalizer import Personalizer
             from sebp_edge.recipe import Recipe
 
         chosen = Recipe.load(recipe).replace(load_in_4bit=load_in_4bit, epochs=epochs, context_length=context)
-        with show_progress(as_json) as shown, heeding_ctrl_c(shown) as sink:
+        with show_progress(as_json) as sink:
             personalizer = Personalizer(
                 model, recipe=chosen, device=device, memory_budget=memory, seed=seed, on_event=sink
             )
