@@ -1,5 +1,8 @@
 """Blocks in checkpoints: the gradients are those of activations that are kept, bit for bit, and few are kept."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from builders import make_examples, make_llama, row_losses
@@ -150,9 +153,30 @@ def test_the_random_state_is_left_alone():
 def test_dropout_is_refused_while_it_is_on():
     model = MODELS["phi3"]().train()
     model.model.layers[0].resid_mlp_dropout.p = 0.1
-    with pytest.raises(SparsityError, match="do not run with dropout; switch it off"):
+    with pytest.raises(SparsityError, match="does not drop; switch it off"):
         all_gradients(model, 1)
     all_gradients(model.eval(), 1)
+
+
+def test_dropout_of_attentions_scores_is_refused_while_it_is_on():
+    model = make_llama(attention_dropout=0.3).train()
+    with pytest.raises(SparsityError, match="does not drop; switch it off"):
+        all_gradients(model, 1)
+    assert_equal(all_gradients(model.eval(), 1), all_gradients(model, 0))
+
+
+def test_what_was_offloaded_goes_with_its_handle():
+    model, batch = with_adapter(make_llama(num_hidden_layers=3)), padded_batch()
+    gc.disable()
+    try:
+        with Hoisted(model, checkpoints=2, offload=True) as rows:
+            row_losses(rows, batch["input_ids"], RowPlan.from_labels(batch["labels"])).sum().backward()
+            host = [block.forward._host for block in model.get_base_model().model.layers[:2]]
+            buffers = [weakref.ref(one._buffers[0]) for one in host]
+            del host, rows
+        assert not any(buffer() for buffer in buffers)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("number", [2, 3])

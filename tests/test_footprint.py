@@ -11,7 +11,7 @@ import torch
 from builders import make_llama, make_sentences
 from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import GPT2Config, LlamaConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig, Qwen3Config, Qwen3ForCausalLM
 
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.shape import Linear, read_shape
@@ -20,7 +20,6 @@ from sebp_edge.sparse import small_ops
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.mlp_pieces import MlpPieces
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.training.footprint import CUBLAS_WORKSPACES, Machinery
 from sebp_edge.training.spending import Spending
@@ -141,7 +140,7 @@ def test_what_there_is_at_the_peak_of_a_micro_batch_is_counted(
 ):
     # Of 1,170 rows.
     monkeypatch.setattr("sebp_edge.training.footprint.ROWS", 200)
-    monkeypatch.setattr(MlpPieces.__init__, "__defaults__", (200,))
+    monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 200)
     model = make_llama(**SIZES | {"num_hidden_layers": 8})
     shape = shape_of(model.config, tmp_path)
     model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
@@ -156,6 +155,49 @@ def test_what_there_is_at_the_peak_of_a_micro_batch_is_counted(
             hoisted.row_losses(tokens).sum().backward()
     found = machinery.footprint([tokens.sizes], [], 0)
     assert live.most == pytest.approx(found.activations + found.loss, rel=0.15)
+
+
+@pytest.mark.parametrize("mlps_in_pieces", [False, True])
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_with_all_weights_the_gradients_that_wait_are_counted(mlps_in_pieces, tmp_path, monkeypatch):
+    monkeypatch.setattr("sebp_edge.training.footprint.ROWS", 200)
+    monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 200)
+    monkeypatch.setattr("sebp_edge.training.spending.FEW_LOGITS", 2**19)
+    # The head is most of it, and MLPs are wide.
+    model = make_llama(**SIZES | {"vocab_size": 40_000, "num_hidden_layers": 4, "intermediate_size": 4096})
+    how = {"checkpoints": 3, "mlps_in_pieces": mlps_in_pieces}
+    machinery = Machinery(
+        shape_of(model.config, tmp_path), FULL, False, False, itemsize=4, spending=Spending(**how, in_pieces=True)
+    )
+    tokens = some_tokens(10, 41)
+    with Hoisted(model, **how, max_logits=2**19) as hoisted:
+        hoisted.row_losses(tokens).sum().backward()
+        # They are there before.
+        gradients = [parameter.grad for parameter in model.parameters()]
+        with Live() as live:
+            hoisted.row_losses(tokens).sum().backward()
+    found = machinery.footprint([tokens.sizes], [], 0)
+    assert len(gradients) == 38
+    # Rather too much is counted than too little.
+    counted = found.activations + found.loss
+    assert 0.75 * counted < live.most < counted
+
+
+def test_an_embedding_that_scales_what_it_looks_up_has_a_gradient_beside_the_heads(tmp_path):
+    sizes = SIZES | {"vocab_size": 40_000, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+
+    def counted(model, folder):
+        shape = shape_of(model.config, folder)
+        assert shape.is_tied
+        machinery = Machinery(
+            shape, FULL, on_gpu=False, has_kernels=False, itemsize=4, spending=Spending(in_pieces=True)
+        )
+        found = machinery.footprint([Bucket(7, 1, 7, 7)], [], 0)
+        return (found.activations + found.loss) / (4 * shape.head_parameters)
+
+    assert counted(make_llama(**sizes), tmp_path / "llama") == pytest.approx(1, abs=0.5)
+    gemma = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, attn_implementation="sdpa"))
+    assert counted(gemma, tmp_path / "gemma") == pytest.approx(2, abs=0.5)
 
 
 @pytest.mark.parametrize(("tokens", "measured_gib"), [(96, 6.67), (224, 6.91), (832, 8.08), (3712, 12.82)])

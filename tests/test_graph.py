@@ -11,7 +11,6 @@ from sebp_edge.events import GraphCaptured, Notice, StepDone
 from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
-from sebp_edge.sparse.mlp_pieces import MlpPieces
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.graph import _Captured
@@ -116,7 +115,7 @@ def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt
         assert error(again, kept) <= 1e-6
     for mlps_in_pieces in (False, True):
         spending = Spending(2, offload=True, mlps_in_pieces=mlps_in_pieces, in_pieces=True, moments_in_8_bits=True)
-        monkeypatch.setattr(MlpPieces.__init__, "__defaults__", (24,))
+        monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 24)
         in_pieces_loss, in_pieces = all_gradients(spending)
         assert in_pieces_loss == pytest.approx(loss, rel=1e-3)
         assert error(in_pieces, kept) <= 1e-2

@@ -1,10 +1,15 @@
 """Before the first graph is captured, all that is to come is rehearsed: none needs room beside another."""
 
+import gc
+import weakref
+
 import pytest
 from builders import make_examples
-from running_out import RECIPE, PlainGraphs, learning, odd_examples
+from running_out import CPU, RECIPE, PlainGraphs, learning, odd_examples
 
 from sebp_edge.training.evaluation import evaluate
+from sebp_edge.training.graph import MicroBatchGraphs
+from sebp_edge.training.limit import MemoryLimit
 from sebp_edge.training.loop import Trainer
 
 pytestmark = pytest.mark.usefixtures("plain_graphs")
@@ -28,7 +33,8 @@ class Recorded(PlainGraphs):
 def learner(base, monkeypatch):
     """One whose graphs note what is done with them; a step of many examples is micro-batches of several sizes."""
     monkeypatch.setattr("sebp_edge.training.learner.Graphs", Recorded)
-    with learning(base, odd_examples(), max_rows=630) as learner:
+    # With a budget the fullest micro-batch is tried out, as it always is on a GPU.
+    with learning(base, odd_examples(), max_rows=630, limit=MemoryLimit(CPU, budget=10**12)) as learner:
         learner._graphs = learner._no_graphs_yet()
         yield learner
 
@@ -50,18 +56,47 @@ def test_steps_and_held_out_losses_are_rehearsed_before_one_is_captured(learner)
 
 
 def test_gradients_come_first_and_larger_ones_before_smaller_ones(learner, monkeypatch):
-    ran = []
-    for part in ("gradients", "losses"):
-        own = learner._graphs._parts[part]
-        monkeypatch.setitem(
-            learner._graphs._parts, part, lambda tokens, part=part, own=own: ran.append((part, tokens)) or own(tokens)
-        )
+    ran, run = [], MicroBatchGraphs._run
+    monkeypatch.setattr(
+        MicroBatchGraphs,
+        "_run",
+        lambda graphs, part, tokens: ran.append((part, len(tokens.input_ids))) or run(graphs, part, tokens),
+    )
     examples = odd_examples()
     learner.prepare([examples], examples[:3])
     learner._graphs.rehearse(learner.rows.tokens(learner.rows.micro_batches(examples)[-1]))
-    rehearsed = [(part, len(tokens.input_ids)) for part, tokens in ran]
-    assert rehearsed == sorted(rehearsed, key=lambda each: (each[0], -each[1]))
-    assert {part for part, _ in rehearsed} == {"gradients", "losses"}
+    assert ran == sorted(ran, key=lambda each: (each[0], -each[1]))
+    assert {part for part, _ in ran} == {"gradients", "losses"}
+
+
+def test_where_losses_are_asked_for_first_no_gradient_is_taken(learner, monkeypatch):
+    examples, taken = odd_examples(), []
+    monkeypatch.setattr(MicroBatchGraphs, "_add_gradients", lambda graphs, tokens: taken.append(tokens))
+    learner.prepare([examples], examples[:3], examples[3:5])
+    evaluate(learner, examples[:3])
+    assert not taken
+    order = learner._graphs._graphs.order
+    assert order.index("losses") == order.count("rehearse") >= 1
+
+
+def test_graphs_and_what_they_hold_go_at_once(learner):
+    examples = odd_examples()
+    learner.prepare([examples], examples[:3])
+    learner.step(examples, 1e-3)
+    evaluate(learner, examples[:3])
+    gone = weakref.ref(learner._graphs)
+    captured = [weakref.ref(each) for each in learner._graphs._captured.values()]
+    for each in learner._graphs._captured.values():
+        each._replay = None  # a real graph's does not hold what was captured
+    del each
+    gc.disable()
+    try:
+        learner._let_go()
+        assert gone() is None
+        assert captured
+        assert not any(each() for each in captured)
+    finally:
+        gc.enable()
 
 
 def test_what_was_not_announced_is_rehearsed_when_it_comes(learner):

@@ -69,20 +69,51 @@ def test_gradients_are_added_up_over_batches():
     torch.testing.assert_close(gradient(model, batch, times=2), 2 * gradient(model, batch), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["untied", "frozen", "another class"])
+def test_several_batches_and_other_uses_of_the_weight_make_one_gradient():
+    model, batch, other = tied(), padded_batch(), padded_batch(prompt=5)
+    weight = model.get_input_embeddings().weight
+    expected = gradient(model, batch) + gradient(model, other) + 2 * weight.detach()
+    model.zero_grad()
+    with Hoisted(model) as rows:
+        losses = [row_losses(rows, each["input_ids"], RowPlan.from_labels(each["labels"])) for each in (batch, other)]
+        (losses[0].sum() + losses[1].sum() + weight.square().sum()).backward()
+    torch.testing.assert_close(weight.grad, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_backward_pass_may_be_repeated():
+    model, batch = tied(), padded_batch()
+    expected = 2 * gradient(model, batch)
+    model.zero_grad()
+    with Hoisted(model) as rows:
+        loss = row_losses(rows, batch["input_ids"], RowPlan.from_labels(batch["labels"])).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    torch.testing.assert_close(model.get_input_embeddings().weight.grad, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["untied", "frozen", "another class", "wrapped"])
 def test_an_embedding_that_is_more_or_less_than_a_tied_one_is_left_alone(kind):
     model = make_llama(tie_word_embeddings=False).double() if kind == "untied" else tied()
     embedding, batch = model.get_input_embeddings(), padded_batch()
     if kind == "another class":
         embedding.__class__ = type("Scaled", (torch.nn.Embedding,), {})
+    elif kind == "wrapped":
+        own = embedding.forward
+        embedding.forward = lambda ids: own(ids)
     elif kind == "frozen":
-        model.model.requires_grad_(False)
+        embedding.weight.requires_grad_(False)
         model.model.norm.requires_grad_(True)
-        with Hoisted(model) as rows:
-            row_losses(rows, batch["input_ids"], RowPlan.from_labels(batch["labels"])).sum().backward()
+    before = vars(embedding).get("forward")
+    with Hoisted(model) as rows:
+        row_losses(rows, batch["input_ids"], RowPlan.from_labels(batch["labels"])).sum().backward()
+        if kind != "frozen":
+            assert vars(embedding).get("forward") is before
+    assert vars(embedding).get("forward") is before
+    if kind == "frozen":
         assert embedding.weight.grad is None
-        return
-    torch.testing.assert_close(gradient(model, batch), dense(model, batch), rtol=1e-5, atol=1e-6)
+        assert model.model.norm.weight.grad.any()
+    else:
+        torch.testing.assert_close(embedding.weight.grad, dense(model, batch), rtol=1e-5, atol=1e-6)
 
 
 def test_the_embedding_has_its_own_forward_back():

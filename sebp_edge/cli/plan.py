@@ -14,7 +14,7 @@ MEANINGS = {
     "optimizer": "AdamW's moments",
     "activations": "kept for the backward pass",
     "loss": "logits, a chunk at a time",
-    "graphs": "cuBLAS, pieces too small",
+    "graphs": "cuBLAS, pieces too small, with folds other graphs",
     "context": "the process besides; on a GPU an estimate, measured when it trains",
     "reserve": "what the count may be wrong by",
 }

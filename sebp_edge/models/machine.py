@@ -137,6 +137,8 @@ def give_memory_back(device: torch.device) -> None:
     synchronize(device)
     if device.type == "cuda":
         torch.cuda.empty_cache()
+        # Of the host's, what copies to the GPU were locked for.
+        getattr(torch.accelerator, "empty_host_cache", lambda: None)()
     elif device.type == "mps":
         torch.mps.empty_cache()
     elif sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):

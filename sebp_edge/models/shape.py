@@ -53,6 +53,7 @@ class DecoderShape:
         parameters: of the whole model, a tied head counted once.
         head_parameters: of the head, [vocabulary, hidden].
         is_tied: whether the head is the embedding too.
+        embeds_plainly: whether the embedding does nothing but look rows up.
         longest: the longest sequence that it knows, in tokens; None if it has no limit.
     """
 
@@ -64,6 +65,7 @@ class DecoderShape:
     head_size: int
     longest: int | None
     is_tied: bool
+    embeds_plainly: bool
     blocks: tuple[Block, ...]
 
     @property
@@ -93,7 +95,7 @@ def read_shape(reference: ModelReference) -> DecoderShape:
     """
     model = model_of_shape(reference)
     config, head = model.config.get_text_config(), model.get_output_embeddings()
-    vocabulary, hidden = weight_MK(head).shape
+    embedding, (vocabulary, hidden) = model.get_input_embeddings(), weight_MK(head).shape
     return DecoderShape(
         name=reference.name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -102,7 +104,8 @@ def read_shape(reference: ModelReference) -> DecoderShape:
         heads=config.num_attention_heads,
         head_size=getattr(config, "head_dim", None) or hidden // config.num_attention_heads,
         longest=getattr(model.config, "max_position_embeddings", None),
-        is_tied=model.get_input_embeddings().weight is head.weight,
+        is_tied=embedding.weight is head.weight,
+        embeds_plainly=type(embedding) is nn.Embedding,
         blocks=tuple(_block(part, hidden) for part in blocks_of(model)),
     )
 

@@ -22,6 +22,9 @@ from torch.utils.checkpoint import checkpoint
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import blocks_of
 
+# Where transformers' attention layers have the share of scores that they drop.
+ATTENTIONS = "attention_dropout"
+
 
 class Checkpoints:
     """The handle of one decoder's first blocks, in checkpoints; `remove()` gives them their own forward back.
@@ -82,16 +85,21 @@ class _InCheckpoint:
 
 class _HostMemory:
     """The host's memory for one block's input, the latest; beside a GPU its pages are locked, for copies that nobody
-    waits for."""
+    waits for.
+
+    Attributes:
+        number: of the latest input.
+    """
 
     def __init__(self):
         # All of them: graphs that were captured with a smaller one go on with it.
         self._buffers: list[Tensor] = []
-        self.latest: _Offloaded | None = None
+        self.number = 0
 
     def put(self, hidden: Tensor) -> Tensor:
-        """A copy of it."""
+        """A copy of it, and one more in `number`."""
         size = hidden.numel()
+        self.number += 1
         if not self._buffers or self._buffers[-1].numel() < size:
             self._buffers.append(torch.empty(size, dtype=hidden.dtype, pin_memory=hidden.is_cuda))
         return self._buffers[-1][:size].view(hidden.shape).copy_(hidden.detach(), non_blocking=True)
@@ -107,30 +115,31 @@ class _Offloaded:
     def __init__(self, hidden: Tensor, host: _HostMemory):
         self._hidden: Tensor | None = hidden
         self._device, self._needs_gradient, self._host = hidden.device, hidden.requires_grad, host
-        self._copy, host.latest = host.put(hidden), self
+        self._copy, self._number = host.put(hidden), host.number
 
     def take(self) -> Tensor:
         if self._hidden is not None:
             hidden, self._hidden = self._hidden, None
             return hidden
-        if self._host.latest is not self:
+        if self._host.number != self._number:
             raise SparsityError("Offloaded blocks need each backward pass before the next forward pass.")
         return self._copy.to(self._device, non_blocking=True, copy=True).requires_grad_(self._needs_gradient)
 
 
-def dropouts_of(module: nn.Module) -> list[nn.Dropout]:
-    """The parts of it that would drop something in training."""
-    return [part for part in module.modules() if isinstance(part, nn.Dropout) and part.p]
+def dropouts_of(module: nn.Module) -> list[nn.Module]:
+    """The parts of it that would drop something in training; attention drops scores without a module for it."""
+    parts = module.modules()
+    return [part for part in parts if (isinstance(part, nn.Dropout) and part.p) or getattr(part, ATTENTIONS, None)]
 
 
-def refuse_dropout(dropouts: list[nn.Dropout]) -> None:
+def refuse_dropout(dropouts: list[nn.Module]) -> None:
     """Random states are neither kept nor put back where something runs again: no captured graph could do it.
 
     Raises:
         SparsityError: one of them is in training mode.
     """
     if any(dropout.training for dropout in dropouts):
-        raise SparsityError("Blocks in checkpoints do not run with dropout; switch it off with `model.eval()`.")
+        raise SparsityError("What runs again in the backward pass does not drop; switch it off with `model.eval()`.")
 
 
 def runs_again() -> bool:

@@ -10,7 +10,7 @@ Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, H heads,
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -24,7 +24,7 @@ from sebp_edge.sparse.checkpoints import Checkpoints
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.last_layer import LastLayer
 from sebp_edge.sparse.loss import Head
-from sebp_edge.sparse.mlp_pieces import MlpPieces
+from sebp_edge.sparse.mlp_pieces import ROWS, MlpPieces
 from sebp_edge.sparse.own_attention import OwnAttention
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.sparse.small_ops import SmallOps
@@ -69,9 +69,8 @@ class Hoisted:
             model, lambda layers, x: None, alone=self._last_layer.query, source_of=self._small_ops.source_of
         )
         self._embedding.attach()
-        self._pieces = MlpPieces(self._decoder) if mlps_in_pieces else None
-        if self._pieces is not None:
-            self._pieces.attach(self._fused.as_refreshed)
+        self._pieces = MlpPieces(self._decoder, ROWS if mlps_in_pieces else None)
+        self._pieces.attach(self._fused.as_refreshed)
         # Of the rows that it chooses it makes pieces.
         self._last_layer.attach()
         self._checkpoints.attach(self._running_again)
@@ -80,8 +79,7 @@ class Hoisted:
         """Gives the model its own blocks, attention, LoRA layers, norms and MLPs back."""
         self._checkpoints.remove()
         self._last_layer.remove()
-        if self._pieces is not None:
-            self._pieces.remove()
+        self._pieces.remove()
         self._embedding.remove()
         self._fused.remove()
         self._small_ops.remove()
@@ -108,7 +106,7 @@ class Hoisted:
     @contextmanager
     def _running_again(self) -> Iterator[None]:
         """In it a block runs again, for what it keeps."""
-        with self._fused.as_refreshed(), self._pieces.only_for_what_is_kept() if self._pieces else nullcontext():
+        with self._fused.as_refreshed(), self._pieces.only_for_what_is_kept():
             yield
 
     def _row_losses(self, tokens: ActiveTokens, restricted: bool) -> Tensor:

@@ -25,15 +25,16 @@ class MlpPieces:
     """The handle of one decoder's MLPs in pieces; `remove()` gives them the forward that they had.
 
     Args:
-        rows: of a piece, at most.
+        rows: of a piece, at most; None leaves MLPs whole.
 
     Attributes:
         only_keeps: whether a block runs again, for what it keeps.
     """
 
-    def __init__(self, decoder: nn.Module, rows: int = ROWS):
+    def __init__(self, decoder: nn.Module, rows: int | None):
         self.rows = rows
-        self._mlps = [block.mlp for block in blocks_of(decoder) if isinstance(getattr(block, "mlp", None), nn.Module)]
+        mlps = [getattr(block, "mlp", None) for block in blocks_of(decoder)]
+        self._mlps = [] if rows is None else [mlp for mlp in mlps if isinstance(mlp, nn.Module)]
         self._before: dict[nn.Module, Callable | None] = {}
         self.only_keeps = False
 
@@ -68,25 +69,29 @@ class _InPieces:
     def __init__(self, pieces: MlpPieces, mlp: nn.Module, again: Callable[[], AbstractContextManager]):
         self._pieces, self._forward, self._again = pieces, mlp.forward, again
         self._dropouts = dropouts_of(mlp)
+        self._gave_gradient = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows = x.flatten(0, -2).split(self._pieces.rows)
+        pieces = x.split(self._pieces.rows, dim=-2)
         if not torch.is_grad_enabled():
-            return self._together(rows, x)
+            return _joined(list(map(self._forward, pieces)))
         refuse_dropout(self._dropouts)
         if not self._pieces.only_keeps:
-            return torch.cat([self._in_checkpoint(self._forward, piece) for piece in rows]).view(x.shape)
-        for piece in rows:
+            out = _joined([self._in_checkpoint(self._forward, piece) for piece in pieces])
+            self._gave_gradient = out.requires_grad
+            return out
+        for piece in pieces:
             # What it gives does not matter; the last one's input may end the run.
             self._in_checkpoint(torch.empty_like, piece)
         # Something after the MLP keeps what it is made of.
         with torch.no_grad():
-            out = self._together(rows, x)
-        return out.requires_grad_()
-
-    def _together(self, rows: tuple[Tensor, ...], x: Tensor) -> Tensor:
-        return torch.cat(list(map(self._forward, rows))).view(x.shape)
+            out = _joined(list(map(self._forward, pieces)))
+        return out.requires_grad_(self._gave_gradient)
 
     def _in_checkpoint(self, forward: Callable[[Tensor], Tensor], piece: Tensor) -> Tensor:
         contexts = {"context_fn": lambda: (nullcontext(), self._again())}
         return checkpoint(forward, piece, use_reentrant=False, preserve_rng_state=False, **contexts)
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-2)

@@ -3,7 +3,7 @@ second gradient of the whole vocabulary and add the two.
 
     dW = dlogitsᵀ h        dW[ids] += dX        (the head's part, then the embedding's, in the dtype of W)
 
-The head's backward pass comes first and the embedding's last, and until then the head's gradient waits in autograd.
+The head's backward pass comes first and the embedding's last, and until then the head's gradient waits.
 
 Shapes: A tokens, D hidden, V vocabulary.
 """
@@ -24,6 +24,7 @@ class TiedEmbedding:
         self._embedding, head = decoder.get_input_embeddings(), decoder.get_output_embeddings()
         self._is_plain = (
             type(self._embedding) is nn.Embedding
+            and "forward" not in vars(self._embedding)
             and self._embedding.weight is head.weight
             and self._embedding.max_norm is None
             and not self._embedding.scale_grad_by_freq
@@ -38,7 +39,8 @@ class TiedEmbedding:
 
     def remove(self) -> None:
         """Undoes that."""
-        vars(self._embedding).pop("forward", None)
+        if self._is_plain:
+            vars(self._embedding).pop("forward", None)
 
     def head_weight(self, weight_VD: Tensor) -> Tensor:
         """The head's weight, to be used once after the embedding: as it is, or so that its gradient is seen."""
@@ -57,13 +59,19 @@ class TiedEmbedding:
 
 
 class _HeadsGradient:
-    """The head's gradient on its way to the weight; None before the head's backward pass."""
+    """The head's gradient on its way to the weight.
+
+    Attributes:
+        gradient: once the head's backward pass has run, until the embedding's takes it.
+        is_late: whether the embedding's has run already, and will not take it.
+    """
 
     gradient: Tensor | None = None
+    is_late = False
 
 
 class _Seen(torch.autograd.Function):
-    """A weight as it is, whose gradient is noted as it comes."""
+    """A weight as it is, whose gradient the embedding's backward pass gives with its own."""
 
     @staticmethod
     def forward(ctx, weight_VD, heads):
@@ -73,8 +81,10 @@ class _Seen(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dweight_VD):
+        if ctx.heads.is_late:
+            return dweight_VD, None
         ctx.heads.gradient = dweight_VD
-        return dweight_VD, None
+        return None, None
 
 
 class _Rows(torch.autograd.Function):
@@ -92,18 +102,17 @@ class _Rows(torch.autograd.Function):
             # As torch has it.
             dx = dx.masked_fill((ids == ctx.padding_idx)[..., None], 0)
         # Autograd takes a gradient that nobody else holds as it is, and copies others.
-        dweight_VD, ctx.heads.gradient = ctx.heads.gradient, None
+        dweight_VD, ctx.heads.gradient, ctx.heads.is_late = ctx.heads.gradient, None, True
         if dweight_VD is None:
             return _sums(dx, ids, ctx.vocabulary), None, None, None
         ids_A = ids.flatten()
         groups_A, ids_of_groups = _groups(ids_A)
         sums_AD = _sums(dx.flatten(0, -2), groups_A, len(ids_A))
-        dweight_VD.index_add_(0, ids_of_groups, sums_AD.to(dweight_VD.dtype))
-        return None, None, None, None
+        return dweight_VD.index_add_(0, ids_of_groups, sums_AD.to(dweight_VD.dtype)), None, None, None
 
 
 def _sums(dx: Tensor, ids: Tensor, number: int) -> Tensor:
-    """The sum of the rows of each id, [number, D]: summed in fp32 on a GPU, and always in the same order."""
+    """The sum of the rows of each id, [number, D], as torch's own embedding has it."""
     return torch.ops.aten.embedding_dense_backward(dx, ids, number, -1, False)
 
 

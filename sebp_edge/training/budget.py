@@ -18,6 +18,7 @@ from sebp_edge.models.loading import INSTALL_4_BITS, has_bitsandbytes, takes_4_b
 from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.buckets import Bucket, choose_buckets
+from sebp_edge.sparse.mlp_pieces import ROWS
 from sebp_edge.texts.batches import bucket_for, micro_batches, shuffled_steps
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
@@ -298,7 +299,8 @@ def _seconds(machinery: Machinery, work: "_Work", rate: float) -> float:
     passes = (2 if machinery.is_lora else 3) * parameters + again
     tokens = work.trained_tokens
     if machinery.recipe.load_in_4bit:
-        tokens += TOKENS_PER_DEQUANTISATION * work.micro_batches
+        times = -(-machinery.spending.max_rows // ROWS) if machinery.spending.mlps_in_pieces else 1
+        tokens += TOKENS_PER_DEQUANTISATION * work.micro_batches * times
     if machinery.spending.in_pieces:
         tokens *= IN_PIECES
     operations = 2 * (passes * tokens + parameters * work.evaluated_tokens)

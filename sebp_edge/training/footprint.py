@@ -168,7 +168,7 @@ class Machinery:
         shape = self.shape
         numbers, stats = self._inputs_on_device * shape.hidden, 0
         for block in shape.blocks[self.spending.checkpoints :]:
-            block_numbers, block_stats = self._kept_of_whole(block)
+            block_numbers, block_stats = self._kept_of_block(block)
             numbers, stats = numbers + block_numbers, stats + block_stats
         # Of the last norm its input; trained, also x̂ and what the head reads. The rotary angles once for all blocks.
         final = shape.hidden * (1 if self.is_lora else 3) + 2 * shape.head_size
@@ -186,6 +186,11 @@ class Machinery:
     def _inputs_on_device(self) -> int:
         """How many blocks' inputs are kept in checkpoints, but for those that come back from the host."""
         return 0 if self.spending.offload else self.spending.checkpoints
+
+    @property
+    def _has_one_gradient(self) -> bool:
+        """Whether embedding and head have one between them (see `TiedEmbedding`)."""
+        return self.shape.is_tied and self.shape.embeds_plainly and self.is_hoisted
 
     def _weights(self) -> int:
         in_4bit = self.shape.linear_parameters if self.recipe.load_in_4bit else 0
@@ -205,7 +210,7 @@ class Machinery:
         Of all weights' gradients the embedding's is another: by then, others are in the piece that was the head's.
         """
         widest = max(map(partial(self._widest, tokens=sizes.tokens), self.shape.blocks))
-        has_another = not self.is_lora and not (self.shape.is_tied and self.is_hoisted)
+        has_another = not (self.is_lora or self._has_one_gradient)
         numbers = WIDEST_IN_PIECES * widest + (self.shape.head_parameters if has_another else 0)
         return CUBLAS_WORKSPACES + BEGUN_PIECES + self.itemsize * numbers
 
@@ -235,17 +240,17 @@ class Machinery:
     def _step(self, sizes: Bucket) -> tuple[int, int]:
         """Activations and loss of a micro-batch with gradients: they are there together, the layers' backward later.
 
-        By the time a block in a checkpoint runs again, others have freed what they kept. At the end of a padded batch
-        a trained embedding that is the head has a second gradient.
+        By the time a block in a checkpoint runs again, others have freed what they kept. At the end a trained
+        embedding that is the head has a second gradient, if it is not a plain one on hoisted rows.
         """
         head = 0 if self.is_lora else self.itemsize * self.shape.head_parameters
         loss = self._loss(sizes, with_gradients=True)
         backward = max(self._backward_of(block, sizes.tokens) for block in self.shape.blocks)
         peaks = [self.kept(sizes) + max(0, backward - loss)]
-        if self.shape.is_tied and not self.is_hoisted:
+        if self.shape.is_tied and not self._has_one_gradient:
             peaks.append(head - loss)
         if self.spending.checkpoints:
-            numbers, stats = map(max, zip(*map(self._kept_of_whole, self.shape.blocks), strict=True))
+            numbers, stats = map(max, zip(*map(self._kept_of_block, self.shape.blocks), strict=True))
             inputs = self.itemsize * max(1, self._inputs_on_device) * self.shape.hidden
             again = inputs + self.itemsize * numbers + FP32 * stats
             peaks.append(sizes.tokens * again + backward - loss)
@@ -261,8 +266,8 @@ class Machinery:
         """How many rows go through an MLP at once."""
         return min(tokens, ROWS) if self.spending.mlps_in_pieces else tokens
 
-    def _kept_of_whole(self, block: Block) -> tuple[int, int]:
-        """What autograd keeps of one token in a block whatever it does with its MLP: of one in pieces, the input."""
+    def _kept_of_block(self, block: Block) -> tuple[int, int]:
+        """What autograd keeps of one token in a block, of an MLP in pieces its input: numbers, and in fp32."""
         numbers, stats = self._kept_of(block)
         if self.spending.mlps_in_pieces and block.is_llamas:
             has_input = not (self.has_kernels and self.is_lora)
@@ -276,7 +281,7 @@ class Machinery:
         return (2 + remade) * wide + rank
 
     def _kept_of(self, block: Block) -> tuple[int, int]:
-        """What autograd keeps of one token in a block: numbers of the base's dtype, and in fp32."""
+        """What autograd keeps of one token in a block whose MLP is whole: numbers of the base's dtype, and in fp32."""
         hidden = self.shape.hidden
         rank = self.recipe.r * len(block.linears) if self.is_lora else 0
         if not block.is_llamas:
@@ -307,13 +312,12 @@ class Machinery:
             return self.itemsize * tokens * (3 * max(map(max, block.linears.values()), default=0) + 2 * hidden)
         # Of the gate's output, of gate and up; without our kernels also of the activated gate.
         of_row = (3 if self.has_kernels else 4) * block.linears["down_proj"].inputs
-        if self.spending.mlps_in_pieces:
-            # A piece's own numbers, and the gradients that pieces give, before they are put together.
-            of_row += self._kept_of_mlp(block)
-            tokens_hidden = 3 * hidden
-        else:
-            tokens_hidden = 2 * hidden
-        return self.itemsize * (self._rows_of_mlps(tokens) * of_row + tokens * tokens_hidden)
+        if not self.spending.mlps_in_pieces:
+            return self.itemsize * tokens * (of_row + 2 * hidden)
+        # A piece's own numbers, and what pieces give until it is together: gradients of x, and of all weights, one of
+        # which is there twice while it is added up.
+        numbers = self._rows_of_mlps(tokens) * (of_row + self._kept_of_mlp(block)) + tokens * 3 * hidden
+        return self.itemsize * (numbers + (0 if self.is_lora else 4 * _size(block.linears["down_proj"])))
 
     def _loss(self, sizes: Bucket, *, with_gradients: bool) -> int:
         """A chunk of logits, whose gradients overwrite them; without our kernels a softmax besides."""

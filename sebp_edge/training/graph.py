@@ -112,16 +112,16 @@ class MicroBatchGraphs:
 
     def __init__(self, graphs: Graphs, hoisted: Hoisted | HoistedEncoder, update: TakesGradients, loss: Tensor):
         self._graphs, self._hoisted, self._update, self._loss = graphs, hoisted, update, loss
-        self._parts = {"gradients": self._add_gradients, "losses": self._row_losses}
         self._buckets: list[Bucket] = []
-        self._held_out: set[Bucket] = set()
+        self._to_come: set[_Key] = set()
         self._rehearsed: set[_Key] = set()
         self._captured: dict[_Key, _Captured] = {}
 
     def prepare(self, needed: Iterable[Bucket], held_out: Iterable[Bucket] = ()) -> None:
         """Is told the buckets on the grid that are to come, with gradients and without, so that few hold them all."""
         self._buckets += choose_buckets(own for own in needed if not any(own == bucket for bucket in self._buckets))
-        self._held_out |= set(map(self.bucket, held_out))
+        self._to_come |= {self._key("gradients", bucket) for bucket in self._buckets}
+        self._to_come |= {self._key("losses", self.bucket(sizes)) for sizes in held_out}
 
     def accumulate(self, tokens: ActiveTokens, loss_tokens: int) -> None:
         """Has the gradients of a micro-batch's losses over `loss_tokens` taken, and adds up the loss.
@@ -164,7 +164,7 @@ class MicroBatchGraphs:
         if key not in self._captured:
             self._rehearse(key, tokens.first())
             on_device = tokens.filled(bucket).to(self._loss.device)
-            self._captured[key] = _Captured(self._graphs, part, on_device, self._parts[part])
+            self._captured[key] = _Captured(self._graphs, part, on_device, functools.partial(self._run, part))
         return self._captured[key]
 
     def _key(self, part: str, bucket: Bucket) -> "_Key":
@@ -175,15 +175,17 @@ class MicroBatchGraphs:
         """Runs what is asked for, and all that is known to come, the largest first, where that has not been done.
 
         All of them before one is captured: a graph holds the memory of its run, which the others' runs would need
-        beside it.
+        beside it. Only losses where losses are asked for, which must do without gradients.
         """
-        to_come = {self._key("gradients", bucket) for bucket in self._buckets}
-        to_come |= {self._key("losses", bucket) for bucket in self._held_out}
+        to_come = {key for key in self._to_come if asked.part in ("gradients", key.part)}
         for key in sorted({asked, *to_come} - self._rehearsed, key=_Key.order):
             # Nothing may be added.
             weightless = token.filled(key.bucket).to(self._loss.device).weighted(0.0)
-            self._graphs.rehearse(functools.partial(self._parts[key.part], weightless))
+            self._graphs.rehearse(functools.partial(self._run, key.part, weightless))
             self._rehearsed.add(key)
+
+    def _run(self, part: str, tokens: ActiveTokens) -> Tensor | None:
+        return self._add_gradients(tokens) if part == "gradients" else self._row_losses(tokens)
 
     def _add_gradients(self, tokens: ActiveTokens) -> None:
         loss = (self._hoisted.row_losses(tokens) * tokens.weights).sum()
