@@ -1,0 +1,190 @@
+"""DeepSpeed's ZeRO-2 with its optimizer's states on the host, the paper's other column, beside the same dense step.
+
+    pip install deepspeed
+    python kernels/bench/zero_offload.py [--record [FILE]]
+    python kernels/bench/zero_offload.py --tiny              a small shape on the CPU, to try it
+
+The models, batches and lengths of `models`, all weights trained, random, in bf16, padded to the context. Dense: PyTorch
+with its fused AdamW on the GPU. DeepSpeed: one process, ZeRO stage 2, AdamW in fp32 by PyTorch on the host, since its
+own needs a compiler. Its gradients, before the first update, are held against the dense ones. Each part is timed until
+the GPU is done, median of several; the peak is torch's allocator's.
+"""
+
+import argparse
+import copy
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig
+
+import evidence
+from models import TINY, Case, WrongGradients, known_config, make_batch, make_model
+from sebp_edge.models.machine import synchronize
+from sebp_edge.texts.batches import Batch
+
+PARTS = ("forward", "backward", "step")
+SAMPLES = 5
+LEARNING_RATE = 1e-5
+# Both are sums in bf16 of the same products, in another order at most.
+ALLOWED_ERROR = 1e-2
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiny", action="store_true")
+    evidence.add_record_option(parser)
+    options = parser.parse_args(arguments)
+    if options.tiny and options.record:
+        parser.error("a tiny shape is no evidence; record without --tiny.")
+    device = torch.device("cpu" if options.tiny else "cuda")
+    join_a_group_of_one(device)
+    print(f"{'':44}{'':12}{'forward':>10}{'backward':>10}{'step':>12}{'GiB':>8}   ms")
+    rows = []
+    for case in tiny_cases() if options.tiny else cases():
+        for row in measure(case, device):
+            show(row)
+            rows.append(row)
+    if options.record:
+        sources = ["kernels/bench/lengths.json", "kernels/bench/models.py", __file__]
+        evidence.record("zero-offload", sources, rows, options.record)
+
+
+def cases() -> Iterator[Case]:
+    for batch_size in (32, 64):
+        yield Case("BERT-base", BertConfig(), "SST-2", batch_size, 512, target=1.0)
+    yield Case("Llama-3.2-3B", known_config("llama-3.2-3b"), "WikiText-2", 1, 4096, target=1.0)
+
+
+def tiny_cases() -> Iterator[Case]:
+    yield Case("tiny BERT", BertConfig(vocab_size=320, **TINY), "CoLA", 3, 64, target=1.0)
+
+
+def join_a_group_of_one(device: torch.device) -> None:
+    """What a launcher would set for a single process."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
+    for name, value in (alone | {"DS_ACCELERATOR": device.type}).items():
+        os.environ.setdefault(name, value)
+
+
+def measure(case: Case, device: torch.device) -> Iterator[dict]:
+    """One row for the dense step, and one for DeepSpeed's.
+
+    Raises:
+        WrongGradients: DeepSpeed's are others.
+    """
+    torch.manual_seed(0)
+    model, (batch, tokens) = make_model(case.config, device), make_batch(case, device)
+    about = {"model": case.model, "texts": case.texts, "batch_size": case.batch_size, "tokens": tokens}
+    about["context_length"] = case.context_length
+    # Its gradients, without dropout, on the host: beside DeepSpeed's there might be no room.
+    model.eval()
+    loss_of(model, batch).backward()
+    expected = [parameter.grad.cpu() for parameter in model.parameters()]
+    twin = copy.deepcopy(model).cpu()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=device.type == "cuda")
+    model.zero_grad()
+    yield about | {"way": "dense"} | timed(device, model, batch, torch.Tensor.backward, optimizer.step, model.zero_grad)
+    del model, optimizer
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    engine = with_zero_2(twin.to(device), case.batch_size)
+    engine.eval()
+    error = gradient_error(engine, batch, expected)
+    if not error <= ALLOWED_ERROR:
+        raise WrongGradients(
+            f"DeepSpeed's gradients of {case.model} differ by {error:.1e}, not {ALLOWED_ERROR} at most."
+        )
+
+    def backward(loss: Tensor) -> None:
+        engine.backward(loss)
+
+    yield about | {"way": "ZeRO-2"} | timed(device, engine, batch, backward, engine.step) | {"gradient_error": error}
+    engine.destroy()
+
+
+def with_zero_2(model: nn.Module, batch_size: int):
+    """DeepSpeed's engine of a model."""
+    import deepspeed
+
+    config = {
+        "train_micro_batch_size_per_gpu": batch_size,
+        "bf16": {"enabled": True},
+        "zero_optimization": {
+            "stage": 2,
+            "offload_optimizer": {"device": "cpu", "pin_memory": torch.cuda.is_available()},
+        },
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def gradient_error(engine, batch: Batch, expected: list[Tensor]) -> float:
+    """The distance of its gradients from these, over their norm; a step with a rate of zero ends the batch."""
+    from deepspeed.utils import safe_get_full_grad
+
+    engine.backward(loss_of(engine, batch))
+    distance = norm = 0.0
+    for parameter, other in zip(engine.module.parameters(), expected, strict=True):
+        distance += float((safe_get_full_grad(parameter).cpu() - other.float()).square().sum())
+        norm += float(other.float().square().sum())
+    for group in engine.optimizer.param_groups:
+        group["lr"] = 0.0
+    engine.step()
+    return (distance / norm) ** 0.5
+
+
+def loss_of(model: nn.Module, batch: Batch) -> Tensor:
+    return model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels).loss
+
+
+def timed(
+    device: torch.device,
+    model: nn.Module,
+    batch: Batch,
+    backward: Callable[[Tensor], None],
+    step: Callable[[], object],
+    zero: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """Milliseconds of forward, backward and both with the update, in training mode; the peak in GiB."""
+    model.train()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    samples: dict[str, list[float]] = {part: [] for part in PARTS}
+    for _ in range(2 + SAMPLES):
+        synchronize(device)
+        moments = [time.perf_counter()]
+        loss = loss_of(model, batch)
+        synchronize(device)
+        moments.append(time.perf_counter())
+        backward(loss)
+        synchronize(device)
+        moments.append(time.perf_counter())
+        step()
+        zero()
+        synchronize(device)
+        moments.append(time.perf_counter())
+        begin, forward_done, backward_done, done = moments
+        times = (forward_done - begin, backward_done - forward_done, done - begin)
+        for part, seconds in zip(PARTS, times, strict=True):
+            samples[part].append(1e3 * seconds)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+    return {f"{part}_ms": statistics.median(found[2:]) for part, found in samples.items()} | {"peak_gib": peak}
+
+
+def show(row: dict) -> None:
+    about = f"{row['model']}, {row['texts']}, {row['batch_size']} x {row['context_length']}"
+    times = f"{row['forward_ms']:>10.1f}{row['backward_ms']:>10.1f}{row['step_ms']:>12.1f}"
+    peak = "-" if row["peak_gib"] is None else f"{row['peak_gib']:.2f}"
+    error = f"   gradients differ by {row['gradient_error']:.1e}" if "gradient_error" in row else ""
+    print(f"{about:44}{row['way']:12}{times}{peak:>8}{error}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
