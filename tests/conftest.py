@@ -16,10 +16,10 @@ if not torch.cuda.is_available():
 
 import pytest
 from builders import make_llama, make_sentences, make_tokenizer
-from running_out import PlainGraphs
+from running_out import RECIPE, PlainGraphs
 
 import evidence
-from sebp_edge import Recipe
+from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import backend, choices
@@ -119,3 +119,14 @@ def notes_folder(tmp_path):
     for number, text in enumerate(make_sentences(24)):
         (folder / f"note-{number:02}.md").write_text(text, encoding="utf-8")
     return folder
+
+
+@pytest.fixture
+def make(model_folder, tmp_path):
+    """Makes a Personalizer of the tiny random Llama, on the CPU, with a store of its own and these options."""
+
+    def personalizer(**options):
+        options = {"recipe": RECIPE, "device": "cpu", "store": AdapterStore(tmp_path / "store")} | options
+        return Personalizer(model_folder, **options)
+
+    return personalizer

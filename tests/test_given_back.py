@@ -8,7 +8,6 @@ import torch
 from builders import make_sentences
 from running_out import RECIPE, Failing, gradients, learning, odd_examples
 
-from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryRanOut, StepDone
 from sebp_edge.models.adaptation import trainable
@@ -57,15 +56,6 @@ def test_what_failed_is_freed_before_it_is_tried_again(base, padded, monkeypatch
             gc.enable()
     assert len(alive) > 15
     assert not any(alive)
-
-
-@pytest.fixture
-def make(model_folder, tmp_path):
-    def personalizer(**options):
-        options = {"recipe": RECIPE, "device": "cpu", "store": AdapterStore(tmp_path / "store")} | options
-        return Personalizer(model_folder, **options)
-
-    return personalizer
 
 
 @pytest.fixture

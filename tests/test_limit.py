@@ -9,7 +9,6 @@ import torch
 from builders import make_llama, make_sentences, train
 from running_out import CPU, RECIPE, Failing, equal, gradients, learning, odd_examples
 
-from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.cli.progress import Lines
 from sebp_edge.errors import BudgetExceeded, MachineError
 from sebp_edge.events import MemoryProbed, MemoryRanOut, MemorySqueezed, Notice, StepDone
@@ -175,15 +174,6 @@ def test_without_a_limit_nothing_is_tried_out(base):
 
 
 # ------------------------------------------------------------------------------------------------- on a CPU, for real
-
-
-@pytest.fixture
-def make(model_folder, tmp_path):
-    def personalizer(**options):
-        options = {"recipe": RECIPE, "device": "cpu", "store": AdapterStore(tmp_path / "store")} | options
-        return Personalizer(model_folder, **options)
-
-    return personalizer
 
 
 def fitting_budget(make, texts, beside=0):

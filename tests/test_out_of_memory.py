@@ -5,7 +5,6 @@ import torch
 from builders import make_sentences, train
 from running_out import LENGTHS, RECIPE, Failing, equal, gradients, learning, odd_examples
 
-from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.events import MemoryRanOut
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.models.machine import ran_out_of_memory
@@ -176,15 +175,6 @@ def test_after_a_failure_later_steps_are_cut_smaller_from_their_start(base, monk
     assert progress.steps == progress.total_steps == 2
     assert [event for event in learner.events if isinstance(event, MemoryRanOut)] == [MemoryRanOut(4096, half)]
     assert progress.tokens == 2 * sum(LENGTHS)
-
-
-@pytest.fixture
-def make(model_folder, tmp_path):
-    def personalizer(**options):
-        options = {"recipe": RECIPE, "device": "cpu", "store": AdapterStore(tmp_path / "store")} | options
-        return Personalizer(model_folder, **options)
-
-    return personalizer
 
 
 def test_memory_that_runs_out_in_a_training_is_no_more_than_an_event(make):

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -39,4 +38,10 @@ def test_a_tiny_shape_is_no_evidence(capsys):
     with pytest.raises(SystemExit):
         zero_offload.main(["--tiny", "--record"])
     assert "a tiny shape is no evidence" in capsys.readouterr().err
-    assert not Path("zero-offload.csv").exists()
+
+
+def test_without_deepspeed_it_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setattr(zero_offload.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        zero_offload.main(["--tiny"])
+    assert "DeepSpeed is not installed: pip install deepspeed" in capsys.readouterr().err

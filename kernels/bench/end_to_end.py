@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
             show(row)
             rows.append(row)
     if options.record:
-        sources = ("kernels/ops", "sebp_edge", "recipes/notes.toml", "kernels/bench/step.py", __file__)
+        sources = ("kernels/ops", "sebp_edge", "recipes/notes.toml", "kernels/bench/models.py", __file__)
         evidence.record("end-to-end", sources, rows, options.record)
 
 

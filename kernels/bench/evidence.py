@@ -83,7 +83,7 @@ def record_tests(outcomes: dict[str, list], file: Path) -> None:
         "all": {name: len(found) for name, found in reports.items()},
     }
     files = {report.nodeid.split("::")[0] for found in on_gpu.values() for report in found}
-    name = "gpu-tests" if len(files) > 1 else Path(*files).stem
+    name = Path(*files).stem if len(files) == 1 else "gpu-tests"
     record(name, [*STEP, "sebp_edge/models", *files], figures, file)
 
 

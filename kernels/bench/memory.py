@@ -28,8 +28,7 @@ NOTES, CHATS = "notes, paragraphs", "OASST1"
 CONTEXT = BATCH_TOKENS = 4096
 # So many tokens that twelve steps remain after some texts are held out.
 TOKENS = 14 * BATCH_TOKENS
-
-
+# What Llama 3.1 with 8 billion parameters has otherwise than Llama 3.2 with 3, but for its untied head.
 LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
 
 
@@ -90,7 +89,8 @@ def main(arguments: list[str] | None = None) -> None:
         rows.append(measure(run, options.work, on_cpu=options.tiny))
         show(rows[-1])
     if options.record:
-        sources = ("kernels/ops", "sebp_edge", "kernels/bench/end_to_end.py", "kernels/bench/lengths.json", __file__)
+        beside = (f"kernels/bench/{name}" for name in ("end_to_end.py", "lengths.json", "models.py"))
+        sources = ("kernels/ops", "sebp_edge", *beside, __file__)
         evidence.record("memory", sources, rows, options.record)
 
 

@@ -6,13 +6,14 @@
 
 The models, batches and lengths of `models`, all weights trained, random, in bf16, padded to the context. Dense: PyTorch
 with its fused AdamW on the GPU. DeepSpeed: one process, ZeRO stage 2, AdamW in fp32 by PyTorch on the host, since its
-own needs a compiler. Its gradients, before the first update, are held against the dense ones. Each part is timed until
-the GPU is done, median of several; the peak is torch's allocator's.
+own needs a compiler; so its forward and backward pass can be compared, and its step is not at its best. Its gradients,
+before the first update, are held against the dense ones. Each part is timed until the GPU is done, median of several;
+the peak is torch's allocator's.
 """
 
 import argparse
 import copy
-import gc
+import importlib.util
 import os
 import statistics
 import time
@@ -24,7 +25,7 @@ from transformers import BertConfig
 
 import evidence
 from models import TINY, Case, WrongGradients, known_config, make_batch, make_model
-from sebp_edge.models.machine import synchronize
+from sebp_edge.models.machine import give_memory_back, synchronize
 from sebp_edge.texts.batches import Batch
 
 PARTS = ("forward", "backward", "step")
@@ -41,6 +42,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.tiny and options.record:
         parser.error("a tiny shape is no evidence; record without --tiny.")
+    if importlib.util.find_spec("deepspeed") is None:
+        parser.error("DeepSpeed is not installed: pip install deepspeed")
     device = torch.device("cpu" if options.tiny else "cuda")
     join_a_group_of_one(device)
     print(f"{'':44}{'':12}{'forward':>10}{'backward':>10}{'step':>12}{'GiB':>8}   ms")
@@ -90,9 +93,7 @@ def measure(case: Case, device: torch.device) -> Iterator[dict]:
     model.zero_grad()
     yield about | {"way": "dense"} | timed(device, model, batch, torch.Tensor.backward, optimizer.step, model.zero_grad)
     del model, optimizer
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    give_memory_back(device)
     engine = with_zero_2(twin.to(device), case.batch_size)
     engine.eval()
     error = gradient_error(engine, batch, expected)
@@ -100,11 +101,8 @@ def measure(case: Case, device: torch.device) -> Iterator[dict]:
         raise WrongGradients(
             f"DeepSpeed's gradients of {case.model} differ by {error:.1e}, not {ALLOWED_ERROR} at most."
         )
-
-    def backward(loss: Tensor) -> None:
-        engine.backward(loss)
-
-    yield about | {"way": "ZeRO-2"} | timed(device, engine, batch, backward, engine.step) | {"gradient_error": error}
+    times = timed(device, engine, batch, engine.backward, engine.step)
+    yield about | {"way": "ZeRO-2"} | times | {"gradient_error": error}
     engine.destroy()
 
 
@@ -126,7 +124,7 @@ def with_zero_2(model: nn.Module, batch_size: int):
 
 
 def gradient_error(engine, batch: Batch, expected: list[Tensor]) -> float:
-    """The distance of its gradients from these, over their norm; a step with a rate of zero ends the batch."""
+    """The distance of its gradients from these, over their norm; a step ends the batch."""
     from deepspeed.utils import safe_get_full_grad
 
     engine.backward(loss_of(engine, batch))
@@ -134,8 +132,6 @@ def gradient_error(engine, batch: Batch, expected: list[Tensor]) -> float:
     for parameter, other in zip(engine.module.parameters(), expected, strict=True):
         distance += float((safe_get_full_grad(parameter).cpu() - other.float()).square().sum())
         norm += float(other.float().square().sum())
-    for group in engine.optimizer.param_groups:
-        group["lr"] = 0.0
     engine.step()
     return (distance / norm) ** 0.5
 
@@ -148,7 +144,7 @@ def timed(
     device: torch.device,
     model: nn.Module,
     batch: Batch,
-    backward: Callable[[Tensor], None],
+    backward: Callable[[Tensor], object],
     step: Callable[[], object],
     zero: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
