@@ -5,7 +5,7 @@ import torch
 from builders import make_llama
 from test_hoist import MODELS, dense_losses, gradients, padded_batch
 
-from sebp_edge.ops import Scores, backend, reference, sequence_attention_
+from sebp_edge.ops import Scores, attention, backend, reference, sequence_attention_
 from sebp_edge.ops.gpu import rotate
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
@@ -86,12 +86,10 @@ def test_rotation_kernels_are_the_reference(heads, dtype):
     torch.testing.assert_close(q, expected[0], **tolerance)
     torch.testing.assert_close(k, expected[1], **tolerance)
     assert torch.equal(v, wide.split(split, dim=1)[2])
-    found = rotate.rotate_gradients(*wide.split(split, dim=1), *rotary)
-    wanted = reference.rotate_gradients(*wide.split(split, dim=1), *rotary)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, **tolerance)
-    # Side by side, for the projections' backward pass.
-    assert found[1].data_ptr() == found[0].data_ptr() + heads[0] * heads[2] * dtype.itemsize
+    found, wanted = torch.empty_like(wide), torch.empty_like(wide)
+    rotate.rotate_gradients(*wide.split(split, dim=1), *rotary, found.split(split, dim=1))
+    reference.rotate_gradients(*wide.split(split, dim=1), *rotary, wanted.split(split, dim=1))
+    torch.testing.assert_close(found, wanted, **tolerance)
 
 
 def test_the_rotation_s_gradient_is_its_derivative():
@@ -101,9 +99,10 @@ def test_the_rotation_s_gradient_is_its_derivative():
     dq, dk = torch.randn_like(q), torch.randn_like(k)
     turned = reference.rotate(q, *rotary), reference.rotate(k, *rotary)
     expected = torch.autograd.grad(turned, (q, k), (dq, dk))
-    found = reference.rotate_gradients(dq, dk, v, *rotary)
-    torch.testing.assert_close(found[0], expected[0])
-    torch.testing.assert_close(found[1], expected[1])
+    found = [torch.empty_like(part) for part in (dq, dk, v)]
+    reference.rotate_gradients(dq, dk, v, *rotary, found)
+    for one, other in zip(found, (*expected, v), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.fixture
@@ -324,6 +323,39 @@ def test_attention_with_rotation_errs_no_more_than_torch_in_bf16(scores, heads, 
     for true, one, other in zip(truth, torchs, ours, strict=True):
         error, allowed = ((x.double() - true).norm() / true.norm() for x in (other, one))
         assert error <= 2 * allowed + 1e-4
+
+
+def test_heads_take_turns_with_the_keys_that_they_share():
+    sums = attention.sums_of(24 * 128, 4096, 64)
+    assert sums == 4 * 3072 * (4096 + 64 * 128)
+    assert attention._turns(24, 8, sums, None) == attention._turns(24, 8, sums, sums) == [(slice(0, 24), slice(0, 8))]
+    turns = attention._turns(24, 8, sums, sums // 2 - 1)
+    assert turns == [(slice(0, 6), slice(0, 2)), (slice(6, 15), slice(2, 5)), (slice(15, 24), slice(5, 8))]
+    assert len(attention._turns(24, 8, sums, 1)) == 8
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+@pytest.mark.parametrize("heads", [(24, 8, 128), (12, 12, 64), (9, 3, 64)])
+@pytest.mark.parametrize("rotates", [True, False])
+def test_heads_in_turns_have_the_gradients_of_all_at_once(heads, rotates):
+    lengths = [57, 33, 196, 80, 0, 1, 300]
+    wide, rotary, cu_seqlens = draw(*heads, torch.bfloat16, "cuda", lengths)
+    dout = torch.randn(sum(lengths), heads[0], heads[2], device="cuda", dtype=torch.bfloat16)
+    rotary = rotary if rotates else None
+
+    def gradients(max_sums):
+        parts = [part.clone().requires_grad_() for part in wide.split((heads[0], heads[1], heads[1]), dim=1)]
+        # Copies, since both are turned in place.
+        out = sequence_attention_(*(part * 1 for part in parts), cu_seqlens, 300, Scores(), rotary, max_sums)
+        return torch.autograd.grad(out, parts, dout)
+
+    expected = gradients(None)
+    dq, dk, dv = gradients(2**20)
+    # Of dk and dv nothing is added up in an order that differs from run to run.
+    assert torch.equal(dk, expected[1])
+    assert torch.equal(dv, expected[2])
+    torch.testing.assert_close(dq, expected[0], rtol=0.02, atol=0.02)
 
 
 @pytest.mark.gpu

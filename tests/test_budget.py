@@ -144,8 +144,8 @@ def test_a_text_of_2546_tokens_fits_beside_a_3b_model_into_8_gb(shape_3b):
     chosen = make_plan(shape_3b, dataset, recipe, 0, CUDA, MemoryBudget.parse("8GB"), context=900_000_000).chosen
     assert chosen.dtype == "bfloat16"
     assert chosen.spending.offload
-    assert chosen.spending.mlps_in_pieces
-    assert chosen.how.endswith("their inputs in the host's memory, MLPs in pieces, moments in 8 bits")
+    assert chosen.spending.blocks_in_pieces
+    assert chosen.how.endswith("their inputs in the host's memory, blocks in pieces, moments in 8 bits")
 
 
 def test_on_a_cpu_there_is_nowhere_to_offload_to(shape_3b, monkeypatch):
@@ -381,7 +381,7 @@ def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, note
         lambda handle, *arguments, **options: handles.append(options) or attach(handle, *arguments, **options),
     )
     planned_events, planned_most = adapt(memory_budget=least.peak)
-    spending = {"checkpoints": 1, "offload": False, "mlps_in_pieces": False}
+    spending = {"checkpoints": 1, "offload": False, "blocks_in_pieces": False}
     assert handles[0] == spending | {"max_logits": least.spending.max_logits}
     assert isinstance(planned_events[0], MemoryPlanned)
     assert isinstance(planned_events[1], ModelLoaded)

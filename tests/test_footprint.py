@@ -132,11 +132,11 @@ class Live(TorchDispatchMode):
         self.now -= size
 
 
-@pytest.mark.parametrize("mlps_in_pieces", [False, True])
+@pytest.mark.parametrize("blocks_in_pieces", [False, True])
 @pytest.mark.parametrize(("checkpoints", "offload"), [(0, False), (3, False), (7, False), (3, True), (7, True)])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_what_there_is_at_the_peak_of_a_micro_batch_is_counted(
-    checkpoints, offload, mlps_in_pieces, tmp_path, monkeypatch
+    checkpoints, offload, blocks_in_pieces, tmp_path, monkeypatch
 ):
     # Of 1,170 rows.
     monkeypatch.setattr("sebp_edge.training.footprint.ROWS", 200)
@@ -144,7 +144,7 @@ def test_what_there_is_at_the_peak_of_a_micro_batch_is_counted(
     model = make_llama(**SIZES | {"num_hidden_layers": 8})
     shape = shape_of(model.config, tmp_path)
     model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
-    how = {"checkpoints": checkpoints, "offload": offload, "mlps_in_pieces": mlps_in_pieces}
+    how = {"checkpoints": checkpoints, "offload": offload, "blocks_in_pieces": blocks_in_pieces}
     spending = Spending(**how)
     machinery = Machinery(shape, LORA, on_gpu=False, has_kernels=False, itemsize=4, spending=spending)
     tokens = some_tokens(30, 41)
@@ -157,15 +157,15 @@ def test_what_there_is_at_the_peak_of_a_micro_batch_is_counted(
     assert live.most == pytest.approx(found.activations + found.loss, rel=0.15)
 
 
-@pytest.mark.parametrize("mlps_in_pieces", [False, True])
+@pytest.mark.parametrize("blocks_in_pieces", [False, True])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_with_all_weights_the_gradients_that_wait_are_counted(mlps_in_pieces, tmp_path, monkeypatch):
+def test_with_all_weights_the_gradients_that_wait_are_counted(blocks_in_pieces, tmp_path, monkeypatch):
     monkeypatch.setattr("sebp_edge.training.footprint.ROWS", 200)
     monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 200)
     monkeypatch.setattr("sebp_edge.training.spending.FEW_LOGITS", 2**19)
     # The head is most of it, and MLPs are wide.
     model = make_llama(**SIZES | {"vocab_size": 40_000, "num_hidden_layers": 4, "intermediate_size": 4096})
-    how = {"checkpoints": 3, "mlps_in_pieces": mlps_in_pieces}
+    how = {"checkpoints": 3, "blocks_in_pieces": blocks_in_pieces}
     machinery = Machinery(
         shape_of(model.config, tmp_path), FULL, False, False, itemsize=4, spending=Spending(**how, in_pieces=True)
     )

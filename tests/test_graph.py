@@ -113,8 +113,8 @@ def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt
         again_loss, again = all_gradients(Spending(checkpoints=2, offload=offload))
         assert again_loss == loss
         assert error(again, kept) <= 1e-6
-    for mlps_in_pieces in (False, True):
-        spending = Spending(2, offload=True, mlps_in_pieces=mlps_in_pieces, in_pieces=True, moments_in_8_bits=True)
+    for blocks_in_pieces in (False, True):
+        spending = Spending(2, offload=True, blocks_in_pieces=blocks_in_pieces, in_pieces=True, moments_in_8_bits=True)
         monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 24)
         in_pieces_loss, in_pieces = all_gradients(spending)
         assert in_pieces_loss == pytest.approx(loss, rel=1e-3)
@@ -191,7 +191,7 @@ def test_capture_leaves_weights_moments_and_random_states_as_they_were():
         learner._graphs._buckets.clear()
         weightless = learner.rows.tokens(examples[2:]).weighted(0.0)
         learner._graphs.accumulate(weightless, 1)
-        assert len(learner._graphs._captured) == 2
+        assert len(learner._graphs._captured) == 3
         for parameter, gradient in zip(trainable(adapted), first, strict=True):
             assert torch.equal(parameter.grad, gradient)
         assert torch.equal(torch.cuda.get_rng_state(), random_state)
@@ -270,7 +270,7 @@ def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_rand
         tokens = learner.rows.tokens(examples[:2])
         tokens = tokens.filled(learner._graphs.bucket(tokens.sizes))
         weightless = tokens.to("cuda").weighted(0.0)
-        learner._graphs._rehearse({tokens.sizes}, tokens.first())
+        learner._graphs._rehearse(learner._graphs._key("gradients", tokens.sizes), tokens.first())
         graph = _Captured(learner._graphs._graphs, "gradients", weightless, learner._graphs._add_gradients)
         assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
         assert torch.equal(torch.cuda.get_rng_state(), random_state)
@@ -280,7 +280,7 @@ def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_rand
         assert not any(torch.equal(*pair) for pair in zip(before[:5], state(), strict=False))
 
 
-@pytest.mark.parametrize("spending", [FASTEST, Spending(1), Spending(1, offload=True, mlps_in_pieces=True)], ids=str)
+@pytest.mark.parametrize("spending", [FASTEST, Spending(1), Spending(1, offload=True, blocks_in_pieces=True)], ids=str)
 @pytest.mark.parametrize("tied", [True, False])
 def test_captured_updates_in_the_backward_pass_are_the_eager_ones(tied, spending):
     examples = make_examples([31, 2, 17, 64, 5, 40])

@@ -48,7 +48,7 @@ def test_blocks_in_checkpoints_keep_less():
     kept, again = taken(FASTEST), taken(Spending(checkpoints=7))
     per_token = 2 * 7 * (2 * 1024 + 5 * 256)
     assert kept - again > 0.5 * 60 * 63 * per_token
-    offloaded, in_pieces = taken(Spending(7, offload=True)), taken(Spending(7, offload=True, mlps_in_pieces=True))
+    offloaded, in_pieces = taken(Spending(7, offload=True)), taken(Spending(7, offload=True, blocks_in_pieces=True))
     assert again - offloaded > 0.5 * 60 * 63 * 2 * 7 * 256
     assert in_pieces < offloaded
 

@@ -1,5 +1,7 @@
 """Running out of memory: the step and the evaluation go on in smaller micro-batches."""
 
+import weakref
+
 import pytest
 import torch
 from builders import make_sentences, train
@@ -11,6 +13,7 @@ from sebp_edge.models.machine import ran_out_of_memory
 from sebp_edge.training.evaluation import evaluate
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.loop import Trainer
+from sebp_edge.training.losses import RowLosses
 
 WAYS = {
     "lora": (RECIPE, False, 6),
@@ -127,6 +130,21 @@ def test_a_single_example_that_does_not_fit_is_the_end(base, padded):
             learner.step(examples, 1e-3)
         assert not any(isinstance(event, MemoryRanOut) for event in learner.events)
         assert equal(snapshot(learner.adaptation), before)
+
+
+def test_what_had_been_computed_is_let_go_of_before_the_model_gets_its_own_weights_back(base, monkeypatch):
+    computed, there = [], []
+
+    def run_out():
+        activations = torch.zeros(3)
+        computed.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("no more")
+
+    remove = RowLosses.__exit__
+    monkeypatch.setattr(RowLosses, "__exit__", lambda *given: there.append(computed[0]()) or remove(*given))
+    with pytest.raises(torch.OutOfMemoryError), learning(base, odd_examples()):
+        run_out()
+    assert there == [None]
 
 
 def test_other_errors_are_no_reason_to_try_again(base):

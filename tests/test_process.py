@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import psutil
 import pytest
 import torch
 
 from sebp_edge.errors import MachineError
-from sebp_edge.models import container, machine, process
+from sebp_edge.models import container, machine, process, stacks
 from sebp_edge.models.container import Limit
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -132,6 +133,10 @@ def test_what_is_used_of_this_gpu_is_read():
     assert process.used_of("aa-1", "GPU-aa-1, [N/A]\n") is None
 
 
+STACKS = 280_000_000
+ESTIMATE = process.CONTEXT + STACKS
+
+
 class Gpu:
     """What torch and the driver would say of a GPU that this machine does not have."""
 
@@ -146,6 +151,10 @@ class Gpu:
             monkeypatch.setattr(torch.cuda, name, lambda device: self.reserved // 2)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (24 * GB - self.used, 24 * GB))
         monkeypatch.setattr(process.GpuMemory, "_told", lambda memory: self.told)
+        # What the driver holds for stacks, and with small ones.
+        monkeypatch.setattr(stacks, "held", lambda device: STACKS)
+        monkeypatch.setattr(stacks, "least_held", lambda device: STACKS // 4)
+        monkeypatch.setattr(stacks, "cut", lambda device: nullcontext())
 
 
 def test_what_grows_outside_torchs_allocator_is_what_the_driver_tells(monkeypatch):
@@ -153,25 +162,25 @@ def test_what_grows_outside_torchs_allocator_is_what_the_driver_tells(monkeypatc
     memory = process.memory_of(CUDA)
     assert memory.held == GB + 300_000_000
     # Kernels are still to be loaded.
-    assert memory.outside_planned == process.CONTEXT
+    assert memory.outside_planned == process.CONTEXT + STACKS // 4
     gpu.used, gpu.told = gpu.used + 5 * GB, 420_000_000
     assert memory.measure() == memory.peak == GB + 420_000_000
-    assert memory.planned_besides(loaded=0) == process.CONTEXT + GB // 2
+    assert memory.planned_besides(loaded=0) == process.CONTEXT + STACKS // 4 + GB // 2
 
 
 def test_what_no_driver_tells_is_an_estimate_that_grows_with_what_is_used_up_to_twice(monkeypatch):
     gpu = Gpu(monkeypatch, told=None)
     memory = process.memory_of(CUDA)
-    assert memory.outside == process.CONTEXT
+    assert memory.outside == ESTIMATE
     # More tensors are no growth outside.
     gpu.used, gpu.reserved = gpu.used + GB, gpu.reserved + GB
-    assert memory.measure() == 2 * GB + process.CONTEXT
+    assert memory.measure() == 2 * GB + ESTIMATE
     gpu.used += 100_000_000
-    assert memory.measure() == 2 * GB + process.CONTEXT + 100_000_000
+    assert memory.measure() == 2 * GB + ESTIMATE + 100_000_000
     gpu.used -= 10**8
-    assert memory.measure() == 2 * GB + process.CONTEXT + 100_000_000
+    assert memory.measure() == 2 * GB + ESTIMATE + 100_000_000
     gpu.used += 5 * GB
-    assert memory.measure() == 2 * GB + 2 * process.CONTEXT
+    assert memory.measure() == 2 * GB + 2 * ESTIMATE
 
 
 def test_what_no_driver_tells_is_seen_when_cuda_begins(monkeypatch):
@@ -191,15 +200,15 @@ def test_what_other_programs_take_after_cuda_began_is_hardly_counted_as_ours(mon
     gpu.used = gpu.reserved + 480_000_000
     assert process.memory_of(CUDA).outside == 480_000_000
     gpu.used += 10 * GB
-    assert process.memory_of(CUDA).outside == 2 * process.CONTEXT
+    assert process.memory_of(CUDA).outside == 2 * ESTIMATE
 
 
 def test_where_cuda_had_begun_before_it_is_an_estimate(monkeypatch):
     gpu = Gpu(monkeypatch, told=None, before="GPU-aa-1, 2000")
     gpu.used = gpu.reserved + 2000 * 2**20
-    assert process.memory_of(CUDA).outside == process.CONTEXT
+    assert process.memory_of(CUDA).outside == ESTIMATE
     gpu.used += 300_000_000
-    assert process.memory_of(CUDA).outside == process.CONTEXT
+    assert process.memory_of(CUDA).outside == ESTIMATE
 
 
 def test_the_cap_follows_what_the_process_holds_outside(monkeypatch):
@@ -212,7 +221,7 @@ def test_the_cap_follows_what_the_process_holds_outside(monkeypatch):
     given_back = []
     monkeypatch.setattr(machine, "give_memory_back", lambda device: given_back.append(gpu.reserved))
     with pytest.raises(ZeroDivisionError), MemoryLimit(CUDA, budget=3 * GB) as limit:
-        assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - process.CONTEXT)
+        assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - process.CONTEXT - STACKS // 4)
         gpu.used, gpu.told = gpu.used + 10**8, 400_000_000
         assert [limit.missing() for _ in range(STEPS_BETWEEN_LOOKS)] == [0] * STEPS_BETWEEN_LOOKS
         assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - 400_000_000)

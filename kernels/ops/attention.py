@@ -7,11 +7,13 @@ On an NVIDIA GPU in bf16 or fp16 it is one Function with the rotation (Su et al.
 kept beside what is turned, and the projections' backward pass finds dq, dk and dv as one matrix. Short sequences are
 attended to by our own kernels, one launch forward and one backward, which turn keys in registers and only queries in
 place; others, and all whose weights are dropped out, by torch's flash attention for sequences of various lengths (Dao
-2023). Elsewhere, and with a softcap, it is torch's attention sequence by sequence.
+2023), whose backward pass is given a few heads at a time where memory is short. Elsewhere, and with a softcap, it is
+torch's attention sequence by sequence.
 
 Shapes: A rows, H heads, G key/value heads, E head size, S sequences, L rows of one sequence.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -20,6 +22,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sebp_edge.ops import backend, reference
+
+# Flash attention adds up dq in fp32, in so many rows more for each sequence.
+MORE_ROWS = 128
 
 
 class Scores(NamedTuple):
@@ -49,6 +54,7 @@ def sequence_attention_(
     max_len: int,
     scores: Scores,
     rotary: tuple[Tensor, Tensor] | None = None,
+    max_sums: int | None = None,
 ) -> Tensor:
     """Attention of sequences that lie one after the other; may turn `q` and `k` in place.
 
@@ -58,6 +64,8 @@ def sequence_attention_(
         max_len: of the longest sequence, or more.
         scores: see there.
         rotary: cosine and sine of each row's angles, [A, E], if q and k are still to be turned.
+        max_sums: bytes that flash attention's backward pass may add up dq in, but for the heads of one key/value head;
+            None for as many as all heads take.
 
     Returns:
         [A, H, E]. On a GPU it is not twice differentiable.
@@ -72,7 +80,7 @@ def sequence_attention_(
         return _ShortAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores)
     if backend.runs_flash_attention(q_AHE) and scores.softcap is None:
         cos, sin = rotary or (None, None)
-        return _FlashAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores)
+        return _FlashAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores, max_sums)
     if rotary is not None:
         q_AHE, k_AGE = reference.rotate(q_AHE, *rotary), reference.rotate(k_AGE, *rotary)
     return _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores)
@@ -103,7 +111,7 @@ class _ShortAttention(torch.autograd.Function):
 
 class _FlashAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q_AHE, k_AGE, v_AGE, cos_AE, sin_AE, cu_seqlens, max_len, scores):
+    def forward(ctx, q_AHE, k_AGE, v_AGE, cos_AE, sin_AE, cu_seqlens, max_len, scores, max_sums):
         if cos_AE is not None:
             backend.rotate_(q_AHE, k_AGE, cos_AE, sin_AE)
         options = {"scale": scores.scale}
@@ -115,21 +123,52 @@ class _FlashAttention(torch.autograd.Function):
             q_AHE, k_AGE, v_AGE, *lengths, scores.dropout, scores.causal, False, **options
         )
         ctx.save_for_backward(q_AHE, k_AGE, v_AGE, out_AHE, logsumexp, rng_state, unused, cu_seqlens, cos_AE, sin_AE)
-        ctx.max_len, ctx.scores, ctx.options = max_len, scores, options
+        ctx.max_len, ctx.scores, ctx.options, ctx.max_sums = max_len, scores, options, max_sums
         return out_AHE
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout_AHE):
-        q, k, v, out, logsumexp, rng_state, unused, cu_seqlens, cos, sin = ctx.saved_tensors
+        q_AHE, k_AGE, v_AGE, out_AHE, logsumexp_HA, rng_state, unused, cu_seqlens, cos, sin = ctx.saved_tensors
+        dout_AHE = dout_AHE.contiguous()
         lengths = (cu_seqlens, cu_seqlens, ctx.max_len, ctx.max_len)
-        done = (ctx.scores.dropout, ctx.scores.causal)
-        gradients = torch.ops.aten._flash_attention_backward(
-            dout_AHE.contiguous(), q, k, v, out, logsumexp, *lengths, *done, rng_state, unused, **ctx.options
-        )
-        if cos is not None:
-            gradients = backend.rotate_gradients(*gradients, cos, sin)
-        return *gradients, None, None, None, None, None
+        done = (ctx.scores.dropout, ctx.scores.causal, rng_state, unused)
+
+        def of_heads(heads: slice, kv_heads: slice):
+            """dq, dk and dv, of queries and keys as they are turned."""
+            of_queries, of_keys = (dout_AHE[:, heads], q_AHE[:, heads]), (k_AGE[:, kv_heads], v_AGE[:, kv_heads])
+            return torch.ops.aten._flash_attention_backward(
+                *of_queries, *of_keys, out_AHE[:, heads], logsumexp_HA[heads], *lengths, *done, **ctx.options
+            )
+
+        num_heads, num_kv_heads = q_AHE.shape[1], k_AGE.shape[1]
+        # Which weights are dropped goes by a head's number.
+        max_sums = None if ctx.scores.dropout else ctx.max_sums
+        turns = _turns(num_heads, num_kv_heads, sums_of(q_AHE[0].numel(), len(q_AHE), len(cu_seqlens) - 1), max_sums)
+        if cos is None and len(turns) == 1:
+            return *of_heads(*turns[0]), None, None, None, None, None, None
+        whole = q_AHE.new_empty(len(q_AHE), num_heads + 2 * num_kv_heads, q_AHE.shape[2])
+        dq_AHE, dk_AGE, dv_AGE = whole.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        for heads, kv_heads in turns:
+            places = (dq_AHE[:, heads], dk_AGE[:, kv_heads], dv_AGE[:, kv_heads])
+            if cos is None:
+                torch._foreach_copy_(places, of_heads(heads, kv_heads))
+            else:
+                backend.rotate_gradients(*of_heads(heads, kv_heads), cos, sin, places)
+        return dq_AHE, dk_AGE, dv_AGE, None, None, None, None, None, None
+
+
+def sums_of(width: int, num_rows: int, num_sequences: int) -> int:
+    """Bytes that flash attention's backward pass adds up dq in, of heads that are so wide together."""
+    return 4 * width * (num_rows + MORE_ROWS * num_sequences)
+
+
+def _turns(num_heads: int, num_kv_heads: int, sums: int, max_sums: int | None) -> list[tuple[slice, slice]]:
+    """Heads, and the key/value heads that they share, that run together: of `sums` bytes `max_sums` at a time."""
+    number = 1 if max_sums is None else min(max(1, -(-sums // max_sums)), num_kv_heads)
+    each = num_heads // num_kv_heads
+    ends = pairwise(num_kv_heads * turn // number for turn in range(number + 1))
+    return [(slice(each * begin, each * end), slice(begin, end)) for begin, end in ends]
 
 
 def _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores: Scores) -> Tensor:

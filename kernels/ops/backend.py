@@ -16,6 +16,9 @@ from sebp_edge.ops.tiles import Tiles
 
 logger = logging.getLogger(__name__)
 
+# Sequences that our attention kernels take have at most so many tokens.
+SHORT = 128
+
 
 @functools.cache
 def has_triton() -> bool:
@@ -153,7 +156,7 @@ def runs_flash_attention(q_AHE: Tensor) -> bool:
 
 def runs_short_attention(q_AHE: Tensor, k_AGE: Tensor, v_AGE: Tensor, max_len: int) -> bool:
     """Whether our attention kernels compute with these: where torch's flash attention would, for short sequences."""
-    if max_len > 128 or not (runs_flash_attention(q_AHE) and runs_kernels(q_AHE)):
+    if max_len > SHORT or not (runs_flash_attention(q_AHE) and runs_kernels(q_AHE)):
         return False
     from sebp_edge.ops.gpu import short_attention
 
@@ -180,10 +183,10 @@ def rotate_(q_AHE: Tensor, k_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor) -> Non
 
 
 def rotate_gradients(
-    dq_AHE: Tensor, dk_AGE: Tensor, dv_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of what was turned, and dv, as parts of one new matrix, side by side."""
-    return _rotation(dq_AHE).rotate_gradients(dq_AHE, dk_AGE, dv_AGE, cos_AE, sin_AE)
+    dq_AHE: Tensor, dk_AGE: Tensor, dv_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor, places: tuple[Tensor, ...]
+) -> None:
+    """Writes the gradients of what was turned, and dv, to their places, such as parts of one matrix."""
+    _rotation(dq_AHE).rotate_gradients(dq_AHE, dk_AGE, dv_AGE, cos_AE, sin_AE, places)
 
 
 def _rotation(tensor: Tensor):

@@ -38,8 +38,9 @@ class _GatedLoraLinear(torch.autograd.Function):
         gate_NF, up_NF, down_NR, lora_A, lora_B = ctx.saved_tensors
         group, dout_NM = ctx.group, dout.reshape(-1, dout.shape[-1])
         up_NR, dlora_B = backend.lora_up_backward(dout_NM, down_NR, group.stacked_B, group.columns, group.scaling)
+        # Of the one projection, whose matrix need not stay beside what follows.
         dsides_N2F, dlora_A = backend.gated_lora_backward(
-            dout_NM @ group.matrix(), up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation
+            dout_NM @ next(group.matrices())[1], up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation
         )
         dgate, dup = dsides_N2F.view(*ctx.shape[:-1], dsides_N2F.shape[1]).chunk(2, dim=-1)
         return dgate, dup, None, None, None, None, dlora_A.to(lora_A.dtype), dlora_B.to(lora_B.dtype)

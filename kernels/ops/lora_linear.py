@@ -15,8 +15,9 @@ Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their s
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -97,16 +98,13 @@ class LoraGroup:
         """M_1 .. M_n."""
         return tuple(lora_B.shape[0] for lora_B in self.loras_B)
 
-    def matrix(self) -> Tensor:
-        """W, [M, K]; made anew where it is kept in fewer bits."""
+    def matrices(self) -> Iterator[tuple[slice, Tensor]]:
+        """W, [M, K]; where it is kept in fewer bits, one projection's after the other, made anew. With its outputs."""
         if isinstance(self.weight, Tensor):
-            return self.weight
-        if len(self.weight) == 1:
-            return self.weight[0].dequantise()
-        whole = self.stacked_A.new_empty(sum(self.columns), self.stacked_A.shape[1])
-        for place, weight in zip(whole.split(self.columns), self.weight, strict=True):
-            place.copy_(weight.dequantise())
-        return whole
+            yield slice(None), self.weight
+            return
+        for number, end, weight in zip(self.columns, accumulate(self.columns), self.weight, strict=True):
+            yield slice(end - number, end), weight.dequantise()
 
     def low_rank(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
         """The adapters' part of all outputs side by side, with the bias, [N, M]; and D, [N, n R]."""
@@ -120,7 +118,9 @@ class LoraGroup:
         A block that runs again for what it keeps (`torch.utils.checkpoint`) stops when it has that, and so does not
         multiply by its last layer's weight.
         """
-        out_NM.addmm_(x.reshape(-1, x.shape[-1]), self.matrix().T)
+        for outputs, matrix in self.matrices():
+            out_NM[:, outputs].addmm_(x.reshape(-1, x.shape[-1]), matrix.T)
+            del matrix  # not beside the next one
 
     def copies(self) -> tuple[list[Tensor], list[Tensor]]:
         """Where copies are, and of what; for many groups to be copied at once."""
@@ -178,7 +178,8 @@ class _LoraLinear(torch.autograd.Function):
             if tiles is None:
                 dx = _dx_of_compact_rows(dout_AM, up_AR, group, rows, num_rows)
             else:
-                dx = backend.dx(dout_NM, group.matrix(), rows, tiles)
+                of_each = (backend.dx(dout_NM[:, outputs], w, rows, tiles) for outputs, w in group.matrices())
+                dx = functools.reduce(Tensor.add_, of_each)
                 dx.addmm_(backend.scatter_rows(up_AR, rows.places), group.stacked_A)
             dx = dx.reshape(ctx.x_shape)
         return dx, None, None, None, None, *dstacked_A.chunk(len(douts)), *dstacked_B.to(dtype).split(group.columns)
@@ -189,7 +190,9 @@ def _dx_of_compact_rows(
 ) -> Tensor:
     target = RowTarget(rows, num_rows, group.stacked_A.shape[1], dout_AM)
     torch.mm(up_AR, group.stacked_A, out=target.part)
-    target.part.addmm_(dout_AM, group.matrix())
+    for outputs, matrix in group.matrices():
+        target.part.addmm_(dout_AM[:, outputs], matrix)
+        del matrix  # not beside the next one
     return target.whole()
 
 

@@ -74,17 +74,15 @@ def rotate_(q_AHE: Tensor, k_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor) -> Non
 
 
 def rotate_gradients(
-    dq_AHE: Tensor, dk_AGE: Tensor, dv_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of what was turned, and dv, as parts of one matrix."""
+    dq_AHE: Tensor, dk_AGE: Tensor, dv_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor, places: tuple[Tensor, ...]
+) -> None:
+    """Writes the gradients of what was turned, and dv, to their places."""
     # The transpose of the turn: half_turn's transpose is its negative, applied after the sine.
-    back = []
-    for dout in (dq_AHE, dk_AGE):
+    for dout, place in zip((dq_AHE, dk_AGE), places, strict=False):
         dtype = torch.promote_types(dout.dtype, torch.float32)
         first, second = (dout.to(dtype) * sin_AE[:, None].to(dtype)).chunk(2, dim=-1)
-        back.append((dout * cos_AE[:, None].to(dtype) + torch.cat([second, -first], dim=-1)).to(dout.dtype))
-    heads = (dq_AHE.shape[1], dk_AGE.shape[1], dv_AGE.shape[1])
-    return torch.cat([*back, dv_AGE], dim=1).split(heads, dim=1)
+        place.copy_(dout * cos_AE[:, None].to(dtype) + torch.cat([second, -first], dim=-1))
+    places[2].copy_(dv_AGE)
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:

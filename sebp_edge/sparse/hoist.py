@@ -25,7 +25,7 @@ from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.last_layer import LastLayer
 from sebp_edge.sparse.loss import Head
 from sebp_edge.sparse.mlp_pieces import ROWS, MlpPieces
-from sebp_edge.sparse.own_attention import OwnAttention
+from sebp_edge.sparse.own_attention import FEW_SUMS, OwnAttention
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.sparse.small_ops import SmallOps
 from sebp_edge.sparse.tied_embedding import TiedEmbedding
@@ -40,7 +40,8 @@ class Hoisted:
     Args:
         checkpoints: of how many blocks, the first ones, only the input is kept for the backward pass.
         offload: whether these inputs wait in the host's memory.
-        mlps_in_pieces: whether MLPs run on a piece of the rows at a time, and again in the backward pass.
+        blocks_in_pieces: whether MLPs run on a piece of the rows at a time, and again in the backward pass, where heads
+            of attention take turns.
         max_logits: how many logits there are at once, but for a single row's.
     """
 
@@ -50,7 +51,7 @@ class Hoisted:
         *,
         checkpoints: int = 0,
         offload: bool = False,
-        mlps_in_pieces: bool = False,
+        blocks_in_pieces: bool = False,
         max_logits: int = MAX_LOGITS,
     ):
         refuse_packed_weights(model)
@@ -63,13 +64,14 @@ class Hoisted:
         self._before = self._decoder.config._attn_implementation
         self._decoder.set_attn_implementation(ATTENTION)
         # Before others put anything in the way of their parts.
-        self._attention = OwnAttention(self._decoder) if _pays(self._decoder) else None
+        max_sums = FEW_SUMS if blocks_in_pieces else None
+        self._attention = OwnAttention(self._decoder, max_sums) if _pays(self._decoder) else None
         self._small_ops = SmallOps(self._decoder)
         self._fused = FusedLora(
             model, lambda layers, x: None, alone=self._last_layer.query, source_of=self._small_ops.source_of
         )
         self._embedding.attach()
-        self._pieces = MlpPieces(self._decoder, ROWS if mlps_in_pieces else None)
+        self._pieces = MlpPieces(self._decoder, ROWS if blocks_in_pieces else None)
         self._pieces.attach(self._fused.as_refreshed)
         # Of the rows that it chooses it makes pieces.
         self._last_layer.attach()

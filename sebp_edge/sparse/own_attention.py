@@ -20,6 +20,8 @@ from sebp_edge.ops import Scores, sequence_attention_
 logger = logging.getLogger(__name__)
 
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
+# Bytes that a backward pass adds up dq in where memory is short: beyond them heads take turns.
+FEW_SUMS = 2**25
 # In bf16 the block's own code rounds after every operation.
 TOLERANCE, TOLERANCE_LOW_PRECISION = 1e-4, 0.03
 
@@ -29,9 +31,10 @@ class OwnAttention:
 
     Args:
         decoder: whose attention function is `sebp_edge.sparse.hoist.rows_attention`.
+        max_sums: see `sequence_attention_`.
     """
 
-    def __init__(self, decoder: nn.Module):
+    def __init__(self, decoder: nn.Module, max_sums: int | None = None):
         self._blocks: list[nn.Module] = []
         embedding_VD = decoder.get_input_embeddings().weight
         known: dict[tuple, Scores | None] = {}
@@ -42,7 +45,7 @@ class OwnAttention:
             if kind not in known:
                 known[kind] = _scores_if_alike(block, embedding_VD)
             if known[kind] is not None:
-                block.forward = _Forward(block, known[kind])
+                block.forward = _Forward(block, known[kind], max_sums)
                 self._blocks.append(block)
 
     def remove(self) -> None:
@@ -75,8 +78,8 @@ def _kind(block: nn.Module) -> tuple:
 class _Forward:
     """Stands in for one block's `forward`."""
 
-    def __init__(self, block: nn.Module, scores: Scores):
-        self._block, self._scores = block, scores
+    def __init__(self, block: nn.Module, scores: Scores, max_sums: int | None):
+        self._block, self._scores, self._max_sums = block, scores, max_sums
 
     def __call__(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **inputs) -> tuple:
         if "cu_seq_lens_q" not in inputs:
@@ -88,11 +91,14 @@ class _Forward:
             inputs["cu_seq_lens_q"],
             inputs["max_length_q"],
             self._scores,
+            self._max_sums,
         )
         return out_1AD, None
 
 
-def _attend(block: nn.Module, x_1AD: Tensor, rotary, cu_seqlens: Tensor, max_len: int, scores: Scores) -> Tensor:
+def _attend(
+    block: nn.Module, x_1AD: Tensor, rotary, cu_seqlens: Tensor, max_len: int, scores: Scores, max_sums: int | None
+) -> Tensor:
     q_AHE, k_AGE, v_AGE = (
         # Not [0], whose backward pass writes a gradient once more.
         project(x_1AD).squeeze(0).unflatten(-1, (-1, block.head_dim))
@@ -100,7 +106,7 @@ def _attend(block: nn.Module, x_1AD: Tensor, rotary, cu_seqlens: Tensor, max_len
     )
     if hasattr(block, "q_norm"):
         q_AHE, k_AGE = block.q_norm(q_AHE), block.k_norm(k_AGE)
-    out_AHE = sequence_attention_(q_AHE, k_AGE, v_AGE, cu_seqlens, max_len, scores, rotary)
+    out_AHE = sequence_attention_(q_AHE, k_AGE, v_AGE, cu_seqlens, max_len, scores, rotary, max_sums)
     return block.o_proj(out_AHE.flatten(1)[None])
 
 
@@ -120,7 +126,7 @@ def _scores_if_alike(block: nn.Module, embedding_VD: Tensor) -> Scores | None:
             hidden_states=x_1AD, position_embeddings=rotary, attention_mask=None, asked_for=asked_for, **lengths
         )
         (scores,) = asked_for
-        found = _attend(block, x_1AD, tuple(angles[0] for angles in rotary), cu_seqlens, 7, scores)
+        found = _attend(block, x_1AD, tuple(angles[0] for angles in rotary), cu_seqlens, 7, scores, None)
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
         if ran_out_of_memory(error):
             raise

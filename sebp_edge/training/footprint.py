@@ -15,10 +15,12 @@ import torch
 
 from sebp_edge.models.loading import NF4_BYTES
 from sebp_edge.models.shape import Block, DecoderShape, Linear
-from sebp_edge.ops.backend import has_triton
+from sebp_edge.ops.attention import sums_of
+from sebp_edge.ops.backend import SHORT, has_triton
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.mlp_pieces import ROWS
+from sebp_edge.sparse.own_attention import FEW_SUMS
 from sebp_edge.training.spending import FASTEST, Spending
 from sebp_edge.training.update import LARGE
 
@@ -27,12 +29,12 @@ FP32 = 4
 CUBLAS_WORKSPACES = 2 * 32 * 2**20
 # What the count may be wrong by. Weights on a GPU are only rounded up, each to whole pages. The host's heap also keeps
 # what was freed: peaks on a CPU were measured 11 to 27 % of what comes and goes, or was there before, above the count.
-RESERVE, RESERVE_OF_WEIGHTS, RESERVE_OF_HEAP = 0.05, 0.01, 0.3
+RESERVE, RESERVE_OF_WEIGHTS, RESERVE_OF_HEAP = 0.04, 0.01, 0.3
 # Pieces of torch's allocator that are free but too small, in the widest tensors of a micro-batch: graphs' pools of 3B
 # models on an H100 held 2.9 more than their tensors (LoRA, 4,096 tokens), 2.9 (2,546, in checkpoints), 2.9 (4 bits).
 WIDEST_IN_PIECES = 3
-# And the pieces of 20 MiB that are begun: on the two streams, and in the graphs' pool.
-BEGUN_PIECES = 3 * 20 * 2**20
+# And pieces of 20 MiB that are begun: on the two streams, and in the graphs' pool, whose number a small model gave.
+BEGUN_PIECES = 4 * 20 * 2**20
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Machinery:
         number, again = self.spending.checkpoints, 0
         for block in self.shape.blocks[:number]:
             again += block.parameters - _size(block.linears["down_proj"])
-        if self.spending.mlps_in_pieces:
+        if self.spending.blocks_in_pieces:
             for block in self.shape.blocks[number:]:
                 again += _size(block.linears["gate_proj"]) + _size(block.linears["up_proj"])
         return again
@@ -188,6 +190,11 @@ class Machinery:
         return 0 if self.spending.offload else self.spending.checkpoints
 
     @property
+    def _attends_in_place(self) -> bool:
+        """Whether attention is one operation with its rotary embedding (see `OwnAttention`)."""
+        return self.on_gpu and self.itemsize == 2
+
+    @property
     def _has_one_gradient(self) -> bool:
         """Whether embedding and head have one between them (see `TiedEmbedding`)."""
         return self.shape.is_tied and self.shape.embeds_plainly and self.is_hoisted
@@ -197,12 +204,10 @@ class Machinery:
         return int(self.itemsize * (self.shape.parameters - in_4bit) + NF4_BYTES * in_4bit)
 
     def _dequantised(self) -> int:
-        """The largest group's matrices while they are computed with, and one of them before it is put below another."""
+        """The largest matrix, while it is computed with."""
         if not self.recipe.load_in_4bit:
             return 0
-        sizes = [{name: one.inputs * one.outputs for name, one in block.linears.items()} for block in self.shape.blocks]
-        groups = [own.get("gate_proj", 0) + own.get("up_proj", 0) + max(own.values(), default=0) for own in sizes]
-        return self.itemsize * max(groups, default=0)
+        return self.itemsize * max(_size(one) for block in self.shape.blocks for one in block.linears.values())
 
     def _besides_tensors(self, sizes: Bucket) -> int:
         """What cuBLAS keeps on two streams, and pieces that are too small for what comes: gate and up are widest.
@@ -245,7 +250,7 @@ class Machinery:
         """
         head = 0 if self.is_lora else self.itemsize * self.shape.head_parameters
         loss = self._loss(sizes, with_gradients=True)
-        backward = max(self._backward_of(block, sizes.tokens) for block in self.shape.blocks)
+        backward = max(self._backward_of(block, sizes) for block in self.shape.blocks)
         peaks = [self.kept(sizes) + max(0, backward - loss)]
         if self.shape.is_tied and not self._has_one_gradient:
             peaks.append(head - loss)
@@ -258,18 +263,18 @@ class Machinery:
 
     def _evaluation(self, sizes: Bucket) -> tuple[int, int]:
         """The same without gradients: one block's numbers at a time."""
-        forward = max(self._backward_of(block, sizes.tokens) for block in self.shape.blocks)
+        forward = max(self._backward_of(block, sizes) for block in self.shape.blocks)
         loss = self._loss(sizes, with_gradients=False)
         return max(0, forward - loss), loss
 
     def _rows_of_mlps(self, tokens: int) -> int:
         """How many rows go through an MLP at once."""
-        return min(tokens, ROWS) if self.spending.mlps_in_pieces else tokens
+        return min(tokens, ROWS) if self.spending.blocks_in_pieces else tokens
 
     def _kept_of_block(self, block: Block) -> tuple[int, int]:
         """What autograd keeps of one token in a block, of an MLP in pieces its input: numbers, and in fp32."""
         numbers, stats = self._kept_of(block)
-        if self.spending.mlps_in_pieces and block.is_llamas:
+        if self.spending.blocks_in_pieces and block.is_llamas:
             has_input = not (self.has_kernels and self.is_lora)
             numbers += (0 if has_input else self.shape.hidden) - self._kept_of_mlp(block)
         return numbers, stats
@@ -288,7 +293,7 @@ class Machinery:
             return sum(map(sum, block.linears.values())) + 4 * hidden + rank, 2
         queries, keys = block.linears["q_proj"].outputs, block.linears["k_proj"].outputs
         wide = block.linears["down_proj"].inputs
-        in_place = self.on_gpu and self.itemsize == 2
+        in_place = self._attends_in_place
         numbers = block.norms * hidden + queries + 2 * keys + queries + 2 * wide + rank
         if self.is_lora and not in_place:
             numbers += queries + keys  # turned; the unturned ones lie beside the values
@@ -305,19 +310,37 @@ class Machinery:
             numbers += block.norms * hidden + (queries + keys if block.has_head_norms else 0)
         return numbers, block.norms + self.shape.heads
 
-    def _backward_of(self, block: Block, tokens: int) -> int:
+    def _backward_of(self, block: Block, sizes: Bucket) -> int:
         """Bytes that a block's backward pass holds at once beside what is kept."""
-        hidden = self.shape.hidden
         if not block.is_llamas:
-            return self.itemsize * tokens * (3 * max(map(max, block.linears.values()), default=0) + 2 * hidden)
+            widest = max(map(max, block.linears.values()), default=0)
+            return self.itemsize * sizes.tokens * (3 * widest + 2 * self.shape.hidden)
+        return max(self._backward_of_mlp(block, sizes.tokens), self._backward_of_attention(block, sizes))
+
+    def _backward_of_mlp(self, block: Block, tokens: int) -> int:
         # Of the gate's output, of gate and up; without our kernels also of the activated gate.
         of_row = (3 if self.has_kernels else 4) * block.linears["down_proj"].inputs
-        if not self.spending.mlps_in_pieces:
-            return self.itemsize * tokens * (of_row + 2 * hidden)
+        if not self.spending.blocks_in_pieces:
+            return self.itemsize * tokens * (of_row + 2 * self.shape.hidden)
         # A piece's own numbers, and what pieces give until it is together: gradients of x, and of all weights, one of
         # which is there twice while it is added up.
-        numbers = self._rows_of_mlps(tokens) * (of_row + self._kept_of_mlp(block)) + tokens * 3 * hidden
+        numbers = self._rows_of_mlps(tokens) * (of_row + self._kept_of_mlp(block)) + tokens * 3 * self.shape.hidden
         return self.itemsize * (numbers + (0 if self.is_lora else 4 * _size(block.linears["down_proj"])))
+
+    def _backward_of_attention(self, block: Block, sizes: Bucket) -> int:
+        """On a GPU: dout, dq, dk and dv before and after they are turned back; of sequences that are not short also dk
+        and dv of each head, copies of a turn's out and dout, and sums; less what the MLP kept. Elsewhere it goes
+        sequence by sequence."""
+        if not self._attends_in_place:
+            return 0
+        queries, keys = block.linears["q_proj"].outputs, block.linears["k_proj"].outputs
+        sums = sums_of(queries, sizes.tokens, sizes.sequences) if sizes.longest > SHORT else 0
+        turns, freed = 1, self._kept_of_mlp(block)
+        if self.spending.blocks_in_pieces:
+            turns, freed = min(max(1, -(-sums // FEW_SUMS)), keys // self.shape.head_size), 0
+        of_turn = queries + 2 * keys + (2 * queries if sums else 0) + (2 * queries if turns > 1 else 0)
+        numbers = self.shape.hidden + 2 * queries + 2 * keys - freed
+        return int(sizes.tokens * self.itemsize * (numbers + of_turn / turns) + sums / turns)
 
     def _loss(self, sizes: Bucket, *, with_gradients: bool) -> int:
         """A chunk of logits, whose gradients overwrite them; without our kernels a softmax besides."""

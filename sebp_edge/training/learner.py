@@ -8,6 +8,7 @@ evaluation goes on with those. Only a single example that does not fit ends it. 
 micro-batch is tried out, and later on what other programs leave is looked at.
 """
 
+import traceback
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import NamedTuple
@@ -179,10 +180,14 @@ class Learner:
     def __enter__(self) -> "Learner":
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, kind, error: BaseException | None, trace) -> None:
         self._graphs = None
         self._update.release()
-        self.rows.__exit__(*exception)
+        if ran_out_of_memory(error):
+            # What had been computed hangs on its traceback, and to get its own weights back a model takes memory.
+            traceback.clear_frames(trace)
+            give_memory_back(self._device)
+        self.rows.__exit__(kind, error, trace)
         self._leftovers.clear()
         give_memory_back(self._device)
 

@@ -1,7 +1,8 @@
 """A training is kept within its memory: a cap on a GPU, a look at what the process holds, and at what others leave.
 
 The budget is what the process holds of the device, with all that is outside torch's allocator. On a GPU the allocator
-is capped at the rest, and memory runs out there; on the CPU nothing runs out, so a training is stopped.
+is capped at the rest, and memory runs out there; threads have small stacks meanwhile. On the CPU nothing runs out, so a
+training is stopped.
 """
 
 from contextlib import ExitStack
@@ -9,7 +10,7 @@ from contextlib import ExitStack
 import torch
 
 from sebp_edge.errors import BudgetExceeded
-from sebp_edge.models import machine, process
+from sebp_edge.models import machine, process, stacks
 from sebp_edge.units import gigabytes
 
 # So much must be free beside: what is loaded late takes it, and other programs.
@@ -35,10 +36,13 @@ class MemoryLimit:
         self._transient = self._num_steps = self._borne = 0
 
     def __enter__(self) -> "MemoryLimit":
-        self._memory.begin()
         if self._budget is not None:
+            self._undo.enter_context(stacks.cut(self._device))
+            # Anew: what stacks held is free.
+            self._memory = process.memory_of(self._device)
             self._cap = self._undo.enter_context(process.capped(self._device))
             self._cap(self._budget - self._memory.outside_planned)
+        self._memory.begin()
         return self
 
     def __exit__(self, *exception) -> None:

@@ -104,7 +104,7 @@ def _hoist(
                 model,
                 checkpoints=spending.checkpoints,
                 offload=spending.offload,
-                mlps_in_pieces=spending.mlps_in_pieces,
+                blocks_in_pieces=spending.blocks_in_pieces,
                 max_logits=spending.max_logits,
             )
             hoisted = undo.enter_context(handle)

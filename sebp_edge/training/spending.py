@@ -19,7 +19,8 @@ class Spending:
         checkpoints: of how many blocks, the first ones, only the input is kept for the backward pass, which computes
             the rest of them again.
         offload: whether these inputs wait in the host's memory.
-        mlps_in_pieces: whether MLPs run on a piece of the rows at a time, and again in the backward pass.
+        blocks_in_pieces: whether MLPs run on a piece of the rows at a time, and again in the backward pass, where heads
+            of attention take turns.
         in_pieces: whether the loss comes in smaller chunks, and gradients are added up one by one as they come.
         moments_in_8_bits: whether AdamW's moments of an adapter take 8 bits each, as those of bf16 weights always do.
     """
@@ -27,7 +28,7 @@ class Spending:
     max_rows: int = MAX_ROWS
     checkpoints: int = 0
     offload: bool = False
-    mlps_in_pieces: bool = False
+    blocks_in_pieces: bool = False
     in_pieces: bool = False
     moments_in_8_bits: bool = False
 

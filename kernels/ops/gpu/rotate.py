@@ -85,15 +85,10 @@ def rotate_(q_AHE: Tensor, k_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor) -> Non
 
 
 def rotate_gradients(
-    dq_AHE: Tensor, dk_AGE: Tensor, dv_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of what was turned, and dv, as parts of one new matrix."""
-    num_rows, num_heads, head_size = dq_AHE.shape
-    num_kv_heads = dk_AGE.shape[1]
-    out = dq_AHE.new_empty(num_rows, num_heads + 2 * num_kv_heads, head_size)
-    parts = out.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    _launch(dq_AHE, dk_AGE, dv_AGE, *parts, cos_AE, sin_AE, inverse=True)
-    return parts
+    dq_AHE: Tensor, dk_AGE: Tensor, dv_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor, places: tuple[Tensor, ...]
+) -> None:
+    """Writes the gradients of what was turned, and dv, to their places."""
+    _launch(dq_AHE, dk_AGE, dv_AGE, *places, cos_AE, sin_AE, inverse=True)
 
 
 def _launch(q, k, v, q_out, k_out, v_out, cos, sin, *, inverse: bool) -> None:

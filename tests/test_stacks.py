@@ -1,0 +1,90 @@
+"""What a GPU's driver holds for its threads' stacks, and less of it for a while."""
+
+import ctypes
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sebp_edge.models import stacks
+from sebp_edge.models.machine import free_memory
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+H100 = SimpleNamespace(multi_processor_count=132, max_threads_per_multi_processor=2048)
+
+
+class Driver:
+    """A driver's limit on stacks, of a GPU that this machine does not have."""
+
+    def __init__(self, limit):
+        self.limit = limit
+
+    def cuCtxGetLimit(self, place, kind):
+        ctypes.cast(place, ctypes.POINTER(ctypes.c_size_t)).contents.value = self.limit
+        return 0
+
+    def cuCtxSetLimit(self, kind, size):
+        self.limit = size.value
+        return 0
+
+
+@pytest.fixture
+def on_an_h100(monkeypatch):
+    """Makes it a machine with an H100, whose driver is the one that is given."""
+
+    def with_driver(driver):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: H100)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+        monkeypatch.setattr(stacks, "_driver", lambda: driver)
+
+    return with_driver
+
+
+def test_stacks_are_held_for_every_thread_that_can_run_at_once(on_an_h100):
+    on_an_h100(Driver(1024))
+    assert stacks.held(CUDA) == 1024 * 132 * 2048
+    assert stacks.least_held(CUDA) == 256 * 132 * 2048
+
+
+def test_stacks_are_small_for_a_while_also_where_that_ends_in_an_error(on_an_h100):
+    driver = Driver(2048)
+    on_an_h100(driver)
+    with pytest.raises(ZeroDivisionError), stacks.cut(CUDA):
+        assert driver.limit == 256
+        assert stacks.held(CUDA) == stacks.least_held(CUDA)
+        _ = 1 / 0
+    assert driver.limit == 2048
+
+
+def test_stacks_that_are_smaller_already_stay_as_they_are(on_an_h100):
+    driver = Driver(128)
+    on_an_h100(driver)
+    with stacks.cut(CUDA):
+        assert driver.limit == 128
+    assert stacks.least_held(CUDA) == 128 * 132 * 2048
+
+
+def test_where_the_driver_is_not_found_stacks_are_taken_to_be_the_usual_ones(on_an_h100):
+    on_an_h100(None)
+    with stacks.cut(CUDA):
+        assert stacks.held(CUDA) == stacks.least_held(CUDA) == 1024 * 132 * 2048
+
+
+def test_other_devices_have_no_stacks_to_cut(monkeypatch):
+    monkeypatch.setattr(stacks, "_driver", lambda: pytest.fail("no driver is asked"))
+    with stacks.cut(CPU):
+        pass
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+def test_a_gpu_has_the_memory_that_small_stacks_leave():
+    torch.ones(8, device=CUDA).sum().item()
+    free, gained = free_memory(CUDA), stacks.held(CUDA) - stacks.least_held(CUDA)
+    assert gained > 10_000_000
+    with stacks.cut(CUDA):
+        assert free_memory(CUDA) - free == pytest.approx(gained, rel=0.1)
+        x = torch.randn(300, 200, device=CUDA, dtype=torch.bfloat16)
+        torch.testing.assert_close((x @ x.T).float(), x.float() @ x.float().T, rtol=0.02, atol=0.2)
+    assert free_memory(CUDA) == pytest.approx(free, abs=32 * 2**20)
