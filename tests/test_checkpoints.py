@@ -117,8 +117,8 @@ def test_a_base_in_4_bits_is_dequantised_again():
 
 def test_a_block_that_runs_again_neither_copies_adapters_nor_multiplies_by_its_last_weight(monkeypatch):
     products, copies = [], []
-    matrix, copy = LoraGroup.matrix, LoraGroup.copies
-    monkeypatch.setattr(LoraGroup, "matrix", lambda group: products.append(group.columns) or matrix(group))
+    matrices, copy = LoraGroup.matrices, LoraGroup.copies
+    monkeypatch.setattr(LoraGroup, "matrices", lambda group: products.append(group.columns) or matrices(group))
     monkeypatch.setattr(LoraGroup, "copies", lambda group: copies.append(group) or copy(group))
     model = with_adapter(make_llama(num_hidden_layers=3))
 

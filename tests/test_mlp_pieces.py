@@ -55,8 +55,8 @@ def test_gradients_by_our_kernels_are_those_of_whole_mlps(rows, kernels, monkeyp
 def test_an_mlp_is_multiplied_no_more_often_than_in_a_checkpoint(rows, monkeypatch):
     """Its gate and up projection once more for the backward pass, its down projection not."""
     rows(10**6)
-    model, products, matrix = with_adapter(make_llama(num_hidden_layers=3)), [], LoraGroup.matrix
-    monkeypatch.setattr(LoraGroup, "matrix", lambda group: products.append(group.columns) or matrix(group))
+    model, products, matrices = with_adapter(make_llama(num_hidden_layers=3)), [], LoraGroup.matrices
+    monkeypatch.setattr(LoraGroup, "matrices", lambda group: products.append(group.columns) or matrices(group))
 
     def counted(checkpoints, **how):
         products.clear()
