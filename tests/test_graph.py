@@ -114,7 +114,9 @@ def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt
         assert again_loss == loss
         assert error(again, kept) <= 1e-6
     for blocks_in_pieces in (False, True):
-        spending = Spending(2, offload=True, blocks_in_pieces=blocks_in_pieces, in_pieces=True, moments_in_8_bits=True)
+        spending = Spending(
+            checkpoints=2, offload=True, blocks_in_pieces=blocks_in_pieces, in_pieces=True, moments_in_8_bits=True
+        )
         monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 24)
         in_pieces_loss, in_pieces = all_gradients(spending)
         assert in_pieces_loss == pytest.approx(loss, rel=1e-3)
@@ -280,20 +282,24 @@ def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_rand
         assert not any(torch.equal(*pair) for pair in zip(before[:5], state(), strict=False))
 
 
-@pytest.mark.parametrize("spending", [FASTEST, Spending(1), Spending(1, offload=True, blocks_in_pieces=True)], ids=str)
+@pytest.mark.parametrize(
+    "spending",
+    [FASTEST, Spending(checkpoints=2), Spending(checkpoints=2, offload=True, blocks_in_pieces=True)],
+    ids=["kept", "in checkpoints", "in the host's memory, in pieces"],
+)
 @pytest.mark.parametrize("tied", [True, False])
 def test_captured_updates_in_the_backward_pass_are_the_eager_ones(tied, spending):
     examples = make_examples([31, 2, 17, 64, 5, 40])
 
     def trained(prepare):
-        adapted = Whole(tie_word_embeddings=tied)
+        adapted = Whole(tie_word_embeddings=tied, num_hidden_layers=3)
         with make_learner(adapted, examples, spending=spending) as learner:
             prepare(learner)
             outcomes = [learner.step(group, 1e-3) for group in (examples[:3], examples[3:], examples) * 4]
             assert (learner._graphs is None) is (prepare is eagerly)
         return torch.tensor([[*map(float, outcome)] for outcome in outcomes]), adapted.model.state_dict()
 
-    start = Whole(tie_word_embeddings=tied).model.state_dict()
+    start = Whole(tie_word_embeddings=tied, num_hidden_layers=3).model.state_dict()
     (captured, found), (eager, expected) = trained(lambda learner: None), trained(eagerly)
     torch.testing.assert_close(captured, eager, rtol=5e-2, atol=5e-2)
     assert captured[-1, 0] < captured[2, 0]

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sebp_edge.ops import LoraGroup, LoraProjection, QuantisedWeight, Remake, detect, lora_linear, select_rows
+from sebp_edge.ops import LoraGroup, LoraProjection, QuantisedWeight, Remake, Scratch, detect, lora_linear, select_rows
 
 
 def random_group(num_rows, num_in, outs, rank, active, dtype=torch.float64, adapter_dtype=torch.float64, seed=0):
@@ -157,9 +157,9 @@ def in_fewer_bits(projection, made):
     scale = projection.weight.abs().max() / 127
     packed = (projection.weight / scale).round().to(torch.int8)
 
-    def dequantise():
-        made.append(weakref.ref(matrix := packed.to(scale.dtype) * scale))
-        return matrix
+    def dequantise(place):
+        made.append(weakref.ref(place))
+        place.copy_(packed.to(scale.dtype) * scale)
 
     weight = QuantisedWeight(scale.dtype, dequantise)
     return projection._replace(weight=weight), projection._replace(weight=packed.to(scale.dtype) * scale)
@@ -185,6 +185,21 @@ def test_a_quantised_weight_is_dequantised_once_a_pass_and_never_kept():
     assert [matrix() for matrix in made] == [None]
     out.backward(douts[0])
     assert [matrix() for matrix in made] == [None, None]
+
+
+def test_groups_that_share_a_scratch_dequantise_to_one_place_as_large_as_the_largest():
+    x, projections, *_ = random_group(24, 8, (6, 11), 2, 9)
+    wide, wide_projections, *_ = random_group(24, 13, (6, 6), 2, 9)
+    scratch, made = Scratch(), []
+    packed = [[in_fewer_bits(one, made)[0] for one in group] for group in (projections, wide_projections)]
+    groups = [LoraGroup.stack(group, scratch) for group in packed]
+    places = {matrix.data_ptr() for group in groups for _, matrix in group.matrices()}
+    assert len(places) == 1
+    assert scratch._flat.numel() == 8 * 11
+    alone = [LoraGroup.stack(group) for group in packed]
+    for inputs, group, other in zip((x, wide), groups, alone, strict=True):
+        for out, expected in zip(lora_linear(inputs, group), lora_linear(inputs, other), strict=True):
+            assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("given", ["rows", "slice", "detect", "all"])

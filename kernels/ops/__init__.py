@@ -18,7 +18,7 @@ from sebp_edge.ops.backend import runs_flash_attention, runs_kernels
 from sebp_edge.ops.gated import ACTIVATIONS, Gate, gated
 from sebp_edge.ops.gated_lora_linear import gated_lora_linear
 from sebp_edge.ops.linear_cross_entropy import linear_cross_entropy
-from sebp_edge.ops.lora_linear import LoraGroup, LoraProjection, QuantisedWeight, Remake, lora_linear
+from sebp_edge.ops.lora_linear import LoraGroup, LoraProjection, QuantisedWeight, Remake, Scratch, lora_linear
 from sebp_edge.ops.move_rows import gather_rows, scatter_rows
 from sebp_edge.ops.rms_norm import rms_norm
 from sebp_edge.ops.rows import ActiveRows, Rows, Selector, kept_rows
@@ -37,6 +37,7 @@ __all__ = [
     "Remake",
     "Rows",
     "Scores",
+    "Scratch",
     "Selector",
     "adamw_",
     "detect",

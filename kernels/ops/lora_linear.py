@@ -9,7 +9,7 @@
 One pass over dY gives U and dB; the small product of every sum comes first, and the large one is accumulated onto it,
 so none of the full-size terms of a layer-by-layer evaluation is ever written (Hu et al. 2021 for the adapter; Topchii
 et al., equations 1 and 2, for the rows). W and b are frozen; a W that is kept in fewer bits (Dettmers et al. 2023) is
-dequantised once in each pass and dropped again. X is kept for dA, unless it can be made again (Chen et al. 2016).
+dequantised once in each pass, one after the other. X is kept for dA, unless it can be made again (Chen et al. 2016).
 
 Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their sum, R rank of each.
 """
@@ -29,10 +29,32 @@ from sebp_edge.ops.rows import ActiveRows, Rows, RowTarget, as_rows, kept_rows, 
 
 
 class QuantisedWeight(NamedTuple):
-    """A frozen weight in fewer bits: the dtype that it is computed in, and what makes a new [M, K] in that dtype."""
+    """A frozen weight in fewer bits: the dtype that it is computed in, and what writes it to a place, [M, K]."""
 
     dtype: torch.dtype
-    dequantise: Callable[[], Tensor]
+    dequantise: Callable[[Tensor], None]
+
+
+class Scratch:
+    """Room for one matrix at a time, for all groups that share it: torch's allocator is not asked for each.
+
+    It is as large as the largest that it was told of, and there from the first use on.
+    """
+
+    def __init__(self):
+        self._size, self._flat = 0, None
+
+    def reserve(self, size: int) -> None:
+        """Is told of a matrix of so many elements."""
+        self._size = max(self._size, size)
+
+    def room(self, num_rows: int, num_columns: int, like: Tensor) -> Tensor:
+        """[num_rows, num_columns] in the dtype and on the device of `like`, until it is asked again."""
+        self.reserve(num_rows * num_columns)
+        is_alike = self._flat is not None and (self._flat.dtype, self._flat.device) == (like.dtype, like.device)
+        if not is_alike or len(self._flat) < self._size:
+            self._flat = like.new_empty(self._size)
+        return self._flat[: num_rows * num_columns].view(num_rows, num_columns)
 
 
 class Remake(NamedTuple):
@@ -62,6 +84,7 @@ class LoraGroup:
         loras_A, loras_B: each projection's trained [R, K] and [M_i, R], of any floating dtype, usually fp32.
         stacked_A, stacked_B: copies of them, [n R, K] and [M, R], in the weight's dtype.
         scaling: s, the same for all.
+        scratch: where weights in fewer bits are dequantised to; None for a new place each time.
     """
 
     weight: Tensor | tuple[QuantisedWeight, ...]
@@ -71,9 +94,10 @@ class LoraGroup:
     stacked_A: Tensor
     stacked_B: Tensor
     scaling: float
+    scratch: Scratch | None = None
 
     @classmethod
-    def stack(cls, projections: list[LoraProjection]) -> "LoraGroup":
+    def stack(cls, projections: list[LoraProjection], scratch: Scratch | None = None) -> "LoraGroup":
         """Stacks projections of one input; the weight of a single one, and weights in fewer bits, are not copied.
 
         Raises:
@@ -91,7 +115,10 @@ class LoraGroup:
         if any(b is not None for b in biases):
             parts = zip(loras_B, biases, strict=True)
             bias = torch.cat([stacked_B.new_zeros(len(lora_B)) if b is None else b.detach() for lora_B, b in parts])
-        return cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, scalings[0])
+        group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, scalings[0], scratch)
+        if scratch is not None and not isinstance(weight, Tensor):
+            scratch.reserve(max(group.columns) * stacked_A.shape[1])
+        return group
 
     @functools.cached_property
     def columns(self) -> tuple[int, ...]:
@@ -99,12 +126,15 @@ class LoraGroup:
         return tuple(lora_B.shape[0] for lora_B in self.loras_B)
 
     def matrices(self) -> Iterator[tuple[slice, Tensor]]:
-        """W, [M, K]; where it is kept in fewer bits, one projection's after the other, made anew. With its outputs."""
+        """W, [M, K], and its outputs; in fewer bits one projection's after the other, made anew, until the next one."""
         if isinstance(self.weight, Tensor):
             yield slice(None), self.weight
             return
+        scratch = self.scratch or Scratch()
         for number, end, weight in zip(self.columns, accumulate(self.columns), self.weight, strict=True):
-            yield slice(end - number, end), weight.dequantise()
+            matrix = scratch.room(number, self.stacked_A.shape[1], self.stacked_A)
+            weight.dequantise(matrix)
+            yield slice(end - number, end), matrix
 
     def low_rank(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
         """The adapters' part of all outputs side by side, with the bias, [N, M]; and D, [N, n R]."""
@@ -120,7 +150,6 @@ class LoraGroup:
         """
         for outputs, matrix in self.matrices():
             out_NM[:, outputs].addmm_(x.reshape(-1, x.shape[-1]), matrix.T)
-            del matrix  # not beside the next one
 
     def copies(self) -> tuple[list[Tensor], list[Tensor]]:
         """Where copies are, and of what; for many groups to be copied at once."""
@@ -192,7 +221,6 @@ def _dx_of_compact_rows(
     torch.mm(up_AR, group.stacked_A, out=target.part)
     for outputs, matrix in group.matrices():
         target.part.addmm_(dout_AM[:, outputs], matrix)
-        del matrix  # not beside the next one
     return target.whole()
 
 

@@ -1,6 +1,7 @@
 """A LoRA adapter on a base model. PEFT owns its parameters, its names and its files."""
 
 import warnings
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from peft.utils.integrations import dequantize_bnb_weight
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from sebp_edge.errors import AdapterError, BaseModelMismatch, SparsityError
 from sebp_edge.models.loading import BaseModel
@@ -139,7 +140,17 @@ def _in_4_bits(base: nn.Module) -> QuantisedWeight | None:
     state = base.weight.quant_state
     if state is None or base.compute_dtype is None or _is_packed(state):
         return None
-    return QuantisedWeight(base.compute_dtype, lambda: dequantize_bnb_weight(base.weight).to(base.compute_dtype))
+    return QuantisedWeight(base.compute_dtype, partial(_dequantise, base.weight))
+
+
+def _dequantise(weight: nn.Parameter, place: Tensor) -> None:
+    """On a GPU straight to its place, which bitsandbytes does on no CPU."""
+    if place.is_cuda and place.dtype == weight.quant_state.dtype and len(weight) > 1:
+        from bitsandbytes.functional import dequantize_4bit
+
+        dequantize_4bit(weight.data, weight.quant_state, out=place)
+    else:
+        place.copy_(dequantize_bnb_weight(weight))
 
 
 def _is_packed(quant_state) -> bool:

@@ -17,8 +17,8 @@ import torch
 from sebp_edge.models import machine, stacks
 
 # What a process was measured to hold on an H100 outside torch's allocator and beside its threads' stacks, when all that
-# a training needs was loaded: 0.63 to 0.64 GB.
-CONTEXT = 650_000_000
+# a training needs was loaded: 0.63 to 0.64 GB, with bitsandbytes 0.67.
+CONTEXT = 680_000_000
 # Changes of what is used on a GPU that are not looked into: the driver's answer takes longer than a step.
 _UNNOTICED = 32 * 2**20
 # What others held of a GPU, by its UUID, when CUDA began here; None where that was not seen.

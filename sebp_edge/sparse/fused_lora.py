@@ -21,6 +21,7 @@ from sebp_edge.ops import (
     QuantisedWeight,
     Remake,
     Rows,
+    Scratch,
     gated_lora_linear,
     lora_linear,
 )
@@ -51,10 +52,11 @@ class FusedLora:
     ):
         self._groups: list[_Group] = []
         self._refreshed: list[_Group] = []
+        scratch = Scratch()
         for parent in list(model.modules()):
             plain = {name: child for name, child in parent.named_children() if plain_projection(child)}
             for names in _grouped(plain, alone):
-                self._groups.append(_Group([plain[name] for name in names], rows_for, source_of))
+                self._groups.append(_Group([plain[name] for name in names], rows_for, source_of, scratch))
                 if len(names) > 1:
                     # Where weights were before they were stacked; else a part of it would go to the next ones.
                     give_memory_back(self._groups[-1].stacked.stacked_A.device)
@@ -116,8 +118,8 @@ class _Group:
         is_fresh: whether what is stacked is known to be what the layers are, adapters included.
     """
 
-    def __init__(self, layers: list[nn.Module], rows_for: RowsFor, source_of: SourceOf):
-        self.layers = layers
+    def __init__(self, layers: list[nn.Module], rows_for: RowsFor, source_of: SourceOf, scratch: Scratch):
+        self.layers, self._scratch = layers, scratch
         self.is_fresh = False
         self._rows_for, self._source_of = rows_for, source_of
         self._input: tuple[Tensor, bool] | None
@@ -181,7 +183,7 @@ class _Group:
         return True
 
     def _stack(self, projections: list[LoraProjection]) -> None:
-        self.stacked = LoraGroup.stack(projections)
+        self.stacked = LoraGroup.stack(projections, self._scratch)
         if isinstance(self.stacked.weight, Tensor):
             for projection, part in zip(projections, self.stacked.weight.split(self.stacked.columns), strict=True):
                 projection.weight.data = part

@@ -265,12 +265,13 @@ class _Candidates:
         """All that learn the same, the fastest first."""
         machinery = self._machinery(recipe)
         most = len(self.shape.blocks) - 1 if machinery.is_hoisted else 0
-        ways = [(checkpoints, False, False) for checkpoints in _shares(most)]
+        ways = [{"checkpoints": checkpoints} for checkpoints in _shares(most)]
         if machinery.on_gpu and most:
-            ways += [(most, True, False), (most, True, True)]
-        spendings = [Spending(next(iter(self._works)), moments_in_8_bits=in_8_bits)]
+            offloaded = ways[-1] | {"offload": True}
+            ways += [offloaded, offloaded | {"blocks_in_pieces": True}]
+        spendings = [Spending(max_rows=next(iter(self._works)), moments_in_8_bits=in_8_bits)]
         spendings += [
-            Spending(max_rows, *way, in_pieces=True, moments_in_8_bits=in_8_bits)
+            Spending(max_rows=max_rows, in_pieces=True, moments_in_8_bits=in_8_bits, **way)
             for max_rows in self._works
             for way in ways
         ]
@@ -312,7 +313,8 @@ def _seconds(machinery: Machinery, work: "_Work", rate: float) -> float:
     if machinery.on_gpu:
         layers = len(machinery.shape.blocks) * (1 + again / parameters / 2)
         seconds = max(seconds, SECONDS_PER_LAYER * layers * work.micro_batches)
-    return seconds + 2 * machinery.offloaded_per_token * work.trained_tokens / HOST_RATE
+    # While blocks run.
+    return max(seconds, 2 * machinery.offloaded_per_token * work.trained_tokens / HOST_RATE)
 
 
 def _shares(number: int) -> list[int]:

@@ -10,7 +10,7 @@ MAX_ROWS = 4096
 FEW_LOGITS = 2**24
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Spending:
     """What is held in memory at once; by default all that makes a training fast.
 
