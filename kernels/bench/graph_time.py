@@ -1,6 +1,5 @@
 """Backward passes to be timed in captured graphs (`sebp_edge.ops.timing`), and what is timed without one."""
 
-import statistics
 from collections.abc import Callable
 
 import torch
@@ -21,17 +20,15 @@ def backward_of(forward: Callable, inputs: list[Tensor] | tuple[Tensor, ...], *d
 
 
 def milliseconds_in_kernels(function: Callable, *, repeats: int = 7) -> float:
-    """Median of the summed times of one call's kernels, by torch's profiler: for what cannot be captured."""
+    """Mean of the summed times of one call's kernels, by torch's profiler: for what cannot be captured."""
     from torch.profiler import ProfilerActivity, profile
 
-    times = []
     with torch.cuda.stream(capture_stream()):
         function()
-        for _ in range(repeats):
-            torch.cuda.synchronize()
-            # Accumulating events keeps the profiler from warning that it forgets those of an earlier cycle.
-            with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
+        torch.cuda.synchronize()
+        # Accumulating events keeps the profiler from warning that it forgets those of an earlier cycle.
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
+            for _ in range(repeats):
                 function()
-                torch.cuda.synchronize()
-            times.append(sum(event.self_device_time_total for event in trace.key_averages()) / 1000)
-    return statistics.median(times)
+            torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in trace.key_averages()) / 1000 / repeats
