@@ -326,8 +326,9 @@ def test_attention_with_rotation_errs_no_more_than_torch_in_bf16(scores, heads, 
 
 
 def test_heads_take_turns_with_the_keys_that_they_share():
-    sums = attention.sums_of(24 * 128, 4096, 64)
+    sums = attention.sums_of(4096, 24, 128, num_sequences=64)
     assert sums == 4 * 3072 * (4096 + 64 * 128)
+    assert attention.sums_of(7, 2, 80, num_sequences=1) == 4 * 2 * 96 * (7 + 128)
     assert attention._turns(24, 8, sums, None) == attention._turns(24, 8, sums, sums) == [(slice(0, 24), slice(0, 8))]
     turns = attention._turns(24, 8, sums, sums // 2 - 1)
     assert turns == [(slice(0, 6), slice(0, 2)), (slice(6, 15), slice(2, 5)), (slice(15, 24), slice(5, 8))]

@@ -144,7 +144,7 @@ class _FlashAttention(torch.autograd.Function):
         num_heads, num_kv_heads = q_AHE.shape[1], k_AGE.shape[1]
         # Which weights are dropped goes by a head's number.
         max_sums = None if ctx.scores.dropout else ctx.max_sums
-        turns = _turns(num_heads, num_kv_heads, sums_of(q_AHE[0].numel(), len(q_AHE), len(cu_seqlens) - 1), max_sums)
+        turns = _turns(num_heads, num_kv_heads, sums_of(*q_AHE.shape, len(cu_seqlens) - 1), max_sums)
         if cos is None and len(turns) == 1:
             return *of_heads(*turns[0]), None, None, None, None, None, None
         whole = q_AHE.new_empty(len(q_AHE), num_heads + 2 * num_kv_heads, q_AHE.shape[2])
@@ -158,9 +158,9 @@ class _FlashAttention(torch.autograd.Function):
         return dq_AHE, dk_AGE, dv_AGE, None, None, None, None, None, None
 
 
-def sums_of(width: int, num_rows: int, num_sequences: int) -> int:
-    """Bytes that flash attention's backward pass adds up dq in, of heads that are so wide together."""
-    return 4 * width * (num_rows + MORE_ROWS * num_sequences)
+def sums_of(num_rows: int, num_heads: int, head_size: int, num_sequences: int) -> int:
+    """Bytes that flash attention's backward pass adds up dq in."""
+    return 4 * (num_rows + MORE_ROWS * num_sequences) * num_heads * -(-head_size // 32) * 32
 
 
 def _turns(num_heads: int, num_kv_heads: int, sums: int, max_sums: int | None) -> list[tuple[slice, slice]]:

@@ -8,11 +8,10 @@ saves nothing.)
 Whole blocks are run again, all but their last product: for each operation that saves 13 % more of a 3B Llama's
 activations than running only the gate's and the up projection again would.
 
-Offloaded, the inputs wait in the host's memory. They go there while their block runs, and come back while the block
-behind runs again: on a stream of their own, which a captured graph has too.
+Offloaded, the inputs wait in the host's memory: they go there and come back on the stream that computes, so that a
+captured graph holds the copies too.
 """
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -50,10 +49,8 @@ class Checkpoints:
 
     def attach(self, again: Callable[[], AbstractContextManager]) -> None:
         """Puts the blocks into checkpoints; `again` gives the context in which one runs again."""
-        host = None
         for block in self._blocks:
-            host = _HostMemory(before=host) if self._offload else None
-            block.forward = _InCheckpoint(block, again, host)
+            block.forward = _InCheckpoint(block, again, _HostMemory() if self._offload else None)
 
     def remove(self) -> None:
         """Gives the blocks their own forward back."""
@@ -87,48 +84,25 @@ class _InCheckpoint:
 
 
 class _HostMemory:
-    """Where one block's input waits, the latest. Beside a GPU its pages are locked, for copies that nobody waits for.
-
-    Args:
-        before: that of the block before it, whose input is needed next when blocks run again.
+    """The host's memory for one block's input, the latest; beside a GPU its pages are locked, for copies that nobody
+    waits for.
 
     Attributes:
         number: of the latest input.
     """
 
-    def __init__(self, before: "_HostMemory | None" = None):
+    def __init__(self):
         # All of them: graphs that were captured with a smaller one go on with it.
         self._buffers: list[Tensor] = []
-        self._before, self._input = before, None
-        # The input itself as long as it goes there, and its copy from when that comes back.
-        self._on_device: Tensor | None = None
         self.number = 0
 
-    def put(self, hidden: Tensor) -> None:
-        """Has it copied, once the input before it has been; and one more in `number`."""
-        _wait_for_copies(hidden.device)
-        if self._before is not None:
-            self._before._on_device = None
+    def put(self, hidden: Tensor) -> Tensor:
+        """A copy of it, and one more in `number`."""
         size = hidden.numel()
         self.number += 1
         if not self._buffers or self._buffers[-1].numel() < size:
             self._buffers.append(torch.empty(size, dtype=hidden.dtype, pin_memory=hidden.is_cuda))
-        self._on_device, self._input = hidden.detach(), self._buffers[-1][:size].view(hidden.shape)
-        _copy(self._input, self._on_device)
-
-    def take(self, device: torch.device) -> Tensor:
-        """The input, on the device; the one before it is fetched meanwhile."""
-        if self._on_device is None:
-            self._fetch(device)
-        _wait_for_copies(device)
-        hidden, self._on_device = self._on_device, None
-        if self._before is not None:
-            self._before._fetch(device)
-        return hidden
-
-    def _fetch(self, device: torch.device) -> None:
-        self._on_device = torch.empty_like(self._input, device=device)
-        _copy(self._on_device, self._input)
+        return self._buffers[-1][:size].view(hidden.shape).copy_(hidden.detach(), non_blocking=True)
 
 
 class _Offloaded:
@@ -141,8 +115,7 @@ class _Offloaded:
     def __init__(self, hidden: Tensor, host: _HostMemory):
         self._hidden: Tensor | None = hidden
         self._device, self._needs_gradient, self._host = hidden.device, hidden.requires_grad, host
-        host.put(hidden)
-        self._number = host.number
+        self._copy, self._number = host.put(hidden), host.number
 
     def take(self) -> Tensor:
         if self._hidden is not None:
@@ -150,33 +123,7 @@ class _Offloaded:
             return hidden
         if self._host.number != self._number:
             raise SparsityError("Offloaded blocks need each backward pass before the next forward pass.")
-        return self._host.take(self._device).requires_grad_(self._needs_gradient)
-
-
-@functools.cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
-
-
-def _copy(place: Tensor, source: Tensor) -> None:
-    """On a stream of its own where one of them is a GPU's: after all that has been begun, and beside what is to come.
-
-    Both must stay as they are until `_wait_for_copies`.
-    """
-    device = place.device if place.is_cuda else source.device
-    if device.type != "cuda":
-        place.copy_(source)
-        return
-    stream = _copy_stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        place.copy_(source, non_blocking=True)
-
-
-def _wait_for_copies(device: torch.device) -> None:
-    """Has what is to come wait for them, not the host."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).wait_stream(_copy_stream(device))
+        return self._copy.to(self._device, non_blocking=True, copy=True).requires_grad_(self._needs_gradient)
 
 
 def dropouts_of(module: nn.Module) -> list[nn.Module]:

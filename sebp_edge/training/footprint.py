@@ -186,8 +186,8 @@ class Machinery:
 
     @property
     def _inputs_on_device(self) -> int:
-        """How many blocks' inputs are kept in checkpoints; of those in the host's memory one, the last."""
-        return min(1, self.spending.checkpoints) if self.spending.offload else self.spending.checkpoints
+        """How many blocks' inputs are kept in checkpoints, but for those that come back from the host."""
+        return 0 if self.spending.offload else self.spending.checkpoints
 
     @property
     def _attends_in_place(self) -> bool:
@@ -256,8 +256,7 @@ class Machinery:
             peaks.append(head - loss)
         if self.spending.checkpoints:
             numbers, stats = map(max, zip(*map(self._kept_of_block, self.shape.blocks), strict=True))
-            # While one is computed with, the next one comes from the host.
-            inputs = self._inputs_on_device + self.spending.offload
+            inputs = max(1, self._inputs_on_device)
             again = self.itemsize * inputs * self.shape.hidden + self.itemsize * numbers + FP32 * stats
             peaks.append(sizes.tokens * again + backward - loss)
         return max(peaks), loss + head
@@ -335,10 +334,11 @@ class Machinery:
         if not self._attends_in_place:
             return 0
         queries, keys = block.linears["q_proj"].outputs, block.linears["k_proj"].outputs
-        sums = sums_of(queries, sizes.tokens, sizes.sequences) if sizes.longest > SHORT else 0
+        size = self.shape.head_size
+        sums = sums_of(sizes.tokens, queries // size, size, sizes.sequences) if sizes.longest > SHORT else 0
         turns, freed = 1, self._kept_of_mlp(block)
         if self.spending.blocks_in_pieces:
-            turns, freed = min(max(1, -(-sums // FEW_SUMS)), keys // self.shape.head_size), 0
+            turns, freed = min(max(1, -(-sums // FEW_SUMS)), keys // size), 0
         of_turn = queries + 2 * keys + (2 * queries if sums else 0) + (2 * queries if turns > 1 else 0)
         numbers = self.shape.hidden + 2 * queries + 2 * keys - freed
         return int(sizes.tokens * self.itemsize * (numbers + of_turn / turns) + sums / turns)
