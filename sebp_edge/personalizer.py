@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
@@ -23,7 +24,7 @@ from sebp_edge.models import machine
 from sebp_edge.models.adaptation import Adaptation, load
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import generate_text
-from sebp_edge.models.loading import BaseModel, load_base_model, tokenizer_at_hand
+from sebp_edge.models.loading import BaseModel, load_base_model, refuse_unknown_tokens, tokenizer_at_hand
 from sebp_edge.models.process import memory_of
 from sebp_edge.models.shape import read_shape
 from sebp_edge.recipe import Recipe
@@ -243,6 +244,7 @@ class Personalizer:
     def _encode(self, reading: Reading, base: BaseModel) -> Dataset:
         limit = getattr(base.model.config, "max_position_embeddings", None)
         data = make_dataset(reading, base.tokenizer, self.recipe, limit)
+        refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))
         left_out = tuple(asdict(item) for item in data.left_out)
         self.on_event(TextsRead(data.documents, len(data.examples), data.tokens, data.padding_share, left_out))
         return data

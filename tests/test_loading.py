@@ -7,9 +7,10 @@ import sys
 
 import pytest
 import torch
-from builders import make_llama
+from builders import make_llama, make_sentences
 from safetensors.torch import load_file, save_file
 
+from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import MachineError, ModelError
 from sebp_edge.models import machine
 from sebp_edge.models.catalog import resolve
@@ -61,6 +62,25 @@ def test_padding_needs_no_pad_token(copied):
     assert base.pad_token_id == base.tokenizer.eos_token_id
     base.tokenizer.eos_token = None
     assert base.pad_token_id == 0
+
+
+def test_padding_is_a_token_that_the_model_knows(model_folder):
+    base = load(model_folder)
+    base.tokenizer.add_tokens([f"[{number}]" for number in range(20)])
+    base.tokenizer.add_special_tokens({"pad_token": "[A NEW ONE]"})
+    assert base.tokenizer.pad_token_id >= base.model.get_input_embeddings().num_embeddings
+    assert base.pad_token_id == base.tokenizer.eos_token_id
+
+
+def test_tokens_that_the_model_does_not_know_are_one_sentence_and_no_crash(copied, tokenizer, tmp_path):
+    make_llama(vocab_size=200).save_pretrained(copied)
+    personalizer = Personalizer(copied, device="cpu", store=AdapterStore(tmp_path / "store"))
+    most = max(tokenizer(" ".join(make_sentences(20)))["input_ids"])
+    assert most >= 200
+    with pytest.raises(ModelError, match=r"gives token [0-9]+, but the model has embeddings of 200 tokens only"):
+        personalizer.adapt(make_sentences(20))
+    with pytest.raises(ModelError, match="do not belong together"):
+        personalizer.generate(make_sentences(20)[0])
 
 
 # ------------------------------------------------------------------------------------------------------- fingerprints

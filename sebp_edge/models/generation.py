@@ -7,7 +7,7 @@ from torch import nn
 from transformers import TextStreamer
 
 from sebp_edge.errors import ModelError
-from sebp_edge.models.loading import padding_of
+from sebp_edge.models.loading import padding_of, refuse_unknown_tokens
 
 
 class _Pieces(TextStreamer):
@@ -42,13 +42,14 @@ def generate_text(
         on_text: is given the new text piece by piece, as it is written.
 
     Raises:
-        ModelError: the prompt leaves no room in the model's context.
+        ModelError: the prompt leaves no room in the model's context, or has tokens that the model does not know.
     """
     encoding = _encode(tokenizer, prompt, chat).to(model.device)
     length = encoding["input_ids"].shape[1]
     limit = getattr(model.config, "max_position_embeddings", None) or length + max_new_tokens
     if length == 0 or length >= limit:
         raise ModelError(f"The prompt has {length} tokens; this model takes 1 to {limit - 1}, so give another.")
+    refuse_unknown_tokens(model, encoding["input_ids"][0].tolist())
     sampling = {"do_sample": True, "temperature": float(temperature), "top_p": float(top_p), "top_k": 0}
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []), torch.no_grad():
         if seed is not None:
@@ -59,7 +60,7 @@ def generate_text(
             **encoding,
             **(sampling if temperature > 0 else {"do_sample": False}),
             max_new_tokens=min(max_new_tokens, limit - length),
-            pad_token_id=padding_of(tokenizer),
+            pad_token_id=padding_of(tokenizer, model),
             streamer=_Pieces(tokenizer, on_text) if on_text else None,
         )
     return tokenizer.decode(output[0, length:], skip_special_tokens=True)

@@ -69,12 +69,29 @@ class BaseModel:
     @property
     def pad_token_id(self) -> int:
         """What to put in padding."""
-        return padding_of(self.tokenizer)
+        return padding_of(self.tokenizer, self.model)
 
 
-def padding_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """What to put in padding. Many models have no pad token; then EOS does, told apart by the mask."""
-    return next(token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if token is not None)
+def padding_of(tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> int:
+    """What to put in padding. Many models have no pad token, or none that is embedded; then EOS does, told apart by the
+    mask."""
+    known = model.get_input_embeddings().weight.shape[0]
+    tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(token for token in tokens if token is not None and token < known)
+
+
+def refuse_unknown_tokens(model: nn.Module, input_ids: Iterable[int]) -> None:
+    """On a GPU, a token without an embedding would end CUDA for the whole process.
+
+    Raises:
+        ModelError: there is one.
+    """
+    known, most = model.get_input_embeddings().weight.shape[0], max(input_ids, default=0)
+    if most >= known:
+        raise ModelError(
+            f"The tokenizer gives token {most}, but the model has embeddings of {known} tokens only; these two do not "
+            "belong together."
+        )
 
 
 def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.device) -> BaseModel:
