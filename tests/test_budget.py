@@ -16,11 +16,11 @@ from sebp_edge.events import MemoryPlanned, ModelLoaded, StepDone
 from sebp_edge.models import hub, machine, process
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.shape import read_shape
+from sebp_edge.planning import budget
+from sebp_edge.planning.budget import MemoryBudget, make_plan
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
-from sebp_edge.training import budget
-from sebp_edge.training.budget import MemoryBudget, make_plan
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.spending import FASTEST
 
@@ -42,7 +42,7 @@ def gpu_with_bf16(monkeypatch):
     """Plans for a GPU that this machine need not have."""
     monkeypatch.setattr(machine, "pick_dtype", lambda device: torch.bfloat16)
     monkeypatch.setattr(machine, "matmul_rate", lambda device, dtype: 700e12)
-    monkeypatch.setattr("sebp_edge.training.footprint.has_triton", lambda: True)
+    monkeypatch.setattr("sebp_edge.planning.footprint.has_triton", lambda: True)
     monkeypatch.setattr(budget, "has_bitsandbytes", lambda: False)
 
 

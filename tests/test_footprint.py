@@ -15,13 +15,13 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, LlamaC
 
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.shape import Linear, read_shape
+from sebp_edge.planning.footprint import CUBLAS_WORKSPACES, Machinery
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse import small_ops
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows import RowPlan
-from sebp_edge.training.footprint import CUBLAS_WORKSPACES, Machinery
 from sebp_edge.training.spending import Spending
 
 LORA, FULL = Recipe.load("notes").replace(r=4), Recipe.load("full")
@@ -139,7 +139,7 @@ def test_what_there_is_at_the_peak_of_a_micro_batch_is_counted(
     checkpoints, offload, blocks_in_pieces, tmp_path, monkeypatch
 ):
     # Of 1,170 rows.
-    monkeypatch.setattr("sebp_edge.training.footprint.ROWS", 200)
+    monkeypatch.setattr("sebp_edge.planning.footprint.ROWS", 200)
     monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 200)
     model = make_llama(**SIZES | {"num_hidden_layers": 8})
     shape = shape_of(model.config, tmp_path)
@@ -160,7 +160,7 @@ def test_what_there_is_at_the_peak_of_a_micro_batch_is_counted(
 @pytest.mark.parametrize("blocks_in_pieces", [False, True])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_with_all_weights_the_gradients_that_wait_are_counted(blocks_in_pieces, tmp_path, monkeypatch):
-    monkeypatch.setattr("sebp_edge.training.footprint.ROWS", 200)
+    monkeypatch.setattr("sebp_edge.planning.footprint.ROWS", 200)
     monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 200)
     monkeypatch.setattr("sebp_edge.training.spending.FEW_LOGITS", 2**19)
     # The head is most of it, and MLPs are wide.

@@ -20,6 +20,7 @@ LAYERS = [
     ["result"],
     ["insight"],
     ["adapters"],
+    ["planning"],
     ["training"],
     ["texts"],
     ["sparse"],

@@ -16,6 +16,7 @@ from sebp_edge.errors import MachineError
 from sebp_edge.models import machine
 from sebp_edge.models.loading import INSTALL_4_BITS, has_bitsandbytes, takes_4_bits
 from sebp_edge.models.shape import DecoderShape
+from sebp_edge.planning.footprint import Footprint, Machinery
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.buckets import Bucket, choose_buckets
 from sebp_edge.sparse.mlp_pieces import ROWS
@@ -23,7 +24,6 @@ from sebp_edge.texts.batches import bucket_for, micro_batches, shuffled_steps
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.splits import Split, split_documents
-from sebp_edge.training.footprint import Footprint, Machinery
 from sebp_edge.training.losses import MAX_LOGITS
 from sebp_edge.training.spending import MAX_ROWS, Spending
 from sebp_edge.units import gigabytes
