@@ -1,6 +1,7 @@
 """The benchmarks of encoders and decoders, in small shapes: they measure what is right, and nothing else."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import decoders
 import encoders
 from decoders import DECODERS
 from encoders import ENCODERS
+from graph_time import sums_before_waits
 from models import WrongGradients
 
 CPU = torch.device("cpu")
@@ -45,6 +47,16 @@ def test_each_arm_gets_its_row(measured):
         assert 0 < row["gradient_error"] < 0.1  # bf16 against fp32: never exactly right
         assert row["gpu_backward_ms"] is None and row["gpu_step_ms"] is None
         assert 0 < row["tokens"] < case.batch_size * case.context_length
+
+
+def test_kernels_times_are_summed_part_by_part():
+    def event(name, start, microseconds):
+        return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start, elapsed_us=lambda: microseconds))
+
+    wait = "at::cuda::(anonymous namespace)::spin_kernel(long)"
+    told = [event(wait, 9, 100), event("b", 12, 5.0), event("a", 1, 2.0), event("a", 4, 3.0), event(wait, 20, 100)]
+    assert sums_before_waits(told) == [5.0, 5.0]
+    assert sums_before_waits([event(wait, 1, 7)]) == [0.0]
 
 
 def test_an_arm_with_wrong_gradients_is_not_timed(measured):

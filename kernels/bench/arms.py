@@ -147,7 +147,7 @@ class Benchmark:
         with parts_of(model, arm, batch) as parts:
             # They are run on another stream there.
             torch.cuda.synchronize()
-            return {part: milliseconds_in_kernels(run, repeats=self.kernel_repeats) for part, run in parts.items()}
+            return milliseconds_in_kernels(parts, repeats=self.kernel_repeats)
 
 
 def arms_with(
