@@ -14,6 +14,7 @@ from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.sparse.rows import RowPlan
+from sebp_edge.training import own_loop
 from sebp_edge.training.own_loop import CapturedGradients
 
 ON_GPU = [
@@ -49,6 +50,46 @@ def test_without_a_gpu_the_reason_is_said():
         pytest.raises(MachineError, match="The model is on cpu, and graphs need an NVIDIA GPU"),
     ):
         CapturedGradients(hoisted)
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["all at once", "as they come"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_first_gradients_of_a_step_are_written_and_later_ones_added(large, tied, monkeypatch):
+    monkeypatch.setattr(own_loop, "are_large", lambda parameters: large)
+    model = make_llama(tie_word_embeddings=tied)
+    unused = torch.nn.Parameter(torch.ones(3))
+    parameters = [*model.parameters(), unused]
+    sums, (first, second) = own_loop._Sums(parameters), torch.randint(320, (2, 2, 9))
+    for own in sums.own:
+        own.fill_(7.0)  # of a step before
+
+    def loss(ids):
+        return model(ids, labels=ids).loss
+
+    assert sums.into_grad()
+    own_loop._Written(sums).take_gradients(loss(first), rehearsing=False)
+    found = [parameter.grad.clone() for parameter in parameters]
+    assert not sums.into_grad()
+    own_loop._Added(sums).take_gradients(loss(second), rehearsing=False)
+    added = [parameter.grad.clone() for parameter in parameters]
+    assert all(parameter.grad is own for parameter, own in zip(parameters, sums.own, strict=True))
+    for gradients, ids in ((found, [first]), (added, [first, second])):
+        for parameter in parameters:
+            parameter.grad = None
+        for one in ids:
+            loss(one).backward()
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            expected = torch.zeros(3) if parameter is unused else parameter.grad
+            torch.testing.assert_close(gradient, expected)
+
+
+def test_a_gradient_that_is_there_already_is_kept():
+    parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
+    sums = own_loop._Sums(parameters)
+    sums.own[1].fill_(7.0)
+    parameters[0].grad = torch.full((2,), 5.0)
+    assert not sums.into_grad()
+    assert [parameter.grad.tolist() for parameter in parameters] == [[5.0, 5.0], [0.0, 0.0, 0.0]]
 
 
 class TestOnAGpu:

@@ -11,6 +11,7 @@ Decoders likewise, from `ActiveTokens.gather`.
 """
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,7 +31,8 @@ class CapturedGradients:
 
     A bucket's first batch is run and captured, which takes seconds; later ones are replays. At that moment no loss that
     was computed elsewhere may be held with its autograd graph. Parameters must stay the tensors that they are, and the
-    model hoisted. A learning rate may change, and the model's mode: each has its graphs.
+    model hoisted. A learning rate may change, and the model's mode: each has its graphs, and so have a step's first
+    batch, which writes gradients, and the others, which add to them.
 
     Args:
         hoisted: in bf16 or fp16, by its weights or by autocast around this object's calls: elsewhere attention waits
@@ -50,11 +52,15 @@ class CapturedGradients:
             )
         self._sums = _Sums(parameters)
         self._loss = torch.zeros((), device=device)
-        self._graphs = MicroBatchGraphs(Graphs(device, on_event), hoisted, self._sums, self._loss)
+        graphs = Graphs(device, on_event)
+        self._first = MicroBatchGraphs(graphs, hoisted, _Written(self._sums), self._loss)
+        self._more = MicroBatchGraphs(graphs, hoisted, _Added(self._sums), self._loss)
 
     def prepare(self, batches: Iterable[ActiveTokens]) -> None:
         """Is told the batches to come, so that a few graphs hold them all; without it each size has its own."""
-        self._graphs.prepare(Bucket.holding(*tokens.sizes) for tokens in batches)
+        sizes = [Bucket.holding(*tokens.sizes) for tokens in batches]
+        self._first.prepare(sizes)
+        self._more.prepare(sizes)
 
     def add(self, tokens: ActiveTokens, loss_rows: int | None = None) -> Tensor:
         """Adds the gradients of a batch's mean loss, and gives that loss; fp32 scalar on the device, not waited for.
@@ -66,32 +72,85 @@ class CapturedGradients:
         Raises:
             CannotCapture: the model does what no graph can hold; nothing was changed.
         """
-        self._sums.into_grad()
+        graphs = self._first if self._sums.into_grad() else self._more
         self._loss.zero_()
-        self._graphs.accumulate(tokens, loss_rows or len(tokens.targets))
+        graphs.accumulate(tokens, loss_rows or len(tokens.targets))
         return self._loss.clone()
 
     def losses(self, tokens: ActiveTokens) -> Tensor:
         """The loss of every loss row, without gradients; fp32 [C], on the host."""
-        return self._graphs.losses(tokens)
+        return self._first.losses(tokens)
 
 
 class _Sums:
-    """The tensors that graphs add gradients to, whatever an optimizer's `zero_grad()` leaves in `grad`."""
+    """The tensors that graphs write gradients to, whatever an optimizer's `zero_grad()` leaves in `grad`."""
 
     def __init__(self, parameters: list[Tensor]):
-        self._parameters, self._own = parameters, [torch.zeros_like(parameter) for parameter in parameters]
+        self.parameters, self.own = parameters, [torch.zeros_like(parameter) for parameter in parameters]
 
-    def take_gradients(self, loss: Tensor, *, rehearsing: bool) -> None:
-        add_gradients(loss, self._parameters, in_pieces=are_large(self._parameters))
-
-    def into_grad(self) -> None:
-        """Makes them the parameters' gradients, with what is there: nothing, after `zero_grad()`."""
-        pairs = list(zip(self._parameters, self._own, strict=True))
+    def into_grad(self) -> bool:
+        """Makes them the parameters' gradients, with what is there; whether that is nothing, as after `zero_grad()`."""
+        pairs = list(zip(self.parameters, self.own, strict=True))
         forgotten = [own for parameter, own in pairs if parameter.grad is None]
-        if forgotten:
+        is_first = len(forgotten) == len(pairs)
+        if forgotten and not is_first:
             torch._foreach_zero_(forgotten)
         for parameter, own in pairs:
             if parameter.grad is not None and parameter.grad is not own:
                 own.copy_(parameter.grad)
             parameter.grad = own
+        return is_first
+
+
+class _Added:
+    """A micro-batch's gradients are added to what is there."""
+
+    def __init__(self, sums: _Sums):
+        self._sums = sums
+
+    def take_gradients(self, loss: Tensor, *, rehearsing: bool) -> None:
+        add_gradients(loss, self._sums.parameters, in_pieces=are_large(self._sums.parameters))
+
+
+class _Written:
+    """A micro-batch's gradients take the place of what is there; zeros do where there are none.
+
+    Large ones are written one by one as they come, so that no two of a parameter are there together.
+    """
+
+    def __init__(self, sums: _Sums):
+        self._sums = sums
+
+    def take_gradients(self, loss: Tensor, *, rehearsing: bool) -> None:
+        parameters, own = self._sums.parameters, self._sums.own
+        if are_large(parameters):
+            written = self._written_as_they_come(loss)
+        else:
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            written = {number for number, gradient in enumerate(gradients) if gradient is not None}
+            torch._foreach_copy_([own[number] for number in written], [gradients[number] for number in written])
+        if others := [place for number, place in enumerate(own) if number not in written]:
+            torch._foreach_zero_(others)
+
+    def _written_as_they_come(self, loss: Tensor) -> set[int]:
+        parameters, own, written = self._sums.parameters, self._sums.own, set()
+
+        def write(number: int, parameter: Tensor) -> None:
+            own[number].copy_(parameter.grad)
+            parameter.grad = None
+            written.add(number)
+
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(write, number))
+            for number, parameter in enumerate(parameters)
+        ]
+        try:
+            for parameter in parameters:
+                parameter.grad = None
+            loss.backward()
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for parameter, place in zip(parameters, own, strict=True):
+                parameter.grad = place
+        return written
