@@ -1,7 +1,6 @@
 """The main path: texts in, a saved adapter out."""
 
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -257,8 +256,7 @@ class Personalizer:
         try:
             yield
         except (KeyboardInterrupt, NonFiniteLoss, BudgetExceeded) as stop:
-            # Its traceback would hold what was computed for as long as an app holds the error.
-            traceback.clear_frames(stop.__traceback__)
+            machine.let_go(stop)
             raise self._stopped(stop, trial, name) from stop
         except BaseException as error:
             out_of_memory = self._ran_out_of_memory(error)
@@ -271,8 +269,7 @@ class Personalizer:
         """Whether memory ran out; then what was computed is given back."""
         if not machine.ran_out_of_memory(error):
             return False
-        # Its traceback would hold that for as long as an app holds the error.
-        traceback.clear_frames(error.__traceback__)
+        machine.let_go(error)
         machine.give_memory_back(self.device)
         return True
 

@@ -7,6 +7,7 @@ from test_hoist import MODELS, dense_losses, gradients, padded_batch
 
 from sebp_edge.ops import Scores, attention, backend, reference, sequence_attention_
 from sebp_edge.ops.gpu import rotate
+from sebp_edge.sparse import hoist, own_attention
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.own_attention import OwnAttention
@@ -265,6 +266,7 @@ def test_own_attention_changes_no_loss_and_no_gradient(family):
     wanted = gradients(model, expected)
     with Hoisted(model) as hoisted:
         own = OwnAttention(model)
+        own.attach()
         replaced = [block for block in model.modules() if "forward" in vars(block) and hasattr(block, "head_dim")]
         assert len(replaced) == (0 if family == "phi3" else model.config.num_hidden_layers)
         found = hoisted.row_losses(ActiveTokens.gather(batch["input_ids"], plan))
@@ -275,6 +277,24 @@ def test_own_attention_changes_no_loss_and_no_gradient(family):
     largest = max(value.norm() for value in wanted.values())
     for name, value in wanted.items():
         assert (gradient[name] - value).norm() <= 1e-5 * value.norm() + 1e-7 * largest, name
+
+
+@pytest.mark.parametrize(("in_pieces", "expected"), [(False, None), (True, own_attention.FEW_SUMS)])
+def test_heads_take_turns_where_blocks_come_in_pieces(in_pieces, expected, monkeypatch):
+    asked, attend = [], own_attention.sequence_attention_
+
+    def asking(*given):
+        asked.append(given[-1])
+        return attend(*given)
+
+    monkeypatch.setattr(own_attention, "sequence_attention_", asking)
+    monkeypatch.setattr(hoist, "_pays", lambda decoder: True)
+    batch = padded_batch()
+    with Hoisted(make_llama(), blocks_in_pieces=in_pieces) as hoisted:
+        asked.clear()
+        hoisted.row_losses(ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"])))
+    assert len(asked) >= 2
+    assert set(asked) == {expected}
 
 
 def test_an_attention_block_that_does_something_else_keeps_its_own_code():
@@ -289,6 +309,7 @@ def test_an_attention_block_that_does_something_else_keeps_its_own_code():
     block.__class__ = Doubled
     with Hoisted(model):
         own = OwnAttention(model)
+        own.attach()
         assert "forward" not in vars(block)
         assert "forward" in vars(model.model.layers[1].self_attn)
         own.remove()
@@ -297,6 +318,7 @@ def test_an_attention_block_that_does_something_else_keeps_its_own_code():
 def test_a_block_that_drops_weights_in_training_keeps_its_own_code():
     with Hoisted(make_llama(attention_dropout=0.1)) as hoisted:
         own = OwnAttention(hoisted.model)
+        own.attach()
         assert not any("forward" in vars(layer.self_attn) for layer in hoisted.model.model.layers)
         own.remove()
 

@@ -16,6 +16,7 @@ from sebp_edge.models.adaptation import trainable
 from sebp_edge.ops import LoraGroup
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse import small_ops
+from sebp_edge.sparse.checkpoints import _HostMemory
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.texts.batches import Collator
@@ -82,6 +83,13 @@ def test_offloaded_inputs_serve_batches_of_any_size_one_after_the_other():
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
     assert_equal(added_up(checkpoints=2, offload=True), added_up())
+
+
+def test_an_offloaded_input_keeps_its_dtype():
+    host = _HostMemory()
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        hidden = torch.randn(2, 3).to(dtype)
+        assert torch.equal(host.put(hidden), hidden)
 
 
 def test_an_offloaded_input_that_another_forward_pass_has_replaced_is_refused():

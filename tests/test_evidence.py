@@ -129,7 +129,8 @@ def test_no_results_yet_are_no_error(project):
 
 def test_the_tests_of_a_session_are_counted_by_outcome_and_by_mark(project, monkeypatch):
     monkeypatch.setattr(evidence, "STEP", ("ops",))
-    (project / "sebp_edge" / "models").mkdir(parents=True)
+    for folder in ("models", "planning"):
+        (project / "sebp_edge" / folder).mkdir(parents=True)
     (project / "more.py").touch()
     files = {"bench.py": {"gpu": 1}, "more.py": {"gpu": 1}, "x": {}}
     marked, more, other = (SimpleNamespace(nodeid=f"{file}::test", keywords=files[file]) for file in files)

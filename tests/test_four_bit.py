@@ -68,6 +68,19 @@ def test_every_projection_is_plain_and_its_matrix_is_the_one_that_was_packed(qua
         torch.testing.assert_close(matrix.T, base(torch.eye(base.in_features)) - bias, rtol=1e-4, atol=1e-5)
 
 
+def test_weights_that_a_merge_has_put_there_are_the_ones_that_are_computed_with():
+    model, batch = four_bit_llama(), padded_batch()
+    with sparsify(model):
+        loss_and_gradients(model, batch)
+        with pytest.warns(UserWarning, match="4-bit"):
+            model.merge_adapter()
+            model.unmerge_adapter()
+        found_loss, found = loss_and_gradients(model, batch)
+    expected_loss, expected = loss_and_gradients(model, batch)
+    torch.testing.assert_close(found_loss, expected_loss)
+    assert_close(found, expected)
+
+
 @pytest.mark.parametrize("prompt", [0, 5])
 def test_the_drop_in_trains_as_peft_does(prompt):
     model, batch = four_bit_llama(), padded_batch(prompt=prompt)

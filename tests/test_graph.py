@@ -1,5 +1,7 @@
 """Captured graphs: the eager step's numbers, without waiting for the GPU, and without leaving traces."""
 
+import functools
+
 import pytest
 import torch
 from builders import dequantised_llama, make_examples, make_llama, make_sentences, waiting_for_the_gpu_is_an_error
@@ -273,7 +275,8 @@ def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_rand
         tokens = tokens.filled(learner._graphs.bucket(tokens.sizes))
         weightless = tokens.to("cuda").weighted(0.0)
         learner._graphs._rehearse(learner._graphs._key("gradients", tokens.sizes), tokens.first())
-        graph = _Captured(learner._graphs._graphs, "gradients", weightless, learner._graphs._add_gradients)
+        run = functools.partial(learner._graphs._run, "gradients")
+        graph = _Captured(learner._graphs._graphs, "gradients", weightless, run)
         assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
         assert torch.equal(torch.cuda.get_rng_state(), random_state)
         assert all(parameter.grad is None for parameter in adapted.model.parameters())

@@ -202,6 +202,17 @@ def test_groups_that_share_a_scratch_dequantise_to_one_place_as_large_as_the_lar
             assert torch.equal(out, expected)
 
 
+def test_a_scratch_that_was_first_used_in_inference_mode_serves_training():
+    x, projections, _, douts = random_group(24, 8, (6, 11), 2, 9)
+    group = LoraGroup.stack([in_fewer_bits(one, [])[0] for one in projections], Scratch())
+    with torch.inference_mode():
+        expected = lora_linear(x, group)
+    found = lora_linear(x.requires_grad_(), group)
+    torch.autograd.backward(found, douts)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("given", ["rows", "slice", "detect", "all"])
 def test_an_input_that_is_made_again_gives_the_same_bits_and_is_not_kept(given, poisoned_memory):
     source, projections, rows, douts = random_group(65, 33, (17, 9, 9), 4, 20, torch.float32, torch.float32)

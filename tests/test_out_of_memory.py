@@ -7,6 +7,7 @@ import torch
 from builders import make_sentences, train
 from running_out import LENGTHS, RECIPE, Failing, equal, gradients, learning, odd_examples
 
+from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import MemoryRanOut
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.models.machine import ran_out_of_memory
@@ -132,18 +133,34 @@ def test_a_single_example_that_does_not_fit_is_the_end(base, padded):
         assert equal(snapshot(learner.adaptation), before)
 
 
-def test_what_had_been_computed_is_let_go_of_before_the_model_gets_its_own_weights_back(base, monkeypatch):
+def interrupted():
+    raise KeyboardInterrupt
+
+
+def out_of_memory_while_another_error_came():
+    try:
+        raise torch.OutOfMemoryError("no more")
+    finally:
+        raise RuntimeError("the capture failed")
+
+
+def over_its_budget():
+    raise BudgetExceeded("too much")
+
+
+@pytest.mark.parametrize("end", [interrupted, out_of_memory_while_another_error_came, over_its_budget])
+def test_what_had_been_computed_is_let_go_of_before_the_model_gets_its_own_weights_back(base, end, monkeypatch):
     computed, there = [], []
 
-    def run_out():
+    def compute_and_end():
         activations = torch.zeros(3)
         computed.append(weakref.ref(activations))
-        raise torch.OutOfMemoryError("no more")
+        end()
 
     remove = RowLosses.__exit__
     monkeypatch.setattr(RowLosses, "__exit__", lambda *given: there.append(computed[0]()) or remove(*given))
-    with pytest.raises(torch.OutOfMemoryError), learning(base, odd_examples()):
-        run_out()
+    with pytest.raises((RuntimeError, KeyboardInterrupt, BudgetExceeded)), learning(base, odd_examples()):
+        compute_and_end()
     assert there == [None]
 
 

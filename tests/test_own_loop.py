@@ -6,6 +6,7 @@ import pytest
 import torch
 from builders import make_encoder, make_encoder_batch, make_llama, waiting_for_the_gpu_is_an_error
 from peft import LoraConfig, get_peft_model
+from running_out import PlainGraphs
 from test_hoist_encoder import FAMILIES, WIDER
 from test_sparsify import padded_batch
 
@@ -15,6 +16,7 @@ from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.training import own_loop
+from sebp_edge.training.graph import CannotCapture
 from sebp_edge.training.own_loop import CapturedGradients
 
 ON_GPU = [
@@ -90,6 +92,56 @@ def test_a_gradient_that_is_there_already_is_kept():
     parameters[0].grad = torch.full((2,), 5.0)
     assert not sums.into_grad()
     assert [parameter.grad.tolist() for parameter in parameters] == [[5.0, 5.0], [0.0, 0.0, 0.0]]
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Captures where there is no GPU: what is done, and whether captures fail."""
+    order, failing = [], []
+
+    class Graphs(PlainGraphs):
+        def rehearse(self, function):
+            order.append("rehearse")
+            super().rehearse(function)
+
+        def capture(self, part, function):
+            order.append(part)
+            if failing:
+                raise CannotCapture("it cannot be captured")
+            return function
+
+    monkeypatch.setattr(own_loop, "Graphs", Graphs)
+    monkeypatch.setattr(own_loop, "_refuse_without_gpu", lambda device: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    return order, failing
+
+
+def rows_of(count):
+    batch = padded_batch(prompt=0)
+    return ActiveTokens.gather(batch["input_ids"][:count], RowPlan.from_labels(batch["labels"][:count]))
+
+
+def test_all_that_may_come_is_rehearsed_before_the_first_capture(plain):
+    order, _ = plain
+    with Hoisted(make_llama()) as hoisted:
+        captured = CapturedGradients(hoisted)
+        captured.prepare([rows_of(3), rows_of(1)])
+        for tokens in (rows_of(3), rows_of(1), rows_of(1)):
+            captured.add(tokens)
+    assert order == ["rehearse"] * order.count("rehearse") + ["first gradients", "gradients"]
+    assert order.count("rehearse") >= 2
+
+
+def test_a_first_batch_that_cannot_be_captured_leaves_no_gradient_of_the_step_before(plain):
+    _, failing = plain
+    with Hoisted(make_llama()) as hoisted:
+        captured, parameters = CapturedGradients(hoisted), list(hoisted.model.parameters())
+        captured.add(rows_of(3))
+        hoisted.model.zero_grad()
+        failing.append(True)
+        with pytest.raises(CannotCapture):
+            captured.add(rows_of(1))
+        assert [parameter.grad for parameter in parameters] == [None] * len(parameters)
 
 
 class TestOnAGpu:

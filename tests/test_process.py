@@ -2,18 +2,17 @@
 
 import subprocess
 import sys
-from contextlib import nullcontext
 
 import psutil
 import pytest
 import torch
+from fake_gpu import GB, Driver, Gpu
 
 from sebp_edge.errors import MachineError
-from sebp_edge.models import container, machine, process, stacks
+from sebp_edge.models import container, machine, process
 from sebp_edge.models.container import Limit
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-GB = 10**9
 
 
 # --------------------------------------------------------------------------------------------------------- containers
@@ -133,28 +132,8 @@ def test_what_is_used_of_this_gpu_is_read():
     assert process.used_of("aa-1", "GPU-aa-1, [N/A]\n") is None
 
 
-STACKS = 280_000_000
+STACKS = 1024 * 132 * 2048
 ESTIMATE = process.CONTEXT + STACKS
-
-
-class Gpu:
-    """What torch and the driver would say of a GPU that this machine does not have."""
-
-    def __init__(self, monkeypatch, told, before=""):
-        self.used, self.reserved, self.told = 3 * GB, GB, told
-        monkeypatch.setattr(process, "_others", {})
-        monkeypatch.setattr(process, "_nvidia_smi", lambda query: before)
-        monkeypatch.setattr(process.GpuMemory, "_uuid", lambda memory: "aa-1")
-        for name in ("memory_reserved", "max_memory_reserved"):
-            monkeypatch.setattr(torch.cuda, name, lambda device: self.reserved)
-        for name in ("memory_allocated", "max_memory_allocated"):
-            monkeypatch.setattr(torch.cuda, name, lambda device: self.reserved // 2)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (24 * GB - self.used, 24 * GB))
-        monkeypatch.setattr(process.GpuMemory, "_told", lambda memory: self.told)
-        # What the driver holds for stacks, and with small ones.
-        monkeypatch.setattr(stacks, "held", lambda device: STACKS)
-        monkeypatch.setattr(stacks, "least_held", lambda device: STACKS // 4)
-        monkeypatch.setattr(stacks, "cut", lambda device: nullcontext())
 
 
 def test_what_grows_outside_torchs_allocator_is_what_the_driver_tells(monkeypatch):
@@ -185,7 +164,7 @@ def test_what_no_driver_tells_is_an_estimate_that_grows_with_what_is_used_up_to_
 
 def test_what_no_driver_tells_is_seen_when_cuda_begins(monkeypatch):
     gpu = Gpu(monkeypatch, told=None, before=f"GPU-aa-1, {1200}")
-    gpu.used = gpu.reserved + 1200 * 2**20 + 480_000_000
+    gpu.used = gpu.reserved + 1200 * 2**20 + 480_000_000 - STACKS
     memory = process.memory_of(CUDA)
     assert memory.outside == 480_000_000
     gpu.used += 100_000_000
@@ -197,7 +176,7 @@ def test_what_no_driver_tells_is_seen_when_cuda_begins(monkeypatch):
 
 def test_what_other_programs_take_after_cuda_began_is_hardly_counted_as_ours(monkeypatch):
     gpu = Gpu(monkeypatch, told=None, before="GPU-aa-1, 0")
-    gpu.used = gpu.reserved + 480_000_000
+    gpu.used = gpu.reserved + 480_000_000 - STACKS
     assert process.memory_of(CUDA).outside == 480_000_000
     gpu.used += 10 * GB
     assert process.memory_of(CUDA).outside == 2 * ESTIMATE
@@ -205,7 +184,7 @@ def test_what_other_programs_take_after_cuda_began_is_hardly_counted_as_ours(mon
 
 def test_where_cuda_had_begun_before_it_is_an_estimate(monkeypatch):
     gpu = Gpu(monkeypatch, told=None, before="GPU-aa-1, 2000")
-    gpu.used = gpu.reserved + 2000 * 2**20
+    gpu.used = gpu.reserved + 2000 * 2**20 - STACKS
     assert process.memory_of(CUDA).outside == ESTIMATE
     gpu.used += 300_000_000
     assert process.memory_of(CUDA).outside == ESTIMATE
@@ -221,6 +200,7 @@ def test_the_cap_follows_what_the_process_holds_outside(monkeypatch):
     given_back = []
     monkeypatch.setattr(machine, "give_memory_back", lambda device: given_back.append(gpu.reserved))
     with pytest.raises(ZeroDivisionError), MemoryLimit(CUDA, budget=3 * GB) as limit:
+        assert gpu.driver.limit == 256
         assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - process.CONTEXT - STACKS // 4)
         gpu.used, gpu.told = gpu.used + 10**8, 400_000_000
         assert [limit.missing() for _ in range(STEPS_BETWEEN_LOOKS)] == [0] * STEPS_BETWEEN_LOOKS
@@ -232,3 +212,34 @@ def test_the_cap_follows_what_the_process_holds_outside(monkeypatch):
         assert given_back
         _ = 1 / 0
     assert fractions[-1] == 1.0
+    assert gpu.driver.limit == 1024
+
+
+def test_where_stacks_stay_as_they_are_the_cap_leaves_them_their_room(monkeypatch):
+    from sebp_edge.training.limit import MemoryLimit
+
+    fractions = [1.0]
+    Gpu(monkeypatch, told=300_000_000, driver=Driver(1024, refuses_to_set=True))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fractions[-1])
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda size, device: fractions.append(size))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    with MemoryLimit(CUDA, budget=3 * GB):
+        assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - process.CONTEXT - STACKS)
+
+
+def test_a_limit_that_is_interrupted_while_it_begins_leaves_the_stacks_as_they_were(monkeypatch):
+    from sebp_edge.training.limit import MemoryLimit
+
+    gpu = Gpu(monkeypatch, told=300_000_000)
+    limit, looked = MemoryLimit(CUDA, budget=3 * GB), []
+
+    def interrupt(device):
+        looked.append(gpu.driver.limit)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process, "memory_of", interrupt)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        limit.__enter__()
+    assert looked == [256]
+    assert gpu.driver.limit == 1024
+    assert stopped  # whose frames are still held

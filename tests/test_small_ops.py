@@ -159,13 +159,19 @@ DIFFERENT = {
 }
 
 
+def attached(decoder):
+    handle = SmallOps(decoder)
+    handle.attach()
+    return handle
+
+
 @pytest.mark.parametrize("name", ALIKE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_what_computes_the_same_is_replaced(name, dtype):
     decoder = OneModule(ALIKE[name]).to(dtype)
     x = torch.randn(7, 8).to(dtype)
     expected = decoder.module(x)
-    handle = SmallOps(decoder)
+    handle = attached(decoder)
     assert handle.replaced == [decoder.module]
     tolerance = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(decoder.module(x), expected, rtol=tolerance, atol=tolerance)
@@ -176,20 +182,20 @@ def test_what_computes_the_same_is_replaced(name, dtype):
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_what_computes_something_else_is_left_alone(name):
-    assert SmallOps(OneModule(DIFFERENT[name]).float()).replaced == []
+    assert attached(OneModule(DIFFERENT[name]).float()).replaced == []
 
 
 def test_a_part_more_is_left_alone():
     mlp, norm = OtherMlp(plain_mlp), OtherNorm(lambda x, w, eps: rms(x, eps) * w)
     mlp.dropout = nn.Dropout(0.5)
     norm.register_buffer("scale", torch.ones(8))
-    assert SmallOps(OneModule(nn.ModuleList([mlp, norm]))).replaced == []
+    assert attached(OneModule(nn.ModuleList([mlp, norm]))).replaced == []
 
 
 def test_a_forward_that_others_put_there_stays():
     decoder = OneModule(OtherMlp(plain_mlp))
     decoder.module.forward = others = lambda x: x
-    handle = SmallOps(decoder)
+    handle = attached(decoder)
     assert handle.replaced == []
     handle.remove()
     assert decoder.module.forward is others
@@ -199,7 +205,7 @@ def test_a_norm_given_another_dtype_promotes_as_it_did():
     decoder = OneModule(OtherNorm(lambda x, w, eps: w * rms(x.float(), eps).to(x.dtype)))
     x = torch.randn(7, 8).bfloat16()
     expected = decoder.module(x)
-    SmallOps(decoder)
+    attached(decoder)
     assert expected.dtype == torch.float32
     assert torch.equal(decoder.module(x), expected)
 
@@ -273,10 +279,11 @@ def test_a_norm_made_again_before_an_mlp_gives_the_same_bits(device, dtype):
     model = with_lora(make_llama(hidden_size=96, intermediate_size=200)).to(device, dtype)
     block = model.get_base_model().model.layers[0]
     x = torch.randn(1, 333, 96, generator=torch.Generator().manual_seed(0)).to(device, dtype).requires_grad_()
-    small_ops = SmallOps(model.get_base_model())
+    small_ops = attached(model.get_base_model())
     results = []
     for source_of in (only_gates(small_ops.source_of), small_ops.source_of):
         fused = FusedLora(model, lambda layers, x: None, source_of=source_of)
+        fused.attach()
         out = block.mlp(block.post_attention_layernorm(x))
         results.append([out, *torch.autograd.grad(out.float().square().sum(), [x, *lora_of(block.mlp)])])
         fused.remove()

@@ -1,32 +1,13 @@
 """What a GPU's driver holds for its threads' stacks, and less of it for a while."""
 
-import ctypes
-from contextlib import nullcontext
-from types import SimpleNamespace
-
 import pytest
 import torch
+from fake_gpu import Driver, put_h100
 
 from sebp_edge.models import stacks
 from sebp_edge.models.machine import free_memory
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-H100 = SimpleNamespace(multi_processor_count=132, max_threads_per_multi_processor=2048)
-
-
-class Driver:
-    """A driver's limit on stacks, of a GPU that this machine does not have."""
-
-    def __init__(self, limit):
-        self.limit = limit
-
-    def cuCtxGetLimit(self, place, kind):
-        ctypes.cast(place, ctypes.POINTER(ctypes.c_size_t)).contents.value = self.limit
-        return 0
-
-    def cuCtxSetLimit(self, kind, size):
-        self.limit = size.value
-        return 0
 
 
 @pytest.fixture
@@ -34,9 +15,8 @@ def on_an_h100(monkeypatch):
     """Makes it a machine with an H100, whose driver is the one that is given."""
 
     def with_driver(driver):
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: H100)
-        monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-        monkeypatch.setattr(stacks, "_driver", lambda: driver)
+        put_h100(monkeypatch, driver)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
 
     return with_driver
 
@@ -57,6 +37,22 @@ def test_stacks_are_small_for_a_while_also_where_that_ends_in_an_error(on_an_h10
     assert driver.limit == 2048
 
 
+def test_a_driver_that_refuses_is_believed(on_an_h100):
+    on_an_h100(Driver(1024, refuses_to_set=True))
+    with stacks.cut(CUDA):
+        assert stacks.held(CUDA) == 1024 * 132 * 2048
+    on_an_h100(Driver(1024, refuses_to_tell=True))
+    with stacks.cut(CUDA):
+        assert stacks.held(CUDA) == stacks.least_held(CUDA) == 1024 * 132 * 2048
+
+
+def test_for_gpus_that_are_not_nvidias_nothing_is_counted(on_an_h100, monkeypatch):
+    on_an_h100(None)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with stacks.cut(CUDA):
+        assert stacks.held(CUDA) == stacks.least_held(CUDA) == 0
+
+
 def test_stacks_that_are_smaller_already_stay_as_they_are(on_an_h100):
     driver = Driver(128)
     on_an_h100(driver)
@@ -72,7 +68,7 @@ def test_where_the_driver_is_not_found_stacks_are_taken_to_be_the_usual_ones(on_
 
 
 def test_other_devices_have_no_stacks_to_cut(monkeypatch):
-    monkeypatch.setattr(stacks, "_driver", lambda: pytest.fail("no driver is asked"))
+    monkeypatch.setattr(stacks, "_limit", lambda device: pytest.fail("no driver is asked"))
     with stacks.cut(CPU):
         pass
 

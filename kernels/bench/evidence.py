@@ -84,7 +84,7 @@ def record_tests(outcomes: dict[str, list], file: Path) -> None:
     }
     files = {report.nodeid.split("::")[0] for found in on_gpu.values() for report in found}
     name = Path(*files).stem if len(files) == 1 else "gpu-tests"
-    record(name, [*STEP, "sebp_edge/models", *files], figures, file)
+    record(name, [*STEP, "sebp_edge/models", "sebp_edge/planning", *files], figures, file)
 
 
 def machine() -> dict:

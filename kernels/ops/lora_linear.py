@@ -53,7 +53,9 @@ class Scratch:
         self.reserve(num_rows * num_columns)
         is_alike = self._flat is not None and (self._flat.dtype, self._flat.device) == (like.dtype, like.device)
         if not is_alike or len(self._flat) < self._size:
-            self._flat = like.new_empty(self._size)
+            # Made in inference mode, it could be used in no other.
+            with torch.inference_mode(False):
+                self._flat = torch.empty(self._size, dtype=like.dtype, device=like.device)
         return self._flat[: num_rows * num_columns].view(num_rows, num_columns)
 
 

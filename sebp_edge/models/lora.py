@@ -140,11 +140,12 @@ def _in_4_bits(base: nn.Module) -> QuantisedWeight | None:
     state = base.weight.quant_state
     if state is None or base.compute_dtype is None or _is_packed(state):
         return None
-    return QuantisedWeight(base.compute_dtype, partial(_dequantise, base.weight))
+    return QuantisedWeight(base.compute_dtype, partial(_dequantise, base))
 
 
-def _dequantise(weight: nn.Parameter, place: Tensor) -> None:
+def _dequantise(base: nn.Module, place: Tensor) -> None:
     """On a GPU straight to its place, which bitsandbytes does on no CPU."""
+    weight = base.weight  # which is another one after a merge
     if place.is_cuda and place.dtype == weight.quant_state.dtype and len(weight) > 1:
         from bitsandbytes.functional import dequantize_4bit
 

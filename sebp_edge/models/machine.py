@@ -4,6 +4,7 @@ import ctypes
 import functools
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -130,6 +131,16 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def let_go(error: BaseException | None) -> None:
+    """Frees what the frames of an error hold, and of those that it came from; frames that still run keep theirs.
+
+    As long as somebody holds the error, they would hold all that had been computed.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def give_memory_back(device: torch.device) -> None:

@@ -45,7 +45,7 @@ class HostMemory:
         is_capped: whether memory runs out at the cap; here what is taken can only be seen.
     """
 
-    allocator_peak, cached, outside, outside_planned, is_capped = None, 0, 0, 0, False
+    allocator_peak, cached, outside, outside_expected, is_capped = None, 0, 0, 0, False
 
     def __init__(self):
         self.peak = 0
@@ -122,8 +122,15 @@ class GpuMemory:
     def outside_planned(self) -> int:
         """Bytes that will be outside torch's allocator with small stacks: an estimate, as kernels and graphs are still
         to be loaded."""
-        least = stacks.least_held(self._device)
-        return max(CONTEXT + least, self.outside - (stacks.held(self._device) - least))
+        return self._outside_with(stacks.least_held(self._device))
+
+    @property
+    def outside_expected(self) -> int:
+        """The same with the stacks that there are."""
+        return self._outside_with(stacks.held(self._device))
+
+    def _outside_with(self, held: int) -> int:
+        return max(CONTEXT + held, self.outside - (stacks.held(self._device) - held))
 
     def measure(self) -> int:
         """Bytes held at most since `begin`; what is outside torch's allocator is measured anew. The GPU is not

@@ -4,6 +4,8 @@
 
 The limit is for kernels whose need no compiler knows. Those of torch, cuBLAS and Triton have a known one, and the
 driver gives each kernel at least that. So within a memory budget the limit is a quarter of what it usually is.
+
+AMD's GPUs have no such limit, and nothing is counted for them.
 """
 
 import ctypes
@@ -19,24 +21,22 @@ USUAL, ENOUGH = 1024, 256
 _STACK_SIZE = 0
 
 
-def held(device: torch.device, limit: int | None = None) -> int:
-    """Bytes that the driver holds at `limit` bytes for a thread; by default at the limit that there is."""
-    gpu = torch.cuda.get_device_properties(device)
-    return (
-        (_limit(device) if limit is None else limit) * gpu.multi_processor_count * gpu.max_threads_per_multi_processor
-    )
+def held(device: torch.device) -> int:
+    """Bytes that the driver holds."""
+    return _bytes(device, _limit(device) or USUAL)
 
 
 def least_held(device: torch.device) -> int:
     """The same when stacks are cut."""
-    return held(device, min(_limit(device), USUAL if _driver() is None else ENOUGH))
+    limit = _limit(device)
+    return _bytes(device, USUAL if limit is None else min(limit, ENOUGH))
 
 
 @contextmanager
 def cut(device: torch.device) -> Iterator[None]:
-    """Within it, a GPU's threads have small stacks; for another device it does nothing."""
-    before = _limit(device) if device.type == "cuda" and _driver() is not None else 0
-    if before <= ENOUGH:
+    """Within it, a GPU's threads have small stacks; where no driver takes the limit, what they have."""
+    before = _limit(device) if device.type == "cuda" else None
+    if before is None or before <= ENOUGH:
         yield
         return
     _set_limit(device, ENOUGH)
@@ -48,22 +48,36 @@ def cut(device: torch.device) -> Iterator[None]:
 
 @functools.cache
 def _driver() -> ctypes.CDLL | None:
-    """The driver's library; None where it goes by another name."""
+    """NVIDIA's driver; None for other GPUs, and where its library goes by another name."""
+    if torch.version.cuda is None:
+        return None
     try:
         return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
         return None
 
 
-def _limit(device: torch.device) -> int:
-    """Bytes that each thread may use; the usual number where the driver does not tell."""
+def _bytes(device: torch.device, limit: int) -> int:
+    if torch.version.hip is not None:
+        return 0
+    gpu = torch.cuda.get_device_properties(device)
+    return limit * gpu.multi_processor_count * gpu.max_threads_per_multi_processor
+
+
+def _limit(device: torch.device) -> int | None:
+    """Bytes that each thread may use; None where the driver does not tell."""
+    if _driver() is None:
+        return None
     limit = ctypes.c_size_t()
     with torch.cuda.device(device):
-        failed = _driver() is None or _driver().cuCtxGetLimit(ctypes.byref(limit), _STACK_SIZE)
-    return USUAL if failed else limit.value
+        # The driver speaks of the thread's own context, which torch's first call of a thread makes current.
+        torch.cuda.mem_get_info(device)
+        failed = _driver().cuCtxGetLimit(ctypes.byref(limit), _STACK_SIZE)
+    return None if failed else limit.value
 
 
 def _set_limit(device: torch.device, size: int) -> None:
     """Waits for the device. A driver that refuses leaves the limit as it is."""
     with torch.cuda.device(device):
+        torch.cuda.mem_get_info(device)
         _driver().cuCtxSetLimit(_STACK_SIZE, ctypes.c_size_t(size))

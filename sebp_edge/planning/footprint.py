@@ -159,7 +159,7 @@ class Machinery:
             "loss": loss,
             "graphs": graphs,
         }
-        on_heap = 0 if self.on_gpu else activations + loss
+        on_heap = 0 if self.on_gpu else parts["activations"] + loss
         certain = parts["weights"] if self.on_gpu else 0
         reserve = RESERVE * (sum(parts.values()) - on_heap - certain) + RESERVE_OF_WEIGHTS * certain
         reserve += 0 if self.on_gpu else RESERVE_OF_HEAP * (on_heap + context)
@@ -204,10 +204,14 @@ class Machinery:
         return int(self.itemsize * (self.shape.parameters - in_4bit) + NF4_BYTES * in_4bit)
 
     def _dequantised(self) -> int:
-        """The largest matrix, while it is computed with."""
+        """The largest matrix, while it is computed with; off a GPU it is made beside its place."""
         if not self.recipe.load_in_4bit:
             return 0
-        return self.itemsize * max(_size(one) for block in self.shape.blocks for one in block.linears.values())
+        return (
+            (1 if self.on_gpu else 2)
+            * self.itemsize
+            * max(_size(one) for block in self.shape.blocks for one in block.linears.values())
+        )
 
     def _besides_tensors(self, sizes: Bucket) -> int:
         """What cuBLAS keeps on two streams, and pieces that are too small for what comes: gate and up are widest.

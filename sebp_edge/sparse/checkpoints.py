@@ -100,7 +100,8 @@ class _HostMemory:
         """A copy of it, and one more in `number`."""
         size = hidden.numel()
         self.number += 1
-        if not self._buffers or self._buffers[-1].numel() < size:
+        latest = self._buffers[-1] if self._buffers else None
+        if latest is None or latest.numel() < size or latest.dtype != hidden.dtype:
             self._buffers.append(torch.empty(size, dtype=hidden.dtype, pin_memory=hidden.is_cuda))
         return self._buffers[-1][:size].view(hidden.shape).copy_(hidden.detach(), non_blocking=True)
 

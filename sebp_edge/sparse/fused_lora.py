@@ -50,13 +50,18 @@ class FusedLora:
         alone: nn.Module | None = None,
         source_of: SourceOf = lambda x: None,
     ):
+        self._model, self._rows_for, self._alone, self._source_of = model, rows_for, alone, source_of
         self._groups: list[_Group] = []
         self._refreshed: list[_Group] = []
+
+    def attach(self) -> None:
+        """Computes the layers by groups from now on."""
         scratch = Scratch()
-        for parent in list(model.modules()):
+        for parent in list(self._model.modules()):
             plain = {name: child for name, child in parent.named_children() if plain_projection(child)}
-            for names in _grouped(plain, alone):
-                self._groups.append(_Group([plain[name] for name in names], rows_for, source_of, scratch))
+            for names in _grouped(plain, self._alone):
+                layers = [plain[name] for name in names]
+                self._groups.append(_Group(layers, self._rows_for, self._source_of, scratch))
                 if len(names) > 1:
                     # Where weights were before they were stacked; else a part of it would go to the next ones.
                     give_memory_back(self._groups[-1].stacked.stacked_A.device)
@@ -64,9 +69,11 @@ class FusedLora:
     def remove(self) -> None:
         """Gives the layers back to PEFT."""
         self._refreshed = []
+        for group in self._groups:
+            group.let_go()
         while self._groups:
             # One after the other: what a group stacked is freed before the next one's weights are copied.
-            self._groups.pop().remove()
+            self._groups.pop().unstack()
 
     @contextmanager
     def refreshed(self) -> Iterator[None]:
@@ -129,11 +136,15 @@ class _Group:
         for member, layer in enumerate(layers):
             layer.forward = _Member(self, member)
 
-    def remove(self) -> None:
+    def let_go(self) -> None:
+        """Gives the layers the forward of their own."""
         for layer in self.layers:
             vars(layer).pop("forward", None)
-            # A storage of its own again.
-            if len(self.layers) > 1 and isinstance(self.stacked.weight, Tensor):
+
+    def unstack(self) -> None:
+        """Gives the layers' weights a storage of their own again."""
+        if len(self.layers) > 1 and isinstance(self.stacked.weight, Tensor):
+            for layer in self.layers:
                 layer.base_layer.weight.data = layer.base_layer.weight.data.clone()
 
     def is_current(self) -> bool:

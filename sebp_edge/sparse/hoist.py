@@ -10,7 +10,7 @@ Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, H heads,
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -61,33 +61,30 @@ class Hoisted:
         self._embedding = TiedEmbedding(self._decoder)
         self._last_layer = LastLayer(self._decoder)
         self._checkpoints = Checkpoints(self._decoder, checkpoints, offload=offload)
-        self._before = self._decoder.config._attn_implementation
-        self._decoder.set_attn_implementation(ATTENTION)
-        # Before others put anything in the way of their parts.
         max_sums = FEW_SUMS if blocks_in_pieces else None
-        self._attention = OwnAttention(self._decoder, max_sums) if _pays(self._decoder) else None
         self._small_ops = SmallOps(self._decoder)
         self._fused = FusedLora(
             model, lambda layers, x: None, alone=self._last_layer.query, source_of=self._small_ops.source_of
         )
-        self._embedding.attach()
         self._pieces = MlpPieces(self._decoder, ROWS if blocks_in_pieces else None)
-        self._pieces.attach(self._fused.as_refreshed)
-        # Of the rows that it chooses it makes pieces.
-        self._last_layer.attach()
-        self._checkpoints.attach(self._running_again)
+        with ExitStack() as undo:
+            undo.callback(self._decoder.set_attn_implementation, self._decoder.config._attn_implementation)
+            self._decoder.set_attn_implementation(ATTENTION)
+            # Before others put anything in the way of their parts.
+            if _pays(self._decoder):
+                _attach(undo, OwnAttention(self._decoder, max_sums))
+            _attach(undo, self._small_ops)
+            _attach(undo, self._fused)
+            _attach(undo, self._embedding)
+            _attach(undo, self._pieces, self._fused.as_refreshed)
+            # Of the rows that it chooses it makes pieces.
+            _attach(undo, self._last_layer)
+            _attach(undo, self._checkpoints, self._running_again)
+            self._undo = undo.pop_all()
 
     def remove(self) -> None:
         """Gives the model its own blocks, attention, LoRA layers, norms and MLPs back."""
-        self._checkpoints.remove()
-        self._last_layer.remove()
-        self._pieces.remove()
-        self._embedding.remove()
-        self._fused.remove()
-        self._small_ops.remove()
-        if self._attention is not None:
-            self._attention.remove()
-        self._decoder.set_attn_implementation(self._before)
+        self._undo.close()
 
     def __enter__(self) -> "Hoisted":
         return self
@@ -121,6 +118,12 @@ class Hoisted:
         input_ids, labels = trial_batch(self._decoder)
         plan = RowPlan.from_labels(labels).to(labels.device)
         return self._row_losses(ActiveTokens.gather(input_ids, plan), restricted)
+
+
+def _attach(undo: ExitStack, part, *options) -> None:
+    """Attaches a part of a handle; what it has attached is removed in the end, also where it fails half-way."""
+    undo.callback(part.remove)
+    part.attach(*options)
 
 
 def _pays(decoder: PreTrainedModel) -> bool:

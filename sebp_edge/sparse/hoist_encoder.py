@@ -15,12 +15,11 @@ Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, L labels
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import behind_attention, last_block, reads_first_token, reads_labelled_tokens
@@ -60,21 +59,17 @@ class HoistedEncoder:
             )
         self._tokens = EncoderTokens(encoder)
         self._places: Tensor | None = None
-        self._before: str | None = None
-        self._hook: RemovableHandle | None = None
-        self._fused: FusedLora | None = None
-        reason = self._why_not()
+        self._fused = FusedLora(model, lambda layers, x: None)
+        with ExitStack() as self._undo:
+            reason = self._why_not()
+            if reason is None:
+                self._undo = self._undo.pop_all()
         if reason is not None:
-            self.remove()
             raise SparsityError(f"{type(encoder).__name__} does not run on rows alone, sparsify it instead: {reason}")
 
     def remove(self) -> None:
         """Gives the model its own attention and its LoRA layers back."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._fused.remove()
-            self._encoder.set_attn_implementation(self._before)
-        self._hook = self._fused = None
+        self._undo.close()
 
     def __enter__(self) -> "HoistedEncoder":
         return self
@@ -130,10 +125,11 @@ class HoistedEncoder:
             self._places = None
 
     def _attach(self) -> None:
-        self._before = self._encoder.config._attn_implementation
+        self._undo.callback(self._encoder.set_attn_implementation, self._encoder.config._attn_implementation)
         self._encoder.set_attn_implementation(ATTENTION)
-        self._fused = FusedLora(self.model, lambda layers, x: None)
-        self._hook = self._behind.register_forward_pre_hook(self._take_out)
+        self._undo.callback(self._fused.remove)
+        self._fused.attach()
+        self._undo.callback(self._behind.register_forward_pre_hook(self._take_out).remove)
 
     def _take_out(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Of what is [1, A, D], the rows that the head reads: [C, 1, D]."""

@@ -35,20 +35,25 @@ class OwnAttention:
     """
 
     def __init__(self, decoder: nn.Module, max_sums: int | None = None):
+        self._decoder, self._max_sums = decoder, max_sums
         self._blocks: list[nn.Module] = []
-        embedding_VD = decoder.get_input_embeddings().weight
+
+    def attach(self) -> None:
+        """Replaces the blocks that are found to be such."""
+        embedding_VD = self._decoder.get_input_embeddings().weight
         known: dict[tuple, Scores | None] = {}
-        for block in decoder.modules():
+        for block in self._decoder.modules():
             if not _has_parts(block):
                 continue
             kind = _kind(block)
             if kind not in known:
                 known[kind] = _scores_if_alike(block, embedding_VD)
             if known[kind] is not None:
-                block.forward = _Forward(block, known[kind], max_sums)
+                block.forward = _Forward(block, known[kind], self._max_sums)
                 self._blocks.append(block)
 
     def remove(self) -> None:
+        """Gives the blocks their own forward back."""
         for block in self._blocks:
             vars(block).pop("forward", None)
         self._blocks = []

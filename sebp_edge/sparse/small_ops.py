@@ -26,13 +26,17 @@ class SmallOps:
     """
 
     def __init__(self, decoder: nn.Module):
+        self._decoder = decoder
         self._sources = WeakTensorKeyDictionary()
         self.replaced: list[nn.Module] = []
+
+    def attach(self) -> None:
+        """Replaces the modules that are found to be such."""
         # In plain PyTorch ours are no faster than the modules' own, and making inputs again takes a little time.
-        modules = list(decoder.modules()) if runs_kernels(decoder.get_input_embeddings().weight) else []
+        modules = list(self._decoder.modules()) if runs_kernels(self._decoder.get_input_embeddings().weight) else []
         for module in modules:
             # A forward that others put there stays.
-            stand_in = None if "forward" in vars(module) else self._stand_in(module, decoder)
+            stand_in = None if "forward" in vars(module) else self._stand_in(module)
             if stand_in is not None:
                 module.forward = stand_in
                 self.replaced.append(module)
@@ -47,13 +51,13 @@ class SmallOps:
         """What `x` can be made of again in the backward pass; None if it came from elsewhere."""
         return self._sources.get(x)
 
-    def _stand_in(self, module: nn.Module, decoder: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    def _stand_in(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
         """What computes the same as the module, if there is something."""
         if _looks_like_a_norm(module):
             trial = _trial_input(module.weight.numel(), module.weight.device, module.weight.dtype)
             candidates = [_Norm(module, offset, self._sources) for offset in (0.0, 1.0)]
         elif _looks_like_an_mlp(module):
-            embedding = decoder.get_input_embeddings().weight
+            embedding = self._decoder.get_input_embeddings().weight
             trial = _trial_input(embedding.shape[1], embedding.device, embedding.dtype)
             candidates = [_Mlp(module, name, self._sources) for name in ACTIVATIONS if _is_activation(module, name)]
         else:

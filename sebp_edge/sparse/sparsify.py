@@ -56,11 +56,16 @@ class Sparsified:
         self._given_plan: RowPlan | None = None
         self._inputs = KeptInputs()
         self._last_layer = LastLayer(self._inner)
+        self._fused_lora = FusedLora(model, self._rows_for, alone=self._last_layer.query)
         for layer in self.layers.values():
             forward = _SparseForward(self, layer)
             # What an approximation counts is host state, which no compiled graph holds.
             layer.forward = forward if self._selection.is_exact else torch.compiler.disable(forward)
-        self._fused_lora = FusedLora(model, self._rows_for, alone=self._last_layer.query)
+        try:
+            self._fused_lora.attach()
+        except BaseException:
+            self._give_layers_back()
+            raise
         self._last_layer.attach()
         self._forward_before = vars(self._inner).get("forward")
         self._own_forward = self._inner.forward
@@ -73,16 +78,19 @@ class Sparsified:
     def remove(self) -> None:
         """Takes the sparse backward out again; the model is as it was."""
         self._last_layer.remove()
-        self._fused_lora.remove()
-        for layer in self.layers.values():
-            vars(layer).pop("forward", None)
         # Others may have wrapped our forward in theirs; then it stays within, and passes calls on.
         forward = vars(self._inner).get("forward")
         if forward is not None and forward is self._stand_in():
             del self._inner.forward
             if self._forward_before is not None:
                 self._inner.forward = self._forward_before
+        self._give_layers_back()
+
+    def _give_layers_back(self) -> None:
+        for layer in self.layers.values():
+            vars(layer).pop("forward", None)
         self.layers = {}
+        self._fused_lora.remove()
 
     def dropped(self) -> list[DroppedRows]:
         """What an approximation has dropped so far, by layer; empty for exact rows. Waits for the device."""

@@ -22,6 +22,9 @@ from sebp_edge.sparse.buckets import Bucket, choose_buckets
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 
+# Parts of a micro-batch's work.
+GRADIENTS, LOSSES = "gradients", "losses"
+
 
 class CannotCapture(Exception):
     """A function ran, but does what no graph can hold, such as waiting for the GPU."""
@@ -106,12 +109,14 @@ class MicroBatchGraphs:
     A graph has the dropout of the mode that the model was in when it was captured, and draws anew in each replay.
 
     Args:
-        update: takes the gradients.
+        updates: take the gradients, each in graphs of its own, by name.
         loss: fp32 scalar on the device; losses are added up in it.
     """
 
-    def __init__(self, graphs: Graphs, hoisted: Hoisted | HoistedEncoder, update: TakesGradients, loss: Tensor):
-        self._graphs, self._hoisted, self._update, self._loss = graphs, hoisted, update, loss
+    def __init__(
+        self, graphs: Graphs, hoisted: Hoisted | HoistedEncoder, updates: dict[str, TakesGradients], loss: Tensor
+    ):
+        self._graphs, self._hoisted, self._updates, self._loss = graphs, hoisted, updates, loss
         self._buckets: list[Bucket] = []
         self._to_come: set[_Key] = set()
         self._rehearsed: set[_Key] = set()
@@ -120,20 +125,21 @@ class MicroBatchGraphs:
     def prepare(self, needed: Iterable[Bucket], held_out: Iterable[Bucket] = ()) -> None:
         """Is told the buckets on the grid that are to come, with gradients and without, so that few hold them all."""
         self._buckets += choose_buckets(own for own in needed if not any(own == bucket for bucket in self._buckets))
-        self._to_come |= {self._key("gradients", bucket) for bucket in self._buckets}
-        self._to_come |= {self._key("losses", self.bucket(sizes)) for sizes in held_out}
+        self._to_come |= {self._key(part, bucket) for part in self._updates for bucket in self._buckets}
+        self._to_come |= {self._key(LOSSES, self.bucket(sizes)) for sizes in held_out}
 
-    def accumulate(self, tokens: ActiveTokens, loss_tokens: int) -> None:
+    def accumulate(self, tokens: ActiveTokens, loss_tokens: int, part: str = GRADIENTS) -> None:
         """Has the gradients of a micro-batch's losses over `loss_tokens` taken, and adds up the loss.
 
         Args:
             tokens: on the host. The GPU is not waited for.
+            part: the name of the update that takes them.
 
         Raises:
             CannotCapture: nothing was changed.
         """
         bucket = self.bucket(tokens.sizes)
-        self._graph_of("gradients", bucket, tokens)(tokens.filled(bucket).weighted(1 / loss_tokens))
+        self._graph_of(part, bucket, tokens)(tokens.filled(bucket).weighted(1 / loss_tokens))
 
     def rehearse(self, tokens: ActiveTokens) -> None:
         """Captures what `accumulate` will replay, if it is not yet, and changes nothing.
@@ -141,7 +147,7 @@ class MicroBatchGraphs:
         Raises:
             CannotCapture: as `accumulate` would.
         """
-        self._graph_of("gradients", self.bucket(tokens.sizes), tokens)
+        self._graph_of(GRADIENTS, self.bucket(tokens.sizes), tokens)
 
     def bucket(self, sizes: Bucket) -> Bucket:
         """What a micro-batch of these sizes is filled up to."""
@@ -156,7 +162,7 @@ class MicroBatchGraphs:
         """
         bucket = self.bucket(tokens.sizes)
         filled = tokens.filled(bucket)
-        return self._graph_of("losses", bucket, tokens)(filled).cpu()[filled.weights > 0]
+        return self._graph_of(LOSSES, bucket, tokens)(filled).cpu()[filled.weights > 0]
 
     def _graph_of(self, part: str, bucket: Bucket, tokens: ActiveTokens) -> "_Captured":
         """A part's graph of one bucket, captured on first use."""
@@ -177,7 +183,7 @@ class MicroBatchGraphs:
         All of them before one is captured: a graph holds the memory of its run, which the others' runs would need
         beside it. Only losses where losses are asked for, which must do without gradients.
         """
-        to_come = {key for key in self._to_come if asked.part in ("gradients", key.part)}
+        to_come = {key for key in self._to_come if asked.part != LOSSES or key.part == LOSSES}
         for key in sorted({asked, *to_come} - self._rehearsed, key=_Key.order):
             # Nothing may be added.
             weightless = token.filled(key.bucket).to(self._loss.device).weighted(0.0)
@@ -185,11 +191,11 @@ class MicroBatchGraphs:
             self._rehearsed.add(key)
 
     def _run(self, part: str, tokens: ActiveTokens) -> Tensor | None:
-        return self._add_gradients(tokens) if part == "gradients" else self._row_losses(tokens)
+        return self._row_losses(tokens) if part == LOSSES else self._take_gradients(part, tokens)
 
-    def _add_gradients(self, tokens: ActiveTokens) -> None:
+    def _take_gradients(self, part: str, tokens: ActiveTokens) -> None:
         loss = (self._hoisted.row_losses(tokens) * tokens.weights).sum()
-        self._update.take_gradients(loss, rehearsing=self._graphs.rehearsing)
+        self._updates[part].take_gradients(loss, rehearsing=self._graphs.rehearsing)
         self._loss.add_(loss.detach())
 
     @torch.no_grad()
@@ -204,9 +210,9 @@ class _Key(NamedTuple):
     bucket: Bucket
     training: bool
 
-    def order(self) -> tuple[str, float]:
-        """That with gradients first, then by size."""
-        return self.part, -self.bucket.cost
+    def order(self) -> tuple[bool, str, float]:
+        """Those with gradients first, then by size."""
+        return self.part == LOSSES, self.part, -self.bucket.cost
 
 
 class _Captured:

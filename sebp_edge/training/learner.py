@@ -8,7 +8,6 @@ evaluation goes on with those. Only a single example that does not fit ends it. 
 micro-batch is tried out, and later on what other programs leave is looked at.
 """
 
-import traceback
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import NamedTuple
@@ -19,11 +18,11 @@ from torch import Tensor
 from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import MemoryProbed, MemoryRanOut, MemorySqueezed, Notice, Sink
 from sebp_edge.models.adaptation import Adaptation, restore, trainable
-from sebp_edge.models.machine import give_memory_back, ran_out_of_memory, synchronize
+from sebp_edge.models.machine import give_memory_back, let_go, ran_out_of_memory, synchronize
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator, bucket_for
 from sebp_edge.texts.examples import Example
-from sebp_edge.training.graph import CannotCapture, Graphs, MicroBatchGraphs
+from sebp_edge.training.graph import GRADIENTS, CannotCapture, Graphs, MicroBatchGraphs
 from sebp_edge.training.leftovers import Leftovers
 from sebp_edge.training.limit import MemoryLimit
 from sebp_edge.training.losses import RowLosses
@@ -183,16 +182,18 @@ class Learner:
     def __exit__(self, kind, error: BaseException | None, trace) -> None:
         self._graphs = None
         self._update.release()
-        if ran_out_of_memory(error):
-            # What had been computed hangs on its traceback, and to get its own weights back a model takes memory.
-            traceback.clear_frames(trace)
+        if isinstance(error, KeyboardInterrupt | BudgetExceeded) or ran_out_of_memory(error):
+            # To get its own weights back a model takes memory.
+            let_go(error)
             give_memory_back(self._device)
         self.rows.__exit__(kind, error, trace)
         self._leftovers.clear()
         give_memory_back(self._device)
 
     def _no_graphs_yet(self) -> MicroBatchGraphs:
-        return MicroBatchGraphs(Graphs(self._device, self._on_event), self.rows.hoisted, self._update, self._loss)
+        return MicroBatchGraphs(
+            Graphs(self._device, self._on_event), self.rows.hoisted, {GRADIENTS: self._update}, self._loss
+        )
 
     def _accumulated(self, examples: list[Example]) -> bool:
         """Adds up the gradients and the loss of a step; False if memory ran out, which leaves a part of them."""

@@ -36,13 +36,15 @@ class MemoryLimit:
         self._transient = self._num_steps = self._borne = 0
 
     def __enter__(self) -> "MemoryLimit":
-        if self._budget is not None:
-            self._undo.enter_context(stacks.cut(self._device))
-            # Anew: what stacks held is free.
-            self._memory = process.memory_of(self._device)
-            self._cap = self._undo.enter_context(process.capped(self._device))
-            self._cap(self._budget - self._memory.outside_planned)
-        self._memory.begin()
+        with ExitStack() as undo:
+            if self._budget is not None:
+                undo.enter_context(stacks.cut(self._device))
+                # Anew: what stacks held is free.
+                self._memory = process.memory_of(self._device)
+                self._cap = undo.enter_context(process.capped(self._device))
+                self._cap(self._budget - self._memory.outside_expected)
+            self._memory.begin()
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(self, *exception) -> None:

@@ -22,8 +22,10 @@ from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
-from sebp_edge.training.graph import Graphs, MicroBatchGraphs
+from sebp_edge.training.graph import GRADIENTS, Graphs, MicroBatchGraphs
 from sebp_edge.training.update import add_gradients, are_large
+
+FIRST_GRADIENTS = "first gradients"
 
 
 class CapturedGradients:
@@ -46,21 +48,14 @@ class CapturedGradients:
     def __init__(self, hoisted: Hoisted | HoistedEncoder, on_event: Sink = lambda event: None):
         parameters = [parameter for parameter in hoisted.model.parameters() if parameter.requires_grad]
         device = next(hoisted.model.parameters()).device
-        if device.type != "cuda":
-            raise MachineError(
-                f"The model is on {device.type}, and graphs need an NVIDIA GPU; call hoisted.row_losses(tokens) there."
-            )
-        self._sums = _Sums(parameters)
-        self._loss = torch.zeros((), device=device)
-        graphs = Graphs(device, on_event)
-        self._first = MicroBatchGraphs(graphs, hoisted, _Written(self._sums), self._loss)
-        self._more = MicroBatchGraphs(graphs, hoisted, _Added(self._sums), self._loss)
+        _refuse_without_gpu(device)
+        self._sums, self._loss = _Sums(parameters), torch.zeros((), device=device)
+        updates = {FIRST_GRADIENTS: _Written(self._sums), GRADIENTS: _Added(self._sums)}
+        self._graphs = MicroBatchGraphs(Graphs(device, on_event), hoisted, updates, self._loss)
 
     def prepare(self, batches: Iterable[ActiveTokens]) -> None:
         """Is told the batches to come, so that a few graphs hold them all; without it each size has its own."""
-        sizes = [Bucket.holding(*tokens.sizes) for tokens in batches]
-        self._first.prepare(sizes)
-        self._more.prepare(sizes)
+        self._graphs.prepare(Bucket.holding(*tokens.sizes) for tokens in batches)
 
     def add(self, tokens: ActiveTokens, loss_rows: int | None = None) -> Tensor:
         """Adds the gradients of a batch's mean loss, and gives that loss; fp32 scalar on the device, not waited for.
@@ -72,14 +67,28 @@ class CapturedGradients:
         Raises:
             CannotCapture: the model does what no graph can hold; nothing was changed.
         """
-        graphs = self._first if self._sums.into_grad() else self._more
+        is_first = self._sums.into_grad()
         self._loss.zero_()
-        graphs.accumulate(tokens, loss_rows or len(tokens.targets))
+        try:
+            self._graphs.accumulate(
+                tokens, loss_rows or len(tokens.targets), FIRST_GRADIENTS if is_first else GRADIENTS
+            )
+        except BaseException:
+            if is_first:
+                self._sums.out_of_grad()
+            raise
         return self._loss.clone()
 
     def losses(self, tokens: ActiveTokens) -> Tensor:
         """The loss of every loss row, without gradients; fp32 [C], on the host."""
-        return self._first.losses(tokens)
+        return self._graphs.losses(tokens)
+
+
+def _refuse_without_gpu(device: torch.device) -> None:
+    if device.type != "cuda":
+        raise MachineError(
+            f"The model is on {device.type}, and graphs need an NVIDIA GPU; call hoisted.row_losses(tokens) there."
+        )
 
 
 class _Sums:
@@ -100,6 +109,11 @@ class _Sums:
                 own.copy_(parameter.grad)
             parameter.grad = own
         return is_first
+
+    def out_of_grad(self) -> None:
+        """Undoes that where there was nothing."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
 
 class _Added:

@@ -1,0 +1,57 @@
+"""A GPU that this machine does not have: what torch and the driver would say of it."""
+
+import ctypes
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import torch
+
+from sebp_edge.models import process, stacks
+
+GB = 10**9
+H100 = SimpleNamespace(multi_processor_count=132, max_threads_per_multi_processor=2048)
+
+
+class Driver:
+    """A driver's limit on stacks; it may refuse."""
+
+    def __init__(self, limit, *, refuses_to_set=False, refuses_to_tell=False):
+        self.limit, self._refuses_to_set, self._refuses_to_tell = limit, refuses_to_set, refuses_to_tell
+
+    def cuCtxGetLimit(self, place, kind):
+        ctypes.cast(place, ctypes.POINTER(ctypes.c_size_t)).contents.value = self.limit
+        return int(self._refuses_to_tell)
+
+    def cuCtxSetLimit(self, kind, size):
+        if not self._refuses_to_set:
+            self.limit = size.value
+        return int(self._refuses_to_set)
+
+
+def put_h100(monkeypatch, driver):
+    """Makes torch find an H100 with this driver."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: H100)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(stacks, "_driver", lambda: driver)
+
+
+class Gpu:
+    """Its memory, of 24 GB; `used` is all processes' but for stacks, `told` what the driver tells of ours."""
+
+    def __init__(self, monkeypatch, told, before="", driver=None):
+        self.used, self.reserved, self.told = 3 * GB, GB, told
+        self.driver = driver or Driver(1024)
+        put_h100(monkeypatch, self.driver)
+        monkeypatch.setattr(process, "_others", {})
+        monkeypatch.setattr(process, "_nvidia_smi", lambda query: before)
+        monkeypatch.setattr(process.GpuMemory, "_uuid", lambda memory: "aa-1")
+        for name in ("memory_reserved", "max_memory_reserved"):
+            monkeypatch.setattr(torch.cuda, name, lambda device: self.reserved)
+        for name in ("memory_allocated", "max_memory_allocated"):
+            monkeypatch.setattr(torch.cuda, name, lambda device: self.reserved // 2)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (24 * GB - self.used - self._stacks, 24 * GB))
+        monkeypatch.setattr(process.GpuMemory, "_told", lambda memory: self.told)
+
+    @property
+    def _stacks(self):
+        return self.driver.limit * 132 * 2048
