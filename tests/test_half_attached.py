@@ -55,8 +55,8 @@ def test_a_model_is_as_it_was_after_a_part_ran_out_of_memory(kind, part, monkeyp
     model = with_adapter(make_encoder("bert", "sequence") if kind == "hoisted encoder" else make_llama())
     before, attach = state_of(model), part.attach
 
-    def run_out(*given):
-        attach(*given)
+    def run_out(*given, **options):
+        attach(*given, **options)
         raise torch.OutOfMemoryError("no more")
 
     monkeypatch.setattr(part, "attach", run_out)

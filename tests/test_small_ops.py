@@ -282,8 +282,8 @@ def test_a_norm_made_again_before_an_mlp_gives_the_same_bits(device, dtype):
     small_ops = attached(model.get_base_model())
     results = []
     for source_of in (only_gates(small_ops.source_of), small_ops.source_of):
-        fused = FusedLora(model, lambda layers, x: None, source_of=source_of)
-        fused.attach()
+        fused = FusedLora(model)
+        fused.attach(source_of=source_of)
         out = block.mlp(block.post_attention_layernorm(x))
         results.append([out, *torch.autograd.grad(out.float().square().sum(), [x, *lora_of(block.mlp)])])
         fused.remove()

@@ -38,30 +38,32 @@ class FusedLora:
 
     Args:
         model: with PEFT's layers in it.
-        rows_for: gives the rows of layers that are computed together.
-        alone: a layer that is not computed together with others, if any.
-        source_of: what an input is made of again in the backward pass; where it does not know, the input is kept.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        rows_for: RowsFor,
-        alone: nn.Module | None = None,
-        source_of: SourceOf = lambda x: None,
-    ):
-        self._model, self._rows_for, self._alone, self._source_of = model, rows_for, alone, source_of
+    def __init__(self, model: nn.Module):
+        self._model = model
         self._groups: list[_Group] = []
         self._refreshed: list[_Group] = []
 
-    def attach(self) -> None:
-        """Computes the layers by groups from now on."""
+    def attach(
+        self,
+        rows_for: RowsFor = lambda layers, x: None,
+        alone: nn.Module | None = None,
+        source_of: SourceOf = lambda x: None,
+    ) -> None:
+        """Computes the layers by groups from now on.
+
+        Args:
+            rows_for: gives the rows of layers that are computed together; all, unless told.
+            alone: a layer that is not computed together with others, if any.
+            source_of: what an input is made of again in the backward pass; where it does not know, the input is kept.
+        """
         scratch = Scratch()
         for parent in list(self._model.modules()):
             plain = {name: child for name, child in parent.named_children() if plain_projection(child)}
-            for names in _grouped(plain, self._alone):
+            for names in _grouped(plain, alone):
                 layers = [plain[name] for name in names]
-                self._groups.append(_Group(layers, self._rows_for, self._source_of, scratch))
+                self._groups.append(_Group(layers, rows_for, source_of, scratch))
                 if len(names) > 1:
                     # Where weights were before they were stacked; else a part of it would go to the next ones.
                     give_memory_back(self._groups[-1].stacked.stacked_A.device)

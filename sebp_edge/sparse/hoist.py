@@ -61,20 +61,17 @@ class Hoisted:
         self._embedding = TiedEmbedding(self._decoder)
         self._last_layer = LastLayer(self._decoder)
         self._checkpoints = Checkpoints(self._decoder, checkpoints, offload=offload)
-        max_sums = FEW_SUMS if blocks_in_pieces else None
         self._small_ops = SmallOps(self._decoder)
-        self._fused = FusedLora(
-            model, lambda layers, x: None, alone=self._last_layer.query, source_of=self._small_ops.source_of
-        )
+        self._fused = FusedLora(model)
         self._pieces = MlpPieces(self._decoder, ROWS if blocks_in_pieces else None)
         with ExitStack() as undo:
             undo.callback(self._decoder.set_attn_implementation, self._decoder.config._attn_implementation)
             self._decoder.set_attn_implementation(ATTENTION)
             # Before others put anything in the way of their parts.
             if _pays(self._decoder):
-                _attach(undo, OwnAttention(self._decoder, max_sums))
+                _attach(undo, OwnAttention(self._decoder, FEW_SUMS if blocks_in_pieces else None))
             _attach(undo, self._small_ops)
-            _attach(undo, self._fused)
+            _attach(undo, self._fused, alone=self._last_layer.query, source_of=self._small_ops.source_of)
             _attach(undo, self._embedding)
             _attach(undo, self._pieces, self._fused.as_refreshed)
             # Of the rows that it chooses it makes pieces.
@@ -120,10 +117,10 @@ class Hoisted:
         return self._row_losses(ActiveTokens.gather(input_ids, plan), restricted)
 
 
-def _attach(undo: ExitStack, part, *options) -> None:
+def _attach(undo: ExitStack, part, *given, **options) -> None:
     """Attaches a part of a handle; what it has attached is removed in the end, also where it fails half-way."""
     undo.callback(part.remove)
-    part.attach(*options)
+    part.attach(*given, **options)
 
 
 def _pays(decoder: PreTrainedModel) -> bool:

@@ -59,7 +59,7 @@ class HoistedEncoder:
             )
         self._tokens = EncoderTokens(encoder)
         self._places: Tensor | None = None
-        self._fused = FusedLora(model, lambda layers, x: None)
+        self._fused = FusedLora(model)
         with ExitStack() as self._undo:
             reason = self._why_not()
             if reason is None:

@@ -56,13 +56,13 @@ class Sparsified:
         self._given_plan: RowPlan | None = None
         self._inputs = KeptInputs()
         self._last_layer = LastLayer(self._inner)
-        self._fused_lora = FusedLora(model, self._rows_for, alone=self._last_layer.query)
+        self._fused_lora = FusedLora(model)
         for layer in self.layers.values():
             forward = _SparseForward(self, layer)
             # What an approximation counts is host state, which no compiled graph holds.
             layer.forward = forward if self._selection.is_exact else torch.compiler.disable(forward)
         try:
-            self._fused_lora.attach()
+            self._fused_lora.attach(self._rows_for, alone=self._last_layer.query)
         except BaseException:
             self._give_layers_back()
             raise
