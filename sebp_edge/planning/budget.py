@@ -39,7 +39,8 @@ SECONDS_PER_LAYER = 0.25e-3
 TOKENS_PER_STEP_CPU = 50
 # What loss and gradients in pieces add to a step, at most: a head that is read more often, a kernel for each gradient.
 IN_PIECES = 1.03
-# What blocks in pieces add, whose products have fewer rows: 193 -> 212 ms with all blocks of a 3B model in checkpoints.
+# What blocks in pieces add, whose products have fewer rows: 193 -> 212 ms with all blocks of a 3B model in checkpoints,
+# when a piece had 512.
 BLOCKS_IN_PIECES = 1.1
 # What dequantising the weights in every pass takes, in tokens: 2.5 bytes moved for a weight that a token takes 2
 # floating-point operations of, on GPUs that make some 200 of these in the time of a byte.
