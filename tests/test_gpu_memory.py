@@ -78,7 +78,7 @@ def test_what_an_adaptation_holds_stays_below_its_plan_and_all_is_undone(make, m
 
 
 def test_after_an_error_the_cap_is_what_it_was_and_all_memory_is_given_back(make):
-    texts, personalizer, allocated = make_sentences(60, words=200), make(memory_budget="8GB"), []
+    texts, personalizer, asked_for = make_sentences(60, words=200), make(memory_budget="8GB"), []
 
     def stop(event):
         if isinstance(event, StepDone):
@@ -90,8 +90,9 @@ def test_after_an_error_the_cap_is_what_it_was_and_all_memory_is_given_back(make
         with pytest.raises(MachineError, match="ran out while training; nothing was saved"):
             personalizer.adapt(texts)
         assert torch.cuda.get_per_process_memory_fraction() == 1.0
-        allocated.append(torch.cuda.memory_allocated())
-    assert allocated[1] <= allocated[0]
+        # What was asked for: weights that are copied back get pieces of memory that are a little larger, or not.
+        asked_for.append(torch.cuda.memory_stats()["requested_bytes.all.current"])
+    assert asked_for[1] <= asked_for[0]
 
 
 def test_a_cap_makes_memory_run_out_and_is_undone():
