@@ -1,5 +1,6 @@
 """The main path: texts in, a saved adapter out."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -125,6 +126,7 @@ class Personalizer:
             SebpEdgeError: one of its kinds, with what to do.
         """
         reading = read_texts(texts)
+        handled = sys.exception()
         with self._limit(None):
             base = self._load()
             dataset = self._encode(reading, base)
@@ -133,7 +135,7 @@ class Personalizer:
             try:
                 return analyze(base, dataset, examples, self.seed, self.on_event)
             except BaseException as error:
-                if not self._ran_out_of_memory(error):
+                if not self._ran_out_of_memory(error, handled):
                     raise
                 raise MachineError(
                     f"The memory of this {self.device.type.upper()} ran out in a dense backward pass over "
@@ -251,25 +253,26 @@ class Personalizer:
     @contextmanager
     def _setting_aside(self, trial: Trial, name: str) -> Iterator[None]:
         """The adapter in use makes room for a trial. Whatever stops that, it comes back; what was learnt is saved."""
+        handled = sys.exception()
         if self._adaptation is not None:
             self._adaptation.detach()
         try:
             yield
         except (KeyboardInterrupt, NonFiniteLoss, BudgetExceeded) as stop:
-            machine.let_go(stop)
+            machine.let_go(stop, handled)
             raise self._stopped(stop, trial, name) from stop
         except BaseException as error:
-            out_of_memory = self._ran_out_of_memory(error)
+            out_of_memory = self._ran_out_of_memory(error, handled)
             self._give_up(trial)
             if not out_of_memory:
                 raise
             raise self._ran_out(trial) from error
 
-    def _ran_out_of_memory(self, error: BaseException) -> bool:
-        """Whether memory ran out; then what was computed is given back."""
+    def _ran_out_of_memory(self, error: BaseException, handled: BaseException | None) -> bool:
+        """Whether memory ran out; then what was computed is given back, but for what an error before it holds."""
         if not machine.ran_out_of_memory(error):
             return False
-        machine.let_go(error)
+        machine.let_go(error, handled)
         machine.give_memory_back(self.device)
         return True
 

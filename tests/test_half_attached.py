@@ -5,13 +5,14 @@ import torch
 from builders import make_encoder, make_llama
 from peft import LoraConfig, get_peft_model
 
-from sebp_edge.sparse import fused_lora
+from sebp_edge.sparse import fused_lora, hoist, small_ops
 from sebp_edge.sparse.checkpoints import Checkpoints
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.sparse.last_layer import LastLayer
 from sebp_edge.sparse.mlp_pieces import MlpPieces
+from sebp_edge.sparse.own_attention import OwnAttention
 from sebp_edge.sparse.small_ops import SmallOps
 from sebp_edge.sparse.sparsify import sparsify
 from sebp_edge.sparse.tied_embedding import TiedEmbedding
@@ -33,26 +34,43 @@ def state_of(model):
     )
 
 
+def model_for(kind):
+    if kind == "hoisted encoder":
+        return with_adapter(make_encoder("bert", "sequence"))
+    return make_llama() if kind == "plain, hoisted" else with_adapter(make_llama())
+
+
 HANDLES = {
     "hoisted": lambda model: Hoisted(model, checkpoints=1, blocks_in_pieces=True),
+    "plain, hoisted": Hoisted,
     "drop-in": sparsify,
     "hoisted encoder": HoistedEncoder,
 }
 PARTS = [
+    ("hoisted", OwnAttention),
     ("hoisted", SmallOps),
     ("hoisted", FusedLora),
     ("hoisted", TiedEmbedding),
     ("hoisted", MlpPieces),
     ("hoisted", LastLayer),
     ("hoisted", Checkpoints),
+    ("plain, hoisted", LastLayer),
     ("drop-in", FusedLora),
+    ("drop-in", LastLayer),
     ("hoisted encoder", FusedLora),
 ]
 
 
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    """What is attached only where it is faster is attached here too."""
+    monkeypatch.setattr(hoist, "_pays", lambda decoder: True)
+    monkeypatch.setattr(small_ops, "runs_kernels", lambda tensor: True)
+
+
 @pytest.mark.parametrize(("kind", "part"), PARTS, ids=str)
 def test_a_model_is_as_it_was_after_a_part_ran_out_of_memory(kind, part, monkeypatch):
-    model = with_adapter(make_encoder("bert", "sequence") if kind == "hoisted encoder" else make_llama())
+    model = model_for(kind)
     before, attach = state_of(model), part.attach
 
     def run_out(*given, **options):
@@ -69,9 +87,9 @@ def test_a_model_is_as_it_was_after_a_part_ran_out_of_memory(kind, part, monkeyp
     assert state_of(model) == before
 
 
-@pytest.mark.parametrize("kind", HANDLES)
+@pytest.mark.parametrize("kind", ["hoisted", "drop-in", "hoisted encoder"])
 def test_a_model_is_as_it_was_after_some_of_its_layers_were_put_together(kind, monkeypatch):
-    model = with_adapter(make_encoder("bert", "sequence") if kind == "hoisted encoder" else make_llama())
+    model = model_for(kind)
     before, made, make = state_of(model), [], fused_lora._Group.__init__
 
     def run_out(group, *given):
@@ -87,13 +105,27 @@ def test_a_model_is_as_it_was_after_some_of_its_layers_were_put_together(kind, m
     assert state_of(model) == before
 
 
+def test_an_encoder_is_as_it_was_after_its_trial_ran_out_of_memory(monkeypatch):
+    model = model_for("hoisted encoder")
+    before = state_of(model)
+    monkeypatch.setattr(HoistedEncoder, "row_logits", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
+    with pytest.raises(torch.OutOfMemoryError):
+        HoistedEncoder(model)
+    assert state_of(model) == before
+
+
 def test_where_weights_cannot_be_copied_the_model_has_its_own_code_all_the_same(monkeypatch):
     model = with_adapter(make_llama())
-    attention, handle = model.config._attn_implementation, Hoisted(model)
+    before = state_of(model)
+    handle, unstack = Hoisted(model), fused_lora._Group.unstack
     monkeypatch.setattr(fused_lora._Group, "unstack", lambda group: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
     with pytest.raises(torch.OutOfMemoryError):
         handle.remove()
     assert state_of(model)[0] == []
-    assert model.config._attn_implementation == attention
+    assert state_of(model)[3] == before[3]
     ids = torch.randint(320, (1, 9))
     assert model(ids, labels=ids).loss.isfinite()
+    # When there is memory again, the rest is done.
+    monkeypatch.setattr(fused_lora._Group, "unstack", unstack)
+    handle.remove()
+    assert state_of(model) == before

@@ -10,7 +10,7 @@ from running_out import LENGTHS, RECIPE, Failing, equal, gradients, learning, od
 from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import MemoryRanOut
 from sebp_edge.models.adaptation import snapshot
-from sebp_edge.models.machine import ran_out_of_memory
+from sebp_edge.models.machine import let_go, ran_out_of_memory
 from sebp_edge.training.evaluation import evaluate
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.loop import Trainer
@@ -162,6 +162,28 @@ def test_what_had_been_computed_is_let_go_of_before_the_model_gets_its_own_weigh
     with pytest.raises((RuntimeError, KeyboardInterrupt, BudgetExceeded)), learning(base, odd_examples()):
         compute_and_end()
     assert there == [None]
+
+
+def test_an_error_that_an_app_was_handling_keeps_what_it_holds(base):
+    def app():
+        local = [1, 2, 3]
+        raise ValueError(local)
+
+    try:
+        app()
+    except ValueError as of_the_app:
+        with pytest.raises(KeyboardInterrupt), learning(base, odd_examples()):
+            interrupted()
+        frame = of_the_app.__traceback__.tb_next.tb_frame
+    assert frame.f_locals["local"] == [1, 2, 3]
+
+
+def test_an_error_that_names_itself_as_its_cause_is_let_go_of_all_the_same():
+    error = RuntimeError("odd")
+    with pytest.raises(RuntimeError):
+        raise error from error
+    let_go(error)
+    assert not ran_out_of_memory(error)
 
 
 def test_other_errors_are_no_reason_to_try_again(base):

@@ -144,6 +144,33 @@ def test_a_first_batch_that_cannot_be_captured_leaves_no_gradient_of_the_step_be
         assert [parameter.grad for parameter in parameters] == [None] * len(parameters)
 
 
+@pytest.mark.parametrize("large", [False, True])
+def test_rehearsals_leave_the_gradients_that_are_there(plain, large, monkeypatch):
+    monkeypatch.setattr(own_loop, "are_large", lambda parameters: large)
+    model = make_llama()
+    with Hoisted(model) as hoisted:
+        captured, parameters = CapturedGradients(hoisted), list(model.parameters())
+        one, other = rows_of(3), rows_of(1)
+        for tokens in (one, other):
+            hoisted.row_losses(tokens).mean().backward()
+        expected = [parameter.grad.clone() for parameter in parameters]
+        # A gradient that was there before.
+        model.zero_grad()
+        hoisted.row_losses(one).mean().backward()
+        captured.prepare([other])
+        captured.add(other)
+        for parameter, gradient in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)
+        # What is announced while gradients are added up.
+        model.zero_grad()
+        captured = CapturedGradients(hoisted)
+        captured.add(one)
+        captured.prepare([other])
+        captured.add(other)
+        for parameter, gradient in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)
+
+
 class TestOnAGpu:
     pytestmark = ON_GPU
 

@@ -125,7 +125,9 @@ def casting_anew(device: torch.device) -> Iterator[None]:
 
 def ran_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error says that memory ran out, or was raised while one that says so was on its way."""
-    while isinstance(error, RuntimeError | MemoryError):
+    known = set()
+    while isinstance(error, RuntimeError | MemoryError) and id(error) not in known:
+        known.add(id(error))
         has_own_class = isinstance(error, torch.OutOfMemoryError | MemoryError)
         if has_own_class or any(words in str(error) for words in _OUT_OF_MEMORY):
             return True
@@ -133,14 +135,21 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def let_go(error: BaseException | None) -> None:
+def let_go(error: BaseException | None, handled: BaseException | None = None) -> None:
     """Frees what the frames of an error hold, and of those that it came from; frames that still run keep theirs.
 
     As long as somebody holds the error, they would hold all that had been computed.
+
+    Args:
+        handled: an error that was being handled when the work began, which is somebody else's.
     """
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    known, waiting = {id(None), id(handled)}, [error]
+    while waiting:
+        error = waiting.pop()
+        if id(error) not in known:
+            known.add(id(error))
+            traceback.clear_frames(error.__traceback__)
+            waiting += [error.__cause__, error.__context__]
 
 
 def give_memory_back(device: torch.device) -> None:

@@ -12,7 +12,7 @@ import ctypes
 import functools
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -43,7 +43,9 @@ def cut(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        _set_limit(device, before)
+        # After an error that CUDA does not come back from, nothing is there to be put back.
+        with suppress(RuntimeError):
+            _set_limit(device, before)
 
 
 @functools.cache

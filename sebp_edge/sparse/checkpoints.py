@@ -100,10 +100,11 @@ class _HostMemory:
         """A copy of it, and one more in `number`."""
         size = hidden.numel()
         self.number += 1
-        latest = self._buffers[-1] if self._buffers else None
-        if latest is None or latest.numel() < size or latest.dtype != hidden.dtype:
-            self._buffers.append(torch.empty(size, dtype=hidden.dtype, pin_memory=hidden.is_cuda))
-        return self._buffers[-1][:size].view(hidden.shape).copy_(hidden.detach(), non_blocking=True)
+        fitting = (one for one in self._buffers if one.dtype == hidden.dtype and one.numel() >= size)
+        if (place := next(fitting, None)) is None:
+            place = torch.empty(size, dtype=hidden.dtype, pin_memory=hidden.is_cuda)
+            self._buffers.append(place)
+        return place[:size].view(hidden.shape).copy_(hidden.detach(), non_blocking=True)
 
 
 class _Offloaded:

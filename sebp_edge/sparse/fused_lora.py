@@ -75,7 +75,8 @@ class FusedLora:
             group.let_go()
         while self._groups:
             # One after the other: what a group stacked is freed before the next one's weights are copied.
-            self._groups.pop().unstack()
+            self._groups[-1].unstack()
+            self._groups.pop()
 
     @contextmanager
     def refreshed(self) -> Iterator[None]:

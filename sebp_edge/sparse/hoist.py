@@ -82,6 +82,8 @@ class Hoisted:
     def remove(self) -> None:
         """Gives the model its own blocks, attention, LoRA layers, norms and MLPs back."""
         self._undo.close()
+        # Again, if memory ran out before while weights were copied.
+        self._fused.remove()
 
     def __enter__(self) -> "Hoisted":
         return self

@@ -70,6 +70,8 @@ class HoistedEncoder:
     def remove(self) -> None:
         """Gives the model its own attention and its LoRA layers back."""
         self._undo.close()
+        # Again, if memory ran out before while weights were copied.
+        self._fused.remove()
 
     def __enter__(self) -> "HoistedEncoder":
         return self

@@ -11,6 +11,7 @@ they are made of. What the rows of a batch are is in `plans`, the loss in `loss`
 import functools
 import inspect
 import weakref
+from contextlib import ExitStack
 
 import platformdirs
 import torch
@@ -57,39 +58,36 @@ class Sparsified:
         self._inputs = KeptInputs()
         self._last_layer = LastLayer(self._inner)
         self._fused_lora = FusedLora(model)
-        for layer in self.layers.values():
-            forward = _SparseForward(self, layer)
-            # What an approximation counts is host state, which no compiled graph holds.
-            layer.forward = forward if self._selection.is_exact else torch.compiler.disable(forward)
-        try:
+        with ExitStack() as undo:
+            undo.callback(_give_forwards_back, list(self.layers.values()))
+            for layer in self.layers.values():
+                forward = _SparseForward(self, layer)
+                # What an approximation counts is host state, which no compiled graph holds.
+                layer.forward = forward if self._selection.is_exact else torch.compiler.disable(forward)
+            undo.callback(self._fused_lora.remove)
             self._fused_lora.attach(self._rows_for, alone=self._last_layer.query)
-        except BaseException:
-            self._give_layers_back()
-            raise
-        self._last_layer.attach()
-        self._forward_before = vars(self._inner).get("forward")
-        self._own_forward = self._inner.forward
-        self._own_parameters = list(inspect.signature(self._own_forward).parameters)
-        self._loss = None if keep_logits else FusedLoss(self._inner, self._own_forward, self._last_layer)
-        self._inner.forward = _stand_in(self)
-        # Only the model keeps it: it keeps this handle, which then is gone with its last user.
-        self._stand_in = weakref.ref(self._inner.forward)
+            undo.callback(self._last_layer.remove)
+            self._last_layer.attach()
+            self._forward_before = vars(self._inner).get("forward")
+            self._own_forward = self._inner.forward
+            self._own_parameters = list(inspect.signature(self._own_forward).parameters)
+            self._loss = None if keep_logits else FusedLoss(self._inner, self._own_forward, self._last_layer)
+            self._inner.forward = _stand_in(self)
+            # Only the model keeps it: it keeps this handle, which then is gone with its last user.
+            self._stand_in = weakref.ref(self._inner.forward)
+            self._undo = undo.pop_all()
 
     def remove(self) -> None:
         """Takes the sparse backward out again; the model is as it was."""
-        self._last_layer.remove()
         # Others may have wrapped our forward in theirs; then it stays within, and passes calls on.
         forward = vars(self._inner).get("forward")
         if forward is not None and forward is self._stand_in():
             del self._inner.forward
             if self._forward_before is not None:
                 self._inner.forward = self._forward_before
-        self._give_layers_back()
-
-    def _give_layers_back(self) -> None:
-        for layer in self.layers.values():
-            vars(layer).pop("forward", None)
         self.layers = {}
+        self._undo.close()
+        # Again, if memory ran out before while weights were copied.
         self._fused_lora.remove()
 
     def dropped(self) -> list[DroppedRows]:
@@ -235,6 +233,11 @@ def _refuse(model: nn.Module, layers: dict[str, nn.Module]) -> None:
         type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()
     ):
         raise SparsityError(SHARDED)
+
+
+def _give_forwards_back(layers: list[nn.Module]) -> None:
+    for layer in layers:
+        vars(layer).pop("forward", None)
 
 
 def _stand_in(sparsified: Sparsified):

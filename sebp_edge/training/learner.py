@@ -8,6 +8,7 @@ evaluation goes on with those. Only a single example that does not fit ends it. 
 micro-batch is tried out, and later on what other programs leave is looked at.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import NamedTuple
@@ -177,6 +178,7 @@ class Learner:
         self._update.reset()
 
     def __enter__(self) -> "Learner":
+        self._handled = sys.exception()
         return self
 
     def __exit__(self, kind, error: BaseException | None, trace) -> None:
@@ -184,7 +186,7 @@ class Learner:
         self._update.release()
         if isinstance(error, KeyboardInterrupt | BudgetExceeded) or ran_out_of_memory(error):
             # To get its own weights back a model takes memory.
-            let_go(error)
+            let_go(error, self._handled)
             give_memory_back(self._device)
         self.rows.__exit__(kind, error, trace)
         self._leftovers.clear()

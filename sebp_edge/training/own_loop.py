@@ -54,7 +54,11 @@ class CapturedGradients:
         self._graphs = MicroBatchGraphs(Graphs(device, on_event), hoisted, updates, self._loss)
 
     def prepare(self, batches: Iterable[ActiveTokens]) -> None:
-        """Is told the batches to come, so that a few graphs hold them all; without it each size has its own."""
+        """Is told the batches to come, so that a few graphs hold them all; without it each size has its own.
+
+        Before the first capture each is run twice, as a step's first batch and as a later one: beside a captured graph
+        that would take more memory.
+        """
         self._graphs.prepare(Bucket.holding(*tokens.sizes) for tokens in batches)
 
     def add(self, tokens: ActiveTokens, loss_rows: int | None = None) -> Tensor:
@@ -126,16 +130,17 @@ class _Added:
         add_gradients(loss, self._sums.parameters, in_pieces=are_large(self._sums.parameters))
 
 
-class _Written:
+class _Written(_Added):
     """A micro-batch's gradients take the place of what is there; zeros do where there are none.
 
     Large ones are written one by one as they come, so that no two of a parameter are there together.
     """
 
-    def __init__(self, sums: _Sums):
-        self._sums = sums
-
     def take_gradients(self, loss: Tensor, *, rehearsing: bool) -> None:
+        if rehearsing:
+            # What is there may be a step's: a rehearsal adds zeros to it.
+            super().take_gradients(loss, rehearsing=True)
+            return
         parameters, own = self._sums.parameters, self._sums.own
         if are_large(parameters):
             written = self._written_as_they_come(loss)
