@@ -2,10 +2,10 @@
 
     bytes = limit of one thread x multiprocessors x threads of one          H100: 1024 x 132 x 2048 = 0.28 GB
 
-The limit is for kernels whose need no compiler knows. Those of torch, cuBLAS and Triton have a known one, and the
-driver gives each kernel at least that. So within a memory budget the limit is a quarter of what it usually is.
+The limit is for kernels whose need no compiler knows; to each other one the driver gives what it needs, whatever the
+limit is. So within a memory budget it is a quarter of what it usually is, which trainings on an H100 ran with.
 
-AMD's GPUs have no such limit, and nothing is counted for them.
+What AMD's GPUs hold for stacks was not measured: nothing is counted for them, and nothing is cut.
 """
 
 import ctypes
