@@ -314,7 +314,8 @@ def _seconds(machinery: Machinery, work: "_Work", rate: float) -> float:
     if machinery.on_gpu:
         layers = len(machinery.shape.blocks) * (1 + again / parameters / 2)
         seconds = max(seconds, SECONDS_PER_LAYER * layers * work.micro_batches)
-    return seconds + 2 * machinery.offloaded_per_token * work.trained_tokens / HOST_RATE
+    # While blocks run.
+    return max(seconds, 2 * machinery.offloaded_per_token * work.trained_tokens / HOST_RATE)
 
 
 def _shares(number: int) -> list[int]:

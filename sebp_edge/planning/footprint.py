@@ -186,8 +186,8 @@ class Machinery:
 
     @property
     def _inputs_on_device(self) -> int:
-        """How many blocks' inputs are kept in checkpoints, but for those that come back from the host."""
-        return 0 if self.spending.offload else self.spending.checkpoints
+        """How many blocks' inputs are kept in checkpoints; of those in the host's memory one, the last."""
+        return min(1, self.spending.checkpoints) if self.spending.offload else self.spending.checkpoints
 
     @property
     def _attends_in_place(self) -> bool:
@@ -260,7 +260,8 @@ class Machinery:
             peaks.append(head - loss)
         if self.spending.checkpoints:
             numbers, stats = map(max, zip(*map(self._kept_of_block, self.shape.blocks), strict=True))
-            inputs = max(1, self._inputs_on_device)
+            # While one is computed with, the next one comes from the host.
+            inputs = self._inputs_on_device + self.spending.offload
             again = self.itemsize * inputs * self.shape.hidden + self.itemsize * numbers + FP32 * stats
             peaks.append(sizes.tokens * again + backward - loss)
         return max(peaks), loss + head

@@ -8,10 +8,11 @@ saves nothing.)
 Whole blocks are run again, all but their last product: for each operation that saves 13 % more of a 3B Llama's
 activations than running only the gate's and the up projection again would.
 
-Offloaded, the inputs wait in the host's memory: they go there and come back on the stream that computes, so that a
-captured graph holds the copies too.
+Offloaded, the inputs wait in the host's memory. They go there while their block runs, and come back while the block
+behind runs again: on a stream of their own, which a captured graph has too.
 """
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -49,8 +50,10 @@ class Checkpoints:
 
     def attach(self, again: Callable[[], AbstractContextManager]) -> None:
         """Puts the blocks into checkpoints; `again` gives the context in which one runs again."""
+        host = None
         for block in self._blocks:
-            block.forward = _InCheckpoint(block, again, _HostMemory() if self._offload else None)
+            host = _HostMemory(before=host) if self._offload else None
+            block.forward = _InCheckpoint(block, again, host)
 
     def remove(self) -> None:
         """Gives the blocks their own forward back."""
@@ -84,27 +87,37 @@ class _InCheckpoint:
 
 
 class _HostMemory:
-    """The host's memory for one block's input, the latest; beside a GPU its pages are locked, for copies that nobody
-    waits for.
+    """Where one block's input waits, the latest. Beside a GPU its pages are locked, for copies that nobody waits for.
+
+    Args:
+        before: that of the block before it, whose input is needed next when blocks run again.
 
     Attributes:
         number: of the latest input.
     """
 
-    def __init__(self):
+    def __init__(self, before: "_HostMemory | None" = None):
         # All of them: graphs that were captured with a smaller one go on with it.
         self._buffers: list[Tensor] = []
+        self._before, self._input = before, None
+        # The input itself as long as it goes there, and its copy from when that comes back.
+        self._on_device: Tensor | None = None
         self.number = 0
 
-    def put(self, hidden: Tensor) -> Tensor:
-        """A copy of it, and one more in `number`."""
+    def put(self, hidden: Tensor) -> None:
+        """Has it copied, once the input before it has been; and one more in `number`."""
+        if self._before is not None:
+            # Not before the first one: a stream that is being captured may wait for none that is not.
+            _wait_for_copies(hidden.device)
+            self._before._on_device = None
         size = hidden.numel()
         self.number += 1
         fitting = (one for one in self._buffers if one.dtype == hidden.dtype and one.numel() >= size)
         if (place := next(fitting, None)) is None:
             place = torch.empty(size, dtype=hidden.dtype, pin_memory=hidden.is_cuda)
             self._buffers.append(place)
-        return place[:size].view(hidden.shape).copy_(hidden.detach(), non_blocking=True)
+        self._on_device, self._input = hidden.detach(), place[:size].view(hidden.shape)
+        _copy(self._input, self._on_device)
 
 
 class _Offloaded:
@@ -117,7 +130,8 @@ class _Offloaded:
     def __init__(self, hidden: Tensor, host: _HostMemory):
         self._hidden: Tensor | None = hidden
         self._device, self._needs_gradient, self._host = hidden.device, hidden.requires_grad, host
-        self._copy, self._number = host.put(hidden), host.number
+        host.put(hidden)
+        self._number = host.number
 
     def take(self) -> Tensor:
         if self._hidden is not None:
@@ -125,7 +139,33 @@ class _Offloaded:
             return hidden
         if self._host.number != self._number:
             raise SparsityError("Offloaded blocks need each backward pass before the next forward pass.")
-        return self._copy.to(self._device, non_blocking=True, copy=True).requires_grad_(self._needs_gradient)
+        return self._host.take(self._device).requires_grad_(self._needs_gradient)
+
+
+@functools.cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def _copy(place: Tensor, source: Tensor) -> None:
+    """On a stream of its own where one of them is a GPU's: after all that has been begun, and beside what is to come.
+
+    Both must stay as they are until `_wait_for_copies`.
+    """
+    device = place.device if place.is_cuda else source.device
+    if device.type != "cuda":
+        place.copy_(source)
+        return
+    stream = _copy_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        place.copy_(source, non_blocking=True)
+
+
+def _wait_for_copies(device: torch.device) -> None:
+    """Has what is to come wait for them, not the host."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).wait_stream(_copy_stream(device))
 
 
 def dropouts_of(module: nn.Module) -> list[nn.Module]:
