@@ -119,6 +119,20 @@ class _HostMemory:
         self._on_device, self._input = hidden.detach(), place[:size].view(hidden.shape)
         _copy(self._input, self._on_device)
 
+    def take(self, device: torch.device) -> Tensor:
+        """The input, on the device; the one before it is fetched meanwhile."""
+        if self._on_device is None:
+            self._fetch(device)
+        _wait_for_copies(device)
+        hidden, self._on_device = self._on_device, None
+        if self._before is not None:
+            self._before._fetch(device)
+        return hidden
+
+    def _fetch(self, device: torch.device) -> None:
+        self._on_device = torch.empty_like(self._input, device=device)
+        _copy(self._on_device, self._input)
+
 
 class _Offloaded:
     """A block's input: the tensor itself for the first run, its copy for the second.
