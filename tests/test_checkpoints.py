@@ -89,8 +89,6 @@ def test_an_offloaded_input_keeps_its_dtype():
     host = _HostMemory()
     for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16):
         hidden = torch.randn(2, 3).to(dtype)
-    for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16):
-        hidden = torch.randn(2, 3).to(dtype)
         host.put(hidden)
         assert torch.equal(host._input, hidden)
         assert torch.equal(host.take(hidden.device), hidden)
