@@ -6,9 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import platformdirs
 from safetensors import SafetensorError
 
 from sebp_edge.errors import StorageError
+
+
+def cache_folder() -> Path:
+    """Where what was measured on this machine is kept; it may be deleted at any time."""
+    return platformdirs.user_cache_path("sebp-edge", appauthor=False)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -107,7 +107,8 @@ def base(model_folder):
 @pytest.fixture
 def plain_graphs(monkeypatch):
     """Captured graphs where there is no GPU: a replay is the function itself."""
-    monkeypatch.setattr("sebp_edge.training.learner.Graphs", PlainGraphs)
+    for module in ("sebp_edge.training.learner", "sebp_edge.insight.bench.ways"):
+        monkeypatch.setattr(f"{module}.Graphs", PlainGraphs)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 
 

@@ -44,6 +44,24 @@ def test_every_way_computes_what_the_model_computes_without_padding(lengths, pro
         assert reference.what_is_wrong(found) is None
 
 
+def test_the_captured_way_makes_the_same_steps(plain_graphs):
+    found, parts = {}, []
+    for way in (HOISTED, GRAPH):
+        model, batch = make_llama(), make_batch()
+        with way.attach(model) as handle:
+            step = way.step(handle, model, batch)
+            loss = float(step.gradients())
+            gradients = [parameter.grad.clone() for parameter in model.parameters()]
+            step(parts.append)
+            found[way] = loss, gradients
+            step.release()
+    (loss, gradients), (other_loss, others) = found.values()
+    assert loss == pytest.approx(other_loss, rel=1e-5)
+    for one, other in zip(gradients, others, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert parts == ["forward", "backward", "update", "forward and backward", "update"]
+
+
 def test_every_way_here_is_timed_and_graphs_say_what_they_need():
     found = {one.way.name: one for one in compare(make_llama(), make_batch(), rounds=1)}
     assert list(found) == [way.name for way in WAYS]

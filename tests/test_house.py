@@ -39,7 +39,7 @@ HOMES = {
     "huggingface_hub": ("sebp_edge/models/hub.py", "sebp_edge/insight/doctor.py"),
     "typer": ("sebp_edge/cli/",),
     "rich": ("sebp_edge/cli/",),
-    "platformdirs": ("sebp_edge/adapters/", "sebp_edge/sparse/sparsify.py"),
+    "platformdirs": ("sebp_edge/adapters/", "sebp_edge/files.py"),
 }
 
 

@@ -48,12 +48,19 @@ def sequence_by_sequence(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *,
 
 
 @pytest.fixture
-def short(monkeypatch):
+def short(monkeypatch, plain_graphs):
     monkeypatch.setattr(peer_process, "REPEATS", 1)
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", sequence_by_sequence)
 
 
-RUNNABLE = ["hf dynamic padding", "hf packed", "hf packed varlen", "hf packed checkpointing", "sebp-edge hoisted"]
+RUNNABLE = [
+    "hf dynamic padding",
+    "hf packed",
+    "hf packed varlen",
+    "hf packed checkpointing",
+    "sebp-edge hoisted",
+    "sebp-edge step",
+]
 
 
 # The new name is not there in transformers 5.17.
@@ -63,7 +70,7 @@ RUNNABLE = ["hf dynamic padding", "hf packed", "hf packed varlen", "hf packed ch
     [
         ({}, RUNNABLE),
         ({"full": True}, [name for name in RUNNABLE if ARMS[name].full]),
-        ({"loss_share": 0.25}, ["hf packed varlen", "sebp-edge all rows", "sebp-edge hoisted"]),
+        ({"loss_share": 0.25}, ["hf packed varlen", "sebp-edge all rows", "sebp-edge hoisted", "sebp-edge step"]),
     ],
     ids=["LoRA", "all weights", "a share of the loss"],
 )

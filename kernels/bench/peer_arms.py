@@ -13,16 +13,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from peer_work import CONTEXT_LENGTH, PADDING_ID, PROJECTIONS, RANK, Job, make_model, shape_config
-from sebp_edge.events import silent
-from sebp_edge.recipe import Recipe
+from sebp_edge.insight.bench.ways import CapturedStep, active_on_host, trained
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows import IGNORE, RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Batch, Collator
 from sebp_edge.texts.examples import Example
-from sebp_edge.training.graph import Graphs, MicroBatchGraphs
-from sebp_edge.training.update import Update
 
 VARLEN = "peers_varlen"
 
@@ -201,33 +198,17 @@ def hoisted_all_rows(job: Job) -> tuple[nn.Module, StepOf]:
 def captured(job: Job) -> tuple[nn.Module, StepOf]:
     model = make_model(job)
     handle = Hoisted(model)
-    return model, lambda batch: _CapturedStep(model, handle, batch)
+    return model, lambda batch: _CapturedStep(trained(model), handle, active_on_host(batch))
 
 
-class _CapturedStep:
+class _CapturedStep(CapturedStep):
     """What Personalizer's training does on a GPU; the batch is collated beforehand, as the others' is."""
-
-    def __init__(self, model: nn.Module, handle: Hoisted, batch: Batch):
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._tokens = _active(Batch(batch.input_ids.cpu(), batch.attention_mask, batch.labels, batch.plan.to("cpu")))
-        self._loss = torch.zeros((), device=parameters[0].device)
-        graphs = Graphs(parameters[0].device, silent)
-        self._update = Update(parameters, Recipe(name="peers", description=""))
-        self._update.capture(graphs)
-        self._micro_batches = MicroBatchGraphs(graphs, handle, self._update, self._loss)
-
-    def gradients(self) -> Tensor:
-        self._loss.zero_()
-        self._micro_batches.accumulate(self._tokens, len(self._tokens.targets))
-        return self._loss
 
     def zero_grad(self) -> None:
         self._update.reset()
 
     def __call__(self) -> None:
-        self._update.begin(LEARNING_RATE)
-        self.gradients()
-        self._update.finish()
+        super().__call__(lambda part: None)
 
 
 def _active(batch: Batch) -> ActiveTokens:

@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
     show(rows)
     if options.record:
         about = {"shape": job.shape, "trained": "all" if job.full else "LoRA", "loss_share": job.loss_share}
-        sources = [*evidence.STEP, *(f"kernels/bench/{name}" for name in SOURCES)]
+        sources = [*evidence.STEP, "sebp_edge/insight/bench/ways.py", *(f"kernels/bench/{name}" for name in SOURCES)]
         evidence.record(record_name(job), sources, [about | row for row in rows], options.record)
 
 

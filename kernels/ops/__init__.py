@@ -9,6 +9,7 @@ linear_cross_entropy        the loss from hidden states, without ever holding al
 gather_rows, scatter_rows   rows taken out of a matrix and put back, differentiable
 adamw_                      an AdamW update in place, of bf16 weights by stochastic rounding
 row_norms, select_rows      which rows of a gradient to keep, decided on the device
+tuning                      within it, products that run for the first time are timed, and their algorithms chosen
 detect                      the rows that are not zero
 """
 
@@ -17,6 +18,7 @@ from sebp_edge.ops.attention import Scores, sequence_attention_
 from sebp_edge.ops.backend import runs_flash_attention, runs_kernels
 from sebp_edge.ops.gated import ACTIVATIONS, Gate, gated
 from sebp_edge.ops.gated_lora_linear import gated_lora_linear
+from sebp_edge.ops.gpu.gemm import tuning
 from sebp_edge.ops.linear_cross_entropy import linear_cross_entropy
 from sebp_edge.ops.lora_linear import LoraGroup, LoraProjection, QuantisedWeight, Remake, Scratch, lora_linear
 from sebp_edge.ops.move_rows import gather_rows, scatter_rows
@@ -55,4 +57,5 @@ __all__ = [
     "select_rows",
     "sequence_attention_",
     "sparse_linear",
+    "tuning",
 ]

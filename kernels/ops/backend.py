@@ -119,6 +119,27 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.mm(a, b, out_dtype=dtype) if a.is_cuda and dtype == torch.float32 else (a @ b).to(dtype)
 
 
+def multiply(a_NK: Tensor, b_KM: Tensor) -> Tensor:
+    """A B, [N, M]; on a GPU by its fastest algorithm, if that was looked for."""
+    if not runs_kernels(a_NK):
+        return a_NK @ b_KM
+    from sebp_edge.ops.gpu import gemm
+
+    out_NM = a_NK.new_empty(a_NK.shape[0], b_KM.shape[1])
+    gemm.multiply_(out_NM, a_NK, b_KM)
+    return out_NM
+
+
+def add_product_(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor) -> None:
+    """Adds A B to out, likewise."""
+    if runs_kernels(out_NM):
+        from sebp_edge.ops.gpu import gemm
+
+        gemm.add_product_(out_NM, a_NK, b_KM)
+    else:
+        out_NM.addmm_(a_NK, b_KM)
+
+
 def lora_up(
     down_NR: Tensor, weight_MR: Tensor, bias_M: Tensor | None, columns: tuple[int, ...], scaling: float
 ) -> Tensor:

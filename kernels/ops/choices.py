@@ -115,10 +115,10 @@ def shipped(gpu: str) -> dict[Shape, Ways]:
     return {}
 
 
-def file_for(folder: str | Path, machine: dict[str, str]) -> Path:
-    """Where the choices of this machine are kept."""
+def file_for(folder: str | Path, machine: dict[str, str], kind: str = "choices") -> Path:
+    """Where the choices of this machine are kept, or what else was found on it."""
     digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()
-    return Path(folder) / f"choices-{digest[:12]}.json"
+    return Path(folder) / f"{kind}-{digest[:12]}.json"
 
 
 def read(path: Path) -> dict[Shape, Ways]:
@@ -144,7 +144,12 @@ def write(path: Path, machine: dict[str, str], choices: Mapping[Shape, Ways]) ->
         for shape, ways in sorted(choices.items())
     ]
     lines = ",\n".join(json.dumps(record) for record in records)
-    text = f'{{"machine": {json.dumps(machine)},\n"choices": [\n{lines}\n]}}\n'
+    write_whole(path, f'{{"machine": {json.dumps(machine)},\n"choices": [\n{lines}\n]}}\n')
+    _known.cache_clear()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file, in a new folder if need be, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
@@ -155,7 +160,6 @@ def write(path: Path, machine: dict[str, str], choices: Mapping[Shape, Ways]) ->
         with contextlib.suppress(OSError):
             Path(temporary).unlink()
         raise
-    _known.cache_clear()
 
 
 def _tiles(value: dict | str) -> Tiles | None:

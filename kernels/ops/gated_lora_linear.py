@@ -39,8 +39,9 @@ class _GatedLoraLinear(torch.autograd.Function):
         group, dout_NM = ctx.group, dout.reshape(-1, dout.shape[-1])
         up_NR, dlora_B = backend.lora_up_backward(dout_NM, down_NR, group.stacked_B, group.columns, group.scaling)
         # Of the one projection, whose matrix need not stay beside what follows.
+        dproduct_NF = backend.multiply(dout_NM, next(group.matrices())[1])
         dsides_N2F, dlora_A = backend.gated_lora_backward(
-            dout_NM @ next(group.matrices())[1], up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation
+            dproduct_NF, up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation
         )
         dgate, dup = dsides_N2F.view(*ctx.shape[:-1], dsides_N2F.shape[1]).chunk(2, dim=-1)
         return dgate, dup, None, None, None, None, dlora_A.to(lora_A.dtype), dlora_B.to(lora_B.dtype)

@@ -151,7 +151,7 @@ class LoraGroup:
         multiply by its last layer's weight.
         """
         for outputs, matrix in self.matrices():
-            out_NM[:, outputs].addmm_(x.reshape(-1, x.shape[-1]), matrix.T)
+            backend.add_product_(out_NM[:, outputs], x.reshape(-1, x.shape[-1]), matrix.T)
 
     def copies(self) -> tuple[list[Tensor], list[Tensor]]:
         """Where copies are, and of what; for many groups to be copied at once."""
@@ -222,7 +222,7 @@ def _dx_of_compact_rows(
     target = RowTarget(rows, num_rows, group.stacked_A.shape[1], dout_AM)
     torch.mm(up_AR, group.stacked_A, out=target.part)
     for outputs, matrix in group.matrices():
-        target.part.addmm_(dout_AM[:, outputs], matrix)
+        backend.add_product_(target.part, dout_AM[:, outputs], matrix)
     return target.whole()
 
 

@@ -13,12 +13,12 @@ import inspect
 import weakref
 from contextlib import ExitStack
 
-import platformdirs
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
+from sebp_edge.files import cache_folder
 from sebp_edge.models.architecture import inner_model, is_linear, layers_behind_attention, weight_MK
 from sebp_edge.models.lora import refuse_packed_weights
 from sebp_edge.ops import ActiveRows, Rows, backend, sparse_linear
@@ -50,7 +50,7 @@ class Sparsified:
         _refuse(model, self.layers)
         self.model = model
         self._selection = Selection(model, rows)
-        self.choices_folder = platformdirs.user_cache_dir("sebp-edge")
+        self.choices_folder = str(cache_folder())
         self._inner = inner_model(model)
         self._behind_attention = layers_behind_attention(self._inner)
         self._rows = DETECTED

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from sebp_edge.events import GraphCaptured, Sink
+from sebp_edge.files import cache_folder
 from sebp_edge.models.machine import casting_anew, ran_out_of_memory
+from sebp_edge.ops import tuning
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.buckets import Bucket, choose_buckets
 from sebp_edge.sparse.hoist import Hoisted
@@ -51,7 +53,8 @@ class Graphs:
         self.rehearsing = False
 
     def rehearse(self, function: Callable[[], object]) -> None:
-        """Runs `function` once as it is, so that what it makes on first use is made before its capture.
+        """Runs `function` once as it is, so that what it makes on first use is made before its capture, and products'
+        algorithms are chosen.
 
         Both happen on the same side stream: autograd's accumulation stays on the stream that it first ran on.
         """
@@ -62,7 +65,7 @@ class Graphs:
         self._stream.wait_stream(current)
         self.rehearsing = True
         try:
-            with torch.cuda.stream(self._stream), casting_anew(self._device):
+            with torch.cuda.stream(self._stream), casting_anew(self._device), tuning(cache_folder()):
                 function()
         finally:
             self.rehearsing = False

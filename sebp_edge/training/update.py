@@ -46,10 +46,11 @@ class Update:
         in_8_bits = spending.moments_in_8_bits or None
         self._moments = [Moments.of(parameter, in_8_bits=in_8_bits) for parameter in self._parameters]
         self._replay: Callable[[], None] | None = None
+        self._learning_rate = 0.0
 
     def begin(self, learning_rate: float) -> None:
         """Begins a step, whose micro-batches are to follow."""
-        self._adamw.begin_step(learning_rate)
+        self._learning_rate = learning_rate
 
     def take_gradients(self, loss: Tensor, *, rehearsing: bool = False) -> None:
         """Adds the gradients of `loss` to the parameters' `grad`."""
@@ -57,6 +58,8 @@ class Update:
 
     def finish(self) -> Tensor:
         """Updates the parameters; gives the gradients' norm before clipping, on the device."""
+        # Here and not in `begin`, so that the micro-batches are under way while the host is at it.
+        self._adamw.begin_step(self._learning_rate)
         (self._replay or self._step)()
         return self._norm.clone()
 

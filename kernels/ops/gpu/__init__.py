@@ -1,1 +1,1 @@
-"""Triton kernels and their launchers, one file for each operation. Imported by `backend` where they can run."""
+"""What runs on NVIDIA GPUs: Triton kernels with their launchers, one file for each operation, and cuBLASLt."""

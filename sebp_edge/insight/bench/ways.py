@@ -23,7 +23,7 @@ from sebp_edge.sparse.hoist import ATTENTION, Hoisted
 from sebp_edge.sparse.rows import IGNORE
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Batch
-from sebp_edge.training.graph import Graphs, MicroBatchGraphs
+from sebp_edge.training.graph import GRADIENTS, Graphs, MicroBatchGraphs
 from sebp_edge.training.update import Update
 
 LEARNING_RATE = 1e-5
@@ -80,7 +80,7 @@ class Captured(Way):
         return None if device.type == "cuda" else "CUDA graphs need an NVIDIA GPU"
 
     def step(self, handle: Hoisted, model: nn.Module, batch: Batch) -> Step:
-        return _CapturedStep(trained(model), handle, self.lay_out(batch))
+        return CapturedStep(trained(model), handle, self.lay_out(batch))
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
@@ -115,7 +115,7 @@ class _EagerStep:
             parameter.grad = None
 
 
-class _CapturedStep:
+class CapturedStep:
     """A step as `Personalizer` makes it on a GPU."""
 
     def __init__(self, parameters: list[nn.Parameter], handle: Hoisted, tokens: ActiveTokens):
@@ -128,7 +128,7 @@ class _CapturedStep:
         except BaseException:
             self._update.release()
             raise
-        self._micro_batches = MicroBatchGraphs(graphs, handle, self._update, self._loss)
+        self._micro_batches = MicroBatchGraphs(graphs, handle, {GRADIENTS: self._update}, self._loss)
 
     def gradients(self) -> Tensor:
         self._loss.zero_()
@@ -222,7 +222,8 @@ def _active(batch: Batch) -> ActiveTokens:
     return ActiveTokens.gather(batch.input_ids, batch.plan)
 
 
-def _active_on_host(batch: Batch) -> ActiveTokens:
+def active_on_host(batch: Batch) -> ActiveTokens:
+    """A batch's active tokens, as captured steps take them."""
     return ActiveTokens.gather(batch.input_ids.cpu(), batch.plan.to("cpu"))
 
 
@@ -231,5 +232,5 @@ DROP_IN = Way("drop-in", _sparsified, _padded_loss, ours=True)
 DYNAMIC = Way("dynamic padding", _as_it_is, _padded_loss, to_longest)
 PACKED = Way("packed", _varlen_where_it_runs, _packed_loss, packed)
 HOISTED = Way("hoisted", Hoisted, _hoisted_loss, _active, ours=True)
-GRAPH = Captured("graph", Hoisted, _hoisted_loss, _active_on_host, ours=True)
+GRAPH = Captured("graph", Hoisted, _hoisted_loss, active_on_host, ours=True)
 WAYS = (DENSE, DROP_IN, DYNAMIC, PACKED, HOISTED, GRAPH)

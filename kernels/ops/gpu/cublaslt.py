@@ -1,0 +1,187 @@
+"""cuBLASLt, as torch brings it: the algorithms that its heuristics name for a product, and a product by one of them.
+
+It takes matrices by columns, ours are by rows, so what it computes is outᵀ = Bᵀ Aᵀ. Only algorithms without a workspace
+are asked for: they take no memory. Descriptors live as long as the process; there is a handful for each shape.
+
+Names and numbers are those of NVIDIA's header, cublasLt.h.
+"""
+
+import ctypes
+import functools
+import logging
+from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+_TYPES = {"bfloat16": 14, "float16": 2}  # CUDA_R_16BF, CUDA_R_16F
+_FP32, _COMPUTE_FP32 = 0, 68
+_TRANSPOSE_FIRST = 3  # an attribute of a product
+_MAX_WORKSPACE, _REDUCTIONS, _MIN_ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # attributes of a preference
+_REDUCED_IN_FP32 = 2  # if at all: no sum of parts that were rounded
+_ALIGNMENT = 16
+_MOST = 8
+
+
+class Product(NamedTuple):
+    """What an algorithm depends on: out = A B, or out += A B.
+
+    Attributes:
+        dtype: of all three, "bfloat16" or "float16".
+        num_rows, num_inner, num_columns: A has num_rows x num_inner elements, B num_inner x num_columns.
+        strides: elements from one row to the next, of A, of B (if transposed, from one column to the next) and of out.
+        transposed: whether B's columns are contiguous, not its rows.
+        accumulates: whether the product is added to out.
+    """
+
+    dtype: str
+    num_rows: int
+    num_inner: int
+    num_columns: int
+    strides: tuple[int, int, int]
+    transposed: bool
+    accumulates: bool
+
+    @classmethod
+    def of(cls, out: Tensor, a: Tensor, b: Tensor, *, accumulates: bool) -> "Product | None":
+        """None where only torch takes these matrices: of other dtypes, empty, or not aligned to 16 bytes."""
+        dtype = str(out.dtype).removeprefix("torch.")
+        transposed = b.stride(0) == 1 and b.stride(1) != 1
+        strides = a.stride(0), b.stride(int(transposed)), out.stride(0)
+        contiguous = a.stride(1) == out.stride(1) == b.stride(int(not transposed)) == 1
+        widths = a.shape[1], b.shape[int(not transposed)], out.shape[1]
+        if dtype not in _TYPES or not contiguous or 0 in (*out.shape, a.shape[1]):
+            return None
+        if any(stride < width or stride % 8 for stride, width in zip(strides, widths, strict=True)):
+            return None
+        if any(matrix.data_ptr() % _ALIGNMENT for matrix in (out, a, b)):
+            return None
+        return cls(dtype, *a.shape, b.shape[1], strides, transposed, accumulates)
+
+
+class _Algorithm(ctypes.Structure):
+    _fields_ = (("data", c_uint64 * 8),)
+
+
+class _Found(ctypes.Structure):
+    _fields_ = (
+        ("algorithm", _Algorithm),
+        ("workspace", c_size_t),
+        ("state", c_int),
+        ("waves", c_float),
+        ("reserved", c_int * 4),
+    )
+
+
+class Plan:
+    """One product on one GPU, by any of its algorithms.
+
+    Args:
+        index: the GPU's number.
+
+    Attributes:
+        algorithms: in the order of the heuristics; none where cuBLASLt cannot be had or names none.
+    """
+
+    def __init__(self, product: Product, index: int):
+        self._index, self._accumulates = index, product.accumulates
+        self.algorithms: list[_Algorithm] = []
+        if _library() is None:
+            return
+        dtype, (stride_a, stride_b, stride_out) = _TYPES[product.dtype], product.strides
+        rows, inner, columns = product[1:4]
+        first = (inner, columns) if product.transposed else (columns, inner)
+        self._descriptor, transposed = c_void_p(), c_int(product.transposed)
+        _call("cublasLtMatmulDescCreate", byref(self._descriptor), _COMPUTE_FP32, _FP32)
+        _set("cublasLtMatmulDescSetAttribute", self._descriptor, _TRANSPOSE_FIRST, transposed)
+        self._layouts = [
+            _layout(dtype, *first, stride_b),
+            _layout(dtype, inner, rows, stride_a),
+            _layout(dtype, columns, rows, stride_out),
+        ]
+        self.algorithms = self._ask()
+
+    def run(self, algorithm: _Algorithm, out: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> None:
+        """out = scale A B, or out += scale A B, on the current stream."""
+        kept, place = c_float(float(self._accumulates)), c_void_p(out.data_ptr())
+        layout_b, layout_a, layout_out = self._layouts
+        _call(
+            "cublasLtMatmul",
+            _handle(self._index),
+            self._descriptor,
+            byref(c_float(scale)),
+            c_void_p(b.data_ptr()),
+            layout_b,
+            c_void_p(a.data_ptr()),
+            layout_a,
+            byref(kept),
+            place,
+            layout_out,
+            place,
+            layout_out,
+            byref(algorithm),
+            None,
+            c_size_t(0),
+            c_void_p(torch.cuda.current_stream(self._index).cuda_stream),
+        )
+
+    def _ask(self) -> list[_Algorithm]:
+        preference, number, found = c_void_p(), c_int(), (_Found * _MOST)()
+        _call("cublasLtMatmulPreferenceCreate", byref(preference))
+        try:
+            _set("cublasLtMatmulPreferenceSetAttribute", preference, _MAX_WORKSPACE, c_size_t(0))
+            _set("cublasLtMatmulPreferenceSetAttribute", preference, _REDUCTIONS, ctypes.c_uint32(_REDUCED_IN_FP32))
+            for alignment in _MIN_ALIGNMENTS:
+                _set("cublasLtMatmulPreferenceSetAttribute", preference, alignment, ctypes.c_uint32(_ALIGNMENT))
+            layouts = (*self._layouts, self._layouts[2])
+            arguments = (_handle(self._index), self._descriptor, *layouts, preference, _MOST, found, byref(number))
+            # It fails where there is none.
+            failed = _library().cublasLtMatmulAlgoGetHeuristic(*arguments)
+        finally:
+            _call("cublasLtMatmulPreferenceDestroy", preference)
+        return [] if failed else [one.algorithm for one in found[: number.value] if one.state == 0]
+
+
+def version() -> str:
+    """Of cuBLASLt; empty where it cannot be had."""
+    if _library() is None:
+        return ""
+    _library().cublasLtGetVersion.restype = c_size_t
+    return str(_library().cublasLtGetVersion())
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    # torch has loaded it already.
+    name = f"libcublasLt.so.{(torch.version.cuda or '0').partition('.')[0]}"
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        logger.info(f"{name} cannot be had: products take the algorithm that torch takes.")
+        return None
+
+
+@functools.cache
+def _handle(index: int) -> c_void_p:
+    handle = c_void_p()
+    with torch.cuda.device(index):
+        _call("cublasLtCreate", byref(handle))
+    return handle
+
+
+def _layout(dtype: int, rows: int, columns: int, stride: int) -> c_void_p:
+    layout = c_void_p()
+    _call("cublasLtMatrixLayoutCreate", byref(layout), dtype, c_uint64(rows), c_uint64(columns), c_int64(stride))
+    return layout
+
+
+def _set(function: str, target: c_void_p, attribute: int, value) -> None:
+    _call(function, target, attribute, byref(value), c_size_t(ctypes.sizeof(value)))
+
+
+def _call(function: str, *arguments) -> None:
+    if status := getattr(_library(), function)(*arguments):
+        raise RuntimeError(f"{function} failed with status {status}.")
