@@ -110,10 +110,11 @@ class TestOnAGpu:
     @pytest.mark.parametrize("transposed", [True, False])
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("shape", SHAPES)
-    def test_every_algorithm_errs_no_more_than_torch(self, shape, dtype, transposed, accumulates):
+    def test_every_algorithm_errs_no_more_than_torchs_product_and_sum(self, shape, dtype, transposed, accumulates):
         out, a, b = matrices(*shape, dtype, "cuda", transposed)
         truth = out.double() * accumulates + a.double() @ b.double()
-        allowed = 1.1 * relative(torch.addmm(out, a, b, beta=float(accumulates)), truth) + 1e-6
+        # Most of cuBLAS's kernels round a product before they add it, torch's choice too.
+        allowed = 1.1 * relative(out + a @ b if accumulates else a @ b, truth) + 1e-6
         product = Product.of(out, a, b, accumulates=accumulates)
         plan = Plan(product, 0)
         assert plan.algorithms
