@@ -36,7 +36,9 @@ def pytest_configure():
 
 def pytest_terminal_summary(terminalreporter):
     """SEBP_EDGE_RECORD=FILE keeps how the tests went on this GPU; a run that was not asked to writes nothing."""
-    if file := os.environ.get("SEBP_EDGE_RECORD"):
+    file = os.environ.get("SEBP_EDGE_RECORD")
+    # One process of several knows of its own tests only.
+    if file and not os.environ.get("PYTEST_XDIST_WORKER"):
         evidence.record_tests(terminalreporter.stats, Path(file))
 
 

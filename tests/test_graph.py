@@ -106,6 +106,7 @@ def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt
             learner.prepare(micro_batches)
             found = gradients(learner, micro_batches)
             assert learner._graphs is not None
+            learner.step(examples, 1e-3)
             with waiting_for_the_gpu_is_an_error():
                 learner.step(examples, 1e-3)
             return found

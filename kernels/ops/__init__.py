@@ -1,6 +1,7 @@
 """SEBP's operations: tensors in, tensors out. `backend` alone chooses between our kernels and plain PyTorch.
 
 sparse_linear               Y = X Wᵀ + b, whose backward pass computes the rows of dL/dY that carry gradient, no others
+sparse_rowwise              the same for functions of single rows, such as norms and activations
 lora_linear                 projections of one X with their LoRA adapters, as one wide layer
 gated_lora_linear           a gated product through one such projection: the second half of an MLP
 sequence_attention_         attention within each of several sequences, causal or not, rotary embedding included
@@ -26,6 +27,7 @@ from sebp_edge.ops.rms_norm import rms_norm
 from sebp_edge.ops.rows import ActiveRows, Rows, Selector, kept_rows
 from sebp_edge.ops.select_rows import detect, row_norms, select_rows
 from sebp_edge.ops.sparse_linear import sparse_linear
+from sebp_edge.ops.sparse_rowwise import sparse_rowwise
 
 __all__ = [
     "ACTIVATIONS",
@@ -57,5 +59,6 @@ __all__ = [
     "select_rows",
     "sequence_attention_",
     "sparse_linear",
+    "sparse_rowwise",
     "tuning",
 ]

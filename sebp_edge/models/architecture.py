@@ -6,10 +6,13 @@ Everything here is read off a model; nothing is changed.
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
+from transformers.activations import ACT2CLS
 from transformers.pytorch_utils import Conv1D
 
 from sebp_edge.models.lora import without_adapter
 
+# Torch's and transformers' own, all of them of single elements.
+ACTIVATIONS = {nn.GELU} | {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
 # The projections that make a block's keys and values, by the families' names; some make the queries as well.
 KEYS_AND_VALUES = ({"k_proj", "v_proj"}, {"qkv_proj"}, {"c_attn"}, {"key", "value"}, {"k_lin", "v_lin"})
 # Encoders whose sequence classifier reads the first token, and whose token heads read each token alone.
@@ -24,6 +27,14 @@ def inner_model(model: nn.Module) -> nn.Module:
 def is_linear(layer: nn.Module) -> bool:
     """Whether a layer is exactly Y = X Wᵀ + b: torch's, or GPT-2's with its weight transposed."""
     return type(layer) in (nn.Linear, Conv1D)
+
+
+def is_rowwise(module: nn.Module) -> bool:
+    """Whether a module computes each row by itself, to one as wide, without randomness: a norm or an activation."""
+    if isinstance(module, nn.LayerNorm) or type(module).__name__.endswith("RMSNorm"):
+        return len(getattr(module, "normalized_shape", (1,))) == 1
+    # One with parameters may have one for each row.
+    return type(module) in ACTIVATIONS and not any(True for _ in module.parameters())
 
 
 def weight_MK(layer: nn.Module) -> Tensor:

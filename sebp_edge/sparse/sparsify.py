@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.files import cache_folder
-from sebp_edge.models.architecture import inner_model, is_linear, layers_behind_attention, weight_MK
+from sebp_edge.models.architecture import inner_model, is_linear, is_rowwise, layers_behind_attention, weight_MK
 from sebp_edge.models.lora import refuse_packed_weights
-from sebp_edge.ops import ActiveRows, Rows, backend, sparse_linear
+from sebp_edge.ops import ActiveRows, Rows, backend, sparse_linear, sparse_rowwise
 from sebp_edge.sparse.checkpoints import runs_again
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.kept_inputs import KeptInputs
@@ -58,8 +58,11 @@ class Sparsified:
         self._inputs = KeptInputs()
         self._last_layer = LastLayer(self._inner)
         self._fused_lora = FusedLora(model)
+        rowwise = [module for module in model.modules() if is_rowwise(module) and "forward" not in vars(module)]
         with ExitStack() as undo:
-            undo.callback(_give_forwards_back, list(self.layers.values()))
+            undo.callback(_give_forwards_back, [*self.layers.values(), *rowwise])
+            for module in rowwise:
+                module.forward = _RowwiseForward(self, module)
             for layer in self.layers.values():
                 forward = _SparseForward(self, layer)
                 # What an approximation counts is host state, which no compiled graph holds.
@@ -176,6 +179,25 @@ class Sparsified:
             return self._rows.behind_attention if behind else self._rows.everywhere
         return None if num_rows == self._rows.num_pooled else self._selection.selector(layers)
 
+    def _known_rows(self, x: Tensor) -> Rows | None:
+        """The rows of a module that computes each row of `x` by itself; None where they are not known beforehand."""
+        if torch.compiler.is_compiling() or runs_again() or x.shape[:-1].numel() != self._rows.num_rows:
+            return None
+        return None if callable(self._rows.everywhere) else self._rows.everywhere
+
+
+class _RowwiseForward:
+    """Stands in for the `forward` of a norm or an activation: to find their rows would cost more than it saves."""
+
+    def __init__(self, sparsified: Sparsified, module: nn.Module):
+        self.sparsified, self.module, self.forward = sparsified, module, module.forward
+
+    def __call__(self, x: Tensor, *args, **kwargs) -> Tensor:
+        rows = None if args or kwargs else self.sparsified._known_rows(x)
+        if rows is None:
+            return self.forward(x, *args, **kwargs)
+        return sparse_rowwise(self.forward, x, rows, tuple(self.module.parameters(recurse=False)))
+
 
 class _SparseForward:
     """Stands in for one layer's `forward`."""
@@ -191,7 +213,8 @@ class _SparseForward:
 
 
 def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: bool = False) -> Sparsified:
-    """Puts the row-sparse backward into every linear layer of `model`.
+    """Puts the row-sparse backward into every linear layer of `model`, and where rows are known beforehand into its
+    norms and activations.
 
     Gradients equal the dense ones: given `labels`, the rows come from them and the attention mask where that is exact
     (see `sebp_edge.sparse.plans`); everywhere else, and for losses computed outside, the exactly non-zero rows of dL/dY
@@ -235,9 +258,9 @@ def _refuse(model: nn.Module, layers: dict[str, nn.Module]) -> None:
         raise SparsityError(SHARDED)
 
 
-def _give_forwards_back(layers: list[nn.Module]) -> None:
-    for layer in layers:
-        vars(layer).pop("forward", None)
+def _give_forwards_back(modules: list[nn.Module]) -> None:
+    for module in modules:
+        vars(module).pop("forward", None)
 
 
 def _stand_in(sparsified: Sparsified):

@@ -1,0 +1,161 @@
+"""Norms and activations with the sparse backward: dense gradients, of the active rows' work only."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from sebp_edge.models.architecture import is_rowwise
+from sebp_edge.ops import ActiveRows, rows, sparse_rowwise
+
+N, K = 24, 10
+ROWS = {
+    "a few ids": torch.tensor([0, 3, 4, 17]),
+    "one id": torch.tensor([23]),
+    "no ids": torch.tensor([], dtype=torch.int64),
+    "most ids": torch.arange(2, 24),
+    "a slice": slice(3, 9),
+    "a wide slice": slice(0, 20),
+    "all": slice(0, 24),
+}
+MODULES = {
+    "LayerNorm": lambda: nn.LayerNorm(K),
+    "LayerNorm without weights": lambda: nn.LayerNorm(K, elementwise_affine=False),
+    "RMSNorm": lambda: LlamaRMSNorm(K),
+    "GELU": lambda: ACT2FN["gelu"],
+    "SiLU": lambda: ACT2FN["silu"],
+}
+
+
+def case(module, active, dtype=torch.float64, shape=(4, 6)):
+    """x, and an output gradient that is zero outside the active rows."""
+    torch.manual_seed(1)
+    for parameter in module.parameters():
+        parameter.data = torch.randn(parameter.shape).to(dtype)
+    dout = torch.zeros(N, K, dtype=dtype)
+    dout[active] = torch.randn(N, K, dtype=dtype)[active]
+    return torch.randn(*shape, K, dtype=dtype), dout.view(*shape, K)
+
+
+def results(function, x, dout, parameters):
+    leaves = [x.clone().requires_grad_(), *parameters]
+    out = function(leaves[0])
+    return out, *torch.autograd.grad(out, leaves, dout)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (24,), (2, 3, 4)])
+@pytest.mark.parametrize("active", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
+def test_gradients_equal_dense_ones(make, active, shape, poisoned_memory):
+    module = make()
+    x, dout = case(module, active, shape=shape)
+    parameters = tuple(module.parameters())
+    dense = results(module, x, dout, parameters)
+    found = results(lambda x: sparse_rowwise(module, x, active, parameters), x, dout, parameters)
+    assert torch.equal(found[0], dense[0])
+    for one, other in zip(found[1:], dense[1:], strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_rows_that_are_shared_are_as_good_as_ids():
+    module, ids = nn.LayerNorm(K).double(), ROWS["a few ids"]
+    x, dout = case(module, ids)
+    parameters = tuple(module.parameters())
+    one, other = (
+        results(lambda x, active=active: sparse_rowwise(module, x, active, parameters), x, dout, parameters)
+        for active in (ids, ActiveRows.from_ids(ids, N))
+    )
+    assert all(map(torch.equal, one, other))
+
+
+def test_only_the_active_rows_are_kept():
+    module, sizes = nn.LayerNorm(K), []
+    x = torch.randn(4, 6, K, requires_grad=True)
+
+    def pack(tensor):
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        sparse_rowwise(module, x, ROWS["a few ids"], tuple(module.parameters()))
+    assert sizes == [4 * K, K, K]
+
+
+@pytest.mark.parametrize("trained", ["x", "weight", "nothing"])
+def test_only_wanted_gradients_are_made(trained):
+    module = nn.LayerNorm(K).requires_grad_(False)
+    module.weight.requires_grad_(trained == "weight")
+    x, dout = case(module, ROWS["a few ids"], torch.float32)
+    x.requires_grad_(trained == "x")
+    out = sparse_rowwise(module, x, ROWS["a few ids"], tuple(module.parameters()))
+    assert out.requires_grad == (trained != "nothing")
+    if out.requires_grad:
+        out.backward(dout)
+        assert [tensor.grad is not None for tensor in (x, module.weight, module.bias)] == [
+            trained == "x",
+            trained == "weight",
+            False,
+        ]
+
+
+@pytest.mark.parametrize("make", [lambda: nn.LayerNorm(K), lambda: ACT2FN["gelu_new"]], ids=["LayerNorm", "GELU"])
+def test_autocast_gives_what_dense_gives(make):
+    module, active = make(), ROWS["a few ids"]
+    x, dout = case(module, active, torch.float32)
+    parameters, x = tuple(module.parameters()), x.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        dense_out = module(leaf := x.clone().requires_grad_())
+        found_out = sparse_rowwise(module, own := x.clone().requires_grad_(), active, parameters)
+    assert torch.equal(found_out, dense_out) and found_out.dtype == dense_out.dtype
+    dense = torch.autograd.grad(dense_out, [leaf, *parameters], dout.to(dense_out.dtype))
+    found = torch.autograd.grad(found_out, [own, *parameters], dout.to(found_out.dtype))
+    for one, other in zip(found, dense, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.allclose(one, other, rtol=1e-2, atol=1e-6)
+
+
+def test_without_gradients_nothing_is_done():
+    module = nn.LayerNorm(K)
+    x = torch.randn(24, K)
+    with torch.no_grad():
+        assert torch.equal(sparse_rowwise(module, x, ROWS["a few ids"], tuple(module.parameters())), module(x))
+
+
+def test_a_gradient_outside_the_rows_is_an_error_when_that_is_checked(monkeypatch):
+    monkeypatch.setattr(rows, "VERIFY", True)
+    x = torch.randn(24, K, requires_grad=True)
+    out = sparse_rowwise(ACT2FN["gelu"], x, ROWS["a few ids"])
+    with pytest.raises(RuntimeError, match="20 of 20 skipped rows have a gradient"):
+        out.backward(torch.ones_like(out))
+
+
+def test_a_parameter_that_changed_is_an_error():
+    module = nn.LayerNorm(K)
+    out = sparse_rowwise(module, torch.randn(24, K, requires_grad=True), slice(0, 4), tuple(module.parameters()))
+    with torch.no_grad():
+        module.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (nn.LayerNorm(4), True),
+        (nn.LayerNorm((2, 4)), False),
+        (nn.RMSNorm(4), True),
+        (LlamaRMSNorm(4), True),
+        (nn.GELU(), True),
+        (ACT2FN["gelu"], True),
+        (nn.Tanh(), True),
+        (nn.PReLU(4), False),
+        (nn.Dropout(), False),
+        (nn.Softmax(dim=-1), False),
+        (nn.Linear(4, 4), False),
+        (nn.BatchNorm1d(4), False),
+    ],
+    ids=repr,
+)
+def test_which_modules_work_row_by_row(module, expected):
+    assert is_rowwise(module) == expected
