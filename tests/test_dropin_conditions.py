@@ -363,11 +363,10 @@ def test_layers_that_read_the_same_input_keep_one_copy_of_its_active_rows(length
     active = sum(lengths) - len(lengths)
     with sparsify(model, keep_logits=True) as sparsified:
         # Of an input of 32 columns: for q, k, v; o; gate, up; twice. Of one of 48: for down. And the head's.
-        # Besides what goes into each norm (32 columns, five of them) and each activation (48, two).
-        kept = [entry for entry in saved_rows(model, batch) if entry[1] == active]
+        of_layers = [entry for entry in saved_rows(model, batch) if entry[1] == active]
         assert sparsified._inputs._kept is None
-    assert len(kept) == 15 + 7
-    assert sorted(size for _, _, size in set(kept)) == [active * 32] * (7 + 5) + [active * 48] * (2 + 2)
+    assert len(of_layers) == 15
+    assert sorted(size for _, _, size in set(of_layers)) == [active * 32] * 7 + [active * 48] * 2
 
 
 def test_above_half_of_the_rows_the_input_itself_is_kept():
@@ -375,7 +374,7 @@ def test_above_half_of_the_rows_the_input_itself_is_kept():
     with sparsify(model, keep_logits=True):
         saved = [entry for entry in saved_rows(model, batch) if entry[1] == 3 * 24]
     assert {size for _, _, size in saved} == {72 * 32, 72 * 48}
-    assert len({storage for storage, _, size in saved if size == 72 * 48}) == 2 + 2
+    assert len({storage for storage, _, size in saved if size == 72 * 48}) == 2
 
 
 def test_what_is_kept_of_an_input_keeps_no_input_alive():

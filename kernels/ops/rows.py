@@ -114,15 +114,6 @@ def take_kept(kept: Tensor, rows: ActiveRows | slice | None, num_rows: int) -> T
     return take(kept, rows) if len(kept) == num_rows else kept
 
 
-def put_back(part_AK: Tensor, rows: ActiveRows | slice, num_rows: int) -> Tensor:
-    """Rows at their places in a matrix that is zero elsewhere, [N, K]."""
-    if isinstance(rows, ActiveRows):
-        return backend.scatter_rows(part_AK, rows.places)
-    target = RowTarget(rows, num_rows, part_AK.shape[1], part_AK)
-    target.part.copy_(part_AK)
-    return target.whole()
-
-
 class RowTarget:
     """A matrix [N, K] that is zero outside its active rows; write these into `part` [A, K], then ask for `whole()`."""
 

@@ -36,6 +36,10 @@ SHARDED = (
     "DistributedDataParallel, or one device."
 )
 
+# So many elements must be left out of a norm's or an activation's backward pass, or its launches cost the host more
+# time than they save a GPU.
+WORTH_LEAVING_OUT = 2**24
+
 
 class Sparsified:
     """The handle of one sparsified model: a context manager, or `remove()` when done.
@@ -179,24 +183,24 @@ class Sparsified:
             return self._rows.behind_attention if behind else self._rows.everywhere
         return None if num_rows == self._rows.num_pooled else self._selection.selector(layers)
 
-    def _known_rows(self, x: Tensor) -> Rows | None:
-        """The rows of a module that computes each row of `x` by itself; None where they are not known beforehand."""
-        if torch.compiler.is_compiling() or runs_again() or x.shape[:-1].numel() != self._rows.num_rows:
+    def _known_rows(self, x: Tensor) -> ActiveRows | slice | None:
+        """The rows of a module that computes each row of `x` by itself; None where it had better compute all."""
+        rows, num_rows = self._rows.everywhere, x.shape[:-1].numel()
+        if torch.compiler.is_compiling() or runs_again() or callable(rows) or num_rows != self._rows.num_rows:
             return None
-        return None if callable(self._rows.everywhere) else self._rows.everywhere
+        num_active = rows.stop - rows.start if isinstance(rows, slice) else len(rows.ids)
+        return rows if (num_rows - num_active) * x.shape[-1] >= WORTH_LEAVING_OUT else None
 
 
 class _RowwiseForward:
-    """Stands in for the `forward` of a norm or an activation: to find their rows would cost more than it saves."""
+    """Stands in for the `forward` of a norm or an activation."""
 
     def __init__(self, sparsified: Sparsified, module: nn.Module):
-        self.sparsified, self.module, self.forward = sparsified, module, module.forward
+        self.sparsified, self.forward = sparsified, module.forward
 
     def __call__(self, x: Tensor, *args, **kwargs) -> Tensor:
         rows = None if args or kwargs else self.sparsified._known_rows(x)
-        if rows is None:
-            return self.forward(x, *args, **kwargs)
-        return sparse_rowwise(self.forward, x, rows, tuple(self.module.parameters(recurse=False)))
+        return self.forward(x, *args, **kwargs) if rows is None else sparse_rowwise(self.forward, x, rows)
 
 
 class _SparseForward:
@@ -213,8 +217,8 @@ class _SparseForward:
 
 
 def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: bool = False) -> Sparsified:
-    """Puts the row-sparse backward into every linear layer of `model`, and where rows are known beforehand into its
-    norms and activations.
+    """Puts the row-sparse backward into every linear layer of `model`, and into norms and activations of many elements
+    where rows are known beforehand.
 
     Gradients equal the dense ones: given `labels`, the rows come from them and the attention mask where that is exact
     (see `sebp_edge.sparse.plans`); everywhere else, and for losses computed outside, the exactly non-zero rows of dL/dY
