@@ -38,7 +38,7 @@ SHARDED = (
 
 # So many elements must be left out of a norm's or an activation's backward pass, or its launches cost the host more
 # time than they save a GPU.
-WORTH_LEAVING_OUT = 2**24
+WORTH_LEAVING_OUT = 2**23
 
 
 class Sparsified:
