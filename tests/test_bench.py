@@ -52,13 +52,20 @@ def test_the_captured_way_makes_the_same_steps(plain_graphs):
             step = way.step(handle, model, batch)
             loss = float(step.gradients())
             gradients = [parameter.grad.clone() for parameter in model.parameters()]
+            before = [parameter.detach().clone() for parameter in model.parameters()]
             step(parts.append)
-            found[way] = loss, gradients
+            moves = [after.detach() - old for after, old in zip(model.parameters(), before, strict=True)]
+            found[way] = loss, gradients, moves
             step.release()
-    (loss, gradients), (other_loss, others) = found.values()
+    (loss, gradients, moves), (other_loss, other_gradients, other_moves) = found.values()
     assert loss == pytest.approx(other_loss, rel=1e-5)
-    for one, other in zip(gradients, others, strict=True):
+    for one, other in zip(gradients, other_gradients, strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+    # The first step of Adam is about as long as the learning rate wherever a gradient is not next to zero.
+    for one, other, gradient in zip(moves, other_moves, gradients, strict=True):
+        there = gradient.abs() > 1e-5
+        assert there.any() and one[there].abs().max() > 5e-6
+        assert torch.allclose(one[there], other[there], atol=2e-6)
     assert parts == ["forward", "backward", "update", "forward and backward", "update"]
 
 

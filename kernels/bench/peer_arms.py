@@ -204,6 +204,8 @@ def captured(job: Job) -> tuple[nn.Module, StepOf]:
 class _CapturedStep(CapturedStep):
     """What Personalizer's training does on a GPU; the batch is collated beforehand, as the others' is."""
 
+    learning_rate = LEARNING_RATE
+
     def zero_grad(self) -> None:
         self._update.reset()
 

@@ -1,7 +1,7 @@
 """The only place that chooses an implementation: our Triton kernels on NVIDIA GPUs, plain PyTorch everywhere else.
 
-Products of active rows run as `choices` has it; all others are PyTorch's. Where Triton is missing, the reference path
-runs, and a log line says so once.
+Products of active rows run as `choices` has it, those of LoRA's frozen weights as `gpu.gemm`; all others are PyTorch's.
+Where Triton is missing, the reference path runs, and a log line says so once.
 """
 
 import functools

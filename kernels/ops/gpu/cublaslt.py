@@ -1,7 +1,8 @@
 """cuBLASLt, as torch brings it: the algorithms that its heuristics name for a product, and a product by one of them.
 
 It takes matrices by columns, ours are by rows, so what it computes is outᵀ = Bᵀ Aᵀ. Only algorithms without a workspace
-are asked for: they take no memory. Descriptors live as long as the process; there is a handful for each shape.
+are asked for: but for its kernel's code none takes memory. Descriptors live as long as the process; there is a handful
+for each shape.
 
 Names and numbers are those of NVIDIA's header, cublasLt.h.
 """
@@ -17,7 +18,7 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-_TYPES = {"bfloat16": 14, "float16": 2}  # CUDA_R_16BF, CUDA_R_16F
+TYPES = {"bfloat16": 14, "float16": 2}  # CUDA_R_16BF, CUDA_R_16F
 _FP32, _COMPUTE_FP32 = 0, 68
 _TRANSPOSE_FIRST = 3  # an attribute of a product
 _MAX_WORKSPACE, _REDUCTIONS, _MIN_ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # attributes of a preference
@@ -47,13 +48,16 @@ class Product(NamedTuple):
 
     @classmethod
     def of(cls, out: Tensor, a: Tensor, b: Tensor, *, accumulates: bool) -> "Product | None":
-        """None where only torch takes these matrices: of other dtypes, empty, or not aligned to 16 bytes."""
+        """None where only torch takes these matrices, or says why not: of other dtypes, empty, or not aligned."""
+        fits = out.shape == (a.shape[0], b.shape[1]) and a.shape[1] == b.shape[0]
+        if not (fits and out.dtype == a.dtype == b.dtype and out.device == a.device == b.device):
+            return None
         dtype = str(out.dtype).removeprefix("torch.")
         transposed = b.stride(0) == 1 and b.stride(1) != 1
         strides = a.stride(0), b.stride(int(transposed)), out.stride(0)
         contiguous = a.stride(1) == out.stride(1) == b.stride(int(not transposed)) == 1
         widths = a.shape[1], b.shape[int(not transposed)], out.shape[1]
-        if dtype not in _TYPES or not contiguous or 0 in (*out.shape, a.shape[1]):
+        if dtype not in TYPES or not contiguous or 0 in (*out.shape, a.shape[1]):
             return None
         if any(stride < width or stride % 8 for stride, width in zip(strides, widths, strict=True)):
             return None
@@ -83,7 +87,7 @@ class Plan:
         index: the GPU's number.
 
     Attributes:
-        algorithms: in the order of the heuristics; none where cuBLASLt cannot be had or names none.
+        algorithms: in the order of the heuristics; none where cuBLASLt cannot be had, fails or names none.
     """
 
     def __init__(self, product: Product, index: int):
@@ -91,7 +95,14 @@ class Plan:
         self.algorithms: list[_Algorithm] = []
         if _library() is None:
             return
-        dtype, (stride_a, stride_b, stride_out) = _TYPES[product.dtype], product.strides
+        try:
+            self._describe(product)
+            self.algorithms = self._ask()
+        except RuntimeError as error:
+            logger.info(f"{error} This product takes the algorithm that torch takes.")
+
+    def _describe(self, product: Product) -> None:
+        dtype, (stride_a, stride_b, stride_out) = TYPES[product.dtype], product.strides
         rows, inner, columns = product[1:4]
         first = (inner, columns) if product.transposed else (columns, inner)
         self._descriptor, transposed = c_void_p(), c_int(product.transposed)
@@ -102,10 +113,13 @@ class Plan:
             _layout(dtype, inner, rows, stride_a),
             _layout(dtype, columns, rows, stride_out),
         ]
-        self.algorithms = self._ask()
 
     def run(self, algorithm: _Algorithm, out: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> None:
-        """out = scale A B, or out += scale A B, on the current stream."""
+        """out = scale A B, or out += scale A B, on the current stream.
+
+        Raises:
+            RuntimeError: it fails, and nothing was begun.
+        """
         kept, place = c_float(float(self._accumulates)), c_void_p(out.data_ptr())
         layout_b, layout_a, layout_out = self._layouts
         _call(
@@ -145,6 +159,7 @@ class Plan:
         return [] if failed else [one.algorithm for one in found[: number.value] if one.state == 0]
 
 
+@functools.cache
 def version() -> str:
     """Of cuBLASLt; empty where it cannot be had."""
     if _library() is None:

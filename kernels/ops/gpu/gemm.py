@@ -1,4 +1,4 @@
-"""Products of whole matrices, by the fastest of cuBLASLt's algorithms.
+"""Products of whole matrices, by the fastest of the algorithms that cuBLASLt names for them.
 
 torch takes the one that cuBLAS's heuristics name first. On an H100 that is mostly the fastest, but not for some hundred
 rows: of those named for dX of a 3B Llama's gate and up projection at 832 rows (832 x 16384 x 3072), the first took
@@ -29,7 +29,7 @@ MARGIN = 0.03
 ROUNDS, CALLS = 5, 2
 # Longer than the launches of a round take the host, so that no product waits for its launch.
 SLEEP_CYCLES = 1_000_000
-# Added to an output so often as it is timed, a product must not change it.
+# Times a product that is added to an output, it changes no element but those that are next to zero.
 NOTHING = 2.0**-120
 
 
@@ -45,49 +45,70 @@ def add_product_(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor) -> None:
 
 @contextmanager
 def tuning(folder: str | Path) -> Iterator[None]:
-    """Within it, products that were never timed on this machine are, all threads' alike.
+    """Within it, products that were never timed on this machine are, those of all threads.
 
     Args:
         folder: where it is kept which algorithms are the fastest here. If nothing can be written there, the next
             process finds them anew.
     """
-    global _folder
-    before, _folder = _folder, Path(folder)
-    number = len(_chosen)
+    folder, number = Path(folder), len(_chosen)
+    _folders.append(folder)
     try:
         yield
     finally:
-        _folder = before
+        _folders.remove(folder)
         if len(_chosen) > number:
-            _keep(Path(folder))
+            _keep(folder)
 
 
 # Of a product on a GPU the place of its algorithm among those that are named; None for torch's way.
 _chosen: dict[tuple[int, Product], int | None] = {}
-_folder: Path | None = None
+# Of all threads that are tuning.
+_folders: list[Path] = []
 
 
 def _run(out: Tensor, a: Tensor, b: Tensor, *, accumulates: bool) -> None:
-    looks = _folder is not None or bool(_chosen)
-    product = Product.of(out, a, b, accumulates=accumulates) if looks else None
+    folder = next(iter(_folders), None)
+    product = None
+    # Which algorithm is the fastest may be another one the next time.
+    if (folder or _chosen) and not torch.are_deterministic_algorithms_enabled() and cublaslt.version():
+        product = Product.of(out, a, b, accumulates=accumulates)
     if product is None:
         _by_torch(out, a, b, accumulates)
         return
     index = choices.index_of(out.device)
-    if _folder is not None:
-        _read_once(_folder, index)
-        if (index, product) not in _chosen and not torch.cuda.is_current_stream_capturing():
-            _chosen[index, product] = _fastest(product, index, out, a, b)
-    choice = _chosen.get((index, product))
-    if choice is None:
+    with torch.cuda.device(index):
+        choice = _choice(product, index, folder, out, a, b)
+        if choice is not None:
+            plan = _plan(product, index)
+            try:
+                plan.run(plan.algorithms[choice], out, a, b)
+                return
+            except RuntimeError as error:
+                logger.warning(f"{error} From now on torch multiplies.")
+                _chosen[index, product] = None
         _by_torch(out, a, b, accumulates)
-    else:
-        plan = _plan(product, index)
-        plan.run(plan.algorithms[choice], out, a, b)
+
+
+def _choice(product: Product, index: int, folder: Path | None, out: Tensor, a: Tensor, b: Tensor) -> int | None:
+    """The place of the algorithm to take; None for torch's way."""
+    key = index, product
+    if folder is not None:
+        _read_once(folder, index)
+    choice = _chosen.get(key)
+    # A file may know of more algorithms than there are.
+    is_known = key in _chosen and (choice is None or choice < len(_plan(product, index).algorithms))
+    if is_known or folder is None or torch.cuda.is_current_stream_capturing():
+        return choice if is_known else None
+    _chosen[key] = _fastest(product, index, out, a, b)
+    return _chosen[key]
 
 
 def _by_torch(out: Tensor, a: Tensor, b: Tensor, accumulates: bool, scale: float = 1.0) -> None:
-    torch.addmm(out, a, b, beta=float(accumulates), alpha=scale, out=out)
+    if accumulates:
+        out.addmm_(a, b, alpha=scale)
+    else:
+        torch.mm(a, b, out=out)
 
 
 @functools.cache
@@ -99,17 +120,24 @@ def _plan(product: Product, index: int) -> Plan:
 
 
 def _fastest(product: Product, index: int, out: Tensor, a: Tensor, b: Tensor) -> int | None:
-    """The place of the fastest algorithm; out stays what it is, or is A B."""
+    """The place of the fastest algorithm, None for torch's way; out is not to be added to by it, or is A B."""
     plan, scale = _plan(product, index), NOTHING if product.accumulates else 1.0
     ways: dict[int | None, Callable[[], None]] = {
         choice: functools.partial(plan.run, algorithm, out, a, b, scale)
         for choice, algorithm in enumerate(plan.algorithms)
     }
+    for choice, way in list(ways.items()):
+        # Also what is loaded on first use is loaded now.
+        try:
+            way()
+        except RuntimeError as error:
+            logger.info(f"{error} This algorithm is left out.")
+            del ways[choice]
     if not ways:
         return None
     ways[None] = functools.partial(_by_torch, out, a, b, product.accumulates, scale)
-    with torch.cuda.device(index):
-        return best(_times(ways))
+    ways[None]()
+    return best(_times(ways))
 
 
 def best(times: Mapping[int | None, float]) -> int | None:
@@ -120,8 +148,6 @@ def best(times: Mapping[int | None, float]) -> int | None:
 
 def _times(ways: dict[int | None, Callable[[], None]]) -> dict[int | None, float]:
     """Median milliseconds of each way, in turns, so that the GPU's clock is the same for all."""
-    for way in ways.values():
-        way()
     rounds = []
     for _ in range(ROUNDS):
         events = {choice: [torch.cuda.Event(enable_timing=True) for _ in range(2)] for choice in ways}
@@ -142,18 +168,21 @@ def _times(ways: dict[int | None, Callable[[], None]]) -> dict[int | None, float
 @functools.cache
 def _read_once(folder: Path, index: int) -> None:
     for product, choice in read(_file(folder, index)).items():
-        if choice is None or choice < len(_plan(product, index).algorithms):
-            _chosen.setdefault((index, product), choice)
+        _chosen.setdefault((index, product), choice)
 
 
 def _keep(folder: Path) -> None:
-    for index in {index for index, _ in _chosen}:
-        path = _file(folder, index)
-        found = {product: choice for (own, product), choice in _chosen.items() if own == index}
+    chosen = dict(_chosen)
+    for index in {index for index, _ in chosen}:
         try:
-            write(path, found)
+            write(_file(folder, index), {product: choice for (own, product), choice in chosen.items() if own == index})
         except OSError as error:
-            logger.warning(f"Which products are the fastest cannot be kept in {folder} ({error.strerror}).")
+            _warn_once(f"Which products are the fastest cannot be kept in {folder} ({error.strerror}).")
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 def _file(folder: Path, index: int) -> Path:
@@ -164,18 +193,20 @@ def read(path: Path) -> dict[Product, int | None]:
     """The places in a file; none if there is no file, and none, with a warning, if it cannot be read."""
     try:
         return dict(map(_entry, json.loads(path.read_text(encoding="utf-8"))))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
-        logger.warning(f"{path} does not say which products are the fastest ({error!r}); it is made anew.")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        _warn_once(f"{path} does not say which products are the fastest ({error!r}).")
         return {}
 
 
 def _entry(record: list) -> tuple[Product, int | None]:
-    *sizes, strides, transposed, accumulates, choice = record
-    if not (choice is None or (isinstance(choice, int) and choice >= 0)):
-        raise ValueError(f"{choice!r} is no place")
-    return Product(*sizes, tuple(strides), transposed, accumulates), choice
+    dtype, *sizes, strides, transposed, accumulates, choice = record
+    numbers = [*sizes, *strides, 0 if choice is None else choice]
+    has_numbers = len(sizes) == len(strides) == 3 and all(type(one) is int and one >= 0 for one in numbers)
+    if not (has_numbers and dtype in cublaslt.TYPES and type(transposed) is type(accumulates) is bool):
+        raise ValueError(f"{record} is no product")
+    return Product(dtype, *sizes, tuple(strides), transposed, accumulates), choice
 
 
 def write(path: Path, found: Mapping[Product, int | None]) -> None:

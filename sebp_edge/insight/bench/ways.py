@@ -118,6 +118,8 @@ class _EagerStep:
 class CapturedStep:
     """A step as `Personalizer` makes it on a GPU."""
 
+    learning_rate = LEARNING_RATE
+
     def __init__(self, parameters: list[nn.Parameter], handle: Hoisted, tokens: ActiveTokens):
         self._tokens = tokens
         self._loss = torch.zeros((), device=parameters[0].device)
@@ -136,7 +138,7 @@ class CapturedStep:
         return self._loss
 
     def __call__(self, mark: Mark) -> None:
-        self._update.begin(LEARNING_RATE)
+        self._update.begin(self.learning_rate)
         self.gradients()
         mark("forward and backward")
         self._update.finish()
