@@ -4,13 +4,14 @@ import pytest
 import torch
 from builders import SIZES, make_llama
 from peft import LoraConfig, get_peft_model
-from test_sparsify import assert_same_training, padded_batch
+from test_sparsify import assert_same, assert_same_training, loss_and_gradients, padded_batch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    BartConfig,
     BertConfig,
     CohereConfig,
     DistilBertConfig,
@@ -30,8 +31,8 @@ from transformers import (
 )
 
 from sebp_edge import sparsify
-from sebp_edge.models.architecture import is_linear
-from sebp_edge.ops import detect
+from sebp_edge.models.architecture import is_activation, is_linear, is_norm
+from sebp_edge.ops import detect, sparse_rowwise
 from sebp_edge.sparse.rows import IGNORE
 
 SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
@@ -87,8 +88,8 @@ def make(kind, config):
 
 @pytest.fixture(autouse=True)
 def norms_and_activations_too(monkeypatch):
-    """However few elements they have."""
-    monkeypatch.setattr("sebp_edge.sparse.sparsify.WORTH_LEAVING_OUT", 1)
+    """However few rows are left out."""
+    monkeypatch.setattr("sebp_edge.sparse.sparsify._is_worth_it", lambda x, rows: True)
 
 
 def make_decoder(family, **changes):
@@ -242,6 +243,43 @@ def test_a_decoders_classifier_trains_like_dense():
     batch = padded_batch() | {"labels": torch.tensor([0, 2, 1, 1])}
     config = Qwen3Config(**SIZES, head_dim=8, num_labels=3)
     assert_same_training(make(AutoModelForSequenceClassification, config), batch)
+
+
+@pytest.mark.parametrize(("chosen", "experts"), [(4, "eager"), (1, "grouped_mm"), (1, "eager")])
+def test_experts_that_see_as_many_rows_as_there_are_train_like_dense(chosen, experts):
+    sizes = {"num_experts": 4, "num_experts_per_tok": chosen, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
+    model = make(AutoModelForCausalLM, Qwen3MoeConfig(**SIZES, head_dim=8, **sizes)).float()
+    model.set_experts_implementation(experts)
+    batch = padded_batch(prompt=5)
+    dense = loss_and_gradients(model, batch)
+    with sparsify(model, keep_logits=True):
+        assert_same(dense, loss_and_gradients(model, batch), tolerance=2e-5)
+
+
+def test_a_decoder_whose_labels_are_not_shifted_trains_like_dense():
+    sizes = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+    config = BartConfig(vocab_size=320, **sizes, dropout=0.0, is_decoder=True, is_encoder_decoder=False)
+    model = make(AutoModelForCausalLM, config)
+    assert_same_training(model, padded_batch(prompt=5))
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_norms_and_activations_leave_rows_out(family, monkeypatch):
+    ran = []
+
+    def noted(function, x, rows):
+        ran.append(function.__self__)
+        return sparse_rowwise(function, x, rows)
+
+    monkeypatch.setattr("sebp_edge.sparse.sparsify.sparse_rowwise", noted)
+    model, batch = make_llama().double(), padded_batch()
+    if family == "bert":
+        head = AutoModelForSequenceClassification
+        model, batch = make(head, ENCODERS["bert"]()), encoder_batch(head)
+    with sparsify(model, keep_logits=True):
+        model(**batch).loss.backward()
+    # Two in each of two layers, and one before or behind them.
+    assert [sum(map(is_one, ran)) for is_one in (is_norm, is_activation)] == [5, 2]
 
 
 @pytest.mark.parametrize("router_loss", [True, False])

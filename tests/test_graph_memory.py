@@ -79,10 +79,10 @@ def test_memory_is_given_back():
 
 
 class Hook:
-    """Lets memory run out at one call of a layer, counted from when it is told the number."""
+    """Lets memory run out, or another error happen, at one call of a layer, counted from when it is told the number."""
 
-    def __init__(self, adapted):
-        self.calls, self.number = 0, 0
+    def __init__(self, adapted, error=torch.OutOfMemoryError):
+        self.calls, self.number, self.error = 0, 0, error
         adapted.model.get_base_model().model.layers[1].register_forward_hook(self)
 
     def fail_at(self, number):
@@ -91,7 +91,7 @@ class Hook:
     def __call__(self, module, inputs, output):
         self.calls += 1
         if self.calls == self.number:
-            raise torch.OutOfMemoryError("no more")
+            raise self.error("no more")
 
 
 def step_gradients(learner, examples, monkeypatch):
@@ -109,18 +109,22 @@ def step_gradients(learner, examples, monkeypatch):
     return float(loss), found
 
 
+OFFLOADED = Spending(checkpoints=2, offload=True)
+
+
 # A new bucket runs as it is first, and then for its graph.
 @pytest.mark.parametrize("call", [1, 2], ids=["in the run before the capture", "in the capture"])
-def test_memory_that_runs_out_while_a_graph_is_made_leaves_nothing_added(call, monkeypatch):
+@pytest.mark.parametrize("spending", [FASTEST, OFFLOADED], ids=["all kept", "with a copy on its way"])
+def test_memory_that_runs_out_while_a_graph_is_made_leaves_nothing_added(spending, call, monkeypatch):
     examples = make_examples([31, 2, 17, 40, 5, 23, 27, 30])
     rows = sum(example.num_active_tokens for example in examples)
-    with make_learner(Adapted(), examples) as learner:
+    with make_learner(Adapted(), examples, spending=spending) as learner:
         learner.rows.max_rows = -(-rows // 2)
         learner.prepare([examples])
         expected_loss, expected = step_gradients(learner, examples, monkeypatch)
     adapted, events = Adapted(), []
     hook, stream = Hook(adapted), torch.cuda.current_stream()
-    with make_learner(adapted, examples, events) as learner:
+    with make_learner(adapted, examples, events, spending) as learner:
         learner.prepare([examples])
         hook.fail_at(call)
         loss, found = step_gradients(learner, examples, monkeypatch)
@@ -135,6 +139,20 @@ def test_memory_that_runs_out_while_a_graph_is_made_leaves_nothing_added(call, m
     assert again_loss == pytest.approx(expected_loss, rel=1e-3)
     assert error(found, expected) <= 1e-2
     assert error(again, expected) <= 1e-2
+
+
+@pytest.mark.parametrize("call", [1, 2], ids=["in the run before the capture", "in the capture"])
+@pytest.mark.parametrize("spending", [FASTEST, OFFLOADED], ids=["all kept", "with a copy on its way"])
+def test_ctrl_c_while_a_graph_is_made_ends_the_training(spending, call):
+    adapted, events = Adapted(), []
+    hook, stream = Hook(adapted, KeyboardInterrupt), torch.cuda.current_stream()
+    examples = make_examples([31, 2, 17, 40])
+    with pytest.raises(KeyboardInterrupt), make_learner(adapted, examples, events, spending) as learner:
+        learner.prepare([examples])
+        hook.fail_at(call)
+        learner.step(examples, 1e-3)
+    assert torch.cuda.current_stream() == stream and not torch.cuda.is_current_stream_capturing()
+    assert not any(isinstance(event, Notice) for event in events)
 
 
 @pytest.mark.parametrize("call", [1, 2], ids=["in the run before the capture", "in the capture"])

@@ -6,7 +6,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from sebp_edge.models.architecture import is_rowwise
+from sebp_edge.models.architecture import is_activation, is_norm
 from sebp_edge.ops import ActiveRows, rows, sparse_rowwise
 
 N, K = 24, 10
@@ -140,23 +140,35 @@ def test_a_parameter_that_changed_is_an_error():
         out.sum().backward()
 
 
+@pytest.mark.parametrize("change", [lambda out: out.mul_(2), lambda out: nn.functional.relu(out, inplace=True)])
+def test_what_comes_out_may_be_changed_in_place(change):
+    module, active = nn.LayerNorm(K), ROWS["a few ids"]
+    x, dout = case(module, active)
+    parameters = tuple(module.parameters())
+    dense = results(lambda x: change(module(x)), x, dout, parameters)
+    found = results(lambda x: change(sparse_rowwise(module, x, active)), x, dout, parameters)
+    for one, other in zip(found, dense, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize(
-    ("module", "expected"),
+    ("module", "norm", "activation"),
     [
-        (nn.LayerNorm(4), True),
-        (nn.LayerNorm((2, 4)), False),
-        (nn.RMSNorm(4), True),
-        (LlamaRMSNorm(4), True),
-        (nn.GELU(), True),
-        (ACT2FN["gelu"], True),
-        (nn.Tanh(), True),
-        (nn.PReLU(4), False),
-        (nn.Dropout(), False),
-        (nn.Softmax(dim=-1), False),
-        (nn.Linear(4, 4), False),
-        (nn.BatchNorm1d(4), False),
+        (nn.LayerNorm(4), True, False),
+        (nn.LayerNorm((2, 4)), False, False),
+        (nn.RMSNorm(4), True, False),
+        (LlamaRMSNorm(4), True, False),
+        (nn.BatchNorm1d(4), False, False),
+        (nn.GELU(), False, True),
+        (ACT2FN["gelu"], False, True),
+        (nn.Tanh(), False, True),
+        (nn.ReLU(inplace=True), False, False),
+        (nn.PReLU(4), False, False),
+        (nn.Dropout(), False, False),
+        (nn.Softmax(dim=-1), False, False),
+        (nn.Linear(4, 4), False, False),
     ],
     ids=repr,
 )
-def test_which_modules_work_row_by_row(module, expected):
-    assert is_rowwise(module) == expected
+def test_which_modules_are_norms_and_activations(module, norm, activation):
+    assert (is_norm(module), is_activation(module)) == (norm, activation)

@@ -22,16 +22,16 @@ class _StandIn(torch.autograd.Function):
     """The numbers of all rows, with the gradient of the active ones."""
 
     @staticmethod
-    def forward(ctx, out, out_AK, rows):
+    def forward(ctx, function, x, out_AK, rows):
         ctx.rows = rows
-        return out.view_as(out)
+        return function(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
         dout_NK = dout.reshape(-1, dout.shape[-1])
         verify_skipped(dout_NK, ctx.rows)
-        return None, take_gradient(dout_NK, ctx.rows), None
+        return None, None, take_gradient(dout_NK, ctx.rows), None
 
 
 def sparse_rowwise(function: Callable[[Tensor], Tensor], x: Tensor, rows: Tensor | ActiveRows | slice) -> Tensor:
@@ -52,6 +52,4 @@ def sparse_rowwise(function: Callable[[Tensor], Tensor], x: Tensor, rows: Tensor
     x_AK = gather_rows(x.reshape(-1, x.shape[-1]), rows)
     # A view would keep all of X.
     out_AK = function(x_AK.clone() if isinstance(rows, slice) else x_AK)
-    with torch.no_grad():
-        out = function(x)
-    return _StandIn.apply(out, out_AK, rows)
+    return _StandIn.apply(function, x.detach(), out_AK, rows)

@@ -29,12 +29,18 @@ def is_linear(layer: nn.Module) -> bool:
     return type(layer) in (nn.Linear, Conv1D)
 
 
-def is_rowwise(module: nn.Module) -> bool:
-    """Whether a module computes each row by itself, to one as wide, without randomness: a norm or an activation."""
-    if isinstance(module, nn.LayerNorm) or type(module).__name__.endswith("RMSNorm"):
-        return len(getattr(module, "normalized_shape", (1,))) == 1
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module scales each row by itself, by what the row has in its last dimension."""
+    shape = getattr(module, "normalized_shape", 1)
+    has_rows = isinstance(shape, int) or len(shape) == 1
+    return has_rows and (isinstance(module, nn.LayerNorm) or type(module).__name__.endswith("RMSNorm"))
+
+
+def is_activation(module: nn.Module) -> bool:
+    """Whether a module gives a new tensor, of a function of each element."""
     # One with parameters may have one for each row.
-    return type(module) in ACTIVATIONS and not any(True for _ in module.parameters())
+    is_known = type(module) in ACTIVATIONS and not any(True for _ in module.parameters())
+    return is_known and not getattr(module, "inplace", False)
 
 
 def weight_MK(layer: nn.Module) -> Tensor:
@@ -75,11 +81,13 @@ def is_causal_decoder(model: nn.Module) -> bool:
     if not (isinstance(model, PreTrainedModel) and type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))):
         return False
     config = model.config.get_text_config()
+    # Of an encoder with a decoder, the decoder alone does not shift its labels.
+    is_half = hasattr(config, "encoder_layers")
     # BERT's and RoBERTa's causal heads can sit on blocks that look both ways.
     both_ways = hasattr(model.base_model, "encoder") and not getattr(config, "is_decoder", False)
     # A router's loss looks at every row, whatever its label.
     routed = getattr(config, "output_router_logits", False)
-    return not (both_ways or routed or getattr(config, "use_bidirectional_attention", False))
+    return not (is_half or both_ways or routed or getattr(config, "use_bidirectional_attention", False))
 
 
 def reads_first_token(model: nn.Module) -> bool:

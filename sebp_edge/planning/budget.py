@@ -314,8 +314,9 @@ def _seconds(machinery: Machinery, work: "_Work", rate: float) -> float:
     if machinery.on_gpu:
         layers = len(machinery.shape.blocks) * (1 + again / parameters / 2)
         seconds = max(seconds, SECONDS_PER_LAYER * layers * work.micro_batches)
-    # While blocks run.
-    return max(seconds, 2 * machinery.offloaded_per_token * work.trained_tokens / HOST_RATE)
+    copies = machinery.offloaded_per_token * work.trained_tokens / HOST_RATE
+    # To the host in the forward pass, a third of the work, and back in the backward pass.
+    return max(seconds / 3, copies) + max(2 * seconds / 3, copies)
 
 
 def _shares(number: int) -> list[int]:

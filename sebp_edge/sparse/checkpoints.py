@@ -176,6 +176,18 @@ def _copy(place: Tensor, source: Tensor) -> None:
         place.copy_(source, non_blocking=True)
 
 
+def join_copies(device: torch.device) -> None:
+    """Has the current stream wait for the copies that were begun, as it must before a capture ends, or work that failed
+    is left."""
+    if device.type != "cuda":
+        return
+    with torch.cuda.stream(_copy_stream(device)):
+        forked = torch.cuda.is_current_stream_capturing()
+    # A capture may not wait for copies that are none of its own.
+    if forked or not torch.cuda.is_current_stream_capturing():
+        _wait_for_copies(device)
+
+
 def _wait_for_copies(device: torch.device) -> None:
     """Has what is to come wait for them, not the host."""
     if device.type == "cuda":

@@ -11,6 +11,7 @@ they are made of. What the rows of a batch are is in `plans`, the loss in `loss`
 import functools
 import inspect
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import torch
@@ -19,7 +20,14 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.files import cache_folder
-from sebp_edge.models.architecture import inner_model, is_linear, is_rowwise, layers_behind_attention, weight_MK
+from sebp_edge.models.architecture import (
+    inner_model,
+    is_activation,
+    is_linear,
+    is_norm,
+    layers_behind_attention,
+    weight_MK,
+)
 from sebp_edge.models.lora import refuse_packed_weights
 from sebp_edge.ops import ActiveRows, Rows, backend, sparse_linear, sparse_rowwise
 from sebp_edge.sparse.checkpoints import runs_again
@@ -36,9 +44,9 @@ SHARDED = (
     "DistributedDataParallel, or one device."
 )
 
-# So many elements must be left out of a norm's or an activation's backward pass, or its launches cost the host more
-# time than they save a GPU.
-WORTH_LEAVING_OUT = 2**23
+# So many elements of a norm or an activation must be left out, and so many times what is computed, or gathering rows
+# costs more than it saves: launches the host's time, the second run the GPU's.
+WORTH_LEAVING_OUT, WORTH_TIMES = 2**23, 4
 
 
 class Sparsified:
@@ -62,11 +70,14 @@ class Sparsified:
         self._inputs = KeptInputs()
         self._last_layer = LastLayer(self._inner)
         self._fused_lora = FusedLora(model)
-        rowwise = [module for module in model.modules() if is_rowwise(module) and "forward" not in vars(module)]
+        free = [module for module in model.modules() if "forward" not in vars(module)]
+        norms, activations = ([module for module in free if is_one(module)] for is_one in (is_norm, is_activation))
+        self._latest: tuple[Callable[[], Tensor | None], Rows | None] = (lambda: None, None)
         with ExitStack() as undo:
-            undo.callback(_give_forwards_back, [*self.layers.values(), *rowwise])
-            for module in rowwise:
-                module.forward = _RowwiseForward(self, module)
+            undo.callback(_give_forwards_back, [*self.layers.values(), *norms, *activations])
+            for modules, rows_of in ((norms, self._norm_rows), (activations, self._latest_rows)):
+                for module in modules:
+                    module.forward = _RowwiseForward(module, rows_of)
             for layer in self.layers.values():
                 forward = _SparseForward(self, layer)
                 # What an approximation counts is host state, which no compiled graph holds.
@@ -162,6 +173,7 @@ class Sparsified:
             # Layers called outside the model's own forward get the rows that their gradient shows.
             self._rows = DETECTED
             self._inputs.forget()
+            self._latest = (lambda: None), None
 
     def _rows_of(self, inputs: dict, plan: RowPlan | None) -> BatchRows:
         if not self._selection.reads_labels or looks_further(self._inner, inputs):
@@ -183,24 +195,41 @@ class Sparsified:
             return self._rows.behind_attention if behind else self._rows.everywhere
         return None if num_rows == self._rows.num_pooled else self._selection.selector(layers)
 
-    def _known_rows(self, x: Tensor) -> ActiveRows | slice | None:
-        """The rows of a module that computes each row of `x` by itself; None where it had better compute all."""
-        rows, num_rows = self._rows.everywhere, x.shape[:-1].numel()
-        if torch.compiler.is_compiling() or runs_again() or callable(rows) or num_rows != self._rows.num_rows:
-            return None
-        num_active = rows.stop - rows.start if isinstance(rows, slice) else len(rows.ids)
-        return rows if (num_rows - num_active) * x.shape[-1] >= WORTH_LEAVING_OUT else None
+    def _norm_rows(self, x: Tensor) -> Rows | None:
+        """The rows of a norm of the batch's rows."""
+        is_batch = x.shape[:-1].numel() == self._rows.num_rows and not runs_again()
+        return self._rows.everywhere if is_batch else None
+
+    def _latest_rows(self, x: Tensor) -> Rows | None:
+        """The rows of an activation of what a linear layer just gave: of what else goes through one (tokens sorted by
+        their experts, a sequence's channels) nothing says in which order its rows are."""
+        latest, rows = self._latest
+        return rows if latest() is x else None
 
 
 class _RowwiseForward:
-    """Stands in for the `forward` of a norm or an activation."""
+    """Stands in for the `forward` of a norm or an activation.
 
-    def __init__(self, sparsified: Sparsified, module: nn.Module):
-        self.sparsified, self.forward = sparsified, module.forward
+    Args:
+        rows_of: those of its input, or None.
+    """
 
-    def __call__(self, x: Tensor, *args, **kwargs) -> Tensor:
-        rows = None if args or kwargs else self.sparsified._known_rows(x)
-        return self.forward(x, *args, **kwargs) if rows is None else sparse_rowwise(self.forward, x, rows)
+    def __init__(self, module: nn.Module, rows_of: Callable[[Tensor], Rows | None]):
+        self.forward, self.rows_of = module.forward, rows_of
+
+    def __call__(self, *args, **kwargs) -> Tensor:
+        if len(args) == 1 and not kwargs and not torch.compiler.is_compiling():
+            (x,), rows = args, self.rows_of(args[0])
+            if isinstance(rows, ActiveRows | slice) and _is_worth_it(x, rows):
+                return sparse_rowwise(self.forward, x, rows)
+        return self.forward(*args, **kwargs)
+
+
+def _is_worth_it(x: Tensor, rows: ActiveRows | slice) -> bool:
+    """Whether leaving the other rows out of a backward pass saves time."""
+    num_active = rows.stop - rows.start if isinstance(rows, slice) else len(rows.ids)
+    left_out = x.shape[:-1].numel() - num_active
+    return x.is_cuda and left_out * x.shape[-1] >= WORTH_LEAVING_OUT and left_out >= WORTH_TIMES * num_active
 
 
 class _SparseForward:
@@ -213,7 +242,10 @@ class _SparseForward:
         handle = self.sparsified
         rows = handle._rows_for([self.layer], x)
         keep, folder = handle._inputs.keep, handle.choices_folder
-        return sparse_linear(x, weight_MK(self.layer), self.layer.bias, rows, keep, choices_folder=folder)
+        out = sparse_linear(x, weight_MK(self.layer), self.layer.bias, rows, keep, choices_folder=folder)
+        if not torch.compiler.is_compiling():
+            handle._latest = weakref.ref(out), rows
+        return out
 
 
 def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: bool = False) -> Sparsified:

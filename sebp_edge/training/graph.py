@@ -21,6 +21,7 @@ from sebp_edge.models.machine import casting_anew, ran_out_of_memory
 from sebp_edge.ops import tuning
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.buckets import Bucket, choose_buckets
+from sebp_edge.sparse.checkpoints import join_copies
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 
@@ -66,7 +67,10 @@ class Graphs:
         self.rehearsing = True
         try:
             with torch.cuda.stream(self._stream), casting_anew(self._device), tuning(cache_folder()):
-                function()
+                try:
+                    function()
+                finally:
+                    join_copies(self._device)
         finally:
             self.rehearsing = False
             # Also what a run that failed has begun comes before all that follows.
@@ -89,7 +93,11 @@ class Graphs:
             graph = torch.cuda.CUDAGraph()
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                    function()
+                    try:
+                        function()
+                    finally:
+                        # With a copy on its way a capture cannot end, and its memory would be lost.
+                        join_copies(self._device)
             except RuntimeError as error:
                 if ran_out_of_memory(error):
                     raise
