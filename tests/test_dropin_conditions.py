@@ -20,6 +20,7 @@ from transformers import Trainer, TrainingArguments
 
 from sebp_edge import sparsify
 from sebp_edge.errors import SparsityError
+from sebp_edge.models.architecture import is_linear, layers_behind_attention
 from sebp_edge.ops import detect
 from sebp_edge.sparse import fused_lora
 from sebp_edge.sparse.kept_inputs import KeptInputs
@@ -388,3 +389,22 @@ def test_what_is_kept_of_an_input_keeps_no_input_alive():
     alive = weakref.ref(x)
     del x
     assert alive() is None
+
+
+def names_behind_attention(model):
+    behind = layers_behind_attention(model)
+    return {name for name, layer in model.named_modules() if is_linear(layer) and layer in behind}
+
+
+def test_what_is_beside_known_projections_in_attention_computes_all_rows():
+    model = make_llama()
+    attention = model.model.layers[-1].self_attn
+    known = names_behind_attention(model)
+    assert {name.split(".")[-1] for name in known} == {
+        "q_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"
+    }  # fmt: skip
+    attention.b_proj = torch.nn.Linear(4, 4)
+    attention.gate = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    assert names_behind_attention(model) == known
+    attention.conv1d = torch.nn.Conv1d(4, 4, 3)
+    assert names_behind_attention(model) == {"lm_head"}

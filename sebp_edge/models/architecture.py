@@ -15,6 +15,10 @@ from sebp_edge.models.lora import without_adapter
 ACTIVATIONS = {nn.GELU} | {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
 # The projections that make a block's keys and values, by the families' names; some make the queries as well.
 KEYS_AND_VALUES = ({"k_proj", "v_proj"}, {"qkv_proj"}, {"c_attn"}, {"key", "value"}, {"k_lin", "v_lin"})
+# What is beside them in an attention module and works row by row. Anything else, such as a gate of what a state
+# forgets, may carry one row's gradient to another.
+QUERIES_AND_OUTPUTS = {"q_proj", "query", "q_lin", "o_proj", "out_proj", "out_lin", "c_proj", "dense"}
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Encoders whose sequence classifier reads the first token, and whose token heads read each token alone.
 ENCODERS = ("bert", "roberta", "distilbert")
 
@@ -107,16 +111,19 @@ def _is_encoder(model: nn.Module) -> bool:
 def layers_behind_attention(model: nn.Module) -> set[nn.Module]:
     """The modules that work row by row on what only the head reads: the last block's but for keys and values, the head.
 
-    Of a block whose projections of keys and values are not found, none.
+    Of a block whose projections of keys and values are not found, or that has convolutions, none.
     """
     base, block = getattr(model, "base_model", model), last_block(model)
     head = set() if base is model else set(model.modules()) - set(base.modules()) - {model}
     parts = dict(block.named_modules()) if block is not None else {}
-    names = {name for group in KEYS_AND_VALUES if group <= _words(parts) for name in group}
-    if not names:
+    words = {word for path in parts for word in path.split(".")}
+    names = {name for group in KEYS_AND_VALUES if group <= words for name in group}
+    if not names or any(isinstance(part, CONVOLUTIONS) for part in parts.values()):
         return head
-    return head | {part for path, part in parts.items() if not names & set(path.split("."))}
+    attentions = [path.split(".")[:-1] for path in parts if path.split(".")[-1] in names]
 
+    def is_row_by_row(path: list[str]) -> bool:
+        depths = [len(attention) for attention in attentions if path[: len(attention)] == attention != path]
+        return not names & set(path) and all(path[depth] in QUERIES_AND_OUTPUTS for depth in depths)
 
-def _words(parts: dict[str, nn.Module]) -> set[str]:
-    return {word for path in parts for word in path.split(".")}
+    return head | {part for path, part in parts.items() if is_row_by_row(path.split("."))}
