@@ -1,5 +1,6 @@
 """LoRA on a base model: repeatable, off again without a trace, in files that plain PEFT reads."""
 
+import dataclasses
 import json
 import shutil
 
@@ -7,9 +8,9 @@ import pytest
 import torch
 from builders import make_llama
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MambaConfig
 
-from sebp_edge.errors import AdapterError, BaseModelMismatch
+from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError
 from sebp_edge.models.adaptation import attach, load, restore, snapshot, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
@@ -182,3 +183,9 @@ def test_a_folder_without_weights_holds_no_adapter(base, saved, tmp_path):
     shutil.copy(saved[0] / "adapter_config.json", tmp_path)
     with pytest.raises(AdapterError, match="holds no adapter"):
         load(base, tmp_path)
+
+
+def test_an_architecture_that_peft_refuses_is_named_with_what_to_do(base):
+    model = AutoModelForCausalLM.from_config(MambaConfig(vocab_size=320, hidden_size=16, num_hidden_layers=1))
+    with pytest.raises(ModelError, match=r"mamba.*recipe 'full'"):
+        attach(dataclasses.replace(base, model=model), RECIPE, seed=0)

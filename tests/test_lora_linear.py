@@ -144,6 +144,23 @@ def test_only_active_rows_of_x_are_kept():
     assert not any(size[:1] == (1000,) for size in sizes)
 
 
+def test_what_it_gives_may_be_changed_in_place():
+    x, projections, rows, douts = random_group(12, 5, (3, 4, 2), 2, 6)
+
+    def changed(x, projections, function):
+        first, second, third = function(x, projections)
+        return first.mul_(0.5), second, third.add_(1.0)
+
+    expected_out, expected = outputs_and_gradients(
+        lambda x, p: changed(x, p, lambda *a: dense(*a, torch.float64)), x, projections, douts
+    )
+    found_out, found = outputs_and_gradients(
+        lambda x, p: changed(x, p, lambda *a: stacked(*a, rows)), x, projections, douts
+    )
+    for one, other in zip([*found_out, *found], [*expected_out, *expected], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
 def test_an_input_that_needs_no_gradient_gets_none():
     x, projections, rows, douts = random_group(24, 8, (6,), 2, 9)
     leaf = projections[0]._replace(lora_A=projections[0].lora_A.requires_grad_())

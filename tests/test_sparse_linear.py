@@ -229,3 +229,21 @@ def test_the_compiled_op_is_registered_as_it_behaves():
     for wanted in ([True, True, True], [False, True, False], [True, False, True]):
         arguments = (dout, weight, x[ids], *rows, wanted, False, None)
         library.opcheck(torch.ops.sebp_edge.sparse_linear_backward.default, arguments)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("find", ["given", "slice", "detected"])
+def test_what_it_gives_may_be_changed_in_place(with_bias, find):
+    x, weight, bias, rows, dout = random_case(12, 5, 3, 4)
+    rows = {"given": rows, "slice": slice(0, 12), "detected": detect}[find]
+    tensors = (x.view(3, 4, 5), weight, *[bias][:with_bias])
+
+    def changed(linear):
+        return lambda *tensors: linear(*tensors).mul_(0.5).add_(1.0)
+
+    expected_out, expected = gradients(changed(F.linear), tensors, dout.view(3, 4, 3))
+    sparse = changed(lambda x, weight, bias=None: sparse_linear(x, weight, bias, rows))
+    out, found = gradients(sparse, tensors, dout.view(3, 4, 3))
+    assert torch.equal(out, expected_out)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

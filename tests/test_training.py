@@ -4,7 +4,9 @@ import math
 
 import pytest
 import torch
-from builders import make_llama, make_sentences, train
+import torch.nn.functional as F
+from builders import SIZES, make_examples, make_llama, make_sentences, train
+from transformers import AutoModelForCausalLM, JambaConfig, RwkvConfig, XGLMConfig
 
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, StepDone, silent
@@ -238,6 +240,32 @@ def test_a_model_that_leaks_between_examples_is_not_hoisted(examples):
         assert not rows.hoisted
     assert isinstance(notices[0], Notice)
     assert "differ" in notices[0].message
+
+
+# What goes from row to row beside transformers' attention: convolutions, an attention of the model's own, a state that
+# is carried along. Of an untrained model the losses hardly change by it, so comparing losses does not find it.
+MEETING_ELSEWHERE = {
+    "convolutions": JambaConfig(**SIZES, num_experts=2, mamba_d_state=4, attn_layer_period=2, attn_layer_offset=1),
+    "0 of its 2 blocks": XGLMConfig(vocab_size=320, d_model=32, ffn_dim=48, num_layers=2, attention_heads=4),
+    "does not take single rows": RwkvConfig(vocab_size=320, hidden_size=32, num_hidden_layers=2, context_length=64),
+}
+
+
+@pytest.mark.parametrize("reason", MEETING_ELSEWHERE)
+def test_a_model_whose_rows_meet_outside_its_attention_is_not_hoisted(reason):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(MEETING_ELSEWHERE[reason], attn_implementation="eager").eval()
+    examples, notices = make_examples((11, 5, 20)), []
+    with RowLosses(model, examples, Collator(24, 2), CPU, notices.append) as rows:
+        assert rows.hoisted is None
+        found, _ = rows(examples)
+    assert reason in notices[0].message
+    expected = []
+    for example in examples:
+        ids = torch.tensor(example.input_ids)
+        expected.append(F.cross_entropy(model(ids[None]).logits[0, :-1].float(), ids[1:], reduction="none"))
+    torch.testing.assert_close(found, torch.cat(expected), rtol=1e-5, atol=1e-5)
+    assert model.config._attn_implementation == "eager"
 
 
 def test_restoring_a_snapshot_is_bitwise(base):

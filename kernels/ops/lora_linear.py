@@ -176,7 +176,8 @@ class _LoraLinear(torch.autograd.Function):
         ctx.rows, ctx.x_shape, ctx.group = rows, x.shape, group
         ctx.make = None if remake is None else remake.make
         written.append(out_NM.data)  # what is written there is no change, but the rest of this forward pass
-        return tuple(out_NM.view(*x.shape[:-1], out_NM.shape[1]).split(group.columns, dim=-1))
+        outs = out_NM.view(*x.shape[:-1], out_NM.shape[1]).split(group.columns, dim=-1)
+        return tuple(out.data for out in outs)  # nobody could change views in place
 
     @staticmethod
     @once_differentiable

@@ -132,7 +132,8 @@ class _SparseLinear(torch.autograd.Function):
     def forward(ctx, x, weight_MK, bias_M, rows, kept_x, choices_folder):
         ctx.save_for_backward(weight_MK, kept_x)
         ctx.rows, ctx.choices_folder, ctx.x_shape = rows, choices_folder, x.shape
-        return F.linear(x, weight_MK, bias_M)
+        # With a bias it is a view of the product, and what a Function gives as a view nobody could change in place.
+        return F.linear(x, weight_MK, bias_M).data
 
     @staticmethod
     @once_differentiable

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sebp_edge.errors import AdapterError, BaseModelMismatch, SparsityError
+from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, SparsityError
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.ops import LoraProjection, QuantisedWeight
 from sebp_edge.recipe import Recipe
@@ -29,7 +29,11 @@ class LoraAdapter:
 
     @classmethod
     def fresh(cls, base: BaseModel, recipe: Recipe, seed: int) -> "LoraAdapter":
-        """A new adapter: lora_A random by `seed`, lora_B zero, so that it changes nothing yet."""
+        """A new adapter: lora_A random by `seed`, lora_B zero, so that it changes nothing yet.
+
+        Raises:
+            ModelError: PEFT refuses the architecture.
+        """
         config = LoraConfig(
             r=recipe.settled().r,
             lora_alpha=recipe.lora_alpha,
@@ -38,7 +42,13 @@ class LoraAdapter:
             target_modules="all-linear",
             task_type="CAUSAL_LM",
         )
-        return cls(_attach(base, config, seed))
+        try:
+            return cls(_attach(base, config, seed))
+        except ValueError as error:
+            raise ModelError(
+                f"PEFT puts no LoRA adapter on {base.reference.name!r}, a {base.model.config.model_type} model; "
+                "train all its weights, with the recipe 'full'."
+            ) from error
 
     @classmethod
     def saved(cls, base: BaseModel, folder: Path) -> "LoraAdapter":

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from sebp_edge.errors import SparsityError
+from sebp_edge.models.architecture import CONVOLUTIONS, blocks_of
 from sebp_edge.models.lora import refuse_packed_weights, without_adapter
 from sebp_edge.ops import Scores, gather_rows, runs_flash_attention, sequence_attention_
 from sebp_edge.ops.linear_cross_entropy import MAX_LOGITS
@@ -43,6 +44,9 @@ class Hoisted:
         blocks_in_pieces: whether MLPs run on a piece of the rows at a time, and again in the backward pass, where heads
             of attention take turns.
         max_logits: how many logits there are at once, but for a single row's.
+
+    Raises:
+        SparsityError: it cannot run on single rows, or, when it first does, they would see other sequences'.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Hoisted:
         refuse_packed_weights(model)
         self.model = model
         self._decoder: PreTrainedModel = without_adapter(model)
+        _refuse_convolutions(self._decoder)
         self._head = Head(self._decoder, max_logits)
         self._embedding = TiedEmbedding(self._decoder)
         self._last_layer = LastLayer(self._decoder)
@@ -108,8 +113,14 @@ class Hoisted:
             yield
 
     def _row_losses(self, tokens: ActiveTokens, restricted: bool) -> Tensor:
+        asked_for: list[Scores] = []
         with self._fused.refreshed(), self._last_layer.on(tokens.loss_places if restricted else None):
-            hidden_AD = self._decoder.base_model(**tokens.inputs, use_cache=False).last_hidden_state.squeeze(0)
+            output = self._decoder.base_model(**tokens.inputs, use_cache=False, asked_for=asked_for)
+        num_blocks = self._decoder.config.get_text_config().num_hidden_layers
+        if len(asked_for) < num_blocks:
+            # A state that is carried along, or an attention of a model's own, goes from one sequence to the next.
+            raise SparsityError(f"Only {len(asked_for)} of its {num_blocks} blocks keep sequences apart.")
+        hidden_AD = output.last_hidden_state.squeeze(0)
         hidden_CD = gather_rows(hidden_AD, tokens.loss_places)
         return self._head.losses(hidden_CD, tokens.targets, self._embedding.head_weight(self._head.weight))
 
@@ -123,6 +134,12 @@ def _attach(undo: ExitStack, part, *given, **options) -> None:
     """Attaches a part of a handle; what it has attached is removed in the end, also where it fails half-way."""
     undo.callback(part.remove)
     part.attach(*given, **options)
+
+
+def _refuse_convolutions(decoder: PreTrainedModel) -> None:
+    for block in blocks_of(decoder) or [decoder]:
+        if any(isinstance(part, CONVOLUTIONS) for part in block.modules()):
+            raise SparsityError("It has convolutions, which go from one sequence to the next.")
 
 
 def _pays(decoder: PreTrainedModel) -> bool:

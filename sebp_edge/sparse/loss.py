@@ -23,6 +23,9 @@ from sebp_edge.sparse.trial import trial_batch, why_not
 
 logger = logging.getLogger(__name__)
 
+# What Gemma 2 and its like, RecurrentGemma and xLSTM call the cap of their logits. A trial sees a cap only where logits
+# are large.
+SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 # Keywords that a model's call takes and its base model does not.
 NOT_THE_BASES = ("labels", "num_items_in_batch", "logits_to_keep", "return_dict")
 
@@ -57,7 +60,8 @@ class Head:
 def _logit_options(config) -> dict[str, float | None]:
     """What the model does to its logits before the softmax, as its family's config says it."""
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
-    return {"scale": scale, "softcap": getattr(config, "final_logit_softcapping", None)}
+    softcaps = (getattr(config, name, None) for name in SOFTCAPS)
+    return {"scale": scale, "softcap": next(filter(None, softcaps), None)}
 
 
 class FusedLoss:

@@ -89,6 +89,8 @@ class _Forward:
     def __call__(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **inputs) -> tuple:
         if "cu_seq_lens_q" not in inputs:
             return type(self._block).forward(self._block, hidden_states, position_embeddings, **inputs)
+        if inputs.get("asked_for") is not None:
+            inputs["asked_for"].append(self._scores)
         out_1AD = _attend(
             self._block,
             hidden_states,

@@ -111,7 +111,7 @@ def _hoist(
             found = hoisted.row_losses(ActiveTokens.gather(input_ids, plan))
         except SparsityError as error:
             return None, str(error)
-        except (TypeError, ValueError, RuntimeError, KeyError) as error:
+        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
             if ran_out_of_memory(error):
                 raise
             return None, f"its architecture does not take single rows ({type(error).__name__})."
