@@ -29,13 +29,17 @@ from transformers import (
     Qwen3MoeConfig,
     RecurrentGemmaConfig,
     RobertaConfig,
+    TrOCRConfig,
+    XLMConfig,
+    XLNetConfig,
     xLSTMConfig,
 )
 
 from sebp_edge import sparsify
+from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import is_activation, is_linear, is_norm
 from sebp_edge.ops import detect, sparse_rowwise
-from sebp_edge.sparse.rows import IGNORE
+from sebp_edge.sparse.rows import IGNORE, RowPlan
 
 SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 GPT2 = {"vocab_size": 320, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "pad_token_id": 2}
@@ -263,11 +267,48 @@ def test_experts_that_see_as_many_rows_as_there_are_train_like_dense(chosen, exp
         assert_same(dense, loss_and_gradients(model, batch), tolerance=2e-5)
 
 
-def test_a_decoder_whose_labels_are_not_shifted_trains_like_dense():
-    sizes = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
-    config = BartConfig(vocab_size=320, **sizes, dropout=0.0, is_decoder=True, is_encoder_decoder=False)
-    model = make(AutoModelForCausalLM, config)
-    assert_same_training(model, padded_batch(prompt=5))
+HALF = {"vocab_size": 320, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+XLM = {"vocab_size": 320, "emb_dim": 32, "n_layers": 2, "n_heads": 4, "dropout": 0.0, "attention_dropout": 0.0}
+# Called causal, but their labels are not the next tokens', or their rows see later ones.
+CALLED_CAUSAL = {
+    "bart": lambda: BartConfig(**HALF, dropout=0.0, is_decoder=True, is_encoder_decoder=False),
+    "trocr": lambda: TrOCRConfig(**HALF, dropout=0.0),
+    "xlm": lambda: XLMConfig(**XLM),
+    "xlnet": lambda: XLNetConfig(vocab_size=320, d_model=32, n_layer=2, n_head=4, d_inner=48, dropout=0.0),
+}
+
+
+@pytest.mark.parametrize("family", CALLED_CAUSAL)
+@pytest.mark.parametrize("keep_logits", [True, False])
+def test_what_is_called_causal_and_is_not_trains_like_dense(family, keep_logits, caplog):
+    model, batch = make(AutoModelForCausalLM, CALLED_CAUSAL[family]()), padded_batch(prompt=5)
+    # Later rows carry gradient though none behind has a label.
+    batch["labels"][:, 9:] = IGNORE
+    dense = loss_and_gradients(model, batch)
+    with sparsify(model, keep_logits=keep_logits):
+        for _ in range(2):
+            assert_same(dense, loss_and_gradients(model, batch), tolerance=1e-10)
+    assert sum("Rows are found in the backward pass" in record.message for record in caplog.records) == 1
+
+
+def test_where_a_trial_of_its_rows_fails_they_are_found(caplog):
+    model, batch = make_llama().double(), padded_batch(prompt=5)
+    own = model.forward
+
+    def refusing(input_ids, **inputs):
+        if len(input_ids) == 2:
+            raise ValueError("two sequences")
+        return own(input_ids, **inputs)
+
+    model.forward = refusing
+    assert_same_training(model, batch)
+    assert "a trial batch failed (ValueError)" in caplog.text
+
+
+def test_a_model_that_sees_later_tokens_gives_no_losses_of_next_ones():
+    model, batch = make(AutoModelForCausalLM, XLMConfig(**XLM)), padded_batch()
+    with sparsify(model) as sparsified, pytest.raises(SparsityError, match="XLMWithLMHeadModel sees later tokens"):
+        sparsified.row_losses(batch["input_ids"], RowPlan.from_labels(batch["labels"]))
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])
@@ -303,7 +344,5 @@ def test_experts_train_like_dense_and_keep_their_routers_loss(router_loss):
 def test_a_loss_function_of_ones_own_is_kept(caplog):
     model = make_llama().double()
     model.loss_function = lambda logits, labels, vocab_size, **others: logits.square().mean()
-    with sparsify(model):
-        assert model(**padded_batch()).logits is not None
-        model(**padded_batch())
-    assert [record.message for record in caplog.records if "differ" in record.message] == [caplog.records[0].message]
+    assert_same_training(model, padded_batch())
+    assert "labels are not the next tokens" in caplog.text

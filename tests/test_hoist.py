@@ -127,6 +127,13 @@ def test_removing_gives_the_model_its_attention_back():
     assert torch.equal(before, model(**inputs).logits)
 
 
+def test_a_model_whose_attention_sees_later_tokens_is_refused():
+    model, batch = make_llama(), padded_batch()
+    model.model.layers[1].self_attn.is_causal = False
+    with pytest.raises(SparsityError, match="later tokens"), Hoisted(model) as hoisted:
+        row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+
+
 def test_attention_refuses_what_it_does_not_implement():
     query = torch.randn(1, 2, 3, 4)
     lengths = torch.tensor([0, 3], dtype=torch.int32)

@@ -80,18 +80,14 @@ def behind_attention(block: nn.Module | None) -> nn.Module | None:
     return getattr(attention, "output", None) or getattr(block, "sa_layer_norm", None)
 
 
-def is_causal_decoder(model: nn.Module) -> bool:
-    """Whether each row of the logits depends on rows before it only, and the loss on logits only."""
+def is_called_causal(model: nn.Module) -> bool:
+    """Whether a model's name says that each row of its logits depends on rows before it only, and its config does not
+    say that it depends on what is given, or that the loss looks at other rows."""
     if not (isinstance(model, PreTrainedModel) and type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))):
         return False
     config = model.config.get_text_config()
-    # Of an encoder with a decoder, the decoder alone does not shift its labels.
-    is_half = hasattr(config, "encoder_layers")
-    # BERT's and RoBERTa's causal heads can sit on blocks that look both ways.
-    both_ways = hasattr(model.base_model, "encoder") and not getattr(config, "is_decoder", False)
-    # A router's loss looks at every row, whatever its label.
-    routed = getattr(config, "output_router_logits", False)
-    return not (is_half or both_ways or routed or getattr(config, "use_bidirectional_attention", False))
+    # Images in a text may see each other; a router's loss looks at every row, whatever its label.
+    return not any(getattr(config, name, False) for name in ("use_bidirectional_attention", "output_router_logits"))
 
 
 def reads_first_token(model: nn.Module) -> bool:

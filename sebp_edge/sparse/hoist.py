@@ -120,6 +120,8 @@ class Hoisted:
         if len(asked_for) < num_blocks:
             # A state that is carried along, or an attention of a model's own, goes from one sequence to the next.
             raise SparsityError(f"Only {len(asked_for)} of its {num_blocks} blocks keep sequences apart.")
+        if not all(scores.causal for scores in asked_for):
+            raise SparsityError("Its attention sees later tokens.")
         hidden_AD = output.last_hidden_state.squeeze(0)
         hidden_CD = gather_rows(hidden_AD, tokens.loss_places)
         return self._head.losses(hidden_CD, tokens.targets, self._embedding.head_weight(self._head.weight))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.models.architecture import is_causal_decoder, reads_first_token, reads_labelled_tokens
+from sebp_edge.models.architecture import is_called_causal, reads_first_token, reads_labelled_tokens
 from sebp_edge.ops import ActiveRows, Rows, detect
 from sebp_edge.sparse.rows import IGNORE, RowPlan, is_right_padded, span_of
 
@@ -35,28 +35,30 @@ class BatchRows:
     Attributes:
         num_rows: N, or None where no set is known.
         everywhere: for every linear layer but
-        behind_attention: those behind the last attention.
+        behind_attention: those behind the last attention; None for all rows.
         num_pooled: B where the head reads one row of each sequence; layers of B rows compute all of them.
     """
 
     num_rows: int | None
-    everywhere: Rows
-    behind_attention: Rows
+    everywhere: Rows | None
+    behind_attention: Rows | None
     num_pooled: int | None = None
 
 
 DETECTED = BatchRows(None, detect, detect)
+ALL = BatchRows(None, None, None)
 
 
 def decoder_plan(model: nn.Module, inputs: dict) -> RowPlan | None:
-    """The loss rows and their targets of a batch for a causal decoder, however it is padded; None where unknown.
+    """The loss rows and their targets of a batch for what is called a causal decoder, however the batch is padded; None
+    where unknown.
 
     Args:
         model: the transformers model.
         inputs: the keywords of its call.
     """
     labels_BT = inputs.get("labels")
-    if not isinstance(labels_BT, Tensor) or labels_BT.dim() != 2 or not is_causal_decoder(model):
+    if not isinstance(labels_BT, Tensor) or labels_BT.dim() != 2 or not is_called_causal(model):
         return None
     if any(_asks(inputs.get(name)) for name in ANOTHER_LOSS):
         return None

@@ -11,8 +11,8 @@ they are made of. What the rows of a batch are is in `plans`, the loss in `loss`
 import functools
 import inspect
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -30,12 +30,13 @@ from sebp_edge.models.architecture import (
 )
 from sebp_edge.models.lora import refuse_packed_weights
 from sebp_edge.ops import ActiveRows, Rows, backend, sparse_linear, sparse_rowwise
+from sebp_edge.sparse.causality import Causality
 from sebp_edge.sparse.checkpoints import runs_again
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.kept_inputs import KeptInputs
 from sebp_edge.sparse.last_layer import LastLayer
 from sebp_edge.sparse.loss import FusedLoss
-from sebp_edge.sparse.plans import DETECTED, BatchRows, decoder_plan, decoder_rows, encoder_rows, looks_further
+from sebp_edge.sparse.plans import ALL, DETECTED, BatchRows, decoder_plan, decoder_rows, encoder_rows, looks_further
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.sparse.selection import DroppedRows, RowSelection, Selection
 
@@ -116,7 +117,13 @@ class Sparsified:
         """The loss of every loss row of a right-padded batch, in nats: fp32 [C]. Rows come from `plan`.
 
         No attention mask is needed: causality keeps the padding on the right from every row with a loss.
+
+        Raises:
+            SparsityError: a row sees later ones.
         """
+        if self._causality.is_blind is False:
+            name = type(self._inner).__name__
+            raise SparsityError(f"{name} sees later tokens when it predicts one; give it a causal decoder's config.")
         self._given_plan = plan
         try:
             logits_BTV = self.model(input_ids=input_ids_BT, use_cache=False).logits
@@ -161,7 +168,7 @@ class Sparsified:
         if type(self._inner).__name__.startswith("FSDP"):
             raise SparsityError(SHARDED)
         inputs = dict(zip(self._own_parameters, args, strict=False)) | kwargs
-        plan = self._given_plan or decoder_plan(self._inner, inputs)
+        plan = self._given_plan or self._labels_plan(inputs)
         fused = plan is not None and self._given_plan is None and self._loss and self._loss.replaces(inputs)
         try:
             self._rows = self._rows_of(inputs, plan)
@@ -175,17 +182,37 @@ class Sparsified:
             self._inputs.forget()
             self._latest = (lambda: None), None
 
+    def _labels_plan(self, inputs: dict) -> RowPlan | None:
+        plan = decoder_plan(self._inner, inputs)
+        return plan if plan is not None and self._causality.shows_in_labels else None
+
+    @functools.cached_property
+    def _causality(self) -> Causality:
+        return Causality.of(self._inner, self._own_forward, self._all_rows())
+
+    @contextmanager
+    def _all_rows(self) -> Iterator[None]:
+        """Within it, backward passes are of all rows."""
+        self._rows = ALL
+        try:
+            with self._fused_lora.refreshed():
+                yield
+        finally:
+            self._rows = DETECTED
+
     def _rows_of(self, inputs: dict, plan: RowPlan | None) -> BatchRows:
         if not self._selection.reads_labels or looks_further(self._inner, inputs):
             return DETECTED
         if plan is None:
             return encoder_rows(self._inner, inputs)
+        if not self._causality.is_blind:
+            return DETECTED
         return decoder_rows(plan, inputs.get("attention_mask"))
 
     def _rows_for(self, layers: list[nn.Module], x: Tensor) -> Rows | None:
         """The rows of layers that are computed together; layers of other rows choose theirs later."""
         num_rows = x.shape[:-1].numel()
-        if self._last_layer.restricts(layers):
+        if self._rows is ALL or self._last_layer.restricts(layers):
             return None
         # A batch's own rows would make a new graph for each batch, and are gone when a checkpoint runs again.
         if torch.compiler.is_compiling() or runs_again():

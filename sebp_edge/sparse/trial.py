@@ -36,7 +36,7 @@ def why_not(
         low_precision: the mean error over the mean that is still called the same in less than fp32.
     """
     try:
-        with _evaluating(model):
+        with evaluating(model):
             wanted, got = expected(), found()
             difference = float((got - wanted).abs().mean() / wanted.abs().mean())
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, SparsityError) as error:
@@ -51,7 +51,8 @@ def why_not(
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without gradients and without dropout; afterwards each module is in the mode that it was in."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

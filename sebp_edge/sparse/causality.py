@@ -1,0 +1,91 @@
+"""Whether a decoder's rows are those that its labels say, found by gradients on one small batch: zero is zero, however
+small the weights of an untrained model are, and in any dtype.
+
+    blind to later rows    d logits[t] / d embedding[s] = 0                  for s > t
+    predicts the next      d loss / d logits[t] = 0 where labels[t + 1] = -100, and negative only for labels[t + 1]
+
+Names do not say so: XLM's language model looks both ways by default, and TrOCR is given labels that are shifted.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sebp_edge.models.machine import ran_out_of_memory
+from sebp_edge.sparse.rows import RowPlan
+from sebp_edge.sparse.trial import evaluating, trial_batch
+
+logger = logging.getLogger(__name__)
+
+
+class Causality(NamedTuple):
+    """What a trial shows of a decoder.
+
+    Attributes:
+        is_blind: whether no row's logits depend on a token behind it; None where the trial failed.
+        predicts_next: whether each row's loss is that of the next row's label.
+    """
+
+    is_blind: bool | None
+    predicts_next: bool
+
+    @property
+    def shows_in_labels(self) -> bool:
+        """Whether labels alone say which rows carry gradient."""
+        return bool(self.is_blind) and self.predicts_next
+
+    @classmethod
+    def of(cls, decoder: nn.Module, forward: Callable, densely: AbstractContextManager) -> "Causality":
+        """Runs the trial, without dropout; no parameter gets a gradient.
+
+        Args:
+            decoder: the transformers model.
+            forward: its own.
+            densely: within it backward passes are of all rows.
+        """
+        try:
+            found = cls(*_try_out(decoder, forward, densely))
+        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
+            if ran_out_of_memory(error):
+                raise
+            logger.warning("Rows are found in the backward pass: a trial batch failed (%s).", type(error).__name__)
+            return cls(None, False)
+        if not all(found):
+            reason = "labels are not the next tokens'" if found.is_blind else "a row sees later ones"
+            logger.warning("Rows are found in the backward pass: on a trial batch %s.", reason)
+        return found
+
+
+def _try_out(decoder: nn.Module, forward: Callable, densely: AbstractContextManager) -> tuple[bool, bool]:
+    input_ids, labels = trial_batch(decoder)
+    middle, embedding = input_ids.shape[1] // 2, decoder.get_input_embeddings()
+    with evaluating(decoder), densely, torch.enable_grad(), _leaf_behind(embedding) as embedded:
+        output = forward(input_ids=input_ids, labels=labels, use_cache=False, return_dict=True)
+        earlier = output.logits[:, :middle].float().sum()
+        (of_embedded,) = torch.autograd.grad(earlier, embedded, retain_graph=True)
+        (of_logits,) = torch.autograd.grad(output.loss, output.logits)
+    # XLNet's first dimension is that of positions, in its layers too.
+    is_blind = of_embedded.shape[:2] == input_ids.shape and not bool(of_embedded[:, middle:].any())
+    plan, rows = RowPlan.from_labels(labels).to(labels.device), of_logits.flatten(0, 1)
+    with_loss = rows.any(dim=1).nonzero().squeeze(1)
+    return is_blind, torch.equal(with_loss, plan.loss_rows) and torch.equal(rows[with_loss].argmin(1), plan.targets)
+
+
+@contextmanager
+def _leaf_behind(embedding: nn.Module) -> Iterator[list[Tensor]]:
+    """What an embedding gives comes from a leaf in it, which is put into the list."""
+    embedded: list[Tensor] = []
+
+    def cut(_module, _inputs, out: Tensor) -> Tensor:
+        embedded.append(out.detach().requires_grad_())
+        return embedded[-1].clone()  # which may be changed in place, as CTRL does
+
+    handle = embedding.register_forward_hook(cut)
+    try:
+        yield embedded
+    finally:
+        handle.remove()
