@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -113,41 +114,24 @@ class Benchmark:
         model, (batch, tokens) = make_model(case.config, device), make_batch(case, device)
         arms = self.arms_for(model, batch)
         errors = gradient_errors(model, batch, arms)
-        samples, peaks = self._time_in_turns(model.train(), batch, arms)
+        turns = self._time_in_turns(model.train(), batch, arms)
         about = {key: value for key, value in asdict(case).items() if key != "config"}
         for arm in arms:
-            wall = {part: statistics.median(samples[arm.name][part]) for part in PARTS}
+            timed = [turn[arm.name] for turn in turns]
+            wall = {part: statistics.median([ms for one in timed for ms in one.wall[part]]) for part in PARTS}
             yield about | {
                 "tokens": tokens,
                 "way": arm.name,
                 **_times(wall, ""),
-                **_times(self._on_gpu(model, arm, batch), "gpu_"),
-                "peak_gib": peaks[arm.name] / 2**30,
+                **_times(timed[-1].in_kernels, "gpu_"),
+                "peak_gib": max(one.peak for one in timed) / 2**30,
                 "gradient_error": errors[arm.name],
             }
 
-    def _time_in_turns(
-        self, model: nn.Module, batch: Batch, arms: tuple[Way, ...]
-    ) -> tuple[dict[str, dict], dict[str, int]]:
-        """Milliseconds of each part, and the most bytes held on a GPU, preparations included; by the arms' names."""
-        samples = {arm.name: {part: [] for part in PARTS} for arm in arms}
-        peaks = dict.fromkeys(samples, 0)
-        for _ in range(ROUNDS):
-            for arm in arms:
-                with peak_of(batch.input_ids.device, peaks, arm.name):
-                    # In a call of its own: what one arm leaves in variables would be in the next one's peak.
-                    for part, found in milliseconds_until_done(model, arm, batch, self.samples).items():
-                        samples[arm.name][part] += found
-        return samples, peaks
-
-    def _on_gpu(self, model: nn.Module, arm: Way, batch: Batch) -> dict[str, float] | None:
-        """The summed times of each part's kernels; None on a CPU."""
-        if not batch.input_ids.is_cuda:
-            return None
-        with parts_of(model, arm, batch) as parts:
-            # They are run on another stream there.
-            torch.cuda.synchronize()
-            return milliseconds_in_kernels(parts, repeats=self.kernel_repeats)
+    def _time_in_turns(self, model: nn.Module, batch: Batch, arms: tuple[Way, ...]) -> list[dict[str, "Timed"]]:
+        """By the arms' names, what each turn shows; only the last one looks at single kernels."""
+        repeats = [0] * (ROUNDS - 1) + [self.kernel_repeats]
+        return [{arm.name: timed_arm(model, arm, batch, self.samples, each) for arm in arms} for each in repeats]
 
 
 def arms_with(
@@ -202,29 +186,47 @@ def parts_of(model: nn.Module, arm: Way, batch: Batch) -> Iterator[dict[str, Cal
     model.zero_grad()
 
 
-@contextmanager
-def peak_of(device: torch.device, peaks: dict[str, int], name: str) -> Iterator[None]:
-    if device.type == "cuda":
+class Timed(NamedTuple):
+    """What one turn shows of an arm.
+
+    Attributes:
+        wall: milliseconds of each part until the GPU is done, several times.
+        in_kernels: the summed times of each part's kernels, in milliseconds; None on a CPU, or where not asked for.
+        peak: the most bytes that were held on a GPU, preparations included; 0 on a CPU.
+    """
+
+    wall: dict[str, list[float]]
+    in_kernels: dict[str, float] | None
+    peak: int
+
+
+def timed_arm(model: nn.Module, arm: Way, batch: Batch, samples: int, kernel_repeats: int) -> Timed:
+    """One turn of an arm.
+
+    Args:
+        samples: how often each part is timed.
+        kernel_repeats: how often its kernels' times are summed; 0 for not at all.
+    """
+    device = batch.input_ids.device
+    on_gpu = device.type == "cuda"
+    if on_gpu:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    yield
-    if device.type == "cuda":
-        peaks[name] = max(peaks[name], torch.cuda.max_memory_allocated(device))
-
-
-def milliseconds_until_done(model: nn.Module, arm: Way, batch: Batch, samples: int) -> dict[str, list[float]]:
-    """Each part's time until the GPU is done, several times."""
-
-    def timed(run: Callable[[], object]) -> float:
-        synchronize(batch.input_ids.device)
-        begin = time.perf_counter()
-        run()
-        synchronize(batch.input_ids.device)
-        return 1e3 * (time.perf_counter() - begin)
-
     with parts_of(model, arm, batch) as parts:
-        return {part: [timed(run) for _ in range(samples)] for part, run in parts.items()}
+        wall = {part: [milliseconds_until_done(run, device) for _ in range(samples)] for part, run in parts.items()}
+        peak = torch.cuda.max_memory_allocated(device) if on_gpu else 0
+        # Its kernels run on another stream, which waits for nothing; the wall times end with the device done.
+        in_kernels = milliseconds_in_kernels(parts, repeats=kernel_repeats) if on_gpu and kernel_repeats else None
+    return Timed(wall, in_kernels, peak)
+
+
+def milliseconds_until_done(run: Callable[[], object], device: torch.device) -> float:
+    synchronize(device)
+    begin = time.perf_counter()
+    run()
+    synchronize(device)
+    return 1e3 * (time.perf_counter() - begin)
 
 
 def _times(parts: dict[str, float] | None, prefix: str) -> dict[str, float | None]:

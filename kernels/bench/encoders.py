@@ -46,7 +46,7 @@ def arms_for(model: nn.Module, batch: Batch) -> tuple[Way, ...]:
         return arms_with(HoistedEncoder, hoisted.tokens(inputs), batch.input_ids.device)
 
 
-ENCODERS = Benchmark("encoders", cases, tiny_cases, arms_for, ("encoders.py",), samples=5, kernel_repeats=3)
+ENCODERS = Benchmark("encoders", cases, tiny_cases, arms_for, ("encoders.py",), samples=5, kernel_repeats=2)
 
 if __name__ == "__main__":
     main()

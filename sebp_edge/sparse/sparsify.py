@@ -119,9 +119,9 @@ class Sparsified:
         No attention mask is needed: causality keeps the padding on the right from every row with a loss.
 
         Raises:
-            SparsityError: a row sees later ones.
+            SparsityError: gradients are on their way, and a row sees later ones.
         """
-        if self._causality.is_blind is False:
+        if torch.is_grad_enabled() and self._causality.is_blind is False:
             name = type(self._inner).__name__
             raise SparsityError(f"{name} sees later tokens when it predicts one; give it a causal decoder's config.")
         self._given_plan = plan
