@@ -71,6 +71,12 @@ RUNS = [
 TINY = [Run("tiny", "tiny", "lora", False, "3GB", NOTES), Run("tiny-too-small", "tiny", "lora", False, "100MB", NOTES)]
 
 
+# What shows a run, or keeps what came of it, holds no memory of a GPU.
+PARTS = ("models", "planning", "sparse", "texts", "training", "personalizer.py", "recipe.py")
+BESIDE = ("end_to_end.py", "lengths.json", "memory.py", "models.py")
+SOURCES = ("kernels/ops", *(f"sebp_edge/{part}" for part in PARTS), *(f"kernels/bench/{file}" for file in BESIDE))
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[run.name for run in RUNS])
@@ -89,9 +95,7 @@ def main(arguments: list[str] | None = None) -> None:
         rows.append(measure(run, options.work, on_cpu=options.tiny))
         show(rows[-1])
     if options.record:
-        beside = (f"kernels/bench/{name}" for name in ("end_to_end.py", "lengths.json", "models.py"))
-        sources = ("kernels/ops", "sebp_edge", *beside, __file__)
-        evidence.record("memory", sources, rows, options.record)
+        evidence.record("memory", SOURCES, rows, options.record)
 
 
 def measure(run: Run, work: Path, *, on_cpu: bool) -> dict:
