@@ -1,5 +1,5 @@
-"""Ctrl-C that is not lost: Python raises KeyboardInterrupt wherever it happens to be, also within a callback whose errors
-a library drops. Then nothing would end."""
+"""Ctrl-C that is not lost: Python raises KeyboardInterrupt wherever it happens to be, also within a callback of a
+library that drops its errors. Then nothing would end."""
 
 import signal
 import threading
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 
 class CtrlC:
-    """A context in which a Ctrl-C is remembered, where one raises KeyboardInterrupt: in the main thread, while nobody has
-    put another handler in the place of Python's own."""
+    """A context in which a Ctrl-C is remembered, where one raises KeyboardInterrupt: in the main thread, while nobody
+    has put another handler in the place of Python's own."""
 
     def __init__(self):
         self._was_pressed = self._listens = False
