@@ -1,10 +1,6 @@
 """Training: every token counts once, the best state is kept, and a stop leaves something good behind."""
 
-import contextlib
 import math
-import signal
-import threading
-import time
 
 import pytest
 import torch
@@ -270,36 +266,6 @@ def test_a_model_whose_rows_meet_outside_its_attention_is_not_hoisted(reason):
         expected.append(F.cross_entropy(model(ids[None]).logits[0, :-1].float(), ids[1:], reduction="none"))
     torch.testing.assert_close(found, torch.cat(expected), rtol=1e-5, atol=1e-5)
     assert model.config._attn_implementation == "eager"
-
-
-def test_a_ctrl_c_whose_error_is_dropped_ends_the_training_before_the_next_step(base, examples):
-    done, before = [], signal.getsignal(signal.SIGINT)
-
-    def dropping(event):
-        if isinstance(event, StepDone):
-            done.append(event.step)
-            with contextlib.suppress(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
-                time.sleep(0)
-
-    trainer = make_trainer(base, examples, on_event=dropping)
-    with trainer.learner, pytest.raises(KeyboardInterrupt):
-        train(trainer, examples[:12], examples[12:])
-    trainer.learner.adaptation.detach()
-    assert done == [1]
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_a_training_in_another_thread_leaves_ctrl_c_alone(base, examples):
-    before, seen = signal.getsignal(signal.SIGINT), []
-    trainer = make_trainer(base, examples, on_event=lambda event: seen.append(signal.getsignal(signal.SIGINT)))
-    with trainer.learner:
-        thread = threading.Thread(target=train, args=(trainer, examples[:12], examples[12:]))
-        thread.start()
-        thread.join()
-    trainer.learner.adaptation.detach()
-    assert trainer.progress.best_epoch > 0
-    assert {id(handler) for handler in seen} == {id(before)}
 
 
 def test_restoring_a_snapshot_is_bitwise(base):

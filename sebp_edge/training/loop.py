@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -16,7 +16,6 @@ from sebp_edge.models.adaptation import restore, snapshot
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import shuffled_steps
 from sebp_edge.texts.examples import Example
-from sebp_edge.training.ctrl_c import CtrlC
 from sebp_edge.training.evaluation import evaluate
 from sebp_edge.training.learner import Learner, Outcome
 
@@ -100,13 +99,12 @@ class Trainer:
         epochs = epochs[:last_epoch]
         progress.total_steps = sum(map(len, epochs))
         try:
-            with CtrlC() as ctrl_c:
-                self._evaluate(select, 0)
-                for epoch, steps in enumerate(epochs, start=1):
-                    self._train_epoch(epoch, ctrl_c.between(steps), rates)
-                    self._evaluate(select, epoch)
-                    if epoch - progress.best_epoch > recipe.patience:
-                        break
+            self._evaluate(select, 0)
+            for epoch, steps in enumerate(epochs, start=1):
+                self._train_epoch(epoch, steps, rates)
+                self._evaluate(select, epoch)
+                if epoch - progress.best_epoch > recipe.patience:
+                    break
         except BaseException as stop:
             # An interrupted state is worth something before the first evaluation, a diverged one never.
             if progress.best_epoch > 0 or isinstance(stop, NonFiniteLoss):
@@ -115,7 +113,7 @@ class Trainer:
         restore(self.learner.adaptation, progress.best_state)
         return progress
 
-    def _train_epoch(self, epoch: int, steps: Iterable[list[Example]], rates: Iterator[float]) -> None:
+    def _train_epoch(self, epoch: int, steps: list[list[Example]], rates: Iterator[float]) -> None:
         """One pass over the examples. A GPU is given the next step before the last one's numbers are waited for."""
         begin, before = time.perf_counter(), self.progress.seconds
         under_way: deque[_Step] = deque()
