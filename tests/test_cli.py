@@ -57,7 +57,7 @@ def run(*arguments, **options):
 
 def process(*arguments, **options):
     # One thread: two of them wait for each other for seconds where others use the machine too.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment} | options
     return subprocess.Popen([*COMMAND, *map(str, arguments)], **options)
 
@@ -186,11 +186,7 @@ def test_ctrl_c_saves_a_version_that_is_not_active_and_exits_with_130(adapt, rec
             if json.loads(line).get("epoch", 0) >= 2:
                 break
         one.send_signal(signal.SIGINT)
-        try:
-            output, errors = one.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            one.send_signal(signal.SIGABRT)  # says where it is
-            pytest.fail(one.communicate()[1])
+        output, errors = one.communicate(timeout=60)
     assert one.returncode == 130
     assert errors == (
         "sebp-edge: Interrupted. The best state so far is saved as version 2 of the adapter 'default'; "

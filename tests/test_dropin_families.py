@@ -346,3 +346,17 @@ def test_a_loss_function_of_ones_own_is_kept(caplog):
     model.loss_function = lambda logits, labels, vocab_size, **others: logits.square().mean()
     assert_same_training(model, padded_batch())
     assert "labels are not the next tokens" in caplog.text
+    with sparsify(model):
+        assert model(**padded_batch()).logits is not None
+
+
+def test_another_loss_of_the_next_tokens_is_kept_and_its_rows_are_read_off_labels(caplog):
+    model, own = make_llama().double(), make_llama().loss_function
+    model.loss_function = lambda *inputs, **others: 2 * own(*inputs, **others)
+    assert_same_training(model, padded_batch(prompt=5))
+    caplog.clear()
+    with sparsify(model):
+        assert model(**padded_batch()).logits is not None
+        model(**padded_batch())
+    (record,) = caplog.records
+    assert "differ" in record.message

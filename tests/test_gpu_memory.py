@@ -62,10 +62,10 @@ def test_what_an_adaptation_holds_stays_below_its_plan_and_all_is_undone(make, m
     result = personalizer.adapt(texts)
     held = torch.cuda.max_memory_reserved() - before
     own = plan.chosen.peak - plan.chosen.footprint.context
-    assert 0.5 * own < held
+    # A first training leaves a workspace of cuBLAS to later ones, beside the two that are planned.
+    assert 0.5 * own < held <= own + 32 * 2**20
     assert torch.cuda.get_per_process_memory_fraction() == 1.0
-    # What the process held, context and libraries included. (Torch's part alone may be more than planned by what a
-    # first training leaves for later ones: a workspace of cuBLAS.)
+    # What the process held, context and libraries included.
     assert result.peak_memory_bytes <= plan.chosen.peak <= plan.budget
     assert result.predicted_peak_bytes == pytest.approx(plan.chosen.peak, rel=0.02)
     assert 0 < result.allocator_peak_bytes <= result.peak_memory_bytes - 100_000_000
