@@ -18,7 +18,9 @@ from transformers import AutoModelForTokenClassification
 
 from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
 from sebp_edge.insight.bench.run import run_bench
-from sebp_edge.insight.bench.ways import GRAPH, WAYS
+from sebp_edge.insight.bench.timer import time_way
+from sebp_edge.insight.bench.ways import DENSE, GRAPH, HOISTED, WAYS
+from sebp_edge.insight.bench.workload import Workload
 from sebp_edge.insight.gradients import row_gradients
 from sebp_edge.models.adaptation import attach
 from sebp_edge.models.catalog import resolve
@@ -377,6 +379,14 @@ def test_every_way_of_the_benchmark_is_right_and_timed_on_the_gpu(recipe, model_
     assert [(row["way"], row["status"]) for row in result.rows()] == [(way.name, "ok") for way in WAYS]
     for row in result.rows():
         assert row["peak_bytes"] > 0
-        assert (row["forward_ms"] is None) == (row["way"] == GRAPH.name)
-        assert row["step_ms"] > (row["forward_ms"] or 0) + (row["backward_ms"] or 0)
+        assert (row["forward_ms"] is None) == (row["backward_ms"] is None) == (row["way"] == GRAPH.name)
+        assert min(row[part] for part in ("forward_ms", "backward_ms", "step_ms") if row[part] is not None) > 0
     assert result.recommendation.startswith("On this machine ")
+
+
+@pytest.mark.parametrize("way", [DENSE, HOISTED], ids=lambda way: way.name)
+def test_each_timed_step_is_longer_than_its_parts(way):
+    model = make_llama().to("cuda", torch.bfloat16)
+    batch = Workload.of(make_examples([9, 3, 14]), 32, model.config.vocab_size, model.device).batch
+    for times in time_way(model, batch, way):
+        assert 0 < times.forward + times.backward < times.step

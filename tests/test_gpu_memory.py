@@ -1,4 +1,7 @@
-"""A GPU's memory: the budget holds for the whole process, what is tried out changes nothing, and others are seen."""
+"""A GPU's memory: the budget holds for the whole process, what is tried out changes nothing, and others are seen.
+
+What is free is the whole GPU's: run this file by itself.
+"""
 
 import subprocess
 import sys
@@ -12,7 +15,7 @@ from test_graph import Adapted, Whole
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import MachineError
 from sebp_edge.events import GraphCaptured, MemoryProbed, MemoryRanOut, MemorySqueezed, Notice, StepDone
-from sebp_edge.models import machine, process
+from sebp_edge.models import machine, process, stacks
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.models.process import memory_of
 from sebp_edge.texts.batches import Collator
@@ -128,6 +131,18 @@ def test_what_the_process_holds_outside_torchs_allocator_is_measured():
     memory.measure()
     assert memory.outside == pytest.approx(before, abs=64 * 2**20)
     assert memory.held >= before + kept.numel()
+
+
+def test_a_gpu_has_the_memory_that_small_stacks_leave():
+    x = torch.randn(300, 200, device=CUDA, dtype=torch.bfloat16)
+    expected = x @ x.T  # loads what a product needs
+    torch.cuda.synchronize()
+    free, gained = machine.free_memory(CUDA), stacks.held(CUDA) - stacks.least_held(CUDA)
+    assert gained > 10_000_000
+    with stacks.cut(CUDA):
+        assert machine.free_memory(CUDA) - free == pytest.approx(gained, rel=0.1)
+        assert torch.equal(x @ x.T, expected)
+    assert machine.free_memory(CUDA) == pytest.approx(free, abs=32 * 2**20)
 
 
 # ------------------------------------------------------------------------------------------------- what is tried out
