@@ -18,11 +18,13 @@ from sebp_edge.models.catalog import resolve
 from sebp_edge.models.shape import read_shape
 from sebp_edge.planning import budget
 from sebp_edge.planning.budget import MemoryBudget, make_plan
+from sebp_edge.planning.footprint import Machinery
+from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.losses import RowLosses
-from sebp_edge.training.spending import FASTEST
+from sebp_edge.training.spending import FASTEST, Spending
 
 RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, context_length=64)
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -130,6 +132,8 @@ def test_time_is_given_up_before_what_is_learnt(shape_3b, monkeypatch):
         seconds = [one.seconds for _, one in alike]
         assert seconds == sorted(seconds)
     assert {one.recipe.lora_alpha / one.recipe.r for one in chosen} == {2}
+    # No two are told in the same words.
+    assert len({one.how for one in chosen}) == len(chosen)
     # Both ways to save activations are taken, and the fastest saves nothing.
     assert not chosen[0].spending.in_pieces
     assert {one.spending.checkpoints for one in chosen} >= {0, 14, 27}
@@ -406,10 +410,28 @@ def test_what_a_plan_leaves_open_is_settled_in_the_adapter(make, notes_folder):
     assert (record["r"], record["lora_alpha"], record["load_in_4bit"]) == (4, 8, False)
 
 
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_plan_looks_at_few_sizes_and_counts_as_with_all(shape_3b, method):
+    draw = random.Random(0)
+    sizes = [Bucket(draw.randint(60, 4096), draw.randint(1, 64), 64, draw.randint(1, 60)) for _ in range(500)]
+    of_cpu, of_gpu = (
+        Machinery.of(shape_3b, RECIPE.replace(method=method), device, torch.float32) for device in (CPU, CUDA)
+    )
+    few = budget._Sizes(of_cpu, 64, 4096).largest(sizes)
+    assert len(few) < 50
+    for spending in (FASTEST, Spending(in_pieces=True), Spending(checkpoints=14, in_pieces=True)):
+        machinery = dataclasses.replace(of_cpu, spending=spending)
+        assert machinery.footprint(few, few, 0).total == machinery.footprint(sizes, sizes, 0).total
+    # There the next largest graph may be held as well.
+    assert budget._Sizes(of_gpu, 64, 4096).largest(sizes) == sorted(set(sizes))
+
+
 def test_the_sizes_are_those_that_the_training_cuts(make, notes_folder, monkeypatch):
-    found = []
-    own = budget._Work.of.__func__
-    monkeypatch.setattr(budget._Work, "of", classmethod(lambda cls, *args: found.append(own(cls, *args)) or found[-1]))
+    cut, kept = [], []
+    own = budget._Sizes.largest
+    monkeypatch.setattr(
+        budget._Sizes, "largest", lambda its, sizes: cut.append(sizes) or kept.append(own(its, sizes)) or kept[-1]
+    )
     rows = set()
     inner = RowLosses.__call__
     monkeypatch.setattr(
@@ -421,5 +443,6 @@ def test_the_sizes_are_those_that_the_training_cuts(make, notes_folder, monkeypa
     )
     (notes_folder / "long.md").write_text(" ".join(make_sentences(3)))
     make(memory_budget="4GB").adapt(notes_folder)
-    assert rows <= {sizes.tokens for sizes in (*found[0].trained, *found[0].evaluated)}
-    assert max(rows) == max(sizes.tokens for sizes in (*found[0].trained, *found[0].evaluated))
+    # Of training, and of held-out texts; of the most rows at a time.
+    assert rows <= {sizes.tokens for sizes in (*cut[0], *cut[1])}
+    assert max(rows) == max(sizes.tokens for sizes in (*kept[0], *kept[1]))

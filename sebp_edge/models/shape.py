@@ -1,5 +1,6 @@
 """A decoder's shape, from its config alone: what memory and time are counted from before anything is loaded."""
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -72,10 +73,15 @@ class DecoderShape:
     def head_parameters(self) -> int:
         return self.vocabulary * self.hidden
 
-    @property
+    @functools.cached_property
+    def kinds(self) -> list[Block]:
+        """Its blocks, of those that are alike the first."""
+        return [block for number, block in enumerate(self.blocks) if block not in self.blocks[:number]]
+
+    @functools.cached_property
     def is_llamas(self) -> bool:
         """Whether every block has Llama's projections."""
-        return all(block.is_llamas for block in self.blocks)
+        return all(block.is_llamas for block in self.kinds)
 
     @property
     def linear_parameters(self) -> int:

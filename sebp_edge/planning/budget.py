@@ -125,6 +125,8 @@ class Choice:
         if spending.checkpoints:
             plural = "s" * (spending.checkpoints > 1)
             words.append(f"activations of {spending.checkpoints} block{plural} computed again")
+        elif spending.in_pieces:
+            words.append("the loss in smaller chunks")
         if spending.offload:
             words.append("their inputs in the host's memory")
         if spending.blocks_in_pieces:
@@ -372,7 +374,8 @@ def _nothing_fits(candidates: _Candidates, least: Choice, budget: MemoryBudget) 
 
 @dataclass(frozen=True)
 class _Work:
-    """What a training computes: the sizes of its micro-batches, each once, and how many tokens' worth they are in all.
+    """What a training computes: the sizes of its micro-batches that may be the largest, each once, and how many tokens'
+    worth there are in all.
 
     `micro_batches` counts those with gradients. On a GPU they are filled up to buckets, whose costs count what a step
     costs whatever its tokens.
@@ -397,8 +400,8 @@ class _Work:
                 evaluated += found
                 evaluated_tokens += times * sum(map(sizes.cost, found))
         return cls(
-            trained=sorted(set(trained)),
-            evaluated=sorted(set(evaluated)),
+            trained=sizes.largest(trained),
+            evaluated=sizes.largest(evaluated),
             micro_batches=len(trained),
             trained_tokens=sum(map(sizes.cost, trained)),
             evaluated_tokens=evaluated_tokens,
@@ -410,6 +413,7 @@ class _Sizes:
 
     def __init__(self, machinery: Machinery, context_length: int, max_rows: int):
         self._hoisted, self._on_gpu = machinery.is_hoisted, machinery.on_gpu
+        self._in_graphs = self._on_gpu and self._hoisted
         self._context_length, self._max_rows = context_length, max_rows
 
     def of(self, examples: list[Example]) -> list[Bucket]:
@@ -417,10 +421,19 @@ class _Sizes:
 
     def filled(self, sizes: list[Bucket]) -> list[Bucket]:
         """Each in the bucket that it is filled up to."""
-        if not (self._on_gpu and self._hoisted):
+        if not self._in_graphs:
             return sizes
         buckets = choose_buckets(sizes)
         return [next(bucket for bucket in buckets if bucket.holds(own)) for own in sizes]
+
+    def largest(self, sizes: list[Bucket]) -> list[Bucket]:
+        """Each once; of those without graphs only what no other one holds, since the others take less memory."""
+        found: list[Bucket] = []
+        # Before each one come all that may hold it.
+        for own in sorted(set(sizes), reverse=True):
+            if self._in_graphs or not any(other.holds(own) for other in found):
+                found.append(own)
+        return sorted(found)
 
     def cost(self, sizes: Bucket) -> float:
         return sizes.cost if self._on_gpu else sizes.tokens + TOKENS_PER_STEP_CPU
@@ -429,7 +442,7 @@ class _Sizes:
         return example.num_active_tokens if self._hoisted else self._context_length
 
     def _size(self, group: list[Example]) -> Bucket:
-        if self._on_gpu and self._hoisted:
+        if self._in_graphs:
             return bucket_for(group)
         rows, losses = sum(map(self._num_rows, group)), sum(example.num_loss_tokens for example in group)
         return Bucket(rows, len(group), max(map(self._num_rows, group)), losses)

@@ -9,7 +9,7 @@ Shapes: A tokens, C loss rows, D hidden, Q and K queries' and keys' width, F the
 """
 
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 
@@ -138,7 +138,8 @@ class Machinery:
         """The bytes of a training.
 
         Args:
-            trained, evaluated: the sizes of its micro-batches, each once.
+            trained, evaluated: the sizes of its micro-batches, each once; what another one holds may be missing, but
+                where graphs are held beside one another.
             context: what the process holds besides.
             has_folds: whether there are several trainings, whose later ones may need graphs beside the first one's.
         """
@@ -167,16 +168,8 @@ class Machinery:
 
     def kept(self, sizes: Bucket) -> int:
         """Bytes that autograd keeps of a micro-batch between forward and backward pass."""
-        shape = self.shape
-        numbers, stats = self._inputs_on_device * shape.hidden, 0
-        for block in shape.blocks[self.spending.checkpoints :]:
-            block_numbers, block_stats = self._kept_of_block(block)
-            numbers, stats = numbers + block_numbers, stats + block_stats
-        # Of the last norm its input; trained, also x̂ and what the head reads. The rotary angles once for all blocks.
-        final = shape.hidden * (1 if self.is_lora else 3) + 2 * shape.head_size
-        of_loss_row = shape.hidden if self.is_lora else 0  # its gradient, made along with the loss
-        per_token = self.itemsize * (numbers + final) + FP32 * stats
-        return sizes.tokens * per_token + sizes.loss_rows * self.itemsize * of_loss_row
+        of_loss_row = self.shape.hidden if self.is_lora else 0  # its gradient, made along with the loss
+        return sizes.tokens * self._kept_of_token + sizes.loss_rows * self.itemsize * of_loss_row
 
     # ------------------------------------------------------------------------------------------------- its own counts
 
@@ -188,6 +181,17 @@ class Machinery:
     def _inputs_on_device(self) -> int:
         """How many blocks' inputs are kept in checkpoints; of those in the host's memory one, the last."""
         return min(1, self.spending.checkpoints) if self.spending.offload else self.spending.checkpoints
+
+    @cached_property
+    def _kept_of_token(self) -> int:
+        shape = self.shape
+        numbers, stats = self._inputs_on_device * shape.hidden, 0
+        for block in shape.blocks[self.spending.checkpoints :]:
+            block_numbers, block_stats = self._kept_of_block(block)
+            numbers, stats = numbers + block_numbers, stats + block_stats
+        # Of the last norm its input; trained, also x̂ and what the head reads. The rotary angles once for all blocks.
+        final = shape.hidden * (1 if self.is_lora else 3) + 2 * shape.head_size
+        return self.itemsize * (numbers + final) + FP32 * stats
 
     @property
     def _attends_in_place(self) -> bool:
@@ -210,7 +214,7 @@ class Machinery:
         return (
             (1 if self.on_gpu else 2)
             * self.itemsize
-            * max(_size(one) for block in self.shape.blocks for one in block.linears.values())
+            * max(_size(one) for block in self.shape.kinds for one in block.linears.values())
         )
 
     def _besides_tensors(self, sizes: Bucket) -> int:
@@ -218,7 +222,7 @@ class Machinery:
 
         Of all weights' gradients the embedding's is another: by then, others are in the piece that was the head's.
         """
-        widest = max(map(partial(self._widest, tokens=sizes.tokens), self.shape.blocks))
+        widest = max(map(partial(self._widest, tokens=sizes.tokens), self.shape.kinds))
         has_another = not (self.is_lora or self._has_one_gradient)
         numbers = WIDEST_IN_PIECES * widest + (self.shape.head_parameters if has_another else 0)
         return CUBLAS_WORKSPACES + BEGUN_PIECES + self.itemsize * numbers
@@ -254,12 +258,12 @@ class Machinery:
         """
         head = 0 if self.is_lora else self.itemsize * self.shape.head_parameters
         loss = self._loss(sizes, with_gradients=True)
-        backward = max(self._backward_of(block, sizes) for block in self.shape.blocks)
+        backward = max(self._backward_of(block, sizes) for block in self.shape.kinds)
         peaks = [self.kept(sizes) + max(0, backward - loss)]
         if self.shape.is_tied and not self._has_one_gradient:
             peaks.append(head - loss)
         if self.spending.checkpoints:
-            numbers, stats = map(max, zip(*map(self._kept_of_block, self.shape.blocks), strict=True))
+            numbers, stats = map(max, zip(*map(self._kept_of_block, self.shape.kinds), strict=True))
             # While one is computed with, the next one comes from the host.
             inputs = self._inputs_on_device + self.spending.offload
             again = self.itemsize * inputs * self.shape.hidden + self.itemsize * numbers + FP32 * stats
@@ -268,7 +272,7 @@ class Machinery:
 
     def _evaluation(self, sizes: Bucket) -> tuple[int, int]:
         """The same without gradients: one block's numbers at a time."""
-        forward = max(self._backward_of(block, sizes) for block in self.shape.blocks)
+        forward = max(self._backward_of(block, sizes) for block in self.shape.kinds)
         loss = self._loss(sizes, with_gradients=False)
         return max(0, forward - loss), loss
 
