@@ -244,8 +244,12 @@ class _Candidates:
             splits.append(Split(dataset.examples, [], []))
         # In what order and sizes texts are trained on does not depend on what else is chosen.
         machinery = self._machinery(recipe)
+        steps = [
+            list(chain.from_iterable(shuffled_steps(split.train, recipe.batch_tokens, recipe.epochs, seed)))
+            for split in splits
+        ]
         self._works = {
-            max_rows: _Work.of(recipe, splits, seed, _Sizes(machinery, dataset.context_length, max_rows))
+            max_rows: _Work.of(recipe, splits, steps, _Sizes(machinery, dataset.context_length, max_rows))
             for max_rows in _limits(machinery, dataset)
         }
 
@@ -388,13 +392,13 @@ class _Work:
     evaluated_tokens: float
 
     @classmethod
-    def of(cls, recipe: Recipe, splits: list[Split], seed: int, sizes: "_Sizes") -> "_Work":
+    def of(cls, recipe: Recipe, splits: list[Split], steps: list[list[list[Example]]], sizes: "_Sizes") -> "_Work":
+        """Of the steps of each split's training, and of what is held out of it."""
         trained: list[Bucket] = []
         evaluated: list[Bucket] = []
         evaluated_tokens = 0.0
-        for split in splits:
-            steps = chain.from_iterable(shuffled_steps(split.train, recipe.batch_tokens, recipe.epochs, seed))
-            trained += sizes.filled(list(chain.from_iterable(map(sizes.of, steps))))
+        for split, of_split in zip(splits, steps, strict=True):
+            trained += sizes.filled(list(chain.from_iterable(map(sizes.of, of_split))))
             for part, times in ((split.select, recipe.epochs + 1), (split.judge, 2)):
                 found = sizes.of(part)
                 evaluated += found

@@ -163,11 +163,22 @@ def _pieces(tokenised: Tokenised, capacity: int) -> Iterator[slice]:
     """
     begin, total = 0, len(tokenised.ids)
     while total - begin > capacity:
-        candidates = range(begin + max(1, capacity // 4), min(begin + capacity, total - 2) + 1)
-        cut = max(candidates, key=lambda token: (_boundary(tokenised, token), token))
+        cut = _best_cut(tokenised, range(begin + max(1, capacity // 4), min(begin + capacity, total - 2) + 1))
         yield slice(begin, cut)
         begin = cut
     yield slice(begin, total)
+
+
+def _best_cut(tokenised: Tokenised, candidates: range) -> int:
+    """The last of the best places."""
+    best, found = -1, candidates[-1]
+    for token in reversed(candidates):
+        boundary = _boundary(tokenised, token)
+        if boundary > best:
+            best, found = boundary, token
+        if best == _PARAGRAPH:
+            break
+    return found
 
 
 _PARAGRAPH, _SENTENCE, _WORD, _CHARACTER, _INSIDE = 4, 3, 2, 1, 0
