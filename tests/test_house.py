@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 # From the top down. A module may import from its own layer and from those below it.
 LAYERS = [
-    ["cli"],
+    ["cli", "frozen"],
     ["personalizer"],
     ["result"],
     ["insight"],
