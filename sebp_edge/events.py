@@ -1,7 +1,8 @@
 """What happens during an adaptation, as it happens: small frozen dataclasses, and the sinks that take them.
 
 A sink is any callable that takes one event. `Personalizer(on_event=sink)` hands it every event, in order and in the
-thread that trains; an app that raises in its sink stops the run. Events hold counts, losses and names, never texts.
+thread that trains; an app that raises in its sink ends the run with its own error, and `Personalizer.stop` ends it from
+any thread. Events hold counts, losses and names, never texts.
 """
 
 import json

@@ -1,6 +1,7 @@
 """The main path: texts in, a saved adapter out."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from sebp_edge.errors import (
     RecipeError,
     TrainingStopped,
 )
-from sebp_edge.events import AdapterSaved, MemoryPlanned, ModelLoaded, Notice, Sink, TextsRead, silent
+from sebp_edge.events import AdapterSaved, Event, MemoryPlanned, ModelLoaded, Notice, Sink, TextsRead, silent
 from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.models import machine
 from sebp_edge.models.adaptation import Adaptation, load
@@ -36,6 +37,10 @@ from sebp_edge.training.limit import MemoryLimit
 from sebp_edge.training.loop import Progress
 from sebp_edge.training.spending import FASTEST
 from sebp_edge.training.trial import Judgement, Trial
+
+
+class _StopAsked(KeyboardInterrupt):
+    """The app that embeds it asked for the end."""
 
 
 class Personalizer:
@@ -73,6 +78,7 @@ class Personalizer:
         self.store = store or AdapterStore()
         self.seed = check_seed(seed)
         self.on_event = on_event
+        self._stop_asked: threading.Event | None = None
         self._base: BaseModel | None = None
         self._adaptation: Adaptation | None = None
         self._folder: Path | None = None
@@ -92,17 +98,26 @@ class Personalizer:
         """
         begin, out = time.perf_counter(), None if out is None else Path(out).expanduser()
         self.store.check_writable(name, out)
-        reading = read_texts(texts)
-        plan = None if self.memory_budget is None else self._announced(self._plan(reading))
-        recipe, spending = (plan.chosen.recipe, plan.chosen.spending) if plan else (self.recipe.settled(), FASTEST)
-        with self._limit(plan) as limit:
-            base = self._load(recipe)
-            dataset = self._encode(reading, base)
-            trial = Trial(base, dataset, recipe, self.seed, self.on_event, spending, limit)
-            with self._setting_aside(trial, name):
-                judgement = trial.train_and_judge()
+        with self._listening_to_stop():
+            reading = read_texts(texts)
+            plan = None if self.memory_budget is None else self._announced(self._plan(reading))
+            recipe, spending = (plan.chosen.recipe, plan.chosen.spending) if plan else (self.recipe.settled(), FASTEST)
+            with self._limit(plan) as limit:
+                base = self._load(recipe)
+                dataset = self._encode(reading, base)
+                trial = Trial(base, dataset, recipe, self.seed, self._tell, spending, limit)
+                with self._setting_aside(trial, name):
+                    judgement = trial.train_and_judge()
         saved = self._keep(trial, judgement, name, out) if judgement.verdict.kept else self._give_up(trial)
         return AdaptResult.of(trial, judgement, saved, self.store, time.perf_counter() - begin)
+
+    def stop(self) -> None:
+        """Stops an `adapt` that runs in another thread at its next event, mostly a step, as Ctrl-C would.
+
+        There `adapt` raises Interrupted. Where none is running, or its training is over, nothing happens.
+        """
+        if (asked := self._stop_asked) is not None:
+            asked.set()
 
     def plan(self, texts) -> Plan:
         """How `texts` would be learnt within the memory budget, what that takes and about how long; nothing is loaded.
@@ -210,10 +225,10 @@ class Personalizer:
             machine.give_memory_back(self.device)
         if self._base is None:
             if self.device.type == "cpu" and (problem := machine.driver_problem()):
-                self.on_event(Notice(problem))
+                self._tell(Notice(problem))
             base = self._base = load_base_model(self.reference, recipe or self.recipe, self.device)
             dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
-            self.on_event(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
+            self._tell(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
         return self._base
 
     def _plan(self, reading: Reading) -> Plan:
@@ -236,10 +251,10 @@ class Personalizer:
     def _announced(self, plan: Plan) -> Plan:
         if plan.stated_budget is not None:
             budget = MemoryBudget(plan.budget, plan.stated_budget)
-            self.on_event(Notice(f"The memory budget is {budget}; the training keeps to that."))
+            self._tell(Notice(f"The memory budget is {budget}; the training keeps to that."))
         chosen, parts = plan.chosen, asdict(plan.chosen.footprint)
         method, max_rows = chosen.recipe.method, chosen.spending.max_rows
-        self.on_event(MemoryPlanned(method, chosen.how, max_rows, plan.budget, chosen.peak, chosen.seconds, parts))
+        self._tell(MemoryPlanned(method, chosen.how, max_rows, plan.budget, chosen.peak, chosen.seconds, parts))
         return plan
 
     def _encode(self, reading: Reading, base: BaseModel) -> Dataset:
@@ -247,8 +262,25 @@ class Personalizer:
         data = make_dataset(reading, base.tokenizer, self.recipe, limit)
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))
         left_out = tuple(asdict(item) for item in data.left_out)
-        self.on_event(TextsRead(data.documents, len(data.examples), data.tokens, data.padding_share, left_out))
+        self._tell(TextsRead(data.documents, len(data.examples), data.tokens, data.padding_share, left_out))
         return data
+
+    @contextmanager
+    def _listening_to_stop(self) -> Iterator[None]:
+        """Within it `stop` is heard: by each event that is told."""
+        self._stop_asked = threading.Event()
+        try:
+            yield
+        except _StopAsked as asked:
+            raise Interrupted("Stopped before the training began; nothing was changed.") from asked
+        finally:
+            self._stop_asked = None
+
+    def _tell(self, event: Event) -> None:
+        self.on_event(event)
+        if (asked := self._stop_asked) is not None and asked.is_set():
+            asked.clear()
+            raise _StopAsked
 
     @contextmanager
     def _setting_aside(self, trial: Trial, name: str) -> Iterator[None]:
