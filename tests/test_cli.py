@@ -3,6 +3,7 @@
 What the process boundary does not change runs in this process; the rest shares a few processes.
 """
 
+import io
 import json
 import os
 import re
@@ -13,12 +14,13 @@ import time
 
 import pytest
 from builders import make_llama
+from rich.console import Console
 from typer.testing import CliRunner
 
 from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.cli import app
+from sebp_edge.cli import app, progress
 from sebp_edge.cli.progress import Lines
-from sebp_edge.events import MemoryRanOut
+from sebp_edge.events import MemoryRanOut, Notice
 from sebp_edge.recipe import Recipe
 
 COMMANDS = ("adapt", "plan", "analyze", "bench", "generate", "models", "recipes", "adapters", "doctor")
@@ -150,6 +152,19 @@ def test_memory_that_ran_out_is_a_note_on_the_standard_error(capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert "memory ran out; at most 1,500 tokens run at once from now on" in err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("both_on_terminal", [True, False], ids=["standard error too", "standard error in a file"])
+def test_on_a_terminal_a_note_stands_between_lines_and_bar(monkeypatch, both_on_terminal):
+    drawn, errors = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(progress, "out", Console(file=drawn, force_terminal=True, width=60, color_system=None))
+    monkeypatch.setattr(progress, "err", Console(file=errors, force_terminal=both_on_terminal, width=60))
+    with progress.show_progress(as_json=False) as sink:
+        sink(Notice("other programs took memory"))
+    lines = without_controls(drawn.getvalue())
+    assert any(line.startswith("loading the model ━") for line in lines)
+    assert ("note: other programs took memory" in lines) == both_on_terminal
+    assert errors.getvalue() == ("" if both_on_terminal else "note: other programs took memory\n")
 
 
 def test_out_is_a_new_folder_outside_the_store(adapt, tmp_path, store):
@@ -413,6 +428,8 @@ def test_a_narrow_terminal_gets_no_broken_line(adapt, store, tmp_path):
         expected = ["try it with: sebp-edge generate", "micro-llama", "llama-3.2-3b-instruct", "notes", "kept for the"]
         expected.append("projection q_proj")
         assert expected[number] in words
+        # Imports take seconds.
+        assert ("starting" in words) == (arguments[0] in ("adapt", "plan", "analyze"))
     assert store.versions("narrow") == [1]
 
 
@@ -445,4 +462,8 @@ def on_terminal(arguments, columns):
         drawn += part
     os.close(ours)
     assert one.wait(timeout=60) == 0, drawn.decode()
-    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.decode()))
+    return without_controls(drawn.decode())
+
+
+def without_controls(drawn):
+    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn))

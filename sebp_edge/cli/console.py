@@ -42,11 +42,13 @@ def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
 def quick_imports() -> Iterator[None]:
     """Imports what takes seconds, without looking for garbage meanwhile, at every later collection and at the exit.
 
-    What libraries make when they are imported stays for good. Only for a process of our own.
+    What libraries make when they are imported stays for good. Only for a process of our own. On a terminal a line says
+    so meanwhile, and is gone afterwards.
     """
     gc.disable()
     try:
-        yield
+        with err.status("starting"):
+            yield
     finally:
         gc.freeze()
         gc.enable()

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from sebp_edge.cli.console import err, out
 from sebp_edge.events import (
@@ -41,7 +42,7 @@ def show_progress(as_json: bool) -> Iterator[Sink]:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
-            MofNCompleteColumn(),
+            _Steps(),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(compact=True),
         )
@@ -51,18 +52,27 @@ def show_progress(as_json: bool) -> Iterator[Sink]:
         yield Lines(None)
 
 
+class _Steps(MofNCompleteColumn):
+    """How many there were of how many, if that is known."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else super().render(task)
+
+
 class Lines:
-    """Events in words. With a bar, steps move it; without, one of them is printed every few seconds."""
+    """Events in words. With a bar, which says what is done, steps move it; without, one of them is printed every few
+    seconds."""
 
     def __init__(self, bar: Progress | None):
         self._bar = bar
         self._task = None
         self._last_line = 0.0
+        self._begin("loading the model")
 
     def __call__(self, event: Event) -> None:
         match event:
             case Notice():
-                err.print(f"[yellow]note:[/] {escape(event.message)}")
+                self._note(escape(event.message))
             case MemoryPlanned():
                 memory = f"about {gigabytes(event.peak)} of {gigabytes(event.budget)}"
                 out.print(f"planned: {event.how}: {memory}, about {duration(event.seconds)}")
@@ -72,21 +82,34 @@ class Lines:
             case ModelLoaded():
                 millions = f"{event.parameters / 1e6:,.1f} million parameters"
                 out.print(f"[bold]{escape(event.model)}[/]: {millions} on {event.device}, {event.dtype}")
+                self._begin("reading the texts")
             case TextsRead():
                 self._texts_read(event)
             case TrainingPlanned():
                 self._planned(event)
             case MemoryRanOut():
-                err.print(f"[yellow]note:[/] memory ran out; at most {event.max_rows:,} tokens run at once from now on")
+                self._note(f"memory ran out; at most {event.max_rows:,} tokens run at once from now on")
             case MemorySqueezed():
                 words = f"{gigabytes(event.missing)} of memory are short, mostly since other programs took them"
-                err.print(f"[yellow]note:[/] {words}; at most {event.max_rows:,} tokens run at once from now on")
+                self._note(f"{words}; at most {event.max_rows:,} tokens run at once from now on")
             case StepDone():
                 self._step(event)
             case Evaluated():
                 self._evaluated(event)
             case ExampleAnalyzed():
                 self._analyzed(event)
+
+    def _note(self, words: str) -> None:
+        # Between what is printed and the bar, where both are seen on one terminal.
+        console = out if self._bar is not None and err.is_terminal else err
+        console.print(f"[yellow]note:[/] {words}")
+
+    def _begin(self, what: str, figures: str = "", total: int | None = None) -> None:
+        if self._bar is None:
+            return
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(what, total=total, figures=figures)
 
     def _texts_read(self, event: TextsRead) -> None:
         out.print(
@@ -99,16 +122,14 @@ class Lines:
             out.print(f"  {escape(item['source'])}: {escape(item['reason'])}", style="dim")
         if len(event.left_out) > SHOWN_LEFT_OUT:
             out.print(f"  and {len(event.left_out) - SHOWN_LEFT_OUT} more (--json lists all)", style="dim")
+        self._begin("getting ready")
 
     def _planned(self, event: TrainingPlanned) -> None:
         parts = f"{event.train_documents} documents to train on"
         if event.select_documents:
             parts += f", {event.select_documents} to select by, {event.judge_documents} to judge by"
-        out.print(f"{event.phase}: {parts}; at most {event.epochs} epochs")
-        if self._bar is not None:
-            if self._task is not None:
-                self._bar.remove_task(self._task)
-            self._task = self._bar.add_task(event.phase, total=None, figures="")
+        out.print(f"{event.phase}: {parts}; at most {event.epochs} epoch{'s' * (event.epochs > 1)}")
+        self._begin(event.phase, figures="held-out losses first")
 
     def _step(self, event: StepDone) -> None:
         figures = f"loss {event.loss:.3f}  {event.tokens_per_second:,.0f} tokens/s"
@@ -124,11 +145,10 @@ class Lines:
             out.print(f"  {when}: held-out loss {event.loss:.3f}{' (best)' if event.best and event.epoch else ''}")
 
     def _analyzed(self, event: ExampleAnalyzed) -> None:
-        if self._bar is None:
-            return
-        if self._task is None:
-            self._task = self._bar.add_task("gradients", total=event.examples, figures="")
-        self._bar.update(self._task, completed=event.example)
+        if event.example == 1:
+            self._begin("gradients", total=event.examples)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=event.example)
 
 
 def show_result(result: AdaptResult) -> None:
