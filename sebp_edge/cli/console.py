@@ -47,7 +47,7 @@ def quick_imports() -> Iterator[None]:
     """
     gc.disable()
     try:
-        with err.status("starting"):
+        with err.status("starting", spinner="line"):
             yield
     finally:
         gc.freeze()
