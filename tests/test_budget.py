@@ -46,6 +46,7 @@ def gpu_with_bf16(monkeypatch):
     monkeypatch.setattr(machine, "matmul_rate", lambda device, dtype: 700e12)
     monkeypatch.setattr("sebp_edge.planning.footprint.has_triton", lambda: True)
     monkeypatch.setattr(budget, "has_bitsandbytes", lambda: False)
+    monkeypatch.setattr(machine, "free_memory", lambda device: 64 * 10**9)
 
 
 def make_dataset(num_documents: int, longest: int = 200) -> Dataset:
@@ -138,6 +139,30 @@ def test_time_is_given_up_before_what_is_learnt(shape_3b, monkeypatch):
     assert not chosen[0].spending.in_pieces
     assert {one.spending.checkpoints for one in chosen} >= {0, 14, 27}
     assert len({one.spending.max_rows for one in chosen}) > 2
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_what_a_gpus_training_keeps_in_the_hosts_memory_must_fit_there_too(shape_3b, monkeypatch):
+    full, weights = RECIPE.replace(method="full"), 2 * shape_3b.parameters
+    chosen = plan_3b(shape_3b, "16GB", recipe=full).chosen
+    assert chosen.spending.offload
+    assert 3 * weights < chosen.on_host < 3.1 * weights
+    # Nothing waits there if the inputs find no room.
+    monkeypatch.setattr(machine, "free_memory", lambda device: 3 * weights)
+    slower = plan_3b(shape_3b, "16GB", recipe=full).chosen
+    assert (slower.spending.offload, slower.on_host) == (False, 3 * weights)
+    assert slower.seconds > chosen.seconds
+    monkeypatch.setattr(machine, "free_memory", lambda device: 3 * weights - 1)
+    with pytest.raises(MachineError, match=r"takes about 19\.3 GB of the host's memory .* train an adapter\.$"):
+        plan_3b(shape_3b, "16GB", recipe=full)
+    lora = plan_3b(shape_3b, "16GB")
+    assert (lora.full, lora.chosen.on_host) == (None, 3 * 4 * shape_3b.adapter_parameters(4))
+
+
+def test_a_training_on_a_cpu_takes_no_more_memory_than_its_own(shape_3b, monkeypatch):
+    monkeypatch.setattr(machine, "matmul_rate", lambda device, dtype: 1e12)
+    choices = budget._Candidates(shape_3b, make_dataset(20), RECIPE, 0, CPU, 0).of(RECIPE)
+    assert {one.on_host for one in choices} == {0}
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")

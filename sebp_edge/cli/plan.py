@@ -65,6 +65,8 @@ def show_plan(found) -> None:
         f"[bold]{escape(found.model)}[/] on {found.device}: {chosen.how}: at most [bold]{gigabytes(chosen.peak)}[/] of "
         f"{budget}, about {duration(chosen.seconds)}"
     )
+    if chosen.on_host:
+        out.print(f"  and of the host's memory {gigabytes(chosen.on_host)}", style="dim")
     for word, other in (("dearer", found.dearer), ("cheaper", found.cheaper), ("also fits", found.full)):
         if other is not None:
             out.print(f"  {word}: {other.how}: {gigabytes(other.peak)}, about {duration(other.seconds)}", style="dim")

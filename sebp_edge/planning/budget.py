@@ -5,6 +5,7 @@ computed again; the faster of the two that fits. The updates stay the same. Then
 less: moments in 8 bits, a base model in 4 bits, a lower rank. What the recipe states is never given up.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -102,6 +103,7 @@ class Choice:
         dtype: the base model's; "nf4" if its linear layers are in 4 bits.
         spending: what is held in memory at once.
         footprint: where the bytes go.
+        on_host: bytes of the host's memory besides, where a GPU trains.
         seconds: about how long the training takes.
     """
 
@@ -109,6 +111,7 @@ class Choice:
     dtype: str
     spending: Spending
     footprint: Footprint
+    on_host: int
     seconds: float
 
     @property
@@ -138,7 +141,8 @@ class Choice:
     def to_dict(self) -> dict:
         """JSON-ready values."""
         chosen = {"method": self.recipe.method, "r": self.recipe.r, "dtype": self.dtype, **asdict(self.spending)}
-        return chosen | {"peak": self.peak, "seconds": self.seconds, "footprint": asdict(self.footprint)}
+        figures = {"peak": self.peak, "on_host": self.on_host, "seconds": self.seconds}
+        return chosen | figures | {"footprint": asdict(self.footprint)}
 
 
 @dataclass(frozen=True)
@@ -194,8 +198,9 @@ def make_plan(
         TextsError: too little text to train on.
     """
     candidates = _Candidates(shape, dataset, recipe, seed, device, context)
+    room = machine.free_memory(torch.device("cpu")) if device.type == "cuda" else math.inf
     dearer = chosen = cheaper = None
-    for one in _useful(candidates.of(recipe)):
+    for one in _useful(one for one in candidates.of(recipe) if one.on_host <= room):
         if chosen is not None:
             cheaper = one
             break
@@ -203,6 +208,8 @@ def make_plan(
             chosen = one
         else:
             dearer = one
+    if chosen is None and dearer is None:
+        raise _host_is_full(candidates, recipe, room)
     if chosen is None:
         raise _nothing_fits(candidates, dearer, budget)
     may_be_full = recipe.method == "lora" and not recipe.load_in_4bit
@@ -215,7 +222,7 @@ def make_plan(
         chosen=chosen,
         dearer=dearer,
         cheaper=cheaper,
-        full=next((one for one in full if one.peak <= budget.size), None),
+        full=next((one for one in full if one.peak <= budget.size and one.on_host <= room), None),
     )
 
 
@@ -293,7 +300,8 @@ class _Candidates:
         work, recipe = self._works[machinery.spending.max_rows], machinery.recipe
         footprint = machinery.footprint(work.trained, work.evaluated, self._context, has_folds=self._has_folds)
         dtype = "nf4" if recipe.load_in_4bit else str(self._dtype).removeprefix("torch.")
-        return Choice(recipe, dtype, machinery.spending, footprint, _seconds(machinery, work, self._rate))
+        on_host, seconds = machinery.on_host(work.trained), _seconds(machinery, work, self._rate)
+        return Choice(recipe, dtype, machinery.spending, footprint, on_host, seconds)
 
     def _machinery(self, recipe: Recipe) -> Machinery:
         return Machinery.of(self.shape, recipe, self.device, self._dtype)
@@ -352,6 +360,15 @@ def _useful(choices: Iterable[Choice]) -> Iterator[Choice]:
         if least is None or one.peak < least:
             least = one.peak
             yield one
+
+
+def _host_is_full(candidates: _Candidates, recipe: Recipe, room: int) -> MachineError:
+    needed = min(one.on_host for one in candidates.of(recipe))
+    adapter = ", or train an adapter" if recipe.method == "full" else ""
+    return MachineError(
+        f"To adapt {candidates.shape.name!r} with the recipe {recipe.name!r} takes about {gigabytes(needed)} of the "
+        f"host's memory beside the GPU's, and {gigabytes(room)} are free; close other programs{adapter}."
+    )
 
 
 def _nothing_fits(candidates: _Candidates, least: Choice, budget: MemoryBudget) -> MachineError:

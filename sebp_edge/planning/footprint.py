@@ -166,6 +166,17 @@ class Machinery:
         reserve += 0 if self.on_gpu else RESERVE_OF_HEAP * (on_heap + context)
         return Footprint(**parts, context=context, reserve=int(reserve))
 
+    def on_host(self, trained: list[Bucket]) -> int:
+        """Bytes of the host's memory that a training on a GPU holds, 0 of others.
+
+        They are three states (as it was, the best, and the next while it takes the best one's place) and the blocks'
+        inputs that wait there.
+        """
+        if not self.on_gpu:
+            return 0
+        state = self._num_trained * (FP32 if self.is_lora else self.itemsize)
+        return 3 * state + self.offloaded_per_token * max(sizes.tokens for sizes in trained)
+
     def kept(self, sizes: Bucket) -> int:
         """Bytes that autograd keeps of a micro-batch between forward and backward pass."""
         of_loss_row = self.shape.hidden if self.is_lora else 0  # its gradient, made along with the loss
