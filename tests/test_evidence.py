@@ -139,12 +139,17 @@ def test_the_tests_of_a_session_are_counted_by_outcome_and_by_mark(project, monk
     entry = json.loads(file.read_text())["gpu-tests"]
     assert entry["figures"]["gpu"] == {"passed": 1, "failed": 0, "error": 0, "skipped": 1}
     assert entry["figures"]["all"] == {"passed": 3, "failed": 0, "error": 0, "skipped": 2}
+    assert entry["figures"]["wrong"] == []
     assert {"bench.py", "more.py"} <= set(entry["sources"])
     # Those of one file do not take the place of all.
     evidence.record_tests({"failed": [marked, other]}, file)
     results = json.loads(file.read_text())
     assert results["gpu-tests"] == entry
     assert results["bench"]["figures"]["gpu"] == {"passed": 0, "failed": 1, "error": 0, "skipped": 0}
+    assert [line.strip() for line in evidence.report(file).splitlines() if line.endswith(" failed")] == [
+        "bench.py::test failed",
+        "x::test failed",
+    ]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

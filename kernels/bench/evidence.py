@@ -1,6 +1,7 @@
 """What a GPU measured, and whether the code has changed since.
 
-    python kernels/bench/evidence.py        each result: fresh, or which of the files it depends on changed after it
+    python kernels/bench/evidence.py        each result: fresh, or which of the files it depends on changed after it;
+                                            and which tests failed
 
 Results are in gpu-results.json. Each carries a hash of every file that it depends on, made where it was measured, so
 that neither a copy without history nor an uncommitted change can make an old figure look new.
@@ -67,7 +68,7 @@ def record(name: str, sources: Iterable[str | Path], figures: dict | list[dict],
 
 
 def record_tests(outcomes: dict[str, list], file: Path) -> None:
-    """Keeps how a session's GPU tests went, and all of its tests; those of a single file under its name.
+    """Keeps how a session's GPU tests went, and all of its tests, and which failed; those of one file under its name.
 
     Args:
         outcomes: pytest's reports by outcome.
@@ -81,6 +82,7 @@ def record_tests(outcomes: dict[str, list], file: Path) -> None:
     figures = {
         "gpu": {name: len(found) for name, found in on_gpu.items()},
         "all": {name: len(found) for name, found in reports.items()},
+        "wrong": [report.nodeid for name in ("failed", "error") for report in reports[name]],
     }
     files = {report.nodeid.split("::")[0] for found in on_gpu.values() for report in found}
     name = Path(*files).stem if len(files) == 1 else "gpu-tests"
@@ -128,7 +130,7 @@ def changes(entry: dict) -> list[str]:
 
 
 def report(file: Path) -> str:
-    """One line for each result in `file`, and one for each change that made it stale."""
+    """One line for each result in `file`, one for each change that made it stale, and one for each test that failed."""
     if not file.exists():
         return f"No GPU results yet: {file.name} is not there."
     lines = []
@@ -136,7 +138,8 @@ def report(file: Path) -> str:
         found = changes(entry)
         commit = (entry["commit"] or "no commit")[:7] + ("+" if entry["uncommitted"] else "")
         lines.append(f"{'stale' if found else 'fresh'}  {name:12} {entry['recorded'][:10]}  {commit:9}  {entry['gpu']}")
-        lines += [f"         {change}" for change in found]
+        failed = [f"{test} failed" for test in entry.get("figures", {}).get("wrong", [])]
+        lines += [f"         {each}" for each in found + failed]
     return "\n".join(lines)
 
 
