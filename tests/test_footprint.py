@@ -13,6 +13,8 @@ from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig, Qwen3Config, Qwen3ForCausalLM
 
+from sebp_edge.events import StepDone
+from sebp_edge.models.adaptation import snapshot
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.shape import Linear, read_shape
 from sebp_edge.planning.footprint import CUBLAS_WORKSPACES, Machinery
@@ -22,6 +24,7 @@ from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows import RowPlan
+from sebp_edge.training import loop, trial
 from sebp_edge.training.spending import Spending
 
 LORA, FULL = Recipe.load("notes").replace(r=4), Recipe.load("full")
@@ -250,6 +253,30 @@ def test_the_peak_of_a_process_on_the_cpu_is_at_most_the_predicted_one_and_not_f
     predicted, measured = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     assert measured <= predicted <= 1.35 * measured
     assert predicted < 4e9
+
+
+@pytest.mark.parametrize("documents", [24, 12], ids=["one split", "folds"])
+@pytest.mark.parametrize("recipe", [LORA, FULL], ids=["lora", "full"])
+def test_states_to_go_back_to_are_counted(recipe, documents, make, monkeypatch):
+    taken, alive = [], []
+
+    def noted(adaptation):
+        state = snapshot(adaptation)
+        taken.append(weakref.ref(state[0]))
+        return state
+
+    for user in (loop, trial):
+        monkeypatch.setattr(user, "snapshot", noted)
+    before = 1 if recipe is FULL else 0
+
+    def on_event(event):
+        if isinstance(event, StepDone):
+            alive.append(before + sum(state() is not None for state in taken))
+
+    make(recipe=recipe.replace(epochs=2, context_length=64), on_event=on_event).adapt(make_sentences(documents))
+    counted = Machinery.of(None, recipe, torch.device("cpu"), torch.float32)._states(has_folds=documents < 20)
+    # Of an adapter on one split only the best one is kept; counted is also the next, which takes its place.
+    assert max(alive) == counted - (recipe is LORA and documents >= 20)
 
 
 # ------------------------------------------------------------------------------------------------------------- shapes

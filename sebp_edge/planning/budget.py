@@ -300,8 +300,8 @@ class _Candidates:
         work, recipe = self._works[machinery.spending.max_rows], machinery.recipe
         footprint = machinery.footprint(work.trained, work.evaluated, self._context, has_folds=self._has_folds)
         dtype = "nf4" if recipe.load_in_4bit else str(self._dtype).removeprefix("torch.")
-        on_host, seconds = machinery.on_host(work.trained), _seconds(machinery, work, self._rate)
-        return Choice(recipe, dtype, machinery.spending, footprint, on_host, seconds)
+        on_host = machinery.on_host(work.trained, has_folds=self._has_folds)
+        return Choice(recipe, dtype, machinery.spending, footprint, on_host, _seconds(machinery, work, self._rate))
 
     def _machinery(self, recipe: Recipe) -> Machinery:
         return Machinery.of(self.shape, recipe, self.device, self._dtype)

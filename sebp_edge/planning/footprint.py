@@ -21,6 +21,7 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.mlp_pieces import ROWS
 from sebp_edge.sparse.own_attention import FEW_SUMS
+from sebp_edge.texts.splits import NUM_FOLDS
 from sebp_edge.training.spending import FASTEST, Spending
 from sebp_edge.training.update import LARGE
 
@@ -141,7 +142,8 @@ class Machinery:
             trained, evaluated: the sizes of its micro-batches, each once; what another one holds may be missing, but
                 where graphs are held beside one another.
             context: what the process holds besides.
-            has_folds: whether there are several trainings, whose later ones may need graphs beside the first one's.
+            has_folds: whether there are several trainings, whose later ones may need graphs beside the first one's, and
+                all of whose best states are kept.
         """
         num_trained = self._num_trained
         steps = list(map(self._step, trained))
@@ -153,7 +155,7 @@ class Machinery:
             graphs += max(map(sum, others), default=0)
         parts = {
             "weights": self._weights(),
-            "adapter": self._adapter(),
+            "adapter": self._adapter(has_folds),
             "gradients": self._gradients(),
             "optimizer": (2 if self.has_8_bit_moments else 2 * FP32) * num_trained,
             "activations": activations + self._dequantised(),
@@ -166,16 +168,16 @@ class Machinery:
         reserve += 0 if self.on_gpu else RESERVE_OF_HEAP * (on_heap + context)
         return Footprint(**parts, context=context, reserve=int(reserve))
 
-    def on_host(self, trained: list[Bucket]) -> int:
+    def on_host(self, trained: list[Bucket], *, has_folds: bool = False) -> int:
         """Bytes of the host's memory that a training on a GPU holds, 0 of others.
 
-        They are three states (as it was, the best, and the next while it takes the best one's place) and the blocks'
-        inputs that wait there.
+        They are the states to go back to, one more while it takes the best one's place, and the blocks' inputs that
+        wait there.
         """
         if not self.on_gpu:
             return 0
         state = self._num_trained * (FP32 if self.is_lora else self.itemsize)
-        return 3 * state + self.offloaded_per_token * max(sizes.tokens for sizes in trained)
+        return (self._states(has_folds) + 1) * state + self.offloaded_per_token * max(sizes.tokens for sizes in trained)
 
     def kept(self, sizes: Bucket) -> int:
         """Bytes that autograd keeps of a micro-batch between forward and backward pass."""
@@ -256,9 +258,13 @@ class Machinery:
         own = self.on_gpu and self.is_hoisted and not in_pieces
         return FP32 * self._num_trained * (2 if own else 1)
 
-    def _adapter(self) -> int:
-        """A frozen base's adapter and its copy in the base's dtype; snapshots are in the host's memory."""
-        snapshots = 0 if self.on_gpu else 2 * FP32
+    def _states(self, has_folds: bool) -> int:
+        """How many states of what is trained are kept: as it was and the best; with folds, the best of each as well."""
+        return 2 + (NUM_FOLDS + (not self.is_lora) if has_folds else 0)
+
+    def _adapter(self, has_folds: bool) -> int:
+        """A frozen base's adapter and its copy in the base's dtype; states to go back to are in the host's memory."""
+        snapshots = 0 if self.on_gpu else self._states(has_folds) * FP32
         return self._num_trained * ((FP32 + self.itemsize if self.is_lora else 0) + snapshots)
 
     def _step(self, sizes: Bucket) -> tuple[int, int]:
