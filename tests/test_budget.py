@@ -19,6 +19,7 @@ from sebp_edge.models.shape import read_shape
 from sebp_edge.planning import budget
 from sebp_edge.planning.budget import MemoryBudget, make_plan
 from sebp_edge.planning.footprint import Machinery
+from sebp_edge.planning.work import Sizes
 from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.texts.dataset import Dataset
@@ -442,20 +443,20 @@ def test_a_plan_looks_at_few_sizes_and_counts_as_with_all(shape_3b, method):
     of_cpu, of_gpu = (
         Machinery.of(shape_3b, RECIPE.replace(method=method), device, torch.float32) for device in (CPU, CUDA)
     )
-    few = budget._Sizes(of_cpu, 64, 4096).largest(sizes)
+    few = Sizes(of_cpu, 64, 4096).largest(sizes)
     assert len(few) < 50
     for spending in (FASTEST, Spending(in_pieces=True), Spending(checkpoints=14, in_pieces=True)):
         machinery = dataclasses.replace(of_cpu, spending=spending)
         assert machinery.footprint(few, few, 0).total == machinery.footprint(sizes, sizes, 0).total
     # There the next largest graph may be held as well.
-    assert budget._Sizes(of_gpu, 64, 4096).largest(sizes) == sorted(set(sizes))
+    assert Sizes(of_gpu, 64, 4096).largest(sizes) == sorted(set(sizes))
 
 
 def test_the_sizes_are_those_that_the_training_cuts(make, notes_folder, monkeypatch):
     cut, kept = [], []
-    own = budget._Sizes.largest
+    own = Sizes.largest
     monkeypatch.setattr(
-        budget._Sizes, "largest", lambda its, sizes: cut.append(sizes) or kept.append(own(its, sizes)) or kept[-1]
+        Sizes, "largest", lambda its, sizes: cut.append(sizes) or kept.append(own(its, sizes)) or kept[-1]
     )
     rows = set()
     inner = RowLosses.__call__

@@ -18,12 +18,11 @@ from sebp_edge.models import machine
 from sebp_edge.models.loading import INSTALL_4_BITS, has_bitsandbytes, takes_4_bits
 from sebp_edge.models.shape import DecoderShape
 from sebp_edge.planning.footprint import Footprint, Machinery
+from sebp_edge.planning.work import Sizes, Work
 from sebp_edge.recipe import Recipe
-from sebp_edge.sparse.buckets import Bucket, choose_buckets
 from sebp_edge.sparse.mlp_pieces import ROWS
-from sebp_edge.texts.batches import bucket_for, micro_batches, shuffled_steps
+from sebp_edge.texts.batches import shuffled_steps
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.examples import Example
 from sebp_edge.texts.splits import Split, split_documents
 from sebp_edge.training.losses import MAX_LOGITS
 from sebp_edge.training.spending import MAX_ROWS, Spending
@@ -35,9 +34,6 @@ OVERHEAD_GPU, OVERHEAD_CPU = 1.2, 2.0
 # What a layer of a captured micro-batch takes however little it computes: of 9.9 ms for 128 tokens on an H200, what 28
 # layers of a 3B model take beside reading their weights twice.
 SECONDS_PER_LAYER = 0.25e-3
-# What a micro-batch on a CPU takes beside its tokens, in tokens: 45 ms of 0.84 ms for a token, the bundled model on one
-# core.
-TOKENS_PER_STEP_CPU = 50
 # What loss and gradients in pieces add to a step, at most: a head that is read more often, a kernel for each gradient.
 IN_PIECES = 1.03
 # What blocks in pieces add, whose products have fewer rows: 193 -> 212 ms with all blocks of a 3B model in checkpoints,
@@ -256,7 +252,7 @@ class _Candidates:
             for split in splits
         ]
         self._works = {
-            max_rows: _Work.of(recipe, splits, steps, _Sizes(machinery, dataset.context_length, max_rows))
+            max_rows: Work.of(recipe, splits, steps, Sizes(machinery, dataset.context_length, max_rows))
             for max_rows in _limits(machinery, dataset)
         }
 
@@ -307,7 +303,7 @@ class _Candidates:
         return Machinery.of(self.shape, recipe, self.device, self._dtype)
 
 
-def _seconds(machinery: Machinery, work: "_Work", rate: float) -> float:
+def _seconds(machinery: Machinery, work: "Work", rate: float) -> float:
     """About how long the work takes, at `rate` floating-point operations a second.
 
     A token takes 2 for each parameter forward, 2 for the input's gradient, 2 for the weight's if that is trained, and 2
@@ -388,82 +384,3 @@ def _nothing_fits(candidates: _Candidates, least: Choice, budget: MemoryBudget) 
         f"{gigabytes(least.peak)} to adapt with the recipe {recipe.name!r} even with as little memory as it can, "
         f"but the memory budget is {budget}; {', '.join(but_last)}{' or ' if but_last else ''}{last}."
     )
-
-
-# ------------------------------------------------------------------------------------------- what there is to compute
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What a training computes: the sizes of its micro-batches that may be the largest, each once, and how many tokens'
-    worth there are in all.
-
-    `micro_batches` counts those with gradients. On a GPU they are filled up to buckets, whose costs count what a step
-    costs whatever its tokens.
-    """
-
-    trained: list[Bucket]
-    evaluated: list[Bucket]
-    micro_batches: int
-    trained_tokens: float
-    evaluated_tokens: float
-
-    @classmethod
-    def of(cls, recipe: Recipe, splits: list[Split], steps: list[list[list[Example]]], sizes: "_Sizes") -> "_Work":
-        """Of the steps of each split's training, and of what is held out of it."""
-        trained: list[Bucket] = []
-        evaluated: list[Bucket] = []
-        evaluated_tokens = 0.0
-        for split, of_split in zip(splits, steps, strict=True):
-            trained += sizes.filled(list(chain.from_iterable(map(sizes.of, of_split))))
-            for part, times in ((split.select, recipe.epochs + 1), (split.judge, 2)):
-                found = sizes.of(part)
-                evaluated += found
-                evaluated_tokens += times * sum(map(sizes.cost, found))
-        return cls(
-            trained=sizes.largest(trained),
-            evaluated=sizes.largest(evaluated),
-            micro_batches=len(trained),
-            trained_tokens=sum(map(sizes.cost, trained)),
-            evaluated_tokens=evaluated_tokens,
-        )
-
-
-class _Sizes:
-    """The sizes of a training's micro-batches, as the training will cut them."""
-
-    def __init__(self, machinery: Machinery, context_length: int, max_rows: int):
-        self._hoisted, self._on_gpu = machinery.is_hoisted, machinery.on_gpu
-        self._in_graphs = self._on_gpu and self._hoisted
-        self._context_length, self._max_rows = context_length, max_rows
-
-    def of(self, examples: list[Example]) -> list[Bucket]:
-        return [self._size(group) for group in micro_batches(examples, self._max_rows, self._num_rows)]
-
-    def filled(self, sizes: list[Bucket]) -> list[Bucket]:
-        """Each in the bucket that it is filled up to."""
-        if not self._in_graphs:
-            return sizes
-        buckets = choose_buckets(sizes)
-        return [next(bucket for bucket in buckets if bucket.holds(own)) for own in sizes]
-
-    def largest(self, sizes: list[Bucket]) -> list[Bucket]:
-        """Each once; of those without graphs only what no other one holds, since the others take less memory."""
-        found: list[Bucket] = []
-        # Before each one come all that may hold it.
-        for own in sorted(set(sizes), reverse=True):
-            if self._in_graphs or not any(other.holds(own) for other in found):
-                found.append(own)
-        return sorted(found)
-
-    def cost(self, sizes: Bucket) -> float:
-        return sizes.cost if self._on_gpu else sizes.tokens + TOKENS_PER_STEP_CPU
-
-    def _num_rows(self, example: Example) -> int:
-        return example.num_active_tokens if self._hoisted else self._context_length
-
-    def _size(self, group: list[Example]) -> Bucket:
-        if self._in_graphs:
-            return bucket_for(group)
-        rows, losses = sum(map(self._num_rows, group)), sum(example.num_loss_tokens for example in group)
-        return Bucket(rows, len(group), max(map(self._num_rows, group)), losses)
