@@ -3,7 +3,6 @@
 What the process boundary does not change runs in this process; the rest shares a few processes.
 """
 
-import io
 import json
 import os
 import re
@@ -14,13 +13,11 @@ import time
 
 import pytest
 from builders import make_llama
-from rich.console import Console
+from test_progress import without_controls
 from typer.testing import CliRunner
 
 from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.cli import app, progress
-from sebp_edge.cli.progress import Lines
-from sebp_edge.events import MemoryRanOut, Notice
+from sebp_edge.cli import app
 from sebp_edge.recipe import Recipe
 
 COMMANDS = ("adapt", "plan", "analyze", "bench", "generate", "models", "recipes", "adapters", "doctor")
@@ -145,26 +142,6 @@ def test_adapt_tells_a_person_what_happened_and_what_to_do_now(adapt, notes_fold
     # Lines on a pipe stay whole, however long.
     assert re.search(r"saved +mine, version 1: .*/adapters/mine/1\n", result.stdout)
     assert re.search(r"sebp-edge generate 'The first words' --name mine --model \S+/micro-llama\n$", result.stdout)
-
-
-def test_memory_that_ran_out_is_a_note_on_the_standard_error(capsys):
-    Lines(None)(MemoryRanOut(4096, 1500))
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "memory ran out; at most 1,500 tokens run at once from now on" in err.replace("\n", " ")
-
-
-@pytest.mark.parametrize("both_on_terminal", [True, False], ids=["standard error too", "standard error in a file"])
-def test_on_a_terminal_a_note_stands_between_lines_and_bar(monkeypatch, both_on_terminal):
-    drawn, errors = io.StringIO(), io.StringIO()
-    monkeypatch.setattr(progress, "out", Console(file=drawn, force_terminal=True, width=60, color_system=None))
-    monkeypatch.setattr(progress, "err", Console(file=errors, force_terminal=both_on_terminal, width=60))
-    with progress.show_progress(as_json=False) as sink:
-        sink(Notice("other programs took memory"))
-    lines = without_controls(drawn.getvalue())
-    assert any(line.startswith("loading the model ━") for line in lines)
-    assert ("note: other programs took memory" in lines) == both_on_terminal
-    assert errors.getvalue() == ("" if both_on_terminal else "note: other programs took memory\n")
 
 
 def test_out_is_a_new_folder_outside_the_store(adapt, tmp_path, store):
@@ -463,7 +440,3 @@ def on_terminal(arguments, columns):
     os.close(ours)
     assert one.wait(timeout=60) == 0, drawn.decode()
     return without_controls(drawn.decode())
-
-
-def without_controls(drawn):
-    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn))

@@ -19,7 +19,7 @@ from transformers import AutoModelForTokenClassification
 from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
 from sebp_edge.insight.bench.run import run_bench
 from sebp_edge.insight.bench.timer import time_way
-from sebp_edge.insight.bench.ways import DENSE, GRAPH, HOISTED, WAYS
+from sebp_edge.insight.bench.ways import GRAPH, WAYS
 from sebp_edge.insight.bench.workload import Workload
 from sebp_edge.insight.gradients import row_gradients
 from sebp_edge.models.adaptation import attach
@@ -384,9 +384,10 @@ def test_every_way_of_the_benchmark_is_right_and_timed_on_the_gpu(recipe, model_
     assert result.recommendation.startswith("On this machine ")
 
 
-@pytest.mark.parametrize("way", [DENSE, HOISTED], ids=lambda way: way.name)
-def test_each_timed_step_is_longer_than_its_parts(way):
-    model = make_llama().to("cuda", torch.bfloat16)
+@pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
+@pytest.mark.parametrize("way", [way for way in WAYS if way is not GRAPH], ids=lambda way: way.name)
+def test_each_timed_step_is_longer_than_its_parts(way, adapt):
+    model = adapt(make_llama()).to("cuda", torch.bfloat16)
     batch = Workload.of(make_examples([9, 3, 14]), 32, model.config.vocab_size, model.device).batch
     for times in time_way(model, batch, way):
         assert 0 < times.forward + times.backward < times.step

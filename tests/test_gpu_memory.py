@@ -142,6 +142,7 @@ def test_a_gpu_has_the_memory_that_small_stacks_leave():
     with stacks.cut(CUDA):
         assert machine.free_memory(CUDA) - free == pytest.approx(gained, rel=0.1)
         assert torch.equal(x @ x.T, expected)
+        torch.testing.assert_close((x @ x.T).float(), x.float() @ x.float().T, rtol=0.02, atol=0.2)
     assert machine.free_memory(CUDA) == pytest.approx(free, abs=32 * 2**20)
 
 

@@ -303,7 +303,7 @@ class _Candidates:
         return Machinery.of(self.shape, recipe, self.device, self._dtype)
 
 
-def _seconds(machinery: Machinery, work: "Work", rate: float) -> float:
+def _seconds(machinery: Machinery, work: Work, rate: float) -> float:
     """About how long the work takes, at `rate` floating-point operations a second.
 
     A token takes 2 for each parameter forward, 2 for the input's gradient, 2 for the weight's if that is trained, and 2
