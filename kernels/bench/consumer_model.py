@@ -36,14 +36,14 @@ NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
 CHUNK = 2**26
 # Norm of the gradients, clipping, AdamW on parameter, gradient and two moments, zeroing; adding up comes before.
 UPDATE_BYTES = 44 + 12
-# Milliseconds of our captured step on an H100, in the earlier of the two runs in kernels/README.md.
-MEASURED = {80: 11.72, 212: 13.50, 836: 30.59, 3727: 100.80}
-# What a peer's host takes to launch a step of 28 layers, in seconds: the quickest and the slowest of that run.
+# Milliseconds of our captured step on an H100, as recorded in results/peers.csv.
+MEASURED = {80: 10.96, 212: 12.30, 836: 26.54, 3727: 98.44}
+# What a peer's host takes to launch a step of 28 layers, in seconds: about the quickest and the slowest that was seen.
 HOST, HOST_LAYERS = (0.100, 0.180), 28
 # Of a process outside of torch's allocator (0.9 GB on an H100, guessed to be less here), and of the rest of a desktop.
 CONTEXT_BYTES = 0.65e9 + 0.5e9
-# Activations of one token in a 3B step, from the peaks of its captured buckets: (13.77 - 7.16) GB over 3,616 tokens.
-KEPT_BYTES_3B = 6.61e9 / 3616
+# Activations of one token in a 3B step, from the peaks of its captured buckets: (13.63 - 7.16) GB over 3,616 tokens.
+KEPT_BYTES_3B = 6.47e9 / 3616
 
 
 class Card(NamedTuple):
