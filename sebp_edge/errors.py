@@ -53,6 +53,10 @@ class MachineError(SebpEdgeError):
     """This machine cannot do what was asked."""
 
 
+class BusyError(SebpEdgeError):
+    """A Personalizer was asked for something while another call of it is at work."""
+
+
 class AdapterError(SebpEdgeError):
     """An adapter is unknown, damaged, or badly named."""
 

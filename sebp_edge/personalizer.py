@@ -1,5 +1,6 @@
 """The main path: texts in, a saved adapter out."""
 
+import functools
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.errors import (
     BaseModelMismatch,
     BudgetExceeded,
+    BusyError,
     Interrupted,
     MachineError,
     NonFiniteLoss,
@@ -43,16 +45,36 @@ class _StopAsked(KeyboardInterrupt):
     """The app that embeds it asked for the end."""
 
 
+def _alone(method: Callable) -> Callable:
+    """A method that uses the model; while another call of one does, in whatever thread, it refuses."""
+
+    @functools.wraps(method)
+    def run(personalizer: "Personalizer", *arguments, **options):
+        if not personalizer._in_use.acquire(blocking=False):
+            raise BusyError(
+                "This Personalizer is at work already; wait until that call is back, end it with stop(), or make "
+                "another Personalizer."
+            )
+        try:
+            return method(personalizer, *arguments, **options)
+        finally:
+            personalizer._in_use.release()
+
+    return run
+
+
 class Personalizer:
     """Makes a language model learn its owner's texts.
 
         result = Personalizer("llama-3.2-3b").adapt("./notes")
 
+    One call at a time uses its model: `adapt`, `analyze`, `generate` and `load_adapter` raise BusyError meanwhile.
+
     Args:
         model: a known name (`sebp-edge models` lists them), a folder with a model, or a Hub id.
         recipe: a bundled recipe's name, a TOML file, or a Recipe.
         device: "cuda", "mps" or "cpu"; by default the best there is.
-        store: where adapters are kept; by default the OS's data folder.
+        store: where adapters are kept, also as a folder; by default the OS's data folder.
         memory_budget: what this process may hold while it adapts, of the GPU's memory or of the host's on the CPU:
             "8GB", "7.5GiB", a number of bytes. Where nothing fits, into it or into what other programs leave of it,
             `adapt` refuses before it loads anything. None sets no limit.
@@ -67,7 +89,7 @@ class Personalizer:
         recipe: str | Path | Recipe = "notes",
         device: str | None = None,
         memory_budget: str | int | MemoryBudget | None = None,
-        store: AdapterStore | None = None,
+        store: AdapterStore | str | Path | None = None,
         seed: int = 0,
         on_event: Sink = silent,
     ):
@@ -75,15 +97,17 @@ class Personalizer:
         self.recipe = Recipe.load(recipe)
         self.device = machine.pick_device(device)
         self.memory_budget = None if memory_budget is None else MemoryBudget.parse(memory_budget)
-        self.store = store or AdapterStore()
+        self.store = store if isinstance(store, AdapterStore) else AdapterStore(store)
         self.seed = check_seed(seed)
         self.on_event = on_event
+        self._in_use = threading.Lock()
         self._stop_asked: threading.Event | None = None
         self._base: BaseModel | None = None
         self._adaptation: Adaptation | None = None
         self._folder: Path | None = None
         self._chat = False
 
+    @_alone
     def adapt(self, texts, *, name: str = "default", out: str | Path | None = None) -> AdaptResult:
         """Learns `texts`; the adapter is saved if it is better on documents that it has not seen.
 
@@ -130,6 +154,7 @@ class Personalizer:
         """
         return self._plan(read_texts(texts))
 
+    @_alone
     def analyze(self, texts, *, examples: int = 16) -> Analysis:
         """How sparse the base model's gradients are on `texts`; no adapter takes part, and nothing is changed.
 
@@ -159,6 +184,7 @@ class Personalizer:
             finally:
                 self._put_back(base)
 
+    @_alone
     def generate(
         self,
         prompt: str,
@@ -179,7 +205,7 @@ class Personalizer:
             max_new_tokens, temperature, top_p, seed, on_text: see `generate_text`.
         """
         if adapter is not None:
-            self.load_adapter(adapter, version)
+            self._load_adapter(adapter, version)
         base = self._load()
         return generate_text(
             self._adaptation.model if self._adaptation else base.model,
@@ -193,12 +219,18 @@ class Personalizer:
             on_text=on_text,
         )
 
+    @_alone
     def load_adapter(self, adapter: str | Path, version: int | None = None) -> AdapterRecord:
         """Puts a saved adapter on the base model, in place of any other.
 
         Raises:
             AdapterError: there is no such adapter; BaseModelMismatch: it was made for another base model.
         """
+        return self._load_adapter(adapter, version)
+
+    # ------------------------------------------------------------------------------------------------- its own steps
+
+    def _load_adapter(self, adapter: str | Path, version: int | None) -> AdapterRecord:
         folder, record = self.store.find(adapter, version)
         base = self._load()
         if record.fingerprint != base.fingerprint:
@@ -215,8 +247,6 @@ class Personalizer:
             raise
         self._folder, self._chat = folder, record.recipe.get("chat_template", False)
         return record
-
-    # ------------------------------------------------------------------------------------------------- its own steps
 
     def _load(self, recipe: Recipe | None = None) -> BaseModel:
         """The base model; in another precision than it is loaded in, if a plan's recipe asks for that."""

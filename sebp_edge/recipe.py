@@ -120,7 +120,8 @@ def _parse(name: str, text: str) -> Recipe:
 
 
 _AT_LEAST = {"warmup_ratio": 0, "weight_decay": 0, "context_length": 8}
-_AT_MOST = {"warmup_ratio": 1}
+# Every step of a training is laid out before the first.
+_AT_MOST = {"warmup_ratio": 1, "epochs": 1000}
 
 
 def _checked(recipe: str, field: dataclasses.Field, value):

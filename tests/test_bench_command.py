@@ -167,3 +167,15 @@ def test_what_is_no_path_is_resolved_as_ever():
     for name in ("~nobody-of-that-name/config.json", "x" * 5000 + ".json"):
         with pytest.raises(ModelError):
             resolve_shape(name)
+
+
+@pytest.mark.parametrize(("option", "name"), [("--csv", "notes.csv"), ("--plot", "drawing.svg")])
+def test_only_an_earlier_benchmark_is_overwritten(bench, tmp_path, option, name):
+    target = tmp_path / name
+    assert bench(option, target, "--batch", "1").exit_code == 0
+    first = target.read_bytes()
+    assert bench(option, target, "--batch", "2").exit_code == 0
+    assert target.read_bytes() != first
+    target.write_text("my own")
+    assert f"{name}' exists already and is no benchmark of ours" in refusal(option, target)
+    assert target.read_text() == "my own"

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from builders import make_llama
@@ -169,15 +170,16 @@ def test_what_is_no_better_is_not_kept_and_exits_with_3(adapt, recipe, store):
     assert (last["event"], last["kept"], last["name"], last["adapter_path"]) == ("result", False, None, None)
 
 
-def test_ctrl_c_saves_a_version_that_is_not_active_and_exits_with_130(adapt, recipe, store):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(adapt, recipe, store, number):
     assert run(*adapt).exit_code == 0
     before = {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()}
-    recipe.write_text(RECIPE.replace("epochs = 3", "epochs = 5000\npatience = 5000"))
+    recipe.write_text(RECIPE.replace("epochs = 3", "epochs = 1000\npatience = 1000"))
     with process(*adapt, "--json") as one:
         for line in one.stdout:
             if json.loads(line).get("epoch", 0) >= 2:
                 break
-        one.send_signal(signal.SIGINT)
+        one.send_signal(number)
         output, errors = one.communicate(timeout=60)
     assert one.returncode == 130
     assert errors == (
@@ -190,12 +192,39 @@ def test_ctrl_c_saves_a_version_that_is_not_active_and_exits_with_130(adapt, rec
     assert run("generate", "the ferry", "--version", 2, "--name", "default", "--model", adapt[3]).exit_code == 0
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(adapt):
-    with process(*adapt, "--json") as one:
-        one.stdout.readline()
+def test_a_reader_that_goes_away_interrupts_an_adaptation_and_loses_nothing(adapt, recipe, store):
+    recipe.write_text(RECIPE.replace("epochs = 3", "epochs = 1000\npatience = 1000"))
+    with process(*adapt) as one:
+        for line in one.stdout:
+            if line.startswith("  after epoch 1"):
+                break
         one.stdout.close()
+        assert one.wait(timeout=60) == 130
+        assert "best state so far is saved as version 1 of the adapter 'default'" in one.stderr.read()
+    assert (store.versions("default"), store.active_version("default")) == ([1], None)
+
+
+def test_a_reader_that_goes_away_ends_a_list_quietly():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with process("recipes", stdout=writing) as one:
+        os.close(writing)
         assert one.wait(timeout=60) == 1
         assert one.stderr.read() == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["recipes"], ["recipes", "--json"]], ids=" ".join)
+def test_a_full_disk_at_the_output_is_one_sentence(arguments):
+    with Path("/dev/full").open("w") as full, process(*arguments, stdout=full) as one:
+        assert one.wait(timeout=60) == 1
+        assert one.stderr.read() == "sebp-edge: The output could not be written: No space left on device.\n"
+
+
+def test_a_process_without_streams_still_works():
+    closed = "import os, sys; os.close(1); os.close(2); sys.stdout = sys.stderr = None; "
+    code = f"{closed}from sebp_edge.cli import main; main()"
+    assert subprocess.run([sys.executable, "-c", code, "recipes"], timeout=60).returncode == 0
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input
@@ -212,6 +241,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(adapt):
         ({"--name": "a/b"}, "'a/b' cannot be an adapter's name"),
         ({"--name": ".."}, r"'\.\.' cannot be an adapter's name"),
         ({"--epochs": "0"}, "epochs must be a whole number"),
+        ({"--epochs": "1000000"}, "epochs must be a whole number above 0 and at most 1000"),
         ({"--context": "2"}, "context_length must be a whole number"),
         ({"--device": "cuda:99"}, "Device 'cuda:99' is not usable"),
     ],
@@ -440,3 +470,23 @@ def on_terminal(arguments, columns):
     os.close(ours)
     assert one.wait(timeout=60) == 0, drawn.decode()
     return without_controls(drawn.decode())
+
+
+@pytest.mark.parametrize("command", ["adapt", "plan", "analyze", "bench"])
+def test_an_empty_path_is_not_the_current_folder(command):
+    result = run(command, "")
+    assert result.exit_code == 2
+    assert "the path is empty" in result.stderr
+
+
+@pytest.mark.parametrize("prompt", ["- buy milk = cheese", "---\ntitle: a ferry\n---\n", "-5 degrees, and a ferry"])
+def test_a_prompt_may_begin_with_a_dash(model_folder, prompt):
+    result = run("generate", "--max-tokens", 2, prompt, "--model", model_folder, "--json")
+    assert result.exit_code == 0, result.output
+    assert records(result.stdout)[0]["prompt"] == prompt
+    assert run("generate", "--max-tokens", 2, "--model", model_folder, "--json", "--", prompt).exit_code == 0
+
+
+def test_a_prompt_that_is_no_unicode_text_is_one_sentence(model_folder):
+    result = run("generate", "ferry \udcff", "--model", model_folder, "--max-tokens", 2)
+    assert_one_sentence(result, r"The prompt is no Unicode text \(character 6\); give it in UTF-8")

@@ -5,6 +5,7 @@ import math
 import re
 import shlex
 import threading
+from multiprocessing.pool import ThreadPool
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import (
     AdapterError,
     BaseModelMismatch,
+    BusyError,
     Interrupted,
     MachineError,
     NonFiniteLoss,
@@ -218,6 +220,33 @@ def test_an_app_that_stops_before_the_training_changes_nothing(make, notes_folde
     assert str(error) == "Stopped before the training began; nothing was changed."
     assert isinstance(events[-1], ModelLoaded)
     assert personalizer.store.names() == []
+
+
+def test_a_call_beside_a_training_is_refused_and_the_training_goes_on(make, notes_folder):
+    refused = []
+
+    def call_meanwhile(event):
+        if isinstance(event, StepDone) and event.step == 1:
+            for call in (
+                lambda: personalizer.adapt(notes_folder, name="second"),
+                lambda: personalizer.generate("the ferry"),
+                lambda: personalizer.analyze(notes_folder),
+                lambda: personalizer.load_adapter("first"),
+            ):
+                with ThreadPool(1) as pool, pytest.raises(BusyError, match="at work already; wait until that call"):
+                    pool.apply(call)
+                refused.append(call)
+
+    personalizer = make(on_event=call_meanwhile)
+    assert personalizer.adapt(notes_folder, name="first").kept
+    assert len(refused) == 4
+    assert personalizer.store.names() == ["first"]
+    assert personalizer.generate("the ferry", max_new_tokens=2)
+
+
+def test_a_folder_does_for_a_store(make, tmp_path):
+    assert make(store=tmp_path / "mine").store.folder == tmp_path / "mine" / "adapters"
+    assert make(store=str(tmp_path)).store.folder == tmp_path / "adapters"
 
 
 def test_what_is_over_or_was_never_begun_is_not_stopped(make, notes_folder):

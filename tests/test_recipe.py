@@ -66,7 +66,7 @@ def test_an_unknown_key_names_the_nearest(tmp_path):
     [
         ("epochs = 2.5", "epochs must be a whole number, but is 2.5."),
         ("epochs = true", "epochs must be a whole number, but is True."),
-        ("epochs = 0", "epochs must be a whole number above 0, but is 0."),
+        ("epochs = 0", "epochs must be a whole number above 0 and at most 1000, but is 0."),
         ("r = -8", "r must be a whole number above 0, but is -8."),
         ('r = "16"', "r must be a whole number, but is '16'."),
         ("context_length = 7", "context_length must be a whole number of at least 8, but is 7."),

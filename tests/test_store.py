@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -399,6 +400,22 @@ def test_a_read_only_disk_is_one_sentence_before_any_work(small_disk, record):
     for name, out in (("mine", None), ("new", None), ("mine", small_disk / "out")):
         with pytest.raises(StorageError, match=r"Nothing can be saved in .*: Read-only file system"):
             store.check_writable(name, out)
-    with pytest.raises(StorageError, match=r"Not everything was deleted in .*: Read-only file system\."):
+    with pytest.raises(StorageError, match=r"Nothing was deleted in .*: Read-only file system\."):
         store.remove("mine")
     assert store.open("mine").version == 1
+
+
+def test_what_could_not_be_deleted_is_named(store, record, monkeypatch):
+    saved = store.save(Weights(), record, "mine", activate=True)
+
+    def refuse(folder, ignore_errors=False):
+        if not ignore_errors:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(
+        StorageError, match=r"files of it are left in '.*removed-mine': Permission denied; delete them\.$"
+    ):
+        store.remove("mine")
+    assert not saved.path.exists()
+    assert (store.folder / ".removed-mine" / "1").is_dir()

@@ -111,7 +111,7 @@ def measure(run: Run, work: Path, *, on_cpu: bool) -> dict:
         options["--device"] = "cpu" if on_cpu else "cuda"
         command = [*COMMAND, str(texts), "--json", *(str(word) for option in options.items() for word in option)]
         try:
-            _, arrivals, _ = timed(command, {"SEBP_EDGE_DATA": folder, "TRITON_CACHE_DIR": str(work / "triton")})
+            _, arrivals, _ = timed(command, {"TRITON_CACHE_DIR": str(work / "triton")})
         except RuntimeError as error:
             return row | {"failed": str(error)}
     events, done = [event for _, event in arrivals], figures(arrivals)

@@ -73,7 +73,10 @@ class AdapterRecord:
                 raise TypeError
             return record
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise AdapterError(f"{str(folder)!r} holds no adapter of sebp-edge: {RECORD} cannot be read.") from error
+            reason = f" ({error.strerror})" if isinstance(error, PermissionError) else ""
+            raise AdapterError(
+                f"{str(folder)!r} holds no adapter of sebp-edge: {RECORD} cannot be read{reason}."
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,7 @@ class AdapterStore:
             _make_private(parent)
             own = self.folder / name
             parent = own if out is None and own.exists() else parent
+        with storage_errors("Nothing can be saved in", parent):
             shutil.rmtree(tempfile.mkdtemp(prefix=".check-", dir=parent))
 
     def save(self, adaptation: "Adaptation", record: AdapterRecord, name: str, *, activate: bool) -> SavedAdapter:
@@ -189,14 +193,15 @@ class AdapterStore:
         """Deletes one version, or the whole adapter."""
         folder = self._named(name)
         path = folder if version is None else _version_folder(folder, version)
-        with storage_errors("Not everything was deleted in", path, ""):
+        # Renamed first, so that an interruption never leaves half an adapter under its name; in place, since a full
+        # disk has no room for another folder.
+        doomed = path.with_name(f".removed-{path.name}")
+        with storage_errors("Nothing was deleted in", path, ""):
             if version is not None and version == self.active_version(name):
                 (folder / _ACTIVE).unlink()
-            # Renamed first, so that an interruption never leaves half an adapter under its name; in place, since a
-            # full disk has no room for another folder.
-            doomed = path.with_name(f".removed-{path.name}")
             shutil.rmtree(doomed, ignore_errors=True)
             path.rename(doomed)
+        with storage_errors("The adapter is gone from the list, but files of it are left in", doomed, "; delete them"):
             shutil.rmtree(doomed)
             if version is not None and not _versions(folder):
                 shutil.rmtree(folder)
@@ -214,7 +219,7 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or ".." in name or name.endswith("."):
         raise AdapterError(
             f"{name!r} cannot be an adapter's name; use up to 64 letters, digits, '.', '_' and '-', "
-            "beginning with a letter or digit."
+            "beginning with a letter or digit, and no name that Windows keeps for devices, such as con or nul."
         )
     return name
 

@@ -1,6 +1,7 @@
 """The command line: arguments in, SDK called, result printed. Nothing here is needed to embed the SDK."""
 
 import logging
+import signal
 import sys
 
 import typer
@@ -19,7 +20,7 @@ app.command()(adapt.adapt)
 app.command()(plan.plan)
 app.command()(analyze.analyze)
 app.command()(bench.bench)
-app.command()(generate.generate)
+app.command(cls=generate.TakesAnyPrompt)(generate.generate)
 app.command()(listings.models)
 app.command()(listings.recipes)
 app.add_typer(adapters.app, name="adapters")
@@ -41,7 +42,11 @@ def _root(
 
 
 def main() -> None:
-    """The `sebp-edge` command."""
+    """The `sebp-edge` command. Who closes its terminal, or asks it to end, interrupts it as Ctrl-C does."""
+    for name in ("SIGTERM", "SIGHUP"):
+        # Windows has but one of them; `nohup` ignores the other.
+        if (number := getattr(signal, name, None)) is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         # A name of a file need not be text, and a pipe need not be UTF-8.
         stream.reconfigure(errors="backslashreplace")

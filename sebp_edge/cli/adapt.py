@@ -5,17 +5,19 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import one_sentence_errors, print_json, quick_imports
+from sebp_edge.cli.console import Paths, given_path, one_sentence_errors, print_json, quick_imports
 
 NOT_KEPT = 3
 
 
 def adapt(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files or folders with your texts.")],
+    paths: Paths,
     model: Annotated[str, typer.Option(help="A known name, a folder, or a Hub id.")] = "tiny",
     recipe: Annotated[str, typer.Option(help="A recipe's name, or a TOML file.")] = "notes",
     name: Annotated[str, typer.Option(help="What to call the adapter.")] = "default",
-    out: Annotated[Path | None, typer.Option(help="Save into this new folder instead.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=given_path, metavar="FOLDER", help="Save into this new folder instead.")
+    ] = None,
     load_in_4bit: Annotated[
         bool | None, typer.Option("--4bit/--no-4bit", help="Load the model in 4 bits; by default as the recipe says.")
     ] = None,

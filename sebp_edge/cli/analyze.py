@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
+from sebp_edge.cli.console import Paths, given_path, one_sentence_errors, out, print_json, print_table, quick_imports
 
 HTML = "sebp-edge-analysis.html"
 
 
 def analyze(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files or folders with your texts.")],
+    paths: Paths,
     model: Annotated[str, typer.Option(help="A known name, a folder, or a Hub id.")] = "tiny",
     recipe: Annotated[str, typer.Option(help="A recipe's name, or a TOML file; for its context.")] = "notes",
     examples: Annotated[int, typer.Option(min=1, help="How many to look at, at most.")] = 16,
@@ -19,7 +19,10 @@ def analyze(
     seed: Annotated[int, typer.Option(help="Draws the examples.")] = 0,
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu.")] = None,
     html: Annotated[
-        Path | None, typer.Option(help=f"Where to draw it; by default {HTML} here, with --json nowhere.")
+        Path | None,
+        typer.Option(
+            parser=given_path, metavar="FILE", help=f"Where to draw it; by default {HTML} here, with --json nowhere."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:

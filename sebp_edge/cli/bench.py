@@ -5,14 +5,17 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table, quick_imports
+from sebp_edge.cli.console import err, given_path, one_sentence_errors, out, print_json, print_table, quick_imports
 from sebp_edge.errors import RecipeError, StorageError
+from sebp_edge.files import storage_errors
 
 
 def bench(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[PATH...]", help="Files or folders with your texts; by default short ones."),
+        typer.Argument(
+            parser=given_path, metavar="[PATH...]", help="Files or folders with your texts; else short ones."
+        ),
     ] = None,
     model: Annotated[str, typer.Option(help="A known name, a folder, a Hub id, or a config.json.")] = "tiny",
     recipe: Annotated[str, typer.Option(help="A recipe's name, or a TOML file.")] = "notes",
@@ -21,8 +24,12 @@ def bench(
     batch: Annotated[int, typer.Option(min=1, help="Texts in the batch.")] = 4,
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table into this file too.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this SVG file.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(parser=given_path, metavar="FILE", help="Write the table into this file too.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(parser=given_path, metavar="FILE", help="Draw it into this SVG file.")
+    ] = None,
 ) -> None:
     """Time a training step: dense padded, drop-in, dynamic padding, packed, hoisted, as a captured graph.
 
@@ -66,13 +73,29 @@ def bench(
             show_bench(found)
 
 
+# What a table and a plot of ours begin with.
+MARKS = {"csv": b"examples,model,weights,method,", "plot": b": one training step on "}
+FIRST_BYTES = 4000
+
+
 def _refuse_targets(csv: Path | None, plot: Path | None) -> None:
-    """Says what cannot be written before minutes are spent on it."""
+    """Says what cannot be written, or holds something else, before minutes are spent on it."""
     if plot is not None and plot.suffix.lower() != ".svg":
         raise StorageError(f"The plot is an SVG file, so {plot.name!r} must end in .svg.")
     for path in (csv, plot):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise StorageError(f"{path} cannot be written: it is a folder, or in a folder that is not there.")
+    for path, mark in ((csv, MARKS["csv"]), (plot, MARKS["plot"])):
+        if path is not None and path.exists() and not _begins_with(path, mark):
+            raise StorageError(
+                f"{str(path)!r} exists already and is no benchmark of ours; choose another file, so that nothing is "
+                "overwritten."
+            )
+
+
+def _begins_with(path: Path, mark: bytes) -> bool:
+    with storage_errors("Nothing can be written into", path), path.open("rb") as file:
+        return mark in file.read(FIRST_BYTES)
 
 
 def show_bench(found) -> None:

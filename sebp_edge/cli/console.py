@@ -1,11 +1,14 @@
 """How the command line speaks: to people with rich, to programs in JSON lines, and in one sentence when it fails."""
 
 import contextlib
+import errno
 import gc
 import os
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,17 +17,46 @@ from rich.table import Table
 from sebp_edge.errors import SebpEdgeError
 from sebp_edge.events import JsonLines
 
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        # rich would end the process, whatever it is at.
+        raise
+
+
+for stream in ("stdout", "stderr"):
+    # A service may have none.
+    if getattr(sys, stream) is None:
+        setattr(sys, stream, Path(os.devnull).open("w"))  # noqa: SIM115
+
 # Lines are folded at words on a terminal, and left whole on a pipe.
-out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-err = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+out = _Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+err = _Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 # The least width of a table's last column, in characters.
 LAST_COLUMN = 20
+# What an output that cannot be written to says: a full disk, a terminal that was closed.
+NO_OUTPUT = (errno.ENOSPC, errno.EIO)
+
+
+def given_path(text: str) -> Path:
+    """A path of the command line; an empty one, as from a variable that is not set, would be the current folder."""
+    if not text:
+        raise typer.BadParameter("the path is empty; write . for the current folder.")
+    return Path(text)
+
+
+Paths = Annotated[
+    list[Path], typer.Argument(parser=given_path, metavar="PATH...", help="Files or folders with your texts.")
+]
 
 
 @contextlib.contextmanager
 def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
-    """Turns every deliberate error into its sentence and its exit code; Ctrl-C exits with 130."""
+    """Turns every deliberate error into its sentence and its exit code; Ctrl-C exits with 130.
+
+    An output that nobody reads, or that a full disk does not take, is no error of ours either.
+    """
     try:
         quiet_libraries()
         yield
@@ -34,8 +66,18 @@ def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
         _fail("Interrupted", "Interrupted; nothing was changed.", 130, as_json)
     except BrokenPipeError:
         # The reading program went away; there is nobody left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        forget_output()
         raise typer.Exit(1) from None
+    except OSError as error:
+        if error.errno not in NO_OUTPUT:
+            raise
+        forget_output()
+        _fail("StorageError", f"The output could not be written: {error.strerror}.", 1, as_json=False)
+
+
+def forget_output() -> None:
+    """Nothing more is written to a standard output that takes nothing, not even what it still holds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
@@ -55,9 +97,12 @@ def quick_imports() -> Iterator[None]:
 
 
 def _fail(kind: str, message: str, exit_code: int, as_json: bool) -> None:
-    if as_json:
-        print_json({"event": "error", "error": kind, "message": message})
-    err.print(f"[bold red]sebp-edge:[/] {_escaped(message)}")
+    # Who asked may be gone.
+    with contextlib.suppress(OSError):
+        if as_json:
+            print_json({"event": "error", "error": kind, "message": message})
+    with contextlib.suppress(OSError):
+        err.print(f"[bold red]sebp-edge:[/] {_escaped(message)}")
     raise typer.Exit(exit_code) from None
 
 

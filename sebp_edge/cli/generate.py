@@ -1,19 +1,35 @@
 """`sebp-edge generate PROMPT`: text out, with an adapter."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand
 
-from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, quick_imports
+from sebp_edge.cli.console import err, given_path, one_sentence_errors, out, print_json, quick_imports
 from sebp_edge.errors import AdapterError
+
+# A list, front matter: an option has no space before its "=".
+_BEGINS_WITH_DASH = re.compile(r"-[^=]*\s|---")
+
+
+class TakesAnyPrompt(TyperCommand):
+    """Also a prompt that begins with a dash."""
+
+    def parse_args(self, ctx, args: list[str]) -> list[str]:
+        texts = [] if "--" in args else [argument for argument in args if _BEGINS_WITH_DASH.match(argument)]
+        options = [argument for argument in args if argument not in texts]
+        return super().parse_args(ctx, [*options, "--", *texts] if texts else args)
 
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The first words, or a question to a chat adapter.")],
     name: Annotated[str | None, typer.Option(help="The adapter; without --model 'default', if there is one.")] = None,
     version: Annotated[int | None, typer.Option(help="Of the adapter; by default the active one.")] = None,
-    adapter: Annotated[Path | None, typer.Option(help="The folder of an adapter saved elsewhere.")] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(parser=given_path, metavar="FOLDER", help="The folder of an adapter saved elsewhere.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="The base model; by default the adapter's.")] = None,
     load_in_4bit: Annotated[
         bool | None, typer.Option("--4bit/--no-4bit", help="Load it in 4 bits; by default as the adapter was trained.")

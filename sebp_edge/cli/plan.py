@@ -1,11 +1,10 @@
 """`sebp-edge plan PATH...`: what an adaptation would take, before anything is loaded or downloaded."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
+from sebp_edge.cli.console import Paths, one_sentence_errors, out, print_json, print_table, quick_imports
 
 MEANINGS = {
     "weights": "the base model's",
@@ -21,7 +20,7 @@ MEANINGS = {
 
 
 def plan(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files or folders with your texts.")],
+    paths: Paths,
     model: Annotated[str, typer.Option(help="A known name, a folder, or a Hub id.")] = "tiny",
     recipe: Annotated[str, typer.Option(help="A recipe's name, or a TOML file.")] = "notes",
     memory: Annotated[str | None, typer.Option(help="What it may take at most; by default what is free.")] = None,

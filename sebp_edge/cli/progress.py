@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from sebp_edge.cli.console import err, out
+from sebp_edge.cli.console import err, forget_output, out
 from sebp_edge.events import (
     Evaluated,
     Event,
@@ -31,13 +31,15 @@ from sebp_edge.units import duration, gigabytes
 
 SHOWN_LEFT_OUT = 10
 SECONDS_BETWEEN_LINES = 5
+# Characters; in narrower windows steps and the time that is left are told.
+ROOM_FOR_SPEED = 60
 
 
 @contextmanager
 def show_progress(as_json: bool) -> Iterator[Sink]:
-    """Yields the sink that fits where the output goes."""
+    """Yields the sink that fits where the output goes. What cannot be told interrupts what is told of, once."""
     if as_json:
-        yield JsonLines(sys.stdout)
+        yield _Heard(JsonLines(sys.stdout))
     elif out.is_terminal:
         columns = (
             TextColumn("{task.description}"),
@@ -47,9 +49,26 @@ def show_progress(as_json: bool) -> Iterator[Sink]:
             TimeRemainingColumn(compact=True),
         )
         with Progress(*columns, console=out, expand=True, transient=True) as bar:
-            yield Lines(bar)
+            yield _Heard(Lines(bar))
     else:
-        yield Lines(None)
+        yield _Heard(Lines(None))
+
+
+class _Heard:
+    """A sink whose output may go away, as with `| head`, or be full. Then what was learnt is saved, as after Ctrl-C."""
+
+    def __init__(self, sink: Sink):
+        self._sink: Sink | None = sink
+
+    def __call__(self, event: Event) -> None:
+        if self._sink is None:
+            return
+        try:
+            self._sink(event)
+        except OSError as error:
+            self._sink = None
+            forget_output()
+            raise KeyboardInterrupt from error
 
 
 class _Steps(MofNCompleteColumn):
@@ -113,7 +132,7 @@ class Lines:
 
     def _texts_read(self, event: TextsRead) -> None:
         out.print(
-            f"{event.documents:,} documents in {event.examples:,} examples, {event.tokens:,} tokens; "
+            f"{_count(event.documents, 'document')} in {_count(event.examples, 'example')}, {event.tokens:,} tokens; "
             f"{event.padding_share:.0%} of the padded batches is padding"
         )
         if event.left_out:
@@ -132,7 +151,9 @@ class Lines:
         self._begin(event.phase, figures="held-out losses first")
 
     def _step(self, event: StepDone) -> None:
-        figures = f"loss {event.loss:.3f}  {event.tokens_per_second:,.0f} tokens/s"
+        figures = f"loss {event.loss:.3f}"
+        if self._bar is None or out.width >= ROOM_FOR_SPEED:
+            figures += f"  {event.tokens_per_second:,.0f} tokens/s"
         if self._bar is not None:
             self._bar.update(self._task, completed=event.step, total=event.steps, figures=figures)
         elif event.step in (1, event.steps) or time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
@@ -149,6 +170,10 @@ class Lines:
             self._begin("gradients", total=event.examples)
         if self._bar is not None:
             self._bar.update(self._task, completed=event.example)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def show_result(result: AdaptResult) -> None:

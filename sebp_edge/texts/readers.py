@@ -71,7 +71,9 @@ def _sources(texts, left_out: list[LeftOut]) -> Iterator[tuple[str, Callable[[],
     if isinstance(texts, (str, os.PathLike, dict)):
         texts = [texts]
     if not isinstance(texts, Iterable) or isinstance(texts, (bytes, bytearray)):
-        raise TextsError(f"Texts must be strings, paths or records, or a list of these, but are a {_kind(texts)}.")
+        raise TextsError(
+            f"Texts must be strings, paths or records, or a list of these, but are of type {_kind(texts)}."
+        )
     for number, item in enumerate(texts, start=1):
         if isinstance(item, dict):
             yield f"record {number}", lambda item=item: [record_content(item)]
@@ -81,7 +83,7 @@ def _sources(texts, left_out: list[LeftOut]) -> Iterator[tuple[str, Callable[[],
         elif isinstance(item, str):
             yield f"text {number}", lambda item=item: [item]
         else:
-            raise TextsError(f"Text {number} must be a string, a path or a record, but is a {_kind(item)}.")
+            raise TextsError(f"Text {number} must be a string, a path or a record, but is of type {_kind(item)}.")
 
 
 def _kind(value) -> str:
