@@ -1,6 +1,7 @@
 """The main path: texts in, a saved adapter out."""
 
 import functools
+import math
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from sebp_edge.errors import (
     MachineError,
     NonFiniteLoss,
     RecipeError,
+    TextsError,
     TrainingStopped,
 )
 from sebp_edge.events import AdapterSaved, Event, MemoryPlanned, ModelLoaded, Notice, Sink, TextsRead, silent
@@ -203,7 +205,12 @@ class Personalizer:
             adapter: the name of a stored adapter, or an adapter's folder.
             version: of the stored adapter; by default the active one.
             max_new_tokens, temperature, top_p, seed, on_text: see `generate_text`.
+
+        Raises:
+            SebpEdgeError: one of its kinds; TextsError if the prompt is no text, RecipeError if a number is out of range.
         """
+        check_prompt(prompt)
+        check_sampling(max_new_tokens, temperature, top_p)
         if adapter is not None:
             self._load_adapter(adapter, version)
         base = self._load()
@@ -409,3 +416,23 @@ def check_seed(seed: int) -> int:
     if not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise RecipeError(f"The seed must be a whole number from 0 to 2^63 - 1, but is {seed!r}.")
     return seed
+
+
+def check_prompt(prompt: str) -> None:
+    """Raises a TextsError if `prompt` is no text that a tokenizer takes."""
+    if not isinstance(prompt, str):
+        raise TextsError(f"The prompt must be a text, but is of type {type(prompt).__name__}.")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise TextsError(f"The prompt is no Unicode text (character {error.start}); give it in UTF-8.") from None
+
+
+def check_sampling(max_new_tokens: int, temperature: float, top_p: float) -> None:
+    """Raises a RecipeError if no text can be made with one of these."""
+    if type(max_new_tokens) is not int or max_new_tokens < 1:
+        raise RecipeError(f"max_new_tokens must be a whole number of at least 1, but is {max_new_tokens!r}.")
+    if not 0 <= temperature < math.inf:
+        raise RecipeError(f"temperature must be a number from 0 on, but is {temperature!r}.")
+    if not 0 < top_p <= 1:
+        raise RecipeError(f"top_p must be a number above 0 and at most 1, but is {top_p!r}.")

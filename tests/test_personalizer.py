@@ -249,6 +249,26 @@ def test_a_folder_does_for_a_store(make, tmp_path):
     assert make(store=str(tmp_path)).store.folder == tmp_path / "adapters"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"max_new_tokens": 0}, {"max_new_tokens": 1.5}, {"temperature": -1}, {"temperature": float("inf")}),
+        *({"temperature": float("nan")}, {"top_p": 0}, {"top_p": 2}),
+    ],
+    ids=str,
+)
+def test_a_number_out_of_range_is_named_with_its_range(make, options):
+    ((name, value),) = options.items()
+    with pytest.raises(RecipeError, match=f"{name} must be a .*number .*, but is {value!r}"):
+        make().generate("the ferry", **options)
+
+
+@pytest.mark.parametrize("prompt", [None, b"the ferry", ["the", "ferry"]])
+def test_a_prompt_that_is_no_text_is_refused(make, prompt):
+    with pytest.raises(TextsError, match=f"must be a text, but is of type {type(prompt).__name__}"):
+        write(make, prompt)
+
+
 def test_what_is_over_or_was_never_begun_is_not_stopped(make, notes_folder):
     personalizer, _, errors = stopped_at(make, notes_folder, AdapterSaved)
     assert not errors

@@ -1,13 +1,12 @@
 """Text out."""
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import nn
 from transformers import TextStreamer
 
-from sebp_edge.errors import ModelError, RecipeError, TextsError
+from sebp_edge.errors import ModelError
 from sebp_edge.models.loading import padding_of, refuse_unknown_tokens
 
 
@@ -43,11 +42,8 @@ def generate_text(
         on_text: is given the new text piece by piece, as it is written.
 
     Raises:
-        TextsError: the prompt is no text.
-        RecipeError: one of the numbers is out of its range.
         ModelError: the prompt leaves no room in the model's context, or has tokens that the model does not know.
     """
-    _refuse(prompt, max_new_tokens, temperature, top_p)
     encoding = _encode(tokenizer, prompt, chat).to(model.device)
     length = encoding["input_ids"].shape[1]
     limit = getattr(model.config, "max_position_embeddings", None) or length + max_new_tokens
@@ -68,22 +64,6 @@ def generate_text(
             streamer=_Pieces(tokenizer, on_text) if on_text else None,
         )
     return tokenizer.decode(output[0, length:], skip_special_tokens=True)
-
-
-def _refuse(prompt: object, max_new_tokens: object, temperature: float, top_p: float) -> None:
-    """What no text can be made from."""
-    if not isinstance(prompt, str):
-        raise TextsError(f"The prompt must be a text, but is of type {type(prompt).__name__}.")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise TextsError(f"The prompt is no Unicode text (character {error.start}); give it in UTF-8.") from None
-    if type(max_new_tokens) is not int or max_new_tokens < 1:
-        raise RecipeError(f"max_new_tokens must be a whole number of at least 1, but is {max_new_tokens!r}.")
-    if not 0 <= temperature < math.inf:
-        raise RecipeError(f"temperature must be a number from 0 on, but is {temperature!r}.")
-    if not 0 < top_p <= 1:
-        raise RecipeError(f"top_p must be a number above 0 and at most 1, but is {top_p!r}.")
 
 
 def _encode(tokenizer, prompt: str, chat: bool):
