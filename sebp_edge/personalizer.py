@@ -207,7 +207,9 @@ class Personalizer:
             max_new_tokens, temperature, top_p, seed, on_text: see `generate_text`.
 
         Raises:
-            SebpEdgeError: one of its kinds; TextsError if the prompt is no text, RecipeError if a number is out of range.
+            TextsError: the prompt is no text.
+            RecipeError: one of the numbers is out of its range.
+            AdapterError, ModelError: see `load_adapter` and `generate_text`.
         """
         check_prompt(prompt)
         check_sampling(max_new_tokens, temperature, top_p)

@@ -266,7 +266,7 @@ def test_a_number_out_of_range_is_named_with_its_range(make, options):
 @pytest.mark.parametrize("prompt", [None, b"the ferry", ["the", "ferry"]])
 def test_a_prompt_that_is_no_text_is_refused(make, prompt):
     with pytest.raises(TextsError, match=f"must be a text, but is of type {type(prompt).__name__}"):
-        write(make, prompt)
+        make().generate(prompt)
 
 
 def test_what_is_over_or_was_never_begun_is_not_stopped(make, notes_folder):
