@@ -22,9 +22,12 @@ from sebp_edge.cli import app
 from sebp_edge.recipe import Recipe
 
 COMMANDS = ("adapt", "plan", "analyze", "bench", "generate", "models", "recipes", "adapters", "doctor")
-# What a shell runs in the background ignores Ctrl-C, and so would all that it starts.
-HEARS_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-COMMAND = [sys.executable, "-c", f"{HEARS_CTRL_C}; from sebp_edge.cli import main; main()"]
+# What a shell runs in the background ignores Ctrl-C, under nohup SIGHUP too, and so would all that it starts.
+HEARS_SIGNALS = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL)"
+)
+COMMAND = [sys.executable, "-c", f"{HEARS_SIGNALS}; from sebp_edge.cli import main; main()"]
 RECIPE = "r = 4\nlearning_rate = 2e-2\nepochs = 3\nbatch_tokens = 200\ncontext_length = 64\n"
 RESULT_KEYS = {
     *("event", "kept", "name", "version", "adapter_path", "heldout_loss_before", "heldout_loss_after"),
