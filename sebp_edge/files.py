@@ -2,6 +2,7 @@
 
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +12,40 @@ from safetensors import SafetensorError
 
 from sebp_edge.errors import StorageError
 
+_FIRST_BYTES = 500
+
 
 def cache_folder() -> Path:
     """Where what was measured on this machine is kept; it may be deleted at any time."""
     return platformdirs.user_cache_path("sebp-edge", appauthor=False)
+
+
+def refuse_other_files(path: Path, mark: bytes, kind: str) -> None:
+    """Finds out before any work is done whether a file can be written.
+
+    Args:
+        mark: what an earlier `kind` of ours, which may be overwritten, has within its first bytes.
+
+    Raises:
+        StorageError: it cannot, or something else is there.
+    """
+    path = path.expanduser()
+    with storage_errors("Nothing can be written into", path):
+        if not path.parent.is_dir():
+            raise StorageError(f"There is no folder {str(path.parent)!r} to write into; make it, or choose another.")
+        if path.exists() and not _has(mark, path):
+            raise StorageError(
+                f"{str(path)!r} exists already and is no {kind}; choose another file, so that nothing is overwritten."
+            )
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+
+
+def _has(mark: bytes, path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return mark in file.read(_FIRST_BYTES)
 
 
 def write_whole(path: Path, text: str) -> None:

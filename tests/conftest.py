@@ -14,6 +14,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+import command
 import pytest
 from builders import make_llama, make_sentences, make_tokenizer
 from running_out import RECIPE, PlainGraphs
@@ -133,3 +134,17 @@ def make(model_folder, tmp_path):
         return Personalizer(model_folder, **options)
 
     return personalizer
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """A recipe's file, for the command line."""
+    path = tmp_path / "quick.toml"
+    path.write_text(command.RECIPE)
+    return path
+
+
+@pytest.fixture
+def adapt(notes_folder, model_folder, recipe):
+    """The arguments of an adaptation that takes a second and is kept."""
+    return ["adapt", str(notes_folder), "--model", str(model_folder), "--recipe", str(recipe)]

@@ -125,8 +125,8 @@ def test_every_mistake_is_one_sentence(model_folder, tmp_path, notes_folder):
     assert "There is no file or folder" in refusal(tmp_path / "missing", *micro)
     assert "Nothing readable was found" in refusal(model_folder / "model.safetensors", *micro)
     assert "must end in .svg" in refusal("--plot", tmp_path / "b.png")
-    assert "in a folder that is not there" in refusal("--csv", tmp_path / "missing" / "b.csv")
-    assert "it is a folder" in refusal("--csv", tmp_path)
+    assert "to write into; make it, or choose another" in refusal("--csv", tmp_path / "missing" / "b.csv")
+    assert "exists already and is no benchmark; choose another file" in refusal("--csv", tmp_path)
     four_bit = tmp_path / "four.toml"
     four_bit.write_text("load_in_4bit = true\n")
     assert "loads models in 4 bits, which are not timed" in refusal(*micro, "--recipe", four_bit)
@@ -177,5 +177,5 @@ def test_only_an_earlier_benchmark_is_overwritten(bench, tmp_path, option, name)
     assert bench(option, target, "--batch", "2").exit_code == 0
     assert target.read_bytes() != first
     target.write_text("my own")
-    assert f"{name}' exists already and is no benchmark of ours" in refusal(option, target)
+    assert f"{name}' exists already and is no benchmark;" in refusal(option, target)
     assert target.read_text() == "my own"

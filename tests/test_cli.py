@@ -1,34 +1,23 @@
-"""The command line: one sentence for every mistake, clean JSON lines, exit codes, Ctrl-C, pipes, narrow windows.
+"""The command line: one sentence for every mistake, clean JSON lines, exit codes, pipes, narrow windows.
 
 What the process boundary does not change runs in this process; the rest shares a few processes.
 """
 
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from builders import make_llama
+from command import RECIPE, assert_one_sentence, process, records, run
 from test_progress import without_controls
-from typer.testing import CliRunner
 
 from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.cli import app
 from sebp_edge.recipe import Recipe
 
 COMMANDS = ("adapt", "plan", "analyze", "bench", "generate", "models", "recipes", "adapters", "doctor")
-# What a shell runs in the background ignores Ctrl-C, under nohup SIGHUP too, and so would all that it starts.
-HEARS_SIGNALS = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "signal.signal(signal.SIGHUP, signal.SIG_DFL)"
-)
-COMMAND = [sys.executable, "-c", f"{HEARS_SIGNALS}; from sebp_edge.cli import main; main()"]
-RECIPE = "r = 4\nlearning_rate = 2e-2\nepochs = 3\nbatch_tokens = 200\ncontext_length = 64\n"
 RESULT_KEYS = {
     *("event", "kept", "name", "version", "adapter_path", "heldout_loss_before", "heldout_loss_after"),
     *("documents", "examples", "tokens", "left_out", "padding_share", "tokens_per_second"),
@@ -37,46 +26,8 @@ RESULT_KEYS = {
 
 
 @pytest.fixture
-def recipe(tmp_path):
-    path = tmp_path / "quick.toml"
-    path.write_text(RECIPE)
-    return path
-
-
-@pytest.fixture
-def adapt(notes_folder, model_folder, recipe):
-    """The arguments of an adaptation that takes a second and is kept."""
-    return ["adapt", str(notes_folder), "--model", str(model_folder), "--recipe", str(recipe)]
-
-
-@pytest.fixture
 def store(own_data_folder):
     return AdapterStore()
-
-
-def run(*arguments, **options):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], **options)
-
-
-def process(*arguments, **options):
-    # One thread: two of them wait for each other for seconds where others use the machine too.
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment} | options
-    return subprocess.Popen([*COMMAND, *map(str, arguments)], **options)
-
-
-def records(text):
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def assert_one_sentence(result, words, exit_code=1):
-    assert result.exit_code == exit_code, result.output
-    assert isinstance(result.exception, SystemExit)
-    assert result.stdout == ""
-    assert re.search(words, result.stderr), result.stderr
-    assert result.stderr.startswith("sebp-edge: ")
-    assert result.stderr.count("\n") == 1
-    assert "Traceback" not in result.stderr
 
 
 # --------------------------------------------------------------------------------------------------------------- help
@@ -171,63 +122,6 @@ def test_what_is_no_better_is_not_kept_and_exits_with_3(adapt, recipe, store):
     assert result.exit_code == 3
     last = records(result.stdout)[-1]
     assert (last["event"], last["kept"], last["name"], last["adapter_path"]) == ("result", False, None, None)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(adapt, recipe, store, number):
-    assert run(*adapt).exit_code == 0
-    before = {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()}
-    recipe.write_text(RECIPE.replace("epochs = 3", "epochs = 1000\npatience = 1000"))
-    with process(*adapt, "--json") as one:
-        for line in one.stdout:
-            if json.loads(line).get("epoch", 0) >= 2:
-                break
-        one.send_signal(number)
-        output, errors = one.communicate(timeout=60)
-    assert one.returncode == 130
-    assert errors == (
-        "sebp-edge: Interrupted. The best state so far is saved as version 2 of the adapter 'default'; "
-        "it is not active.\n"
-    )
-    assert records(output)[-1]["error"] == "Interrupted"
-    assert (store.versions("default"), store.active_version("default")) == ([1, 2], 1)
-    assert all(path.read_bytes() == content for path, content in before.items())
-    assert run("generate", "the ferry", "--version", 2, "--name", "default", "--model", adapt[3]).exit_code == 0
-
-
-def test_a_reader_that_goes_away_interrupts_an_adaptation_and_loses_nothing(adapt, recipe, store):
-    recipe.write_text(RECIPE.replace("epochs = 3", "epochs = 1000\npatience = 1000"))
-    with process(*adapt) as one:
-        for line in one.stdout:
-            if line.startswith("  after epoch 1"):
-                break
-        one.stdout.close()
-        assert one.wait(timeout=60) == 130
-        assert "best state so far is saved as version 1 of the adapter 'default'" in one.stderr.read()
-    assert (store.versions("default"), store.active_version("default")) == ([1], None)
-
-
-def test_a_reader_that_goes_away_ends_a_list_quietly():
-    reading, writing = os.pipe()
-    os.close(reading)
-    with process("recipes", stdout=writing) as one:
-        os.close(writing)
-        assert one.wait(timeout=60) == 1
-        assert one.stderr.read() == ""
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("arguments", [["recipes"], ["recipes", "--json"]], ids=" ".join)
-def test_a_full_disk_at_the_output_is_one_sentence(arguments):
-    with Path("/dev/full").open("w") as full, process(*arguments, stdout=full) as one:
-        assert one.wait(timeout=60) == 1
-        assert one.stderr.read() == "sebp-edge: The output could not be written: No space left on device.\n"
-
-
-def test_a_process_without_streams_still_works():
-    closed = "import os, sys; os.close(1); os.close(2); sys.stdout = sys.stderr = None; "
-    code = f"{closed}from sebp_edge.cli import main; main()"
-    assert subprocess.run([sys.executable, "-c", code, "recipes"], timeout=60).returncode == 0
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input

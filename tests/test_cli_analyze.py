@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from test_cli import RECIPE, assert_one_sentence, records, run
+from command import RECIPE, assert_one_sentence, records, run
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_an_analysis_in_json_draws_only_where_it_is_asked_to(analyze, tmp_path, 
         ({"--recipe": "note"}, "Unknown recipe 'note'; did you mean 'notes'"),
         ({"--context": "3"}, "context_length must be a whole number of at least 8"),
         ({"--seed": "-1"}, "The seed must be a whole number"),
-        ({"--html": "nowhere/page.html"}, "There is no folder 'nowhere' to draw into"),
+        ({"--html": "nowhere/page.html"}, "There is no folder 'nowhere' to write into"),
     ],
 )
 def test_a_wrong_option_of_an_analysis_is_one_sentence(analyze, changes, words):

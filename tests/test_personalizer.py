@@ -236,6 +236,7 @@ def test_a_call_beside_a_training_is_refused_and_the_training_goes_on(make, note
                 with ThreadPool(1) as pool, pytest.raises(BusyError, match="at work already; wait until that call"):
                     pool.apply(call)
                 refused.append(call)
+            assert personalizer.plan(notes_folder).chosen.peak > 0
 
     personalizer = make(on_event=call_meanwhile)
     assert personalizer.adapt(notes_folder, name="first").kept

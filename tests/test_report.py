@@ -13,10 +13,11 @@ from builders import make_examples, make_llama
 
 from sebp_edge import Personalizer
 from sebp_edge.errors import StorageError
+from sebp_edge.files import refuse_other_files
 from sebp_edge.insight import figures, paper
 from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.insight.heat_maps import HeatMap
-from sebp_edge.insight.report import MARK, refuse_other_files, write
+from sebp_edge.insight.report import MARK, write
 from sebp_edge.texts.dataset import Dataset
 
 VOID = {"meta", "br", "rect", "path"}  # rect and path close themselves in an SVG
@@ -246,7 +247,7 @@ def test_powers_of_10_are_written_as_such():
 def test_a_page_is_written_whole_private_and_over_an_earlier_one(analysis, tmp_path):
     page = tmp_path / "page.html"
     for one in (analysis, replace(analysis, seed=7)):
-        refuse_other_files(page)
+        refuse_other_files(page, MARK.encode(), "analysis")
         write(one, page)
         assert page.read_text(encoding="utf-8") == one.to_html()
         assert list(tmp_path.iterdir()) == [page]
@@ -260,18 +261,18 @@ def test_any_other_file_is_refused_and_left(content, tmp_path):
     page = tmp_path / "mine.html"
     page.write_text(content)
     with pytest.raises(StorageError, match=r"mine\.html' exists already and is no analysis; choose another file"):
-        refuse_other_files(page)
+        refuse_other_files(page, MARK.encode(), "analysis")
     assert page.read_text() == content
 
 
 def test_where_nothing_can_be_written_is_found_out_beforehand(tmp_path):
     with pytest.raises(StorageError, match="exists already and is no analysis"):
-        refuse_other_files(tmp_path)
-    with pytest.raises(StorageError, match=r"There is no folder .*nowhere' to draw into; make it"):
-        refuse_other_files(tmp_path / "nowhere" / "page.html")
+        refuse_other_files(tmp_path, MARK.encode(), "analysis")
+    with pytest.raises(StorageError, match=r"There is no folder .*nowhere' to write into; make it"):
+        refuse_other_files(tmp_path / "nowhere" / "page.html", MARK.encode(), "analysis")
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="There is no folder"):
-        refuse_other_files(tmp_path / "file" / "page.html")
+        refuse_other_files(tmp_path / "file" / "page.html", MARK.encode(), "analysis")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

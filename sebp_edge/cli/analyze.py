@@ -33,13 +33,14 @@ def analyze(
     with one_sentence_errors(as_json=as_json):
         with quick_imports():
             from sebp_edge.cli.progress import show_progress
-            from sebp_edge.insight.report import refuse_other_files, write
+            from sebp_edge.files import refuse_other_files
+            from sebp_edge.insight.report import MARK, write
             from sebp_edge.personalizer import Personalizer
             from sebp_edge.recipe import Recipe
 
         page = html or (None if as_json else Path(HTML))
         if page is not None:
-            refuse_other_files(page)
+            refuse_other_files(page, MARK.encode(), "analysis")
         chosen = Recipe.load(recipe).replace(context_length=context)
         with show_progress(as_json) as sink:
             personalizer = Personalizer(model, recipe=chosen, device=device, seed=seed, on_event=sink)

@@ -3,7 +3,6 @@
 `report.html` is its template; where the marks of its figures are is in `figures`.
 """
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from sebp_edge.errors import StorageError
 from sebp_edge.files import storage_errors, write_whole
 from sebp_edge.insight import figures, paper
 
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
 # What tells a page of ours, which may be overwritten, from any other file. It stands within the first bytes.
 MARK = '<meta name="generator" content="sebp-edge analyze">'
-_FIRST_BYTES = 500
 
 
 def write(analysis: "Analysis", page: Path) -> None:
@@ -31,31 +28,6 @@ def write(analysis: "Analysis", page: Path) -> None:
     """
     with storage_errors("Nothing was drawn into", page):
         write_whole(page.expanduser(), draw(analysis))
-
-
-def refuse_other_files(page: Path) -> None:
-    """Finds out before any work is done whether a page can be written.
-
-    Raises:
-        StorageError: it cannot, or something else than an earlier page is there.
-    """
-    page = page.expanduser()
-    with storage_errors("Nothing can be drawn into", page):
-        if not page.parent.is_dir():
-            raise StorageError(f"There is no folder {str(page.parent)!r} to draw into; make it, or choose another.")
-        if page.exists() and not _is_ours(page):
-            raise StorageError(
-                f"{str(page)!r} exists already and is no analysis; choose another file, so that nothing is overwritten."
-            )
-        with tempfile.TemporaryFile(dir=page.parent):
-            pass
-
-
-def _is_ours(page: Path) -> bool:
-    if not page.is_file():
-        return False
-    with page.open("rb") as file:
-        return MARK.encode() in file.read(_FIRST_BYTES)
 
 
 def draw(analysis: "Analysis") -> str:

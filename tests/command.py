@@ -1,0 +1,44 @@
+"""The command line as tests run it: in this process, or as a process of its own."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+from typer.testing import CliRunner
+
+from sebp_edge.cli import app
+
+RECIPE = "r = 4\nlearning_rate = 2e-2\nepochs = 3\nbatch_tokens = 200\ncontext_length = 64\n"
+# What a shell runs in the background ignores Ctrl-C, under nohup SIGHUP too, and so would all that it starts.
+HEARS_SIGNALS = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "signal.signal(signal.SIGHUP, signal.SIG_DFL)"
+)
+COMMAND = [sys.executable, "-c", f"{HEARS_SIGNALS}; from sebp_edge.cli import main; main()"]
+
+
+def run(*arguments, **options):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], **options)
+
+
+def process(*arguments, **options):
+    # One thread: two of them wait for each other for seconds where others use the machine too.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment} | options
+    return subprocess.Popen([*COMMAND, *map(str, arguments)], **options)
+
+
+def records(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def assert_one_sentence(result, words, exit_code=1):
+    assert result.exit_code == exit_code, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert result.stdout == ""
+    assert re.search(words, result.stderr), result.stderr
+    assert result.stderr.startswith("sebp-edge: ")
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr
