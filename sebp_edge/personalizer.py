@@ -243,8 +243,11 @@ class Personalizer:
         folder, record = self.store.find(adapter, version)
         base = self._load()
         if record.fingerprint != base.fingerprint:
+            name = base.reference.public_name
+            if record.base_model == name:
+                raise BaseModelMismatch(f"The adapter was made for other weights of {name}; run the adaptation again.")
             raise BaseModelMismatch(
-                f"The adapter was made for {record.base_model}, and {base.reference.public_name} is another model; "
+                f"The adapter was made for {record.base_model}, and {name} is another model; "
                 f"use it with {record.model!r}."
             )
         if self._adaptation is not None:
