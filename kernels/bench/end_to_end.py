@@ -36,7 +36,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig
+from transformers import PretrainedConfig
 
 import evidence
 from models import known_config, make_model
@@ -195,8 +195,8 @@ def show(row: dict) -> None:
     )
 
 
-def made_once(folder: Path, config: LlamaConfig) -> Path:
-    """A folder with a Llama of this shape. Made in a process of its own, so that this one takes no GPU memory."""
+def made_once(folder: Path, config: PretrainedConfig) -> Path:
+    """A folder with a decoder of this shape. Made in a process of its own, so that this one takes no GPU memory."""
     if not folder.exists():
         made = multiprocessing.get_context("spawn").Process(target=make_folder, args=(folder, config))
         made.start()
@@ -206,7 +206,7 @@ def made_once(folder: Path, config: LlamaConfig) -> Path:
     return folder
 
 
-def make_folder(folder: Path, config: LlamaConfig) -> None:
+def make_folder(folder: Path, config: PretrainedConfig) -> None:
     """Random bf16 weights in safetensors shards, and the bundled model's tokenizer; whole or not there."""
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
