@@ -22,6 +22,7 @@ from transformers import (
 
 from sebp_edge.insight.bench.gate import loss_and_gradients
 from sebp_edge.insight.bench.ways import DENSE, Way
+from sebp_edge.models.architecture import ENCODERS
 from sebp_edge.models.catalog import bundled_config, resolve
 from sebp_edge.sparse.rows import IGNORE
 from sebp_edge.texts.batches import Batch
@@ -59,7 +60,7 @@ def known_config(name: str) -> PretrainedConfig:
 
 
 def make_model(config: PretrainedConfig, device: torch.device) -> nn.Module:
-    auto = AutoModelForCausalLM if isinstance(config, LlamaConfig) else AutoModelForSequenceClassification
+    auto = AutoModelForSequenceClassification if config.model_type in ENCODERS else AutoModelForCausalLM
     with device:
         return auto.from_config(copy.deepcopy(config), dtype=torch.bfloat16)
 
