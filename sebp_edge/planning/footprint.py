@@ -1,21 +1,22 @@
 """Where the bytes of a training go, counted from the decoder's shape: what autograd keeps of each token, and the rest.
 
 Of a block that runs on active rows this is what the code keeps, tensor by tensor; tests hold it against what autograd
-really has. Of any other block it is every linear layer's input and output, and the hidden states around it. On a GPU, norms and gates are made again in the backward pass, so what they give is not kept (`small_ops`), and
+really has. Of any other block it is every linear layer's input and output, and the hidden states around it. On a GPU,
+our own norms and gates are made again in the backward pass, so what they give is not kept (`small_ops`), and our own
 attention turns queries and keys in place (`own_attention`). Of a block in a checkpoint it is the input.
 
 Shapes: A tokens, C loss rows, D hidden, Q and K queries' and keys' width, F the MLP's width, V vocabulary, R rank.
 """
 
 from dataclasses import dataclass, fields
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 
 from sebp_edge.models.loading import NF4_BYTES
-from sebp_edge.planning.shape import Block, DecoderShape
 from sebp_edge.ops.attention import sums_of
 from sebp_edge.ops.backend import SHORT, has_triton
+from sebp_edge.planning.shape import Block, DecoderShape
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.mlp_pieces import ROWS

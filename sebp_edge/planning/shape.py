@@ -190,24 +190,24 @@ def read_shape(reference: ModelReference) -> DecoderShape:
     )
 
 
-def _blocks(model: nn.Module) -> Iterator[Block]:
-    parts = blocks_of(model)
-    kinds = _kinds_of(model.config) if parts else {}
-    for number, part in enumerate(parts or _largest_list(model)):
-        names, kind = kinds.get(number, (None, None))
-        layers = {path: weight_MK(module).shape for path, module in part.named_modules() if is_linear(module)}
-        linears = {path: Linear(inputs, outputs) for path, (outputs, inputs) in layers.items()}
-        yield Block(linears, kind if names == _names(part) else None)
-
-
-def _largest_list(model: nn.Module) -> list[nn.Module]:
-    """Of all lists of modules the one with the most parameters; without any, the whole base model."""
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks; where they are not found, of all lists of modules the one with the most parameters, or without any
+    the whole base model."""
     lists = [module for module in model.base_model.modules() if isinstance(module, nn.ModuleList)]
-    return list(max(lists, key=_num_parameters, default=[model.base_model]))
+    return blocks_of(model) or list(max(lists, key=_num_parameters, default=[model.base_model]))
 
 
 def _num_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _blocks(model: nn.Module) -> Iterator[Block]:
+    kinds = _kinds_of(model.config) if blocks_of(model) else {}
+    for number, part in enumerate(layers_of(model)):
+        names, kind = kinds.get(number, (None, None))
+        layers = {path: weight_MK(module).shape for path, module in part.named_modules() if is_linear(module)}
+        linears = {path: Linear(inputs, outputs) for path, (outputs, inputs) in layers.items()}
+        yield Block(linears, kind if names == _names(part) else None)
 
 
 def _names(block: nn.Module) -> list[str]:
