@@ -31,8 +31,8 @@ from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import generate_text
 from sebp_edge.models.loading import BaseModel, load_base_model, refuse_unknown_tokens, tokenizer_at_hand
 from sebp_edge.models.process import memory_of
-from sebp_edge.models.shape import read_shape
 from sebp_edge.planning.budget import MemoryBudget, Plan, make_plan
+from sebp_edge.planning.shape import read_shape
 from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
 from sebp_edge.texts.dataset import Dataset, make_dataset

@@ -65,6 +65,18 @@ PARTS = (*PARTS[: PARTS.index("steps")], "capture", *PARTS[PARTS.index("steps") 
 Arrivals = list[tuple[float, dict]]
 
 
+class CommandFailed(RuntimeError):
+    """A command ended with an error.
+
+    Attributes:
+        arrivals: its events until then.
+    """
+
+    def __init__(self, message: str, arrivals: Arrivals):
+        super().__init__(message)
+        self.arrivals = arrivals
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--notes", type=Path, default=NOTES, metavar="FOLDER")
@@ -116,7 +128,7 @@ def timed(command: list[str], environment: dict[str, str]) -> tuple[float, Arriv
     """When a process began, when each of its JSON lines came, and when it ended.
 
     Raises:
-        RuntimeError: it failed; the message holds what it said.
+        CommandFailed: the message holds what it said.
     """
     begin = time.perf_counter()
     with (
@@ -129,7 +141,7 @@ def timed(command: list[str], environment: dict[str, str]) -> tuple[float, Arriv
         code, end = process.wait(), time.perf_counter()
         errors.seek(0)
         if code not in (0, NOT_KEPT):
-            raise RuntimeError(f"The command ended with {code}: {errors.read().strip()}")
+            raise CommandFailed(f"The command ended with {code}: {errors.read().strip()}", arrivals)
     return begin, arrivals, end
 
 

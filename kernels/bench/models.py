@@ -66,8 +66,7 @@ def make_model(config: PretrainedConfig, device: torch.device) -> nn.Module:
     bundled tokenizer: a first row that stays zero through all RMSNorms multiplies its gradient by 1 / sqrt(eps) in each
     of them, until it overflows in any dtype.
     """
-    is_encoder = config.model_type in ENCODERS
-    auto = AutoModelForSequenceClassification if is_encoder else AutoModelForCausalLM
+    auto = AutoModelForSequenceClassification if config.model_type in ENCODERS else AutoModelForCausalLM
     with device:
         model = auto.from_config(copy.deepcopy(config), dtype=torch.bfloat16)
     embedding = model.get_input_embeddings()
