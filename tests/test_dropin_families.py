@@ -135,6 +135,7 @@ def test_no_row_that_a_decoder_skips_has_a_gradient(family, monkeypatch):
     model = make_llama().double() if family == "llama" else make_decoder(family)
     for keep_logits in (True, False):
         with sparsify(model, keep_logits=keep_logits) as sparsified:
+            model(**padded_batch(prompt=5)).loss.backward()  # shows the rows
             chosen = watch_rows(sparsified)
             model(**padded_batch(prompt=5)).loss.backward()
         assert not any(rows is detect for rows in chosen), family
@@ -179,7 +180,8 @@ def test_the_last_layer_computes_loss_rows_only_where_that_is_exact(family):
     seen = []
     inside.register_forward_hook(lambda module, args, out: seen.append(args[0].shape[:-1].numel()))
     with sparsify(model):
-        model(**batch).loss.backward()
+        for _ in range(2):  # the first pass shows the rows
+            model(**batch).loss.backward()
     assert seen[-1] == (loss_rows if family in RESTRICTED else batch["input_ids"].numel())
 
 
@@ -214,6 +216,7 @@ def test_no_row_that_an_encoder_skips_has_a_gradient(family, head, monkeypatch):
     monkeypatch.setattr("sebp_edge.ops.rows.VERIFY", True)
     model, batch = make(head, ENCODERS[family]()), encoder_batch(head)
     with sparsify(model) as sparsified:
+        model(**batch).loss.backward()  # shows the rows
         chosen = watch_rows(sparsified)
         model(**batch).loss.backward()
     real = int(batch["attention_mask"].sum())
@@ -325,6 +328,8 @@ def test_norms_and_activations_leave_rows_out(family, monkeypatch):
         head = AutoModelForSequenceClassification
         model, batch = make(head, ENCODERS["bert"]()), encoder_batch(head)
     with sparsify(model, keep_logits=True):
+        model(**batch).loss.backward()  # shows the rows
+        assert not ran
         model(**batch).loss.backward()
     # Two in each of two layers, and one before or behind them.
     assert [sum(map(is_one, ran)) for is_one in (is_norm, is_activation)] == [5, 2]

@@ -9,7 +9,8 @@ rms_norm, gated             a decoder's row-by-row operations, which keep no mor
 linear_cross_entropy        the loss from hidden states, without ever holding all logits
 gather_rows, scatter_rows   rows taken out of a matrix and put back, differentiable
 adamw_                      an AdamW update in place, of bf16 weights by stochastic rounding
-row_norms, select_rows      which rows of a gradient to keep, decided on the device
+nonzero_rows, row_norms, select_rows
+                            which rows of a gradient to keep, decided on the device
 tuning                      within it, products that run for the first time are timed, and their algorithms chosen
 detect                      the rows that are not zero
 """
@@ -25,7 +26,7 @@ from sebp_edge.ops.lora_linear import LoraGroup, LoraProjection, QuantisedWeight
 from sebp_edge.ops.move_rows import gather_rows, scatter_rows
 from sebp_edge.ops.rms_norm import rms_norm
 from sebp_edge.ops.rows import ActiveRows, Rows, Selector, kept_rows
-from sebp_edge.ops.select_rows import detect, row_norms, select_rows
+from sebp_edge.ops.select_rows import detect, nonzero_rows, row_norms, select_rows
 from sebp_edge.ops.sparse_linear import sparse_linear
 from sebp_edge.ops.sparse_rowwise import sparse_rowwise
 
@@ -51,6 +52,7 @@ __all__ = [
     "kept_rows",
     "linear_cross_entropy",
     "lora_linear",
+    "nonzero_rows",
     "rms_norm",
     "row_norms",
     "runs_flash_attention",

@@ -1,5 +1,6 @@
 """Rows chosen in the backward pass, from the gradient itself, on the device and without waiting for it.
 
+    nonzero_rows   whether row n of any of the matrices is not zero
     row_norms      v_n = sum over the matrices and their columns of dY_nm²
     select_rows    the ids of the rows to keep, in order, and how many they are
 
@@ -42,9 +43,14 @@ def select_rows(keep_N: Tensor, weights_N: Tensor | None = None, *, capacity: in
     return ActiveRows(ids[:capacity], places, kept_N.sum(), weights)
 
 
+def nonzero_rows(dout_NM: Tensor, *others_NM: Tensor) -> Tensor:
+    """Whether a row has a non-zero element in any of the matrices, bool [N]; NaN is not zero."""
+    nonzero_N = backend.nonzero_rows(dout_NM)
+    for other_NM in others_NM:
+        nonzero_N = nonzero_N | backend.nonzero_rows(other_NM)
+    return nonzero_N
+
+
 def detect(douts_NM: tuple[Tensor, ...]) -> ActiveRows:
     """The rows with any non-zero element in any of the matrices; NaN is not zero."""
-    keep_N = backend.nonzero_rows(douts_NM[0])
-    for dout_NM in douts_NM[1:]:
-        keep_N = keep_N | backend.nonzero_rows(dout_NM)
-    return select_rows(keep_N)
+    return select_rows(nonzero_rows(*douts_NM))

@@ -1,6 +1,7 @@
 """Which rows of a batch the layers of a model compute in the backward pass: read off the batch, or found in dL/dY.
 
-A row set is given only where it is exact: every row outside of it is zero in dL/dY.
+A row set is given only where every row outside of it should be zero in dL/dY; `verification` has that shown in a
+backward pass before it is believed.
 
     causal decoder, labels                          up to the last loss row of each sequence;
                                                     behind the last attention: loss rows
@@ -37,12 +38,23 @@ class BatchRows:
         everywhere: for every linear layer but
         behind_attention: those behind the last attention; None for all rows.
         num_pooled: B where the head reads one row of each sequence; layers of B rows compute all of them.
+        leaves_out: which kinds of rows are left out: padding, and real tokens that no loss looks at.
     """
 
     num_rows: int | None
     everywhere: Rows | None
     behind_attention: Rows | None
     num_pooled: int | None = None
+    leaves_out: tuple[bool, bool] = (False, False)
+
+    def of_layers(self, *, behind_attention: bool) -> Rows | None:
+        """The rows of linear layers."""
+        return self.behind_attention if behind_attention else self.everywhere
+
+    @property
+    def of_norms(self) -> Rows | None:
+        """The rows of norms."""
+        return self.everywhere
 
 
 DETECTED = BatchRows(None, detect, detect)
@@ -74,7 +86,10 @@ def decoder_rows(plan: RowPlan, attention_mask: Tensor | None) -> BatchRows:
     if causal and len(plan.loss_rows) == len(plan.active_rows):
         # One object, so that all layers that read the same input share what is kept of it.
         loss_rows = active_rows
-    return BatchRows(plan.num_rows, active_rows if causal else detect, loss_rows)
+    # The last row of each sequence predicts nothing; what is left out beside these is padding.
+    num_padding = plan.num_rows - len(plan.active_rows) - (len(plan.cu_seqlens) - 1)
+    leaves_out = (causal and num_padding > 0, len(plan.loss_rows) < len(plan.active_rows))
+    return BatchRows(plan.num_rows, active_rows if causal else detect, loss_rows, leaves_out=leaves_out)
 
 
 def encoder_rows(model: nn.Module, inputs: dict) -> BatchRows:
@@ -94,7 +109,8 @@ def encoder_rows(model: nn.Module, inputs: dict) -> BatchRows:
     else:
         return DETECTED
     everywhere, read = (_rows_where(rows_BT, mask_BT.device) for rows_BT in (real_BT | read_BT, read_BT))
-    return BatchRows(real_BT.numel(), everywhere, read, num_pooled)
+    leaves_out = (not bool(real_BT.all()), bool((real_BT & ~read_BT).any()))
+    return BatchRows(real_BT.numel(), everywhere, read, num_pooled, leaves_out)
 
 
 def looks_further(model: nn.Module, inputs: dict) -> bool:

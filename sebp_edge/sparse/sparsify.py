@@ -11,7 +11,7 @@ they are made of. What the rows of a batch are is in `plans`, the loss in `loss`
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -39,6 +39,7 @@ from sebp_edge.sparse.loss import FusedLoss
 from sebp_edge.sparse.plans import ALL, DETECTED, BatchRows, decoder_plan, decoder_rows, encoder_rows, looks_further
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.sparse.selection import DroppedRows, RowSelection, Selection
+from sebp_edge.sparse.verification import CheckedRows, Verification
 
 SHARDED = (
     "The model's weights are sharded, and the head's weight cannot be read outside of it; use "
@@ -66,7 +67,9 @@ class Sparsified:
         self.choices_folder = str(cache_folder())
         self._inner = inner_model(model)
         self._behind_attention = layers_behind_attention(self._inner)
-        self._rows = DETECTED
+        self._modules = list(model.modules())
+        self._rows: BatchRows | CheckedRows = DETECTED
+        self._verification = Verification()
         self._given_plan: RowPlan | None = None
         self._inputs = KeptInputs()
         self._last_layer = LastLayer(self._inner)
@@ -170,12 +173,19 @@ class Sparsified:
         inputs = dict(zip(self._own_parameters, args, strict=False)) | kwargs
         plan = self._given_plan or self._labels_plan(inputs)
         fused = plan is not None and self._given_plan is None and self._loss and self._loss.replaces(inputs)
+        rows = self._rows_of(inputs, plan)
+        if rows is not DETECTED:
+            rows = self._verification.checked(rows, self._kind_of_call(inputs, bool(fused)))
+        is_shown = rows is not DETECTED and isinstance(rows, BatchRows)
         try:
-            self._rows = self._rows_of(inputs, plan)
+            self._rows = rows
             with self._fused_lora.refreshed():
                 if fused:
-                    return self._loss(inputs, plan, only_loss_rows=self._rows is not DETECTED)
-                return self._own_forward(*args, **kwargs)
+                    return self._loss(inputs, plan, only_loss_rows=is_shown)
+                outputs = self._own_forward(*args, **kwargs)
+            if is_shown and self._given_plan is None:
+                self._verification.watch(outputs, rows)
+            return outputs
         finally:
             # Layers called outside the model's own forward get the rows that their gradient shows.
             self._rows = DETECTED
@@ -200,8 +210,17 @@ class Sparsified:
         finally:
             self._rows = DETECTED
 
+    def _kind_of_call(self, inputs: dict, fused: bool) -> Hashable:
+        """What says which rows carry gradient, beside the batch's lengths and labels."""
+        device_type = next(self._inner.parameters()).device.type
+        given = frozenset((name, _kind(value)) for name, value in inputs.items() if value is not None)
+        # Through a hook a loss may look at anything.
+        num_hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in self._modules)
+        is_cast = torch.is_autocast_enabled(device_type)
+        return given, num_hooks, is_cast, self._inner.training, fused, self._given_plan is not None
+
     def _rows_of(self, inputs: dict, plan: RowPlan | None) -> BatchRows:
-        if not self._selection.reads_labels or looks_further(self._inner, inputs):
+        if not self._selection.reads_labels or self._verification.has_failed or looks_further(self._inner, inputs):
             return DETECTED
         if plan is None:
             return encoder_rows(self._inner, inputs)
@@ -218,14 +237,15 @@ class Sparsified:
         if torch.compiler.is_compiling() or runs_again():
             return self._selection.selector(layers)
         if num_rows == self._rows.num_rows:
-            behind = self._behind_attention.issuperset(layers)
-            return self._rows.behind_attention if behind else self._rows.everywhere
+            if isinstance(self._rows, CheckedRows) and not _gets_gradient(layers, x):
+                return None
+            return self._rows.of_layers(behind_attention=self._behind_attention.issuperset(layers))
         return None if num_rows == self._rows.num_pooled else self._selection.selector(layers)
 
     def _norm_rows(self, x: Tensor) -> Rows | None:
         """The rows of a norm of the batch's rows."""
         is_batch = x.shape[:-1].numel() == self._rows.num_rows and not runs_again()
-        return self._rows.everywhere if is_batch else None
+        return self._rows.of_norms if is_batch else None
 
     def _latest_rows(self, x: Tensor) -> Rows | None:
         """The rows of an activation of what a linear layer just gave: of what else goes through one (tokens sorted by
@@ -279,11 +299,12 @@ def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: boo
     """Puts the row-sparse backward into every linear layer of `model`, and into norms and activations of many elements
     where rows are known beforehand.
 
-    Gradients equal the dense ones: given `labels`, the rows come from them and the attention mask where that is exact
-    (see `sebp_edge.sparse.plans`); everywhere else, and for losses computed outside, the exactly non-zero rows of dL/dY
-    are found in the backward pass. Given `labels`, the loss must be the model's own: one that also looks at other rows'
-    logits is not seen. With SEBP_EDGE_VERIFY=1 in the environment, each backward pass checks that what is skipped is
-    zero, and raises a RuntimeError if it is not.
+    Gradients equal the dense ones. Given `labels`, rows are read off them and the attention mask (see
+    `sebp_edge.sparse.plans`) once a backward pass has shown, for calls of this kind, that the others carry no gradient;
+    that pass finds its rows itself. If they do carry some, and for losses computed outside, the non-zero rows of dL/dY
+    are found in each backward pass. A loss on logits of other rows that joins in later raises a SparsityError. With
+    SEBP_EDGE_VERIFY=1 in the environment, each layer checks in each backward pass that what it skips is zero, and
+    raises a RuntimeError if it is not.
 
     A causal decoder that trains with labels computes its loss without logits, and `outputs.logits` is None; models for
     which a trial batch shows another loss keep their own, and a log line says so.
@@ -319,6 +340,18 @@ def _refuse(model: nn.Module, layers: dict[str, nn.Module]) -> None:
         type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()
     ):
         raise SparsityError(SHARDED)
+
+
+def _gets_gradient(layers: list[nn.Module], x: Tensor) -> bool:
+    """Whether the layers' outputs will require a gradient."""
+    return x.requires_grad or any(weight.requires_grad for layer in layers for weight in layer.parameters())
+
+
+def _kind(value) -> Hashable:
+    """What of a keyword's value may change which rows carry gradient; numbers, such as a loss's divisor, do not."""
+    if isinstance(value, Tensor):
+        return value.dim()
+    return value if isinstance(value, bool | str) else type(value).__name__
 
 
 def _give_forwards_back(modules: list[nn.Module]) -> None:
