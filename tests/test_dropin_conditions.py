@@ -149,7 +149,7 @@ def test_only_layers_within_a_checkpoint_look_for_their_rows():
     block = model.model.layers[1]
     block.forward = _checkpointed(block.forward, reentrant=False)
     with sparsify(model) as sparsified:
-        model(**batch)  # which has the trials
+        model(**batch).loss.backward()  # has the trials, and shows the rows
         chosen = watch_rows(sparsified)
         model(**batch)
     found = [rows is detect for rows in chosen if rows is not None]
@@ -363,6 +363,7 @@ def test_layers_that_read_the_same_input_keep_one_copy_of_its_active_rows(length
     model, batch = make_llama(), padded_batch(lengths=lengths, length=length)
     active = sum(lengths) - len(lengths)
     with sparsify(model, keep_logits=True) as sparsified:
+        model(**batch).loss.backward()  # shows the rows
         # Of an input of 32 columns: for q, k, v; o; gate, up; twice. Of one of 48: for down. And the head's.
         of_layers = [entry for entry in saved_rows(model, batch) if entry[1] == active]
         assert sparsified._inputs._kept is None

@@ -2,11 +2,11 @@
 
 import json
 
-import memory
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import memory
 from end_to_end import TINY_MODEL
 
 

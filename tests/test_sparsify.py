@@ -59,7 +59,9 @@ def assert_same(expected, found, tolerance):
 
 
 def with_lora(model):
-    lora = get_peft_model(model, LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        lora = get_peft_model(model, LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False))
     return lora.double()
 
 
