@@ -87,7 +87,8 @@ def test_the_drop_in_trains_as_peft_does(prompt):
     expected_loss, expected = loss_and_gradients(model, batch)
     with sparsify(model) as sparsified:
         assert [layer for layer in lora_layers(model) if "forward" in vars(layer)] == lora_layers(model)
-        found_loss, found = loss_and_gradients(model, batch)
+        for _ in range(2):  # the first pass shows the rows
+            found_loss, found = loss_and_gradients(model, batch)
     assert sparsified.layers == {}
     torch.testing.assert_close(found_loss, expected_loss)
     assert_close(found, expected)

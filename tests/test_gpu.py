@@ -112,7 +112,8 @@ def test_training_with_labels_in_bf16_errs_no_more_than_dense(family, prompt, mo
     batch = {name: values.cuda() for name, values in batch.items()}
     _, dense = loss_and_gradients(model, batch)
     with sparsify(model):
-        _, found = loss_and_gradients(model, batch)
+        for _ in range(2):  # the first pass shows the rows
+            _, found = loss_and_gradients(model, batch)
     largest = max(truth.norm() for truth in exact.values())
     for name, truth in exact.items():
         # A key's bias has no gradient in exact arithmetic; what it has is noise of the others' size.

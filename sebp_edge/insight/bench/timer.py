@@ -28,7 +28,8 @@ class Times:
     Attributes:
         forward, backward: None where the two cannot be told apart.
         step: both and the update.
-        peak_bytes: most that torch's allocator held on a GPU, weights included; None elsewhere.
+        peak_bytes: most that torch's allocator held on a GPU, weights included, in the steps that are timed; None
+            elsewhere.
     """
 
     forward: float | None
@@ -56,6 +57,8 @@ def time_way(model: nn.Module, batch: Batch, way: Way) -> list[Times]:
     device = batch.input_ids.device
     with running(model, batch, way) as step:
         _time_one(step, device)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         found = [_time_one(step, device) for _ in range(STEPS_PER_ROUND)]
         peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     return [_times(parts, whole, peak) for parts, whole in found]
