@@ -105,7 +105,7 @@ class AdaptResult:
 
 def _command(saved: SavedAdapter, trial: Trial, store: AdapterStore) -> str:
     """The command that uses the adapter: by name where the command line finds that, else by folder."""
-    first = "A question" if trial.recipe.chat_template else "The first words"
+    first = "A question" if trial.dataset.chat else "The first words"
     words = ["sebp-edge", "generate", first]
     if saved.name is not None and store.folder == AdapterStore().folder:
         words += ["--name", saved.name]

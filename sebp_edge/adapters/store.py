@@ -42,6 +42,8 @@ class AdapterRecord:
         base_model: the base model's public name; model: what to ask for to load it again.
         fingerprint: of the base model's weights.
         recipe: the recipe's values.
+        chat: whether prompts are put into the model's chat template, as most of its documents were; None in records of
+            older versions, where the recipe's chat_template says so.
         heldout_loss_before, heldout_loss_after: nats per token on the judge's documents; None if it was never judged.
     """
 
@@ -55,8 +57,14 @@ class AdapterRecord:
     heldout_loss_before: float | None
     heldout_loss_after: float | None
     seed: int
+    chat: bool | None = None
     created: str = dataclasses.field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     sebp_edge: str = sebp_edge.__version__
+
+    @property
+    def takes_chats(self) -> bool:
+        """Whether prompts are put into the model's chat template."""
+        return self.recipe.get("chat_template", False) if self.chat is None else self.chat
 
     @classmethod
     def read(cls, folder: Path) -> "AdapterRecord":

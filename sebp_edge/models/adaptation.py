@@ -1,5 +1,6 @@
 """What is trained on a base model, whichever the method: attach it, take its state, save it, take it off again."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,9 @@ class Adaptation(Protocol):
 
     def save(self, folder: Path) -> None:
         """Writes the trained weights into an existing folder, as safetensors."""
+
+    def set_aside(self) -> AbstractContextManager:
+        """Within it the model computes what the base model does; afterwards what it did before."""
 
     def detach(self) -> None:
         """Gives the base model back as it was."""

@@ -1,6 +1,8 @@
 """Full fine-tuning: every weight of the base model is trained, and the whole model is what is saved."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -72,6 +74,22 @@ class FullWeights:
         config.dtype = torch.bfloat16
         config.save_pretrained(folder)
         self._tokenizer.save_pretrained(folder)
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Within it the base model's own weights are there; no second copy of the trained ones is made."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, parameter in self.model.named_parameters():
+            trained = parameter.detach().to("cpu", copy=True)
+            parameter.copy_(self._before[name])
+            self._before[name] = trained
 
     def detach(self) -> None:
         """Puts the base model's own weights back."""

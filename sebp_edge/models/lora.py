@@ -1,6 +1,7 @@
 """A LoRA adapter on a base model. PEFT owns its parameters, its names and its files."""
 
 import warnings
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -76,6 +77,10 @@ class LoraAdapter:
         """Writes adapter_model.safetensors and adapter_config.json, PEFT's own layout."""
         self.model.save_pretrained(str(folder), save_embedding_layers=False)
         (folder / "README.md").unlink()  # PEFT's names the folder of the base model
+
+    def set_aside(self) -> AbstractContextManager:
+        """Within it the adapter takes no part."""
+        return self.model.disable_adapter()
 
     def detach(self) -> None:
         """Takes the adapter off the base model."""

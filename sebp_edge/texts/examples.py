@@ -12,7 +12,7 @@ from functools import cached_property
 from sebp_edge.errors import ModelError
 from sebp_edge.sparse.rows import IGNORE
 from sebp_edge.texts.conversations import render_conversation
-from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut, Unreadable
+from sebp_edge.texts.documents import Completion, Content, Conversation, Document, LeftOut, Unreadable
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def encode(
     if not tokenizer.is_fast:
         raise ModelError("This model's tokenizer has no fast version, which is needed to cut texts without losing any.")
     examples, left_out = [], []
-    bos = _bos(tokenizer)
+    bos = first_tokens(tokenizer)
     capacity = context_length - max(1, len(bos))
     for number, document in enumerate(documents):
         try:
@@ -101,10 +101,7 @@ def _example(tokenised: Tokenised, piece: slice, bos: list[int], document: int) 
 
 
 def _tokenise(document: Document, tokenizer, chat_template: bool) -> Iterator[Tokenised]:
-    content = document.content
-    if isinstance(content, Completion) and chat_template:
-        roles = ("user", "assistant")
-        content = Conversation(tuple({"role": r, "content": c} for r, c in zip(roles, content, strict=True)))
+    content = as_learnt(document.content, chat_template=chat_template)
     if isinstance(content, Conversation):
         for text, spans in render_conversation(content.messages, tokenizer):
             yield _with_spans(text, spans, tokenizer, split_special_tokens=False)
@@ -118,6 +115,14 @@ def _tokenise(document: Document, tokenizer, chat_template: bool) -> Iterator[To
         tokenised.starts.append(len(text))
         tokenised.learnt.append(True)
     yield tokenised
+
+
+def as_learnt(content: Content, *, chat_template: bool) -> Content:
+    """What a document is learnt as: a conversation, through the chat template, or what it is."""
+    if not (isinstance(content, Completion) and chat_template):
+        return content
+    roles = ("user", "assistant")
+    return Conversation(tuple({"role": r, "content": c} for r, c in zip(roles, content, strict=True)))
 
 
 def _with_spans(text: str, spans: list[tuple[int, int]], tokenizer, *, split_special_tokens: bool) -> Tokenised:
@@ -143,7 +148,7 @@ def _with_spans(text: str, spans: list[tuple[int, int]], tokenizer, *, split_spe
     return Tokenised(text, list(encoding["input_ids"]), starts, learnt)
 
 
-def _bos(tokenizer) -> list[int]:
+def first_tokens(tokenizer) -> list[int]:
     """What the tokenizer puts in front of a sequence: usually its BOS, or nothing."""
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
