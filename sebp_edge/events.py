@@ -158,6 +158,15 @@ class StepDone(Event):
 
 
 @dataclass(frozen=True)
+class ExamplesEvaluated(Event):
+    """An evaluation, before, between or after the steps, has come so far: `done` of `examples`."""
+
+    event: ClassVar[str] = "examples_evaluated"
+    done: int
+    examples: int
+
+
+@dataclass(frozen=True)
 class Evaluated(Event):
     """A held-out loss, in nats per token. `split` is "select" or "judge"; `best` says whether it is the best so far."""
 

@@ -1,26 +1,25 @@
 """The main path: texts in, a saved adapter out."""
 
-import functools
-import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
+from enum import Enum
 from itertools import chain
 from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.errors import (
+    AdapterError,
     BaseModelMismatch,
     BudgetExceeded,
     BusyError,
     Interrupted,
     MachineError,
+    ModelError,
     NonFiniteLoss,
-    RecipeError,
-    TextsError,
     TrainingStopped,
 )
 from sebp_edge.events import AdapterSaved, Event, MemoryPlanned, ModelLoaded, Notice, Sink, TextsRead, silent
@@ -28,14 +27,17 @@ from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.models import machine
 from sebp_edge.models.adaptation import Adaptation, load
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
-from sebp_edge.models.generation import generate_text
+from sebp_edge.models.generation import NonFiniteLogits, generate_text
 from sebp_edge.models.loading import BaseModel, load_base_model, refuse_unknown_tokens, tokenizer_at_hand
 from sebp_edge.models.process import memory_of
+from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.models.shape import read_shape
 from sebp_edge.planning.budget import MemoryBudget, Plan, make_plan
 from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
+from sebp_edge.stopping import Checked, StopAsked, StopSignal
 from sebp_edge.texts.dataset import Dataset, make_dataset
+from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.training.limit import MemoryLimit
 from sebp_edge.training.loop import Progress
@@ -43,26 +45,8 @@ from sebp_edge.training.spending import FASTEST
 from sebp_edge.training.trial import Judgement, Trial
 
 
-class _StopAsked(KeyboardInterrupt):
-    """The app that embeds it asked for the end."""
-
-
-def _alone(method: Callable) -> Callable:
-    """A method that uses the model; while another call of one does, in whatever thread, it refuses."""
-
-    @functools.wraps(method)
-    def run(personalizer: "Personalizer", *arguments, **options):
-        if not personalizer._in_use.acquire(blocking=False):
-            raise BusyError(
-                "This Personalizer is at work already; wait until that call is back, end it with stop(), or make "
-                "another Personalizer."
-            )
-        try:
-            return method(personalizer, *arguments, **options)
-        finally:
-            personalizer._in_use.release()
-
-    return run
+class _InUse(Enum):
+    ADAPTER = "the adapter in use"
 
 
 class Personalizer:
@@ -71,6 +55,8 @@ class Personalizer:
         result = Personalizer("llama-3.2-3b").adapt("./notes")
 
     One call at a time uses its model: `adapt`, `analyze`, `generate` and `load_adapter` raise BusyError meanwhile.
+    `stop()` ends that call from another thread; it raises Interrupted. A stop that may come before the call has begun
+    goes through an event of the app's own, which each of them takes: `adapt(texts, stop_when=event)`.
 
     Args:
         model: a known name (`sebp-edge models` lists them), a folder with a model, or a Hub id.
@@ -103,20 +89,27 @@ class Personalizer:
         self.seed = check_seed(seed)
         self.on_event = on_event
         self._in_use = threading.Lock()
-        self._stop_asked: threading.Event | None = None
+        self._signal = StopSignal()  # of the call at work, or of the last one
         self._base: BaseModel | None = None
         self._adaptation: Adaptation | None = None
         self._folder: Path | None = None
         self._chat = False
 
-    @_alone
-    def adapt(self, texts, *, name: str = "default", out: str | Path | None = None) -> AdaptResult:
+    def adapt(
+        self,
+        texts,
+        *,
+        name: str = "default",
+        out: str | Path | None = None,
+        stop_when: threading.Event | None = None,
+    ) -> AdaptResult:
         """Learns `texts`; the adapter is saved if it is better on documents that it has not seen.
 
         Args:
             texts: a text, the path of a file or folder, a record, or a list of these (see `read_texts`).
             name: the adapter's name in the store; each adaptation is a new version of it.
             out: a new folder to save to instead.
+            stop_when: see `stop`.
 
         Raises:
             SebpEdgeError: one of its kinds, with what to do. Interrupted, NonFiniteLoss and BudgetExceeded come after
@@ -124,8 +117,8 @@ class Personalizer:
         """
         begin, out = time.perf_counter(), None if out is None else Path(out).expanduser()
         self.store.check_writable(name, out)
-        with self._listening_to_stop():
-            reading = read_texts(texts)
+        with self._at_work(stop_when):
+            reading = self._read(texts)
             plan = None if self.memory_budget is None else self._announced(self._plan(reading))
             recipe, spending = (plan.chosen.recipe, plan.chosen.spending) if plan else (self.recipe.settled(), FASTEST)
             with self._limit(plan) as limit:
@@ -134,16 +127,21 @@ class Personalizer:
                 trial = Trial(base, dataset, recipe, self.seed, self._tell, spending, limit)
                 with self._setting_aside(trial, name):
                     judgement = trial.train_and_judge()
-        saved = self._keep(trial, judgement, name, out) if judgement.verdict.kept else self._give_up(trial)
-        return AdaptResult.of(trial, judgement, saved, self.store, time.perf_counter() - begin)
+            saved = self._keep(trial, judgement, name, out) if judgement.verdict.kept else self._give_up(trial)
+            return AdaptResult.of(trial, judgement, saved, self.store, time.perf_counter() - begin)
 
     def stop(self) -> None:
-        """Stops an `adapt` that runs in another thread at its next event, mostly a step, as Ctrl-C would.
+        """Stops the call that is at work in another thread, as Ctrl-C would: there it raises Interrupted.
 
-        There `adapt` raises Interrupted. Where none is running, or its training is over, nothing happens.
+        It is heard between documents while they are tokenised, after the model has loaded, between micro-batches of an
+        evaluation, after each step of a training, each example of an analysis and each token of a text. `adapt` saves
+        its best state so far, not active. Once a training is judged, it is kept or not, and nothing is stopped.
+
+        If no call is at work, nothing happens, and the next one is not stopped either. To stop a call that may not have
+        begun yet, for example since its thread is just starting, give it an event as `stop_when` and set that: it is
+        heard like `stop`, and already when the call begins.
         """
-        if (asked := self._stop_asked) is not None:
-            asked.set()
+        self._signal.set()
 
     def plan(self, texts) -> Plan:
         """How `texts` would be learnt within the memory budget, what that takes and about how long; nothing is loaded.
@@ -156,26 +154,26 @@ class Personalizer:
         """
         return self._plan(read_texts(texts))
 
-    @_alone
-    def analyze(self, texts, *, examples: int = 16) -> Analysis:
+    def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
         """How sparse the base model's gradients are on `texts`; no adapter takes part, and nothing is changed.
 
         Args:
             texts: as `adapt` takes them.
             examples: how many to look at, at most; the seed draws them.
+            stop_when: see `stop`.
 
         Raises:
             SebpEdgeError: one of its kinds, with what to do.
         """
-        reading = read_texts(texts)
         handled = sys.exception()
-        with self._limit(None):
+        with self._at_work(stop_when), self._limit(None):
+            reading = self._read(texts)
             base = self._load()
             dataset = self._encode(reading, base)
             if self._adaptation is not None:
                 self._adaptation.detach()
             try:
-                return analyze(base, dataset, examples, self.seed, self.on_event)
+                return analyze(base, dataset, examples, self.seed, self._tell)
             except BaseException as error:
                 if not self._ran_out_of_memory(error, handled):
                     raise
@@ -186,58 +184,89 @@ class Personalizer:
             finally:
                 self._put_back(base)
 
-    @_alone
     def generate(
         self,
-        prompt: str,
+        prompt: str | Messages,
         *,
-        adapter: str | Path | None = None,
+        adapter: str | Path | _InUse | None = _InUse.ADAPTER,
         version: int | None = None,
         max_new_tokens: int = 200,
         temperature: float = 0.7,
         top_p: float = 0.9,
+        top_k: int | None = None,
+        repetition_penalty: float = 1.0,
+        stop: Sequence[str] = (),
         seed: int | None = None,
-        on_text: Callable[[str], None] | None = None,
+        on_text: Callable[[str], None] = lambda piece: None,
+        stop_when: threading.Event | None = None,
     ) -> str:
-        """Continues `prompt` with the adapter just made or loaded, or with the base model if there is none.
+        """Continues a text, or answers the last of some messages.
+
+        A text is put into the model's chat template, as a message of the user, if the adapter has learnt more
+        conversations than other documents; the base model continues it as it is. Messages always are put into it.
 
         Args:
-            adapter: the name of a stored adapter, or an adapter's folder.
+            prompt: a text, or messages: `[{"role": "user", "content": "Where is the key?"}]`, with the roles "system",
+                "user" and "assistant", the last one the user's.
+            adapter: the name of a stored adapter, or an adapter's folder, which is then the adapter in use. None is the
+                base model: the adapter in use takes no part in this call, and is in use again after it. By default the
+                adapter that was made or loaded last, or the base model if there is none.
             version: of the stored adapter; by default the active one.
-            max_new_tokens, temperature, top_p, seed, on_text: see `generate_text`.
+            max_new_tokens, temperature, top_p, top_k, repetition_penalty, stop, seed: see `Sampling`.
+            on_text: is given the new text piece by piece, as it is written. An error that it raises ends the call.
+            stop_when: see `Personalizer.stop`.
 
         Raises:
-            TextsError: the prompt is no text.
-            RecipeError: one of the numbers is out of its range.
+            TextsError: the prompt is neither a text nor messages, or is empty.
+            RecipeError: one of the options is out of its range.
             AdapterError, ModelError: see `load_adapter` and `generate_text`.
+            Interrupted: it was stopped; what was written so far is its `text`.
         """
         check_prompt(prompt)
-        check_sampling(max_new_tokens, temperature, top_p)
-        if adapter is not None:
-            self._load_adapter(adapter, version)
-        base = self._load()
-        return generate_text(
-            self._adaptation.model if self._adaptation else base.model,
-            base.tokenizer,
-            prompt,
-            chat=self._chat,
+        sampling = Sampling(
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_p=top_p,
-            seed=None if seed is None else check_seed(seed),
-            on_text=on_text,
+            top_k=top_k,
+            repetition_penalty=repetition_penalty,
+            stop=stop,
+            seed=seed,
         )
+        if version is not None and not isinstance(adapter, str | Path):
+            raise AdapterError(f"version={version!r} is of no adapter; name that with adapter=.")
+        with self._at_work(stop_when):
+            if isinstance(adapter, str | Path):
+                self._load_adapter(adapter, version)
+            base = self._load()
+            with self._using(self._adaptation if adapter is not None else None) as used:
+                encoded = encode_prompt(prompt, base.tokenizer, chat=used is not None and self._chat)
+                return generate_text(
+                    base.model, base.tokenizer, *encoded, sampling, on_text=on_text, check=self._signal.check
+                )
 
-    @_alone
     def load_adapter(self, adapter: str | Path, version: int | None = None) -> AdapterRecord:
         """Puts a saved adapter on the base model, in place of any other.
 
         Raises:
             AdapterError: there is no such adapter; BaseModelMismatch: it was made for another base model.
         """
-        return self._load_adapter(adapter, version)
+        with self._at_work():
+            return self._load_adapter(adapter, version)
 
     # ------------------------------------------------------------------------------------------------- its own steps
+
+    @contextmanager
+    def _using(self, adaptation: Adaptation | None) -> Iterator[Adaptation | None]:
+        """Within it the model is adapted like this: by the adapter in use, or not at all."""
+        nothing_to_do = adaptation is self._adaptation
+        try:
+            with nullcontext() if nothing_to_do else self._adaptation.set_aside():
+                yield adaptation
+        except NonFiniteLogits as error:
+            fault = "computes numbers that are not finite, so there is no next token"
+            if adaptation is None:
+                raise ModelError(f"The model {self.reference.name!r} {fault}; its weights are damaged.") from error
+            raise AdapterError(f"With this adapter the model {fault}; use another version, or adapt again.") from error
 
     def _load_adapter(self, adapter: str | Path, version: int | None) -> AdapterRecord:
         folder, record = self.store.find(adapter, version)
@@ -254,7 +283,7 @@ class Personalizer:
         except BaseException:
             self._put_back(base)
             raise
-        self._folder, self._chat = folder, record.recipe.get("chat_template", False)
+        self._folder, self._chat = folder, record.takes_chats
         return record
 
     def _load(self, recipe: Recipe | None = None) -> BaseModel:
@@ -305,21 +334,30 @@ class Personalizer:
         return data
 
     @contextmanager
-    def _listening_to_stop(self) -> Iterator[None]:
-        """Within it `stop` is heard: by each event that is told."""
-        self._stop_asked = threading.Event()
+    def _at_work(self, stop_when: threading.Event | None = None) -> Iterator[None]:
+        """Within it the model is this call's alone, and the call can be stopped."""
+        if not self._in_use.acquire(blocking=False):
+            raise BusyError(
+                "This Personalizer is at work already; wait until that call is back, end it with stop(), or make "
+                "another Personalizer."
+            )
         try:
+            self._signal = StopSignal(stop_when)
+            self._signal.check()
             yield
-        except _StopAsked as asked:
-            raise Interrupted("Stopped before the training began; nothing was changed.") from asked
+        except StopAsked as asked:
+            raise Interrupted("Stopped; nothing was changed.") from asked
         finally:
-            self._stop_asked = None
+            self._in_use.release()
 
     def _tell(self, event: Event) -> None:
         self.on_event(event)
-        if (asked := self._stop_asked) is not None and asked.is_set():
-            asked.clear()
-            raise _StopAsked
+        self._signal.check()
+
+    def _read(self, texts) -> Reading:
+        """What was read; to go through its documents is to listen to `stop`."""
+        reading = read_texts(texts)
+        return replace(reading, documents=Checked(reading.documents, self._signal))
 
     @contextmanager
     def _setting_aside(self, trial: Trial, name: str) -> Iterator[None]:
@@ -366,7 +404,7 @@ class Personalizer:
         except BaseException:
             self._give_up(trial)
             raise
-        self._adaptation, self._folder, self._chat = trial.adaptation, saved.path, self.recipe.chat_template
+        self._adaptation, self._folder, self._chat = trial.adaptation, saved.path, record.takes_chats
         self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
         return saved
 
@@ -384,7 +422,9 @@ class Personalizer:
         self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
         return kind(
             f"{why} The best state so far is saved as version {saved.version} of the adapter {name!r}; "
-            "it is not active."
+            "it is not active.",
+            name=name,
+            version=saved.version,
         )
 
     def _ran_out(self, trial: Trial) -> MachineError:
@@ -410,31 +450,5 @@ class Personalizer:
             heldout_loss_before=judgement.before.mean if judgement else None,
             heldout_loss_after=judgement.after.mean if judgement else None,
             seed=self.seed,
+            chat=data.chat,
         )
-
-
-def check_seed(seed: int) -> int:
-    """Returns `seed` if random generators take it, else raises a RecipeError."""
-    if not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise RecipeError(f"The seed must be a whole number from 0 to 2^63 - 1, but is {seed!r}.")
-    return seed
-
-
-def check_prompt(prompt: str) -> None:
-    """Raises a TextsError if `prompt` is no text that a tokenizer takes."""
-    if not isinstance(prompt, str):
-        raise TextsError(f"The prompt must be a text, but is of type {type(prompt).__name__}.")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise TextsError(f"The prompt is no Unicode text (character {error.start}); give it in UTF-8.") from None
-
-
-def check_sampling(max_new_tokens: int, temperature: float, top_p: float) -> None:
-    """Raises a RecipeError if no text can be made with one of these."""
-    if type(max_new_tokens) is not int or max_new_tokens < 1:
-        raise RecipeError(f"max_new_tokens must be a whole number of at least 1, but is {max_new_tokens!r}.")
-    if not 0 <= temperature < math.inf:
-        raise RecipeError(f"temperature must be a number from 0 on, but is {temperature!r}.")
-    if not 0 < top_p <= 1:
-        raise RecipeError(f"top_p must be a number above 0 and at most 1, but is {top_p!r}.")

@@ -14,6 +14,7 @@ from sebp_edge.events import (
     Evaluated,
     Event,
     ExampleAnalyzed,
+    ExamplesEvaluated,
     JsonLines,
     MemoryPlanned,
     MemoryProbed,
@@ -115,6 +116,9 @@ class Lines:
                 self._step(event)
             case Evaluated():
                 self._evaluated(event)
+            case ExamplesEvaluated():
+                if self._bar is not None:
+                    self._bar.update(self._task, figures=f"held-out losses {event.done}/{event.examples}")
             case ExampleAnalyzed():
                 self._analyzed(event)
 

@@ -77,19 +77,23 @@ class FullWeights:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Within it the base model's own weights are there; no second copy of the trained ones is made."""
-        self._swap()
+        """Within it the base model's own weights are there, and the trained ones wait where those were."""
+        exchanged = []
         try:
+            for name in self._before:
+                self._exchange(name)
+                exchanged.append(name)
             yield
         finally:
-            self._swap()
+            for name in exchanged:
+                self._exchange(name)
 
     @torch.no_grad()
-    def _swap(self) -> None:
-        for name, parameter in self.model.named_parameters():
-            trained = parameter.detach().to("cpu", copy=True)
-            parameter.copy_(self._before[name])
-            self._before[name] = trained
+    def _exchange(self, name: str) -> None:
+        parameter = self.model.get_parameter(name)
+        waiting = parameter.detach().to("cpu", copy=True)
+        parameter.copy_(self._before[name])
+        self._before[name] = waiting
 
     def detach(self) -> None:
         """Puts the base model's own weights back."""
