@@ -357,6 +357,7 @@ class Personalizer:
     def _read(self, texts) -> Reading:
         """What was read; to go through its documents is to listen to `stop`."""
         reading = read_texts(texts)
+        self._signal.check()
         return replace(reading, documents=Checked(reading.documents, self._signal))
 
     @contextmanager
