@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from enum import Enum
 from itertools import chain
 from pathlib import Path
@@ -118,8 +118,8 @@ class Personalizer:
         begin, out = time.perf_counter(), None if out is None else Path(out).expanduser()
         self.store.check_writable(name, out)
         with self._at_work(stop_when):
-            reading = self._read(texts)
-            plan = None if self.memory_budget is None else self._announced(self._plan(reading))
+            reading = read_texts(texts)
+            plan = None if self.memory_budget is None else self._announced(self._plan(reading, self._signal))
             recipe, spending = (plan.chosen.recipe, plan.chosen.spending) if plan else (self.recipe.settled(), FASTEST)
             with self._limit(plan) as limit:
                 base = self._load(recipe)
@@ -152,7 +152,7 @@ class Personalizer:
         Raises:
             SebpEdgeError: one of its kinds; MachineError if nothing fits, with what would.
         """
-        return self._plan(read_texts(texts))
+        return self._plan(read_texts(texts), StopSignal())
 
     def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
         """How sparse the base model's gradients are on `texts`; no adapter takes part, and nothing is changed.
@@ -167,7 +167,7 @@ class Personalizer:
         """
         handled = sys.exception()
         with self._at_work(stop_when), self._limit(None):
-            reading = self._read(texts)
+            reading = read_texts(texts)
             base = self._load()
             dataset = self._encode(reading, base)
             if self._adaptation is not None:
@@ -288,6 +288,7 @@ class Personalizer:
 
     def _load(self, recipe: Recipe | None = None) -> BaseModel:
         """The base model; in another precision than it is loaded in, if a plan's recipe asks for that."""
+        self._signal.check()
         if recipe is not None and self._base is not None and self._base.in_4bit != recipe.load_in_4bit:
             self._base = self._adaptation = None
             machine.give_memory_back(self.device)
@@ -299,9 +300,10 @@ class Personalizer:
             self._tell(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
         return self._base
 
-    def _plan(self, reading: Reading) -> Plan:
+    def _plan(self, reading: Reading, signal: StopSignal) -> Plan:
         shape = read_shape(self.reference)
-        dataset = make_dataset(reading, tokenizer_at_hand(self.reference), self.recipe, shape.longest)
+        tokenizer = Checked(tokenizer_at_hand(self.reference), signal)
+        dataset = make_dataset(reading, tokenizer, self.recipe, shape.longest)
         # A model that is loaded is part of the plan already.
         loaded = 0 if self._base is None else sum(weight.nbytes for weight in self._base.model.parameters())
         held = memory_of(self.device)
@@ -327,7 +329,7 @@ class Personalizer:
 
     def _encode(self, reading: Reading, base: BaseModel) -> Dataset:
         limit = getattr(base.model.config, "max_position_embeddings", None)
-        data = make_dataset(reading, base.tokenizer, self.recipe, limit)
+        data = make_dataset(reading, Checked(base.tokenizer, self._signal), self.recipe, limit)
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))
         left_out = tuple(asdict(item) for item in data.left_out)
         self._tell(TextsRead(data.documents, len(data.examples), data.tokens, data.padding_share, left_out))
@@ -353,12 +355,6 @@ class Personalizer:
     def _tell(self, event: Event) -> None:
         self.on_event(event)
         self._signal.check()
-
-    def _read(self, texts) -> Reading:
-        """What was read; to go through its documents is to listen to `stop`."""
-        reading = read_texts(texts)
-        self._signal.check()
-        return replace(reading, documents=Checked(reading.documents, self._signal))
 
     @contextmanager
     def _setting_aside(self, trial: Trial, name: str) -> Iterator[None]:

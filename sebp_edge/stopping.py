@@ -1,7 +1,7 @@
 """How one thread asks another to stop: a signal for each call, looked at wherever that call can safely end."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 
 
 class StopAsked(KeyboardInterrupt):
@@ -34,14 +34,15 @@ class StopSignal:
             raise StopAsked
 
 
-class Checked(list):
-    """A list that checks a signal before it gives each item."""
+class Checked:
+    """A callable, with its attributes, that checks a signal before each call."""
 
-    def __init__(self, items: Iterable, signal: StopSignal):
-        super().__init__(items)
-        self._signal = signal
+    def __init__(self, function: Callable, signal: StopSignal):
+        self._function, self._signal = function, signal
 
-    def __iter__(self) -> Iterator:
-        for item in super().__iter__():
-            self._signal.check()
-            yield item
+    def __call__(self, *arguments, **options):
+        self._signal.check()
+        return self._function(*arguments, **options)
+
+    def __getattr__(self, name: str):
+        return getattr(self._function, name)

@@ -16,7 +16,6 @@ from sebp_edge.events import (
     TextsRead,
     TrainingPlanned,
 )
-from sebp_edge.stopping import Checked, StopAsked, StopSignal
 
 
 class Worker:
@@ -122,32 +121,22 @@ def test_a_text_is_ended_and_what_was_written_is_handed_over(make):
     assert len(whole) > len(worker.error.text) > 0
 
 
-def test_tokenising_is_ended_between_documents(make):
-    signal = StopSignal()
-    documents = Checked(range(5), signal)
-    assert list(documents) == list(range(5))
-    seen = []
-    with pytest.raises(StopAsked):
-        for number in documents:
-            seen.append(number)
-            if number == 2:
-                signal.set()
-    assert seen == [0, 1, 2]
+@pytest.mark.parametrize("memory_budget", [None, "30GB"])
+def test_tokenising_is_ended_between_texts(make, monkeypatch, memory_budget):
+    worker, calls = Worker(make, memory_budget=memory_budget), []
+    tokenise = type(worker.personalizer._load().tokenizer).__call__
 
+    def waiting(tokenizer, *arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 9:
+            worker._wait()
+        return tokenise(tokenizer, *arguments, **options)
 
-def test_a_stop_while_a_plan_is_made_is_heard_before_anything_is_loaded(make, notes_folder, monkeypatch):
-    import sebp_edge.personalizer as module
-
-    worker, make_dataset = Worker(make, memory_budget="30GB"), module.make_dataset
-
-    def waiting(*arguments):
-        worker._wait()
-        return make_dataset(*arguments)
-
-    monkeypatch.setattr(module, "make_dataset", waiting)
-    worker.run(lambda personalizer: personalizer.adapt(notes_folder))
+    monkeypatch.setattr(type(worker.personalizer._load().tokenizer), "__call__", waiting)
+    worker.run(lambda personalizer: personalizer.adapt(make_sentences(40)))
     assert isinstance(worker.error, Interrupted)
-    assert worker.events == []
+    assert len(calls) == 9
+    assert not any(isinstance(event, TextsRead) for event in worker.events)
 
 
 def test_an_event_that_is_set_before_the_call_has_begun_is_heard(make, notes_folder):

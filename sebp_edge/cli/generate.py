@@ -37,7 +37,7 @@ class TakesAnyPrompt(TyperCommand):
 
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(help="The first words, or a question to a chat adapter.", show_default=False)
+        str | None, typer.Argument(metavar="PROMPT", help="The first words, or a question to a chat adapter.")
     ] = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system prompt: PROMPT is then a chat.")] = None,
     messages: Annotated[
