@@ -133,9 +133,9 @@ class Personalizer:
     def stop(self) -> None:
         """Stops the call that is at work in another thread, as Ctrl-C would: there it raises Interrupted.
 
-        It is heard between documents while they are tokenised, after the model has loaded, between micro-batches of an
-        evaluation, after each step of a training, each example of an analysis and each token of a text. `adapt` saves
-        its best state so far, not active. Once a training is judged, it is kept or not, and nothing is stopped.
+        It is heard before each text is tokenised, before and after the model is loaded, after each micro-batch of an
+        evaluation, each step of a training, each example of an analysis and each token of a text. `adapt` saves its
+        best state so far, not active. Once a training is judged, its adapter is kept or not, and `adapt` returns.
 
         If no call is at work, nothing happens, and the next one is not stopped either. To stop a call that may not have
         begun yet, for example since its thread is just starting, give it an event as `stop_when` and set that: it is
@@ -197,7 +197,7 @@ class Personalizer:
         repetition_penalty: float = 1.0,
         stop: Sequence[str] = (),
         seed: int | None = None,
-        on_text: Callable[[str], None] = lambda piece: None,
+        on_text: Callable[[str], None] | None = None,
         stop_when: threading.Event | None = None,
     ) -> str:
         """Continues a text, or answers the last of some messages.
@@ -220,7 +220,7 @@ class Personalizer:
             TextsError: the prompt is neither a text nor messages, or is empty.
             RecipeError: one of the options is out of its range.
             AdapterError, ModelError: see `load_adapter` and `generate_text`.
-            Interrupted: it was stopped; what was written so far is its `text`.
+            Interrupted: it was stopped, or Ctrl-C was pressed; what was written so far is its `text`.
         """
         check_prompt(prompt)
         sampling = Sampling(
@@ -232,10 +232,11 @@ class Personalizer:
             stop=stop,
             seed=seed,
         )
-        if version is not None and not isinstance(adapter, str | Path):
+        is_named = adapter not in (None, _InUse.ADAPTER)
+        if version is not None and not is_named:
             raise AdapterError(f"version={version!r} is of no adapter; name that with adapter=.")
         with self._at_work(stop_when):
-            if isinstance(adapter, str | Path):
+            if is_named:
                 self._load_adapter(adapter, version)
             base = self._load()
             with self._using(self._adaptation if adapter is not None else None) as used:

@@ -23,7 +23,7 @@ def base(model_folder):
     return load(model_folder)
 
 
-def write(base, prompt="the ferry", *, on_text=lambda piece: None, check=lambda: None, **options):
+def write(base, prompt="the ferry", *, on_text=None, check=lambda: None, **options):
     sampling = Sampling(**({"max_new_tokens": 24, "temperature": 1.0, "seed": 0} | options))
     ids = base.tokenizer(prompt)["input_ids"]
     return generate_text(base.model, base.tokenizer, ids, [], sampling, on_text=on_text, check=check)

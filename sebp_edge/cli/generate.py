@@ -28,11 +28,9 @@ class TakesAnyPrompt(TyperCommand):
             (texts if is_text else options).append(argument)
         return super().parse_args(ctx, [*options, "--", *texts] if texts else args)
 
-    def _takes_value(self, ctx, option: str) -> bool:
-        return any(option in parameter.opts and not parameter.is_flag for parameter in self._options(ctx))
-
-    def _options(self, ctx):
-        return (parameter for parameter in self.get_params(ctx) if parameter.param_type_name == "option")
+    def _takes_value(self, ctx, name: str) -> bool:
+        options = (parameter for parameter in self.get_params(ctx) if parameter.param_type_name == "option")
+        return any(name in option.opts and not option.is_flag for option in options)
 
 
 def generate(

@@ -31,7 +31,7 @@ def generate_text(
     end_ids: list[int],
     sampling: Sampling,
     *,
-    on_text: Callable[[str], None] = lambda piece: None,
+    on_text: Callable[[str], None] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> str:
     """Continues a prompt.
@@ -52,7 +52,7 @@ def generate_text(
         raise ModelError(f"The prompt has {length} tokens; this model takes 1 to {limit - 1}, so give another.")
     refuse_unknown_tokens(model, input_ids)
     ends = sorted({*end_ids, *_end_ids(model)})
-    writing = Writing(tokenizer, sampling.stop, on_text)
+    writing = Writing(tokenizer, sampling.stop, on_text or (lambda piece: None))
     config = sampling.config(
         min(sampling.max_new_tokens, limit - length),
         eos_token_id=ends or None,
