@@ -1,13 +1,18 @@
-"""Make the bundled demonstration model: a byte-level BPE tokenizer and a small Llama, trained from scratch on one GPU.
+"""Make the bundled demonstration model: a byte-level BPE tokenizer and a small Llama, trained from scratch on a GPU.
 
-    python examples/train_tiny.py --corpus DIR --out DIR
+    python examples/train_tiny.py --corpus DIR --out teacher-1 --seed 1 --shape 512,8,8,4,1408 --dropout 0.3 --epochs 12
+    python examples/train_tiny.py --corpus DIR --out teacher-2 --seed 2 --shape 512,8,8,4,1408 --dropout 0.3 --epochs 12
+    python examples/train_tiny.py --corpus DIR --out tiny --teachers teacher-1 teacher-2
+
+A teacher is a larger network trained by the same command; several can be trained at once, each on a GPU of its own
+(--device cuda:1).
 
 DIR of --corpus holds `*.txt.xz` files: documents separated by a line `<|doc|>`; `heldout-*` files are only scored,
 `dialogue-*` files hold "User: ..." / "Assistant: ..." paragraphs and are rendered through the chat template.
 
 The corpus is small, so it is read many times, and what limits the result is overfitting. Three things hold it back:
-dropout, a large learning rate with strong weight decay (Muon), and larger networks of the same kind, trained first,
-whose mean prediction the small one learns beside the text.
+dropout, a large learning rate with strong weight decay (Muon), and teachers: larger networks of the same
+kind, whose mean prediction the small one learns beside the text.
 
 Shape letters: B windows in a batch, T tokens in a window, D hidden size, F intermediate size, H query heads,
 K key/value heads, E size of one head, V vocabulary, N matrices of one shape.
@@ -24,6 +29,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import transformers
+from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import nn
 
@@ -33,9 +39,11 @@ BOS, EOS, PAD, END = 0, 1, 2, 6
 # Learning rate and weight decay (per unit of learning rate) of Muon, for matrices, and of AdamW, for the rest;
 # warm-up in steps; weight of the teachers' predictions in the loss.
 MUON_LR, MUON_DECAY, ADAM_LR, ADAM_DECAY, WARMUP, TEACHER_SHARE = 0.04, 0.15, 0.004, 0.05, 200, 0.8
-# Words keep the blank before them; a run of punctuation keeps the line breaks after it, so that the end of a paragraph
-# is one token.
-SPLIT = r"'(?:s|t|d|m|ll|re|ve)(?!\p{L})| ?\p{L}+| ?\p{N}{1,4}| ?[^\s\p{L}\p{N}]+\n*|\n+| +(?! )|\s"
+# Llama 3's splitting rules, letter for letter: programs that know them (llama.cpp: "llama-bpe") can read it.
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 CHAT_TEMPLATE = """{{- bos_token -}}
 {%- for message in messages -%}
 {{- '<|' + message['role'] + '|>\n' -}}
@@ -67,7 +75,7 @@ def to_messages(dialogue):
 
 def train_tokenizer(texts, vocab_size):
     """Train a byte-level BPE of `vocab_size` tokens on `texts` and return it as a transformers tokenizer."""
-    bpe = Tokenizer(models.BPE())
+    bpe = Tokenizer(models.BPE(ignore_merges=True))  # as in Llama 3: a word of the vocabulary is one token
     split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bpe.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
@@ -221,15 +229,15 @@ def batches(documents, batch, generator, device):
         yield windows[rows[i : i + batch]]
 
 
-def train(model, documents, args, epochs, minutes, report, teachers=(), seed=0):
+def train(model, documents, args, report, teachers):
     """Train `model` in place: bf16 autocast over fp32 weights, Muon and AdamW, learning rate linearly to zero.
 
-    documents: int64 ids of every document, with BOS and EOS. `epochs` is the length, `minutes` cuts it short on a slow
-    GPU (the schedule then follows the clock). report(model, epoch) is called every fourth epoch.
+    documents: int64 ids of every document, with BOS and EOS. args.epochs is the length, args.minutes cuts it short on a
+    slow GPU (the schedule then follows the clock). report(model, epoch) is called every fourth epoch.
     With teachers, the loss is the cross-entropy against a mix of the next token and the mean of their distributions.
     """
     device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(args.seed)
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     muon, adam = Muon(matrices), torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=ADAM_DECAY)
@@ -248,11 +256,11 @@ def train(model, documents, args, epochs, minutes, report, teachers=(), seed=0):
 
     teach, loss_of = torch.compile(teach, dynamic=False), torch.compile(loss_of, dynamic=False)
     per_epoch = (sum(map(len, documents)) - CONTEXT - 1) // CONTEXT // args.batch
-    total, step, done, begun = max(1, int(epochs * per_epoch)), 0, 0.0, time.time()
+    total, step, done, begun = max(1, int(args.epochs * per_epoch)), 0, 0.0, time.time()
     model.train()
     while done < 1:
         for window in batches(documents, args.batch, generator, device):
-            done = max(step / total, (time.time() - begun) / (60 * minutes))
+            done = max(step / total, (time.time() - begun) / (60 * args.minutes))
             if done >= 1:
                 break
             rate = min(1.0, (step + 1) / WARMUP) * (1 - done)
@@ -314,21 +322,27 @@ def save(model, tokenizer, out):
         file.chmod(0o644)
 
 
+def load_teacher(folder, tokenizer, device):
+    """Return the network that this script saved in `folder`, without dropout; `tokenizer` must be its own."""
+    if transformers.AutoTokenizer.from_pretrained(folder).get_vocab() != tokenizer.get_vocab():
+        raise SystemExit(f"{folder} was trained with another tokenizer; train it again on this corpus")
+    teacher = Llama(transformers.LlamaConfig.from_pretrained(folder), dropout=0.0)
+    teacher.load_state_dict(load_file(Path(folder) / "model.safetensors"))
+    return teacher.to(device).eval().requires_grad_(False)
+
+
 def parse_args():
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     option = parser.add_argument
     option("--corpus", required=True, help="folder with the *.txt.xz files")
     option("--out", required=True, help="folder to write the model to")
+    option("--teachers", nargs="*", default=[], metavar="DIR", help="folders of larger networks to learn from as well")
+    option("--seed", type=int, default=0, help="of the first weights, the order of the texts and dropout")
     option("--epochs", type=float, default=28)
     option("--minutes", type=float, default=60, help="cut the training short, learning rate at zero by then")
-    option("--teachers", type=int, default=2, help="larger networks to train first; 0: learn from the text alone")
-    option("--teacher-epochs", type=float, default=12)
-    option("--teacher-minutes", type=float, default=60, help="the same limit for each teacher")
     option("--shape", default="256,8,4,2,704", help="hidden size,layers,heads,key/value heads,intermediate size")
-    option("--teacher-shape", default="512,8,8,4,1408")
     option("--dropout", type=float, default=0.1)
-    option("--teacher-dropout", type=float, default=0.3)
     option("--batch", type=int, default=64, help=f"windows of {CONTEXT} tokens in a step")
     option("--device", default="cuda")
     return parser.parse_args()
@@ -337,7 +351,8 @@ def parse_args():
 def main():
     """Train, save, load what was saved with transformers, and score that."""
     args, start = parse_args(), time.time()
-    torch.manual_seed(0)
+    device = torch.device(args.device)
+    torch.manual_seed(args.seed)
     prose = read_documents(args.corpus, "books-*.txt.xz") + read_documents(args.corpus, "docs-*.txt.xz")
     dialogues = [to_messages(text) for text in read_documents(args.corpus, "dialogue-*.txt.xz")]
     held = {name: read_documents(args.corpus, f"heldout-{name}.txt.xz") for name in ("books", "docs")}
@@ -349,31 +364,26 @@ def main():
 
     def report(model, epoch):
         model.eval()
-        with torch.autocast(args.device, torch.bfloat16):
-            figures = [f"{name} {bits_per_byte(model, tokenizer, held[name], args.device):.4f}" for name in held]
+        with torch.autocast(device.type, torch.bfloat16):
+            figures = [f"{name} {bits_per_byte(model, tokenizer, held[name], device):.4f}" for name in held]
         model.train()
         print(f"epoch {epoch:.1f}: bits per byte,", *figures, flush=True)
 
-    teachers = []
-    for seed in range(1, args.teachers + 1):
-        teacher = Llama(make_config(args.teacher_shape), args.teacher_dropout).to(args.device)
-        print(f"teacher {seed}: {sum(p.numel() for p in teacher.parameters())} parameters")
-        train(teacher, documents, args, args.teacher_epochs, args.teacher_minutes, report, seed=seed)
-        teachers.append(teacher.requires_grad_(False))
-    model = Llama(make_config(args.shape), args.dropout).to(args.device)
-    print(f"model: {sum(p.numel() for p in model.parameters())} parameters")
-    train(model, documents, args, args.epochs, args.minutes, report, teachers)
+    teachers = [load_teacher(folder, tokenizer, device) for folder in args.teachers]
+    model = Llama(make_config(args.shape), args.dropout).to(device)
+    print(f"model: {sum(p.numel() for p in model.parameters())} parameters, {len(teachers)} teachers")
+    train(model, documents, args, report, teachers)
     save(model, tokenizer, args.out)
 
     # The figures that count: what was written, rounded to bfloat16, as transformers loads it, computed in float32.
-    saved = transformers.AutoModelForCausalLM.from_pretrained(args.out, dtype=torch.float32).to(args.device).eval()
+    saved = transformers.AutoModelForCausalLM.from_pretrained(args.out, dtype=torch.float32).to(device).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.out)
     for name, texts in held.items():
         for stride in (CONTEXT, CONTEXT // 2):
-            figure = bits_per_byte(lambda ids: saved(ids).logits, tokenizer, texts, args.device, stride)
+            figure = bits_per_byte(lambda ids: saved(ids).logits, tokenizer, texts, device, stride)
             print(f"saved model, {name}: {figure:.4f} bits per byte, windows of {CONTEXT} every {stride} tokens")
     for prompt in ("The garden", "Today I learned how to"):
-        ids = tokenizer(prompt, return_tensors="pt").input_ids.to(args.device)
+        ids = tokenizer(prompt, return_tensors="pt").input_ids.to(device)
         text = saved.generate(ids, max_new_tokens=80)[0]
         print("---", tokenizer.decode(text, skip_special_tokens=True))
     size = sum(file.stat().st_size for file in Path(args.out).iterdir())

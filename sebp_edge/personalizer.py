@@ -31,8 +31,8 @@ from sebp_edge.models.generation import NonFiniteLogits, generate_text
 from sebp_edge.models.loading import BaseModel, load_base_model, refuse_unknown_tokens, tokenizer_at_hand
 from sebp_edge.models.process import memory_of
 from sebp_edge.models.sampling import Sampling, check_seed
-from sebp_edge.models.shape import read_shape
 from sebp_edge.planning.budget import MemoryBudget, Plan, make_plan
+from sebp_edge.planning.shape import read_shape
 from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
 from sebp_edge.stopping import Checked, StopAsked, StopSignal
@@ -273,8 +273,11 @@ class Personalizer:
         folder, record = self.store.find(adapter, version)
         base = self._load()
         if record.fingerprint != base.fingerprint:
+            name = base.reference.public_name
+            if record.base_model == name:
+                raise BaseModelMismatch(f"The adapter was made for other weights of {name}; run the adaptation again.")
             raise BaseModelMismatch(
-                f"The adapter was made for {record.base_model}, and {base.reference.public_name} is another model; "
+                f"The adapter was made for {record.base_model}, and {name} is another model; "
                 f"use it with {record.model!r}."
             )
         if self._adaptation is not None:

@@ -14,9 +14,9 @@ from sebp_edge.errors import MachineError, TextsError
 from sebp_edge.events import MemoryPlanned, ModelLoaded, StepDone
 from sebp_edge.models import hub, machine, process
 from sebp_edge.models.catalog import resolve
-from sebp_edge.models.shape import read_shape
 from sebp_edge.planning import budget
 from sebp_edge.planning.budget import MemoryBudget, make_plan
+from sebp_edge.planning.shape import read_shape
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example

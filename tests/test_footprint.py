@@ -16,8 +16,8 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, LlamaC
 from sebp_edge.events import StepDone
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.models.catalog import resolve
-from sebp_edge.models.shape import Linear, read_shape
 from sebp_edge.planning.footprint import CUBLAS_WORKSPACES, Machinery
+from sebp_edge.planning.shape import Linear, read_shape
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse import small_ops
 from sebp_edge.sparse.active_tokens import ActiveTokens

@@ -4,7 +4,8 @@ import json
 
 import memory
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from end_to_end import TINY_MODEL
 
@@ -31,6 +32,25 @@ def test_shapes_are_of_their_names_sizes():
     eight = memory.config_of("llama-3.1-8b")
     assert (eight.hidden_size, eight.num_key_value_heads, eight.head_dim) == (4096, 8, 128)
     assert not eight.tie_word_embeddings
+
+
+def test_families_are_of_their_names_sizes():
+    def billions(shape):
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(memory.config_of(shape))
+        return round(model.num_parameters() / 1e9, 2)
+
+    assert {shape: billions(shape) for shape in memory.BUDGETS} == {
+        **{"phi-3-mini": 3.82, "olmo-2-1b": 1.48, "gemma-3-1b": 1.0},
+        **{"qwen3-0.6b": 0.6, "starcoder2-3b": 3.03, "glm-edge-1.5b": 1.47},
+    }
+
+
+def test_of_a_run_that_fails_the_rehearsal_is_told():
+    planned = {"event": "memory_planned", "peak": 3e9, "parts": {"weights": 1e9}}
+    assert memory.rehearsed([planned]) == {}
+    row = memory.rehearsed([planned, {"event": "memory_probed", "peak": 2e9, "allocator_peak": 1e9}])
+    assert (row["predicted_gb"], row["peak_gb"], row["allocator_gb"]) == (3, 2, 1)
 
 
 def test_a_run_that_cannot_fit_fails_before_anything_is_loaded(tmp_path):

@@ -330,6 +330,17 @@ def test_an_adapter_of_another_base_model_is_refused(make, notes_folder, tmp_pat
         make(model=other).load_adapter("default")
 
 
+def test_an_adapter_of_earlier_weights_of_the_same_model_is_refused(make, notes_folder, tmp_path, tokenizer):
+    folder, model = tmp_path / "my-llama", make_llama()
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    make(model=folder).adapt(notes_folder)
+    model.model.embed_tokens.weight.data.mul_(1.5)
+    model.save_pretrained(folder)
+    with pytest.raises(BaseModelMismatch, match="made for other weights of my-llama; run the adaptation again"):
+        make(model=folder).load_adapter("default")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_full_fine_tuning_saves_a_model_that_transformers_loads(make, notes_folder, dtype, monkeypatch):
     monkeypatch.setattr("sebp_edge.models.machine.pick_dtype", lambda device: dtype)

@@ -9,8 +9,8 @@ from builders import make_sentences
 
 from sebp_edge import Recipe
 from sebp_edge.models.catalog import resolve
-from sebp_edge.models.shape import read_shape
 from sebp_edge.planning.footprint import Machinery
+from sebp_edge.planning.shape import read_shape
 from sebp_edge.planning.work import Sizes
 from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.training.losses import RowLosses

@@ -36,7 +36,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig
+from transformers import PretrainedConfig
 
 import evidence
 from models import known_config, make_model
@@ -63,6 +63,18 @@ PARTS = ("import", *dict.fromkeys(ENDS.values()))
 PARTS = (*PARTS[: PARTS.index("steps")], "capture", *PARTS[PARTS.index("steps") :])
 
 Arrivals = list[tuple[float, dict]]
+
+
+class CommandFailed(RuntimeError):
+    """A command ended with an error.
+
+    Attributes:
+        arrivals: its events until then.
+    """
+
+    def __init__(self, message: str, arrivals: Arrivals):
+        super().__init__(message)
+        self.arrivals = arrivals
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -116,7 +128,7 @@ def timed(command: list[str], environment: dict[str, str]) -> tuple[float, Arriv
     """When a process began, when each of its JSON lines came, and when it ended.
 
     Raises:
-        RuntimeError: it failed; the message holds what it said.
+        CommandFailed: the message holds what it said.
     """
     begin = time.perf_counter()
     with (
@@ -129,7 +141,7 @@ def timed(command: list[str], environment: dict[str, str]) -> tuple[float, Arriv
         code, end = process.wait(), time.perf_counter()
         errors.seek(0)
         if code not in (0, NOT_KEPT):
-            raise RuntimeError(f"The command ended with {code}: {errors.read().strip()}")
+            raise CommandFailed(f"The command ended with {code}: {errors.read().strip()}", arrivals)
     return begin, arrivals, end
 
 
@@ -195,8 +207,8 @@ def show(row: dict) -> None:
     )
 
 
-def made_once(folder: Path, config: LlamaConfig) -> Path:
-    """A folder with a Llama of this shape. Made in a process of its own, so that this one takes no GPU memory."""
+def made_once(folder: Path, config: PretrainedConfig) -> Path:
+    """A folder with a decoder of this shape. Made in a process of its own, so that this one takes no GPU memory."""
     if not folder.exists():
         made = multiprocessing.get_context("spawn").Process(target=make_folder, args=(folder, config))
         made.start()
@@ -206,7 +218,7 @@ def made_once(folder: Path, config: LlamaConfig) -> Path:
     return folder
 
 
-def make_folder(folder: Path, config: LlamaConfig) -> None:
+def make_folder(folder: Path, config: PretrainedConfig) -> None:
     """Random bf16 weights in safetensors shards, and the bundled model's tokenizer; whole or not there."""
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)

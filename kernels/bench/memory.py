@@ -1,26 +1,30 @@
-"""What `sebp-edge adapt --memory` takes of a GPU, beside what its plan predicted: shapes from 135M to 8B.
+"""What `sebp-edge adapt --memory` takes of a GPU, beside what its plan predicted.
 
-    python kernels/bench/memory.py [--only NAME ...] [--record [FILE]]     on a GPU
-    python kernels/bench/memory.py --tiny                                  the bundled model on the CPU, to try it
+    python kernels/bench/memory.py [--record [FILE]]              Llamas from 135M to 8B, on a GPU
+    python kernels/bench/memory.py --families [--record [FILE]]   six other families, on a GPU
+    python kernels/bench/memory.py --tiny                         the bundled model on the CPU, to try it
+
+`--only` takes the names of runs or shapes, `--csv` writes the rows as they come.
 
 Each run is the command, as a process of its own, on texts that have the token lengths of real ones (lengths.json:
 paragraphs of notes, and OASST1's conversations as the long case), with random bf16 weights of the true shape, a context
 of 4096 and 4096 loss tokens a step. The peak is what the process holds of the GPU, CUDA's context and libraries
 included; the allocator's is what torch counts, and what peers quote. Runs that cannot fit must fail before the first
-step.
+step. Of a run that fails later, the figures are those of its rehearsal.
 """
 
 import argparse
+import csv
 import json
 import random
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from transformers import AutoTokenizer, LlamaConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, LlamaConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 import evidence
-from end_to_end import COMMAND, TINY_MODEL, figures, made_once, timed
+from end_to_end import COMMAND, TINY_MODEL, CommandFailed, figures, made_once, timed
 from models import known_config
 
 LENGTHS = Path(__file__).with_name("lengths.json")
@@ -30,10 +34,67 @@ CONTEXT = BATCH_TOKENS = 4096
 TOKENS = 14 * BATCH_TOKENS
 # What Llama 3.1 with 8 billion parameters has otherwise than Llama 3.2 with 3, but for its untied head.
 LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
+# Families with other parts than Llama's, by their config's model_type; what is left out is as transformers has it.
+FAMILIES = {
+    # Fused projections.
+    "phi-3-mini": ("phi3", {"sliding_window": 2047}),
+    # Norms behind attention and MLP, and of all queries and keys together.
+    "olmo-2-1b": (
+        "olmo2",
+        {
+            "vocab_size": 100352,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "max_position_embeddings": 4096,
+            "eos_token_id": 100257,
+            "pad_token_id": 100277,
+        },
+    ),
+    # Four norms, windows, one key/value head of size 256, a large vocabulary.
+    "gemma-3-1b": (
+        "gemma3_text",
+        {
+            "vocab_size": 262144,
+            "hidden_size": 1152,
+            "intermediate_size": 6912,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "max_position_embeddings": 32768,
+            "sliding_window": 512,
+        },
+    ),
+    # LayerNorms, biases, an MLP without a gate.
+    "starcoder2-3b": (
+        "starcoder2",
+        {"max_position_embeddings": 16384, "sliding_window": 4096, "bos_token_id": 0, "eos_token_id": 0},
+    ),
+    # A part of each head is turned, pair by pair; gate and up are one projection.
+    "glm-edge-1.5b": (
+        "glm",
+        {
+            "vocab_size": 59264,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 8192,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "pad_token_id": 59246,
+        },
+    ),
+}
 
 
 def config_of(shape: str) -> PretrainedConfig:
-    """A known model's, or that of Llama 3.1 with 8 billion parameters."""
+    """A known model's, that of Llama 3.1 with 8 billion parameters, or that of another family."""
+    if shape in FAMILIES:
+        family, sizes = FAMILIES[shape]
+        return AutoConfig.for_model(family, **sizes)
     if shape != "llama-3.1-8b":
         return known_config(shape)
     return LlamaConfig(**known_config("llama-3.2-3b").to_dict() | LLAMA_8B | {"tie_word_embeddings": False})
@@ -68,6 +129,21 @@ RUNS = [
     Run("8b-4bit-8gb", "llama-3.1-8b", "lora", True, "8GB", NOTES),
     Run("3b-lora-6gb", "llama-3.2-3b", "lora", False, "6GB", NOTES),
 ]
+# For LoRA with room and without, in 4 bits, and for all weights.
+BUDGETS = {
+    "phi-3-mini": ("100GB", "10GB", "5GB", "100GB"),
+    "olmo-2-1b": ("100GB", "5GB", "3.2GB", "12GB"),
+    "gemma-3-1b": ("100GB", "4GB", "2.8GB", "8GB"),
+    "qwen3-0.6b": ("100GB", "3GB", "2.2GB", "100GB"),
+    "starcoder2-3b": ("100GB", "9GB", "4.5GB", "20GB"),
+    "glm-edge-1.5b": ("100GB", "5.5GB", "3GB", "100GB"),
+}
+WAYS = {"lora": ("lora", False), "lora-tight": ("lora", False), "4bit": ("lora", True), "full": ("full", False)}
+FAMILY_RUNS = [
+    Run(f"{shape}-{way}", shape, *how, budget, NOTES)
+    for shape, budgets in BUDGETS.items()
+    for (way, how), budget in zip(WAYS.items(), budgets, strict=True)
+]
 TINY = [Run("tiny", "tiny", "lora", False, "3GB", NOTES), Run("tiny-too-small", "tiny", "lora", False, "100MB", NOTES)]
 
 
@@ -79,23 +155,32 @@ SOURCES = ("kernels/ops", *(f"sebp_edge/{part}" for part in PARTS), *(f"kernels/
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[run.name for run in RUNS])
+    parser.add_argument("--only", nargs="+", metavar="NAME")
     default = Path(tempfile.gettempdir()) / "sebp-edge-memory"
     parser.add_argument("--work", type=Path, default=default, metavar="FOLDER", help=f"by default {default}")
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--csv", type=Path, metavar="FILE")
+    table = parser.add_mutually_exclusive_group()
+    table.add_argument("--families", action="store_true")
+    table.add_argument("--tiny", action="store_true")
     evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
+    runs = FAMILY_RUNS if options.families else TINY if options.tiny else RUNS
+    names = {name for run in runs for name in (run.name, run.shape)}
+    if unknown := set(options.only or ()) - names:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(sorted(names))}.")
     if options.record and (options.tiny or options.only):
         parser.error("only a GPU's whole table is evidence; record without --tiny and --only.")
     options.work.mkdir(parents=True, exist_ok=True)
     rows = []
-    for run in TINY if options.tiny else RUNS:
-        if options.only and run.name not in options.only:
+    for run in runs:
+        if options.only and not {run.name, run.shape} & set(options.only):
             continue
         rows.append(measure(run, options.work, on_cpu=options.tiny))
         show(rows[-1])
+        if options.csv:
+            write_csv(options.csv, rows)
     if options.record:
-        evidence.record("memory", SOURCES, rows, options.record)
+        evidence.record("memory-families" if options.families else "memory", SOURCES, rows, options.record)
 
 
 def measure(run: Run, work: Path, *, on_cpu: bool) -> dict:
@@ -112,21 +197,43 @@ def measure(run: Run, work: Path, *, on_cpu: bool) -> dict:
         command = [*COMMAND, str(texts), "--json", *(str(word) for option in options.items() for word in option)]
         try:
             _, arrivals, _ = timed(command, {"TRITON_CACHE_DIR": str(work / "triton")})
-        except RuntimeError as error:
-            return row | {"failed": str(error)}
+        except CommandFailed as error:
+            return row | {"failed": str(error)} | rehearsed([event for _, event in error.arrivals])
     events, done = [event for _, event in arrivals], figures(arrivals)
-    planned = next(event for event in events if event["event"] == "memory_planned")
     return row | {
         "parameters": done["parameters"],
-        "predicted_gb": planned["peak"] / 1e9,
+        **planned(events),
         "peak_gb": events[-1]["peak_memory_bytes"] / 1e9,
         "allocator_gb": (events[-1]["allocator_peak_bytes"] or 0) / 1e9,
         "tokens_per_second": 1e3 * done["tokens_trained"] / done["steps_done"] / done["median_step_ms"],
         "cut_smaller": sum(event["event"] in ("memory_ran_out", "memory_squeezed") for event in events),
-        "plan": json.dumps({key: value for key, value in planned.items() if key not in ("event", "parts")}),
-        "parts_gb": json.dumps({name: round(size / 1e9, 3) for name, size in planned["parts"].items()}),
         "notices": done["notices"],
     }
+
+
+def planned(events: list[dict]) -> dict:
+    """What the plan said."""
+    plan = next(event for event in events if event["event"] == "memory_planned")
+    return {
+        "predicted_gb": plan["peak"] / 1e9,
+        "plan": json.dumps({key: value for key, value in plan.items() if key not in ("event", "parts")}),
+        "parts_gb": json.dumps({name: round(size / 1e9, 3) for name, size in plan["parts"].items()}),
+    }
+
+
+def rehearsed(events: list[dict]) -> dict:
+    """Plan and peak of a run that failed, if it came as far as its rehearsal."""
+    probed = [event for event in events if event["event"] == "memory_probed"]
+    if not probed:
+        return {}
+    return planned(events) | {"peak_gb": probed[-1]["peak"] / 1e9, "allocator_gb": probed[-1]["allocator_peak"] / 1e9}
+
+
+def write_csv(file: Path, rows: list[dict]) -> None:
+    with file.open("w", newline="") as lines:
+        writer = csv.DictWriter(lines, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def lengths_like(data: str, tokens: int, longest: int) -> list[int]:
@@ -164,16 +271,23 @@ def write_texts(file: Path, lengths: list[int], tokenizer: PreTrainedTokenizerBa
 
 
 def show(row: dict) -> None:
+    print(f"{row['name']:20}{row['budget']:>8}", end="  ")
     if row["failed"]:
-        print(f"{row['name']:20}{row['budget']:>8}  failed: {row['failed']}", flush=True)
+        print(f"failed: {row['failed']}", end="  ")
+    if "peak_gb" not in row:
+        print(flush=True)
         return
     print(
-        f"{row['name']:20}{row['budget']:>8}  predicted {row['predicted_gb']:.2f} GB, held {row['peak_gb']:.2f} "
-        f"({row['peak_gb'] / row['predicted_gb'] - 1:+.1%}), allocator {row['allocator_gb']:.2f}; "
-        f"{row['tokens_per_second']:,.0f} tokens/s; cut smaller {row['cut_smaller']} times. {row['notices']}",
-        flush=True,
+        f"predicted {row['predicted_gb']:.2f} GB, held {row['peak_gb']:.2f} "
+        f"({row['peak_gb'] / row['predicted_gb'] - 1:+.1%}), allocator {row['allocator_gb']:.2f}",
+        end="",
     )
-    print(f"{'':20}{row['plan']}\n{'':20}{row['parts_gb']}", flush=True)
+    if not row["failed"]:
+        print(
+            f"; {row['tokens_per_second']:,.0f} tokens/s; cut smaller {row['cut_smaller']} times. {row['notices']}",
+            end="",
+        )
+    print(f"\n{'':20}{row['plan']}\n{'':20}{row['parts_gb']}", flush=True)
 
 
 if __name__ == "__main__":

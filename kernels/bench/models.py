@@ -22,6 +22,7 @@ from transformers import (
 
 from sebp_edge.insight.bench.gate import loss_and_gradients
 from sebp_edge.insight.bench.ways import DENSE, Way
+from sebp_edge.models.architecture import ENCODERS
 from sebp_edge.models.catalog import bundled_config, resolve
 from sebp_edge.sparse.rows import IGNORE
 from sebp_edge.texts.batches import Batch
@@ -59,9 +60,19 @@ def known_config(name: str) -> PretrainedConfig:
 
 
 def make_model(config: PretrainedConfig, device: torch.device) -> nn.Module:
-    auto = AutoModelForCausalLM if isinstance(config, LlamaConfig) else AutoModelForSequenceClassification
+    """Random bf16 weights, no row of the embedding zero.
+
+    transformers leaves the padding token's row zero. In Gemma's configs that is token 0, which begins every text of the
+    bundled tokenizer: a first row that stays zero through all RMSNorms multiplies its gradient by 1 / sqrt(eps) in each
+    of them, until it overflows in any dtype.
+    """
+    auto = AutoModelForSequenceClassification if config.model_type in ENCODERS else AutoModelForCausalLM
     with device:
-        return auto.from_config(copy.deepcopy(config), dtype=torch.bfloat16)
+        model = auto.from_config(copy.deepcopy(config), dtype=torch.bfloat16)
+    embedding = model.get_input_embeddings()
+    if embedding.padding_idx is not None:
+        nn.init.normal_(embedding.weight.data[embedding.padding_idx], std=config.initializer_range)
+    return model
 
 
 def make_batch(case: Case, device: torch.device) -> tuple[Batch, int]:

@@ -16,8 +16,8 @@ import torch
 from sebp_edge.errors import MachineError
 from sebp_edge.models import machine
 from sebp_edge.models.loading import INSTALL_4_BITS, has_bitsandbytes, takes_4_bits
-from sebp_edge.models.shape import DecoderShape
 from sebp_edge.planning.footprint import Footprint, Machinery
+from sebp_edge.planning.shape import DecoderShape
 from sebp_edge.planning.work import Sizes, Work
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.mlp_pieces import ROWS

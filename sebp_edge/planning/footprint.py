@@ -1,22 +1,22 @@
 """Where the bytes of a training go, counted from the decoder's shape: what autograd keeps of each token, and the rest.
 
-Of a block of Llama's shape this is what the code keeps, tensor by tensor; tests hold it against what autograd really
-has. Of any other block it is every linear layer's input and output, and the hidden states around it: an upper bound for
-most. On a GPU, norms and gates are made again in the backward pass, so what they give is not kept (`small_ops`), and
+Of a block that runs on active rows this is what the code keeps, tensor by tensor; tests hold it against what autograd
+really has. Of any other block it is every linear layer's input and output, and the hidden states around it. On a GPU,
+our own norms and gates are made again in the backward pass, so what they give is not kept (`small_ops`), and our own
 attention turns queries and keys in place (`own_attention`). Of a block in a checkpoint it is the input.
 
 Shapes: A tokens, C loss rows, D hidden, Q and K queries' and keys' width, F the MLP's width, V vocabulary, R rank.
 """
 
 from dataclasses import dataclass, fields
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 
 from sebp_edge.models.loading import NF4_BYTES
-from sebp_edge.models.shape import Block, DecoderShape, Linear
 from sebp_edge.ops.attention import sums_of
 from sebp_edge.ops.backend import SHORT, has_triton
+from sebp_edge.planning.shape import Block, DecoderShape
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.mlp_pieces import ROWS
@@ -117,10 +117,10 @@ class Machinery:
         """
         number, again = self.spending.checkpoints, 0
         for block in self.shape.blocks[:number]:
-            again += block.parameters - _size(block.linears["down_proj"])
+            again += block.parameters - block.mlp_out.size
         if self.spending.blocks_in_pieces:
             for block in self.shape.blocks[number:]:
-                again += _size(block.linears["gate_proj"]) + _size(block.linears["up_proj"])
+                again += sum(linear.size for linear in block.mlp_in)
         return again
 
     @property
@@ -131,7 +131,7 @@ class Machinery:
     @property
     def is_hoisted(self) -> bool:
         """Whether active rows only are computed; the trial before the training has the last word."""
-        return self.shape.is_llamas
+        return self.shape.is_hoisted
 
     def footprint(
         self, trained: list[Bucket], evaluated: list[Bucket], context: int, *, has_folds: bool = False
@@ -207,9 +207,23 @@ class Machinery:
         return self.itemsize * (numbers + final) + FP32 * stats
 
     @property
-    def _attends_in_place(self) -> bool:
-        """Whether attention is one operation with its rotary embedding (see `OwnAttention`)."""
+    def _has_flash_attention(self) -> bool:
+        """Whether attention is one operation for all sequences; elsewhere it goes sequence by sequence."""
         return self.on_gpu and self.itemsize == 2
+
+    def _attends_in_place(self, block: Block) -> bool:
+        """Whether attention is one operation with its rotary embedding (see `OwnAttention`)."""
+        return self._has_flash_attention and block.kind.attends_in_place
+
+    def _has_own_norms(self, block: Block) -> bool:
+        return self.has_kernels and block.kind.has_own_norms
+
+    def _makes_norms_again(self, block: Block) -> bool:
+        """Whether what its norms give is made again in the backward pass."""
+        return self.is_lora and self._has_own_norms(block)
+
+    def _has_own_mlp(self, block: Block) -> bool:
+        return self.has_kernels and block.kind.has_own_mlp
 
     @property
     def _has_one_gradient(self) -> bool:
@@ -227,28 +241,24 @@ class Machinery:
         return (
             (1 if self.on_gpu else 2)
             * self.itemsize
-            * max(_size(one) for block in self.shape.kinds for one in block.linears.values())
+            * max(linear.size for block in self.shape.kinds for linear in block.linears.values())
         )
 
     def _besides_tensors(self, sizes: Bucket) -> int:
         """What cuBLAS keeps on two streams, and pieces that are too small for what comes: gate and up are widest.
 
-        Of all weights' gradients the embedding's is another: by then, others are in the piece that was the head's.
+        Of all weights' gradients the head's leaves a piece that does, unless it waits for the embedding's.
         """
-        widest = max(map(partial(self._widest, tokens=sizes.tokens), self.shape.kinds))
-        has_another = not (self.is_lora or self._has_one_gradient)
-        numbers = WIDEST_IN_PIECES * widest + (self.shape.head_parameters if has_another else 0)
-        return CUBLAS_WORKSPACES + BEGUN_PIECES + self.itemsize * numbers
+        if self.is_hoisted:
+            pieces = WIDEST_IN_PIECES * max(self._widest(block, sizes.tokens) for block in self.shape.kinds)
+            pieces -= 0 if self.is_lora or self.shape.is_tied else self.shape.head_parameters
+        else:
+            pieces = 0
+        return CUBLAS_WORKSPACES + BEGUN_PIECES + self.itemsize * max(0, pieces)
 
     def _widest(self, block: Block, tokens: int) -> int:
         """Numbers of a block's widest tensor: of gate and up, or of queries, keys and values."""
-        if not block.is_llamas:
-            return 0
-        wide, attention = (
-            sum(block.linears[name].outputs for name in names)
-            for names in (("gate_proj", "up_proj"), ("q_proj", "k_proj", "v_proj"))
-        )
-        return max(self._rows_of_mlps(tokens) * wide, tokens * attention)
+        return max(self._rows_of_mlps(tokens) * block.gate_and_up, tokens * (block.queries + 2 * block.keys))
 
     def _gradients(self) -> int:
         if self.updates_in_backward:
@@ -268,24 +278,25 @@ class Machinery:
         return self._num_trained * ((FP32 + self.itemsize if self.is_lora else 0) + snapshots)
 
     def _step(self, sizes: Bucket) -> tuple[int, int]:
-        """Activations and loss of a micro-batch with gradients: they are there together, the layers' backward later.
+        """Activations and loss of a micro-batch with gradients, at the fullest of its moments.
 
-        By the time a block in a checkpoint runs again, others have freed what they kept. At the end a trained
-        embedding that is the head has a second gradient, if it is not a plain one on hoisted rows.
+        The loss and the head's gradient come first, beside all that is kept, then one block's backward pass after the
+        other, and the embedding's gradient at last. By the time a block in a checkpoint runs again, others have freed
+        what they kept. A head's gradient that is the embedding's too waits for that.
         """
         head = 0 if self.is_lora else self.itemsize * self.shape.head_parameters
-        loss = self._loss(sizes, with_gradients=True)
+        waiting = head if self.shape.is_tied else 0
+        loss, kept = self._loss(sizes, with_gradients=True), self.kept(sizes)
         backward = max(self._backward_of(block, sizes) for block in self.shape.kinds)
-        peaks = [self.kept(sizes) + max(0, backward - loss)]
-        if self.shape.is_tied and not self._has_one_gradient:
-            peaks.append(head - loss)
+        of_embedding = 0 if self._has_one_gradient else head
+        moments = [kept + loss + head, kept + backward + waiting, waiting + of_embedding]
         if self.spending.checkpoints:
             numbers, stats = map(max, zip(*map(self._kept_of_block, self.shape.kinds), strict=True))
             # While one is computed with, the next one comes from the host.
             inputs = self._inputs_on_device + self.spending.offload
-            again = self.itemsize * inputs * self.shape.hidden + self.itemsize * numbers + FP32 * stats
-            peaks.append(sizes.tokens * again + backward - loss)
-        return max(peaks), loss + head
+            again = self.itemsize * (inputs * self.shape.hidden + numbers) + FP32 * stats
+            moments.append(sizes.tokens * again + backward + waiting)
+        return max(moments) - loss - head, loss + head
 
     def _evaluation(self, sizes: Bucket) -> tuple[int, int]:
         """The same without gradients: one block's numbers at a time."""
@@ -300,71 +311,91 @@ class Machinery:
     def _kept_of_block(self, block: Block) -> tuple[int, int]:
         """What autograd keeps of one token in a block, of an MLP in pieces its input: numbers, and in fp32."""
         numbers, stats = self._kept_of(block)
-        if self.spending.blocks_in_pieces and block.is_llamas:
-            has_input = not (self.has_kernels and self.is_lora)
+        if self.spending.blocks_in_pieces and block.kind is not None:
+            has_input = not (self._makes_norms_again(block) and block.kind.norm_outputs)
             numbers += (0 if has_input else self.shape.hidden) - self._kept_of_mlp(block)
         return numbers, stats
 
-    def _kept_of_mlp(self, block: Block) -> int:
-        """Of what `_kept_of` counts, what is within its MLP."""
-        wide, rank = block.linears["down_proj"].inputs, 3 * self.recipe.r if self.is_lora else 0
-        remade = (0 if self.has_kernels and self.is_lora else 1) + (0 if self.has_kernels else 1)
-        return (2 + remade) * wide + rank
-
     def _kept_of(self, block: Block) -> tuple[int, int]:
         """What autograd keeps of one token in a block whose MLP is whole: numbers of the base's dtype, and in fp32."""
-        hidden = self.shape.hidden
+        hidden, kind = self.shape.hidden, block.kind
         rank = self.recipe.r * len(block.linears) if self.is_lora else 0
-        if not block.is_llamas:
+        if kind is None:
             return sum(map(sum, block.linears.values())) + 4 * hidden + rank, 2
-        queries, keys = block.linears["q_proj"].outputs, block.linears["k_proj"].outputs
-        wide = block.linears["down_proj"].inputs
-        in_place = self._attends_in_place
-        numbers = block.norms * hidden + queries + 2 * keys + queries + 2 * wide + rank
-        if self.is_lora and not in_place:
-            numbers += queries + keys  # turned; the unturned ones lie beside the values
-        if not in_place:
-            numbers += queries  # each sequence's, and side by side
-        if block.has_head_norms and (in_place or not self.is_lora):
-            numbers += queries + keys  # before and after their norms
-        if not (self.has_kernels and self.is_lora):
-            numbers += 2 * hidden + wide  # what norms and gate give
-        if not self.has_kernels:
-            numbers += wide  # the activated gate
-        if not (self.has_kernels or self.is_lora):
-            # x̂, for the norms' own gradients.
-            numbers += block.norms * hidden + (queries + keys if block.has_head_norms else 0)
-        return numbers, block.norms + self.shape.heads
+        numbers, stats = self._kept_of_norms(block)
+        numbers += kind.reads * hidden + self._kept_of_attention(block) + self._kept_of_mlp(block)
+        if self.is_lora:
+            numbers += self.recipe.r * (len(kind.attention_in) + 1)
+        return numbers, stats + block.queries // self.shape.head_size
+
+    def _kept_of_norms(self, block: Block) -> tuple[int, int]:
+        """What norms keep of one token beside what they read: numbers of the base's dtype, and in fp32."""
+        hidden, kind = self.shape.hidden, block.kind
+        numbers = 0 if self._makes_norms_again(block) else kind.norm_outputs * hidden
+        if kind.has_layer_norms:
+            return numbers, 2 * kind.norms
+        of_heads = block.queries + block.keys if kind.has_head_norms else 0
+        stats = kind.norms + of_heads // self.shape.head_size
+        if not self._has_own_norms(block):
+            # x̂, for the norms' own gradients; and what they read, in fp32, twice.
+            numbers += 0 if self.is_lora else kind.norms * hidden + of_heads
+            stats += 0 if self.itemsize == FP32 else 2 * (kind.norms * hidden + of_heads)
+        return numbers, stats
+
+    def _kept_of_attention(self, block: Block) -> int:
+        """Queries, keys, values and what attention makes of them, of one token."""
+        kind, turned = block.kind, block.queries + block.keys
+        numbers = 2 * block.queries + 2 * block.keys
+        if self._attends_in_place(block):
+            # Before their norms and after.
+            return numbers + (turned if kind.has_head_norms else 0)
+        # What is turned is another tensor. What it was made of lies beside the values, or is what a norm read.
+        lies_beside = self.is_lora or len(kind.attention_in) == 1
+        if kind.has_rotary and (lies_beside or kind.has_head_norms):
+            numbers += turned
+        # Elsewhere there are outputs of each sequence, and side by side.
+        return numbers + (0 if self._has_flash_attention else block.queries)
+
+    def _kept_of_mlp(self, block: Block) -> int:
+        """What an MLP keeps of one token beside its input."""
+        kind, own = block.kind, self._has_own_mlp(block)
+        numbers = block.gate_and_up + (self.recipe.r * (len(kind.mlp_in) + 1) if self.is_lora else 0)
+        if not (own and self.is_lora):
+            numbers += block.wide  # what the last layer reads
+        if not own and block.gate_and_up > block.wide:
+            numbers += block.wide  # the activated gate
+        return numbers
 
     def _backward_of(self, block: Block, sizes: Bucket) -> int:
         """Bytes that a block's backward pass holds at once beside what is kept."""
-        if not block.is_llamas:
+        if block.kind is None:
             widest = max(map(max, block.linears.values()), default=0)
             return self.itemsize * sizes.tokens * (3 * widest + 2 * self.shape.hidden)
         return max(self._backward_of_mlp(block, sizes.tokens), self._backward_of_attention(block, sizes))
 
     def _backward_of_mlp(self, block: Block, tokens: int) -> int:
-        # Of the gate's output, of gate and up; without our kernels also of the activated gate.
-        of_row = (3 if self.has_kernels else 4) * block.linears["down_proj"].inputs
+        # Of what the last layer read, and of what the first ones gave; without our kernels also of the activated gate.
+        of_row = block.wide + block.gate_and_up + (0 if self._has_own_mlp(block) else block.gate_and_up - block.wide)
         if not self.spending.blocks_in_pieces:
             return self.itemsize * tokens * (of_row + 2 * self.shape.hidden)
         # A piece's own numbers, and what pieces give until it is together: gradients of x, and of all weights, one of
         # which is there twice while it is added up.
         numbers = self._rows_of_mlps(tokens) * (of_row + self._kept_of_mlp(block)) + tokens * 3 * self.shape.hidden
-        return self.itemsize * (numbers + (0 if self.is_lora else 4 * _size(block.linears["down_proj"])))
+        return self.itemsize * (numbers + (0 if self.is_lora else 4 * block.mlp_out.size))
 
     def _backward_of_attention(self, block: Block, sizes: Bucket) -> int:
         """On a GPU: dout, dq, dk and dv before and after they are turned back; of sequences that are not short also dk
         and dv of each head, copies of a turn's out and dout, and sums; less what the MLP kept. Elsewhere it goes
         sequence by sequence."""
-        if not self._attends_in_place:
+        if not self._has_flash_attention:
             return 0
-        queries, keys = block.linears["q_proj"].outputs, block.linears["k_proj"].outputs
-        size = self.shape.head_size
+        queries, keys, size = block.queries, block.keys, self.shape.head_size
         sums = sums_of(sizes.tokens, queries // size, size, sizes.sequences) if sizes.longest > SHORT else 0
         turns, freed = 1, self._kept_of_mlp(block)
         if self.spending.blocks_in_pieces:
-            turns, freed = min(max(1, -(-sums // FEW_SUMS)), keys // size), 0
+            freed = 0
+            if self._attends_in_place(block):
+                turns = min(max(1, -(-sums // FEW_SUMS)), keys // size)
         of_turn = queries + 2 * keys + (2 * queries if sums else 0) + (2 * queries if turns > 1 else 0)
         numbers = self.shape.hidden + 2 * queries + 2 * keys - freed
         return int(sizes.tokens * self.itemsize * (numbers + of_turn / turns) + sums / turns)
@@ -377,7 +408,3 @@ class Machinery:
         if with_gradients and not self.is_lora:
             numbers += rows * shape.hidden
         return self.itemsize * numbers
-
-
-def _size(linear: Linear) -> int:
-    return linear.inputs * linear.outputs

@@ -40,17 +40,21 @@ class OwnAttention:
 
     def attach(self) -> None:
         """Replaces the blocks that are found to be such."""
+        for block, scores in self.stand_ins().items():
+            block.forward = _Forward(block, scores, self._max_sums)
+            self._blocks.append(block)
+
+    def stand_ins(self) -> dict[nn.Module, Scores]:
+        """The blocks that are found to be such, each with what it asks to be done to its scores."""
         embedding_VD = self._decoder.get_input_embeddings().weight
+        blocks = [block for block in self._decoder.modules() if _has_parts(block)]
         known: dict[tuple, Scores | None] = {}
-        for block in self._decoder.modules():
-            if not _has_parts(block):
-                continue
+        for block in blocks:
             kind = _kind(block)
             if kind not in known:
                 known[kind] = _scores_if_alike(block, embedding_VD)
-            if known[kind] is not None:
-                block.forward = _Forward(block, known[kind], self._max_sums)
-                self._blocks.append(block)
+        found = ((block, known[_kind(block)]) for block in blocks)
+        return {block: scores for block, scores in found if scores is not None}
 
     def remove(self) -> None:
         """Gives the blocks their own forward back."""

@@ -5,7 +5,7 @@ forward. What comes out of them is quickly made again from what their backward p
 that read it need not keep it: `source_of` says how.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +33,18 @@ class SmallOps:
     def attach(self) -> None:
         """Replaces the modules that are found to be such."""
         # In plain PyTorch ours are no faster than the modules' own, and making inputs again takes a little time.
-        modules = list(self._decoder.modules()) if runs_kernels(self._decoder.get_input_embeddings().weight) else []
-        for module in modules:
+        if runs_kernels(self._decoder.get_input_embeddings().weight):
+            for module, stand_in in self.stand_ins():
+                module.forward = stand_in
+                self.replaced.append(module)
+
+    def stand_ins(self) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+        """The modules that are found to be such, each with what computes the same."""
+        for module in list(self._decoder.modules()):
             # A forward that others put there stays.
             stand_in = None if "forward" in vars(module) else self._stand_in(module)
             if stand_in is not None:
-                module.forward = stand_in
-                self.replaced.append(module)
+                yield module, stand_in
 
     def remove(self) -> None:
         """Gives the modules their own forward back."""

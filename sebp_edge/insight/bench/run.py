@@ -20,7 +20,7 @@ from sebp_edge.models.catalog import DEFAULT_MODEL, ModelReference, resolve_shap
 from sebp_edge.models.hub import folder_at_hand
 from sebp_edge.models.loading import BaseModel, load_base_model, tokenizer_at_hand
 from sebp_edge.models.random_weights import make_base_model
-from sebp_edge.models.shape import read_shape
+from sebp_edge.planning.shape import read_shape
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.readers import read_texts
