@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.documents import Conversation, LeftOut
-from sebp_edge.texts.examples import Example, as_learnt, encode
+from sebp_edge.texts.documents import Conversation, LeftOut, as_learnt
+from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.splits import MIN_DOCUMENTS
 

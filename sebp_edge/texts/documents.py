@@ -102,6 +102,14 @@ def clean_content(content: Content | Unreadable) -> Content:
     return content
 
 
+def as_learnt(content: Content, *, chat_template: bool) -> Content:
+    """What a document is learnt as: a conversation, through the chat template, or what it is."""
+    if not (isinstance(content, Completion) and chat_template):
+        return content
+    roles = ("user", "assistant")
+    return Conversation(tuple({"role": r, "content": c} for r, c in zip(roles, content, strict=True)))
+
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 

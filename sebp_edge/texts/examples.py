@@ -12,7 +12,7 @@ from functools import cached_property
 from sebp_edge.errors import ModelError
 from sebp_edge.sparse.rows import IGNORE
 from sebp_edge.texts.conversations import render_conversation
-from sebp_edge.texts.documents import Completion, Content, Conversation, Document, LeftOut, Unreadable
+from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut, Unreadable, as_learnt
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,6 @@ def _tokenise(document: Document, tokenizer, chat_template: bool) -> Iterator[To
         tokenised.starts.append(len(text))
         tokenised.learnt.append(True)
     yield tokenised
-
-
-def as_learnt(content: Content, *, chat_template: bool) -> Content:
-    """What a document is learnt as: a conversation, through the chat template, or what it is."""
-    if not (isinstance(content, Completion) and chat_template):
-        return content
-    roles = ("user", "assistant")
-    return Conversation(tuple({"role": r, "content": c} for r, c in zip(roles, content, strict=True)))
 
 
 def _with_spans(text: str, spans: list[tuple[int, int]], tokenizer, *, split_special_tokens: bool) -> Tokenised:
