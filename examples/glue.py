@@ -187,7 +187,9 @@ def find(folder: Path, words: tuple[str, ...]) -> Path:
     for path in sorted(folder.iterdir()):
         if path.suffix in endings and any(word in path.stem.lower() for word in words):
             return path
-    raise TextsError(f"{folder} holds no {' or '.join(endings)} file with {' or '.join(map(repr, words))} in its name.")
+    raise TextsError(
+        f"{str(folder)!r} holds no {' or '.join(endings)} file with {' or '.join(map(repr, words))} in its name."
+    )
 
 
 def read(path: Path) -> list[Text]:
@@ -197,18 +199,22 @@ def read(path: Path) -> list[Text]:
         records = list(records_of(path.suffix, [line.rstrip("\r") for line in lines if line.strip()]))
         columns = records[0].keys()
     except (OSError, ValueError, LookupError, AttributeError) as error:
-        raise TextsError(f"{path} holds no {path.suffix[1:].upper()} in UTF-8 ({type(error).__name__}).") from error
+        raise TextsError(
+            f"{str(path)!r} holds no {path.suffix[1:].upper()} in UTF-8 ({type(error).__name__})."
+        ) from error
     texts = next((names for names in TEXTS if columns >= set(names)), None)
     label = next((name for name in LABELS if name in columns), None)
     if texts is None or label is None:
         known = ", ".join(" and ".join(names) for names in TEXTS)
-        raise TextsError(f"{path} has not the columns of a task: one of {known}; and {' or '.join(LABELS)}.")
+        raise TextsError(f"{str(path)!r} has not the columns of a task: one of {known}; and {' or '.join(LABELS)}.")
     found = []
     for number, record in enumerate(records, start=1):
         try:
             found.append(Text(tuple(_text(record[name]) for name in texts), label_of(record[label], label)))
         except (LookupError, TypeError, ValueError) as error:
-            raise TextsError(f"Row {number} of {path} lacks a text, or a label that is a name or a number.") from error
+            raise TextsError(
+                f"Row {number} of {str(path)!r} lacks a text, or a label that is a name or a number."
+            ) from error
     return found
 
 

@@ -15,8 +15,8 @@ from jinja2.exceptions import TemplateError
 
 from sebp_edge.errors import ModelError
 from sebp_edge.texts.documents import Unreadable
+from sebp_edge.texts.tokens import Span
 
-Span = tuple[int, int]
 Messages = tuple[dict[str, str], ...]
 Rendered = list[tuple[str, list[Span]]]
 

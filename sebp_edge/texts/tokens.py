@@ -1,11 +1,12 @@
 """A text of any length becomes tokens, in windows: tokenised at once, a long text takes 200 times its size.
 
-Windows overlap, and two of them are joined only where they agree on the tokens before and after the joint. Neither a
-token nor a merge crosses such a place in either window, so none does in the whole text: the tokens are those of the
-text tokenised at once. Windows that agree nowhere are tokenised again as a longer one.
+Windows overlap, and two of them are joined only where they agree on the tokens before and after the joint and on the
+words that these begin. There both are cut into words alike, and no merge crosses the joint in either, so none does in
+the whole text: the tokens are those of the text tokenised at once. Windows that agree nowhere become one longer window.
 """
 
 import math
+import operator
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ def tokenise(text: str, spans: list[Span], tokenizer, *, split_special_tokens: b
         marked[begin:end] = b"\1" * (end - begin)
     tokenised = Tokenised(text, array("i"), array("q"), bytearray())
     covered = 0
-    for token_id, start, end in _tokens(text, tokenizer, split_special_tokens):
+    for token_id, start, end, _ in _tokens(text, tokenizer, split_special_tokens):
         # Some tokenizers' offsets leave out blanks: each belongs to the token that follows or is it.
         start = min(start, covered)
         covered = max(covered, end)
@@ -63,8 +64,9 @@ def tokenise(text: str, spans: list[Span], tokenizer, *, split_special_tokens: b
     return tokenised
 
 
-# A token's id and its characters, [start, end).
-_Token = tuple[int, int, int]
+# A token's id, its characters as [start, end), and whether it begins a word: one of the pieces that a tokenizer cuts a
+# text into first. Tokenizers that group digits by three do so from a number's beginning.
+_Token = tuple[int, int, int, bool]
 
 
 def _tokens(text: str, tokenizer, split_special_tokens: bool) -> Iterator[_Token]:
@@ -77,8 +79,10 @@ def _tokens(text: str, tokenizer, split_special_tokens: bool) -> Iterator[_Token
             split_special_tokens=split_special_tokens,
             verbose=False,
         )
-        pairs = zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
-        return [(token_id, begin + start, begin + end) for token_id, (start, end) in pairs]
+        words = encoding.word_ids()
+        begins = map(operator.ne, words, [None, *words])
+        parts = zip(encoding["input_ids"], encoding["offset_mapping"], begins, strict=True)
+        return [(token_id, begin + start, begin + end, begins_word) for token_id, (start, end), begins_word in parts]
 
     begin, end, done = 0, WINDOW, 0
     tokens = window(begin, end)
@@ -103,7 +107,7 @@ def _joint(left: list[_Token], right: list[_Token]) -> int | None:
         there = places.get(right[here])
         if there is None or left[there : there + AGREED] != right[here : here + AGREED]:
             continue
-        (_, start, end), (_, joint, _) = right[here + AGREED // 2 - 1 : here + AGREED // 2 + 1]
+        (_, start, end, _), (_, joint, _, _) = right[here + AGREED // 2 - 1 : here + AGREED // 2 + 1]
         # Not inside of a character that takes several tokens.
         if start < joint and end <= joint:
             return joint
