@@ -44,6 +44,9 @@ from sebp_edge.training.loop import Progress
 from sebp_edge.training.spending import FASTEST
 from sebp_edge.training.trial import Judgement, Trial
 
+# Bytes that texts may take whatever the budget: for a few of them the plan says better what would fit.
+FEW_TEXTS = 30_000_000
+
 
 class _InUse(Enum):
     ADAPTER = "the adapter in use"
@@ -52,7 +55,7 @@ class _InUse(Enum):
 class Personalizer:
     """Makes a language model learn its owner's texts.
 
-        result = Personalizer("llama-3.2-3b").adapt("./notes")
+        result = Personalizer("llama-3.2-3b").adapt(Path("notes"))
 
     One call at a time uses its model: `adapt`, `analyze`, `generate` and `load_adapter` raise BusyError meanwhile.
     `stop()` ends that call from another thread; it raises Interrupted. A stop that may come before the call has begun
@@ -106,7 +109,7 @@ class Personalizer:
         """Learns `texts`; the adapter is saved if it is better on documents that it has not seen.
 
         Args:
-            texts: a text, the path of a file or folder, a record, or a list of these (see `read_texts`).
+            texts: a string, the `pathlib.Path` of a file or folder, a record, or a list of these (see `read_texts`).
             name: the adapter's name in the store; each adaptation is a new version of it.
             out: a new folder to save to instead.
             stop_when: see `stop`.
@@ -118,7 +121,7 @@ class Personalizer:
         begin, out = time.perf_counter(), None if out is None else Path(out).expanduser()
         self.store.check_writable(name, out)
         with self._at_work(stop_when):
-            reading = read_texts(texts)
+            reading = self._read(texts)
             plan = None if self.memory_budget is None else self._announced(self._plan(reading, self._signal))
             recipe, spending = (plan.chosen.recipe, plan.chosen.spending) if plan else (self.recipe.settled(), FASTEST)
             with self._limit(plan) as limit:
@@ -152,7 +155,7 @@ class Personalizer:
         Raises:
             SebpEdgeError: one of its kinds; MachineError if nothing fits, with what would.
         """
-        return self._plan(read_texts(texts), StopSignal())
+        return self._plan(self._read(texts), StopSignal())
 
     def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
         """How sparse the base model's gradients are on `texts`; no adapter takes part, and nothing is changed.
@@ -167,7 +170,7 @@ class Personalizer:
         """
         handled = sys.exception()
         with self._at_work(stop_when), self._limit(None):
-            reading = read_texts(texts)
+            reading = self._read(texts)
             base = self._load()
             dataset = self._encode(reading, base)
             if self._adaptation is not None:
@@ -303,6 +306,13 @@ class Personalizer:
             dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
             self._tell(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
         return self._base
+
+    def _read(self, texts) -> Reading:
+        """Reads `texts`, unless they alone would not fit into a budget of the host's memory."""
+        if self.memory_budget is None or self.device.type == "cuda":
+            return read_texts(texts)
+        left = self.memory_budget.size - memory_of(self.device).held
+        return read_texts(texts, max(left, FEW_TEXTS))
 
     def _plan(self, reading: Reading, signal: StopSignal) -> Plan:
         shape = read_shape(self.reference)

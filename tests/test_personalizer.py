@@ -5,6 +5,7 @@ import math
 import re
 import shlex
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 
 import pytest
 import torch
@@ -134,7 +135,7 @@ def test_one_long_text_is_learnt_in_sections(make):
         ([], "nothing to read"),
         (["too short"], "at least 300 are needed"),
         (["one", "two", "three", "four", "five", "six"], "at least 300 are needed"),
-        ("./no-such-folder", "no file or folder"),
+        (Path("no-such-folder"), "no file or folder"),
     ],
 )
 def test_too_little_to_learn_from_is_refused(make, texts, message):

@@ -15,10 +15,13 @@ from jinja2.exceptions import TemplateError
 
 from sebp_edge.errors import ModelError
 from sebp_edge.texts.documents import Unreadable
+from sebp_edge.texts.tokens import Span
 
-Span = tuple[int, int]
 Messages = tuple[dict[str, str], ...]
 Rendered = list[tuple[str, list[Span]]]
+
+# Those that chat templates know; any other is a user's text, which no message quotes.
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -40,7 +43,7 @@ def render_conversation(messages: Messages, tokenizer) -> Rendered:
     try:
         return _by_marks(messages, tokenizer) or _by_prefixes(messages, tokenizer) or _turn_by_turn(messages, tokenizer)
     except TemplateError as error:
-        roles = ", ".join(message["role"] for message in messages[:6])
+        roles = ", ".join(role if (role := message["role"]) in ROLES else "another role" for message in messages[:6])
         raise Unreadable(f"the model's chat template refuses a conversation of {roles}") from error
 
 

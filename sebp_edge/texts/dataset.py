@@ -61,7 +61,9 @@ def _as_sections(reading, tokenizer, recipe, context_length, examples) -> list[E
     What is learnt decides, not a prompt, and a conversation may be cut badly: so smaller sections are tried as well.
     """
     section = min(context_length, max(32, sum(example.num_loss_tokens for example in examples) // (2 * MIN_DOCUMENTS)))
-    sections, _ = encode(reading.documents, tokenizer, section, chat_template=recipe.chat_template)
+    sections = examples
+    if section < context_length:
+        sections, _ = encode(reading.documents, tokenizer, section, chat_template=recipe.chat_template)
     while len(sections) < MIN_DOCUMENTS and section > 16:
         section //= 2
         sections, _ = encode(reading.documents, tokenizer, section, chat_template=recipe.chat_template)
