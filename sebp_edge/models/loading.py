@@ -253,12 +253,20 @@ def _count_parameters(config, recipe: Recipe) -> tuple[int, int, int]:
     """Parameters: all, those in 4 bits, those trained. From the config alone."""
     model = _on_meta(config)
     total = sum(parameter.numel() for parameter in model.parameters())
+    in_4bit = sum(layer.weight.numel() for layer in _adapted(model)) if recipe.load_in_4bit else 0
+    return total, in_4bit, num_trained(model, recipe)
+
+
+def num_trained(model: nn.Module, recipe: Recipe) -> int:
+    """How many parameters a recipe trains: all, or those of a LoRA adapter on each linear layer but the head."""
     if recipe.method == "full":
-        return total, 0, total
+        return sum(parameter.numel() for parameter in model.parameters())
+    return sum(recipe.settled().r * (layer.in_features + layer.out_features) for layer in _adapted(model))
+
+
+def _adapted(model: nn.Module) -> list[nn.Linear]:
     head = model.get_output_embeddings()
-    linears = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head]
-    in_4bit = sum(layer.weight.numel() for layer in linears) if recipe.load_in_4bit else 0
-    return total, in_4bit, sum(recipe.settled().r * (layer.in_features + layer.out_features) for layer in linears)
+    return [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head]
 
 
 def model_of_shape(
