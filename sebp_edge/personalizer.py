@@ -448,7 +448,7 @@ def _where(saved: SavedAdapter) -> str:
     if saved.name is None:
         return f"the adapter is saved in {str(saved.path)!r}"
     state = "and active" if saved.active else "but not active"
-    return f"version {saved.version} of the adapter {saved.name!r} is saved, {state}"
+    return f"version {saved.version} of the adapter {saved.name!r} is saved {state}"
 
 
 def check_seed(seed: int) -> int:
