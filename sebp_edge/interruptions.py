@@ -1,16 +1,20 @@
 """Ctrl-C, SIGTERM and SIGHUP while something is at work that must be ended in order."""
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable
 
 from sebp_edge.errors import Interrupted
 
-_NUMBERS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+NUMBERS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+# An interruption that came to nothing for so long was lost, for example in a destructor, where Python ignores errors.
+_PATIENCE_SECONDS = 5
 
 
 class Interruptions:
-    """A context manager in which one signal interrupts; later ones, and all after `hold`, wait until its end.
+    """A context manager in which one signal interrupts; the next ones, and all after `hold`, wait until its end.
 
     A signal that waited is then handled as the process handles it, mostly by a KeyboardInterrupt; if the context ends
     with an error, that error stands for it. Only the main thread hears signals, and only signals with a handler in
@@ -25,10 +29,11 @@ class Interruptions:
         self._handlers: dict[int, Callable] = {}
         self._waiting: list[int] = []
         self._holds = False
+        self._interrupted = -math.inf
 
     def __enter__(self) -> "Interruptions":
         if threading.current_thread() is threading.main_thread():
-            handlers = {number: signal.getsignal(number) for number in _NUMBERS}
+            handlers = {number: signal.getsignal(number) for number in NUMBERS}
             self._handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
             for number in self._handlers:
                 signal.signal(number, self._hear)
@@ -53,10 +58,10 @@ class Interruptions:
             raise Interrupted(f"Interrupted. {self.outcome}") from interrupt
 
     def _hear(self, number: int, frame) -> None:
-        if self._holds:
+        if self._holds or time.monotonic() < self._interrupted + _PATIENCE_SECONDS:
             self._waiting.append(number)
             return
-        self._holds = True
+        self._interrupted = time.monotonic()
         self._handlers[number](number, frame)
         # It did not interrupt.
-        self._holds = False
+        self._interrupted = -math.inf

@@ -4,8 +4,8 @@
     <data folder>/adapters/<name>/<version>/    adapter_model.safetensors, adapter_config.json (PEFT's layout),
                                                 sebp_edge.json (the record), README.md
 
-A version is written into a temporary folder, flushed to the disk, and renamed. Nothing in it holds a user's text or a
-path of theirs.
+A version is written into a temporary folder beside the names, flushed to the disk, and renamed. Nothing in it holds a
+user's text or a path of theirs.
 """
 
 import dataclasses
@@ -22,19 +22,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import platformdirs
-from safetensors import SafetensorError
 
 from sebp_edge.adapters.record import RECORD, AdapterRecord
 from sebp_edge.errors import AdapterError, StorageError, suggest
 from sebp_edge.files import flush, read_text, storage_errors, write_whole
+from sebp_edge.units import gigabytes
 
 if TYPE_CHECKING:  # listing adapters needs no torch
     from sebp_edge.models.adaptation import Adaptation
 
 _ACTIVE = "active"
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
-# Nobody saves for so long.
-_LEFTOVER_SECONDS = 24 * 3600
+_SAVING = ".saving-"
+# No file is written for so long.
+_LEFTOVER_SECONDS = 3600
+# What files besides the weights take, in bytes.
+_BESIDES = 2**16
 # Windows keeps some names for devices, whatever follows their first dot.
 _NAME = re.compile(r"(?!(?i:con|prn|aux|nul|com\d|lpt\d)(\.|$))[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -147,10 +150,10 @@ class AdapterStore:
         parent = self._parent(out)
         with storage_errors("Nothing can be saved in", parent):
             free = shutil.disk_usage(parent).free
-        if size > free:
+        if size + _BESIDES > free:
             raise StorageError(
-                f"What is to be learnt takes {size / 1e6:,.1f} MB, and {str(parent)!r} has {free / 1e6:,.1f} MB of "
-                "room; make room or choose another place."
+                f"What is learnt will take {gigabytes(size + _BESIDES)}, and {str(parent)!r} has room for "
+                f"{gigabytes(free)}; make room or choose another place."
             )
 
     def save(self, adaptation: "Adaptation", record: AdapterRecord, name: str, *, activate: bool) -> SavedAdapter:
@@ -163,10 +166,10 @@ class AdapterStore:
         with storage_errors("Nothing was saved in", folder):
             _make_private(self.folder)
             _make_private(folder)
-            _sweep(folder)
+            _sweep(self.folder)
             version = 1 + max(_versions(folder), default=0)
             # Another process may take the number meanwhile: renaming onto its folder fails, and the next one is tried.
-            while not _write_whole(adaptation, record, folder / str(version)):
+            while not _write_whole(adaptation, record, folder / str(version), self.folder):
                 version += 1
         saved = SavedAdapter(folder / str(version), record, name, version)
         return self.activate(saved) if activate else saved
@@ -186,7 +189,7 @@ class AdapterStore:
         """Saves an adapter into a new folder of the user's choice, outside the store."""
         out = out.absolute()
         with storage_errors("Nothing was saved in", out):
-            if not _write_whole(adaptation, record, out):
+            if not _write_whole(adaptation, record, out, out.parent):
                 raise AdapterError(f"{str(out)!r} exists already; nothing was overwritten.")
         return SavedAdapter(out, record)
 
@@ -204,6 +207,7 @@ class AdapterStore:
             path.rename(doomed)
         with storage_errors("The adapter is gone from the list, but files of it are left in", doomed, "; delete them"):
             shutil.rmtree(doomed)
+            _sweep(self.folder)
             if version is not None and not _versions(folder):
                 shutil.rmtree(folder)
 
@@ -252,27 +256,20 @@ def _versions(folder: Path) -> list[int]:
 
 
 def _sweep(folder: Path) -> None:
-    """Deletes what killed processes left, once no save can be under way in it any more."""
-    for path in folder.glob(".*-*"):
+    """Deletes what killed processes left of adapters that they were saving."""
+    for path in folder.glob(f"{_SAVING}*"):
         with suppress(OSError):
-            if path.stat().st_mtime < time.time() - _LEFTOVER_SECONDS:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if max(each.stat().st_mtime for each in (path, *path.iterdir())) < time.time() - _LEFTOVER_SECONDS:
+                shutil.rmtree(path)
 
 
-def _write_whole(adaptation: "Adaptation", record: AdapterRecord, target: Path) -> bool:
-    """Writes an adapter's folder in one stroke; False if something is at `target` already."""
-    while True:
-        _make_private(target.parent)
-        try:
-            return _write_once(adaptation, record, target)
-        except (OSError, SafetensorError):
-            # Another process may remove the whole adapter meanwhile.
-            if target.parent.exists():
-                raise
+def _write_whole(adaptation: "Adaptation", record: AdapterRecord, target: Path, workplace: Path) -> bool:
+    """Writes an adapter's folder in one stroke; False if something is at `target` already.
 
-
-def _write_once(adaptation: "Adaptation", record: AdapterRecord, target: Path) -> bool:
-    temporary = Path(tempfile.mkdtemp(prefix=".saving-", dir=target.parent))
+    Args:
+        workplace: the folder for what is not whole yet, on the disk of `target`.
+    """
+    temporary = Path(tempfile.mkdtemp(prefix=_SAVING, dir=workplace))
     try:
         adaptation.save(temporary)
         (temporary / RECORD).write_text(json.dumps(dataclasses.asdict(record), indent=2) + "\n", encoding="utf-8")
@@ -285,7 +282,7 @@ def _write_once(adaptation: "Adaptation", record: AdapterRecord, target: Path) -
         if os.path.lexists(target):
             return False
         try:
-            temporary.rename(target)
+            _move(temporary, target)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 return False
@@ -294,6 +291,18 @@ def _write_once(adaptation: "Adaptation", record: AdapterRecord, target: Path) -
         return True
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _move(folder: Path, target: Path) -> None:
+    """Renames a folder. Other processes may remove the one that it goes to; then that is made again."""
+    while True:
+        _make_private(target.parent)
+        try:
+            folder.rename(target)
+            return
+        except FileNotFoundError:
+            if target.parent.is_dir():
+                raise
 
 
 def _make_private(folder: Path) -> None:
