@@ -84,11 +84,12 @@ class AdapterStore:
             StorageError: what says so cannot be read.
         """
         path = self.folder / check_name(name) / _ACTIVE
-        with storage_errors("The active version cannot be read in", path, ""):
-            try:
-                number = read_text(path)
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
-                return None
+        try:
+            number = read_text(path)
+        except PermissionError as error:
+            raise StorageError(f"Which version is active cannot be read in {str(path)!r}: {error.strerror}.") from error
+        except (OSError, ValueError):
+            return None
         return int(number) if _NUMBER.fullmatch(number) else None
 
     def open(self, name: str, version: int | None = None) -> SavedAdapter:
