@@ -1,10 +1,12 @@
 """The main path: texts in, a saved adapter out."""
 
+import secrets
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from enum import Enum
 from itertools import chain
@@ -20,12 +22,15 @@ from sebp_edge.errors import (
     MachineError,
     ModelError,
     NonFiniteLoss,
+    SebpEdgeError,
+    StorageError,
     TrainingStopped,
 )
 from sebp_edge.events import AdapterSaved, Event, MemoryPlanned, ModelLoaded, Notice, Sink, TextsRead, silent
 from sebp_edge.insight.analysis import Analysis, analyze
+from sebp_edge.interruptions import Interruptions
 from sebp_edge.models import machine
-from sebp_edge.models.adaptation import Adaptation, load
+from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import NonFiniteLogits, generate_text
 from sebp_edge.models.loading import BaseModel, load_base_model, refuse_unknown_tokens, tokenizer_at_hand
@@ -120,17 +125,19 @@ class Personalizer:
         """
         begin, out = time.perf_counter(), None if out is None else Path(out).expanduser()
         self.store.check_writable(name, out)
-        with self._at_work(stop_when):
+        with Interruptions() as interruptions, self._at_work(stop_when):
             reading = self._read(texts)
             plan = None if self.memory_budget is None else self._announced(self._plan(reading, self._signal))
             recipe, spending = (plan.chosen.recipe, plan.chosen.spending) if plan else (self.recipe.settled(), FASTEST)
             with self._limit(plan) as limit:
                 base = self._load(recipe)
+                self.store.check_room(saved_bytes(base, recipe), out)
                 dataset = self._encode(reading, base)
                 trial = Trial(base, dataset, recipe, self.seed, self._tell, spending, limit)
-                with self._setting_aside(trial, name):
+                with self._setting_aside(trial, name, interruptions):
                     judgement = trial.train_and_judge()
-            saved = self._keep(trial, judgement, name, out) if judgement.verdict.kept else self._give_up(trial)
+                    interruptions.hold()
+            saved = self._keep(trial, judgement, name, out, interruptions) if judgement.kept else self._give_up(trial)
             return AdaptResult.of(trial, judgement, saved, self.store, time.perf_counter() - begin)
 
     def stop(self) -> None:
@@ -371,7 +378,7 @@ class Personalizer:
         self._signal.check()
 
     @contextmanager
-    def _setting_aside(self, trial: Trial, name: str) -> Iterator[None]:
+    def _setting_aside(self, trial: Trial, name: str, interruptions: Interruptions) -> Iterator[None]:
         """The adapter in use makes room for a trial. Whatever stops that, it comes back; what was learnt is saved."""
         handled = sys.exception()
         if self._adaptation is not None:
@@ -379,6 +386,7 @@ class Personalizer:
         try:
             yield
         except (KeyboardInterrupt, NonFiniteLoss, BudgetExceeded) as stop:
+            interruptions.hold()
             machine.let_go(stop, handled)
             raise self._stopped(stop, trial, name) from stop
         except BaseException as error:
@@ -404,20 +412,42 @@ class Personalizer:
     def _put_back(self, base: BaseModel) -> None:
         self._adaptation = load(base, self._folder) if self._folder else None
 
-    def _keep(self, trial: Trial, judgement: Judgement, name: str, out: Path | None) -> SavedAdapter:
+    def _keep(
+        self, trial: Trial, judgement: Judgement, name: str, out: Path | None, interruptions: Interruptions
+    ) -> SavedAdapter:
         """Saves and activates the trial's adapter, and goes on with it."""
         record = self._record(trial, judgement)
         try:
             if out is None:
-                saved = self.store.save(trial.adaptation, record, name, activate=True)
+                saved = self.store.save(trial.adaptation, record, name, activate=False)
             else:
                 saved = self.store.save_to(trial.adaptation, record, out)
+        except SebpEdgeError as error:
+            raise StorageError(f"{error} {self._rescue(trial, record, name, out)}") from error
         except BaseException:
             self._give_up(trial)
             raise
         self._adaptation, self._folder, self._chat = trial.adaptation, saved.path, record.takes_chats
+        if out is None:
+            saved = self.store.activate(saved)
+        interruptions.outcome = f"The training was over: {_where(saved)}."
         self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
         return saved
+
+    def _rescue(self, trial: Trial, record: AdapterRecord, name: str, out: Path | None) -> str:
+        """Saves what was learnt where it can be, since it could not be where it was to be; says where in a sentence."""
+        try:
+            if out is not None:
+                with suppress(SebpEdgeError):
+                    saved = self.store.save(trial.adaptation, record, name, activate=False)
+                    return f"What was learnt is saved all the same: {_where(saved)}."
+            with suppress(SebpEdgeError):
+                folder = Path(tempfile.gettempdir()) / f"sebp-edge-{name}-{secrets.token_hex(4)}"
+                self.store.save_to(trial.adaptation, record, folder)
+                return f"What was learnt is saved in {str(folder)!r} all the same; move it before the system clears it."
+            return "What was learnt is lost."
+        finally:
+            self._give_up(trial)
 
     def _stopped(self, stop: BaseException, trial: Trial, name: str) -> TrainingStopped:
         """Saves the best state so far as a version that is not active, and says so in the error it returns."""
@@ -463,3 +493,11 @@ class Personalizer:
             seed=self.seed,
             chat=data.chat,
         )
+
+
+def _where(saved: SavedAdapter) -> str:
+    """The place of a saved adapter, in words."""
+    if saved.name is None:
+        return f"the adapter is saved in {str(saved.path)!r}"
+    state = "and active" if saved.active else "but not active"
+    return f"version {saved.version} of the adapter {saved.name!r} is saved {state}"

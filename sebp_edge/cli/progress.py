@@ -168,6 +168,8 @@ class Lines:
         if event.split == "select":
             when = f"after epoch {event.epoch}" if event.epoch else "before training"
             out.print(f"  {when}: held-out loss {event.loss:.3f}{' (best)' if event.best and event.epoch else ''}")
+        elif event.split == "train":
+            out.print(f"  in the end: loss {event.loss:.3f} on the documents it was trained on")
 
     def _analyzed(self, event: ExampleAnalyzed) -> None:
         if event.example == 1:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import AdapterError
 from sebp_edge.models.full import FullWeights
-from sebp_edge.models.loading import BaseModel
+from sebp_edge.models.loading import BaseModel, num_trained
 from sebp_edge.models.lora import LoraAdapter
 from sebp_edge.recipe import Recipe
 
@@ -49,6 +49,11 @@ def load(base: BaseModel, folder: Path) -> Adaptation:
         if (folder / kind.MARKER).is_file():
             return kind.saved(base, folder)
     raise AdapterError(f"{folder.name!r} holds no adapter: neither {LoraAdapter.MARKER} nor {FullWeights.MARKER}.")
+
+
+def saved_bytes(base: BaseModel, recipe: Recipe) -> int:
+    """What the weights of an adaptation will take on the disk."""
+    return num_trained(base.model, recipe) * (4 if recipe.method == "lora" else base.dtype.itemsize)
 
 
 def trainable(adaptation: Adaptation) -> list[nn.Parameter]:
