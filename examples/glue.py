@@ -3,12 +3,14 @@
     python examples/glue.py --model FOLDER --data FOLDER [--recipe glue] [--dense] [--seed 0] [--device cpu]
 
 The data folder holds a file with "train" in its name and one with "dev" or "val" (of several the first by name), in
-GLUE's own formats: TSV with a header (CoLA's has none), or JSONL. With --dense the same training runs without SEBP.
+GLUE's own formats: TSV with a header (CoLA's has none), or JSONL. Labels are classes, or as STS-B's numbers to predict.
+With --dense the same training runs without SEBP.
 """
 
 import argparse
 import csv
 import json
+import math
 import random
 import sys
 import time
@@ -34,15 +36,15 @@ TEXTS = (
     ("#1 String", "#2 String"),
     ("sentence",),
 )
-LABELS = ("gold_label", "label", "is_duplicate", "Quality")
+LABELS = ("gold_label", "label", "is_duplicate", "Quality", "score")
 COLA = ("source", "label", "star", "sentence")
 
 
 class Text(NamedTuple):
-    """What is classified, one text or two, and as what."""
+    """What is classified, one text or two, and as what: a class's name, or a number to predict."""
 
     texts: tuple[str, ...]
-    label: str
+    label: str | float
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -63,12 +65,12 @@ def main(arguments: list[str] | None = None) -> None:
 def run(options: argparse.Namespace) -> None:
     recipe, device = Recipe.load(options.recipe), pick_device(options.device)
     train, dev = (read(find(options.data, words)) for words in (("train",), ("dev", "val")))
-    names = sorted({text.label for text in train})
-    check(names, dev)
+    names = classes(train, dev)
     torch.manual_seed(options.seed)
     classifier = Classifier(options.model, names, recipe, device)
     length = classifier.context_length
-    print(f"{len(train)} texts to train on, {len(dev)} to judge by, {len(names)} labels, padded to {length} tokens")
+    kind = f"{len(names)} labels" if names else "numbers as labels"
+    print(f"{len(train)} texts to train on, {len(dev)} to judge by, {kind}, padded to {length} tokens")
     print(f"before: {classifier.judge(dev)}")
     shuffled = random.Random(options.seed)
     epochs = [cut(shuffled.sample(train, len(train)), recipe.batch_tokens) for _ in range(recipe.epochs)]
@@ -101,7 +103,7 @@ def train_epoch(classifier: "Classifier", batches: list[list[Text]], optimizer, 
 
 
 class Classifier:
-    """An encoder with a new head for the labels `names`; nothing is downloaded.
+    """An encoder with a new head for the labels `names`, or without names for numbers; nothing is downloaded.
 
     Attributes:
         context_length: what texts are padded to, on the right, as in the paper.
@@ -112,7 +114,7 @@ class Classifier:
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             model = AutoModelForSequenceClassification.from_pretrained(
-                folder, num_labels=len(names), local_files_only=True
+                folder, num_labels=len(names) or 1, local_files_only=True
             )
         except (OSError, ValueError) as error:
             raise ModelError(
@@ -132,7 +134,7 @@ class Classifier:
             max_length=self.context_length,
             return_tensors="pt",
         ).to(self._device)
-        labels = torch.tensor([self._names.index(text.label) for text in texts], device=self._device)
+        labels = torch.tensor(self._targets(texts), device=self._device)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
             return self.model(**batch, labels=labels)
 
@@ -140,8 +142,13 @@ class Classifier:
     def judge(self, texts: list[Text]) -> str:
         """Its scores on `texts`."""
         self.model.eval()
-        said = [one for batch in cut(texts, self._batch_size) for one in self(batch).logits.argmax(1).tolist()]
-        return scores(said, [self._names.index(text.label) for text in texts], len(self._names))
+        logits = torch.cat([self(batch).logits for batch in cut(texts, self._batch_size)])
+        if not self._names:
+            return correlations(logits.squeeze(1).tolist(), self._targets(texts))
+        return scores(logits.argmax(1).tolist(), self._targets(texts), len(self._names))
+
+    def _targets(self, texts: list[Text]) -> list[int] | list[float]:
+        return [self._names.index(text.label) if self._names else text.label for text in texts]
 
 
 def cut(texts: list[Text], size: int) -> list[list[Text]]:
@@ -160,6 +167,15 @@ def scores(said: list[int], right: list[int], num_labels: int) -> str:
     return f"{accuracy}, F1 {f1:.3f}, Matthews {(hit * quiet - wrong * missed) / max(1, spread) ** 0.5:.3f}"
 
 
+def correlations(said: list[float], right: list[float]) -> str:
+    """Pearson's and Spearman's, STS-B's scores; 0 where one side is all the same."""
+    values = torch.tensor([said, right], dtype=torch.float64)
+    # Equal values share the mean of their ranks.
+    ranks = [(one[:, None] > one).sum(1) + 0.5 * (one[:, None] == one).sum(1) for one in values]
+    pearson, spearman = (torch.corrcoef(pair)[0, 1].nan_to_num() for pair in (values, torch.stack(ranks)))
+    return f"Pearson {pearson:.3f}, Spearman {spearman:.3f}"
+
+
 # ------------------------------------------------------------------------------------------------------------- files
 
 
@@ -171,7 +187,9 @@ def find(folder: Path, words: tuple[str, ...]) -> Path:
     for path in sorted(folder.iterdir()):
         if path.suffix in endings and any(word in path.stem.lower() for word in words):
             return path
-    raise TextsError(f"{folder} holds no {' or '.join(endings)} file with {' or '.join(map(repr, words))} in its name.")
+    raise TextsError(
+        f"{str(folder)!r} holds no {' or '.join(endings)} file with {' or '.join(map(repr, words))} in its name."
+    )
 
 
 def read(path: Path) -> list[Text]:
@@ -181,34 +199,68 @@ def read(path: Path) -> list[Text]:
         records = list(records_of(path.suffix, [line.rstrip("\r") for line in lines if line.strip()]))
         columns = records[0].keys()
     except (OSError, ValueError, LookupError, AttributeError) as error:
-        raise TextsError(f"{path} holds no {path.suffix[1:].upper()} in UTF-8 ({type(error).__name__}).") from error
+        raise TextsError(
+            f"{str(path)!r} holds no {path.suffix[1:].upper()} in UTF-8 ({type(error).__name__})."
+        ) from error
     texts = next((names for names in TEXTS if columns >= set(names)), None)
     label = next((name for name in LABELS if name in columns), None)
     if texts is None or label is None:
         known = ", ".join(" and ".join(names) for names in TEXTS)
-        raise TextsError(f"{path} has not the columns of a task: one of {known}; and {' or '.join(LABELS)}.")
-    wanted = (*texts, label)
+        raise TextsError(f"{str(path)!r} has not the columns of a task: one of {known}; and {' or '.join(LABELS)}.")
+    found = []
     for number, record in enumerate(records, start=1):
-        if not all(isinstance(record.get(name), str | int) for name in wanted):
-            raise TextsError(f"Row {number} of {path} lacks a text or a label that is a name or a whole number.")
-    return [Text(tuple(str(record[name]) for name in texts), str(record[label])) for record in records]
+        try:
+            found.append(Text(tuple(_text(record[name]) for name in texts), label_of(record[label], label)))
+        except (LookupError, TypeError, ValueError) as error:
+            raise TextsError(
+                f"Row {number} of {str(path)!r} lacks a text, or a label that is a name or a number."
+            ) from error
+    return found
+
+
+def _text(value: str | int) -> str:
+    if not isinstance(value, str | int):
+        raise TypeError
+    return str(value)
+
+
+def label_of(value: str | float, column: str) -> str | float:
+    """A score is a number, as is a label that JSON has with a decimal point; all others are names of classes."""
+    if column != "score" and not isinstance(value, float):
+        return _text(value)
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
 
 
 def records_of(ending: str, lines: list[str]) -> Iterator[dict]:
     if ending == ".jsonl":
         return map(json.loads, lines)
     # GLUE's files are not quoted: a quotation mark is part of a text.
-    has_header = any(name in lines[0].split("\t") for name in LABELS)
-    return csv.DictReader(lines, None if has_header else COLA, delimiter="\t", quoting=csv.QUOTE_NONE)
+    first = lines[0].split("\t")
+    is_cola = len(first) == len(COLA) and first[1] in ("0", "1")
+    return csv.DictReader(lines, COLA if is_cola else None, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
-def check(names: list[str], dev: list[Text]) -> None:
-    """Raises a TextsError unless the labels are a few classes, the same in both files."""
+def classes(train: list[Text], dev: list[Text]) -> list[str]:
+    """The names of the classes, or none if the labels are numbers to predict.
+
+    Raises:
+        TextsError: they are not a few classes, the same in both files, nor numbers in both.
+    """
+    numbers = {isinstance(text.label, float) for text in train + dev}
+    if len(numbers) == 2:
+        raise TextsError("Some labels are scores and some are names of classes; give files of one task.")
+    if True in numbers:
+        return []
+    names = sorted({text.label for text in train})
     if not 2 <= len(names) <= 20:
         raise TextsError(f"The train file has {len(names)} different labels, but 2 to 20 classes are needed.")
     unknown = {text.label for text in dev} - set(names)
     if unknown:
         raise TextsError(f"The dev file has the label {min(unknown)!r}, which is not in the train file.")
+    return names
 
 
 if __name__ == "__main__":

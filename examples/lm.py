@@ -41,7 +41,7 @@ def read(path: Path) -> Iterator[str]:
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise TextsError(f"{path} cannot be read: {getattr(error, 'strerror', 'it is not UTF-8')}.") from error
+        raise TextsError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', 'it is not UTF-8')}.") from error
     if path.suffix == ".txt":
         yield from lines
         return
@@ -50,7 +50,8 @@ def read(path: Path) -> Iterator[str]:
             yield as_text(*question_of(json.loads(line)))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise TextsError(
-                f"Line {number} of {path} is no question as WinoGrande, ARC or HellaSwag publish them, with its answer."
+                f"Line {number} of {str(path)!r} is no question as WinoGrande, ARC or HellaSwag publish them, with its "
+                "answer."
             ) from error
 
 

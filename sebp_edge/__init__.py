@@ -1,7 +1,8 @@
 """sebp-edge: a language model learns its owner's texts, on the owner's own machine.
 
+    from pathlib import Path
     from sebp_edge import Personalizer
-    result = Personalizer().adapt("./notes")
+    result = Personalizer().adapt(Path("notes"))
 
 Names are imported when they are first used, so that `sebp-edge --help` needs no torch.
 """

@@ -14,7 +14,7 @@
       TrainingStopped       training ended early; what was saved is named
         NonFiniteLoss       the loss became NaN or infinite
         BudgetExceeded      the process holds more than its memory budget
-        Interrupted         the user pressed Ctrl-C
+        Interrupted         the user pressed Ctrl-C, or the app called stop()
 
 No message holds a user's text; paths appear only where the user gave them.
 """
@@ -74,7 +74,15 @@ class SparsityError(SebpEdgeError):
 
 
 class TrainingStopped(SebpEdgeError):
-    """Training ended before its plan did."""
+    """A training ended early.
+
+    Attributes:
+        name, version: of the adapter that was saved, which is not active; None if nothing was saved.
+    """
+
+    def __init__(self, message: str, *, name: str | None = None, version: int | None = None):
+        super().__init__(message)
+        self.name, self.version = name, version
 
 
 class NonFiniteLoss(TrainingStopped):
@@ -86,9 +94,17 @@ class BudgetExceeded(TrainingStopped):
 
 
 class Interrupted(TrainingStopped):
-    """The user interrupted the run."""
+    """The user, or the app, interrupted the call.
+
+    Attributes:
+        text: what `generate` had written; "" for every other call.
+    """
 
     exit_code = 130
+
+    def __init__(self, message: str, *, name: str | None = None, version: int | None = None, text: str = ""):
+        super().__init__(message, name=name, version=version)
+        self.text = text
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -158,8 +158,21 @@ class StepDone(Event):
 
 
 @dataclass(frozen=True)
+class ExamplesEvaluated(Event):
+    """An evaluation, before, between or after the steps, has come so far: `done` of `examples`."""
+
+    event: ClassVar[str] = "examples_evaluated"
+    done: int
+    examples: int
+
+
+@dataclass(frozen=True)
 class Evaluated(Event):
-    """A held-out loss, in nats per token. `split` is "select" or "judge"; `best` says whether it is the best so far."""
+    """A loss in nats per token; `best` says whether it is the best so far.
+
+    `split` is "select" or "judge", whose documents are held out; with few documents also "train", once: the loss of the
+    last training on all of them.
+    """
 
     event: ClassVar[str] = "evaluated"
     phase: str

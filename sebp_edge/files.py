@@ -1,7 +1,9 @@
 """Files are written whole or not at all, readable by their owner only; a disk that refuses is told in one sentence."""
 
+import json
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,8 @@ from safetensors import SafetensorError
 from sebp_edge.errors import StorageError
 
 _FIRST_BYTES = 500
+# What is read as a small file, in bytes.
+_MOST = 2**24
 
 
 def cache_folder() -> Path:
@@ -48,11 +52,45 @@ def _has(mark: bytes, path: Path) -> bool:
         return mark in file.read(_FIRST_BYTES)
 
 
+def read_text(path: Path) -> str:
+    """The text of a small file, which others may have written.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no file, too large, or not in UTF-8.
+    """
+    # A FIFO is opened without waiting for who writes.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is no file")
+        content = file.read(_MOST + 1)
+    if len(content) > _MOST:
+        raise ValueError("it is too large")
+    return content.decode()
+
+
+def read_json(path: Path) -> dict:
+    """The object in a small JSON file, which others may have written.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: as `read_text`, or it is no JSON object.
+    """
+    try:
+        values = json.loads(read_text(path))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(values, dict):
+        raise ValueError("it is no object")
+    return values
+
+
 def write_whole(path: Path, text: str) -> None:
     """Writes a text in UTF-8 in one stroke, in place of any file of that name."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    temporary = Path(name)
     try:
-        temporary.touch(mode=0o600)
+        os.close(descriptor)
         temporary.write_text(text, encoding="utf-8")
         flush(temporary)
         temporary.replace(path)

@@ -1,76 +1,70 @@
 """The main path: texts in, a saved adapter out."""
 
-import functools
-import math
+import secrets
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
+from enum import Enum
 from itertools import chain
 from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.errors import (
+    AdapterError,
     BaseModelMismatch,
     BudgetExceeded,
     BusyError,
     Interrupted,
     MachineError,
+    ModelError,
     NonFiniteLoss,
-    RecipeError,
-    TextsError,
+    SebpEdgeError,
+    StorageError,
     TrainingStopped,
 )
 from sebp_edge.events import AdapterSaved, Event, MemoryPlanned, ModelLoaded, Notice, Sink, TextsRead, silent
 from sebp_edge.insight.analysis import Analysis, analyze
+from sebp_edge.interruptions import Interruptions
 from sebp_edge.models import machine
-from sebp_edge.models.adaptation import Adaptation, load
+from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
-from sebp_edge.models.generation import generate_text
+from sebp_edge.models.generation import NonFiniteLogits, generate_text
 from sebp_edge.models.loading import BaseModel, load_base_model, refuse_unknown_tokens, tokenizer_at_hand
 from sebp_edge.models.process import memory_of
+from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.planning.budget import MemoryBudget, Plan, make_plan
 from sebp_edge.planning.shape import read_shape
 from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
+from sebp_edge.stopping import Checked, StopAsked, StopSignal
 from sebp_edge.texts.dataset import Dataset, make_dataset
+from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.training.limit import MemoryLimit
 from sebp_edge.training.loop import Progress
 from sebp_edge.training.spending import FASTEST
 from sebp_edge.training.trial import Judgement, Trial
 
+# Bytes that texts may take whatever the budget: for a few of them the plan says better what would fit.
+FEW_TEXTS = 30_000_000
 
-class _StopAsked(KeyboardInterrupt):
-    """The app that embeds it asked for the end."""
 
-
-def _alone(method: Callable) -> Callable:
-    """A method that uses the model; while another call of one does, in whatever thread, it refuses."""
-
-    @functools.wraps(method)
-    def run(personalizer: "Personalizer", *arguments, **options):
-        if not personalizer._in_use.acquire(blocking=False):
-            raise BusyError(
-                "This Personalizer is at work already; wait until that call is back, end it with stop(), or make "
-                "another Personalizer."
-            )
-        try:
-            return method(personalizer, *arguments, **options)
-        finally:
-            personalizer._in_use.release()
-
-    return run
+class _InUse(Enum):
+    ADAPTER = "the adapter in use"
 
 
 class Personalizer:
     """Makes a language model learn its owner's texts.
 
-        result = Personalizer("llama-3.2-3b").adapt("./notes")
+        result = Personalizer("llama-3.2-3b").adapt(Path("notes"))
 
     One call at a time uses its model: `adapt`, `analyze`, `generate` and `load_adapter` raise BusyError meanwhile.
+    `stop()` ends that call from another thread; it raises Interrupted. A stop that may come before the call has begun
+    goes through an event of the app's own, which each of them takes: `adapt(texts, stop_when=event)`.
 
     Args:
         model: a known name (`sebp-edge models` lists them), a folder with a model, or a Hub id.
@@ -103,20 +97,27 @@ class Personalizer:
         self.seed = check_seed(seed)
         self.on_event = on_event
         self._in_use = threading.Lock()
-        self._stop_asked: threading.Event | None = None
+        self._signal = StopSignal()  # of the call at work, or of the last one
         self._base: BaseModel | None = None
         self._adaptation: Adaptation | None = None
         self._folder: Path | None = None
         self._chat = False
 
-    @_alone
-    def adapt(self, texts, *, name: str = "default", out: str | Path | None = None) -> AdaptResult:
+    def adapt(
+        self,
+        texts,
+        *,
+        name: str = "default",
+        out: str | Path | None = None,
+        stop_when: threading.Event | None = None,
+    ) -> AdaptResult:
         """Learns `texts`; the adapter is saved if it is better on documents that it has not seen.
 
         Args:
-            texts: a text, the path of a file or folder, a record, or a list of these (see `read_texts`).
+            texts: a string, the `pathlib.Path` of a file or folder, a record, or a list of these (see `read_texts`).
             name: the adapter's name in the store; each adaptation is a new version of it.
             out: a new folder to save to instead.
+            stop_when: see `stop`.
 
         Raises:
             SebpEdgeError: one of its kinds, with what to do. Interrupted, NonFiniteLoss and BudgetExceeded come after
@@ -124,26 +125,33 @@ class Personalizer:
         """
         begin, out = time.perf_counter(), None if out is None else Path(out).expanduser()
         self.store.check_writable(name, out)
-        with self._listening_to_stop():
-            reading = read_texts(texts)
-            plan = None if self.memory_budget is None else self._announced(self._plan(reading))
+        with Interruptions() as interruptions, self._at_work(stop_when):
+            reading = self._read(texts)
+            plan = None if self.memory_budget is None else self._announced(self._plan(reading, self._signal))
             recipe, spending = (plan.chosen.recipe, plan.chosen.spending) if plan else (self.recipe.settled(), FASTEST)
             with self._limit(plan) as limit:
                 base = self._load(recipe)
+                self.store.check_room(saved_bytes(base, recipe), out)
                 dataset = self._encode(reading, base)
                 trial = Trial(base, dataset, recipe, self.seed, self._tell, spending, limit)
-                with self._setting_aside(trial, name):
+                with self._setting_aside(trial, name, interruptions):
                     judgement = trial.train_and_judge()
-        saved = self._keep(trial, judgement, name, out) if judgement.verdict.kept else self._give_up(trial)
-        return AdaptResult.of(trial, judgement, saved, self.store, time.perf_counter() - begin)
+                    interruptions.hold()
+            saved = self._keep(trial, judgement, name, out, interruptions) if judgement.kept else self._give_up(trial)
+            return AdaptResult.of(trial, judgement, saved, self.store, time.perf_counter() - begin)
 
     def stop(self) -> None:
-        """Stops an `adapt` that runs in another thread at its next event, mostly a step, as Ctrl-C would.
+        """Stops the call that is at work in another thread, as Ctrl-C would: there it raises Interrupted.
 
-        There `adapt` raises Interrupted. Where none is running, or its training is over, nothing happens.
+        It is heard before each text is tokenised, before and after the model is loaded, after each micro-batch of an
+        evaluation, each step of a training, each example of an analysis and each token of a text. `adapt` saves its
+        best state so far, not active. Once a training is judged, its adapter is kept or not, and `adapt` returns.
+
+        If no call is at work, nothing happens, and the next one is not stopped either. To stop a call that may not have
+        begun yet, for example since its thread is just starting, give it an event as `stop_when` and set that: it is
+        heard like `stop`, and already when the call begins.
         """
-        if (asked := self._stop_asked) is not None:
-            asked.set()
+        self._signal.set()
 
     def plan(self, texts) -> Plan:
         """How `texts` would be learnt within the memory budget, what that takes and about how long; nothing is loaded.
@@ -154,28 +162,28 @@ class Personalizer:
         Raises:
             SebpEdgeError: one of its kinds; MachineError if nothing fits, with what would.
         """
-        return self._plan(read_texts(texts))
+        return self._plan(self._read(texts), StopSignal())
 
-    @_alone
-    def analyze(self, texts, *, examples: int = 16) -> Analysis:
+    def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
         """How sparse the base model's gradients are on `texts`; no adapter takes part, and nothing is changed.
 
         Args:
             texts: as `adapt` takes them.
             examples: how many to look at, at most; the seed draws them.
+            stop_when: see `stop`.
 
         Raises:
             SebpEdgeError: one of its kinds, with what to do.
         """
-        reading = read_texts(texts)
         handled = sys.exception()
-        with self._limit(None):
+        with self._at_work(stop_when), self._limit(None):
+            reading = self._read(texts)
             base = self._load()
             dataset = self._encode(reading, base)
             if self._adaptation is not None:
                 self._adaptation.detach()
             try:
-                return analyze(base, dataset, examples, self.seed, self.on_event)
+                return analyze(base, dataset, examples, self.seed, self._tell)
             except BaseException as error:
                 if not self._ran_out_of_memory(error, handled):
                     raise
@@ -186,58 +194,90 @@ class Personalizer:
             finally:
                 self._put_back(base)
 
-    @_alone
     def generate(
         self,
-        prompt: str,
+        prompt: str | Messages,
         *,
-        adapter: str | Path | None = None,
+        adapter: str | Path | _InUse | None = _InUse.ADAPTER,
         version: int | None = None,
         max_new_tokens: int = 200,
         temperature: float = 0.7,
         top_p: float = 0.9,
+        top_k: int | None = None,
+        repetition_penalty: float = 1.0,
+        stop: Sequence[str] = (),
         seed: int | None = None,
         on_text: Callable[[str], None] | None = None,
+        stop_when: threading.Event | None = None,
     ) -> str:
-        """Continues `prompt` with the adapter just made or loaded, or with the base model if there is none.
+        """Continues a text, or answers the last of some messages.
+
+        A text is put into the model's chat template, as a message of the user, if the adapter has learnt more
+        conversations than other documents; the base model continues it as it is. Messages always are put into it.
 
         Args:
-            adapter: the name of a stored adapter, or an adapter's folder.
+            prompt: a text, or messages: `[{"role": "user", "content": "Where is the key?"}]`, with the roles "system",
+                "user" and "assistant", the last one the user's.
+            adapter: the name of a stored adapter, or an adapter's folder, which is then the adapter in use. None is the
+                base model: the adapter in use takes no part in this call, and is in use again after it. By default the
+                adapter that was made or loaded last, or the base model if there is none.
             version: of the stored adapter; by default the active one.
-            max_new_tokens, temperature, top_p, seed, on_text: see `generate_text`.
+            max_new_tokens, temperature, top_p, top_k, repetition_penalty, stop, seed: see `Sampling`.
+            on_text: is given the new text piece by piece, as it is written. An error that it raises ends the call.
+            stop_when: see `Personalizer.stop`.
 
         Raises:
-            TextsError: the prompt is no text.
-            RecipeError: one of the numbers is out of its range.
+            TextsError: the prompt is neither a text nor messages, or is empty.
+            RecipeError: one of the options is out of its range.
             AdapterError, ModelError: see `load_adapter` and `generate_text`.
+            Interrupted: it was stopped, or Ctrl-C was pressed; what was written so far is its `text`.
         """
         check_prompt(prompt)
-        check_sampling(max_new_tokens, temperature, top_p)
-        if adapter is not None:
-            self._load_adapter(adapter, version)
-        base = self._load()
-        return generate_text(
-            self._adaptation.model if self._adaptation else base.model,
-            base.tokenizer,
-            prompt,
-            chat=self._chat,
+        sampling = Sampling(
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_p=top_p,
-            seed=None if seed is None else check_seed(seed),
-            on_text=on_text,
+            top_k=top_k,
+            repetition_penalty=repetition_penalty,
+            stop=stop,
+            seed=seed,
         )
+        is_named = adapter not in (None, _InUse.ADAPTER)
+        if version is not None and not is_named:
+            raise AdapterError(f"version={version!r} is of no adapter; name that with adapter=.")
+        with self._at_work(stop_when):
+            if is_named:
+                self._load_adapter(adapter, version)
+            base = self._load()
+            with self._using(self._adaptation if adapter is not None else None) as used:
+                encoded = encode_prompt(prompt, base.tokenizer, chat=used is not None and self._chat)
+                return generate_text(
+                    base.model, base.tokenizer, *encoded, sampling, on_text=on_text, check=self._signal.check
+                )
 
-    @_alone
     def load_adapter(self, adapter: str | Path, version: int | None = None) -> AdapterRecord:
         """Puts a saved adapter on the base model, in place of any other.
 
         Raises:
             AdapterError: there is no such adapter; BaseModelMismatch: it was made for another base model.
         """
-        return self._load_adapter(adapter, version)
+        with self._at_work():
+            return self._load_adapter(adapter, version)
 
     # ------------------------------------------------------------------------------------------------- its own steps
+
+    @contextmanager
+    def _using(self, adaptation: Adaptation | None) -> Iterator[Adaptation | None]:
+        """Within it the model is adapted like this: by the adapter in use, or not at all."""
+        nothing_to_do = adaptation is self._adaptation
+        try:
+            with nullcontext() if nothing_to_do else self._adaptation.set_aside():
+                yield adaptation
+        except NonFiniteLogits as error:
+            fault = "computes numbers that are not finite, so there is no next token"
+            if adaptation is None:
+                raise ModelError(f"The model {self.reference.name!r} {fault}; its weights are damaged.") from error
+            raise AdapterError(f"With this adapter the model {fault}; use another version, or adapt again.") from error
 
     def _load_adapter(self, adapter: str | Path, version: int | None) -> AdapterRecord:
         folder, record = self.store.find(adapter, version)
@@ -257,11 +297,12 @@ class Personalizer:
         except BaseException:
             self._put_back(base)
             raise
-        self._folder, self._chat = folder, record.recipe.get("chat_template", False)
+        self._folder, self._chat = folder, record.takes_chats
         return record
 
     def _load(self, recipe: Recipe | None = None) -> BaseModel:
         """The base model; in another precision than it is loaded in, if a plan's recipe asks for that."""
+        self._signal.check()
         if recipe is not None and self._base is not None and self._base.in_4bit != recipe.load_in_4bit:
             self._base = self._adaptation = None
             machine.give_memory_back(self.device)
@@ -273,9 +314,17 @@ class Personalizer:
             self._tell(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
         return self._base
 
-    def _plan(self, reading: Reading) -> Plan:
+    def _read(self, texts) -> Reading:
+        """Reads `texts`, unless they alone would not fit into a budget of the host's memory."""
+        if self.memory_budget is None or self.device.type == "cuda":
+            return read_texts(texts)
+        left = self.memory_budget.size - memory_of(self.device).held
+        return read_texts(texts, max(left, FEW_TEXTS))
+
+    def _plan(self, reading: Reading, signal: StopSignal) -> Plan:
         shape = read_shape(self.reference)
-        dataset = make_dataset(reading, tokenizer_at_hand(self.reference), self.recipe, shape.longest)
+        tokenizer = Checked(tokenizer_at_hand(self.reference), signal)
+        dataset = make_dataset(reading, tokenizer, self.recipe, shape.longest)
         # A model that is loaded is part of the plan already.
         loaded = 0 if self._base is None else sum(weight.nbytes for weight in self._base.model.parameters())
         held = memory_of(self.device)
@@ -301,31 +350,35 @@ class Personalizer:
 
     def _encode(self, reading: Reading, base: BaseModel) -> Dataset:
         limit = getattr(base.model.config, "max_position_embeddings", None)
-        data = make_dataset(reading, base.tokenizer, self.recipe, limit)
+        data = make_dataset(reading, Checked(base.tokenizer, self._signal), self.recipe, limit)
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))
         left_out = tuple(asdict(item) for item in data.left_out)
         self._tell(TextsRead(data.documents, len(data.examples), data.tokens, data.padding_share, left_out))
         return data
 
     @contextmanager
-    def _listening_to_stop(self) -> Iterator[None]:
-        """Within it `stop` is heard: by each event that is told."""
-        self._stop_asked = threading.Event()
+    def _at_work(self, stop_when: threading.Event | None = None) -> Iterator[None]:
+        """Within it the model is this call's alone, and the call can be stopped."""
+        if not self._in_use.acquire(blocking=False):
+            raise BusyError(
+                "This Personalizer is at work already; wait until that call is back, end it with stop(), or make "
+                "another Personalizer."
+            )
         try:
+            self._signal = StopSignal(stop_when)
+            self._signal.check()
             yield
-        except _StopAsked as asked:
-            raise Interrupted("Stopped before the training began; nothing was changed.") from asked
+        except StopAsked as asked:
+            raise Interrupted("Stopped; nothing was changed.") from asked
         finally:
-            self._stop_asked = None
+            self._in_use.release()
 
     def _tell(self, event: Event) -> None:
         self.on_event(event)
-        if (asked := self._stop_asked) is not None and asked.is_set():
-            asked.clear()
-            raise _StopAsked
+        self._signal.check()
 
     @contextmanager
-    def _setting_aside(self, trial: Trial, name: str) -> Iterator[None]:
+    def _setting_aside(self, trial: Trial, name: str, interruptions: Interruptions) -> Iterator[None]:
         """The adapter in use makes room for a trial. Whatever stops that, it comes back; what was learnt is saved."""
         handled = sys.exception()
         if self._adaptation is not None:
@@ -333,6 +386,7 @@ class Personalizer:
         try:
             yield
         except (KeyboardInterrupt, NonFiniteLoss, BudgetExceeded) as stop:
+            interruptions.hold()
             machine.let_go(stop, handled)
             raise self._stopped(stop, trial, name) from stop
         except BaseException as error:
@@ -358,20 +412,42 @@ class Personalizer:
     def _put_back(self, base: BaseModel) -> None:
         self._adaptation = load(base, self._folder) if self._folder else None
 
-    def _keep(self, trial: Trial, judgement: Judgement, name: str, out: Path | None) -> SavedAdapter:
+    def _keep(
+        self, trial: Trial, judgement: Judgement, name: str, out: Path | None, interruptions: Interruptions
+    ) -> SavedAdapter:
         """Saves and activates the trial's adapter, and goes on with it."""
         record = self._record(trial, judgement)
         try:
             if out is None:
-                saved = self.store.save(trial.adaptation, record, name, activate=True)
+                saved = self.store.save(trial.adaptation, record, name, activate=False)
             else:
                 saved = self.store.save_to(trial.adaptation, record, out)
+        except SebpEdgeError as error:
+            raise StorageError(f"{error} {self._rescue(trial, record, name, out)}") from error
         except BaseException:
             self._give_up(trial)
             raise
-        self._adaptation, self._folder, self._chat = trial.adaptation, saved.path, self.recipe.chat_template
+        self._adaptation, self._folder, self._chat = trial.adaptation, saved.path, record.takes_chats
+        if out is None:
+            saved = self.store.activate(saved)
+        interruptions.outcome = f"The training was over: {_where(saved)}."
         self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
         return saved
+
+    def _rescue(self, trial: Trial, record: AdapterRecord, name: str, out: Path | None) -> str:
+        """Saves what was learnt where it can be, since it could not be where it was to be; says where in a sentence."""
+        try:
+            if out is not None:
+                with suppress(SebpEdgeError):
+                    saved = self.store.save(trial.adaptation, record, name, activate=False)
+                    return f"What was learnt is saved all the same: {_where(saved)}."
+            with suppress(SebpEdgeError):
+                folder = Path(tempfile.gettempdir()) / f"sebp-edge-{name}-{secrets.token_hex(4)}"
+                self.store.save_to(trial.adaptation, record, folder)
+                return f"What was learnt is saved in {str(folder)!r} all the same; move it before the system clears it."
+            return "What was learnt is lost."
+        finally:
+            self._give_up(trial)
 
     def _stopped(self, stop: BaseException, trial: Trial, name: str) -> TrainingStopped:
         """Saves the best state so far as a version that is not active, and says so in the error it returns."""
@@ -387,7 +463,9 @@ class Personalizer:
         self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
         return kind(
             f"{why} The best state so far is saved as version {saved.version} of the adapter {name!r}; "
-            "it is not active."
+            "it is not active.",
+            name=name,
+            version=saved.version,
         )
 
     def _ran_out(self, trial: Trial) -> MachineError:
@@ -413,31 +491,13 @@ class Personalizer:
             heldout_loss_before=judgement.before.mean if judgement else None,
             heldout_loss_after=judgement.after.mean if judgement else None,
             seed=self.seed,
+            chat=data.chat,
         )
 
 
-def check_seed(seed: int) -> int:
-    """Returns `seed` if random generators take it, else raises a RecipeError."""
-    if not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise RecipeError(f"The seed must be a whole number from 0 to 2^63 - 1, but is {seed!r}.")
-    return seed
-
-
-def check_prompt(prompt: str) -> None:
-    """Raises a TextsError if `prompt` is no text that a tokenizer takes."""
-    if not isinstance(prompt, str):
-        raise TextsError(f"The prompt must be a text, but is of type {type(prompt).__name__}.")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise TextsError(f"The prompt is no Unicode text (character {error.start}); give it in UTF-8.") from None
-
-
-def check_sampling(max_new_tokens: int, temperature: float, top_p: float) -> None:
-    """Raises a RecipeError if no text can be made with one of these."""
-    if type(max_new_tokens) is not int or max_new_tokens < 1:
-        raise RecipeError(f"max_new_tokens must be a whole number of at least 1, but is {max_new_tokens!r}.")
-    if not 0 <= temperature < math.inf:
-        raise RecipeError(f"temperature must be a number from 0 on, but is {temperature!r}.")
-    if not 0 < top_p <= 1:
-        raise RecipeError(f"top_p must be a number above 0 and at most 1, but is {top_p!r}.")
+def _where(saved: SavedAdapter) -> str:
+    """The place of a saved adapter, in words."""
+    if saved.name is None:
+        return f"the adapter is saved in {str(saved.path)!r}"
+    state = "and active" if saved.active else "but not active"
+    return f"version {saved.version} of the adapter {saved.name!r} is saved {state}"

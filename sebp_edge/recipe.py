@@ -18,6 +18,8 @@ from sebp_edge.errors import RecipeError, suggest
 
 Method = Literal["lora", "full"]
 RANK = 16
+# Far above what anybody scales by; from about 1e38 on, fp32 would make infinity of it.
+MAX_LORA_ALPHA = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,15 +105,17 @@ class Recipe:
 def _read_file(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # no UTF-8, or a path with a null byte
         raise RecipeError(f"The recipe file {path} cannot be read: {getattr(error, 'strerror', error)}.") from error
 
 
 def _parse(name: str, text: str) -> Recipe:
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # a TOMLDecodeError, or Python's own of a number of more than 4,300 digits
         raise RecipeError(f"Recipe {name!r} is not valid TOML: {error}.") from error
+    except RecursionError as error:
+        raise RecipeError(f"Recipe {name!r} is nested too deeply; a recipe is a list of plain values.") from error
     known = [field.name for field in dataclasses.fields(Recipe) if field.name != "name"]
     for key in values:
         if key not in known:
@@ -121,7 +125,9 @@ def _parse(name: str, text: str) -> Recipe:
 
 _AT_LEAST = {"warmup_ratio": 0, "weight_decay": 0, "context_length": 8}
 # Every step of a training is laid out before the first.
-_AT_MOST = {"warmup_ratio": 1, "epochs": 1000}
+_AT_MOST = {"warmup_ratio": 1, "epochs": 1000, "lora_alpha": MAX_LORA_ALPHA}
+# What any other number may be at most: floats of 32 bits hold it, and so do whole numbers of 64.
+_AT_MOST_ANY = {float: 1e30, int: 2**62}
 
 
 def _checked(recipe: str, field: dataclasses.Field, value):
@@ -132,7 +138,7 @@ def _checked(recipe: str, field: dataclasses.Field, value):
         if value is None:
             return None
         kind = get_args(kind)[0]
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and type(value) is int and abs(value) <= _AT_MOST_ANY[float]:
         value = float(value)
     if kind == Method:
         fits, wanted = value in get_args(Method), " or ".join(map(repr, get_args(Method)))
@@ -143,9 +149,20 @@ def _checked(recipe: str, field: dataclasses.Field, value):
         lowest = _AT_LEAST.get(field.name)
         fits = value > 0 if lowest is None else value >= lowest
         wanted += " above 0" if lowest is None else f" of at least {lowest}"
-        fits = fits and math.isfinite(value)
-        if (highest := _AT_MOST.get(field.name)) is not None:
-            fits, wanted = fits and value <= highest, f"{wanted} and at most {highest}"
+        highest = _AT_MOST.get(field.name, _AT_MOST_ANY[kind])
+        fits = fits and value <= highest
+        if field.name in _AT_MOST or highest < value < math.inf:
+            wanted += f" and at most {highest}"
     if not fits:
-        raise RecipeError(f"Recipe {recipe!r}: {field.name} must be {wanted}, but is {value!r}.")
+        raise RecipeError(f"Recipe {recipe!r}: {field.name} must be {wanted}, but is {_shown(value)}.")
     return value
+
+
+def _shown(value) -> str:
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of more than 4,300 digits"
+    except RecursionError:
+        return "nested deeply"
+    return text if len(text) <= 100 else f"{text[:100]}..."

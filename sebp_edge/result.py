@@ -19,6 +19,8 @@ class AdaptResult:
         name, version, adapter_path: where it is; None if it was not kept (name and version also if saved elsewhere).
         heldout_loss_before, heldout_loss_after: nats per token on the judge's documents.
         standard_error: of the difference of the two.
+        final_loss: below 20 documents, nats per token of the last training on all documents, which are those that it
+            was trained on; None if there was none.
         documents, examples, tokens: what was used.
         left_out: what was not, and why.
         padding_share: of examples padded to the context length.
@@ -38,6 +40,7 @@ class AdaptResult:
     heldout_loss_before: float
     heldout_loss_after: float
     standard_error: float
+    final_loss: float | None
     documents: int
     examples: int
     tokens: int
@@ -65,6 +68,7 @@ class AdaptResult:
             heldout_loss_before=judgement.before.mean,
             heldout_loss_after=judgement.after.mean,
             standard_error=judgement.verdict.standard_error,
+            final_loss=judgement.final.mean if judgement.final else None,
             documents=data.documents,
             examples=len(data.examples),
             tokens=data.tokens,
@@ -90,6 +94,11 @@ class AdaptResult:
     def summary(self) -> str:
         """In one sentence, what happened and what can be done now."""
         change = f"{self.heldout_loss_before:.3f} to {self.heldout_loss_after:.3f} nats per token"
+        if not self.kept and self.final_loss is not None:
+            return (
+                f"The held-out loss went from {change}, but the last training, on all documents, left their loss at "
+                f"{self.final_loss:.3f}, which is no gain, so nothing was kept; a lower learning rate helps most."
+            )
         if not self.kept:
             return (
                 f"The held-out loss went from {change} (standard error {self.standard_error:.3f}), which is no "
@@ -105,7 +114,7 @@ class AdaptResult:
 
 def _command(saved: SavedAdapter, trial: Trial, store: AdapterStore) -> str:
     """The command that uses the adapter: by name where the command line finds that, else by folder."""
-    first = "A question" if trial.recipe.chat_template else "The first words"
+    first = "A question" if trial.dataset.chat else "The first words"
     words = ["sebp-edge", "generate", first]
     if saved.name is not None and store.folder == AdapterStore().folder:
         words += ["--name", saved.name]

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 from itertools import groupby, pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -349,6 +350,14 @@ def test_nothing_is_loaded_that_does_not_fit(make, notes_folder, monkeypatch):
     with pytest.raises(MachineError, match="the memory budget is 1 MB"):
         make(memory_budget="1MB", on_event=events.append).adapt(notes_folder)
     assert events == []
+
+
+def test_texts_that_alone_would_not_fit_are_refused_unread(make, tmp_path, nothing_besides, monkeypatch):
+    (tmp_path / "notes.txt").write_text("the ferry left at six\n" * 200_000)
+    monkeypatch.setattr(Path, "read_bytes", None)
+    for attempt in (make(memory_budget="100MB").adapt, make(memory_budget="100MB").plan):
+        with pytest.raises(MachineError, match="These texts alone would take more than"):
+            attempt(tmp_path / "notes.txt")
 
 
 @pytest.mark.parametrize("text", ["the ferry left", " "])

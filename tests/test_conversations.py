@@ -226,6 +226,13 @@ def test_a_conversation_that_the_template_refuses_is_left_out_alone():
     assert left_out[0].reason == "the model's chat template refuses a conversation of system, user, assistant"
 
 
+def test_what_a_user_calls_a_role_is_not_told():
+    raising = "{% for m in messages %}{{ raise_exception('No such role: ' + m['role']) }}{% endfor %}"
+    messages = ({"role": "my-secret", "content": "a"}, {"role": "assistant", "content": "b"})
+    _, [item] = encode([Document("chat", Conversation(messages))], tokenizer_with(raising), 64)
+    assert item.reason == "the model's chat template refuses a conversation of another role, assistant"
+
+
 def test_a_conversation_may_begin_with_the_assistant_where_the_template_marks_it():
     messages = messages_of("a", "home", "b", "six")[1:]
     assert learnt_of(messages, tokenizer_with(CHAT_TEMPLATE)) == [["home<|end|>", "six<|end|>"]]

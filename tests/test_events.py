@@ -20,6 +20,7 @@ KINDS = {
     "memory_ran_out": events.MemoryRanOut,
     "memory_squeezed": events.MemorySqueezed,
     "step": events.StepDone,
+    "examples_evaluated": events.ExamplesEvaluated,
     "evaluated": events.Evaluated,
     "example_analyzed": events.ExampleAnalyzed,
     "saved": events.AdapterSaved,

@@ -224,7 +224,7 @@ def test_what_torchs_allocator_held_on_an_h100_is_predicted(tmp_path):
 
 
 PROCESS = """
-import sys, warnings
+import pathlib, sys, warnings
 warnings.simplefilter("ignore")
 import torch
 from sebp_edge import AdapterStore, Personalizer, Recipe
@@ -238,7 +238,7 @@ result = Personalizer(
     memory_budget=sys.argv[2],
     store=AdapterStore(sys.argv[1] + "-store"),
     on_event=lambda event: planned.append(event.peak) if isinstance(event, MemoryPlanned) else None,
-).adapt(sys.argv[1])
+).adapt(pathlib.Path(sys.argv[1]))
 print(*planned, result.peak_memory_bytes)
 """
 

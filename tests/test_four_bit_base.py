@@ -20,6 +20,7 @@ from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.generation import generate_text
 from sebp_edge.models.loading import BaseModel, load_base_model
+from sebp_edge.models.sampling import Sampling
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
@@ -100,8 +101,7 @@ def gradients(adaptation, level, batch):
 def test_training_is_that_of_the_dequantised_model_also_after_text_was_generated(folder, sizes, level):
     base, batch = load(folder), padded_batch()
     # Which is when bitsandbytes would pack weights anew, on CPUs with bf16 instructions.
-    asked = {"chat": False, "max_new_tokens": 3, "temperature": 0, "top_p": 1.0, "seed": 0, "on_text": None}
-    generate_text(base.model, base.tokenizer, "the ferry", **asked)
+    generate_text(base.model, base.tokenizer, [5, 6, 7], [], Sampling(max_new_tokens=3, temperature=0))
     adaptation = random_adaptation(base)
     loss, found = gradients(adaptation, level, batch)
     twin = BaseModel(

@@ -1,23 +1,32 @@
-"""Text out: repeatable with a seed, streamed piece by piece, within the model's context."""
+"""Text out: repeatable with a seed, streamed piece by piece, within the model's context, by our options alone."""
+
+import json
+import shutil
 
 import pytest
 import torch
 
-from sebp_edge.errors import ModelError
+from sebp_edge.errors import Interrupted, ModelError, RecipeError
 from sebp_edge.models.catalog import resolve
-from sebp_edge.models.generation import generate_text
+from sebp_edge.models.generation import NonFiniteLogits, generate_text
 from sebp_edge.models.loading import load_base_model
+from sebp_edge.models.sampling import Sampling
 from sebp_edge.recipe import Recipe
+
+
+def load(folder):
+    return load_base_model(resolve(folder), Recipe.load("notes"), torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
 def base(model_folder):
-    return load_base_model(resolve(model_folder), Recipe.load("notes"), torch.device("cpu"))
+    return load(model_folder)
 
 
-def write(base, prompt="the ferry", **options):
-    defaults = {"chat": False, "max_new_tokens": 24, "temperature": 1.0, "top_p": 0.9, "seed": 0, "on_text": None}
-    return generate_text(base.model, base.tokenizer, prompt, **(defaults | options))
+def write(base, prompt="the ferry", *, on_text=None, check=lambda: None, **options):
+    sampling = Sampling(**({"max_new_tokens": 24, "temperature": 1.0, "seed": 0} | options))
+    ids = base.tokenizer(prompt)["input_ids"]
+    return generate_text(base.model, base.tokenizer, ids, [], sampling, on_text=on_text, check=check)
 
 
 def test_a_seed_repeats_the_text_and_another_gives_another(base):
@@ -29,8 +38,25 @@ def test_temperature_zero_takes_the_likeliest_whatever_the_seed(base):
     assert write(base, temperature=0, seed=1) == write(base, temperature=0, seed=2)
 
 
+def test_one_of_the_likeliest_tokens_is_the_likeliest(base):
+    assert write(base, top_k=1) == write(base, temperature=0) != write(base, top_k=300)
+
+
+def test_a_repetition_penalty_keeps_a_text_from_going_round_in_circles(base):
+    def most_often(text):
+        return max(text.count(character) for character in text)
+
+    plain, penalised = (write(base, temperature=0, repetition_penalty=penalty) for penalty in (1, 10))
+    assert most_often(penalised) < most_often(plain)
+
+
 def test_whole_numbers_do_for_temperature_and_top_p(base):
     assert write(base, temperature=1, top_p=1)
+
+
+@pytest.mark.parametrize("temperature", [0.001, 100])
+def test_the_ends_of_the_range_of_temperatures_give_text(base, temperature):
+    assert write(base, temperature=temperature)
 
 
 def test_the_process_random_state_is_left_alone(base):
@@ -44,7 +70,17 @@ def test_the_pieces_are_the_text(base):
     pieces = []
     text = write(base, max_new_tokens=60, on_text=pieces.append)
     assert len(pieces) > 5
+    assert all(pieces)
     assert "".join(pieces) == text
+
+
+def test_a_stop_string_ends_the_text_before_it_and_is_in_no_piece(base):
+    whole = write(base, max_new_tokens=60)
+    for begin in (0, 3, 10):
+        stop, pieces, steps = whole[begin : begin + 6], [], []
+        text = write(base, max_new_tokens=60, stop=[stop], on_text=pieces.append, check=lambda: steps.append(1))  # noqa: B023
+        assert text == "".join(pieces) == whole[: whole.index(stop)]
+        assert len(steps) < 60
 
 
 def test_the_text_is_only_what_is_new_and_no_longer_than_asked(base):
@@ -65,21 +101,90 @@ def test_the_context_is_filled_and_never_exceeded(base):
         write(base, "the " * 200)
 
 
-def test_a_special_token_spelt_out_in_a_prompt_is_text(base):
-    seen = []
-    hook = base.model.get_input_embeddings().register_forward_pre_hook(lambda layer, ids: seen.append(ids[0]))
-    write(base, "<|eos|>", max_new_tokens=1)
-    hook.remove()
-    assert seen[0][0, 0] == base.tokenizer.bos_token_id
-    assert base.tokenizer.eos_token_id not in seen[0]
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_weights_that_are_not_finite_give_no_text(model_folder, temperature):
+    base = load(model_folder)
+    base.model.model.norm.weight.data[0] = torch.nan
+    with pytest.raises(NonFiniteLogits):
+        write(base, temperature=temperature)
 
 
-def test_a_chat_is_put_into_the_template_and_a_model_without_one_continues(base, monkeypatch):
-    seen = []
-    hook = base.model.get_input_embeddings().register_forward_pre_hook(lambda layer, ids: seen.append(ids[0]))
-    write(base, chat=True, max_new_tokens=1)
-    monkeypatch.setattr(base.tokenizer, "chat_template", None)
-    write(base, chat=True, max_new_tokens=1)
+def test_who_ends_it_gets_what_was_written(base):
+    pieces = []
+
+    def check():
+        if len(pieces) == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as stopped:
+        write(base, max_new_tokens=60, on_text=pieces.append, check=check)
+    assert stopped.value.text == "".join(pieces)
+    assert len(pieces) in (5, 6)  # half a character may have been held back
+    assert write(base, max_new_tokens=60).startswith(stopped.value.text.rstrip("\ufffd"))
+    assert pieces[0] not in str(stopped.value)
+
+
+BY_HAND = [
+    *(
+        {"num_beams": 3},
+        {"num_return_sequences": 2, "do_sample": True},
+        {"return_dict_in_generate": True, "output_scores": True},
+    ),
+    *({"stop_strings": ["e"]}, {"max_length": 1}, {"min_new_tokens": 9}, {"cache_implementation": "static"}),
+    *({"repetition_penalty": 5.0}, {"top_k": 1, "do_sample": True}, {"prompt_lookup_num_tokens": 3}),
+    *({"forced_eos_token_id": 9}, {"suppress_tokens": list(range(300))}, {"eos_token_id": [-1, 10**6]}),
+]
+
+
+@pytest.mark.parametrize("written", BY_HAND, ids=str)
+def test_of_a_folders_generation_config_only_the_tokens_count(model_folder, base, tmp_path, written):
+    folder = shutil.copytree(model_folder, tmp_path / "by-hand")
+    (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 0, "eos_token_id": 1} | written))
+    other = load(folder)
+    before = other.model.generation_config
+    for temperature in (0, 1):
+        assert write(other, temperature=temperature) == write(base, temperature=temperature)
+    assert other.model.generation_config is before
+
+
+def test_a_folder_says_which_tokens_end_a_text(model_folder, base, tmp_path):
+    taken = []
+    hook = base.model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: taken.append(ids[0][0, -1]))
+    whole = write(base)
     hook.remove()
-    prompts = [base.tokenizer.decode(ids[0]) for ids in seen]
-    assert prompts == ["<|bos|><|user|>the ferry<|end|><|assistant|>", "<|bos|>the ferry"]
+    token = int(taken[5])
+    folder = shutil.copytree(model_folder, tmp_path / "by-hand")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, token]}))
+    text = write(load(folder))
+    assert whole.startswith(text)
+    assert len(text) < len(whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1, but is 0"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens must be a whole number"),
+        ({"temperature": -1}, "temperature must be 0, or a number from 0.001 to 100, but is -1"),
+        ({"temperature": 1e-9}, "temperature must be 0, or a number from 0.001"),
+        ({"temperature": float("inf")}, "temperature must be"),
+        ({"temperature": 10**400}, "temperature must be"),
+        ({"temperature": float("nan")}, "temperature must be"),
+        ({"temperature": "hot"}, "temperature must be .* but is 'hot'"),
+        ({"top_p": 0}, "top_p must be a number above 0 and at most 1, but is 0"),
+        ({"top_p": 2}, "top_p must be"),
+        ({"top_p": True}, "top_p must be"),
+        ({"top_k": 0}, "top_k must be a whole number of at least 1, but is 0"),
+        ({"top_k": 2.0}, "top_k must be a whole number"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be a number from 0.1 to 10, but is 0"),
+        ({"repetition_penalty": None}, "repetition_penalty must be"),
+        ({"stop": "end"}, "stop must be a list of strings, but is of type str"),
+        ({"stop": ["end", ""]}, "stop must be a list of strings that are not empty"),
+        ({"stop": [b"end"]}, "stop must be a list of strings that are not empty"),
+        ({"seed": -1}, "The seed must be a whole number"),
+    ],
+    ids=str,
+)
+def test_an_option_out_of_range_is_named_with_its_range(options, words):
+    with pytest.raises(RecipeError, match=words):
+        Sampling(**options)

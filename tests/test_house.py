@@ -26,7 +26,7 @@ LAYERS = [
     ["sparse"],
     ["models"],
     ["recipe", "events"],
-    ["errors", "units", "files"],
+    ["errors", "stopping", "units", "files", "interruptions"],
     ["ops"],
 ]
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}

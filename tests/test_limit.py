@@ -262,8 +262,9 @@ def test_a_single_example_that_is_too_much_is_one_sentence_before_the_first_step
 
 
 PROCESS = """
-import sys, warnings
+import logging, sys, warnings
 warnings.simplefilter("ignore")
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # as the command does, before it imports anything
 import torch
 from sebp_edge.cli import app, progress
 torch.set_num_threads(1)

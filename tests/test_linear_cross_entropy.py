@@ -4,10 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sebp_edge.ops import linear_cross_entropy
-from sebp_edge.ops import linear_cross_entropy as function
-
-MODULE = __import__("sys").modules["sebp_edge.ops.linear_cross_entropy"]
+from sebp_edge.ops import backend, linear_cross_entropy
 
 
 def random_case(rows, hidden_size, vocabulary, dtype=torch.float64, seed=0):
@@ -40,14 +37,28 @@ def losses_and_gradients(function, hidden, weight, upstream, trained):
 @pytest.mark.parametrize("options", [{}, {"scale": 0.25}, {"softcap": 3.0}, {"scale": 2.0, "softcap": 5.0}])
 @pytest.mark.parametrize("max_logits", [1, 500, 2**26])
 def test_losses_and_gradients_are_the_plain_ones(shape, trained, options, max_logits, monkeypatch, poisoned_memory):
-    monkeypatch.setattr(MODULE, "MAX_LOGITS", max_logits)
+    compute, chunks = backend.cross_entropy_and_dlogits_, []
+
+    def watched(logits, *arguments, **options):
+        chunks.append(len(logits))
+        return compute(logits, *arguments, **options)
+
+    monkeypatch.setattr(backend, "cross_entropy_and_dlogits_", watched)
     hidden, weight, targets, upstream = random_case(*shape)
     expected, truths = losses_and_gradients(
         lambda h, w: plain(h, w, targets, **options), hidden, weight, upstream, trained
     )
     losses, found = losses_and_gradients(
-        lambda h, w: linear_cross_entropy(h, w, targets, **options), hidden, weight, upstream, trained
+        lambda h, w: linear_cross_entropy(h, w, targets, max_logits=max_logits, **options),
+        hidden,
+        weight,
+        upstream,
+        trained,
     )
+    rows, _, vocabulary = shape
+    # A trained head's logits are computed a second time in the backward pass.
+    assert sum(chunks) == rows * (2 if trained else 1)
+    assert max(chunks, default=0) == min(rows, max(1, max_logits // vocabulary))
     assert losses.dtype == torch.float32
     # Softmax runs in fp32 whatever the inputs are.
     torch.testing.assert_close(losses.double(), expected, rtol=1e-5, atol=1e-5)
@@ -74,7 +85,7 @@ def test_the_error_is_no_larger_than_plain_in_the_same_dtype(dtype, trained):
 def test_without_gradients_none_are_computed():
     hidden, weight, targets, _ = random_case(5, 8, 11)
     with torch.no_grad():
-        losses = function(hidden.requires_grad_(), weight, targets)
+        losses = linear_cross_entropy(hidden.requires_grad_(), weight, targets)
     assert not losses.requires_grad
 
 

@@ -206,7 +206,7 @@ def test_held_out_losses_are_the_same_wherever_memory_runs_out(base, padded):
             learner.events.clear()
             with Failing(number, number + 150):
                 found = evaluate(learner, examples)
-            assert 1 <= len(learner.events) <= 2
+            assert 1 <= sum(isinstance(event, MemoryRanOut) for event in learner.events) <= 2
             assert found.tokens == expected.tokens
             assert found.nats == pytest.approx(expected.nats, rel=1e-5)
 

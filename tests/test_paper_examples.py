@@ -81,6 +81,22 @@ FORMATS = {
     "RTE": ("a.tsv", "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\tentailment\n", [("A.", "B.")], ["entailment"]),
     "QNLI": ("a.tsv", "index\tquestion\tsentence\tlabel\n0\tA?\tB.\tentailment\n", [("A?", "B.")], ["entailment"]),
     "QQP": ("a.tsv", "id\tquestion1\tquestion2\tis_duplicate\n0\tA?\tB?\t0\n", [("A?", "B?")], ["0"]),
+    "WNLI": ("a.tsv", "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\t1\n", [("A.", "B.")], ["1"]),
+    "MNLI": (
+        "a.tsv",
+        "index\tgenre\tsentence1\tsentence2\tlabel1\tlabel2\tgold_label\n0\tfiction\tA.\tB.\tneutral\tx\tneutral\n",
+        [("A.", "B.")],
+        ["neutral"],
+    ),
+    "STS-B": (
+        "a.tsv",
+        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
+        '0\tmain-news\theadlines\t2013\t1\tnone\tnone\tA "plane.\tA jet.\t4.750\n'
+        "1\tmain-news\theadlines\t2013\t2\tnone\tnone\tB.\tC.\t0\n",
+        [('A "plane.', "A jet."), ("B.", "C.")],
+        [4.75, 0.0],
+    ),
+    "STS-B as JSONL": ("a.jsonl", '{"sentence1": "A.", "sentence2": "B.", "label": 5.0}\n', [("A.", "B.")], [5.0]),
     "JSONL": ("a.jsonl", '{"premise": "A\\u2028.", "hypothesis": "B.", "label": 2}\n', [("A\u2028.", "B.")], ["2"]),
 }
 
@@ -92,6 +108,41 @@ def test_glues_own_formats_are_read(name, tmp_path):
     found = glue.read(tmp_path / file)
     assert [text.texts for text in found] == texts
     assert [text.label for text in found] == labels
+
+
+def test_a_header_that_is_not_known_is_refused_and_not_read_as_colas(tmp_path):
+    path = tmp_path / "train.tsv"
+    for header in (
+        "source\tyear\tgenre\tsentence",
+        "index\tgenre\tsentence1\tsentence2\tgrade",
+        "gj04\tx\t\tThey sailed.",
+    ):
+        path.write_text(f"{header}\na\t1\tb\tc\td\n")
+        with pytest.raises(TextsError, match="has not the columns of a task: one of sentence1 and sentence2, "):
+            glue.read(path)
+
+
+def test_numbers_are_predicted_and_judged_by_correlation(encoder, task, recipe, capsys):
+    for path in task.glob("*.tsv"):
+        _, *rows = path.read_text().splitlines()
+        scored = [
+            f"{text}\tthe ferry left\t{3 * int(label) + 0.5}" for text, label in (row.split("\t") for row in rows)
+        ]
+        path.write_text("\n".join(["sentence1\tsentence2\tscore", *scored]))
+    said = []
+    for more in ((), ("--dense",)):
+        run_glue("--model", encoder, "--data", task, "--recipe", recipe, *more)
+        said.append(re.sub(r", [\d.]+ s;", "", capsys.readouterr().out))
+    assert said[0] == said[1]
+    assert "61 texts to train on, 23 to judge by, numbers as labels, padded to 48 tokens\nbefore: Pearson " in said[0]
+    assert float(re.findall(r"Pearson ([\d.-]+)", said[0])[-1]) > 0.9
+
+
+def test_correlations_are_pearsons_and_spearmans():
+    assert glue.correlations([1, 2, 3, 4], [1, 2, 3, 10]) == "Pearson 0.885, Spearman 1.000"
+    assert glue.correlations([3, 1, 1, 0], [0, 1, 1, 5]) == "Pearson -0.806, Spearman -1.000"
+    assert glue.correlations([1, 2, 2, 3], [1, 3, 2, 4]) == "Pearson 0.949, Spearman 0.949"
+    assert glue.correlations([2, 2], [1, 5]) == "Pearson 0.000, Spearman 0.000"
 
 
 def test_of_several_files_the_first_by_name_is_taken(tmp_path):
@@ -128,6 +179,8 @@ def test_every_mistake_with_a_task_is_one_sentence(encoder, task, tmp_path, caps
         "text\tlabel\na\t1\n": "has not the columns of a task: one of sentence1 and sentence2, ",
         "sentence\tlabel\ngood\t1\nbad\n": "Row 2 of ",
         "sentence\tlabel\ngood\t1\n": "has 1 different labels, but 2 to 20 classes are needed",
+        "sentence\tscore\ngood\t1.5\nbad\tnan\n": "Row 2 of ",
+        "sentence\tscore\ngood\t1.5\nbad\t2\n": "Some labels are scores and some are names of classes",
         "sentence\tlabel\ngood\ta\nbad\tb\n": "has the label '0', which is not in the train file",
     }.items():
         train.write_text(content)
@@ -191,7 +244,7 @@ def test_lm_trains_all_weights_through_the_sdk(model_folder, recipe, tmp_path, c
 
 
 def test_a_wrong_file_ends_lm_with_one_sentence(tmp_path):
-    with pytest.raises(SystemExit, match=r"^lm: \S+missing.txt cannot be read: No such file or directory\.$"):
+    with pytest.raises(SystemExit, match=r"^lm: '\S+missing.txt' cannot be read: No such file or directory\.$"):
         lm.main(["--data", str(tmp_path / "missing.txt")])
 
 

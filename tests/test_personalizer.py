@@ -4,8 +4,8 @@ import json
 import math
 import re
 import shlex
-import threading
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,11 +23,10 @@ from sebp_edge.errors import (
     MachineError,
     NonFiniteLoss,
     RecipeError,
-    SebpEdgeError,
     StorageError,
     TextsError,
 )
-from sebp_edge.events import AdapterSaved, Evaluated, ModelLoaded, Notice, StepDone, TextsRead, TrainingPlanned
+from sebp_edge.events import AdapterSaved, Evaluated, Notice, StepDone, TextsRead, TrainingPlanned
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=2e-2, epochs=3, batch_tokens=200, context_length=64)
 SPOILING = RECIPE.replace(learning_rate=1e-12)
@@ -136,7 +135,7 @@ def test_one_long_text_is_learnt_in_sections(make):
         ([], "nothing to read"),
         (["too short"], "at least 300 are needed"),
         (["one", "two", "three", "four", "five", "six"], "at least 300 are needed"),
-        ("./no-such-folder", "no file or folder"),
+        (Path("no-such-folder"), "no file or folder"),
     ],
 )
 def test_too_little_to_learn_from_is_refused(make, texts, message):
@@ -176,52 +175,6 @@ def test_an_interruption_saves_the_best_state_as_an_inactive_version(make, notes
     stopped.load_adapter("default", 2)
 
 
-def stopped_at(make, texts, kind, step=None):
-    """What an `adapt` in another thread told and raised that is asked to stop at an event of this kind."""
-    moment, told, events, errors = threading.Event(), threading.Event(), [], []
-
-    def on_event(event):
-        events.append(event)
-        if isinstance(event, kind) and getattr(event, "step", None) == step and not moment.is_set():
-            moment.set()
-            told.wait(30)
-
-    def work():
-        try:
-            personalizer.adapt(texts)
-        except SebpEdgeError as error:
-            errors.append(error)
-
-    personalizer = make(on_event=on_event)
-    worker = threading.Thread(target=work)
-    worker.start()
-    assert moment.wait(60)
-    personalizer.stop()
-    told.set()
-    worker.join(60)
-    assert not worker.is_alive()
-    return personalizer, events, errors
-
-
-@pytest.mark.parametrize("step", [2, 6])
-def test_an_app_stops_a_training_in_another_thread_and_the_best_state_is_saved(make, notes_folder, step):
-    personalizer, events, (error,) = stopped_at(make, notes_folder, StepDone, step)
-    assert isinstance(error, Interrupted)
-    assert "version 1 of the adapter 'default'; it is not active" in str(error)
-    assert [type(event) for event in events[-2:]] == [StepDone, AdapterSaved]
-    assert personalizer.store.active_version("default") is None
-    # The next one is not stopped, and the app's thread may train itself.
-    assert personalizer.adapt(notes_folder).kept
-
-
-def test_an_app_that_stops_before_the_training_changes_nothing(make, notes_folder):
-    personalizer, events, (error,) = stopped_at(make, notes_folder, ModelLoaded)
-    assert isinstance(error, Interrupted)
-    assert str(error) == "Stopped before the training began; nothing was changed."
-    assert isinstance(events[-1], ModelLoaded)
-    assert personalizer.store.names() == []
-
-
 def test_a_call_beside_a_training_is_refused_and_the_training_goes_on(make, notes_folder):
     refused = []
 
@@ -248,36 +201,6 @@ def test_a_call_beside_a_training_is_refused_and_the_training_goes_on(make, note
 def test_a_folder_does_for_a_store(make, tmp_path):
     assert make(store=tmp_path / "mine").store.folder == tmp_path / "mine" / "adapters"
     assert make(store=str(tmp_path)).store.folder == tmp_path / "adapters"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        *({"max_new_tokens": 0}, {"max_new_tokens": 1.5}, {"temperature": -1}, {"temperature": float("inf")}),
-        *({"temperature": float("nan")}, {"top_p": 0}, {"top_p": 2}),
-    ],
-    ids=str,
-)
-def test_a_number_out_of_range_is_named_with_its_range(make, options):
-    ((name, value),) = options.items()
-    with pytest.raises(RecipeError, match=f"{name} must be a .*number .*, but is {value!r}"):
-        make().generate("the ferry", **options)
-
-
-@pytest.mark.parametrize("prompt", [None, b"the ferry", ["the", "ferry"]])
-def test_a_prompt_that_is_no_text_is_refused(make, prompt):
-    with pytest.raises(TextsError, match=f"must be a text, but is of type {type(prompt).__name__}"):
-        make().generate(prompt)
-
-
-def test_what_is_over_or_was_never_begun_is_not_stopped(make, notes_folder):
-    personalizer, _, errors = stopped_at(make, notes_folder, AdapterSaved)
-    assert not errors
-    assert personalizer.store.active_version("default") == 1
-    idle = make()
-    idle.stop()
-    assert idle.generate("the ferry", max_new_tokens=2)
-    assert idle.adapt(notes_folder).kept
 
 
 def test_an_interruption_that_cannot_be_saved_still_gives_the_base_model_back(make, notes_folder, monkeypatch):
@@ -430,16 +353,6 @@ def test_full_fine_tuning_saves_a_model_that_transformers_loads(make, notes_fold
     torch.testing.assert_close(logits(None, loaded), logits(personalizer), rtol=0.02, atol=0.02)
     personalizer._adaptation.detach()
     assert torch.equal(before, logits(personalizer, personalizer._base.model))
-
-
-def test_generate_uses_the_adapter_just_made(make, notes_folder):
-    personalizer = make()
-    plain = personalizer.generate("the ferry", seed=3, max_new_tokens=12)
-    assert plain == personalizer.generate("the ferry", seed=3, max_new_tokens=12)
-    personalizer.adapt(notes_folder)
-    adapted = personalizer.generate("the ferry", seed=3, max_new_tokens=12)
-    assert adapted != plain
-    assert make().generate("the ferry", adapter="default", seed=3, max_new_tokens=12) == adapted
 
 
 def test_nothing_saved_or_said_holds_a_text_or_a_path(make, notes_folder, tmp_path):

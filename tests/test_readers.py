@@ -2,14 +2,19 @@
 
 import json
 import os
+import re
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+from builders import make_sentences
 
-from sebp_edge.errors import TextsError
+from sebp_edge.errors import MachineError, TextsError
+from sebp_edge.texts import formats
 from sebp_edge.texts.documents import Completion, Conversation
-from sebp_edge.texts.readers import read_texts
+from sebp_edge.texts.readers import HELD_PER_BYTE, read_texts
 
 HELLO = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"}]
 
@@ -279,11 +284,101 @@ def test_unknown_endings_and_things_that_are_no_files_are_left_out_and_nothing_h
     }
 
 
-def test_a_link_to_a_file_and_a_link_given_by_itself_are_followed(folder, tmp_path):
-    put(tmp_path, "elsewhere.txt", "Linked.")
-    (folder / "link.txt").symlink_to(tmp_path / "elsewhere.txt")
+def test_links_are_followed_unless_they_lead_out_of_the_given_folder(folder, tmp_path):
+    outside = put(tmp_path, "elsewhere.txt", "Elsewhere.")
+    put(folder, "deep/inside.txt", "Inside.")
+    (folder / "in.txt").symlink_to("deep/inside.txt")
+    (folder / "out.txt").symlink_to(outside)
+    (folder / "deep" / "up.txt").symlink_to("../../elsewhere.txt")
     (tmp_path / "shortcut").symlink_to(folder)
-    assert contents(tmp_path / "shortcut") == ["This one is kept.", "Linked."]
+    (tmp_path / "beside.txt").symlink_to(outside)
+    for given in (folder, tmp_path / "shortcut"):
+        assert contents(given) == ["Inside.", "This one is kept."]
+        reason = "link out of the folder; give that file itself"
+        assert left_out(given) == {
+            "out.txt": reason,
+            "deep/up.txt": reason,
+            "deep/inside.txt": "the same as in.txt",
+        }
+    assert contents(folder / "out.txt") == contents(tmp_path / "beside.txt") == ["Elsewhere."]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the /proc of Linux")
+def test_what_the_system_makes_up_as_it_is_read_is_not_opened():
+    assert "status: empty" in refusal(Path("/proc/self/status"))
+    assert "zero: not a regular file" in refusal(Path("/dev/zero"))
+
+
+def test_a_file_too_large_is_left_out_before_it_is_read(folder, monkeypatch):
+    with (folder / "large.txt").open("wb") as file:
+        file.truncate(formats.MAX_FILE_SIZE + 1)
+    read, opened = Path.read_bytes, []
+
+    def watched(path):
+        opened.append(path.name)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", watched)
+    assert contents(folder) == ["This one is kept."]
+    assert left_out(folder) == {"large.txt": "larger than 64 MB; split it to use it"}
+    assert "large.txt" not in opened
+    # Nor does it count as text that has to be held.
+    assert len(read_texts(folder, memory=1000).documents) == 1
+
+
+@pytest.mark.parametrize("form", ["file", "files", "string", "strings", "record", "messages"])
+def test_texts_that_would_not_fit_into_the_given_memory_are_refused_unread(form, tmp_path, monkeypatch):
+    text = "日記 " * 1000  # 7,000 bytes
+    for number in range(2):
+        put(tmp_path, f"{number}.md", text)
+    put(tmp_path, "0.pdf", text * 100)
+    texts, size = {
+        "file": (tmp_path / "1.md", 7000),
+        "files": (tmp_path, 14000),
+        "string": (text, 7000),
+        "strings": ([text, text], 14000),
+        "record": ({"prompt": text, "completion": "yes"}, 7003),
+        "messages": ({"messages": [{"role": "user", "content": text}, HELLO[1]]}, 7012),
+    }[form]
+    assert read_texts(texts, memory=HELD_PER_BYTE * size).documents
+    monkeypatch.setattr(Path, "read_bytes", None)
+    with pytest.raises(MachineError) as caught:
+        read_texts(texts, memory=HELD_PER_BYTE * size - 1)
+    assert re.fullmatch(
+        r"These texts alone would take more than the 0\.?\d* MB of memory that is left for them; give fewer of them, "
+        r"or raise the memory budget\.",
+        str(caught.value),
+    )
+
+
+READ_ONCE = """
+import sys, warnings
+warnings.simplefilter("ignore")
+from pathlib import Path
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import tokenizer_at_hand
+from sebp_edge.models.process import peak_resident, resident
+from sebp_edge.recipe import Recipe
+from sebp_edge.texts.dataset import make_dataset
+from sebp_edge.texts.readers import read_texts
+recipe, tokenizer = Recipe.load("notes"), tokenizer_at_hand(resolve("tiny"))
+make_dataset(read_texts("small"), tokenizer, recipe, None)
+before = resident()
+make_dataset(read_texts(Path(sys.argv[1])), tokenizer, recipe, None)
+print(peak_resident() - before)
+"""
+
+
+@pytest.mark.parametrize("form", ["one text", "records of a sentence"])
+def test_reading_holds_no_more_than_is_counted(form, tmp_path):
+    sentences = make_sentences(30_000, words=14)
+    if form == "one text":
+        path = put(tmp_path, "a.txt", "\n".join(sentences))
+    else:
+        path = put(tmp_path, "a.jsonl", "\n".join(map(json.dumps, sentences)))
+    assert path.stat().st_size > 1_500_000
+    done = subprocess.run([sys.executable, "-c", READ_ONCE, path], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < HELD_PER_BYTE * path.stat().st_size
 
 
 def test_a_pipe_given_by_itself_does_not_hang(tmp_path):
@@ -304,7 +399,8 @@ def test_what_may_not_be_opened_is_left_out(request):
             "deep/locked/": "cannot be opened: Permission denied",
         }
         inside = folder / "deep" / "locked" / "a.md"
-        assert refusal(inside) == refusal(str(inside)) == f"{str(inside)!r} cannot be opened: Permission denied."
+        assert refusal(inside) == f"{str(inside)!r} cannot be opened: Permission denied."
+        assert contents(str(inside)) == [str(inside)]
         if os.geteuid() == 65534:
             os.seteuid(0)
         inside.parent.chmod(0o755)
@@ -314,6 +410,24 @@ def test_names_that_are_not_utf8_can_be_printed(tmp_path):
     put(tmp_path, os.fsdecode(b"caf\xe9.txt"), "Latin name.")
     [document] = read_texts(tmp_path).documents
     assert document.source == "caf?.txt"
+
+
+def test_names_cannot_steer_a_terminal(tmp_path):
+    for name in ("red\x1b[31m.md", "line\nfeed.md", "turned\u202e.md", "family 👩‍👩‍👧 日記.md"):
+        put(tmp_path, name, name)
+    put(tmp_path, "a.\x1b[2J", "x")
+    put(tmp_path, "folder\x07/.hidden\x9b.md", "x")
+    reading = read_texts(tmp_path)
+    assert [document.source for document in reading.documents] == [
+        "family 👩‍👩‍👧 日記.md",
+        "line?feed.md",
+        "red?[31m.md",
+        "turned?.md",
+    ]
+    assert {(item.source, item.reason) for item in reading.left_out} == {
+        ("a.?[2J", ".?[2J: not a format read here"),
+        ("folder?/.hidden?.md", "hidden file"),
+    }
 
 
 def test_the_order_is_that_of_the_names(tmp_path):
@@ -340,27 +454,42 @@ def test_the_order_is_that_of_the_names(tmp_path):
         "a/b" * 200,
         "日記。" * 400,
         "null \0 byte",
+        "and/or",
+        "https://example.com/a?token=secret",
+        "user:password/hunter2",
+        "/Users/me/My Notes",
+        "./notse",
+        "notse.md",
     ],
 )
-def test_a_string_that_is_no_path_is_a_text(text):
+def test_a_string_that_names_nothing_is_a_text(text):
     assert contents(text) == contents([text]) == [text]
 
 
-@pytest.mark.parametrize("path", ["./notse", "../notse", "~/notse", "/no/such/folder", "notse.md", "notes/typo.jsonl"])
-def test_a_mistyped_path_is_named_and_not_learnt(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    message = refusal(["A text.", path])
-    assert message.startswith("There is no file or folder ")
-    assert Path(path).name in message
-
-
-def test_a_string_that_names_something_here_is_a_path(folder, monkeypatch):
+@pytest.mark.parametrize("text", ["folder", "folder/kept.md", ".", "~", "~/folder", "/"])
+def test_in_a_list_a_string_is_a_text_whatever_it_names(text, folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     monkeypatch.setenv("HOME", str(folder.parent))
-    assert contents("folder") == contents("~/folder") == contents(folder) == ["This one is kept."]
+    assert contents([text]) == [text]
+
+
+@pytest.mark.parametrize(("text", "kind"), [("folder", "folder"), ("~/folder/kept.md", "file"), (".", "folder")])
+def test_a_lone_string_that_names_a_file_or_folder_is_refused(text, kind, folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert refusal(text) == (
+        f"The string {text!r} is the path of a {kind}; pass Path({text!r}) to learn the {kind}, or [{text!r}] "
+        "to learn the string itself."
+    )
+    assert contents(Path(text)) == contents([Path(text)]) == ["This one is kept."]
+
+
+@pytest.mark.parametrize("path", ["./notse", "~/notse", "/no/such/folder", "notse.md", "kept.md/below", "a \0 b"])
+def test_a_mistyped_path_is_named(path, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    assert contents(".") == ["This one is kept."]
+    monkeypatch.setenv("HOME", str(folder))
+    for texts in (Path(path), ["A text.", Path(path)]):
+        assert refusal(texts) == f"There is no file or folder {str(Path(path).expanduser())!r}; check the path."
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n"])
@@ -374,7 +503,7 @@ def test_a_path_too_long_for_a_name_is_refused_in_one_sentence():
 
 
 def test_lists_and_generators_may_mix_everything(folder):
-    mixed = ["A text.", folder, str(folder / "kept.md"), {"text": "A record."}, {"messages": HELLO}]
+    mixed = ["A text.", folder, folder / "kept.md", {"text": "A record."}, {"messages": HELLO}]
     reading = read_texts(item for item in mixed)
     assert [document.source for document in reading.documents] == ["text 1", "kept.md", "record 4", "record 5"]
     assert {item.source: item.reason for item in reading.left_out} == {"kept.md": "the same as kept.md"}

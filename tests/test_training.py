@@ -164,9 +164,10 @@ def test_an_update_is_torch_s_own_and_leaves_parameters_apart(monkeypatch, large
         assert one.untyped_storage().nbytes() == one.nbytes
 
 
-def test_training_stops_early_and_goes_back_to_the_best_state(base, examples):
+@pytest.mark.parametrize("patience", [1, 2])
+def test_training_stops_early_and_goes_back_to_the_best_state(base, examples, patience):
     # Steps too small to change a loss: no epoch is ever better than the start.
-    still = RECIPE.replace(learning_rate=1e-30, epochs=8, patience=1)
+    still = RECIPE.replace(learning_rate=1e-30, epochs=8, patience=patience)
     trainer = make_trainer(base, examples, recipe=still)
     before = snapshot(trainer.learner.adaptation)
     with trainer.learner:
@@ -174,7 +175,7 @@ def test_training_stops_early_and_goes_back_to_the_best_state(base, examples):
     assert all(torch.equal(a, b) for a, b in zip(before, snapshot(trainer.learner.adaptation), strict=True))
     trainer.learner.adaptation.detach()
     assert progress.best_epoch == 0
-    assert progress.steps == 2 * progress.total_steps // 8
+    assert progress.steps == patience * progress.total_steps // 8
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_step_and_keeps_the_best_state(base, examples):
@@ -194,10 +195,10 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_keeps_the_best_state(
 
 @pytest.mark.parametrize("when", ["before the first evaluation", "after it"])
 def test_an_interruption_leaves_the_best_state_so_far(base, examples, when):
-    stop_at = 2 if when.startswith("before") else 8
+    before = when.startswith("before")
 
     def interrupt(event):
-        if isinstance(event, StepDone) and event.step == stop_at:
+        if isinstance(event, StepDone) and (event.step == 2 if before else event.epoch == 2):
             raise KeyboardInterrupt
 
     trainer = make_trainer(base, examples, on_event=interrupt)
@@ -206,8 +207,9 @@ def test_an_interruption_leaves_the_best_state_so_far(base, examples, when):
         train(trainer, examples[:12], examples[12:])
     state = snapshot(trainer.learner.adaptation)
     assert not all(torch.equal(a, b) for a, b in zip(start, state, strict=True))
-    if trainer.progress.best_epoch:
-        assert all(torch.equal(a, b) for a, b in zip(trainer.progress.best_state, state, strict=True))
+    assert trainer.progress.best_epoch == (0 if before else 1)
+    best_is_kept = all(torch.equal(a, b) for a, b in zip(trainer.progress.best_state, state, strict=True))
+    assert best_is_kept is not before
     trainer.learner.adaptation.detach()
 
 

@@ -4,79 +4,42 @@
     <data folder>/adapters/<name>/<version>/    adapter_model.safetensors, adapter_config.json (PEFT's layout),
                                                 sebp_edge.json (the record), README.md
 
-A version is written into a temporary folder, flushed to the disk, and renamed. Nothing in it holds a user's text or a
-path of theirs.
+A version is written into a temporary folder beside the names, flushed to the disk, and renamed. Nothing in it holds a
+user's text or a path of theirs.
 """
 
 import dataclasses
 import errno
 import json
+import os
 import re
 import shutil
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import platformdirs
 
-import sebp_edge
-from sebp_edge.errors import AdapterError, suggest
-from sebp_edge.files import flush, storage_errors, write_whole
+from sebp_edge.adapters.record import RECORD, AdapterRecord
+from sebp_edge.errors import AdapterError, StorageError, suggest
+from sebp_edge.files import flush, read_text, storage_errors, write_whole
+from sebp_edge.units import gigabytes
 
 if TYPE_CHECKING:  # listing adapters needs no torch
     from sebp_edge.models.adaptation import Adaptation
 
-RECORD = "sebp_edge.json"
 _ACTIVE = "active"
+_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+_SAVING = ".saving-"
+# No file is written for so long.
+_LEFTOVER_SECONDS = 3600
+# What files besides the weights take, in bytes.
+_BESIDES = 2**16
 # Windows keeps some names for devices, whatever follows their first dot.
 _NAME = re.compile(r"(?!(?i:con|prn|aux|nul|com\d|lpt\d)(\.|$))[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdapterRecord:
-    """What is known about an adapter: counts, losses and settings.
-
-    Attributes:
-        base_model: the base model's public name; model: what to ask for to load it again.
-        fingerprint: of the base model's weights.
-        recipe: the recipe's values.
-        heldout_loss_before, heldout_loss_after: nats per token on the judge's documents; None if it was never judged.
-    """
-
-    base_model: str
-    model: str
-    fingerprint: str
-    recipe: dict
-    documents: int
-    examples: int
-    tokens: int
-    heldout_loss_before: float | None
-    heldout_loss_after: float | None
-    seed: int
-    created: str = dataclasses.field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    sebp_edge: str = sebp_edge.__version__
-
-    @classmethod
-    def read(cls, folder: Path) -> "AdapterRecord":
-        """The record in an adapter's folder.
-
-        Raises:
-            AdapterError: there is none, or it is damaged.
-        """
-        try:
-            values = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-            known = {field.name for field in dataclasses.fields(cls)}
-            record = cls(**{key: value for key, value in values.items() if key in known})
-            if not isinstance(record.recipe, dict) or not isinstance(record.base_model, str):
-                raise TypeError
-            return record
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            reason = f" ({error.strerror})" if isinstance(error, PermissionError) else ""
-            raise AdapterError(
-                f"{str(folder)!r} holds no adapter of sebp-edge: {RECORD} cannot be read{reason}."
-            ) from error
 
 
 @dataclass(frozen=True)
@@ -97,26 +60,37 @@ class AdapterStore:
         self.folder = Path(folder or platformdirs.user_data_path("sebp-edge", appauthor=False)) / "adapters"
 
     def names(self) -> list[str]:
-        """All adapters' names."""
+        """All adapters' names, with those whose folders cannot be read."""
         with storage_errors("No adapter can be read in", self.folder, ""):
             if not self.folder.is_dir():
                 return []
-            return sorted(path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and _versions(path))
+            return sorted(path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and _is_one(path))
 
     def versions(self, name: str) -> list[int]:
         """The numbers of all versions of one adapter, oldest first.
 
         Raises:
             AdapterError: there is none of that name.
+            StorageError: its folder cannot be read.
         """
-        return _versions(self._named(name))
+        folder = self._named(name)
+        with storage_errors("No adapter can be read in", folder, ""):
+            return _versions(folder)
 
     def active_version(self, name: str) -> int | None:
-        """The version in use, or None."""
+        """The version in use, or None.
+
+        Raises:
+            StorageError: what says so cannot be read.
+        """
+        path = self.folder / check_name(name) / _ACTIVE
         try:
-            return int((self.folder / check_name(name) / _ACTIVE).read_text(encoding="ascii"))
+            number = read_text(path)
+        except PermissionError as error:
+            raise StorageError(f"Which version is active cannot be read in {str(path)!r}: {error.strerror}.") from error
         except (OSError, ValueError):
             return None
+        return int(number) if _NUMBER.fullmatch(number) else None
 
     def open(self, name: str, version: int | None = None) -> SavedAdapter:
         """One version of an adapter, by default the active one.
@@ -124,11 +98,12 @@ class AdapterStore:
         Raises:
             AdapterError: no such name or version, or none is active.
         """
-        folder, active = self._named(name), self.active_version(name)
+        self._named(name)
+        active = self.active_version(name)
         version = active if version is None else version
         if version is None:
-            raise AdapterError(f"No version of the adapter {name!r} is active; choose one of {_versions(folder)}.")
-        path = _version_folder(folder, version)
+            raise AdapterError(f"No version of the adapter {name!r} is active; choose one of {self.versions(name)}.")
+        path = self._version_folder(name, version)
         return SavedAdapter(path, AdapterRecord.read(path), name, version, version == active)
 
     def find(self, adapter: str | Path, version: int | None = None) -> tuple[Path, AdapterRecord]:
@@ -157,9 +132,9 @@ class AdapterStore:
             StorageError: the disk does not let us.
         """
         check_name(name)
-        if out is not None and out.exists():
+        if out is not None and os.path.lexists(out):
             raise AdapterError(f"{str(out)!r} exists already; choose a new folder, so that nothing is overwritten.")
-        parent = out.absolute().parent if out else self.folder
+        parent = self._parent(out)
         with storage_errors("Nothing can be saved in", parent):
             _make_private(parent)
             own = self.folder / name
@@ -167,32 +142,62 @@ class AdapterStore:
         with storage_errors("Nothing can be saved in", parent):
             shutil.rmtree(tempfile.mkdtemp(prefix=".check-", dir=parent))
 
+    def check_room(self, size: int, out: Path | None) -> None:
+        """Finds out before any work is done whether there is room for an adapter of `size` bytes.
+
+        Raises:
+            StorageError: there is not.
+        """
+        parent = self._parent(out)
+        with storage_errors("Nothing can be saved in", parent):
+            free = shutil.disk_usage(parent).free
+        if size + _BESIDES > free:
+            raise StorageError(
+                f"What is learnt will take {gigabytes(size + _BESIDES)}, and {str(parent)!r} has room for "
+                f"{gigabytes(free)}; make room or choose another place."
+            )
+
     def save(self, adaptation: "Adaptation", record: AdapterRecord, name: str, *, activate: bool) -> SavedAdapter:
-        """Saves a new version of the adapter `name`; with `activate`, it becomes the one in use."""
+        """Saves a new version of the adapter `name`; with `activate`, it becomes the one in use.
+
+        Raises:
+            StorageError: nothing was saved; or it is saved, and could not be made the one in use.
+        """
         folder = self.folder / check_name(name)
         with storage_errors("Nothing was saved in", folder):
             _make_private(self.folder)
             _make_private(folder)
+            _sweep(self.folder)
             version = 1 + max(_versions(folder), default=0)
             # Another process may take the number meanwhile: renaming onto its folder fails, and the next one is tried.
-            while not _write_whole(adaptation, record, folder / str(version)):
+            while not _write_whole(adaptation, record, folder / str(version), self.folder):
                 version += 1
-            if activate:
-                write_whole(folder / _ACTIVE, str(version))
-        return SavedAdapter(folder / str(version), record, name, version, activate)
+        saved = SavedAdapter(folder / str(version), record, name, version)
+        return self.activate(saved) if activate else saved
+
+    def activate(self, saved: SavedAdapter) -> SavedAdapter:
+        """Makes a version the one in use.
+
+        Raises:
+            StorageError: what was in use still is.
+        """
+        what = f"Version {saved.version} of the adapter {saved.name!r} is saved, but is not active: nothing was written"
+        with storage_errors(f"{what} in", saved.path.parent):
+            write_whole(saved.path.parent / _ACTIVE, str(saved.version))
+        return dataclasses.replace(saved, active=True)
 
     def save_to(self, adaptation: "Adaptation", record: AdapterRecord, out: Path) -> SavedAdapter:
         """Saves an adapter into a new folder of the user's choice, outside the store."""
         out = out.absolute()
         with storage_errors("Nothing was saved in", out):
-            if not _write_whole(adaptation, record, out):
+            if not _write_whole(adaptation, record, out, out.parent):
                 raise AdapterError(f"{str(out)!r} exists already; nothing was overwritten.")
         return SavedAdapter(out, record)
 
     def remove(self, name: str, version: int | None = None) -> None:
         """Deletes one version, or the whole adapter."""
         folder = self._named(name)
-        path = folder if version is None else _version_folder(folder, version)
+        path = folder if version is None else self._version_folder(name, version)
         # Renamed first, so that an interruption never leaves half an adapter under its name; in place, since a full
         # disk has no room for another folder.
         doomed = path.with_name(f".removed-{path.name}")
@@ -203,8 +208,13 @@ class AdapterStore:
             path.rename(doomed)
         with storage_errors("The adapter is gone from the list, but files of it are left in", doomed, "; delete them"):
             shutil.rmtree(doomed)
+            _sweep(self.folder)
             if version is not None and not _versions(folder):
                 shutil.rmtree(folder)
+
+    def _parent(self, out: Path | None) -> Path:
+        """The folder that a new adapter is to be in."""
+        return out.absolute().parent if out else self.folder
 
     def _named(self, name: str) -> Path:
         check_name(name)
@@ -212,6 +222,11 @@ class AdapterStore:
             known = f"; {suggest(name, self.names())}" if self.names() else ", and no other either."
             raise AdapterError(f"There is no adapter {name!r}{known}")
         return self.folder / name
+
+    def _version_folder(self, name: str, version: int) -> Path:
+        if version not in (versions := self.versions(name)):
+            raise AdapterError(f"The adapter {name!r} has no version {version}; it has {versions}.")
+        return self.folder / name / str(version)
 
 
 def check_name(name: str) -> str:
@@ -224,36 +239,51 @@ def check_name(name: str) -> str:
     return name
 
 
-def _version_folder(folder: Path, version: int) -> Path:
-    if version not in _versions(folder):
-        raise AdapterError(f"The adapter {folder.name!r} has no version {version}; it has {_versions(folder)}.")
-    return folder / str(version)
+def _is_one(folder: Path) -> bool:
+    """Whether a folder is an adapter's: it has versions, or nobody may look."""
+    try:
+        return bool(_versions(folder))
+    except OSError:
+        return True
 
 
 def _versions(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal() and path.is_dir())
+    return sorted(int(path.name) for path in folder.iterdir() if _NUMBER.fullmatch(path.name) and path.is_dir())
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def _write_whole(adaptation: "Adaptation", record: AdapterRecord, target: Path) -> bool:
-    """Writes an adapter's folder in one stroke; False if something is at `target` already."""
-    temporary = Path(tempfile.mkdtemp(prefix=".saving-", dir=target.parent))
+def _sweep(folder: Path) -> None:
+    """Deletes what killed processes left of adapters that they were saving."""
+    for path in folder.glob(f"{_SAVING}*"):
+        with suppress(OSError):
+            if max(each.stat().st_mtime for each in (path, *path.iterdir())) < time.time() - _LEFTOVER_SECONDS:
+                shutil.rmtree(path)
+
+
+def _write_whole(adaptation: "Adaptation", record: AdapterRecord, target: Path, workplace: Path) -> bool:
+    """Writes an adapter's folder in one stroke; False if something is at `target` already.
+
+    Args:
+        workplace: the folder for what is not whole yet, on the disk of `target`.
+    """
+    temporary = Path(tempfile.mkdtemp(prefix=_SAVING, dir=workplace))
     try:
         adaptation.save(temporary)
         (temporary / RECORD).write_text(json.dumps(dataclasses.asdict(record), indent=2) + "\n", encoding="utf-8")
-        (temporary / "README.md").write_text(_model_card(record), encoding="utf-8")
+        # A model's folder need not have a name in UTF-8.
+        (temporary / "README.md").write_text(record.model_card(), encoding="utf-8", errors="backslashreplace")
         for path in temporary.rglob("*"):
             path.chmod(0o700 if path.is_dir() else 0o600)
             flush(path)
         flush(temporary)
-        if target.exists():
+        if os.path.lexists(target):
             return False
         try:
-            temporary.rename(target)
+            _move(temporary, target)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 return False
@@ -264,27 +294,17 @@ def _write_whole(adaptation: "Adaptation", record: AdapterRecord, target: Path) 
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _move(folder: Path, target: Path) -> None:
+    """Renames a folder. Other processes may remove the one that it goes to; then that is made again."""
+    while True:
+        _make_private(target.parent)
+        try:
+            folder.rename(target)
+            return
+        except FileNotFoundError:
+            if target.parent.is_dir():
+                raise
+
+
 def _make_private(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-
-
-def _model_card(record: AdapterRecord) -> str:
-    """The folder's README.md: what it is and how to load it; no text, no path."""
-    judged = ""
-    if record.heldout_loss_before is not None and record.heldout_loss_after is not None:
-        judged = (
-            f"\nTrainings like this one took the loss on documents they had not seen from "
-            f"{record.heldout_loss_before:.3f} to {record.heldout_loss_after:.3f} nats per token.\n"
-        )
-    kind = "LoRA adapter" if record.recipe["method"] == "lora" else "fully fine-tuned model"
-    return f"""---
-base_model: {record.base_model}
-library_name: {"peft" if record.recipe["method"] == "lora" else "transformers"}
----
-# A {kind} for {record.base_model}
-
-Made by sebp-edge {record.sebp_edge} on its owner's machine from {record.documents} documents
-({record.tokens} tokens), with the recipe "{record.recipe["name"]}".
-{judged}
-The texts it learnt from are not in this folder, but a model can repeat what it has learnt: treat it as you treat them.
-"""

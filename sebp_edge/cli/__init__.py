@@ -7,6 +7,7 @@ import sys
 import typer
 
 from sebp_edge.cli import adapt, adapters, analyze, bench, doctor, generate, listings, plan
+from sebp_edge.interruptions import NUMBERS, Interruptions
 
 app = typer.Typer(
     name="sebp-edge",
@@ -43,13 +44,19 @@ def _root(
 
 def main() -> None:
     """The `sebp-edge` command. Who closes its terminal, or asks it to end, interrupts it as Ctrl-C does."""
-    for name in ("SIGTERM", "SIGHUP"):
-        # Windows has but one of them; `nohup` ignores the other.
-        if (number := getattr(signal, name, None)) is not None and signal.getsignal(number) is signal.SIG_DFL:
+    for number in NUMBERS:
+        # `nohup` ignores SIGHUP.
+        if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         # A name of a file need not be text, and a pipe need not be UTF-8.
         stream.reconfigure(errors="backslashreplace")
     # PEFT imports bitsandbytes wherever it is installed; it warns of what its layers lack, and none are used here.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    app()
+    try:
+        with Interruptions():
+            app()
+    finally:
+        # How it ended is said; while Python cleans up, there is nothing to interrupt.
+        for number in NUMBERS:
+            signal.signal(number, signal.SIG_IGN)

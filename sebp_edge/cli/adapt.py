@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from sebp_edge.cli.console import Paths, given_path, one_sentence_errors, print_json, quick_imports
+from sebp_edge.errors import Interrupted
 
 NOT_KEPT = 3
 
@@ -39,14 +40,20 @@ def adapt(
             from sebp_edge.recipe import Recipe
 
         chosen = Recipe.load(recipe).replace(load_in_4bit=load_in_4bit, epochs=epochs, context_length=context)
-        with show_progress(as_json) as sink:
-            personalizer = Personalizer(
-                model, recipe=chosen, device=device, memory_budget=memory, seed=seed, on_event=sink
-            )
-            result = personalizer.adapt(paths, name=name, out=out)
-        if as_json:
-            print_json(result.to_dict())
-        else:
-            show_result(result)
+        result = None
+        try:
+            with show_progress(as_json) as sink:
+                personalizer = Personalizer(
+                    model, recipe=chosen, device=device, memory_budget=memory, seed=seed, on_event=sink
+                )
+                result = personalizer.adapt(paths, name=name, out=out)
+            if as_json:
+                print_json(result.to_dict())
+            else:
+                show_result(result)
+        except KeyboardInterrupt as stop:
+            if result is None:
+                raise
+            raise Interrupted(f"Interrupted. {result.summary}") from stop
         if not result.kept:
             raise typer.Exit(NOT_KEPT)

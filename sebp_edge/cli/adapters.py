@@ -1,12 +1,13 @@
 """`sebp-edge adapters list|show|remove`: the adapters on this machine."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table
-from sebp_edge.errors import AdapterError
+from sebp_edge.errors import SebpEdgeError
 
 app = typer.Typer(help="List, show and remove adapters.", no_args_is_help=True)
 
@@ -19,28 +20,46 @@ def _described(saved) -> dict:
     return where | asdict(saved.record)
 
 
+def _readable(store) -> Iterator:
+    """All versions of all adapters; a note says which cannot be read."""
+    for name in store.names():
+        try:
+            versions = store.versions(name)
+        except SebpEdgeError as error:
+            _note(error)
+            continue
+        for version in versions:
+            try:
+                yield store.open(name, version)
+            except SebpEdgeError as error:
+                _note(error)
+
+
+def _note(error: SebpEdgeError) -> None:
+    err.print(f"note: {error}", style="yellow", markup=False)
+
+
+def _plain(text: str) -> str:
+    """A text of a record, which others may have written, without what a terminal takes for commands."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 @app.command("list")
 def list_adapters(as_json: Json = False) -> None:
     """List all adapters and their versions."""
     with one_sentence_errors(as_json=as_json):
         from sebp_edge.adapters.store import AdapterStore
 
-        store = AdapterStore()
-        rows = []
-        for each in ((name, version) for name in store.names() for version in store.versions(name)):
-            try:
-                saved = store.open(*each)
-            except AdapterError as error:
-                err.print(f"note: {error}", style="yellow", markup=False)
-                continue
+        store, rows = AdapterStore(), []
+        for saved in _readable(store):
             if as_json:
                 print_json(_described(saved))
             record = saved.record
             losses = "not judged"
-            if record.heldout_loss_after is not None:
+            if record.heldout_loss_before is not None and record.heldout_loss_after is not None:
                 losses = f"{record.heldout_loss_before:.3f} → {record.heldout_loss_after:.3f}"
             state, made = "active" if saved.active else "", record.created[:16].replace("T", " ")
-            rows.append([saved.name, str(saved.version), state, record.base_model, losses, made])
+            rows.append([saved.name, str(saved.version), state, _plain(record.base_model), losses, _plain(made)])
         if as_json:
             return
         if rows:
@@ -61,7 +80,7 @@ def show(name: Name, as_json: Json = False) -> None:
             if as_json:
                 print_json(record)
             else:
-                print_table(["", ""], [[key, str(value)] for key, value in record.items() if key != "recipe"])
+                print_table(["", ""], [[key, _plain(str(value))] for key, value in record.items() if key != "recipe"])
                 out.print()
 
 

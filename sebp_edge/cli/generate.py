@@ -1,6 +1,8 @@
 """`sebp-edge generate PROMPT`: text out, with an adapter."""
 
+import json
 import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from sebp_edge.cli.console import err, given_path, one_sentence_errors, out, print_json, quick_imports
-from sebp_edge.errors import AdapterError
+from sebp_edge.errors import AdapterError, Interrupted, TextsError
 
 # A list, front matter: an option has no space before its "=".
 _BEGINS_WITH_DASH = re.compile(r"-[^=]*\s|---")
@@ -18,13 +20,27 @@ class TakesAnyPrompt(TyperCommand):
     """Also a prompt that begins with a dash."""
 
     def parse_args(self, ctx, args: list[str]) -> list[str]:
-        texts = [] if "--" in args else [argument for argument in args if _BEGINS_WITH_DASH.match(argument)]
-        options = [argument for argument in args if argument not in texts]
+        if "--" in args:
+            return super().parse_args(ctx, args)
+        options, texts = [], []
+        for before, argument in zip(["", *args], args, strict=False):
+            is_text = _BEGINS_WITH_DASH.match(argument) and not self._takes_value(ctx, before)
+            (texts if is_text else options).append(argument)
         return super().parse_args(ctx, [*options, "--", *texts] if texts else args)
+
+    def _takes_value(self, ctx, name: str) -> bool:
+        options = (parameter for parameter in self.get_params(ctx) if parameter.param_type_name == "option")
+        return any(name in option.opts and not option.is_flag for option in options)
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The first words, or a question to a chat adapter.")],
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="The first words, or a question to a chat adapter.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system prompt: PROMPT is then a chat.")] = None,
+    messages: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A chat to answer, a JSON list; - is the standard input.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="The adapter; without --model 'default', if there is one.")] = None,
     version: Annotated[int | None, typer.Option(help="Of the adapter; by default the active one.")] = None,
     adapter: Annotated[
@@ -37,12 +53,20 @@ def generate(
     max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to write.")] = 120,
     temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.7,
     top_p: Annotated[float, typer.Option(min=0.01, max=1, help="Share of probability to draw from.")] = 0.9,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from so many of the likeliest tokens.")] = None,
+    repetition_penalty: Annotated[
+        float, typer.Option(min=0.1, max=10, help="Above 1, what was written becomes less likely.")
+    ] = 1.0,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Ends before this; may be given several times.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Makes the text repeatable.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, for each piece of text.")] = False,
 ) -> None:
     """Continue PROMPT in the voice that was learnt."""
     with one_sentence_errors(as_json=as_json):
+        asked = _asked(prompt, system, messages)
         with quick_imports():
             from sebp_edge.adapters.store import AdapterStore
             from sebp_edge.models.catalog import DEFAULT_MODEL
@@ -62,29 +86,76 @@ def generate(
         trained_in_4bit = record is not None and record.recipe.get("load_in_4bit", False)
         precision = {"load_in_4bit": trained_in_4bit if load_in_4bit is None else load_in_4bit}
         personalizer = Personalizer(base, recipe=Recipe.load("notes").replace(**precision), store=store, device=device)
-        if not as_json and out.is_terminal:
-            out.print(prompt, end="", style="bold", markup=False)
-        text = personalizer.generate(
-            prompt,
-            adapter=chosen,
-            version=version,
-            max_new_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            on_text=None if as_json else lambda piece: typer.echo(piece, nl=False),
-        )
+        if not as_json and isinstance(asked, str) and out.is_terminal:
+            out.print(asked, end="", style="bold", markup=False)
+        try:
+            text = personalizer.generate(
+                asked,
+                adapter=chosen,
+                version=version,
+                max_new_tokens=max_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                repetition_penalty=repetition_penalty,
+                stop=stop or (),
+                seed=seed,
+                on_text=_print_event if as_json else lambda piece: typer.echo(piece, nl=False),
+            )
+        except Interrupted:
+            if not as_json:
+                typer.echo()
+            raise
         if as_json:
-            print_json({"event": "text", "prompt": prompt, "text": text})
+            print_json({"event": "result", "prompt": asked, "text": text})
         else:
             typer.echo()
 
 
+def _print_event(piece: str) -> None:
+    print_json({"event": "text", "text": piece})
+
+
+def _asked(prompt: str | None, system: str | None, messages: str | None) -> str | list:
+    """What `Personalizer.generate` is to continue or to answer."""
+    if messages is not None:
+        if prompt is not None or system is not None:
+            raise TextsError("--messages is a whole chat; leave out PROMPT and --system.")
+        return _read_messages(messages)
+    if prompt is None:
+        raise TextsError("There is no prompt; give PROMPT, or a chat with --messages.")
+    if system is None:
+        return prompt
+    return [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
+
+
+def _read_messages(file: str) -> list:
+    name = "standard input" if file == "-" else f"file {file!r}"
+    try:
+        found = json.loads(sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes())
+    except OSError as error:
+        raise TextsError(f"The {name} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list):
+        raise TextsError(f'The {name} must be a JSON list of messages: [{{"role": "user", "content": "..."}}].')
+    return found
+
+
 def _base_of(record) -> str:
-    """The name that loads an adapter's base model."""
-    if "/" not in record.base_model:
+    """The name that loads an adapter's base model. A record has nothing downloaded: others may have written it."""
+    from sebp_edge.models.catalog import resolve
+    from sebp_edge.models.hub import folder_at_hand
+
+    reference = resolve(record.model) if "/" in record.base_model else None
+    if reference is None or reference.kind == "local":
         # A folder of the user's own: adapters hold its name, never its path.
         raise AdapterError(
             f"The adapter was made for the model in a folder {record.base_model!r}; give that folder with --model."
+        )
+    if folder_at_hand(reference) is None:
+        raise AdapterError(
+            f"The adapter was made for {record.model!r}, which is not on this machine; to download it, pass "
+            f"--model {record.model}."
         )
     return record.model

@@ -14,6 +14,7 @@ from sebp_edge.events import (
     Evaluated,
     Event,
     ExampleAnalyzed,
+    ExamplesEvaluated,
     JsonLines,
     MemoryPlanned,
     MemoryProbed,
@@ -115,6 +116,9 @@ class Lines:
                 self._step(event)
             case Evaluated():
                 self._evaluated(event)
+            case ExamplesEvaluated():
+                if self._bar is not None:
+                    self._bar.update(self._task, figures=f"held-out losses {event.done}/{event.examples}")
             case ExampleAnalyzed():
                 self._analyzed(event)
 
@@ -164,6 +168,8 @@ class Lines:
         if event.split == "select":
             when = f"after epoch {event.epoch}" if event.epoch else "before training"
             out.print(f"  {when}: held-out loss {event.loss:.3f}{' (best)' if event.best and event.epoch else ''}")
+        elif event.split == "train":
+            out.print(f"  in the end: loss {event.loss:.3f} on the documents it was trained on")
 
     def _analyzed(self, event: ExampleAnalyzed) -> None:
         if event.example == 1:

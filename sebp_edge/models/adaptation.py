@@ -1,5 +1,6 @@
 """What is trained on a base model, whichever the method: attach it, take its state, save it, take it off again."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -7,7 +8,7 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import AdapterError
 from sebp_edge.models.full import FullWeights
-from sebp_edge.models.loading import BaseModel
+from sebp_edge.models.loading import BaseModel, num_trained
 from sebp_edge.models.lora import LoraAdapter
 from sebp_edge.recipe import Recipe
 
@@ -25,6 +26,9 @@ class Adaptation(Protocol):
 
     def save(self, folder: Path) -> None:
         """Writes the trained weights into an existing folder, as safetensors."""
+
+    def set_aside(self) -> AbstractContextManager:
+        """Within it the model computes what the base model does; afterwards what it did before."""
 
     def detach(self) -> None:
         """Gives the base model back as it was."""
@@ -45,6 +49,11 @@ def load(base: BaseModel, folder: Path) -> Adaptation:
         if (folder / kind.MARKER).is_file():
             return kind.saved(base, folder)
     raise AdapterError(f"{folder.name!r} holds no adapter: neither {LoraAdapter.MARKER} nor {FullWeights.MARKER}.")
+
+
+def saved_bytes(base: BaseModel, recipe: Recipe) -> int:
+    """What the weights of an adaptation will take on the disk."""
+    return num_trained(base.model, recipe) * (4 if recipe.method == "lora" else base.dtype.itemsize)
 
 
 def trainable(adaptation: Adaptation) -> list[nn.Parameter]:

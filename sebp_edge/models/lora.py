@@ -1,22 +1,30 @@
 """A LoRA adapter on a base model. PEFT owns its parameters, its names and its files."""
 
 import warnings
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.layer import Linear as PeftLoraLinear
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from peft.utils.integrations import dequantize_bnb_weight
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, SparsityError
+from sebp_edge.files import read_json
 from sebp_edge.models.loading import BaseModel
+from sebp_edge.models.weights import blamed_on_adapter, read_weights, refuse_non_finite
 from sebp_edge.ops import LoraProjection, QuantisedWeight
-from sebp_edge.recipe import Recipe
+from sebp_edge.recipe import MAX_LORA_ALPHA, Recipe
+
+# Of PEFT's settings in a file: those that are looked at one by one, and those that say where it comes from.
+_READ_OR_OF_NO_EFFECT = {
+    *("r", "lora_alpha", "target_modules"),
+    *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
+}
 
 
 class LoraAdapter:
@@ -34,14 +42,7 @@ class LoraAdapter:
         Raises:
             ModelError: PEFT refuses the architecture.
         """
-        config = LoraConfig(
-            r=recipe.settled().r,
-            lora_alpha=recipe.lora_alpha,
-            lora_dropout=0.0,
-            bias="none",
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-        )
+        config = _config(recipe.settled().r, recipe.lora_alpha)
         try:
             return cls(_attach(base, config, seed))
         except ValueError as error:
@@ -56,34 +57,62 @@ class LoraAdapter:
 
         Raises:
             BaseModelMismatch: its tensors are not those of this base model's linear projections.
-            AdapterError: its files are damaged.
+            AdapterError: its files are damaged or hold NaN, or it is no plain LoRA adapter.
 
         Either way the base model is left as it was.
         """
-        config, weights = _read(folder)
+        with blamed_on_adapter(folder):
+            config, weights = _read_config(folder), read_weights(folder / cls.MARKER)
         try:
-            adapter = cls(_attach(base, config, seed=0))
+            adapter = cls(_attach(base, config, seed=None))
         except ValueError as error:
             raise _mismatch(base, folder) from error
-        expected = get_peft_model_state_dict(adapter.model, save_embedding_layers=False)
-        if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in expected.items()}:
+        try:
+            with blamed_on_adapter(folder):
+                adapter._load(base, folder, weights)
+        except BaseException:
             adapter.detach()
-            raise _mismatch(base, folder)
-        set_peft_model_state_dict(adapter.model, weights)
+            raise
         return adapter
+
+    def _load(self, base: BaseModel, folder: Path, weights: dict[str, Tensor]) -> None:
+        """Takes saved weights in place of its own, which have shapes and no memory yet."""
+        expected = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in expected.items()}:
+            raise _mismatch(base, folder)
+        refuse_non_finite(weights.items(), folder, self.MARKER)
+        # Copied: a tensor that lies in its file would change with that.
+        weights = {name: w.to(base.device, torch.float32, copy=True) for name, w in weights.items()}
+        set_peft_model_state_dict(self.model, weights, low_cpu_mem_usage=True)
 
     def save(self, folder: Path) -> None:
         """Writes adapter_model.safetensors and adapter_config.json, PEFT's own layout."""
         self.model.save_pretrained(str(folder), save_embedding_layers=False)
         (folder / "README.md").unlink()  # PEFT's names the folder of the base model
 
+    def set_aside(self) -> AbstractContextManager:
+        """Within it the adapter takes no part."""
+        return self.model.disable_adapter()
+
     def detach(self) -> None:
         """Takes the adapter off the base model."""
         self.model.unload()
 
 
-def _attach(base: BaseModel, config: LoraConfig, seed: int) -> PeftModel:
-    """Puts an adapter with first weights by `seed` on `base`; the process's random state is left as it was."""
+def _config(r: int, lora_alpha: float, target_modules: str | list[str] = "all-linear") -> LoraConfig:
+    return LoraConfig(
+        r=r,
+        lora_alpha=lora_alpha,
+        lora_dropout=0.0,
+        bias="none",
+        target_modules=target_modules,
+        task_type="CAUSAL_LM",
+    )
+
+
+def _attach(base: BaseModel, config: LoraConfig, seed: int | None) -> PeftModel:
+    """Puts an adapter on `base`, with first weights by `seed`, or with shapes only; the process's random state and,
+    whatever fails, the base model are left as they were."""
     # PEFT writes the base's folder in here, and warns if there is another. What is saved names the model, not a path.
     config.base_model_name_or_path = None
     with (
@@ -92,21 +121,51 @@ def _attach(base: BaseModel, config: LoraConfig, seed: int) -> PeftModel:
     ):
         # peft 0.21 asks transformers 5.23 for the old name of a property.
         warnings.simplefilter("ignore", FutureWarning)
-        torch.manual_seed(seed)
-        model = get_peft_model(base.model, config)
+        torch.manual_seed(seed or 0)
+        try:
+            model = get_peft_model(base.model, config, low_cpu_mem_usage=seed is None)
+        except BaseException:
+            _take_off(base.model)
+            raise
     config.base_model_name_or_path = base.reference.public_name
     if isinstance(config.target_modules, set):  # whose order is another in each process
         config.target_modules = sorted(config.target_modules)
     return model.eval()
 
 
-def _read(folder: Path) -> tuple[LoraConfig, dict[str, torch.Tensor]]:
-    """An adapter's settings and tensors, from its folder."""
-    try:
-        (folder / "adapter_config.json").stat()  # for a missing one PEFT would ask the Hub
-        return LoraConfig.from_pretrained(str(folder)), load_file(folder / LoraAdapter.MARKER)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
-        raise AdapterError(f"The adapter in {folder.name!r} is damaged ({type(error).__name__}).") from error
+def _take_off(model: nn.Module) -> None:
+    """Gives a model its own layers back, however far PEFT came."""
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            model.set_submodule(name, layer.get_base_layer())
+    vars(model).pop("peft_config", None)
+
+
+def _read_config(folder: Path) -> LoraConfig:
+    """An adapter's settings, of which only those of plain LoRA are taken: others change base weights, or run code.
+
+    Raises:
+        OSError, ValueError: the file is damaged.
+        AdapterError: it asks for more than plain LoRA.
+    """
+    values = read_json(folder / "adapter_config.json")
+    r, lora_alpha, targets = (values.get(name) for name in ("r", "lora_alpha", "target_modules"))
+    if type(r) is not int or r < 1 or type(lora_alpha) not in (int, float):
+        raise ValueError("r and lora_alpha must be numbers")
+    if targets != "all-linear" and not (isinstance(targets, list) and all(type(name) is str for name in targets)):
+        raise ValueError("target_modules must be a list of names")
+    if not 0 < lora_alpha <= MAX_LORA_ALPHA:
+        raise AdapterError(
+            f"The adapter in {folder.name!r} has lora_alpha {lora_alpha:g}; it must be above 0 and at most "
+            f"{MAX_LORA_ALPHA}."
+        )
+    config = _config(r, lora_alpha, targets)
+    for name, plain in config.to_dict().items():
+        if values.get(name, plain) not in (plain, None, False, [], {}) and name not in _READ_OR_OF_NO_EFFECT:
+            raise AdapterError(
+                f"The adapter in {folder.name!r} sets {name}; sebp-edge loads plain LoRA adapters without it."
+            )
+    return config
 
 
 def _mismatch(base: BaseModel, folder: Path) -> BaseModelMismatch:

@@ -15,10 +15,13 @@ from jinja2.exceptions import TemplateError
 
 from sebp_edge.errors import ModelError
 from sebp_edge.texts.documents import Unreadable
+from sebp_edge.texts.tokens import Span
 
-Span = tuple[int, int]
 Messages = tuple[dict[str, str], ...]
 Rendered = list[tuple[str, list[Span]]]
+
+# Those that chat templates know; any other is a user's text, which no message quotes.
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -34,16 +37,45 @@ def render_conversation(messages: Messages, tokenizer) -> Rendered:
         Unreadable: the template refuses this conversation, or a message spells out a control token: in a rendered
             conversation it could not be told from the template's own.
     """
-    control = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    if any(token in text for message in messages for text in message.values() for token in control):
-        raise Unreadable("a message spells out one of the model's control tokens")
+    _refuse_control_tokens(messages, tokenizer)
     # What follows the assistant's last turn teaches nothing.
     messages = messages[: _assistant_turns(messages)[-1] + 1]
     try:
         return _by_marks(messages, tokenizer) or _by_prefixes(messages, tokenizer) or _turn_by_turn(messages, tokenizer)
     except TemplateError as error:
-        roles = ", ".join(message["role"] for message in messages[:6])
+        roles = ", ".join(role if (role := message["role"]) in ROLES else "another role" for message in messages[:6])
         raise Unreadable(f"the model's chat template refuses a conversation of {roles}") from error
+
+
+def render_prompt(messages: Messages, tokenizer) -> str:
+    """Renders a conversation up to where the assistant is to write.
+
+    Raises:
+        ModelError: there is no chat template.
+        Unreadable: as in `render_conversation`.
+    """
+    _template(tokenizer)
+    _refuse_control_tokens(messages, tokenizer)
+    try:
+        return _render(messages, tokenizer, prompt=True)
+    except TemplateError as error:
+        raise Unreadable("the template refuses these roles in this order") from error
+
+
+def render_end_of_turn(tokenizer) -> str:
+    """What the chat template puts after the assistant's words; "" if it refuses a question with its answer."""
+    answer = "answer"
+    turns = ({"role": "user", "content": "question"}, {"role": "assistant", "content": answer})
+    try:
+        return _render(turns, tokenizer).rpartition(answer)[2]
+    except TemplateError:
+        return ""
+
+
+def _refuse_control_tokens(messages: Messages, tokenizer) -> None:
+    control = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    if any(token in text for message in messages for text in message.values() for token in control):
+        raise Unreadable("a message spells out one of the model's control tokens")
 
 
 def _by_marks(messages: Messages, tokenizer) -> Rendered | None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.documents import LeftOut
+from sebp_edge.texts.documents import Conversation, LeftOut, as_learnt
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.splits import MIN_DOCUMENTS
@@ -16,12 +16,14 @@ class Dataset:
     Attributes:
         documents: how many documents gave examples.
         left_out: what was not used, and why.
+        chat: whether more than half of these documents were put into the chat template.
     """
 
     examples: list[Example]
     context_length: int
     documents: int
     left_out: list[LeftOut]
+    chat: bool = False
 
     @property
     def tokens(self) -> int:
@@ -45,10 +47,12 @@ def make_dataset(reading: Reading, tokenizer, recipe: Recipe, model_limit: int |
     """
     context_length = min(recipe.context_length, model_limit or recipe.context_length)
     examples, left_out = encode(reading.documents, tokenizer, context_length, chat_template=recipe.chat_template)
-    documents = len({example.document for example in examples})
-    if 0 < documents < MIN_DOCUMENTS:
+    used = sorted({example.document for example in examples})
+    chats = [as_learnt(reading.documents[number].content, chat_template=recipe.chat_template) for number in used]
+    chat = 2 * sum(isinstance(content, Conversation) for content in chats) > len(used)
+    if 0 < len(used) < MIN_DOCUMENTS:
         examples = _as_sections(reading, tokenizer, recipe, context_length, examples)
-    return Dataset(examples, context_length, documents, reading.left_out + left_out)
+    return Dataset(examples, context_length, len(used), reading.left_out + left_out, chat)
 
 
 def _as_sections(reading, tokenizer, recipe, context_length, examples) -> list[Example]:
@@ -57,7 +61,9 @@ def _as_sections(reading, tokenizer, recipe, context_length, examples) -> list[E
     What is learnt decides, not a prompt, and a conversation may be cut badly: so smaller sections are tried as well.
     """
     section = min(context_length, max(32, sum(example.num_loss_tokens for example in examples) // (2 * MIN_DOCUMENTS)))
-    sections, _ = encode(reading.documents, tokenizer, section, chat_template=recipe.chat_template)
+    sections = examples
+    if section < context_length:
+        sections, _ = encode(reading.documents, tokenizer, section, chat_template=recipe.chat_template)
     while len(sections) < MIN_DOCUMENTS and section > 16:
         section //= 2
         sections, _ = encode(reading.documents, tokenizer, section, chat_template=recipe.chat_template)

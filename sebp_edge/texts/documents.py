@@ -21,7 +21,7 @@ class Conversation(NamedTuple):
 Content = str | Completion | Conversation
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Document:
     """One source text.
 
@@ -34,7 +34,7 @@ class Document:
     content: Content
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LeftOut:
     """Something that was not used, and why."""
 
@@ -44,6 +44,23 @@ class LeftOut:
 
 class Unreadable(Exception):
     """Why one file, record or document cannot be used; caught by who reads many of them, and reported."""
+
+
+def num_bytes(content: Content) -> int:
+    """The size of a content in UTF-8."""
+    if isinstance(content, Conversation):
+        content = [message["content"] for message in content.messages]
+    texts = [content] if isinstance(content, str) else content
+    return sum(len(text.encode(errors="surrogatepass")) for text in texts)
+
+
+# Control characters, line separators, and marks that turn the direction of writing.
+_NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(name: str) -> str:
+    """A file's name with a question mark for each character that could not be shown, or would steer a terminal."""
+    return _NOT_SHOWN.sub("?", name)
 
 
 def record_content(record) -> Content:
@@ -100,6 +117,14 @@ def clean_content(content: Content | Unreadable) -> Content:
     if not learnt:
         raise Unreadable("empty")
     return content
+
+
+def as_learnt(content: Content, *, chat_template: bool) -> Content:
+    """What a document is learnt as: a conversation, through the chat template, or what it is."""
+    if not (isinstance(content, Completion) and chat_template):
+        return content
+    roles = ("user", "assistant")
+    return Conversation(tuple({"role": r, "content": c} for r, c in zip(roles, content, strict=True)))
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -12,7 +12,8 @@ from functools import cached_property
 from sebp_edge.errors import ModelError
 from sebp_edge.sparse.rows import IGNORE
 from sebp_edge.texts.conversations import render_conversation
-from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut, Unreadable
+from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut, Unreadable, as_learnt
+from sebp_edge.texts.tokens import Tokenised, tokenise
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,6 @@ class Example:
         return max((place for place, label in enumerate(self.labels) if label != IGNORE), default=0)
 
 
-@dataclass(frozen=True)
-class Tokenised:
-    """A whole rendered text as tokens: their ids, the character where each begins, and whether it is learnt."""
-
-    text: str
-    ids: list[int]
-    starts: list[int]
-    learnt: list[bool]
-
-
 def encode(
     documents: list[Document], tokenizer, context_length: int, *, chat_template: bool = False
 ) -> tuple[list[Example], list[LeftOut]]:
@@ -71,13 +62,13 @@ def encode(
     if not tokenizer.is_fast:
         raise ModelError("This model's tokenizer has no fast version, which is needed to cut texts without losing any.")
     examples, left_out = [], []
-    bos = _bos(tokenizer)
+    bos = first_tokens(tokenizer)
     capacity = context_length - max(1, len(bos))
     for number, document in enumerate(documents):
         try:
             found = [
                 example
-                for tokenised in _tokenise(document, tokenizer, chat_template)
+                for tokenised in _tokenised(document, tokenizer, chat_template)
                 for piece in _pieces(tokenised, capacity)
                 if (example := _example(tokenised, piece, bos, number)).num_loss_tokens
             ]
@@ -91,59 +82,31 @@ def encode(
 
 
 def _example(tokenised: Tokenised, piece: slice, bos: list[int], document: int) -> Example:
-    ids, learnt = tokenised.ids[piece], tokenised.learnt[piece]
+    ids, learnt = tokenised.ids[piece].tolist(), tokenised.learnt[piece]
     # Without a BOS the token before the piece stands in: a piece's first token is learnt only with one before it.
-    prefix = bos or tokenised.ids[max(0, piece.start - 1) : piece.start]
+    prefix = bos or tokenised.ids[max(0, piece.start - 1) : piece.start].tolist()
     if bos and ids[: len(bos)] == bos:
         prefix = []
     labels = [token if keep else IGNORE for token, keep in zip(ids, learnt, strict=True)]
     return Example(prefix + ids, [IGNORE] * len(prefix) + labels, document)
 
 
-def _tokenise(document: Document, tokenizer, chat_template: bool) -> Iterator[Tokenised]:
-    content = document.content
-    if isinstance(content, Completion) and chat_template:
-        roles = ("user", "assistant")
-        content = Conversation(tuple({"role": r, "content": c} for r, c in zip(roles, content, strict=True)))
+def _tokenised(document: Document, tokenizer, chat_template: bool) -> Iterator[Tokenised]:
+    content = as_learnt(document.content, chat_template=chat_template)
     if isinstance(content, Conversation):
         for text, spans in render_conversation(content.messages, tokenizer):
-            yield _with_spans(text, spans, tokenizer, split_special_tokens=False)
+            yield tokenise(text, spans, tokenizer, split_special_tokens=False)
         return
-    text = "".join(content)
-    begin = len(content.prompt) if isinstance(content, Completion) else 0
+    prompt, completion = content if isinstance(content, Completion) else ("", content)
+    text = prompt + completion
     # A user's text may spell out "<|eos|>": there it is text, never the token.
-    tokenised = _with_spans(text, [(begin, len(text))], tokenizer, split_special_tokens=True)
+    tokenised = tokenise(text, [(len(prompt), len(text))], tokenizer, split_special_tokens=True)
     if tokenizer.eos_token_id is not None:
-        tokenised.ids.append(tokenizer.eos_token_id)
-        tokenised.starts.append(len(text))
-        tokenised.learnt.append(True)
+        tokenised.append(tokenizer.eos_token_id)
     yield tokenised
 
 
-def _with_spans(text: str, spans: list[tuple[int, int]], tokenizer, *, split_special_tokens: bool) -> Tokenised:
-    """Tokenises `text`; a token that overlaps one of the spans is learnt."""
-    encoding = tokenizer(
-        text,
-        add_special_tokens=False,
-        return_offsets_mapping=True,
-        return_attention_mask=False,
-        split_special_tokens=split_special_tokens,
-        verbose=False,
-    )
-    marked = bytearray(len(text))
-    for begin, end in spans:
-        marked[begin:end] = b"\1" * (end - begin)
-    starts, learnt, covered = [], [], 0
-    for start, end in encoding["offset_mapping"]:
-        # Some tokenizers' offsets leave out blanks: each belongs to the token that follows or is it.
-        start = min(start, covered)
-        covered = max(covered, end)
-        starts.append(start)
-        learnt.append(1 in marked[start:end])
-    return Tokenised(text, list(encoding["input_ids"]), starts, learnt)
-
-
-def _bos(tokenizer) -> list[int]:
+def first_tokens(tokenizer) -> list[int]:
     """What the tokenizer puts in front of a sequence: usually its BOS, or nothing."""
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]

@@ -10,7 +10,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from sebp_edge.texts.documents import Content, Unreadable, record_content, unix_newlines
+from sebp_edge.texts.documents import Content, Unreadable, printable, record_content, unix_newlines
+
+# Bytes of the largest file that is read. In memory that is up to five times its size, and 2 GB once it is tokenised.
+MAX_FILE_SIZE = 64_000_000
 
 
 def read_file(path: Path) -> Iterable[Content | Unreadable]:
@@ -23,13 +26,29 @@ def read_file(path: Path) -> Iterable[Content | Unreadable]:
     try:
         if not path.is_file():
             raise Unreadable("not a regular file")
+        size = path.stat().st_size
+        if not size:
+            # Files of the system (/proc) say so too, and may block or never end.
+            raise Unreadable("empty")
         if reader is None:
             with path.open("rb") as file:
                 binary = b"\0" in file.read(4096)
-            raise Unreadable("binary file" if binary else f"{path.suffix or 'no ending'}: not a format read here")
+            ending = printable(path.suffix) or "no ending"
+            raise Unreadable("binary file" if binary else f"{ending}: not a format read here")
+        if size > MAX_FILE_SIZE:
+            raise Unreadable(f"larger than {MAX_FILE_SIZE // 1_000_000} MB; split it to use it")
         return reader(path)
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from error
+
+
+def text_size(path: Path) -> int:
+    """Bytes of text that `read_file` reads of a file; none of what it leaves out for its ending or its size."""
+    try:
+        size = path.stat().st_size if path.suffix.lower() in FORMATS else 0
+    except OSError:
+        return 0
+    return size if size <= MAX_FILE_SIZE else 0
 
 
 def _decode(path: Path) -> str:

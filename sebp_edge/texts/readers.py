@@ -1,14 +1,31 @@
 """Files, folders, strings and records become documents, with a list of what was left out and why."""
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from sebp_edge.errors import TextsError
-from sebp_edge.texts.documents import Content, Document, LeftOut, Unreadable, clean_content, record_content
-from sebp_edge.texts.formats import FORMATS, read_file
+from sebp_edge.errors import MachineError, TextsError
+from sebp_edge.texts.documents import (
+    Content,
+    Document,
+    LeftOut,
+    Unreadable,
+    clean_content,
+    num_bytes,
+    printable,
+    record_content,
+)
+from sebp_edge.texts.formats import FORMATS, read_file, text_size
+from sebp_edge.units import gigabytes
+
+# Memory that a byte of text takes at most while it is read and tokenised: measured on notes in one file and in 2,000,
+# on records of one sentence each, and on texts with characters of four bytes.
+HELD_PER_BYTE = 30
 
 
 @dataclass
@@ -19,28 +36,37 @@ class Reading:
     left_out: list[LeftOut] = field(default_factory=list)
 
 
-def read_texts(texts) -> Reading:
+def read_texts(texts, memory: int | None = None) -> Reading:
     """Reads whatever a user calls their texts.
 
     Args:
-        texts: a text, the path of a file or folder, a `{"text"}`, `{"prompt", "completion"}` or `{"messages"}` record,
-            or an iterable of these. A string that names an existing file or folder is a path.
+        texts: a text as a string, the `pathlib.Path` of a file or folder, a `{"text"}`, `{"prompt", "completion"}` or
+            `{"messages"}` record, or an iterable of these. Strings are texts, never paths.
+        memory: bytes that the texts may take in this process, tokenised; None sets no limit.
 
     Raises:
-        TextsError: a path does not exist, something is of another type, or nothing readable was found.
+        TextsError: a path does not exist, something is of another type, nothing readable was found, or `texts` is the
+            path of something that exists, as a string.
+        MachineError: the texts take more than `memory`; nothing was read.
     """
     reading = Reading()
-    seen: dict[str, str] = {}
-    for source, load in _sources(texts, reading.left_out):
+    sources = list(_sources(texts, reading.left_out))
+    if memory is not None and HELD_PER_BYTE * sum(source.size for source in sources) > memory:
+        raise MachineError(
+            f"These texts alone would take more than the {gigabytes(max(0, memory))} of memory that is left for them; "
+            "give fewer of them, or raise the memory budget."
+        )
+    seen: dict[bytes, str] = {}
+    for source in sources:
         try:
-            contents = list(load()) or [Unreadable("empty")]
+            contents = list(source.load()) or [Unreadable("empty")]
         except Unreadable as reason:
             contents = [reason]
         for position, content in enumerate(contents, start=1):
-            name = source if len(contents) == 1 else f"{source}#{position}"
+            name = source.name if len(contents) == 1 else f"{source.name}#{position}"
             try:
                 content = clean_content(content)
-                if (key := json.dumps(content)) in seen:
+                if (key := _digest(content)) in seen:
                     raise Unreadable(f"the same as {seen[key]}")
             except Unreadable as reason:
                 reading.left_out.append(LeftOut(name, str(reason)))
@@ -50,6 +76,10 @@ def read_texts(texts) -> Reading:
     if not reading.documents:
         raise TextsError(_nothing_readable(reading.left_out))
     return reading
+
+
+def _digest(content: Content) -> bytes:
+    return hashlib.sha256(json.dumps(content).encode()).digest()
 
 
 def _nothing_readable(left_out: list[LeftOut]) -> str:
@@ -66,53 +96,81 @@ def _nothing_readable(left_out: list[LeftOut]) -> str:
 # ---------------------------------------------------------------------------------------------- where texts come from
 
 
-def _sources(texts, left_out: list[LeftOut]) -> Iterator[tuple[str, Callable[[], Iterable[Content | Unreadable]]]]:
-    """Yields (name, function that loads its contents) for everything in `texts`."""
-    if isinstance(texts, (str, os.PathLike, dict)):
+class _Source(NamedTuple):
+    """Something that holds texts.
+
+    Attributes:
+        name: for the report.
+        size: bytes of text in it.
+        load: reads its contents; raises Unreadable if there are none.
+    """
+
+    name: str
+    size: int
+    load: Callable[[], Iterable[Content | Unreadable]]
+
+
+def _sources(texts, left_out: list[LeftOut]) -> Iterator[_Source]:
+    """What `texts` holds; nothing is read yet."""
+    if isinstance(texts, str) and (path := _existing(texts)):
+        kind = "folder" if path.is_dir() else "file"
+        raise TextsError(
+            f"The string {texts!r} is the path of a {kind}; pass Path({texts!r}) to learn the {kind}, or [{texts!r}] "
+            "to learn the string itself."
+        )
+    if isinstance(texts, (str, Path, dict)):
         texts = [texts]
     if not isinstance(texts, Iterable) or isinstance(texts, (bytes, bytearray)):
         raise TextsError(
-            f"Texts must be strings, paths or records, or a list of these, but are of type {_kind(texts)}."
+            f"Texts must be strings, pathlib.Paths or records, or a list of these, but are of type {_kind(texts)}."
         )
     for number, item in enumerate(texts, start=1):
-        if isinstance(item, dict):
-            yield f"record {number}", lambda item=item: [record_content(item)]
-        elif isinstance(item, os.PathLike) or (isinstance(item, str) and _is_path(item)):
-            for path, name in _files(_expanded(item), left_out):
-                yield name, lambda path=path: read_file(path)
-        elif isinstance(item, str):
-            yield f"text {number}", lambda item=item: [item]
+        if isinstance(item, str):
+            yield _given(f"text {number}", item)
+        elif isinstance(item, dict):
+            yield _record(f"record {number}", item)
+        elif isinstance(item, Path):
+            yield from _files(_expanded(item), left_out)
         else:
-            raise TextsError(f"Text {number} must be a string, a path or a record, but is of type {_kind(item)}.")
+            raise TextsError(
+                f"Text {number} must be a string, a pathlib.Path or a record, but is of type {_kind(item)}."
+            )
 
 
 def _kind(value) -> str:
     return type(value).__name__
 
 
-def _is_path(text: str) -> bool:
-    """Whether a string is meant as a path: it exists, or it cannot be anything else."""
-    if not text.strip() or "\n" in text or len(text) > 255:
-        return False
-    try:
-        if _expanded(text).exists():
-            return True
-    except OSError:
-        pass  # Too long for a name, or in a folder that may not be opened.
-    looks_like_one = "/" in text or "\\" in text or Path(text).suffix.lower() in FORMATS
-    return looks_like_one and " " not in text.strip()
+def _given(name: str, content: Content) -> _Source:
+    return _Source(name, num_bytes(content), lambda: [content])
 
 
-def _expanded(path: str | os.PathLike) -> Path:
-    """The path with its `~` replaced, unless there is no such user: "~10 cm of snow" is a text."""
+def _record(name: str, record: dict) -> _Source:
     try:
-        return Path(path).expanduser()
+        return _given(name, record_content(record))
+    except Unreadable as reason:
+        return _Source(name, 0, partial(iter, [reason]))
+
+
+def _existing(text: str) -> Path | None:
+    """The file or folder that a string names, if there is one."""
+    try:
+        path = _expanded(Path(text))
+        return path if text and path.exists() else None
+    except (OSError, ValueError):
+        return None  # Too long for a name, in a folder that may not be opened, or nothing that could be a path.
+
+
+def _expanded(path: Path) -> Path:
+    """The path with its `~` replaced, unless there is no such user."""
+    try:
+        return path.expanduser()
     except RuntimeError:
-        return Path(path)
+        return path
 
 
-def _files(path: Path, left_out: list[LeftOut]) -> Iterator[tuple[Path, str]]:
-    """The files of a folder with their names relative to it, sorted; what is not looked into is listed as left out."""
+def _files(path: Path, left_out: list[LeftOut]) -> Iterator[_Source]:
+    """The files of a folder, named relative to it and sorted; what is not looked into is listed as left out."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
@@ -120,32 +178,39 @@ def _files(path: Path, left_out: list[LeftOut]) -> Iterator[tuple[Path, str]]:
     except OSError as error:
         raise TextsError(f"{str(path)!r} cannot be opened: {error.strerror}.") from error
     if not path.is_dir():
-        yield path, _relative(path, path.parent)
+        yield _file(path, path.parent)
         return
 
-    def leave_out(folder: Path, reason: str) -> None:
-        left_out.append(LeftOut(f"{_relative(folder, path)}/", reason))
+    def leave_out(file: Path, reason: str, mark: str = "") -> None:
+        left_out.append(LeftOut(f"{_relative(file, path)}{mark}", reason))
 
     def failed(error: OSError) -> None:
-        leave_out(Path(error.filename), f"cannot be opened: {error.strerror}")
+        leave_out(Path(error.filename), f"cannot be opened: {error.strerror}", "/")
 
+    root = os.path.realpath(path)
     for folder, folders, files in os.walk(path, onerror=failed):
         here = Path(folder)
         folders.sort()
         for name in folders.copy():
             if name.startswith("."):
-                leave_out(here / name, "hidden folder")
+                leave_out(here / name, "hidden folder", "/")
                 folders.remove(name)
             elif (here / name).is_symlink():
                 # Followed, it could lead round in a circle or out of what was given.
-                leave_out(here / name, "link to a folder; give that folder itself")
+                leave_out(here / name, "link to a folder; give that folder itself", "/")
         for name in sorted(files):
+            file = here / name
             if name.startswith("."):
-                left_out.append(LeftOut(_relative(here / name, path), "hidden file"))
+                leave_out(file, "hidden file")
+            elif not Path(os.path.realpath(file)).is_relative_to(root):
+                leave_out(file, "link out of the folder; give that file itself")
             else:
-                yield here / name, _relative(here / name, path)
+                yield _file(file, path)
+
+
+def _file(path: Path, root: Path) -> _Source:
+    return _Source(_relative(path, root), text_size(path), partial(read_file, path))
 
 
 def _relative(path: Path, root: Path) -> str:
-    # A name on disk need not be UTF-8; the report must be.
-    return path.relative_to(root).as_posix().encode(errors="replace").decode()
+    return printable(path.relative_to(root).as_posix())

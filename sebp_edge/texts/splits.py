@@ -35,7 +35,7 @@ def split_documents(examples: list[Example], seed: int) -> list[Split]:
     if tokens < MIN_TOKENS or len(documents) < MIN_DOCUMENTS:
         raise TextsError(
             f"Too little text: {tokens} tokens to learn; at least {MIN_TOKENS} are needed to learn from some of them "
-            "and to check the result on the others."
+            "and to check the result on the others, so give more."
         )
     random.Random(seed).shuffle(documents)
     if len(documents) >= FOLDS_BELOW:

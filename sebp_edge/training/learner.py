@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sebp_edge.errors import BudgetExceeded
-from sebp_edge.events import MemoryProbed, MemoryRanOut, MemorySqueezed, Notice, Sink
+from sebp_edge.events import ExamplesEvaluated, MemoryProbed, MemoryRanOut, MemorySqueezed, Notice, Sink
 from sebp_edge.models.adaptation import Adaptation, restore, trainable
 from sebp_edge.models.machine import give_memory_back, let_go, ran_out_of_memory, synchronize
 from sebp_edge.recipe import Recipe
@@ -30,6 +30,9 @@ from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.spending import FASTEST, Spending
 from sebp_edge.training.update import Update
 from sebp_edge.training.update_in_backward import UpdateInBackward
+
+# Most rows of a micro-batch whose losses alone are asked for: larger ones are not faster on a CPU, and later to stop.
+EVALUATED_ON_A_CPU = 1024
 
 
 class Outcome(NamedTuple):
@@ -151,13 +154,16 @@ class Learner:
             The examples of one; the losses of its loss rows, in nats: fp32 [C]; the example of each: int64 [C]; both on
             the host.
         """
-        waiting = self.rows.micro_batches(examples)
+        most = EVALUATED_ON_A_CPU if self._device.type == "cpu" else None
+        waiting, done = self.rows.micro_batches(examples, most), 0
         while waiting:
             try:
                 losses, sequences = self._attempt(self._losses, waiting[0])
             except _CutSmaller:
-                waiting = self.rows.micro_batches(chain.from_iterable(waiting))
+                waiting = self.rows.micro_batches(chain.from_iterable(waiting), most)
             else:
+                done += len(waiting[0])
+                self._on_event(ExamplesEvaluated(done, len(examples)))
                 yield waiting.pop(0), losses, sequences
 
     def step(self, examples: list[Example], learning_rate: float) -> Outcome:

@@ -103,7 +103,7 @@ class Trainer:
             for epoch, steps in enumerate(epochs, start=1):
                 self._train_epoch(epoch, steps, rates)
                 self._evaluate(select, epoch)
-                if epoch - progress.best_epoch > recipe.patience:
+                if epoch - progress.best_epoch >= recipe.patience:
                     break
         except BaseException as stop:
             # An interrupted state is worth something before the first evaluation, a diverged one never.

@@ -65,9 +65,9 @@ class RowLosses:
         batch = self.collator(examples)
         return ActiveTokens.gather(batch.input_ids, batch.plan)
 
-    def micro_batches(self, examples: Iterable[Example]) -> list[list[Example]]:
-        """Cuts `examples` into micro-batches of at most `max_rows` rows, the longest examples first."""
-        return micro_batches(examples, self.max_rows, self._num_rows)
+    def micro_batches(self, examples: Iterable[Example], most: int | None = None) -> list[list[Example]]:
+        """Cuts `examples` into micro-batches of at most `max_rows` rows, and `most`; the longest examples first."""
+        return micro_batches(examples, min(self.max_rows, most or self.max_rows), self._num_rows)
 
     def cut_smaller(self, micro_batch: list[Example]) -> None:
         """Lowers `max_rows` to half of what a micro-batch of several examples has, which did not fit into memory."""

@@ -1,6 +1,6 @@
 """One adaptation, trained and judged: on one split of the documents, or on folds where there are few of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingPlanned
@@ -24,14 +24,25 @@ SLOW_SECONDS = 180
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judge's losses before and after, in nats per token, and the verdict on them."""
+    """The judge's losses before and after, in nats per token, and the verdict on them.
+
+    Attributes:
+        final: with folds, the losses of the last training on the documents that it was trained on, which are the
+            judge's of all folds; None if what was judged is what would be saved, or if there was no last training.
+    """
 
     before: HeldOutLoss
     after: HeldOutLoss
+    final: HeldOutLoss | None = None
 
     @property
     def verdict(self) -> Verdict:
         return judge(self.before, self.after)
+
+    @property
+    def kept(self) -> bool:
+        """Whether the adapter is worth keeping: better on the judge's documents, and so is what would be saved."""
+        return self.verdict.kept and (self.final is None or judge(self.before, self.final).kept)
 
 
 class Trial:
@@ -64,7 +75,8 @@ class Trial:
         """Trains on one split and judges on its judge's documents.
 
         With folds, each document is judged by a training that has not seen it; then, if they are worth keeping, a last
-        training sees all documents for as many epochs as did the folds good.
+        training sees all documents for as many epochs as did the folds good. It must be better than the base model on
+        those.
         """
         folds = len(self.splits)
         self._announce_slow_run()
@@ -82,9 +94,10 @@ class Trial:
             judgement = Judgement(
                 HeldOutLoss.merged([part.before for part in parts]), HeldOutLoss.merged([part.after for part in parts])
             )
-            if judgement.verdict.kept:
-                self._run_on_all(learner, max(1, median_low([progress.best_epoch for progress in self.progress])))
-            return judgement
+            if not judgement.kept:
+                return judgement
+            last_epoch = max(1, median_low([progress.best_epoch for progress in self.progress]))
+            return replace(judgement, final=self._run_on_all(learner, last_epoch))
 
     def detach(self) -> None:
         """Gives the base model back as it was."""
@@ -103,11 +116,14 @@ class Trial:
         self.on_event(Evaluated(phase, "judge", best.best_epoch, after.mean, True))
         return Judgement(before, after)
 
-    def _run_on_all(self, learner: Learner, last_epoch: int) -> None:
+    def _run_on_all(self, learner: Learner, last_epoch: int) -> HeldOutLoss:
         examples, phase = self.dataset.examples, "all documents"
         self._plan(phase, Split(examples, [], []))
         trainer = self._trainer(learner, phase)
-        trainer.train(trainer.prepare(examples, last_epoch=last_epoch), [], last_epoch=last_epoch)
+        trainer.train(trainer.prepare(examples, examples, last_epoch=last_epoch), [], last_epoch=last_epoch)
+        loss = evaluate(learner, examples)
+        self.on_event(Evaluated(phase, "train", last_epoch, loss.mean, True))
+        return loss
 
     def _trainer(self, learner: Learner, phase: str) -> Trainer:
         trainer = Trainer(learner, self.recipe, self.seed, self.on_event, phase)

@@ -1,0 +1,104 @@
+"""What is known about an adapter: the file sebp_edge.json beside its weights."""
+
+import dataclasses
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import NoneType
+
+import sebp_edge
+from sebp_edge.errors import AdapterError
+from sebp_edge.files import read_json
+
+RECORD = "sebp_edge.json"
+_MOST_LOSS = 1e30
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterRecord:
+    """What is known about an adapter: counts, losses and settings.
+
+    Attributes:
+        base_model: the base model's public name; model: what to ask for to load it again.
+        fingerprint: of the base model's weights.
+        recipe: the recipe's values.
+        chat: whether prompts are put into the model's chat template, as most of its documents were; None in records of
+            older versions, where the recipe's chat_template says so.
+        heldout_loss_before, heldout_loss_after: nats per token on the judge's documents; None if it was never judged.
+    """
+
+    base_model: str
+    model: str
+    fingerprint: str
+    recipe: dict
+    documents: int
+    examples: int
+    tokens: int
+    heldout_loss_before: float | None
+    heldout_loss_after: float | None
+    seed: int
+    chat: bool | None = None
+    created: str = dataclasses.field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    sebp_edge: str = sebp_edge.__version__
+
+    @property
+    def takes_chats(self) -> bool:
+        """Whether prompts are put into the model's chat template."""
+        return self.recipe.get("chat_template", False) if self.chat is None else self.chat
+
+    @classmethod
+    def read(cls, folder: Path) -> "AdapterRecord":
+        """The record in an adapter's folder.
+
+        Raises:
+            AdapterError: there is none, or it is damaged.
+        """
+        try:
+            values = read_json(folder / RECORD)
+            return cls(**{field.name: _checked(field, values) for field in dataclasses.fields(cls)})
+        except (OSError, ValueError) as error:
+            reason = f" ({error.strerror})" if isinstance(error, PermissionError) else ""
+            raise AdapterError(
+                f"{str(folder)!r} holds no adapter of sebp-edge: {RECORD} cannot be read{reason}."
+            ) from error
+
+    def model_card(self) -> str:
+        """The folder's README.md: what it is and how to load it; no text, no path."""
+        judged = ""
+        if self.heldout_loss_before is not None and self.heldout_loss_after is not None:
+            judged = (
+                f"\nTrainings like this one took the loss on documents they had not seen from "
+                f"{self.heldout_loss_before:.3f} to {self.heldout_loss_after:.3f} nats per token.\n"
+            )
+        kind = "LoRA adapter" if self.recipe["method"] == "lora" else "fully fine-tuned model"
+        return f"""---
+base_model: {self.base_model}
+library_name: {"peft" if self.recipe["method"] == "lora" else "transformers"}
+---
+# A {kind} for {self.base_model}
+
+Made by sebp-edge {self.sebp_edge} on its owner's machine from {self.documents} documents
+({self.tokens} tokens), with the recipe "{self.recipe["name"]}".
+{judged}
+The texts it learnt from are not in this folder, but a model can repeat what it has learnt: treat it as you treat them.
+"""
+
+
+def _checked(field: dataclasses.Field, values: dict):
+    """A record's value, if it is one that is written."""
+    value = values.get(field.name)
+    if field.type is str:
+        fits = isinstance(value, str)
+    elif field.type is int:
+        fits = type(value) is int and 0 <= value < 2**63
+    elif field.type == bool | None:
+        fits = value is None or type(value) is bool
+    elif field.type is dict:
+        plain = (str, int, float, bool, NoneType)
+        fits = isinstance(value, dict) and all(isinstance(each, plain) for each in value.values())
+        fits = fits and all(isinstance(value.get(key), str) for key in ("name", "method"))
+    else:
+        fits = value is None or (type(value) in (int, float) and abs(value) <= _MOST_LOSS)
+    if not fits:
+        raise ValueError(field.name)
+    return value

@@ -1,0 +1,78 @@
+"""How the next token is chosen, and where a text ends."""
+
+import math
+from dataclasses import dataclass
+
+from transformers import GenerationConfig
+
+from sebp_edge.errors import RecipeError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Options of one generation.
+
+    Attributes:
+        max_new_tokens: the most tokens to write.
+        temperature: divides the logits; 0 takes the likeliest token each time.
+        top_p: draw from the likeliest tokens that together have this probability.
+        top_k: draw from this many of the likeliest tokens; None from all.
+        repetition_penalty: divides the positive logits of tokens that are in the prompt or the text already, and
+            multiplies the negative ones (Keskar et al. 2019); 1 changes nothing.
+        stop: the text ends before the first of these strings.
+        seed: makes the text repeatable; None draws anew each time.
+
+    Raises:
+        RecipeError: one of them is out of its range.
+    """
+
+    max_new_tokens: int = 200
+    temperature: float = 0.7
+    top_p: float = 0.9
+    top_k: int | None = None
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] | list[str] = ()
+    seed: int | None = None
+
+    def __post_init__(self):
+        _check_count("max_new_tokens", self.max_new_tokens)
+        if self.top_k is not None:
+            _check_count("top_k", self.top_k)
+        # A smaller temperature makes infinite logits.
+        if self.temperature != 0:
+            _check_number("temperature", self.temperature, 0.001, 100, "0, or a number from 0.001 to 100")
+        _check_number("top_p", self.top_p, math.ulp(0.0), 1, "a number above 0 and at most 1")
+        _check_number("repetition_penalty", self.repetition_penalty, 0.1, 10, "a number from 0.1 to 10")
+        if self.seed is not None:
+            check_seed(self.seed)
+        if not isinstance(self.stop, list | tuple):
+            raise RecipeError(f"stop must be a list of strings, but is of type {type(self.stop).__name__}.")
+        if not all(isinstance(string, str) and string for string in self.stop):
+            raise RecipeError("stop must be a list of strings that are not empty.")
+
+    def config(self, max_new_tokens: int, **token_ids) -> GenerationConfig:
+        """transformers' options for this, and for nothing else."""
+        draw = {"do_sample": False}
+        if self.temperature > 0:
+            draw = {"do_sample": True, "temperature": float(self.temperature), "top_p": float(self.top_p)}
+            # 0 is all of them; None would be transformers' own choice.
+            draw["top_k"] = self.top_k or 0
+        penalty = float(self.repetition_penalty)
+        return GenerationConfig(max_new_tokens=max_new_tokens, repetition_penalty=penalty, **draw, **token_ids)
+
+
+def check_seed(seed: int) -> int:
+    """Returns `seed` if random generators take it, else raises a RecipeError."""
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise RecipeError(f"The seed must be a whole number from 0 to 2^63 - 1, but is {seed!r}.")
+    return seed
+
+
+def _check_count(name: str, value: int) -> None:
+    if type(value) is not int or value < 1:
+        raise RecipeError(f"{name} must be a whole number of at least 1, but is {value!r}.")
+
+
+def _check_number(name: str, value: float, least: float, most: float, wanted: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise RecipeError(f"{name} must be {wanted}, but is {value!r}.")

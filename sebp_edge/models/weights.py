@@ -1,0 +1,60 @@
+"""Safetensors files, which others may have written: read whole, and refused where they hold NaN or infinity."""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sebp_edge.errors import AdapterError, MachineError, SebpEdgeError
+from sebp_edge.models.machine import ran_out_of_memory
+
+
+@contextmanager
+def blamed_on_adapter(folder: Path) -> Iterator[None]:
+    """Turns what libraries raise on an adapter's unsound files into an AdapterError."""
+    try:
+        yield
+    except SebpEdgeError:
+        raise
+    except Exception as error:
+        if ran_out_of_memory(error):
+            raise MachineError(f"The memory ran out while loading the adapter in {folder.name!r}.") from error
+        reason = f"{error.strerror}" if isinstance(error, PermissionError) else type(error).__name__
+        raise AdapterError(f"The adapter in {folder.name!r} is damaged ({reason}).") from error
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """A file's tensors by name; they lie in the file until they are used.
+
+    Raises:
+        OSError, SafetensorError: it cannot be read.
+        TypeError: it holds other numbers than weights.
+    """
+    with path.open("rb"):  # safetensors says of every file that it is not there
+        tensors = load_file(path)
+    if not all(tensor.is_floating_point() for tensor in tensors.values()):
+        raise TypeError
+    return tensors
+
+
+def refuse_non_finite(tensors: Iterable[tuple[str, Tensor]], folder: Path, file: str) -> None:
+    """Raises an AdapterError that names the first tensor with NaN or infinity."""
+    if (name := first_non_finite(tensors)) is not None:
+        raise AdapterError(
+            f"The adapter in {folder.name!r} contains NaN or infinity, in the tensor {name!r} of {file}."
+        )
+
+
+def first_non_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+    """The name of the first tensor with NaN or infinity; None if all are finite. Nothing of a tensor's size is held."""
+    return next((name for name, tensor in tensors if not _is_finite(tensor)), None)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    tensor = tensor.float() if tensor.itemsize == 1 else tensor  # torch has no order on 8 bits
+    return all(map(math.isfinite, tensor.aminmax()))

@@ -1,0 +1,89 @@
+"""A prompt becomes tokens in the same way as the documents that a model has learnt."""
+
+from typing import NamedTuple
+
+from sebp_edge.errors import TextsError
+from sebp_edge.texts.conversations import render_end_of_turn, render_prompt
+from sebp_edge.texts.documents import Unreadable
+from sebp_edge.texts.examples import first_tokens
+
+ROLES = ("system", "user", "assistant")
+Messages = list[dict[str, str]]
+
+
+class EncodedPrompt(NamedTuple):
+    """A prompt's tokens, and the tokens that end what is written after it."""
+
+    input_ids: list[int]
+    end_ids: list[int]
+
+
+def check_prompt(prompt: str | Messages) -> None:
+    """Raises a TextsError if `prompt` is neither a text nor a list of messages that ask for an answer."""
+    if isinstance(prompt, str):
+        _check_text(prompt, "The prompt")
+        if not prompt:
+            raise TextsError("The prompt is empty; give the first words of a text, or a question.")
+        return
+    if not isinstance(prompt, list):
+        raise TextsError(f"The prompt must be a text or a list of messages, but is of type {type(prompt).__name__}.")
+    if not prompt:
+        raise TextsError("The list of messages is empty; end it with a message of the user.")
+    for number, message in enumerate(prompt, start=1):
+        _check_message(message, number)
+    if prompt[-1]["role"] != "user" or not prompt[-1]["content"]:
+        raise TextsError("The last message must be of the user, and not empty, so that there is something to answer.")
+
+
+def _check_message(message, number: int) -> None:
+    """Quotes nothing of it."""
+    if not isinstance(message, dict) or message.keys() != {"role", "content"}:
+        raise TextsError(f'Message {number} is not of the form {{"role": ..., "content": ...}}.')
+    if message["role"] not in ROLES:
+        raise TextsError(f"Message {number} has an unknown role; there are {', '.join(ROLES)}.")
+    if not isinstance(message["content"], str):
+        kind = type(message["content"]).__name__
+        raise TextsError(f"The content of message {number} must be a text, but is of type {kind}.")
+    _check_text(message["content"], f"Message {number}")
+
+
+def _check_text(text: str, name: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TextsError(f"{name} is no Unicode text (character {error.start}); give it in UTF-8.") from None
+
+
+def encode_prompt(prompt: str | Messages, tokenizer, *, chat: bool) -> EncodedPrompt:
+    """Encodes what `check_prompt` lets through.
+
+    Args:
+        chat: put a text into the tokenizer's chat template, if there is one, as a message of the user. Messages always
+            are put into it.
+
+    Raises:
+        TextsError: the template refuses these messages, or one of them spells out a control token.
+        ModelError: messages for a tokenizer without a chat template.
+    """
+    bos, eos = first_tokens(tokenizer), tokenizer.eos_token_id
+    ends = [] if eos is None else [eos]
+    if isinstance(prompt, str):
+        if not (chat and tokenizer.chat_template):
+            # "<|eos|>" spelt out in a text is text, as in training.
+            ids = tokenizer(prompt, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+            return EncodedPrompt(bos + ids, ends)
+        prompt = [{"role": "user", "content": prompt}]
+    try:
+        text = render_prompt(tuple(prompt), tokenizer)
+    except Unreadable as reason:
+        raise TextsError(f"The model's chat template cannot be used for this prompt: {reason}.") from None
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    prefix = [] if ids[: len(bos)] == bos else bos
+    return EncodedPrompt(prefix + ids, ends + _end_of_turn(tokenizer))
+
+
+def _end_of_turn(tokenizer) -> list[int]:
+    """The control token that ends the assistant's turn, if the template has one. It need not be the EOS."""
+    ids = tokenizer(render_end_of_turn(tokenizer), add_special_tokens=False)["input_ids"]
+    control = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return next(([number] for number in ids if number in control), [])

@@ -1,0 +1,176 @@
+"""`sebp-edge generate`: prompts and chats, pieces as they come, signals, readers that go away, no network unasked."""
+
+import json
+import signal
+import socket
+
+import pytest
+from builders import make_llama
+from command import assert_one_sentence, process, records, run
+from huggingface_hub import constants
+
+CHAT = [{"role": "system", "content": "the ferry"}, {"role": "user", "content": "where is the map"}]
+SEEDED = ["--seed", "1", "--max-tokens", "12"]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Runs the command on arguments, and gives what its Personalizer was asked, without a model."""
+    from sebp_edge.personalizer import Personalizer
+
+    calls = []
+    monkeypatch.setattr(Personalizer, "generate", lambda _, prompt, **options: calls.append((prompt, options)) or "")
+
+    def ask(*arguments, **options):
+        result = run("generate", *arguments, "--model", "tiny", **options)
+        assert result.exit_code == 0, result.output
+        return calls.pop()
+
+    return ask
+
+
+def test_json_is_a_line_for_each_piece_and_then_the_whole(model_folder):
+    arguments = ["generate", "the ferry", "--model", model_folder, *SEEDED]
+    plain, (*pieces, last) = run(*arguments), records(run(*arguments, "--json").stdout)
+    assert len(pieces) > 3
+    assert all(piece.keys() == {"event", "text"} and piece["event"] == "text" for piece in pieces)
+    assert last == {"event": "result", "prompt": "the ferry", "text": "".join(piece["text"] for piece in pieces)}
+    assert plain.stdout == last["text"] + "\n"
+
+
+def test_a_system_prompt_makes_a_chat_which_may_come_from_a_file_or_the_standard_input(asked, tmp_path):
+    file = tmp_path / "chat.json"
+    file.write_text(json.dumps(CHAT), encoding="utf-8")
+    assert asked("where is the map", "--system", "the ferry")[0] == CHAT
+    assert asked("--messages", file)[0] == CHAT
+    assert asked("--messages", "-", input=json.dumps(CHAT))[0] == CHAT
+
+
+def test_a_chat_is_answered(model_folder):
+    result = run("generate", "--messages", "-", "--model", model_folder, *SEEDED, "--json", input=json.dumps(CHAT))
+    assert records(result.stdout)[-1]["prompt"] == CHAT
+    other = run("generate", "where is the map", "--model", model_folder, *SEEDED, "--json")
+    assert records(result.stdout)[-1]["text"] != records(other.stdout)[-1]["text"]
+
+
+def test_options_are_passed_on(asked):
+    options = asked("a", "--stop", "\n", "--stop", "- b", "--stop", "---", "--top-k", 5, "--repetition-penalty", 1.2)[1]
+    assert options["stop"] == ["\n", "- b", "---"]
+    assert (options["top_k"], options["repetition_penalty"]) == (5, 1.2)
+
+
+@pytest.mark.parametrize("prompt", ["- buy milk = cheese", "---\ntitle: a ferry\n---\n", "-5 degrees, and a ferry"])
+def test_a_prompt_may_begin_with_a_dash(asked, prompt):
+    assert asked("--max-tokens", 2, prompt, "--json")[0] == prompt
+    assert run("generate", "--model", "tiny", "--json", "--", prompt).exit_code == 0
+    assert asked("--max-tokens", 2, prompt, "--system", "- a list")[0][0]["content"] == "- a list"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "There is no prompt; give PROMPT, or a chat with --messages"),
+        ([""], "The prompt is empty"),
+        (["ferry \udcff"], r"The prompt is no Unicode text \(character 6\); give it in UTF-8"),
+        (["the", "--messages", "-"], "--messages is a whole chat; leave out PROMPT and --system"),
+        (["--system", "the", "--messages", "-"], "--messages is a whole chat"),
+        (["--messages", "nowhere.json"], "The file 'nowhere.json' cannot be read: No such file"),
+        (["--messages", "."], r"The file '\.' cannot be read: Is a directory"),
+        (["--messages", "-"], "The standard input must be a JSON list of messages"),
+    ],
+    ids=str,
+)
+def test_what_is_no_prompt_is_one_sentence(model_folder, arguments, words):
+    assert_one_sentence(run("generate", *arguments, "--model", model_folder, input="secret"), words)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"role": "user"', "[" * 100_000, b"\xff[]"], ids=lambda c: str(c)[:9])
+def test_a_file_that_holds_no_list_is_one_sentence(tmp_path, content):
+    file = tmp_path / "chat.json"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert_one_sentence(run("generate", "--messages", file, "--model", "tiny"), "must be a JSON list of messages")
+
+
+@pytest.fixture
+def endless(tmp_path, tokenizer):
+    """Arguments for a text that takes far longer than it takes to be interrupted."""
+    folder = tmp_path / "endless"
+    make_llama(max_position_embeddings=2**16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return ["generate", "the ferry", "--model", folder, "--temperature", 0, "--max-tokens", 60_000]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ctrl_c_ends_it_in_one_sentence_and_what_was_written_stays(endless, as_json):
+    with process(*endless, *["--json"] * as_json) as one:
+        first = one.stdout.readline() if as_json else one.stdout.read(1)
+        one.send_signal(signal.SIGINT)
+        rest, errors = one.communicate(timeout=60)
+    assert one.returncode == 130
+    assert errors == "sebp-edge: Interrupted; what was written so far is not complete.\n"
+    assert first
+    assert rest.endswith("\n")
+    if as_json:
+        *pieces, last = records(first + rest)
+        assert {piece["event"] for piece in pieces} == {"text"}
+        assert (last["event"], last["error"]) == ("error", "Interrupted")
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(endless):
+    with process(*endless, "--json") as one:
+        assert json.loads(one.stdout.readline())["event"] == "text"
+        one.stdout.close()
+        assert one.wait(timeout=60) == 1
+        assert one.stderr.read() == ""
+
+
+# ------------------------------------------------------------------------------------------------------------ network
+
+
+@pytest.fixture
+def connections(monkeypatch):
+    """The hosts that were asked for; nobody answers, and huggingface_hub may try."""
+    hosts = []
+
+    def refuse(*arguments, **options):
+        hosts.append(arguments)
+        raise OSError("no network here")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    return hosts
+
+
+def adapter_of(folder, **values):
+    """An adapter's folder as somebody else may have made it."""
+    record = dict.fromkeys(("documents", "examples", "tokens", "seed"), 1)
+    record |= dict.fromkeys(("heldout_loss_before", "heldout_loss_after"))
+    record |= {"fingerprint": "0" * 32, "recipe": {"method": "lora", "name": "notes"}} | values
+    folder.mkdir()
+    (folder / "sebp_edge.json").write_text(json.dumps(record))
+    return folder
+
+
+@pytest.mark.parametrize("model", ["somebody/their-model", "smollm2-135m"])
+def test_a_model_that_only_a_record_names_is_not_asked_for(tmp_path, connections, model):
+    folder = adapter_of(tmp_path / "foreign", base_model="somebody/their-model", model=model)
+    result = run("generate", "the ferry", "--adapter", folder)
+    assert_one_sentence(
+        result, f"made for '{model}', which is not on this machine; to download it, pass --model {model}"
+    )
+    assert connections == []
+
+
+def test_a_model_that_was_named_is_asked_for(tmp_path, connections):
+    folder = adapter_of(tmp_path / "foreign", base_model="somebody/their-model", model="somebody/their-model")
+    result = run("generate", "the ferry", "--adapter", folder, "--model", "somebody/their-model")
+    assert_one_sentence(result, "the Hub cannot be reached")
+    assert connections
+
+
+def test_a_record_names_no_folder(tmp_path, model_folder, connections, monkeypatch):
+    monkeypatch.chdir(model_folder.parent)
+    folder = adapter_of(tmp_path / "foreign", base_model="a/b", model=f"./{model_folder.name}")
+    assert_one_sentence(run("generate", "the ferry", "--adapter", folder), "give that folder with --model")
+    assert connections == []

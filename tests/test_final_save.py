@@ -1,0 +1,252 @@
+"""The last moments of an adaptation: signals, full disks and places that are taken while it is being saved."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command import process, records, run
+
+from sebp_edge import AdapterStore
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.errors import Interrupted, SebpEdgeError, StorageError
+from sebp_edge.events import AdapterSaved, Evaluated, TrainingPlanned
+from sebp_edge.interruptions import Interruptions
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot halt a process and send it signals")
+
+
+@pytest.fixture
+def store(own_data_folder):
+    return AdapterStore()
+
+
+def interrupted_in_its_save(store, number, *arguments, times=1):
+    """Halts a process while files of its are in a temporary folder, sends it a signal, and lets it go on.
+
+    Returns:
+        Its exit code, its output and its errors.
+    """
+    folder = store.folder
+    for _ in range(10):
+        shutil.rmtree(folder, ignore_errors=True)
+        with process(*arguments) as one:
+            while one.poll() is None and not any(folder.glob(".saving-*")):
+                time.sleep(0.0005)
+            one.send_signal(signal.SIGSTOP)
+            caught = one.poll() is None and any(folder.glob(".saving-*"))
+            for _ in range(times):
+                one.send_signal(number)
+                time.sleep(0.001)
+            one.send_signal(signal.SIGCONT)
+            output, errors = one.communicate(timeout=60)
+        if caught:
+            return one.returncode, output, errors
+    pytest.fail("the process was never seen saving")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_while_the_adapter_is_saved_loses_nothing_and_the_truth_is_said(adapt, store, number):
+    code, output, errors = interrupted_in_its_save(store, number, *adapt, "--json")
+    assert code == 130
+    assert errors == (
+        "sebp-edge: Interrupted. The training was over: version 1 of the adapter 'default' is saved and active.\n"
+    )
+    told = records(output)
+    assert (told[-2]["event"], told[-2]["version"], told[-2]["active"]) == ("saved", 1, True)
+    assert told[-1]["error"] == "Interrupted"
+    assert (store.versions("default"), store.active_version("default")) == ([1], 1)
+    assert {path.name for path in (store.folder / "default").iterdir()} == {"1", "active"}
+    assert run("generate", "the ferry", "--model", adapt[3], "--name", "default").exit_code == 0
+
+
+def test_an_impatient_user_gets_one_sentence_and_no_half_state(adapt, store):
+    """Ctrl-C three times, while the best state of an interrupted training is being saved."""
+    arguments = [*adapt, "--epochs", 900]
+    with process(*arguments, "--json") as one:
+        for line in one.stdout:
+            if json.loads(line).get("epoch", 0) >= 2:
+                break
+        for _ in range(3):
+            one.send_signal(signal.SIGINT)
+            time.sleep(0.02)
+        _, errors = one.communicate(timeout=60)
+    assert one.returncode == 130
+    assert errors == (
+        "sebp-edge: Interrupted. The best state so far is saved as version 1 of the adapter 'default'; "
+        "it is not active.\n"
+    )
+    assert (store.versions("default"), store.active_version("default")) == ([1], None)
+
+
+def test_an_interruption_after_the_last_step_says_what_became_of_the_training(make, notes_folder):
+    """An output that is gone interrupts as Ctrl-C does, when the saved adapter is told of."""
+
+    def gone(event):
+        if isinstance(event, AdapterSaved):
+            raise KeyboardInterrupt
+
+    personalizer = make(on_event=gone)
+    with pytest.raises(Interrupted, match=r"^Interrupted\. The training was over: version 1 .* is saved and active\.$"):
+        personalizer.adapt(notes_folder)
+    assert personalizer.store.active_version("default") == 1
+
+
+def test_a_signal_at_any_instant_of_the_end_loses_nothing(make, notes_folder):
+    """From the last evaluation on; the timer's signals come to the process that runs the tests."""
+    for attempt in range(12):
+
+        def begin_timer(event, delay=attempt * 0.004):
+            if isinstance(event, Evaluated) and event.split == "judge" and event.epoch:
+                signal.setitimer(signal.ITIMER_REAL, delay + 1e-6)
+
+        before, personalizer = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT)), None
+        hears = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            personalizer = make(on_event=begin_timer)
+            result = personalizer.adapt(notes_folder)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert result.version == attempt + 1
+        except Interrupted as stop:
+            assert f"version {attempt + 1} of the adapter 'default'" in str(stop)
+            assert ("is saved and active" in str(stop)) == (personalizer.store.active_version("default") == attempt + 1)
+        except KeyboardInterrupt:
+            pass  # it came when `adapt` was over
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            signal.signal(signal.SIGINT, hears)
+        assert personalizer.store.versions("default") == list(range(1, attempt + 2))
+
+
+def test_handlers_of_an_app_are_back_and_signals_that_waited_reach_them():
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        own = signal.getsignal(signal.SIGTERM)
+        with Interruptions() as interruptions:
+            signal.raise_signal(signal.SIGTERM)
+            assert heard == [signal.SIGTERM]  # it interrupts nothing, and is heard at once
+            interruptions.hold()
+            signal.raise_signal(signal.SIGTERM)
+            assert heard == [signal.SIGTERM]
+        assert heard == [signal.SIGTERM] * 2
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# ------------------------------------------------------------------------------------------ places that fail in the end
+
+
+def at_the_judges_last_word(do):
+    """A sink that does something between the training and the save."""
+
+    def sink(event):
+        if isinstance(event, Evaluated) and event.split == "judge" and event.epoch:
+            do()
+
+    return sink
+
+
+def test_a_place_that_is_taken_meanwhile_costs_nothing_that_was_learnt(make, notes_folder, tmp_path):
+    out = tmp_path / "out"
+    personalizer = make(on_event=at_the_judges_last_word(out.mkdir))
+    with pytest.raises(
+        StorageError,
+        match=r"'.*out' exists already; nothing was overwritten\. What was learnt is saved all the same: "
+        r"version 1 of the adapter 'default' is saved but not active\.$",
+    ):
+        personalizer.adapt(notes_folder, out=out)
+    assert list(out.iterdir()) == []
+    assert (personalizer.store.versions("default"), personalizer.store.active_version("default")) == ([1], None)
+    assert personalizer.load_adapter("default", 1).heldout_loss_after is not None
+
+
+def test_a_dangling_link_in_the_outs_place_is_found_before_the_training(make, notes_folder, tmp_path):
+    (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    events = []
+    with pytest.raises(SebpEdgeError, match="exists already"):
+        make(on_event=events.append).adapt(notes_folder, out=tmp_path / "out")
+    assert events == []
+
+
+def test_an_adapter_that_is_removed_while_it_is_saved_is_saved_all_the_same(make, notes_folder):
+    """Another process removes the name's folder while the new version's files are written."""
+    personalizer = make()
+    assert personalizer.adapt(notes_folder).version == 1
+    folder = personalizer.store.folder / "default"
+    code = """
+import sys, time
+from pathlib import Path
+from sebp_edge import AdapterStore
+folder = Path(sys.argv[1])
+store = AdapterStore(folder.parent.parent)
+print("ready", flush=True)
+while not any(folder.parent.glob(".saving-*")):
+    time.sleep(0.0001)
+store.remove("default")
+print("removed", flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) as remover:
+        assert remover.stdout.readline() == "ready\n"
+        assert personalizer.adapt(notes_folder).kept
+        assert remover.communicate(timeout=60)[0] == "removed\n"
+    assert personalizer.store.versions("default") == [personalizer.store.active_version("default")]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 256 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if sys.platform != "linux" or os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(disk):
+    with pytest.raises(OSError, match="No space left"), (disk / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+
+
+def test_too_little_room_is_found_before_the_training(make, notes_folder, small_disk):
+    (small_disk / "filler").write_bytes(b"x" * 220 * 1024)
+    events = []
+    personalizer = make(store=AdapterStore(small_disk), on_event=events.append)
+    with pytest.raises(
+        StorageError, match=r"What is learnt will take 0 MB, and .* has room for 0 MB; make room or choose"
+    ):
+        personalizer.adapt(notes_folder)
+    assert not any(isinstance(event, TrainingPlanned) for event in events)
+
+
+def test_a_disk_that_gets_full_meanwhile_costs_nothing_that_was_learnt(make, notes_folder, small_disk, monkeypatch):
+    personalizer = make(store=AdapterStore(small_disk), on_event=at_the_judges_last_word(lambda: fill(small_disk)))
+    elsewhere = small_disk.with_name("elsewhere")
+    elsewhere.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+    with pytest.raises(StorageError, match=r"No space left on device; .* What was learnt is saved in '(.*)' all the"):
+        personalizer.adapt(notes_folder)
+    (folder,) = elsewhere.iterdir()
+    assert AdapterRecord.read(folder).heldout_loss_after is not None
+    make().load_adapter(folder)
+
+
+def test_a_version_that_cannot_be_made_the_active_one_is_named(make, notes_folder):
+    """Something that is no file lies where the active version's number is to be written."""
+    personalizer = make()
+    blocked = personalizer.store.folder / "default" / "active"
+    personalizer.on_event = at_the_judges_last_word(lambda: (blocked / "x").mkdir(parents=True))
+    with pytest.raises(StorageError, match=r"^Version 1 of the adapter 'default' is saved, but is not active: "):
+        personalizer.adapt(notes_folder)
+    assert personalizer.store.versions("default") == [1]
+    assert Path(personalizer.store.open("default", 1).path).is_dir()

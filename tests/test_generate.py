@@ -1,0 +1,167 @@
+"""`Personalizer.generate`: with the adapter in use, with another, with none; chats come back as they were learnt."""
+
+import json
+import math
+
+import pytest
+from builders import make_sentences
+from safetensors.torch import load_file, save_file
+
+from sebp_edge import Personalizer
+from sebp_edge.adapters.store import AdapterRecord
+from sebp_edge.errors import AdapterError, ModelError, TextsError
+from sebp_edge.models.sampling import Sampling
+from sebp_edge.texts.readers import read_texts
+
+GREEDY = {"temperature": 0, "max_new_tokens": 16}
+PROMPT = "the ferry"
+CHAT = [{"role": "user", "content": PROMPT}]
+
+
+@pytest.fixture
+def learnt(make, notes_folder):
+    """One that has learnt some notes, by this method."""
+
+    def personalizer(method="lora", **options):
+        recipe = make().recipe.replace(method=method, learning_rate=2e-2, batch_tokens=200)
+        one = make(recipe=recipe, **options)
+        assert one.adapt(notes_folder).kept
+        return one
+
+    return personalizer
+
+
+def chats(count=20):
+    pairs = zip(make_sentences(count), make_sentences(count, seed=1), strict=True)
+    return [
+        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+        for question, answer in pairs
+    ]
+
+
+def prompts(personalizer):
+    """Collects what the model is given at the beginning of each text from now on."""
+    seen, layer = [], personalizer._load().model.get_input_embeddings()
+    tokenizer = personalizer._load().tokenizer
+    layer.register_forward_pre_hook(lambda _, ids: seen.append(tokenizer.decode(ids[0][0])))
+    return seen
+
+
+def test_it_uses_the_adapter_just_made_and_a_stored_one_by_name(make, learnt):
+    plain = make().generate(PROMPT, seed=3, max_new_tokens=12)
+    adapted = learnt().generate(PROMPT, seed=3, max_new_tokens=12)
+    assert adapted != plain
+    assert make().generate(PROMPT, adapter="default", seed=3, max_new_tokens=12) == adapted
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("just_made", [True, False])
+def test_one_personalizer_shows_before_and_after(make, learnt, method, just_made):
+    personalizer = learnt(method)
+    if not just_made:
+        personalizer = make()
+        personalizer.load_adapter("default")
+    before, after = make().generate(PROMPT, **GREEDY), personalizer.generate(PROMPT, **GREEDY)
+    assert before != after
+    for _ in range(2):
+        assert personalizer.generate(PROMPT, adapter=None, **GREEDY) == before
+        assert personalizer.generate(PROMPT, **GREEDY) == after
+    with pytest.raises(ZeroDivisionError):
+        personalizer.generate(PROMPT, adapter=None, on_text=lambda piece: 1 / 0, **GREEDY)
+    assert personalizer.generate(PROMPT, **GREEDY) == after
+
+
+def test_without_an_adapter_none_is_the_base_model_as_well(make):
+    assert make().generate(PROMPT, adapter=None, **GREEDY) == make().generate(PROMPT, **GREEDY)
+
+
+@pytest.mark.parametrize("options", [{}, {"adapter": None}])
+def test_a_version_of_no_adapter_is_refused(make, options):
+    with pytest.raises(AdapterError, match="version=2 is of no adapter"):
+        make().generate(PROMPT, version=2, **options)
+
+
+def test_chats_come_back_as_they_were_learnt_whatever_the_recipe(make):
+    personalizer = make()
+    assert not personalizer.recipe.chat_template
+    path = personalizer.adapt(chats()).adapter_path
+    assert AdapterRecord.read(path).chat is True
+    again = make()
+    again.load_adapter("default")
+    for one in (personalizer, again):
+        seen = prompts(one)
+        one.generate(PROMPT, max_new_tokens=1)
+        one.generate(CHAT, max_new_tokens=1)
+        one.generate(PROMPT, adapter=None, max_new_tokens=1)
+        one.generate(CHAT, adapter=None, max_new_tokens=1)
+        templated = "<|bos|><|user|>the ferry<|end|><|assistant|>"
+        assert seen == [templated, templated, "<|bos|>the ferry", templated]
+
+
+@pytest.mark.parametrize(
+    ("texts", "chat_template", "is_chat"),
+    [
+        (make_sentences(20, seed=2), True, False),
+        (make_sentences(12, seed=2) + chats(11), False, False),
+        (make_sentences(11, seed=2) + chats(11), False, False),
+        (make_sentences(11, seed=2) + chats(12), False, True),
+        (
+            [{"prompt": q, "completion": a} for q, a in zip(make_sentences(20), make_sentences(20, 1), strict=True)],
+            *(True,) * 2,
+        ),
+        (
+            [{"prompt": q, "completion": a} for q, a in zip(make_sentences(20), make_sentences(20, 1), strict=True)],
+            *(False,) * 2,
+        ),
+        (chats(3), False, True),
+    ],
+    ids=["notes", "fewer chats", "as many", "more chats", "pairs as chats", "pairs", "sections"],
+)
+def test_most_documents_decide_what_a_prompt_is(make, texts, chat_template, is_chat):
+    personalizer = make(recipe=make().recipe.replace(chat_template=chat_template, epochs=1))
+    base = personalizer._load()
+    assert personalizer._encode(read_texts(texts), base).chat is is_chat
+
+
+@pytest.mark.parametrize(("chat_template", "prompt"), [(True, "<|user|>the ferry<|end|>"), (False, "<|bos|>the ferry")])
+def test_a_record_from_before_goes_by_its_recipe(make, notes_folder, chat_template, prompt):
+    recipe = make().recipe.replace(chat_template=chat_template, learning_rate=2e-2, batch_tokens=200)
+    personalizer = make(recipe=recipe)
+    path = personalizer.adapt(notes_folder).adapter_path / "sebp_edge.json"
+    values = json.loads(path.read_text())
+    assert values.pop("chat") is False
+    path.write_text(json.dumps(values))
+    again = make()
+    again.load_adapter("default")
+    seen = prompts(again)
+    again.generate(PROMPT, max_new_tokens=1)
+    assert prompt in seen[0]
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_numbers_that_are_not_finite_are_blamed_on_the_adapter_or_on_the_model(make, learnt, temperature):
+    personalizer = learnt()
+    path = personalizer.store.open("default").path / "adapter_model.safetensors"
+    # Finite, as the adapter's weights are checked, and too large for what comes of them.
+    save_file({name: 0 * weight + 1e30 for name, weight in load_file(path).items()}, path)
+    broken = make()
+    with pytest.raises(AdapterError, match="With this adapter the model computes numbers that are not finite"):
+        broken.generate(PROMPT, adapter="default", temperature=temperature)
+    assert broken.generate(PROMPT, adapter=None, max_new_tokens=2) is not None
+    broken._base.model.model.norm.weight.data.fill_(math.nan)
+    with pytest.raises(ModelError, match="The model 'micro-llama' computes numbers that are not finite"):
+        broken.generate(PROMPT, adapter=None, temperature=temperature)
+
+
+def test_what_cannot_be_asked_is_refused_before_anything_is_loaded(make):
+    personalizer = make()
+    with pytest.raises(TextsError, match="The prompt is empty"):
+        personalizer.generate("")
+    with pytest.raises(TextsError, match="The list of messages is empty"):
+        personalizer.generate([])
+    assert personalizer._base is None
+
+
+def test_the_defaults_are_the_same_where_they_are_written_twice():
+    signature = Personalizer.generate.__kwdefaults__
+    assert {name: signature[name] for name in vars(Sampling())} == vars(Sampling())

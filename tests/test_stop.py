@@ -1,0 +1,192 @@
+"""stop(): which call it ends, where it is heard, and what is left."""
+
+import threading
+import time
+
+import pytest
+from builders import make_sentences
+
+from sebp_edge.errors import Interrupted, SebpEdgeError
+from sebp_edge.events import (
+    AdapterSaved,
+    ExampleAnalyzed,
+    ExamplesEvaluated,
+    ModelLoaded,
+    StepDone,
+    TextsRead,
+    TrainingPlanned,
+)
+
+
+class Worker:
+    """Runs a call in another thread; `stop` is called, or what else is given, at the first event of a kind."""
+
+    def __init__(self, make, kind=None, step=None, **options):
+        self.moment, self.told = threading.Event(), threading.Event()
+        self.kind, self.step, self.events, self.error, self.result = kind, step, [], None, None
+        self.personalizer = make(on_event=self._on_event, **options)
+
+    def _on_event(self, event):
+        self.events.append(event)
+        if self.kind and isinstance(event, self.kind) and getattr(event, "step", None) == self.step:
+            self._wait()
+
+    def _wait(self):
+        if not self.moment.is_set():
+            self.moment.set()
+            assert self.told.wait(30)
+
+    def run(self, call, stop=None):
+        def work():
+            try:
+                self.result = call(self.personalizer)
+            except SebpEdgeError as error:
+                self.error = error
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert self.moment.wait(60)
+        (stop or self.personalizer.stop)()
+        self.told.set()
+        thread.join(60)
+        assert not thread.is_alive()
+        return self
+
+
+def adapting(make, texts, kind, step=None):
+    return Worker(make, kind, step).run(lambda personalizer: personalizer.adapt(texts))
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_a_training_ends_after_a_step_and_the_best_state_is_saved(make, notes_folder, step):
+    recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200, epochs=3)
+    worker = Worker(make, StepDone, step, recipe=recipe).run(lambda personalizer: personalizer.adapt(notes_folder))
+    assert isinstance(worker.error, Interrupted)
+    assert "version 1 of the adapter 'default'; it is not active" in str(worker.error)
+    assert (worker.error.name, worker.error.version) == ("default", 1)
+    assert [type(event) for event in worker.events[-2:]] == [StepDone, AdapterSaved]
+    assert worker.personalizer.store.active_version("default") is None
+    # The next one is not stopped, and the app's thread may train itself.
+    assert worker.personalizer.adapt(notes_folder).kept
+
+
+@pytest.mark.parametrize("kind", [ModelLoaded, TextsRead])
+def test_before_a_training_nothing_is_changed(make, notes_folder, kind):
+    worker = adapting(make, notes_folder, kind)
+    assert isinstance(worker.error, Interrupted)
+    assert str(worker.error) == "Stopped; nothing was changed."
+    assert (worker.error.name, worker.error.version) == (None, None)
+    assert isinstance(worker.events[-1], kind)
+    assert worker.personalizer.store.names() == []
+
+
+@pytest.mark.parametrize("kind", [TrainingPlanned, ExamplesEvaluated])
+def test_an_evaluation_before_the_first_step_is_ended(make, notes_folder, kind):
+    worker = adapting(make, notes_folder, kind)
+    assert isinstance(worker.error, Interrupted)
+    assert "nothing was saved" in str(worker.error)
+    assert isinstance(worker.events[-1], kind)
+    assert worker.personalizer.store.names() == []
+
+
+def test_an_evaluation_is_in_pieces_that_tell_how_far_it_is(make):
+    recipe = make().recipe.replace(context_length=128, epochs=1)
+    worker = Worker(make, recipe=recipe)
+    worker.personalizer.adapt(make_sentences(120, words=60))
+    told = [event for event in worker.events if isinstance(event, ExamplesEvaluated)]
+    first = told[: next(n for n, event in enumerate(told, start=1) if event.done == event.examples)]
+    assert len(first) > 1
+    assert [event.done for event in first] == sorted({event.done for event in first})
+
+
+def test_an_analysis_is_ended(make, notes_folder):
+    worker = Worker(make, ExampleAnalyzed).run(lambda personalizer: personalizer.analyze(notes_folder))
+    assert isinstance(worker.error, Interrupted)
+    assert sum(isinstance(event, ExampleAnalyzed) for event in worker.events) == 1
+
+
+def test_a_text_is_ended_and_what_was_written_is_handed_over(make):
+    pieces, worker = [], Worker(make)
+
+    def on_text(piece):
+        pieces.append(piece)
+        if len(pieces) == 3:
+            worker._wait()
+
+    worker.run(lambda personalizer: personalizer.generate("the ferry", seed=0, max_new_tokens=100, on_text=on_text))
+    assert isinstance(worker.error, Interrupted)
+    assert worker.error.text == "".join(pieces)
+    assert len(pieces) in (3, 4)
+    whole = worker.personalizer.generate("the ferry", seed=0, max_new_tokens=100)
+    assert len(whole) > len(worker.error.text) > 0
+
+
+@pytest.mark.parametrize("memory_budget", [None, "30GB"])
+def test_tokenising_is_ended_between_texts(make, monkeypatch, memory_budget):
+    worker, calls = Worker(make, memory_budget=memory_budget), []
+    tokenise = type(worker.personalizer._load().tokenizer).__call__
+
+    def waiting(tokenizer, *arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 9:
+            worker._wait()
+        return tokenise(tokenizer, *arguments, **options)
+
+    monkeypatch.setattr(type(worker.personalizer._load().tokenizer), "__call__", waiting)
+    worker.run(lambda personalizer: personalizer.adapt(make_sentences(40)))
+    assert isinstance(worker.error, Interrupted)
+    assert len(calls) == 9
+    assert not any(isinstance(event, TextsRead) for event in worker.events)
+
+
+def test_an_event_that_is_set_before_the_call_has_begun_is_heard(make, notes_folder):
+    personalizer, stop = make(), threading.Event()
+    stop.set()
+    calls = (
+        lambda: personalizer.adapt(notes_folder, stop_when=stop),
+        lambda: personalizer.generate("the ferry", stop_when=stop),
+        lambda: personalizer.analyze(notes_folder, stop_when=stop),
+    )
+    for call in calls:
+        with pytest.raises(Interrupted, match="Stopped; nothing was changed"):
+            call()
+    assert personalizer._base is None
+    assert stop.is_set()
+    assert personalizer.generate("the ferry", max_new_tokens=2)
+
+
+def test_an_event_that_is_set_later_is_heard_and_what_was_learnt_is_saved(make, notes_folder):
+    stop = threading.Event()
+    recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200, epochs=3)
+    worker = Worker(make, StepDone, 2, recipe=recipe)
+    worker.run(lambda personalizer: personalizer.adapt(notes_folder, stop_when=stop), stop.set)
+    assert worker.error.version == 1
+
+
+def test_what_is_over_or_was_never_begun_is_not_stopped(make, notes_folder):
+    recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200, epochs=3)
+    worker = Worker(make, AdapterSaved, recipe=recipe).run(lambda personalizer: personalizer.adapt(notes_folder))
+    assert worker.error is None
+    assert worker.personalizer.store.active_version("default") == 1
+    idle = make()
+    idle.stop()
+    assert idle.generate("the ferry", max_new_tokens=2)
+    idle.stop()
+    assert idle.analyze(notes_folder, examples=1)
+
+
+def test_a_call_from_its_first_moment_on_can_be_stopped(make, monkeypatch):
+    import sebp_edge.personalizer as module
+
+    worker, read_texts = Worker(make), module.read_texts
+
+    def waiting(texts):
+        worker._wait()
+        return read_texts(texts)
+
+    monkeypatch.setattr(module, "read_texts", waiting)
+    begin = time.perf_counter()
+    worker.run(lambda personalizer: personalizer.adapt(make_sentences(2000)))
+    assert isinstance(worker.error, Interrupted)
+    assert worker.personalizer._base is None
+    assert time.perf_counter() - begin < 5
