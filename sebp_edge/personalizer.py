@@ -28,6 +28,7 @@ from sebp_edge.errors import (
     TrainingStopped,
 )
 from sebp_edge.events import AdapterSaved, Event, MemoryPlanned, ModelLoaded, Notice, Sink, TextsRead, silent
+from sebp_edge.files import expanded
 from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.interruptions import Interruptions
 from sebp_edge.models import machine
@@ -127,7 +128,7 @@ class Personalizer:
             SebpEdgeError: one of its kinds, with what to do. Interrupted, NonFiniteLoss and BudgetExceeded come after
                 the best state so far, if there is one, has been saved as a version that is not active.
         """
-        begin, out = time.perf_counter(), None if out is None else Path(out).expanduser()
+        begin, out = time.perf_counter(), None if out is None else expanded(out)
         self.store.check_writable(name, out)
         with Interruptions() as interruptions, self._listening_to_stop():
             reading = read_texts(texts)

@@ -132,8 +132,11 @@ class AdapterStore:
             StorageError: the disk does not let us.
         """
         check_name(name)
-        if out is not None and os.path.lexists(out):
-            raise AdapterError(f"{str(out)!r} exists already; choose a new folder, so that nothing is overwritten.")
+        if out is not None:
+            # A link is something too, and a name may be too long.
+            with storage_errors("Nothing can be saved in", out, "; choose another place"), suppress(FileNotFoundError):
+                out.lstat()
+                raise AdapterError(f"{str(out)!r} exists already; choose a new folder, so that nothing is overwritten.")
         parent = self._parent(out)
         with storage_errors("Nothing can be saved in", parent):
             _make_private(parent)
