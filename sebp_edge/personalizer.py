@@ -126,7 +126,9 @@ class Personalizer:
 
         Raises:
             SebpEdgeError: one of its kinds, with what to do. Interrupted, NonFiniteLoss and BudgetExceeded come after
-                the best state so far, if there is one, has been saved as a version that is not active.
+                the best state so far, if there is one, has been saved as a version that is not active. An Interrupted
+                that comes while the accepted adapter is saved waits until it is, and says so. StorageError and
+                AdapterError at the end say where the adapter was saved instead.
         """
         begin, out = time.perf_counter(), None if out is None else expanded(out)
         self.store.check_writable(name, out)
