@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.errors import (
+    AdapterError,
     BaseModelMismatch,
     BudgetExceeded,
     BusyError,
@@ -364,7 +365,14 @@ class Personalizer:
         self._put_back(trial.base)
 
     def _put_back(self, base: BaseModel) -> None:
-        self._adaptation = load(base, self._folder) if self._folder else None
+        """Puts the adapter that was in use on the base model again; none if there was none, or if it was deleted."""
+        self._adaptation = None
+        try:
+            if self._folder is not None:
+                self._adaptation = load(base, self._folder)
+        except AdapterError as error:
+            self._folder, self._chat = None, False
+            self.on_event(Notice(f"{error} From now on the base model is in use."))
 
     def _keep(
         self, trial: Trial, judgement: Judgement, name: str, out: Path | None, interruptions: Interruptions
@@ -410,10 +418,15 @@ class Personalizer:
         if not progress.steps or (kind is NonFiniteLoss and not progress.best_epoch):
             self._give_up(trial)
             return kind(f"{why} This training had no better state yet, so nothing was saved.")
+        record = self._record(trial, None)
         try:
-            saved = self.store.save(trial.adaptation, self._record(trial, None), name, activate=False)
-        finally:
+            saved = self.store.save(trial.adaptation, record, name, activate=False)
+        except SebpEdgeError as error:
+            raise StorageError(f"{why} {error} {self._rescue(trial, record, name, None)}") from error
+        except BaseException:
             self._give_up(trial)
+            raise
+        self._give_up(trial)
         self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
         return kind(
             f"{why} The best state so far is saved as version {saved.version} of the adapter {name!r}; "

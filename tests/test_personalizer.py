@@ -280,16 +280,41 @@ def test_what_is_over_or_was_never_begun_is_not_stopped(make, notes_folder):
     assert idle.adapt(notes_folder).kept
 
 
-def test_an_interruption_that_cannot_be_saved_still_gives_the_base_model_back(make, notes_folder, monkeypatch):
-    personalizer = make(on_event=interrupt_at(2))
+def test_an_interruption_that_cannot_be_saved_in_the_store_is_saved_elsewhere(
+    make, notes_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    personalizer = make()
     before = logits(personalizer, personalizer._load().model)
 
     def full_disk(*arguments, **options):
-        raise StorageError("No space left on device")
+        raise StorageError("No space left on device.")
 
     monkeypatch.setattr(personalizer.store, "save", full_disk)
-    with pytest.raises(StorageError):
+    personalizer.on_event = interrupt_at(2)
+    with pytest.raises(StorageError, match=r"^Interrupted\. No space left on device\. What was learnt is saved in '"):
         personalizer.adapt(notes_folder)
+    (folder,) = tmp_path.glob("sebp-edge-default-*")
+    assert make().load_adapter(folder).heldout_loss_after is None
+    assert torch.equal(before, logits(personalizer, personalizer._base.model))
+
+
+def test_an_adapter_in_use_that_was_deleted_meanwhile_costs_no_message(make, notes_folder):
+    personalizer = make()
+    before = logits(personalizer, personalizer._load().model)
+    personalizer.adapt(notes_folder)
+    personalizer.store.remove("default")
+    notices, interrupt = [], interrupt_at(2)
+
+    def sink(event):
+        if isinstance(event, Notice):
+            notices.append(event.message)
+        interrupt(event)
+
+    personalizer.on_event = sink
+    with pytest.raises(Interrupted, match="best state so far is saved as version 1 of the adapter 'other'"):
+        personalizer.adapt(notes_folder, name="other")
+    assert notices[-1].endswith("From now on the base model is in use.")
     assert torch.equal(before, logits(personalizer, personalizer._base.model))
 
 
