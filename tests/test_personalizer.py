@@ -1,5 +1,6 @@
 """The main path, as an app calls it: texts in, a judged and saved adapter out."""
 
+import dataclasses
 import json
 import math
 import re
@@ -297,6 +298,23 @@ def test_an_interruption_that_cannot_be_saved_in_the_store_is_saved_elsewhere(
     (folder,) = tmp_path.glob("sebp-edge-default-*")
     assert make().load_adapter(folder).heldout_loss_after is None
     assert torch.equal(before, logits(personalizer, personalizer._base.model))
+
+
+@pytest.mark.parametrize("phase", ["fold 2", "all documents"])
+def test_an_interruption_between_two_trainings_saves_nothing_that_has_not_learnt(make, phase):
+    def sink(event):
+        if isinstance(event, TrainingPlanned) and event.phase == phase:
+            raise KeyboardInterrupt
+
+    personalizer = make(on_event=sink)
+    with pytest.raises(Interrupted, match="no better state yet, so nothing was saved"):
+        personalizer.adapt(make_sentences(9, words=60))
+    assert personalizer.store.names() == []
+
+
+def test_a_perplexity_beyond_all_measure_is_infinite(make, notes_folder):
+    result = dataclasses.replace(make().adapt(notes_folder), heldout_loss_after=1e4)
+    assert result.perplexity_after == math.inf > result.perplexity_before
 
 
 def test_an_adapter_in_use_that_was_deleted_meanwhile_costs_no_message(make, notes_folder):
