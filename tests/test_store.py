@@ -339,16 +339,21 @@ def test_threads_that_save_at_the_same_time_get_versions_of_their_own(store, rec
 
 def test_what_killed_processes_left_is_deleted_when_nobody_can_be_at_it(store, record):
     store.save(Weights(), record, "mine", activate=True)
-    old, young = store.folder / ".saving-old", store.folder / ".saving-young"
-    for folder in (old, young):
+    young = store.folder / ".saving-young"
+    left = [store.folder / ".saving-x", store.folder / ".removed-mine", store.folder / "mine" / ".removed-1"]
+    for folder in (young, *left):
         folder.mkdir()
         (folder / "adapter_model.safetensors").touch()
-    for path in (old, *old.iterdir()):
-        os.utime(path, (1, 1))
+    left.append(store.folder / "mine" / ".active-x")
+    left[-1].touch()
+    for path in left:
+        for each in (path, *path.rglob("*")):
+            os.utime(each, (1, 1))
     store.save(Weights(), record, "mine", activate=True)
-    assert not old.exists()
+    assert not any(path.exists() for path in left)
     assert young.exists()
     assert store.names() == ["mine"]
+    assert store.versions("mine") == [1, 2]
 
 
 def test_a_model_folder_whose_name_is_no_text_can_be_named_in_a_record(store, record):

@@ -171,6 +171,7 @@ class AdapterStore:
             _make_private(self.folder)
             _make_private(folder)
             _sweep(self.folder)
+            _sweep(folder)
             version = 1 + max(_versions(folder), default=0)
             # Another process may take the number meanwhile: renaming onto its folder fails, and the next one is tried.
             while not _write_whole(adaptation, record, folder / str(version), self.folder):
@@ -260,11 +261,11 @@ def _versions(folder: Path) -> list[int]:
 
 
 def _sweep(folder: Path) -> None:
-    """Deletes what killed processes left of adapters that they were saving."""
-    for path in folder.glob(f"{_SAVING}*"):
+    """Deletes what killed processes left, once nobody can be at it any more."""
+    for path in folder.glob(".*-*"):
         with suppress(OSError):
-            if max(each.stat().st_mtime for each in (path, *path.iterdir())) < time.time() - _LEFTOVER_SECONDS:
-                shutil.rmtree(path)
+            if max(each.stat().st_mtime for each in (path, *path.rglob("*"))) < time.time() - _LEFTOVER_SECONDS:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _write_whole(adaptation: "Adaptation", record: AdapterRecord, target: Path, workplace: Path) -> bool:
