@@ -24,6 +24,23 @@ def cache_folder() -> Path:
     return platformdirs.user_cache_path("sebp-edge", appauthor=False)
 
 
+def expanded(path: str | Path) -> Path:
+    """A path to write to, with the home folder in place of "~".
+
+    Raises:
+        StorageError: there is no such user, or it is no path.
+    """
+    try:
+        path = Path(path).expanduser()
+    except RuntimeError as error:
+        raise StorageError(
+            f"{str(path)!r} names a user whom this machine does not know; write the whole path."
+        ) from error
+    if "\0" in str(path):
+        raise StorageError(f"{str(path)!r} is no path: it holds a null byte.")
+    return path
+
+
 def refuse_other_files(path: Path, mark: bytes, kind: str) -> None:
     """Finds out before any work is done whether a file can be written.
 
@@ -33,7 +50,7 @@ def refuse_other_files(path: Path, mark: bytes, kind: str) -> None:
     Raises:
         StorageError: it cannot, or something else is there.
     """
-    path = path.expanduser()
+    path = expanded(path)
     with storage_errors("Nothing can be written into", path):
         if not path.parent.is_dir():
             raise StorageError(f"There is no folder {str(path.parent)!r} to write into; make it, or choose another.")

@@ -27,6 +27,7 @@ from sebp_edge.errors import (
     TrainingStopped,
 )
 from sebp_edge.events import AdapterSaved, Event, MemoryPlanned, ModelLoaded, Notice, Sink, TextsRead, silent
+from sebp_edge.files import expanded
 from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.interruptions import Interruptions
 from sebp_edge.models import machine
@@ -121,9 +122,11 @@ class Personalizer:
 
         Raises:
             SebpEdgeError: one of its kinds, with what to do. Interrupted, NonFiniteLoss and BudgetExceeded come after
-                the best state so far, if there is one, has been saved as a version that is not active.
+                the best state so far, if there is one, has been saved as a version that is not active. An Interrupted
+                that comes while the accepted adapter is saved waits until it is, and says so. StorageError and
+                AdapterError at the end say where the adapter was saved instead.
         """
-        begin, out = time.perf_counter(), None if out is None else Path(out).expanduser()
+        begin, out = time.perf_counter(), None if out is None else expanded(out)
         self.store.check_writable(name, out)
         with Interruptions() as interruptions, self._at_work(stop_when):
             reading = self._read(texts)
@@ -410,7 +413,14 @@ class Personalizer:
         self._put_back(trial.base)
 
     def _put_back(self, base: BaseModel) -> None:
-        self._adaptation = load(base, self._folder) if self._folder else None
+        """Puts the adapter that was in use on the base model again; none if there was none, or if it was deleted."""
+        self._adaptation = None
+        try:
+            if self._folder is not None:
+                self._adaptation = load(base, self._folder)
+        except AdapterError as error:
+            self._folder, self._chat = None, False
+            self.on_event(Notice(f"{error} From now on the base model is in use."))
 
     def _keep(
         self, trial: Trial, judgement: Judgement, name: str, out: Path | None, interruptions: Interruptions
@@ -456,10 +466,15 @@ class Personalizer:
         if not progress.steps or (kind is NonFiniteLoss and not progress.best_epoch):
             self._give_up(trial)
             return kind(f"{why} This training had no better state yet, so nothing was saved.")
+        record = self._record(trial, None)
         try:
-            saved = self.store.save(trial.adaptation, self._record(trial, None), name, activate=False)
-        finally:
+            saved = self.store.save(trial.adaptation, record, name, activate=False)
+        except SebpEdgeError as error:
+            raise StorageError(f"{why} {error} {self._rescue(trial, record, name, None)}") from error
+        except BaseException:
             self._give_up(trial)
+            raise
+        self._give_up(trial)
         self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
         return kind(
             f"{why} The best state so far is saved as version {saved.version} of the adapter {name!r}; "

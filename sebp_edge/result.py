@@ -1,8 +1,8 @@
 """What came of an adaptation."""
 
+import math
 import shlex
 from dataclasses import asdict, dataclass
-from math import exp
 from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterStore, SavedAdapter
@@ -84,11 +84,11 @@ class AdaptResult:
 
     @property
     def perplexity_before(self) -> float:
-        return exp(self.heldout_loss_before)
+        return _perplexity(self.heldout_loss_before)
 
     @property
     def perplexity_after(self) -> float:
-        return exp(self.heldout_loss_after)
+        return _perplexity(self.heldout_loss_after)
 
     @property
     def summary(self) -> str:
@@ -110,6 +110,13 @@ class AdaptResult:
         """The result as JSON-ready values, the last line of `sebp-edge adapt --json`."""
         path = None if self.adapter_path is None else str(self.adapter_path)
         return {"event": "result", **asdict(self), "adapter_path": path, "summary": self.summary}
+
+
+def _perplexity(loss: float) -> float:
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
 
 
 def _command(saved: SavedAdapter, trial: Trial, store: AdapterStore) -> str:

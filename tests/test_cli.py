@@ -141,6 +141,11 @@ def test_what_is_no_better_is_not_kept_and_exits_with_3(adapt, recipe, store):
         ({"--epochs": "1000000"}, "epochs must be a whole number above 0 and at most 1000"),
         ({"--context": "2"}, "context_length must be a whole number"),
         ({"--device": "cuda:99"}, "Device 'cuda:99' is not usable"),
+        ({"--device": "cpu:"}, "Device 'cpu:' is not usable"),
+        ({"--memory": "9" * 60 + "GB"}, "The memory budget is '9+GB', but must be a size"),
+        ({"--out": "~nobody-here/x"}, "'~nobody-here/x' names a user whom this machine does not know"),
+        ({"--out": "x" * 300}, "Nothing can be saved in 'x+': File name too long; choose another place"),
+        ({"--out": "x\0"}, r"'x\\x00' is no path"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(adapt, store, changes, words):

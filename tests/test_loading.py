@@ -293,7 +293,7 @@ def test_the_best_device_is_taken_and_an_unusable_one_refused(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert machine.pick_device() == CPU
-    for wanted in ("cuda", "tpu", "cpu:1", "cpu:x", "", "cuda:0"):
+    for wanted in ("cuda", "tpu", "cpu:1", "cpu:x", "cpu:", "cpu:²", "", "cuda:0", 0):
         with pytest.raises(MachineError, match="usable are cpu"):
             machine.pick_device(wanted)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

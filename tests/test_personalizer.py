@@ -1,5 +1,6 @@
 """The main path, as an app calls it: texts in, a judged and saved adapter out."""
 
+import dataclasses
 import json
 import math
 import re
@@ -203,16 +204,58 @@ def test_a_folder_does_for_a_store(make, tmp_path):
     assert make(store=str(tmp_path)).store.folder == tmp_path / "adapters"
 
 
-def test_an_interruption_that_cannot_be_saved_still_gives_the_base_model_back(make, notes_folder, monkeypatch):
-    personalizer = make(on_event=interrupt_at(2))
+def test_an_interruption_that_cannot_be_saved_in_the_store_is_saved_elsewhere(
+    make, notes_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    personalizer = make()
     before = logits(personalizer, personalizer._load().model)
 
     def full_disk(*arguments, **options):
-        raise StorageError("No space left on device")
+        raise StorageError("No space left on device.")
 
     monkeypatch.setattr(personalizer.store, "save", full_disk)
-    with pytest.raises(StorageError):
+    personalizer.on_event = interrupt_at(2)
+    with pytest.raises(StorageError, match=r"^Interrupted\. No space left on device\. What was learnt is saved in '"):
         personalizer.adapt(notes_folder)
+    (folder,) = tmp_path.glob("sebp-edge-default-*")
+    assert make().load_adapter(folder).heldout_loss_after is None
+    assert torch.equal(before, logits(personalizer, personalizer._base.model))
+
+
+@pytest.mark.parametrize("phase", ["fold 2", "all documents"])
+def test_an_interruption_between_two_trainings_saves_nothing_that_has_not_learnt(make, phase):
+    def sink(event):
+        if isinstance(event, TrainingPlanned) and event.phase == phase:
+            raise KeyboardInterrupt
+
+    personalizer = make(on_event=sink)
+    with pytest.raises(Interrupted, match="no better state yet, so nothing was saved"):
+        personalizer.adapt(make_sentences(9, words=60))
+    assert personalizer.store.names() == []
+
+
+def test_a_perplexity_beyond_all_measure_is_infinite(make, notes_folder):
+    result = dataclasses.replace(make().adapt(notes_folder), heldout_loss_after=1e4)
+    assert result.perplexity_after == math.inf > result.perplexity_before
+
+
+def test_an_adapter_in_use_that_was_deleted_meanwhile_costs_no_message(make, notes_folder):
+    personalizer = make()
+    before = logits(personalizer, personalizer._load().model)
+    personalizer.adapt(notes_folder)
+    personalizer.store.remove("default")
+    notices, interrupt = [], interrupt_at(2)
+
+    def sink(event):
+        if isinstance(event, Notice):
+            notices.append(event.message)
+        interrupt(event)
+
+    personalizer.on_event = sink
+    with pytest.raises(Interrupted, match="best state so far is saved as version 1 of the adapter 'other'"):
+        personalizer.adapt(notes_folder, name="other")
+    assert notices[-1].endswith("From now on the base model is in use.")
     assert torch.equal(before, logits(personalizer, personalizer._base.model))
 
 

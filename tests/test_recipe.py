@@ -93,6 +93,28 @@ def test_a_wrong_value_names_its_key_and_what_it_should_be(tmp_path, line, messa
     assert refusal(lambda: Recipe.load(path)) == f"Recipe 'mine': {message}"
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("r = " + "9" * 5000, "is not valid TOML: Exceeds the limit (4300 digits)"),
+        ("r = 0x" + "f" * 6000, "r must be a whole number above 0 and at most 4611686018427387904, but is a number of"),
+        ("learning_rate = " + "9" * 400, "learning_rate must be a number, but is 9999"),
+        ("learning_rate = 1e39", "learning_rate must be a number above 0 and at most 1e+30, but is 1e+39."),
+        ("lora_alpha = 1" + "0" * 300, "lora_alpha must be a whole number above 0 and at most 1048576, but is 1000"),
+        ("description = " + "[" * 5000 + "]" * 5000, "is nested too deeply; a recipe is a list of plain values."),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_numbers_and_lists_beyond_all_measure_are_one_sentence(tmp_path, line, words):
+    message = refusal(lambda: Recipe.load(recipe_file(tmp_path, line)))
+    assert words in message
+    assert len(message) < 300
+
+
+def test_a_path_that_is_none_is_one_sentence():
+    assert "cannot be read: embedded null byte." in refusal(lambda: Recipe.load("\0.toml"))
+
+
 @pytest.mark.parametrize("line", ["weight_decay = 0", "warmup_ratio = 0", "warmup_ratio = 1", "context_length = 8"])
 def test_limits_themselves_are_allowed(tmp_path, line):
     Recipe.load(recipe_file(tmp_path, line))

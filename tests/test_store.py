@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -326,6 +327,38 @@ def test_processes_that_save_at_the_same_time_get_versions_of_their_own(store):
     assert versions[0] | versions[1] == set(store.versions("mine")) == set(range(1, 11))
     assert store.open("mine").version == store.active_version("mine")
     assert {path.name for path in (store.folder / "mine").iterdir()} == {"active", *map(str, range(1, 11))}
+
+
+def test_threads_that_save_at_the_same_time_get_versions_of_their_own(store, record):
+    with ThreadPoolExecutor(8) as threads:
+        saved = list(threads.map(lambda _: store.save(Weights(), record, "mine", activate=True), range(80)))
+    assert sorted(each.version for each in saved) == store.versions("mine") == list(range(1, 81))
+    assert store.active_version("mine") in store.versions("mine")
+    assert {path.name for path in (store.folder / "mine").iterdir()} == {"active", *map(str, range(1, 81))}
+
+
+def test_what_killed_processes_left_is_deleted_when_nobody_can_be_at_it(store, record):
+    store.save(Weights(), record, "mine", activate=True)
+    young = store.folder / ".saving-young"
+    left = [store.folder / ".saving-x", store.folder / ".removed-mine", store.folder / "mine" / ".removed-1"]
+    for folder in (young, *left):
+        folder.mkdir()
+        (folder / "adapter_model.safetensors").touch()
+    left.append(store.folder / "mine" / ".active-x")
+    left[-1].touch()
+    for path in left:
+        for each in (path, *path.rglob("*")):
+            os.utime(each, (1, 1))
+    store.save(Weights(), record, "mine", activate=True)
+    assert not any(path.exists() for path in left)
+    assert young.exists()
+    assert store.names() == ["mine"]
+    assert store.versions("mine") == [1, 2]
+
+
+def test_a_model_folder_whose_name_is_no_text_can_be_named_in_a_record(store, record):
+    odd = dataclasses.replace(record, base_model="caf\udce9")
+    assert store.save(Weights(), odd, "mine", activate=True).record == store.open("mine").record == odd
 
 
 def test_a_killed_process_leaves_no_half_version(store, record):

@@ -132,8 +132,11 @@ class AdapterStore:
             StorageError: the disk does not let us.
         """
         check_name(name)
-        if out is not None and os.path.lexists(out):
-            raise AdapterError(f"{str(out)!r} exists already; choose a new folder, so that nothing is overwritten.")
+        if out is not None:
+            # A link is something too, and a name may be too long.
+            with storage_errors("Nothing can be saved in", out, "; choose another place"), suppress(FileNotFoundError):
+                out.lstat()
+                raise AdapterError(f"{str(out)!r} exists already; choose a new folder, so that nothing is overwritten.")
         parent = self._parent(out)
         with storage_errors("Nothing can be saved in", parent):
             _make_private(parent)
@@ -168,6 +171,7 @@ class AdapterStore:
             _make_private(self.folder)
             _make_private(folder)
             _sweep(self.folder)
+            _sweep(folder)
             version = 1 + max(_versions(folder), default=0)
             # Another process may take the number meanwhile: renaming onto its folder fails, and the next one is tried.
             while not _write_whole(adaptation, record, folder / str(version), self.folder):
@@ -257,11 +261,11 @@ def _versions(folder: Path) -> list[int]:
 
 
 def _sweep(folder: Path) -> None:
-    """Deletes what killed processes left of adapters that they were saving."""
-    for path in folder.glob(f"{_SAVING}*"):
+    """Deletes what killed processes left, once nobody can be at it any more."""
+    for path in folder.glob(".*-*"):
         with suppress(OSError):
-            if max(each.stat().st_mtime for each in (path, *path.iterdir())) < time.time() - _LEFTOVER_SECONDS:
-                shutil.rmtree(path)
+            if max(each.stat().st_mtime for each in (path, *path.rglob("*"))) < time.time() - _LEFTOVER_SECONDS:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _write_whole(adaptation: "Adaptation", record: AdapterRecord, target: Path, workplace: Path) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -27,8 +26,8 @@ from sebp_edge.errors import MachineError, ModelError, SebpEdgeError
 from sebp_edge.files import read_json
 from sebp_edge.models import hub, machine
 from sebp_edge.models.catalog import BUNDLED_FOLDER, ModelReference
-from sebp_edge.models.fingerprint import fingerprint, non_finite_tensors
-from sebp_edge.models.weights import first_non_finite
+from sebp_edge.models.fingerprint import fingerprint
+from sebp_edge.models.soundness import refuse_endless, refuse_hollow, refuse_non_finite, refuse_special_files
 from sebp_edge.recipe import Recipe
 from sebp_edge.units import gigabytes
 
@@ -38,9 +37,6 @@ _FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
 # NF4 has a scale in 8 bits for each block, and one in fp32 for 256 of them (Dettmers et al. 2023).
 _NF4_BLOCK = 64
 NF4_BYTES = 0.5 + (1 + 4 / 256) / _NF4_BLOCK
-# Numbers in a config of what is made one by one. The deepest known model has 126 layers.
-_MADE_ONE_BY_ONE = ("layer", "layers", "num_labels", "experts")
-_MOST_OF_THEM = 2000
 INSTALL_4_BITS = "pip install 'sebp-edge[4bit]'"
 
 
@@ -115,9 +111,9 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
     if reference.kind == "hub":
         folder = hub.model_folder(reference)
     needs = "cannot be loaded; its folder needs config.json, a tokenizer and whole safetensors weights"
-    _refuse_special_files(reference, folder)
-    _refuse_hollow(reference, config, folder)
     with _blamed_on(reference, needs), without_progress_bars():
+        refuse_special_files(reference.name, folder)
+        refuse_hollow(reference.name, _on_meta(config), folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, **_FILES_ONLY)
         tokenizer("a")  # some damage shows only then
         if device.type == "cuda" and not quantised:
@@ -136,54 +132,9 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
         # transformers would go on with random numbers in their place.
         raise ModelError(f"The model {reference.name!r} lacks {len(report['missing_keys'])} of its weights' tensors.")
     _make_exact(reference, model, device)
-    _refuse_non_finite(reference, model, folder)
+    with _blamed_on(reference, needs):
+        refuse_non_finite(reference.name, model, folder)
     return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity)
-
-
-def _refuse_special_files(reference: ModelReference, folder: Path) -> None:
-    """A pipe or a device in a model's folder would be read for ever."""
-    with _blamed_on(reference, "has a folder that cannot be read"):
-        for path in folder.iterdir():
-            if not (path.is_file() or path.is_dir() or (path.is_symlink() and not path.exists())):
-                raise ModelError(f"The model {reference.name!r} has a pipe or a device in its folder: {path.name!r}.")
-
-
-def _refuse_hollow(reference: ModelReference, config, folder: Path) -> None:
-    """Raises a ModelError if files hold far fewer weights than memory would be taken for."""
-    with _blamed_on(reference, "cannot be made from its config.json"):
-        weights = sum(parameter.numel() for parameter in _on_meta(config).parameters())
-    held = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.is_file())
-    # Even in 2 bits they would take as much.
-    if held < weights / 4:
-        raise ModelError(
-            f"The model {reference.name!r} cannot be loaded; its config.json speaks of {weights / 1e6:,.1f} million "
-            f"weights, and its folder has {gigabytes(held)} of them in safetensors files."
-        )
-
-
-def _refuse_non_finite(reference: ModelReference, model: nn.Module, folder: Path) -> None:
-    """Raises a ModelError that names the first tensor with NaN or infinity, and its file if the fault is there."""
-    name = first_non_finite(_numbers(model))
-    if name is None:
-        return
-    with _blamed_on(reference, "cannot be read again"):
-        file, name = next(non_finite_tensors(folder), (None, name))
-    where = f" of {file}" if file else f", once it is in {str(model.dtype).removeprefix('torch.')}"
-    raise ModelError(
-        f"The model {reference.name!r} contains NaN or infinity, in the tensor {name!r}{where}; get its files anew."
-    )
-
-
-def _numbers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """A model's weights; of those in 4 bits the scales, where NaN shows."""
-    for name, parameter in model.named_parameters():
-        state = getattr(parameter, "quant_state", None)
-        yield name, parameter.detach()
-        if state is not None:
-            yield name, state.absmax
-            if state.nested:
-                yield name, state.offset
-                yield name, state.state2.absmax
 
 
 def _make_places(config, device: torch.device, dtype: torch.dtype) -> None:
@@ -273,24 +224,13 @@ def _read_config(reference: ModelReference, path: Path):
     """The config in a model's folder, or in a file."""
     fault = "is of a kind that this version of transformers does not know, or its config.json is damaged"
     with _blamed_on(reference, fault):
-        _refuse_endless(reference, read_json(path / "config.json" if path.is_dir() else path))
+        refuse_endless(reference.name, read_json(path / "config.json" if path.is_dir() else path))
         config = AutoConfig.from_pretrained(path, **_FILES_ONLY)
     # Encoders have a class for causal language modelling too; they are what fills in masks and is not set to decode.
     is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder or is_encoder:
         raise ModelError(f"{reference.name!r} is a {config.model_type} model; a decoder that writes text is needed.")
     return config
-
-
-def _refuse_endless(reference: ModelReference, values: dict) -> None:
-    """Layers and labels are made one by one, even where none of them gets memory."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            _refuse_endless(reference, value)
-        if type(value) is int and key.endswith(_MADE_ONE_BY_ONE) and value > _MOST_OF_THEM:
-            raise ModelError(
-                f"The config.json of {reference.name!r} has {key} {value:.6g}; at most {_MOST_OF_THEM} are loaded."
-            )
 
 
 def refuse_if_too_big(
@@ -323,7 +263,7 @@ def refuse_if_too_big(
 def _count_parameters(config, recipe: Recipe) -> tuple[int, int, int]:
     """Parameters: all, those in 4 bits, those trained. From the config alone."""
     model = _on_meta(config)
-    total = sum(tensor.numel() for tensor in chain(model.parameters(), model.buffers()))
+    total = sum(parameter.numel() for parameter in model.parameters())
     in_4bit = sum(layer.weight.numel() for layer in _adapted(model)) if recipe.load_in_4bit else 0
     return total, in_4bit, num_trained(model, recipe)
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import re
 import sys
 import time
 import traceback
@@ -24,8 +25,8 @@ def pick_device(wanted: str | None = None) -> torch.device:
     counts = {name: count for name, count in _devices().items() if count}
     if wanted is None:
         return torch.device(next(iter(counts)))
-    name, _, index = wanted.partition(":")
-    if name not in counts or not (index or "0").isdecimal() or int(index or 0) >= counts[name]:
+    found = re.fullmatch(r"([a-z]+)(?::([0-9]{1,4}))?", wanted) if isinstance(wanted, str) else None
+    if found is None or int(found[2] or 0) >= counts.get(found[1], 0):
         raise MachineError(f"Device {wanted!r} is not usable on this machine; usable are {', '.join(counts)}.")
     return torch.device(wanted)
 

@@ -1,6 +1,10 @@
-"""A small copy of a decoder: its class with random weights and few of everything, for what depends on code alone."""
+"""A small copy of a decoder: its class with random weights and few of everything, for what depends on code alone.
+
+Windows are short, and positions are scaled from a few tokens on, so that a short text goes beyond both.
+"""
 
 import copy
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -9,6 +13,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 # Special tokens, which must be among the few that the copy knows.
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 VOCABULARY = 128
+# Windows, and positions from which on those that can be scaled are. A text of so many tokens fits into any copy.
+WINDOW, SCALED_FROM, LONGEST = 16, 32, 48
+NUM_EXPERTS, NUM_EXPERTS_OF_A_TOKEN = 4, 2
 
 
 class SmallCopy(NamedTuple):
@@ -23,10 +30,13 @@ class SmallCopy(NamedTuple):
     layers: tuple[int, ...]
 
 
-def small_copy(config: PretrainedConfig) -> SmallCopy:
+def small_copy(config: PretrainedConfig, kind: type[PreTrainedModel] | None = None) -> SmallCopy:
     """A small copy of the config's decoder.
 
     Heads are as large as there, since angles are scaled by lists of that length; the rest is as small as that allows.
+
+    Args:
+        kind: the decoder's class; by default the one that transformers has for such a config.
 
     Raises:
         ValueError, TypeError, RuntimeError, LookupError, AttributeError: the class takes no such sizes.
@@ -38,15 +48,22 @@ def small_copy(config: PretrainedConfig) -> SmallCopy:
     if kv_heads is not None:
         small.num_key_value_heads = 4 if kv_heads == heads else min(2, kv_heads)
     small.hidden_size = 4 * head_size
-    small.intermediate_size = 6 * head_size
+    for name in _names(small, "intermediate_size"):
+        setattr(small, name, 6 * head_size)
     layers = _cut_layers(small)
+    _cut_experts(small)
+    _shorten_reach(small)
     small.vocab_size = VOCABULARY
     for name in _TOKENS:
         if getattr(small, name, None) is not None:
             setattr(small, name, 0)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(small, dtype=torch.float32, trust_remote_code=False)
+        options = {"dtype": torch.float32, "attn_implementation": "eager"}
+        if kind is None:
+            model = AutoModelForCausalLM.from_config(small, trust_remote_code=False, **options)
+        else:
+            model = kind._from_config(small, **options)
     return SmallCopy(model.eval(), layers)
 
 
@@ -61,3 +78,37 @@ def _cut_layers(config: PretrainedConfig) -> tuple[int, ...]:
     for name, value in lists.items():
         setattr(config, name, [value[layer] for layer in chosen])
     return tuple(first.index(kinds.index(kind)) for kind in kinds)
+
+
+def _cut_experts(config: PretrainedConfig) -> None:
+    for name in _names(config, "experts"):
+        setattr(config, name, min(getattr(config, name), NUM_EXPERTS))
+    for name in _names(config, "experts_per_tok"):
+        setattr(config, name, min(getattr(config, name), NUM_EXPERTS_OF_A_TOKEN))
+
+
+def _shorten_reach(config: PretrainedConfig) -> None:
+    for word in ("window", "window_size", "chunk_size"):
+        for name in _names(config, word):
+            setattr(config, name, min(getattr(config, name), WINDOW))
+    given = getattr(config, "rope_parameters", None) or {}
+    # One set of parameters, or one for each kind of layers.
+    sets = [given] if "rope_type" in given else [each for each in given.values() if isinstance(each, dict)]
+    for holder in (config, *sets):
+        _set(holder, "original_max_position_embeddings", SCALED_FROM)
+    # Others than dynamic ones may have a table of positions.
+    is_dynamic = any(each.get("rope_type") == "dynamic" for each in sets)
+    config.max_position_embeddings = SCALED_FROM if is_dynamic else LONGEST + 1
+
+
+def _set(holder: PretrainedConfig | dict, name: str, value: int) -> None:
+    """Changes what is there."""
+    if isinstance(holder, dict) and name in holder:
+        holder[name] = value
+    elif not isinstance(holder, dict) and isinstance(getattr(holder, name, None), int):
+        setattr(holder, name, value)
+
+
+def _names(config: PretrainedConfig, ending: str) -> Iterator[str]:
+    """The numbers of a config whose names end so."""
+    return (name for name, value in list(vars(config).items()) if name.endswith(ending) and type(value) is int)

@@ -70,7 +70,7 @@ class MemoryBudget:
         if isinstance(text, MemoryBudget):
             return text
         is_number = isinstance(text, int) and not isinstance(text, bool)
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(text).lower(), re.ASCII)
+        found = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([a-z]*)\s*", str(text).lower(), re.ASCII)
         if isinstance(text, str | int) and (is_number or isinstance(text, str)) and found and found[2] in _UNITS:
             size = int(float(found[1]) * _UNITS[found[2]])
             if size > 0:

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.events import Notice, Sink
+from sebp_edge.models.lora import without_adapter
 from sebp_edge.models.machine import ran_out_of_memory
 from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.sparse.copy_trial import why_not_on_a_copy
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator, micro_batches
@@ -91,7 +93,13 @@ class RowLosses:
 def _hoist(
     model: nn.Module, examples: list[Example], pad_token_id: int, device, spending: Spending
 ) -> tuple[Hoisted | None, str | None]:
-    """The model hoisted, if two short sequences have the losses that they have padded; else the reason in words."""
+    """The model hoisted, if it computes what it computes padded; else the reason in words.
+
+    A small copy of its class is compared by gradients, the model itself by the losses of two short sequences.
+    """
+    reason = why_not_on_a_copy(without_adapter(model))
+    if reason is not None:
+        return None, reason
     starts = [example.input_ids[:length] for example, length in zip(examples[:2], (48, 31), strict=False)]
     collator = Collator(max(map(len, starts)) + 1, pad_token_id)
     batch = collator([Example(ids, ids, number) for number, ids in enumerate(starts)])

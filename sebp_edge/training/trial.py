@@ -106,8 +106,9 @@ class Trial:
             self.adaptation = None
 
     def _run(self, learner: Learner, split: Split, phase: str) -> Judgement:
-        self._plan(phase, split)
+        # First: what is interrupted from here on has learnt nothing yet.
         trainer = self._trainer(learner, phase)
+        self._plan(phase, split)
         epochs = trainer.prepare(split.train, split.select, split.judge)
         before = evaluate(learner, split.judge)
         self.on_event(Evaluated(phase, "judge", 0, before.mean, False))
@@ -118,8 +119,8 @@ class Trial:
 
     def _run_on_all(self, learner: Learner, last_epoch: int) -> HeldOutLoss:
         examples, phase = self.dataset.examples, "all documents"
-        self._plan(phase, Split(examples, [], []))
         trainer = self._trainer(learner, phase)
+        self._plan(phase, Split(examples, [], []))
         trainer.train(trainer.prepare(examples, examples, last_epoch=last_epoch), [], last_epoch=last_epoch)
         loss = evaluate(learner, examples)
         self.on_event(Evaluated(phase, "train", last_epoch, loss.mean, True))

@@ -1,0 +1,73 @@
+"""A model's folder that is damaged, or made to do harm: found before it costs time or memory, and before it is used."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from sebp_edge.errors import ModelError
+from sebp_edge.models.fingerprint import non_finite_tensors
+from sebp_edge.models.weights import first_non_finite
+from sebp_edge.units import gigabytes
+
+# Numbers in a config of what is made one by one. The deepest known model has 126 layers.
+_MADE_ONE_BY_ONE = ("layer", "layers", "num_labels", "experts")
+_MOST_OF_THEM = 2000
+# Models of fewer weights do no harm, whatever their files hold.
+_SMALL = 10**7
+
+
+def refuse_endless(name: str, config: dict) -> None:
+    """Raises a ModelError if a config asks for so many layers or labels that making them would not end."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            refuse_endless(name, value)
+        if type(value) is int and key.endswith(_MADE_ONE_BY_ONE) and value > _MOST_OF_THEM:
+            raise ModelError(f"The config.json of {name!r} has {key} {value:.6g}; at most {_MOST_OF_THEM} are loaded.")
+
+
+def refuse_special_files(name: str, folder: Path) -> None:
+    """Raises a ModelError if there is a pipe or a device in a model's folder, which would be read for ever."""
+    for path in folder.iterdir():
+        if not (path.is_file() or path.is_dir() or (path.is_symlink() and not path.exists())):
+            raise ModelError(f"The model {name!r} has a pipe or a device in its folder: {path.name!r}.")
+
+
+def refuse_hollow(name: str, on_meta: nn.Module, folder: Path) -> None:
+    """Raises a ModelError if files hold far fewer weights than memory would be taken for.
+
+    Args:
+        on_meta: the model of the folder's config.
+    """
+    weights = sum(parameter.numel() for parameter in on_meta.parameters())
+    held = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.is_file())
+    # Even in 2 bits they would take as much.
+    if weights > _SMALL and held < weights / 4:
+        raise ModelError(
+            f"The model {name!r} cannot be loaded; its config.json speaks of {weights / 1e6:,.1f} million weights, and "
+            f"its folder has {gigabytes(held)} of them in safetensors files."
+        )
+
+
+def refuse_non_finite(name: str, model: nn.Module, folder: Path) -> None:
+    """Raises a ModelError that names the first tensor with NaN or infinity, and its file if the fault is there."""
+    tensor = first_non_finite(_numbers(model))
+    if tensor is None:
+        return
+    file, tensor = next(non_finite_tensors(folder), (None, tensor))
+    where = f" of {file}" if file else f", once it is in {str(model.dtype).removeprefix('torch.')}"
+    raise ModelError(
+        f"The model {name!r} contains NaN or infinity, in the tensor {tensor!r}{where}; get its files anew."
+    )
+
+
+def _numbers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """A model's weights; of those in 4 bits the scales, where NaN shows."""
+    for name, parameter in model.named_parameters():
+        state = getattr(parameter, "quant_state", None)
+        yield name, parameter.detach()
+        if state is not None:
+            yield name, state.absmax
+            if state.nested:
+                yield name, state.offset
+                yield name, state.state2.absmax

@@ -1,0 +1,67 @@
+"""Does a decoder's class give the padded model's gradients on hoisted rows? Tried on a small copy of it, in fp32.
+
+The trial on the model itself has few tokens: what a class does to distant ones, such as a window that only its mask
+has, or angles that depend on the longest text, is not seen there. In the copy windows and limits are short.
+
+Shapes: B sequences, T positions, C loss rows.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from sebp_edge.errors import SparsityError
+from sebp_edge.models.small_copy import LONGEST, VOCABULARY, small_copy
+from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.rows import IGNORE, RowPlan
+
+# Beyond windows and limits, between them, and below both.
+LENGTHS = (LONGEST - 4, 24, 7)
+# Of the norm of a parameter's gradient, and of all gradients' for parameters that have hardly any.
+TOLERANCE, TOLERANCE_OF_ALL = 1e-3, 1e-5
+
+
+def why_not_on_a_copy(decoder: nn.Module) -> str | None:
+    """None if a small copy's gradients are the same hoisted and padded, else the reason in words."""
+    try:
+        model = small_copy(decoder.config, type(decoder)).model
+        input_ids_BT, plan = _batch()
+        expected = _gradients(model, lambda: _padded_losses(model, input_ids_BT, plan))
+        with Hoisted(model) as hoisted:
+            tokens = ActiveTokens.gather(input_ids_BT, plan)
+            found = _gradients(model, lambda: hoisted.row_losses(tokens))
+    except SparsityError as error:
+        return str(error)
+    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError) as error:
+        return f"a small copy of its class could not be tried out ({type(error).__name__})."
+    total = sum(gradient.square().sum() for gradient in expected).sqrt()
+    pairs = zip(expected, found, strict=True)
+    if all((one - other).norm() <= TOLERANCE * one.norm() + TOLERANCE_OF_ALL * total for one, other in pairs):
+        return None
+    return "on a small copy of its class, gradients on rows alone differ from the padded model's."
+
+
+def _batch() -> tuple[Tensor, RowPlan]:
+    """Token ids [B, T], padded on the right with token 0, and their plan."""
+    draw = torch.Generator().manual_seed(0)
+    input_ids_BT = torch.randint(1, VOCABULARY, (len(LENGTHS), max(LENGTHS)), generator=draw)
+    is_padding_BT = torch.arange(max(LENGTHS)) >= torch.tensor(LENGTHS)[:, None]
+    return input_ids_BT.masked_fill(is_padding_BT, 0), RowPlan.from_labels(
+        input_ids_BT.masked_fill(is_padding_BT, IGNORE)
+    )
+
+
+def _padded_losses(model: nn.Module, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
+    # No mask: no row sees padding on its right, and rows that see masked tokens only give NaN in some classes.
+    logits_BTV = model(input_ids=input_ids_BT, use_cache=False).logits
+    return nn.functional.cross_entropy(logits_BTV.flatten(0, 1)[plan.loss_rows], plan.targets, reduction="none")
+
+
+@torch.enable_grad()
+def _gradients(model: nn.Module, losses) -> list[Tensor]:
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(losses().sum(), parameters, allow_unused=True)
+    return [
+        torch.zeros_like(parameter) if gradient is None else gradient
+        for parameter, gradient in zip(parameters, gradients, strict=True)
+    ]
