@@ -6,7 +6,7 @@ import pytest
 import torch
 from builders import ENCODER_HEADS, ENCODER_SIZES, make_encoder, make_encoder_batch, make_llama
 from peft import LoraConfig, get_peft_model
-from transformers import BertConfig, BertForSequenceClassification, BertModel
+from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification, BertModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from sebp_edge.errors import SparsityError
@@ -368,3 +368,39 @@ def test_gradients_on_a_gpu_err_no_more_than_dense(family, head, lengths, dtype)
     for name, truth in exact.items():
         allowed = 2 * (dense[name] - truth).norm() + 1e-2 * truth.norm() + 1e-4 * largest
         assert (found[name] - truth).norm() <= allowed, name
+
+
+class PenalisedForTokenClassification(BertForTokenClassification):
+    """Named like a head that looks at labelled tokens only, with a penalty on other hidden states or logits."""
+
+    def __init__(self, config, penalty):
+        super().__init__(config)
+        self.penalty = penalty
+
+    def forward(self, *args, labels=None, **inputs):
+        output = super().forward(*args, labels=labels, **inputs, output_hidden_states=True)
+        if labels is not None:
+            output.loss = output.loss + 0.1 * self.penalty(output)
+        return output
+
+
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        lambda output: output.hidden_states[1].abs().mean(),
+        lambda output: (output.logits[:, 1:] * output.logits[:, :-1]).sum(-1).square().mean(),
+    ],
+    ids=["hidden states", "neighbours' logits"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_head_with_a_loss_of_its_own_is_refused(penalty, dtype):
+    config = make_encoder("bert", "token").config
+    torch.manual_seed(0)
+    model = PenalisedForTokenClassification(config, penalty).to(dtype)
+    # As large as after some training.
+    model.classifier.weight.data *= 30
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(SparsityError, match="its loss is not that of its logits at labels"):
+        HoistedEncoder(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all("forward" not in vars(module) for module in model.modules())

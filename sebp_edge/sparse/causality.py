@@ -63,7 +63,7 @@ class Causality(NamedTuple):
 def _try_out(decoder: nn.Module, forward: Callable, densely: AbstractContextManager) -> tuple[bool, bool]:
     input_ids, labels = trial_batch(decoder)
     middle, embedding = input_ids.shape[1] // 2, decoder.get_input_embeddings()
-    with evaluating(decoder), densely, torch.enable_grad(), _leaf_behind(embedding) as embedded:
+    with evaluating(decoder), densely, torch.enable_grad(), leaf_behind(embedding) as embedded:
         output = forward(input_ids=input_ids, labels=labels, use_cache=False, return_dict=True)
         earlier = output.logits[:, :middle].float().sum()
         (of_embedded,) = torch.autograd.grad(earlier, embedded, retain_graph=True)
@@ -76,7 +76,7 @@ def _try_out(decoder: nn.Module, forward: Callable, densely: AbstractContextMana
 
 
 @contextmanager
-def _leaf_behind(embedding: nn.Module) -> Iterator[list[Tensor]]:
+def leaf_behind(embedding: nn.Module) -> Iterator[list[Tensor]]:
     """What an embedding gives comes from a leaf in it, which is put into the list."""
     embedded: list[Tensor] = []
 

@@ -23,6 +23,7 @@ class EncoderTokens:
 
     Attributes:
         first_token: whether the head reads the first token of each sequence; else it reads labelled tokens.
+        num_labels: how many labels there are.
 
     Raises:
         SparsityError: the model's sequences have several labels each.
@@ -32,8 +33,8 @@ class EncoderTokens:
         self.first_token = reads_first_token(encoder)
         self._config, self._embeddings = encoder.config, encoder.base_model.embeddings
         head = encoder.get_output_embeddings()
-        self._num_labels = self._config.num_labels if head is None else head.out_features
-        several = self._is_regression() and self._num_labels > 1
+        self.num_labels = self._config.num_labels if head is None else head.out_features
+        several = self.is_regression and self.num_labels > 1
         if self.first_token and (several or self._config.problem_type == "multi_label_classification"):
             raise SparsityError("Hoisted sequences have one label each; sparsify a model that has several.")
 
@@ -55,9 +56,11 @@ class EncoderTokens:
         self._refuse_positions(tokens.position_ids)
         return tokens
 
-    def _is_regression(self) -> bool:
+    @property
+    def is_regression(self) -> bool:
+        """Whether labels are numbers, and the loss their squared distance."""
         kind = self._config.problem_type
-        return self.first_token and (kind == REGRESSION or (kind is None and self._num_labels == 1))
+        return self.first_token and (kind == REGRESSION or (kind is None and self.num_labels == 1))
 
     def _of_first_tokens(self, labels_B: Tensor, active_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Targets and whether there is one, both [B, T]."""
@@ -66,7 +69,7 @@ class EncoderTokens:
                 "The first token of a sequence, which the head reads, is padding; pad on the right "
                 "(tokenizer.padding_side = 'right')."
             )
-        is_regression = self._is_regression()
+        is_regression = self.is_regression
         targets_BT = torch.zeros(active_BT.shape, dtype=torch.float32 if is_regression else labels_B.dtype)
         has_loss_BT = torch.zeros_like(active_BT)
         targets_BT[:, 0] = labels_B
@@ -98,11 +101,11 @@ class EncoderTokens:
                 raise SparsityError(f"{name} has the shape {tuple(values.shape)}; for these input_ids it is {wanted}.")
 
     def _refuse_labels(self, targets_C: Tensor) -> None:
-        if self._is_regression():
+        if self.is_regression:
             return
-        if targets_C.is_floating_point() or bool(((targets_C < 0) | (targets_C >= self._num_labels)).any()):
+        if targets_C.is_floating_point() or bool(((targets_C < 0) | (targets_C >= self.num_labels)).any()):
             raise SparsityError(
-                f"A label is not a whole number from 0 to {self._num_labels - 1}, nor -100 for none; give labels as "
+                f"A label is not a whole number from 0 to {self.num_labels - 1}, nor -100 for none; give labels as "
                 "the model's config counts them (num_labels)."
             )
 

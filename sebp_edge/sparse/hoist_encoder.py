@@ -14,6 +14,7 @@ Dropout is the model's own, as its mode says: each element is dropped as often a
 Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, L labels.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
@@ -26,15 +27,16 @@ from sebp_edge.models.architecture import behind_attention, last_block, reads_fi
 from sebp_edge.models.lora import refuse_packed_weights, without_adapter
 from sebp_edge.ops import gather_rows
 from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.sparse.causality import leaf_behind
 from sebp_edge.sparse.checkpoints import runs_again
 from sebp_edge.sparse.encoder_tokens import EncoderTokens
 from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.hoist import ATTENTION
 from sebp_edge.sparse.rows import IGNORE
-from sebp_edge.sparse.trial import why_not
+from sebp_edge.sparse.trial import TOLERANCE, evaluating, why_not
 
 # Hidden states in bf16 differ by more than losses do; a wrong position or head gives other numbers altogether.
-TOLERANCE_LOW_PRECISION = 0.1
+HIDDEN_STATES_IN_LOW_PRECISION = 0.1
 
 
 class HoistedEncoder:
@@ -43,7 +45,8 @@ class HoistedEncoder:
     Meanwhile the model is called through this handle only.
 
     Raises:
-        SparsityError: it is no such model, or a trial batch gives other logits than the padded model's.
+        SparsityError: it is no such model, has a loss of its own kind, or gives other logits on a trial batch than the
+            padded model.
     """
 
     def __init__(self, model: nn.Module):
@@ -105,11 +108,7 @@ class HoistedEncoder:
         Args:
             tokens: the batch's active tokens, on the model's device.
         """
-        logits_CL = self.row_logits(tokens)
-        logits_CL = logits_CL.to(torch.promote_types(logits_CL.dtype, torch.float32))
-        if tokens.targets.is_floating_point():
-            return (logits_CL.squeeze(1) - tokens.targets).square()
-        return F.cross_entropy(logits_CL, tokens.targets, reduction="none")
+        return _losses(self.row_logits(tokens), tokens.targets)
 
     def row_logits(self, tokens: ActiveTokens) -> Tensor:
         """The model's logits of every loss row: [C, L]."""
@@ -159,13 +158,43 @@ class HoistedEncoder:
             self._attach()
             return _evenly(*self._last_hidden(lambda: self.row_logits(tokens)))
 
-        return why_not(encoder, padded, on_rows, low_precision=TOLERANCE_LOW_PRECISION)
+        if self._has_own_loss(inputs, trial["labels"].to(encoder.device), read_BT, tokens.targets):
+            return "its loss is not that of its logits at labels."
+        return why_not(encoder, padded, on_rows, low_precision=HIDDEN_STATES_IN_LOW_PRECISION)
+
+    def _has_own_loss(self, inputs: dict[str, Tensor], labels: Tensor, read_BT: Tensor, targets_C: Tensor) -> bool:
+        """Whether the model's loss has other gradients than the loss of the logits that its head should read."""
+        encoder = self._encoder
+        if encoder.dtype not in (torch.float32, torch.float64):
+            # What rounding hides would be missing from every step.
+            encoder = copy.deepcopy(encoder).float()
+
+        def own() -> tuple[Tensor, Tensor]:
+            output = encoder(**inputs, labels=labels)
+            return output.loss, output.logits
+
+        def of_read_logits() -> tuple[Tensor, Tensor]:
+            logits = encoder(**inputs).logits
+            return _losses(logits if self._tokens.first_token else logits[read_BT], targets_C).mean(), logits
+
+        with evaluating(encoder):
+            if own()[0] is None:
+                return False
+            pairs = zip(_gradients(encoder, own), _gradients(encoder, of_read_logits), strict=True)
+        return not all((one - other).norm() <= TOLERANCE * one.norm() for one, other in pairs)
 
     def _trial_batch(self) -> dict[str, Tensor]:
         """Two sequences of 12 and 7 tokens, padded to 12."""
         input_ids = torch.arange(24).view(2, 12) % self._encoder.get_input_embeddings().num_embeddings
         mask = torch.arange(12).expand(2, 12) < torch.tensor([[12], [7]])
-        labels = torch.zeros(2, dtype=torch.int64) if self._tokens.first_token else torch.where(mask, 0, IGNORE)
+        # Of several kinds, and a real token without one.
+        labels = torch.arange(24).view(2, 12) % self._tokens.num_labels
+        if self._tokens.is_regression:
+            labels = torch.tensor([0.5, -1.5])
+        elif self._tokens.first_token:
+            labels = labels[:, 0]
+        else:
+            labels = labels.where(mask & (torch.arange(12) != 3), IGNORE)
         types = getattr(self._encoder.base_model.embeddings, "token_type_embeddings", None)
         of_pair = {} if types is None else {"token_type_ids": (input_ids > 4).long() % types.num_embeddings}
         return {"input_ids": input_ids, "attention_mask": mask.long(), "labels": labels} | of_pair
@@ -179,6 +208,22 @@ class HoistedEncoder:
         finally:
             hook.remove()
         return seen[0], found
+
+
+@torch.enable_grad()
+def _gradients(encoder: nn.Module, loss: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
+    """Those of a loss for its logits, and for the embeddings, which all that it may look at is computed from."""
+    with leaf_behind(encoder.get_input_embeddings()) as embedded:
+        value, logits = loss()
+        return torch.autograd.grad(value, (logits, *embedded))
+
+
+def _losses(logits_CL: Tensor, targets_C: Tensor) -> Tensor:
+    """Of each row, in fp32 or more."""
+    logits_CL = logits_CL.to(torch.promote_types(logits_CL.dtype, torch.float32))
+    if targets_C.is_floating_point():
+        return (logits_CL.squeeze(1) - targets_C).square()
+    return F.cross_entropy(logits_CL, targets_C, reduction="none")
 
 
 def _evenly(hidden: Tensor, logits: Tensor) -> Tensor:
