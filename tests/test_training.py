@@ -1,5 +1,6 @@
 """Training: every token counts once, the best state is kept, and a stop leaves something good behind."""
 
+import dataclasses
 import math
 
 import pytest
@@ -191,6 +192,16 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_keeps_the_best_state(
         train(trainer, examples[:12], examples[12:])
     assert all(torch.equal(a, b) for a, b in zip(poison.best, snapshot(trainer.learner.adaptation), strict=True))
     trainer.learner.adaptation.detach()
+
+
+def test_a_first_token_whose_embedding_is_zero_is_named_where_gradients_overflow(base, examples):
+    # 30 layers: each of their norms multiplies the gradient of a row of zeros by 1 / sqrt(eps).
+    deep = dataclasses.replace(base, model=make_llama(num_hidden_layers=30, rms_norm_eps=1e-6))
+    first = examples[0].input_ids[0]
+    deep.model.get_input_embeddings().weight.data[first] = 0.0
+    trainer = make_trainer(deep, examples)
+    with trainer.learner, pytest.raises(NonFiniteLoss, match=f"step 1 .* token {first} has an embedding of zeros"):
+        train(trainer, examples[:12], examples[12:])
 
 
 @pytest.mark.parametrize("when", ["before the first evaluation", "after it"])

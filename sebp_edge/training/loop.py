@@ -45,9 +45,13 @@ class _Step(NamedTuple):
     """A step that was started."""
 
     epoch: int
+    examples: list[Example]
     outcome: Outcome
     learning_rate: float
-    tokens: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(example.input_ids) for example in self.examples)
 
 
 @dataclass(frozen=True)
@@ -119,8 +123,7 @@ class Trainer:
         under_way: deque[_Step] = deque()
         for examples in steps:
             rate = next(rates)
-            tokens = sum(len(example.input_ids) for example in examples)
-            under_way.append(_Step(epoch, self.learner.step(examples, rate), rate, tokens))
+            under_way.append(_Step(epoch, examples, self.learner.step(examples, rate), rate))
             while len(under_way) > self.learner.steps_ahead:
                 self._look_at(under_way.popleft(), before + time.perf_counter() - begin)
         while under_way:
@@ -132,7 +135,7 @@ class Trainer:
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise NonFiniteLoss(
                 f"At step {progress.steps + 1} the loss is {loss} and its gradient's norm {grad_norm}; "
-                "lower the learning rate."
+                f"{self._what_to_do(step.examples)}"
             )
         progress.steps += 1
         progress.tokens += step.tokens
@@ -151,6 +154,18 @@ class Trainer:
                 seconds_left=progress.seconds / progress.steps * (progress.total_steps - progress.steps),
             )
         )
+
+    def _what_to_do(self, examples: list[Example]) -> str:
+        """What may help where a loss or a gradient is not finite."""
+        embedding_VD = self.learner.adaptation.model.get_input_embeddings().weight
+        # The first token sees itself only: zeros stay zeros, and norms multiply their gradient by 1 / sqrt(eps) each.
+        first = torch.tensor(sorted({example.input_ids[0] for example in examples}), device=embedding_VD.device)
+        without = first[~embedding_VD[first].any(dim=1)].tolist()
+        if without:
+            return (
+                f"token {without[0]} has an embedding of zeros; give the model the tokenizer that it was trained with."
+            )
+        return "lower the learning rate."
 
     def _evaluate(self, select: list[Example], epoch: int) -> None:
         """Keeps this epoch's state if it is the best so far; without examples to select on, the latest is."""

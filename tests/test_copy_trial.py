@@ -1,0 +1,116 @@
+"""The trial on a small copy of a decoder's class: it sees what the class does to distant tokens."""
+
+import copy
+
+import pytest
+import torch
+from builders import SIZES, make_llama
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MixtralConfig,
+    Olmo3Config,
+    Phi3Config,
+    PhimoeConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
+
+from sebp_edge.events import Notice
+from sebp_edge.models.small_copy import LONGEST, SCALED_FROM, VOCABULARY, WINDOW, small_copy
+from sebp_edge.sparse.copy_trial import why_not_on_a_copy
+from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.examples import Example
+from sebp_edge.training.losses import RowLosses
+
+ROPE = {"rope_theta": 10000.0}
+SLIDING = {"sliding_window": 4096, "layer_types": ["sliding_attention", "full_attention"]}
+LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+# Sizes as published where they are beyond what a short trial reaches.
+HOISTED = {
+    "llama": LlamaConfig(**SIZES),
+    "mistral": MistralConfig(**SIZES, sliding_window=4096),
+    "qwen3": Qwen3Config(**SIZES, head_dim=8),
+    "gemma3": Gemma3TextConfig(**SIZES, head_dim=8, **SLIDING),
+    "olmo3": Olmo3Config(**SIZES, **SLIDING),
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=8),
+    "dynamic": LlamaConfig(**SIZES, rope_parameters=ROPE | {"rope_type": "dynamic", "factor": 4.0}),
+    "longrope": Phi3Config(
+        **SIZES | {"max_position_embeddings": 131072},
+        original_max_position_embeddings=4096,
+        rope_parameters=ROPE | LONG_ROPE | {"original_max_position_embeddings": 4096},
+    ),
+}
+
+
+def make(config) -> PreTrainedModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(copy.deepcopy(config))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("family", HOISTED)
+def test_families_whose_attention_is_told_of_windows_and_lengths_pass(family):
+    assert why_not_on_a_copy(make(HOISTED[family])) is None
+
+
+def test_a_window_that_only_the_mask_has_is_seen_however_long_it_is():
+    model = make(PhimoeConfig(**SIZES, num_local_experts=4, sliding_window=56))
+    notices = []
+    ids = [number % 300 for number in range(2, 82)]
+    with RowLosses(model, [Example(ids, ids, 0)], Collator(96, 0), torch.device("cpu"), notices.append) as rows:
+        assert rows.hoisted is None
+    assert [type(notice) for notice in notices] == [Notice]
+    assert "gradients on rows alone differ" in notices[0].message
+    without = make(PhimoeConfig(**SIZES, num_local_experts=4, sliding_window=None))
+    assert why_not_on_a_copy(without) is None
+
+
+class ColdFromTheEnd(LlamaForCausalLM):
+    """Scales logits by how many tokens its input has."""
+
+    def forward(self, input_ids=None, **inputs):
+        output = super().forward(input_ids=input_ids, **inputs)
+        output.logits = output.logits * (1 + input_ids.shape[1] / 100)
+        return output
+
+
+class NeedsMore(LlamaForCausalLM):
+    def __init__(self, config, more):
+        super().__init__(config)
+
+
+def test_a_subclass_is_tried_out_as_what_it_is():
+    model = ColdFromTheEnd(make_llama().config)
+    assert "differ" in why_not_on_a_copy(model)
+
+
+def test_a_class_that_cannot_be_made_small_is_not_hoisted():
+    assert why_not_on_a_copy(NeedsMore(make_llama().config, more=1)).startswith(
+        "a small copy of its class could not be"
+    )
+
+
+def test_the_model_is_left_alone_and_no_random_number_is_drawn():
+    model = make_llama()
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    config = model.config.to_dict()
+    assert why_not_on_a_copy(model) is None
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.config.to_dict() == config
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_windows_limits_and_experts_of_a_copy_are_small():
+    for family in HOISTED:
+        config = small_copy(HOISTED[family]).model.config
+        assert (getattr(config, "sliding_window", None) or 0) <= WINDOW < SCALED_FROM < LONGEST, family
+        assert config.max_position_embeddings <= LONGEST + 1
+        assert (getattr(config, "num_local_experts", None) or 0) <= 4
+        assert config.vocab_size == VOCABULARY
+    assert small_copy(HOISTED["longrope"]).model.config.original_max_position_embeddings == SCALED_FROM
