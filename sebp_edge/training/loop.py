@@ -162,9 +162,7 @@ class Trainer:
         first = torch.tensor(sorted({example.input_ids[0] for example in examples}), device=embedding_VD.device)
         without = first[~embedding_VD[first].any(dim=1)].tolist()
         if without:
-            return (
-                f"token {without[0]} has an embedding of zeros; give the model the tokenizer that it was trained with."
-            )
+            return f"the embedding of token {without[0]} is zero; use the tokenizer that the model was trained with."
         return "lower the learning rate."
 
     def _evaluate(self, select: list[Example], epoch: int) -> None:
