@@ -16,7 +16,7 @@ import torch
 from sebp_edge.models.loading import NF4_BYTES
 from sebp_edge.ops.attention import sums_of
 from sebp_edge.ops.backend import SHORT, has_triton
-from sebp_edge.planning.shape import Block, DecoderShape
+from sebp_edge.planning.shape import Block, DecoderShape, Kind
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.mlp_pieces import ROWS
@@ -202,9 +202,11 @@ class Machinery:
         for block in shape.blocks[self.spending.checkpoints :]:
             block_numbers, block_stats = self._kept_of_block(block)
             numbers, stats = numbers + block_numbers, stats + block_stats
-        # Of the last norm its input; trained, also x̂ and what the head reads. The rotary angles once for all blocks.
-        final = shape.hidden * (1 if self.is_lora else 3) + 2 * shape.head_size
-        return self.itemsize * (numbers + final) + FP32 * stats
+        # Of the last norm its input; trained, also what the head reads. The rotary angles once for all blocks, or for
+        # those with a window and those without.
+        of_norm, in_fp32 = self._kept_of_norm(shape.blocks[-1].kind)
+        final = shape.hidden * ((1 if self.is_lora else 2) + of_norm) + 4 * shape.head_size
+        return self.itemsize * (numbers + final) + FP32 * (stats + in_fp32 * shape.hidden)
 
     @property
     def _has_flash_attention(self) -> bool:
@@ -331,16 +333,20 @@ class Machinery:
     def _kept_of_norms(self, block: Block) -> tuple[int, int]:
         """What norms keep of one token beside what they read: numbers of the base's dtype, and in fp32."""
         hidden, kind = self.shape.hidden, block.kind
-        numbers = 0 if self._makes_norms_again(block) else kind.norm_outputs * hidden
-        if kind.has_layer_norms:
-            return numbers, 2 * kind.norms
         of_heads = block.queries + block.keys if kind.has_head_norms else 0
-        stats = kind.norms + of_heads // self.shape.head_size
-        if not self._has_own_norms(block):
-            # x̂, for the norms' own gradients; and what they read, in fp32, twice.
-            numbers += 0 if self.is_lora else kind.norms * hidden + of_heads
-            stats += 0 if self.itemsize == FP32 else 2 * (kind.norms * hidden + of_heads)
-        return numbers, stats
+        numbers, in_fp32 = (times * (kind.norms * hidden + of_heads) for times in self._kept_of_norm(kind))
+        numbers += 0 if self._makes_norms_again(block) else kind.norm_outputs * hidden
+        return numbers, in_fp32 + (2 if kind.has_layer_norms else 1) * kind.norms + of_heads // self.shape.head_size
+
+    def _kept_of_norm(self, kind: Kind | None) -> tuple[int, int]:
+        """What a norm keeps beside what it reads, in times what that is: numbers of the base's dtype, and in fp32."""
+        if kind is None or kind.has_layer_norms or (self.has_kernels and kind.has_own_norms):
+            return 0, 0
+        trained = 0 if self.is_lora else 1  # x̂, for the norm's own gradient
+        if kind.has_own_norms and self.itemsize == FP32:
+            return trained, 0
+        # In place of what it reads, that in fp32: as it is, and less its mean.
+        return -1, 2 + trained
 
     def _kept_of_attention(self, block: Block) -> int:
         """Queries, keys, values and what attention makes of them, of one token."""
@@ -374,8 +380,9 @@ class Machinery:
         return max(self._backward_of_mlp(block, sizes.tokens), self._backward_of_attention(block, sizes))
 
     def _backward_of_mlp(self, block: Block, tokens: int) -> int:
-        # Of what the last layer read, and of what the first ones gave; without our kernels also of the activated gate.
-        of_row = block.wide + block.gate_and_up + (0 if self._has_own_mlp(block) else block.gate_and_up - block.wide)
+        # Gradients of gate and up; of the activated gate and what the last layer read, in place of that, or beside it
+        # where it was not kept.
+        of_row = block.gate_and_up + (block.wide if self.is_lora and self._has_own_mlp(block) else 0)
         if not self.spending.blocks_in_pieces:
             return self.itemsize * tokens * (of_row + 2 * self.shape.hidden)
         # A piece's own numbers, and what pieces give until it is together: gradients of x, and of all weights, one of

@@ -230,7 +230,7 @@ def _kinds_of(config) -> dict[int, tuple[list[str], Kind | None]]:
             own |= set(OwnAttention(model).stand_ins())
             found = [(block, _Calls(block)) for block in blocks_of(model)]
             with torch.no_grad():
-                rows(examples)
+                rows.hoisted.row_losses(rows.tokens(examples))
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError):
         # A class that takes no small sizes, or other calls than a decoder's, is counted by its linear layers.
         return {}
