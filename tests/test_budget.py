@@ -14,9 +14,10 @@ from sebp_edge.errors import MachineError, TextsError
 from sebp_edge.events import MemoryPlanned, ModelLoaded, StepDone
 from sebp_edge.models import hub, machine, process
 from sebp_edge.models.catalog import resolve
-from sebp_edge.planning import budget
+from sebp_edge.planning import budget, target
 from sebp_edge.planning.budget import MemoryBudget, make_plan
 from sebp_edge.planning.shape import read_shape
+from sebp_edge.planning.target import Target
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
@@ -41,8 +42,8 @@ def gpu_with_bf16(monkeypatch):
     """Plans for a GPU that this machine need not have."""
     monkeypatch.setattr(machine, "pick_dtype", lambda device: torch.bfloat16)
     monkeypatch.setattr(machine, "matmul_rate", lambda device, dtype: 700e12)
-    monkeypatch.setattr("sebp_edge.planning.footprint.has_triton", lambda: True)
-    monkeypatch.setattr(budget, "has_bitsandbytes", lambda: False)
+    monkeypatch.setattr("sebp_edge.planning.target.has_triton", lambda: True)
+    monkeypatch.setattr(target, "has_bitsandbytes", lambda: False)
     monkeypatch.setattr(machine, "free_memory", lambda device: 64 * 10**9)
 
 
@@ -55,7 +56,7 @@ def make_dataset(num_documents: int, longest: int = 200) -> Dataset:
 
 def plan_3b(shape, size, dataset=None, recipe=RECIPE):
     dataset = dataset or make_dataset(80)
-    return make_plan(shape, dataset, recipe, 0, CUDA, MemoryBudget.parse(size), context=650_000_000)
+    return make_plan(shape, dataset, recipe, 0, Target.here(CUDA, 650_000_000), MemoryBudget.parse(size))
 
 
 # -------------------------------------------------------------------------------------------------------------- sizes
@@ -118,7 +119,7 @@ def test_the_first_plan_that_fits_is_chosen_and_those_beside_it_are_named(shape_
 
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_time_is_given_up_before_what_is_learnt(shape_3b, monkeypatch):
-    monkeypatch.setattr(budget, "has_bitsandbytes", lambda: True)
+    monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
     recipe = RECIPE.replace(batch_tokens=2000)
     recipe = dataclasses.replace(recipe, r=None)
     chosen = [plan.chosen for plan in all_plans(lambda size: plan_3b(shape_3b, size, recipe=recipe), "80GB")]
@@ -158,7 +159,7 @@ def test_what_a_gpus_training_keeps_in_the_hosts_memory_must_fit_there_too(shape
 
 def test_a_training_on_a_cpu_takes_no_more_memory_than_its_own(shape_3b, monkeypatch):
     monkeypatch.setattr(machine, "matmul_rate", lambda device, dtype: 1e12)
-    choices = budget._Candidates(shape_3b, make_dataset(20), RECIPE, 0, CPU, 0).of(RECIPE)
+    choices = budget._Candidates(shape_3b, make_dataset(20), RECIPE, 0, Target.here(CPU, 0)).of(RECIPE)
     assert {one.on_host for one in choices} == {0}
 
 
@@ -167,7 +168,7 @@ def test_a_text_of_2546_tokens_fits_beside_a_3b_model_into_8_gb(shape_3b):
     dataset = make_dataset(80)
     dataset.examples[3] = Example(list(range(2546)), list(range(2546)), 3)
     recipe = dataclasses.replace(RECIPE, r=None)
-    chosen = make_plan(shape_3b, dataset, recipe, 0, CUDA, MemoryBudget.parse("8GB"), context=750_000_000).chosen
+    chosen = make_plan(shape_3b, dataset, recipe, 0, Target.here(CUDA, 750_000_000), MemoryBudget.parse("8GB")).chosen
     assert chosen.dtype == "bfloat16"
     assert chosen.spending.offload
     assert chosen.spending.blocks_in_pieces
@@ -176,14 +177,14 @@ def test_a_text_of_2546_tokens_fits_beside_a_3b_model_into_8_gb(shape_3b):
 
 def test_on_a_cpu_there_is_nowhere_to_offload_to(shape_3b, monkeypatch):
     monkeypatch.setattr(machine, "matmul_rate", lambda device, dtype: 1e12)
-    choices = budget._Candidates(shape_3b, make_dataset(20), RECIPE, 0, CPU, 0).of(RECIPE)
+    choices = budget._Candidates(shape_3b, make_dataset(20), RECIPE, 0, Target.here(CPU, 0)).of(RECIPE)
     assert not any(one.spending.offload for one in choices)
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
 @pytest.mark.parametrize("stated", [{"r": 16}, {"load_in_4bit": False}, {"load_in_4bit": True}, {"method": "full"}])
 def test_what_the_recipe_states_stands(shape_3b, stated, monkeypatch):
-    monkeypatch.setattr(budget, "has_bitsandbytes", lambda: True)
+    monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
     recipe = Recipe(name="test", description="", batch_tokens=4000, **stated)
     for plan in all_plans(
         lambda size: plan_3b(shape_3b, size, recipe=recipe), "12GB" if stated.get("method") is None else "20GB"
@@ -202,7 +203,7 @@ def test_activations_are_computed_again_where_smaller_micro_batches_would_be_slo
     assert chosen.spending.max_rows >= 768
     fastest = plan_3b(shape_3b, "80GB", short).chosen
     assert 0.6 * chosen.seconds < fastest.seconds < 0.8 * chosen.seconds
-    slow = budget._Candidates(shape_3b, short, RECIPE, 0, CUDA, 650_000_000).of(RECIPE)
+    slow = budget._Candidates(shape_3b, short, RECIPE, 0, Target.here(CUDA, 650_000_000)).of(RECIPE)
     kept = [one for one in slow if one.spending.checkpoints == 0 and one.peak <= 8.2e9]
     assert kept
     assert all(one.seconds > chosen.seconds for one in kept)
@@ -245,7 +246,7 @@ def test_what_does_not_fit_is_refused_with_what_would(shape_3b):
 def test_where_4_bits_would_fit_the_error_says_so_and_what_to_install(shape_3b, monkeypatch):
     with pytest.raises(MachineError, match=r"or load the model in 4 bits, after pip install 'sebp-edge\[4bit\]'\.$"):
         plan_3b(shape_3b, "5GB")
-    monkeypatch.setattr(budget, "has_bitsandbytes", lambda: True)
+    monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
     assert plan_3b(shape_3b, "5GB").chosen.dtype == "nf4"
     with pytest.raises(MachineError, match=r"or load the model in 4 bits\.$"):
         plan_3b(shape_3b, "5GB", recipe=RECIPE.replace(load_in_4bit=False))
@@ -278,7 +279,8 @@ def test_more_text_takes_longer_and_no_more_memory(shape_3b):
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_a_small_model_on_a_gpu_takes_as_long_as_its_layers_need(model_folder):
     shape, dataset = read_shape(resolve(model_folder)), make_dataset(100)
-    plan = make_plan(shape, dataset, RECIPE.replace(batch_tokens=200), 0, CUDA, MemoryBudget.parse("8GB"), context=0)
+    recipe = RECIPE.replace(batch_tokens=200)
+    plan = make_plan(shape, dataset, recipe, 0, Target.here(CUDA, 0), MemoryBudget.parse("8GB"))
     steps = sum(example.num_loss_tokens for example in dataset.examples) * 0.75 / 200
     assert plan.chosen.seconds == pytest.approx(2 * steps * 2 * budget.SECONDS_PER_LAYER, rel=0.25)
 
@@ -294,9 +296,9 @@ def test_a_plan_is_json(shape_3b):
 
 def test_the_cheapest_plan_takes_the_longest_examples_alone(model_folder):
     shape, dataset = read_shape(resolve(model_folder)), make_dataset(40, longest=30)
-    plan = make_plan(shape, dataset, RECIPE, 0, CPU, MemoryBudget.parse("1GB"), context=0)
+    plan = make_plan(shape, dataset, RECIPE, 0, Target.here(CPU, 0), MemoryBudget.parse("1GB"))
     while plan.cheaper is not None:
-        plan = make_plan(shape, dataset, RECIPE, 0, CPU, MemoryBudget(plan.chosen.peak - 1), context=0)
+        plan = make_plan(shape, dataset, RECIPE, 0, Target.here(CPU, 0), MemoryBudget(plan.chosen.peak - 1))
     longest = max(example.num_active_tokens for example in dataset.examples)
     assert longest <= plan.chosen.spending.max_rows < 2 * longest
 

@@ -343,7 +343,7 @@ def test_states_to_go_back_to_are_counted(recipe, documents, make, monkeypatch):
             alive.append(before + sum(state() is not None for state in taken))
 
     make(recipe=recipe.replace(epochs=2, context_length=64), on_event=on_event).adapt(make_sentences(documents))
-    counted = Machinery.of(None, recipe, torch.device("cpu"), torch.float32)._states(has_folds=documents < 20)
+    counted = Machinery(None, recipe, on_gpu=False, has_kernels=False, itemsize=4)._states(has_folds=documents < 20)
     # Of an adapter on one split only the best one is kept; counted is also the next, which takes its place.
     assert max(alive) == counted - (recipe is LORA and documents >= 20)
 

@@ -11,11 +11,9 @@ Shapes: A tokens, C loss rows, D hidden, Q and K queries' and keys' width, F the
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-import torch
-
 from sebp_edge.models.loading import NF4_BYTES
 from sebp_edge.ops.attention import sums_of
-from sebp_edge.ops.backend import SHORT, has_triton
+from sebp_edge.ops.backend import SHORT
 from sebp_edge.planning.shape import Block, DecoderShape, Kind
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.buckets import Bucket
@@ -89,11 +87,6 @@ class Machinery:
     has_kernels: bool
     itemsize: int
     spending: Spending = FASTEST
-
-    @classmethod
-    def of(cls, shape: DecoderShape, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> "Machinery":
-        on_gpu = device.type == "cuda"
-        return cls(shape, recipe.settled(), on_gpu, on_gpu and has_triton(), dtype.itemsize)
 
     @property
     def is_lora(self) -> bool:
