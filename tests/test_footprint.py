@@ -108,7 +108,9 @@ def operations_of_a_gpu():
 
     def flash_attention(q_AHE, k_AGE, v_AGE, cu_seqlens, *others, scale=None, window_size_left=None, **options):
         scores = attention.Scores(scale, None if window_size_left is None else window_size_left + 1)
-        out_AHE = attention._attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores)
+        # Laid out as queries are.
+        out_AHE = torch.empty_like(q_AHE)
+        out_AHE.copy_(attention._attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores))
         return out_AHE, torch.zeros(q_AHE.shape[1], len(q_AHE)), torch.zeros(2), torch.zeros(0), None
 
     with pytest.MonkeyPatch.context() as patch:

@@ -240,20 +240,35 @@ class Machinery:
         )
 
     def _besides_tensors(self, sizes: Bucket) -> int:
-        """What cuBLAS keeps on two streams, and pieces that are too small for what comes: gate and up are widest.
+        """What cuBLAS keeps on two streams, and pieces that are too small for what comes.
 
-        Of all weights' gradients the head's leaves a piece that does, unless it waits for the embedding's.
+        Of all weights' gradients the head's leaves a piece that is wide enough, unless it waits for the embedding's; if
+        that is another one then, it finds none.
         """
+        pieces = 0
         if self.is_hoisted:
-            pieces = WIDEST_IN_PIECES * max(self._widest(block, sizes.tokens) for block in self.shape.kinds)
-            pieces -= 0 if self.is_lora or self.shape.is_tied else self.shape.head_parameters
-        else:
-            pieces = 0
-        return CUBLAS_WORKSPACES + BEGUN_PIECES + self.itemsize * max(0, pieces)
+            widest = max(self._widest(block, sizes) for block in self.shape.kinds)
+            pieces = WIDEST_IN_PIECES * widest + max(self._passing(block, sizes.tokens) for block in self.shape.kinds)
+        if not self.is_lora and not self.shape.is_tied:
+            pieces = max(0, pieces - self.shape.head_parameters)
+        if not self.is_lora and self.shape.is_tied and not self._has_one_gradient:
+            pieces += self.shape.head_parameters
+        return CUBLAS_WORKSPACES + BEGUN_PIECES + self.itemsize * pieces
 
-    def _widest(self, block: Block, tokens: int) -> int:
-        """Numbers of a block's widest tensor: of gate and up, or of queries, keys and values."""
-        return max(self._rows_of_mlps(tokens) * block.gate_and_up, tokens * (block.queries + 2 * block.keys))
+    def _widest(self, block: Block, sizes: Bucket) -> int:
+        """Numbers of the widest tensor: of gate and up, of queries, keys and values, or of logits."""
+        attention = sizes.tokens * (block.queries + 2 * block.keys)
+        return max(self._rows_of_mlps(sizes.tokens) * block.gate_and_up, attention, self._logits_at_once(sizes))
+
+    def _passing(self, block: Block, tokens: int) -> int:
+        """Numbers that a family's own code makes and frees where our operations make none: queries and keys by their
+        cosines, by their sines and turned by half, and their sums; the activated gate and gradients of it and of gate
+        and up."""
+        of_attention = 0 if self._attends_in_place(block) else 4 * (block.queries + block.keys)
+        if self._has_own_mlp(block):
+            return tokens * of_attention
+        of_mlp = block.gate_and_up + (block.wide if block.gate_and_up > block.wide else 0)
+        return tokens * of_attention + self._rows_of_mlps(tokens) * of_mlp
 
     def _gradients(self) -> int:
         if self.updates_in_backward:
@@ -402,9 +417,12 @@ class Machinery:
 
     def _loss(self, sizes: Bucket, *, with_gradients: bool) -> int:
         """A chunk of logits, whose gradients overwrite them; without our kernels a softmax besides."""
-        shape, rows = self.shape, sizes.loss_rows
-        at_once = min(rows, max(1, self.spending.max_logits // shape.vocabulary)) * (1 if self.has_kernels else 2)
-        numbers = at_once * shape.vocabulary + 2 * rows * shape.hidden
+        rows, hidden = sizes.loss_rows, self.shape.hidden
+        numbers = (1 if self.has_kernels else 2) * self._logits_at_once(sizes) + 2 * rows * hidden
         if with_gradients and not self.is_lora:
-            numbers += rows * shape.hidden
+            numbers += rows * hidden
         return self.itemsize * numbers
+
+    def _logits_at_once(self, sizes: Bucket) -> int:
+        vocabulary = self.shape.vocabulary
+        return vocabulary * min(sizes.loss_rows, max(1, self.spending.max_logits // vocabulary))
