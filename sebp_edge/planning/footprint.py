@@ -388,14 +388,16 @@ class Machinery:
         return max(self._backward_of_mlp(block, sizes.tokens), self._backward_of_attention(block, sizes))
 
     def _backward_of_mlp(self, block: Block, tokens: int) -> int:
-        # Gradients of gate and up; of the activated gate and what the last layer read, in place of that, or beside it
-        # where it was not kept.
-        of_row = block.gate_and_up + (block.wide if self.is_lora and self._has_own_mlp(block) else 0)
+        hidden, kind = self.shape.hidden, block.kind
+        # Of gate and up, and of what the last layer read; in a family's own code that takes the place of what was kept.
+        of_row = block.gate_and_up + (block.wide if self._has_own_mlp(block) else 0)
         if not self.spending.blocks_in_pieces:
-            return self.itemsize * tokens * (of_row + 2 * self.shape.hidden)
+            # With the hidden states, before and after each norm behind attention and MLP; and of a weight.
+            of_states = (2 + kind.norms - kind.norm_outputs) * hidden
+            return self.itemsize * (tokens * (of_row + of_states) + (0 if self.is_lora else block.mlp_out.size))
         # A piece's own numbers, and what pieces give until it is together: gradients of x, and of all weights, one of
         # which is there twice while it is added up.
-        numbers = self._rows_of_mlps(tokens) * (of_row + self._kept_of_mlp(block)) + tokens * 3 * self.shape.hidden
+        numbers = self._rows_of_mlps(tokens) * (of_row + self._kept_of_mlp(block)) + tokens * 3 * hidden
         return self.itemsize * (numbers + (0 if self.is_lora else 4 * block.mlp_out.size))
 
     def _backward_of_attention(self, block: Block, sizes: Bucket) -> int:
