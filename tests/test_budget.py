@@ -334,6 +334,40 @@ def test_a_plan_loads_nothing(make, notes_folder, monkeypatch):
     assert make().plan(notes_folder).budget > plan.chosen.footprint.context
 
 
+def test_a_plan_for_a_gpu_that_is_not_here_needs_nothing_of_this_machine(make, notes_folder, monkeypatch):
+    def fail(*_):
+        raise AssertionError("this machine plays no part")
+
+    for name in ("matmul_rate", "free_memory", "pick_dtype"):
+        monkeypatch.setattr(machine, name, fail)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    plan = make(model="llama-3.2-3b").plan(notes_folder, gpu="8GB")
+    assert (plan.device, plan.gpu, plan.budget, plan.stated_budget) == ("cuda", 8 * 10**9, 8 * 10**9, None)
+    assert (plan.chosen.dtype, plan.chosen.seconds) == ("bfloat16", None)
+    assert plan.chosen.footprint.weights == 2 * 3_212_749_824
+    assert plan.chosen.peak <= 8e9
+    assert {other.seconds for other in (plan.dearer, plan.cheaper) if other} == {None}
+    assert json.loads(json.dumps(plan.to_dict()))["gpu"] == 8 * 10**9
+    assert make(model="llama-3.2-3b", memory_budget="9GB").plan(notes_folder, gpu=24 * 10**9).budget == 9 * 10**9
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_a_gpu_elsewhere_gets_the_plan_that_it_would_get_here(shape_3b):
+    there = Target.elsewhere(40 * 10**9)
+    plan = make_plan(shape_3b, make_dataset(80), RECIPE, 0, there, MemoryBudget(there.gpu))
+    here = plan_3b(shape_3b, "40GB").chosen
+    assert plan.chosen.how == here.how
+    assert plan.chosen.peak - there.context == here.peak - here.footprint.context
+
+
+@pytest.mark.parametrize("gpu", ["8 hectares", 0, -1, True])
+def test_a_wrong_size_of_a_gpu_is_one_sentence(make, notes_folder, gpu):
+    with pytest.raises(MachineError, match=r"^The GPU's memory is .*, but must be a size above zero"):
+        make().plan(notes_folder, gpu=gpu)
+    with pytest.raises(MachineError, match=r"^The memory budget is 9\.0 GB, but the GPU has 8\.0 GB"):
+        make(memory_budget="9GB").plan(notes_folder, gpu="8GB")
+
+
 def test_a_model_that_is_not_here_is_planned_from_its_config(make, notes_folder, tmp_path, monkeypatch):
     LlamaConfig(num_hidden_layers=3).save_pretrained(tmp_path / "only-config")
     monkeypatch.setattr(hub, "cached_folder", lambda repository: None)

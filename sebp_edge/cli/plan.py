@@ -70,10 +70,10 @@ def show_plan(found) -> None:
         f"{budget}{about(chosen.seconds)}"
     )
     if found.gpu is not None:
-        four_bits = ", and pip install 'sebp-edge[4bit]' there" if chosen.dtype == "nf4" else ""
+        four_bits = " It needs pip install 'sebp-edge[4bit]' there." if chosen.dtype == "nf4" else ""
         out.print(
-            f"  This is for a GPU of {gigabytes(found.gpu)} that is not here. It takes an NVIDIA GPU with bf16 (since "
-            f"Ampere){escape(four_bits)}; how long it takes is not known.",
+            f"  This plan is for an NVIDIA GPU of {gigabytes(found.gpu)} with bf16 (Ampere or later) that is not here "
+            f"and runs nothing else; its speed is not known.{escape(four_bits)}"
         )
     if chosen.on_host:
         out.print(f"  and of the host's memory {gigabytes(chosen.on_host)}", style="dim")
