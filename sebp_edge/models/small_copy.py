@@ -8,7 +8,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 # Special tokens, which must be among the few that the copy knows.
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
-VOCABULARY = 128
+_VOCABULARY = 128
+# A copy of a Gemma, whose heads are large, has 4 million parameters. One of many experts would take half a minute.
+_MOST_PARAMETERS = 20_000_000
 
 
 class SmallCopy(NamedTuple):
@@ -34,20 +36,26 @@ def small_copy(config: PretrainedConfig) -> SmallCopy:
     small = copy.deepcopy(config)
     heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    small.num_attention_heads = 4
+    small.num_attention_heads = 2
     if kv_heads is not None:
-        small.num_key_value_heads = 4 if kv_heads == heads else min(2, kv_heads)
-    small.hidden_size = 4 * head_size
-    small.intermediate_size = 6 * head_size
+        small.num_key_value_heads = 2 if kv_heads == heads else 1
+    small.hidden_size = 2 * head_size
+    small.intermediate_size = 3 * head_size
     layers = _cut_layers(small)
-    small.vocab_size = VOCABULARY
+    small.vocab_size = _VOCABULARY
     for name in _TOKENS:
         if getattr(small, name, None) is not None:
             setattr(small, name, 0)
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(small, dtype=torch.float32, trust_remote_code=False)
-    return SmallCopy(model.eval(), layers)
+    if (number := _made(small, "meta").num_parameters()) > _MOST_PARAMETERS:
+        raise ValueError(f"A small copy has {number:,} parameters.")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return SmallCopy(_made(small, "cpu").eval(), layers)
+
+
+def _made(config: PretrainedConfig, device: str) -> PreTrainedModel:
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
 
 
 def _cut_layers(config: PretrainedConfig) -> tuple[int, ...]:
