@@ -39,6 +39,7 @@ from sebp_edge.models.process import memory_of
 from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.planning.budget import MemoryBudget, Plan, make_plan
 from sebp_edge.planning.shape import read_shape
+from sebp_edge.planning.target import Target
 from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
 from sebp_edge.stopping import Checked, StopAsked, StopSignal
@@ -49,6 +50,7 @@ from sebp_edge.training.limit import MemoryLimit
 from sebp_edge.training.loop import Progress
 from sebp_edge.training.spending import FASTEST
 from sebp_edge.training.trial import Judgement, Trial
+from sebp_edge.units import gigabytes
 
 # Bytes that texts may take whatever the budget: for a few of them the plan says better what would fit.
 FEW_TEXTS = 30_000_000
@@ -156,16 +158,21 @@ class Personalizer:
         """
         self._signal.set()
 
-    def plan(self, texts) -> Plan:
+    def plan(self, texts, *, gpu: str | int | None = None) -> Plan:
         """How `texts` would be learnt within the memory budget, what that takes and about how long; nothing is loaded.
 
         Without a budget, it is the memory that is free now. The tokens of a model that is still to be downloaded are
         counted by the bundled model's tokenizer, which makes more of them.
 
+        Args:
+            gpu: the memory of a GPU that is not here, "8GB" or a number of bytes, to plan for that: an NVIDIA GPU with
+                bf16, whose speed is not known, beside as much of the host's memory as it takes. `device` plays no part.
+
         Raises:
             SebpEdgeError: one of its kinds; MachineError if nothing fits, with what would.
         """
-        return self._plan(self._read(texts), StopSignal())
+        size = None if gpu is None else self._checked(gpu)
+        return self._plan(self._read(texts), StopSignal(), size)
 
     def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
         """How sparse the base model's gradients are on `texts`; no adapter takes part, and nothing is changed.
@@ -324,17 +331,30 @@ class Personalizer:
         left = self.memory_budget.size - memory_of(self.device).held
         return read_texts(texts, max(left, FEW_TEXTS))
 
-    def _plan(self, reading: Reading, signal: StopSignal) -> Plan:
+    def _checked(self, gpu: str | int) -> int:
+        """Bytes of a GPU that is not here, which a memory budget must not exceed."""
+        size = MemoryBudget.parse(gpu, "GPU's memory").size
+        if self.memory_budget is not None and self.memory_budget.size > size:
+            raise MachineError(
+                f"The memory budget is {self.memory_budget}, but the GPU has {gigabytes(size)}; give a budget within "
+                "that, or none."
+            )
+        return size
+
+    def _plan(self, reading: Reading, signal: StopSignal, gpu: int | None = None) -> Plan:
         shape = read_shape(self.reference)
         tokenizer = Checked(tokenizer_at_hand(self.reference), signal)
         dataset = make_dataset(reading, tokenizer, self.recipe, shape.longest)
+        if gpu is not None:
+            budget = self.memory_budget or MemoryBudget(gpu)
+            return make_plan(shape, dataset, self.recipe, self.seed, Target.elsewhere(gpu), budget)
         # A model that is loaded is part of the plan already.
         loaded = 0 if self._base is None else sum(weight.nbytes for weight in self._base.model.parameters())
         held = memory_of(self.device)
         free = machine.free_memory(self.device) + held.held
         budget = MemoryBudget(free) if self.memory_budget is None else self.memory_budget.within(free)
-        context = held.planned_besides(loaded)
-        return make_plan(shape, dataset, self.recipe, self.seed, self.device, budget, context)
+        target = Target.here(self.device, held.planned_besides(loaded))
+        return make_plan(shape, dataset, self.recipe, self.seed, target, budget)
 
     def _limit(self, plan: Plan | None) -> MemoryLimit:
         """What may be held: as planned, or without a plan the budget, or without one all that is free."""

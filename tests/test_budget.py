@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import MachineError, TextsError
 from sebp_edge.events import MemoryPlanned, ModelLoaded, StepDone
 from sebp_edge.models import hub, machine, process
 from sebp_edge.models.catalog import resolve
-from sebp_edge.planning import budget
+from sebp_edge.planning import budget, target
 from sebp_edge.planning.budget import MemoryBudget, make_plan
 from sebp_edge.planning.shape import read_shape
+from sebp_edge.planning.target import Target
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
@@ -42,8 +43,8 @@ def gpu_with_bf16(monkeypatch):
     """Plans for a GPU that this machine need not have."""
     monkeypatch.setattr(machine, "pick_dtype", lambda device: torch.bfloat16)
     monkeypatch.setattr(machine, "matmul_rate", lambda device, dtype: 700e12)
-    monkeypatch.setattr("sebp_edge.planning.footprint.has_triton", lambda: True)
-    monkeypatch.setattr(budget, "has_bitsandbytes", lambda: False)
+    monkeypatch.setattr("sebp_edge.planning.target.has_triton", lambda: True)
+    monkeypatch.setattr(target, "has_bitsandbytes", lambda: False)
     monkeypatch.setattr(machine, "free_memory", lambda device: 64 * 10**9)
 
 
@@ -56,7 +57,7 @@ def make_dataset(num_documents: int, longest: int = 200) -> Dataset:
 
 def plan_3b(shape, size, dataset=None, recipe=RECIPE):
     dataset = dataset or make_dataset(80)
-    return make_plan(shape, dataset, recipe, 0, CUDA, MemoryBudget.parse(size), context=650_000_000)
+    return make_plan(shape, dataset, recipe, 0, Target.here(CUDA, 650_000_000), MemoryBudget.parse(size))
 
 
 # -------------------------------------------------------------------------------------------------------------- sizes
@@ -119,7 +120,7 @@ def test_the_first_plan_that_fits_is_chosen_and_those_beside_it_are_named(shape_
 
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_time_is_given_up_before_what_is_learnt(shape_3b, monkeypatch):
-    monkeypatch.setattr(budget, "has_bitsandbytes", lambda: True)
+    monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
     recipe = RECIPE.replace(batch_tokens=2000)
     recipe = dataclasses.replace(recipe, r=None)
     chosen = [plan.chosen for plan in all_plans(lambda size: plan_3b(shape_3b, size, recipe=recipe), "80GB")]
@@ -159,7 +160,7 @@ def test_what_a_gpus_training_keeps_in_the_hosts_memory_must_fit_there_too(shape
 
 def test_a_training_on_a_cpu_takes_no_more_memory_than_its_own(shape_3b, monkeypatch):
     monkeypatch.setattr(machine, "matmul_rate", lambda device, dtype: 1e12)
-    choices = budget._Candidates(shape_3b, make_dataset(20), RECIPE, 0, CPU, 0).of(RECIPE)
+    choices = budget._Candidates(shape_3b, make_dataset(20), RECIPE, 0, Target.here(CPU, 0)).of(RECIPE)
     assert {one.on_host for one in choices} == {0}
 
 
@@ -168,7 +169,7 @@ def test_a_text_of_2546_tokens_fits_beside_a_3b_model_into_8_gb(shape_3b):
     dataset = make_dataset(80)
     dataset.examples[3] = Example(list(range(2546)), list(range(2546)), 3)
     recipe = dataclasses.replace(RECIPE, r=None)
-    chosen = make_plan(shape_3b, dataset, recipe, 0, CUDA, MemoryBudget.parse("8GB"), context=750_000_000).chosen
+    chosen = make_plan(shape_3b, dataset, recipe, 0, Target.here(CUDA, 750_000_000), MemoryBudget.parse("8GB")).chosen
     assert chosen.dtype == "bfloat16"
     assert chosen.spending.offload
     assert chosen.spending.blocks_in_pieces
@@ -177,14 +178,14 @@ def test_a_text_of_2546_tokens_fits_beside_a_3b_model_into_8_gb(shape_3b):
 
 def test_on_a_cpu_there_is_nowhere_to_offload_to(shape_3b, monkeypatch):
     monkeypatch.setattr(machine, "matmul_rate", lambda device, dtype: 1e12)
-    choices = budget._Candidates(shape_3b, make_dataset(20), RECIPE, 0, CPU, 0).of(RECIPE)
+    choices = budget._Candidates(shape_3b, make_dataset(20), RECIPE, 0, Target.here(CPU, 0)).of(RECIPE)
     assert not any(one.spending.offload for one in choices)
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
 @pytest.mark.parametrize("stated", [{"r": 16}, {"load_in_4bit": False}, {"load_in_4bit": True}, {"method": "full"}])
 def test_what_the_recipe_states_stands(shape_3b, stated, monkeypatch):
-    monkeypatch.setattr(budget, "has_bitsandbytes", lambda: True)
+    monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
     recipe = Recipe(name="test", description="", batch_tokens=4000, **stated)
     for plan in all_plans(
         lambda size: plan_3b(shape_3b, size, recipe=recipe), "12GB" if stated.get("method") is None else "20GB"
@@ -203,7 +204,7 @@ def test_activations_are_computed_again_where_smaller_micro_batches_would_be_slo
     assert chosen.spending.max_rows >= 768
     fastest = plan_3b(shape_3b, "80GB", short).chosen
     assert 0.6 * chosen.seconds < fastest.seconds < 0.8 * chosen.seconds
-    slow = budget._Candidates(shape_3b, short, RECIPE, 0, CUDA, 650_000_000).of(RECIPE)
+    slow = budget._Candidates(shape_3b, short, RECIPE, 0, Target.here(CUDA, 650_000_000)).of(RECIPE)
     kept = [one for one in slow if one.spending.checkpoints == 0 and one.peak <= 8.2e9]
     assert kept
     assert all(one.seconds > chosen.seconds for one in kept)
@@ -246,7 +247,7 @@ def test_what_does_not_fit_is_refused_with_what_would(shape_3b):
 def test_where_4_bits_would_fit_the_error_says_so_and_what_to_install(shape_3b, monkeypatch):
     with pytest.raises(MachineError, match=r"or load the model in 4 bits, after pip install 'sebp-edge\[4bit\]'\.$"):
         plan_3b(shape_3b, "5GB")
-    monkeypatch.setattr(budget, "has_bitsandbytes", lambda: True)
+    monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
     assert plan_3b(shape_3b, "5GB").chosen.dtype == "nf4"
     with pytest.raises(MachineError, match=r"or load the model in 4 bits\.$"):
         plan_3b(shape_3b, "5GB", recipe=RECIPE.replace(load_in_4bit=False))
@@ -279,7 +280,8 @@ def test_more_text_takes_longer_and_no_more_memory(shape_3b):
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_a_small_model_on_a_gpu_takes_as_long_as_its_layers_need(model_folder):
     shape, dataset = read_shape(resolve(model_folder)), make_dataset(100)
-    plan = make_plan(shape, dataset, RECIPE.replace(batch_tokens=200), 0, CUDA, MemoryBudget.parse("8GB"), context=0)
+    recipe = RECIPE.replace(batch_tokens=200)
+    plan = make_plan(shape, dataset, recipe, 0, Target.here(CUDA, 0), MemoryBudget.parse("8GB"))
     steps = sum(example.num_loss_tokens for example in dataset.examples) * 0.75 / 200
     assert plan.chosen.seconds == pytest.approx(2 * steps * 2 * budget.SECONDS_PER_LAYER, rel=0.25)
 
@@ -295,9 +297,9 @@ def test_a_plan_is_json(shape_3b):
 
 def test_the_cheapest_plan_takes_the_longest_examples_alone(model_folder):
     shape, dataset = read_shape(resolve(model_folder)), make_dataset(40, longest=30)
-    plan = make_plan(shape, dataset, RECIPE, 0, CPU, MemoryBudget.parse("1GB"), context=0)
+    plan = make_plan(shape, dataset, RECIPE, 0, Target.here(CPU, 0), MemoryBudget.parse("1GB"))
     while plan.cheaper is not None:
-        plan = make_plan(shape, dataset, RECIPE, 0, CPU, MemoryBudget(plan.chosen.peak - 1), context=0)
+        plan = make_plan(shape, dataset, RECIPE, 0, Target.here(CPU, 0), MemoryBudget(plan.chosen.peak - 1))
     longest = max(example.num_active_tokens for example in dataset.examples)
     assert longest <= plan.chosen.spending.max_rows < 2 * longest
 
@@ -331,6 +333,40 @@ def test_a_plan_loads_nothing(make, notes_folder, monkeypatch):
     assert plan.chosen.seconds > 0
     # Without a budget, what is free is.
     assert make().plan(notes_folder).budget > plan.chosen.footprint.context
+
+
+def test_a_plan_for_a_gpu_that_is_not_here_needs_nothing_of_this_machine(make, notes_folder, monkeypatch):
+    def fail(*_):
+        raise AssertionError("this machine plays no part")
+
+    for name in ("matmul_rate", "free_memory", "pick_dtype"):
+        monkeypatch.setattr(machine, name, fail)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    plan = make(model="llama-3.2-3b").plan(notes_folder, gpu="8GB")
+    assert (plan.device, plan.gpu, plan.budget, plan.stated_budget) == ("cuda", 8 * 10**9, 8 * 10**9, None)
+    assert (plan.chosen.dtype, plan.chosen.seconds) == ("bfloat16", None)
+    assert plan.chosen.footprint.weights == 2 * 3_212_749_824
+    assert plan.chosen.peak <= 8e9
+    assert {other.seconds for other in (plan.dearer, plan.cheaper) if other} == {None}
+    assert json.loads(json.dumps(plan.to_dict()))["gpu"] == 8 * 10**9
+    assert make(model="llama-3.2-3b", memory_budget="9GB").plan(notes_folder, gpu=24 * 10**9).budget == 9 * 10**9
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_a_gpu_elsewhere_gets_the_plan_that_it_would_get_here(shape_3b):
+    there = Target.elsewhere(40 * 10**9)
+    plan = make_plan(shape_3b, make_dataset(80), RECIPE, 0, there, MemoryBudget(there.gpu))
+    here = plan_3b(shape_3b, "40GB").chosen
+    assert plan.chosen.how == here.how
+    assert plan.chosen.peak - there.context == here.peak - here.footprint.context
+
+
+@pytest.mark.parametrize("gpu", ["8 hectares", 0, -1, True])
+def test_a_wrong_size_of_a_gpu_is_one_sentence(make, notes_folder, gpu):
+    with pytest.raises(MachineError, match=r"^The GPU's memory is .*, but must be a size above zero"):
+        make().plan(notes_folder, gpu=gpu)
+    with pytest.raises(MachineError, match=r"^The memory budget is 9\.0 GB, but the GPU has 8\.0 GB"):
+        make(memory_budget="9GB").plan(notes_folder, gpu="8GB")
 
 
 def test_a_model_that_is_not_here_is_planned_from_its_config(make, notes_folder, tmp_path, monkeypatch):
@@ -369,11 +405,11 @@ def test_too_little_text_is_said_before_a_plan_is_made(make, text):
 
 @pytest.mark.usefixtures("nothing_besides")
 def test_a_model_that_runs_padded_is_planned_in_whole_sequences(make, notes_folder, tokenizer, tmp_path):
-    GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=320, n_positions=128).save_pretrained(tmp_path / "gpt2")
-    tokenizer.save_pretrained(tmp_path / "gpt2")
-    plan = make(model=tmp_path / "gpt2", memory_budget="4GB").plan(notes_folder)
+    BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=320).save_pretrained(tmp_path / "bloom")
+    tokenizer.save_pretrained(tmp_path / "bloom")
+    plan = make(model=tmp_path / "bloom", memory_budget="4GB").plan(notes_folder)
     while plan.cheaper is not None:
-        plan = make(model=tmp_path / "gpt2", memory_budget=plan.chosen.peak - 1).plan(notes_folder)
+        plan = make(model=tmp_path / "bloom", memory_budget=plan.chosen.peak - 1).plan(notes_folder)
     assert RECIPE.context_length <= plan.chosen.spending.max_rows < 2 * RECIPE.context_length
     assert plan.chosen.spending.checkpoints == 0
 
@@ -388,8 +424,8 @@ def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, note
     rows = []
     own = RowLosses.micro_batches
 
-    def counted(losses, examples):
-        groups = own(losses, examples)
+    def counted(losses, examples, most=None):
+        groups = own(losses, examples, most)
         rows.extend(sum(example.num_active_tokens for example in group) for group in groups)
         return groups
 
@@ -417,7 +453,8 @@ def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, note
     )
     planned_events, planned_most = adapt(memory_budget=least.peak)
     spending = {"checkpoints": 1, "offload": False, "blocks_in_pieces": False}
-    assert handles[0] == spending | {"max_logits": least.spending.max_logits}
+    # The first one is a small copy's, for the plan.
+    assert handles[-1] == spending | {"max_logits": least.spending.max_logits}
     assert isinstance(planned_events[0], MemoryPlanned)
     assert isinstance(planned_events[1], ModelLoaded)
     assert (planned_events[0].how, planned_events[0].max_rows) == (least.how, least.spending.max_rows)

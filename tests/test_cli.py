@@ -310,6 +310,39 @@ def test_a_plan_says_where_the_memory_goes(adapt):
     assert any("of 8.0 GB" in line for line in lines)
 
 
+def test_a_plan_for_a_gpu_that_is_not_here_says_so_and_tells_no_time(adapt):
+    arguments = ["plan", *adapt[1:], "--model", "llama-3.2-3b", "--gpu", "8GB"]
+    (record,) = records(run(*arguments, "--json").stdout)
+    assert (record["device"], record["gpu"], record["budget"]) == ("cuda", 8e9, 8e9)
+    assert (record["dtype"], record["seconds"], record["footprint"]["weights"]) == ("bfloat16", None, 6_425_499_648)
+    assert record["footprint"]["context"] > 5e8
+    assert record["peak"] < 8e9
+    text = run(*arguments).stdout
+    assert "GPU of 8.0 GB with bf16 (Ampere or later) that is not here" in text
+    assert "about" not in text
+    (record,) = records(run(*arguments[:-1], "24GB", "--memory", "9GB", "--json").stdout)
+    assert (record["gpu"], record["budget"]) == (24e9, 9e9)
+
+
+def test_a_plan_in_4_bits_for_another_machine_says_what_that_needs(adapt):
+    text = run("plan", *adapt[1:], "--model", "llama-3.2-3b", "--gpu", "5GB").stdout
+    assert "It needs pip install 'sebp-edge[4bit]' there." in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["8 gigs"], r"The GPU's memory is '8 gigs', but must be a size above zero such as '8GB'"),
+        (["8GB", "--memory", "10GB"], r"memory budget is 10.0 GB, but the GPU has 8.0 GB; give a budget within"),
+        (["8GB", "--device", "cpu"], r"--gpu plans for a GPU that is not here, and --device names one that is"),
+        (["2GB"], r"but the GPU has 2.0 GB; take a GPU with 3.\d GB or choose a model of at most"),
+        (["8GB", "--memory", "2GB"], r"but the memory budget is 2.0 GB; raise the budget to 3.\d GB"),
+    ],
+)
+def test_what_no_gpu_can_be_is_one_sentence(adapt, arguments, words):
+    assert_one_sentence(run("plan", *adapt[1:], "--model", "llama-3.2-3b", "--gpu", *arguments), words)
+
+
 def test_a_budget_that_is_too_small_or_none_is_one_sentence(adapt, store):
     for command in ("plan", "adapt"):
         arguments = [command, *adapt[1:], "--memory"]

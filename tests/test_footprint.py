@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import weakref
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 
 import pytest
@@ -11,15 +12,24 @@ import torch
 from builders import make_llama, make_sentences
 from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config, LlamaConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BloomConfig,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    PreTrainedModel,
+)
 
 from sebp_edge.events import StepDone
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.models.catalog import resolve
+from sebp_edge.ops import attention
 from sebp_edge.planning.footprint import CUBLAS_WORKSPACES, Machinery
 from sebp_edge.planning.shape import Linear, read_shape
 from sebp_edge.recipe import Recipe
-from sebp_edge.sparse import small_ops
+from sebp_edge.sparse import hoist, small_ops
 from sebp_edge.sparse.active_tokens import ActiveTokens
 from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.hoist import Hoisted
@@ -66,41 +76,86 @@ def some_tokens(num_sequences: int, length: int) -> ActiveTokens:
     return ActiveTokens.gather(input_ids, RowPlan.from_labels(input_ids))
 
 
-def make_qwen3(**changes):
-    return Qwen3ForCausalLM(Qwen3Config(num_attention_heads=4, num_key_value_heads=2, head_dim=16, **changes))
+FAMILIES = {
+    "llama": {},
+    "qwen3": {"head_dim": 16},
+    "gemma3_text": {"head_dim": 16, "layer_types": ["sliding_attention", "full_attention", "full_attention"]},
+    "phi3": {},
+    "olmo2": {},
+    "starcoder2": {},
+    "glm": {"head_dim": 16},
+    "glm4": {"head_dim": 16},
+    "granite": {},
+    "smollm3": {},
+    "cohere": {"num_hidden_layers": 8},
+    "gpt_neox": {},
+}
 
 
-def check_kept(model, recipe, tmp_path, *, has_kernels: bool, checkpoints: int = 0):
+def make_family(family: str, **changes) -> PreTrainedModel:
+    """A random decoder of a few layers with the parts of its family."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1}
+    # Weights so large that a trial sees what is done to queries and keys.
+    sizes = SIZES | heads | {"initializer_range": 0.2}
+    config = AutoConfig.for_model(family, **sizes | FAMILIES[family] | changes)
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config)
+
+
+@contextmanager
+def operations_of_a_gpu():
+    """Within it models on the CPU run on our operations, and on flash attention, as they would on a GPU."""
+
+    def flash_attention(q_AHE, k_AGE, v_AGE, cu_seqlens, *others, scale=None, window_size_left=None, **options):
+        scores = attention.Scores(scale, None if window_size_left is None else window_size_left + 1)
+        # Laid out as queries are.
+        out_AHE = torch.empty_like(q_AHE)
+        out_AHE.copy_(attention._attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores))
+        return out_AHE, torch.zeros(q_AHE.shape[1], len(q_AHE)), torch.zeros(2), torch.zeros(0), None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(small_ops, "runs_kernels", lambda tensor: True)
+        patch.setattr(hoist, "runs_flash_attention", lambda queries: True)
+        patch.setattr(attention.backend, "runs_flash_attention", lambda queries: True)
+        patch.setattr(torch.ops.aten, "_flash_attention_forward", flash_attention)
+        yield
+
+
+def check_kept(model, recipe, tmp_path, *, on_gpu: bool = False, checkpoints: int = 0):
     shape = shape_of(model.config, tmp_path)
+    assert shape.is_hoisted
+    itemsize = model.dtype.itemsize
     if recipe.method == "lora":
         model = get_peft_model(model, LoraConfig(r=recipe.r, target_modules="all-linear", task_type="CAUSAL_LM"))
     spending = Spending(checkpoints=checkpoints)
-    machinery = Machinery(shape, recipe, on_gpu=False, has_kernels=has_kernels, itemsize=4, spending=spending)
-    with Hoisted(model, checkpoints=checkpoints) as hoisted:
+    machinery = Machinery(shape, recipe, on_gpu, has_kernels=on_gpu, itemsize=itemsize, spending=spending)
+    with operations_of_a_gpu() if on_gpu else nullcontext(), Hoisted(model, checkpoints=checkpoints) as hoisted:
         tokens = some_tokens(7, 41)
         held = bytes_held_by_autograd(model, hoisted, tokens)
-    assert machinery.kept(tokens.sizes) == pytest.approx(held, rel=0.05)
+    counted = machinery.kept(tokens.sizes)
+    assert 0.99 * held < counted < 1.08 * held
 
 
 @pytest.mark.parametrize("recipe", [LORA, FULL], ids=lambda recipe: recipe.method)
-@pytest.mark.parametrize("make", [make_llama, make_qwen3])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_what_autograd_keeps_on_the_cpu_is_counted(make, recipe, tmp_path):
-    check_kept(make(**SIZES), recipe, tmp_path, has_kernels=False)
+def test_what_autograd_keeps_on_the_cpu_is_counted(family, recipe, tmp_path):
+    check_kept(make_family(family), recipe, tmp_path)
 
 
 @pytest.mark.parametrize("recipe", [LORA, FULL], ids=lambda recipe: recipe.method)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_what_autograd_keeps_with_our_kernels_is_counted(recipe, tmp_path, kernels, monkeypatch):
-    monkeypatch.setattr(small_ops, "runs_kernels", lambda tensor: True)
-    check_kept(make_llama(**SIZES), recipe, tmp_path, has_kernels=True)
+def test_what_autograd_keeps_with_the_operations_of_a_gpu_is_counted(family, recipe, tmp_path):
+    check_kept(make_family(family).bfloat16(), recipe, tmp_path, on_gpu=True)
 
 
 @pytest.mark.parametrize("recipe", [LORA, FULL], ids=lambda recipe: recipe.method)
 @pytest.mark.parametrize("checkpoints", [1, 2])
+@pytest.mark.parametrize("family", ["llama", "phi3", "starcoder2"])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_of_blocks_in_checkpoints_the_input_is_counted(checkpoints, recipe, tmp_path):
-    check_kept(make_llama(**SIZES), recipe, tmp_path, has_kernels=False, checkpoints=checkpoints)
+def test_of_blocks_in_checkpoints_the_input_is_counted(family, checkpoints, recipe, tmp_path):
+    check_kept(make_family(family), recipe, tmp_path, checkpoints=checkpoints)
 
 
 class Live(TorchDispatchMode):
@@ -141,10 +196,24 @@ class Live(TorchDispatchMode):
 def test_what_there_is_at_the_peak_of_a_micro_batch_is_counted(
     checkpoints, offload, blocks_in_pieces, tmp_path, monkeypatch
 ):
+    check_peak("llama", tmp_path, monkeypatch, checkpoints, offload, blocks_in_pieces)
+
+
+@pytest.mark.parametrize("blocks_in_pieces", [False, True])
+@pytest.mark.parametrize(("checkpoints", "offload"), [(0, False), (7, True)])
+@pytest.mark.parametrize("family", ["phi3", "olmo2", "starcoder2"])
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_what_there_is_at_the_peak_is_counted_of_other_families(
+    family, checkpoints, offload, blocks_in_pieces, tmp_path, monkeypatch
+):
+    check_peak(family, tmp_path, monkeypatch, checkpoints, offload, blocks_in_pieces)
+
+
+def check_peak(family, tmp_path, monkeypatch, checkpoints, offload, blocks_in_pieces):
     # Of 1,170 rows.
     monkeypatch.setattr("sebp_edge.planning.footprint.ROWS", 200)
     monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 200)
-    model = make_llama(**SIZES | {"num_hidden_layers": 8})
+    model = make_family(family, num_hidden_layers=8)
     shape = shape_of(model.config, tmp_path)
     model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
     how = {"checkpoints": checkpoints, "offload": offload, "blocks_in_pieces": blocks_in_pieces}
@@ -161,13 +230,15 @@ def test_what_there_is_at_the_peak_of_a_micro_batch_is_counted(
 
 
 @pytest.mark.parametrize("blocks_in_pieces", [False, True])
+@pytest.mark.parametrize("family", ["llama", "olmo2", "phi3"])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_with_all_weights_the_gradients_that_wait_are_counted(blocks_in_pieces, tmp_path, monkeypatch):
+def test_with_all_weights_the_gradients_that_wait_are_counted(family, blocks_in_pieces, tmp_path, monkeypatch):
     monkeypatch.setattr("sebp_edge.planning.footprint.ROWS", 200)
     monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 200)
     monkeypatch.setattr("sebp_edge.training.spending.FEW_LOGITS", 2**19)
     # The head is most of it, and MLPs are wide.
-    model = make_llama(**SIZES | {"vocab_size": 40_000, "num_hidden_layers": 4, "intermediate_size": 4096})
+    sizes = {"vocab_size": 40_000, "num_hidden_layers": 4, "intermediate_size": 4096}
+    model = make_family(family, **sizes, tie_word_embeddings=family == "llama")
     how = {"checkpoints": 3, "blocks_in_pieces": blocks_in_pieces}
     machinery = Machinery(
         shape_of(model.config, tmp_path), FULL, False, False, itemsize=4, spending=Spending(**how, in_pieces=True)
@@ -180,7 +251,7 @@ def test_with_all_weights_the_gradients_that_wait_are_counted(blocks_in_pieces, 
         with Live() as live:
             hoisted.row_losses(tokens).sum().backward()
     found = machinery.footprint([tokens.sizes], [], 0)
-    assert len(gradients) == 38
+    assert None not in gradients
     # Rather too much is counted than too little.
     counted = found.activations + found.loss
     assert 0.75 * counted < live.most < counted
@@ -274,7 +345,7 @@ def test_states_to_go_back_to_are_counted(recipe, documents, make, monkeypatch):
             alive.append(before + sum(state() is not None for state in taken))
 
     make(recipe=recipe.replace(epochs=2, context_length=64), on_event=on_event).adapt(make_sentences(documents))
-    counted = Machinery.of(None, recipe, torch.device("cpu"), torch.float32)._states(has_folds=documents < 20)
+    counted = Machinery(None, recipe, on_gpu=False, has_kernels=False, itemsize=4)._states(has_folds=documents < 20)
     # Of an adapter on one split only the best one is kept; counted is also the next, which takes its place.
     assert max(alive) == counted - (recipe is LORA and documents >= 20)
 
@@ -286,11 +357,11 @@ def test_a_shape_is_read_from_the_config_alone(tmp_path):
     shape = shape_of(LlamaConfig(**SHAPE_3B), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     assert shape.parameters == 3_212_749_824
-    assert (shape.vocabulary, shape.hidden, shape.heads, shape.head_size) == (128256, 3072, 24, 128)
+    assert (shape.vocabulary, shape.hidden, shape.head_size) == (128256, 3072, 128)
     assert len(shape.blocks) == 28
-    assert shape.is_llamas
-    assert shape.blocks[27].linears["k_proj"] == Linear(3072, 1024)
-    assert shape.blocks[0].norms == 2
+    assert shape.is_hoisted
+    assert shape.blocks[27].linears["self_attn.k_proj"] == Linear(3072, 1024)
+    assert shape.blocks[0].kind.norms == 2
 
 
 def test_an_adapter_has_as_many_parameters_as_peft_makes(tmp_path):
@@ -301,10 +372,31 @@ def test_an_adapter_has_as_many_parameters_as_peft_makes(tmp_path):
     assert shape.adapter_parameters(5) == trained
 
 
+def test_a_shape_is_read_without_a_trace_in_random_states(tmp_path):
+    config = make_family("llama").config
+    before = torch.get_rng_state()
+    shape_of(config, tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_layer_runs_as_its_like_in_the_small_copy_does(tmp_path):
+    layers = {"num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+    config = AutoConfig.for_model("smollm3", **SIZES | layers)
+    assert config.no_rope_layers == [1, 1, 1, 0, 1, 1, 1, 0]
+    in_place = [block.kind.attends_in_place for block in shape_of(config, tmp_path).blocks]
+    assert in_place == [True, True, True, False, True, True, True, False]
+
+
+def test_experts_are_not_counted_as_if_they_were_layers(tmp_path):
+    sizes = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+    shape = shape_of(AutoConfig.for_model("mixtral", **sizes), tmp_path)
+    assert not shape.is_hoisted
+
+
 def test_another_architecture_is_counted_by_its_linear_layers(tmp_path):
-    shape = shape_of(GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=320), tmp_path)
-    assert not shape.is_llamas
-    assert shape.blocks[0].linears["c_attn"] == Linear(64, 192)
+    shape = shape_of(BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=320), tmp_path)
+    assert not shape.is_hoisted
+    assert shape.blocks[0].linears["self_attention.query_key_value"] == Linear(64, 192)
     assert len(shape.blocks[0].linears) == 4
     machinery = Machinery(shape, LORA, on_gpu=False, has_kernels=False, itemsize=4)
     one, two = (machinery.footprint([Bucket(rows, 1, 64, 30)], [], 0) for rows in (64, 128))

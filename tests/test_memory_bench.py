@@ -1,6 +1,7 @@
 """The benchmark of memory budgets: texts of exact lengths, known shapes, and a failed run is a row that says so."""
 
 import json
+import threading
 
 import pytest
 import torch
@@ -51,6 +52,22 @@ def test_of_a_run_that_fails_the_rehearsal_is_told():
     assert memory.rehearsed([planned]) == {}
     row = memory.rehearsed([planned, {"event": "memory_probed", "peak": 2e9, "allocator_peak": 1e9}])
     assert (row["predicted_gb"], row["peak_gb"], row["allocator_gb"]) == (3, 2, 1)
+
+
+def test_on_several_gpus_each_run_has_one_of_its_own_and_rows_keep_their_order(monkeypatch, tmp_path):
+    both, beside = threading.Barrier(2, timeout=10), []
+
+    def measure(run, work, *, on_cpu, environment):
+        both.wait()
+        beside.append(environment["CUDA_VISIBLE_DEVICES"])
+        both.wait()
+        return {"name": run.name}
+
+    monkeypatch.setattr(memory, "measure", measure)
+    runs = memory.RUNS[:4]
+    rows = list(memory.measured(runs, tmp_path, 2, on_cpu=True))
+    assert [row["name"] for row in rows] == [run.name for run in runs]
+    assert set(beside[:2]) == set(beside[2:]) == {"0", "1"}
 
 
 def test_a_run_that_cannot_fit_fails_before_anything_is_loaded(tmp_path):

@@ -4,7 +4,6 @@ import dataclasses
 import random
 
 import pytest
-import torch
 from builders import make_sentences
 
 from sebp_edge import Recipe
@@ -17,7 +16,6 @@ from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.spending import FASTEST, Spending
 
 RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, context_length=64)
-CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
@@ -26,7 +24,8 @@ def test_a_plan_looks_at_few_sizes_and_counts_as_with_all(method):
     draw = random.Random(0)
     sizes = [Bucket(draw.randint(60, 4096), draw.randint(1, 64), 64, draw.randint(1, 60)) for _ in range(500)]
     of_cpu, of_gpu = (
-        Machinery.of(shape_3b, RECIPE.replace(method=method), device, torch.float32) for device in (CPU, CUDA)
+        Machinery(shape_3b, RECIPE.replace(method=method), on_gpu, has_kernels=on_gpu, itemsize=4)
+        for on_gpu in (False, True)
     )
     few = Sizes(of_cpu, 64, 4096).largest(sizes)
     assert len(few) < 50

@@ -4,7 +4,7 @@
     python kernels/bench/memory.py --families [--record [FILE]]   six other families, on a GPU
     python kernels/bench/memory.py --tiny                         the bundled model on the CPU, to try it
 
-`--only` takes the names of runs or shapes, `--csv` writes the rows as they come.
+`--only` takes the names of runs or shapes, `--csv` writes the rows as they come, `--gpus 2` runs two side by side.
 
 Each run is the command, as a process of its own, on texts that have the token lengths of real ones (lengths.json:
 paragraphs of notes, and OASST1's conversations as the long case), with random bf16 weights of the true shape, a context
@@ -16,8 +16,11 @@ step. Of a run that fails later, the figures are those of its rehearsal.
 import argparse
 import csv
 import json
+import queue
 import random
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -159,6 +162,7 @@ def main(arguments: list[str] | None = None) -> None:
     default = Path(tempfile.gettempdir()) / "sebp-edge-memory"
     parser.add_argument("--work", type=Path, default=default, metavar="FOLDER", help=f"by default {default}")
     parser.add_argument("--csv", type=Path, metavar="FILE")
+    parser.add_argument("--gpus", type=int, default=1, metavar="NUMBER", help="how many of them take runs side by side")
     table = parser.add_mutually_exclusive_group()
     table.add_argument("--families", action="store_true")
     table.add_argument("--tiny", action="store_true")
@@ -171,19 +175,37 @@ def main(arguments: list[str] | None = None) -> None:
     if options.record and (options.tiny or options.only):
         parser.error("only a GPU's whole table is evidence; record without --tiny and --only.")
     options.work.mkdir(parents=True, exist_ok=True)
+    chosen = [run for run in runs if not options.only or {run.name, run.shape} & set(options.only)]
     rows = []
-    for run in runs:
-        if options.only and not {run.name, run.shape} & set(options.only):
-            continue
-        rows.append(measure(run, options.work, on_cpu=options.tiny))
-        show(rows[-1])
+    for row in measured(chosen, options.work, options.gpus, on_cpu=options.tiny):
+        rows.append(row)
+        show(row)
         if options.csv:
             write_csv(options.csv, rows)
     if options.record:
         evidence.record("memory-families" if options.families else "memory", SOURCES, rows, options.record)
 
 
-def measure(run: Run, work: Path, *, on_cpu: bool) -> dict:
+def measured(runs: list[Run], work: Path, gpus: int, *, on_cpu: bool) -> Iterator[dict]:
+    """Each run's figures in order, as they come; on several GPUs each run has one of its own."""
+    free = queue.SimpleQueue()
+    for number in range(gpus):
+        free.put({"CUDA_VISIBLE_DEVICES": str(number)} if gpus > 1 else {})
+
+    def on_a_free_gpu(run: Run) -> dict:
+        gpu = free.get()
+        try:
+            return measure(run, work, on_cpu=on_cpu, environment=gpu)
+        finally:
+            free.put(gpu)
+
+    for shape in {run.shape for run in runs} if not on_cpu else ():
+        made_once(work / shape, config_of(shape))
+    with ThreadPoolExecutor(gpus) as pool:
+        yield from pool.map(on_a_free_gpu, runs)
+
+
+def measure(run: Run, work: Path, *, on_cpu: bool, environment: dict[str, str] | None = None) -> dict:
     """The command's own figures of one run; what it said, if it failed."""
     model = TINY_MODEL if on_cpu else made_once(work / run.shape, config_of(run.shape))
     row = run._asdict() | {"failed": ""}
@@ -196,7 +218,7 @@ def measure(run: Run, work: Path, *, on_cpu: bool) -> dict:
         options["--device"] = "cpu" if on_cpu else "cuda"
         command = [*COMMAND, str(texts), "--json", *(str(word) for option in options.items() for word in option)]
         try:
-            _, arrivals, _ = timed(command, {"TRITON_CACHE_DIR": str(work / "triton")})
+            _, arrivals, _ = timed(command, {"TRITON_CACHE_DIR": str(work / "triton"), **(environment or {})})
         except CommandFailed as error:
             return row | {"failed": str(error)} | rehearsed([event for _, event in error.arrivals])
     events, done = [event for _, event in arrivals], figures(arrivals)

@@ -112,6 +112,9 @@ class _ShortAttention(torch.autograd.Function):
 class _FlashAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q_AHE, k_AGE, v_AGE, cos_AE, sin_AE, cu_seqlens, max_len, scores, max_sums):
+        if q_AHE.stride(0) < q_AHE.stride(1):
+            # Outputs lie as queries do: head by head, whoever reads rows would copy them, and keep both.
+            q_AHE = q_AHE.contiguous()
         if cos_AE is not None:
             backend.rotate_(q_AHE, k_AGE, cos_AE, sin_AE)
         options = {"scale": scores.scale}

@@ -24,6 +24,7 @@ def plan(
     model: Annotated[str, typer.Option(help="A known name, a folder, or a Hub id.")] = "tiny",
     recipe: Annotated[str, typer.Option(help="A recipe's name, or a TOML file.")] = "notes",
     memory: Annotated[str | None, typer.Option(help="What it may take at most; by default what is free.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Plan for a GPU with so much memory that is not here: 8GB.")] = None,
     epochs: Annotated[int | None, typer.Option(help="How often to see each text, at most.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens in one example.")] = None,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
@@ -37,11 +38,15 @@ def plan(
     """
     with one_sentence_errors(as_json=as_json):
         with quick_imports():
+            from sebp_edge.errors import MachineError
             from sebp_edge.personalizer import Personalizer
             from sebp_edge.recipe import Recipe
 
+        if gpu is not None and device is not None:
+            raise MachineError("--gpu plans for a GPU that is not here, and --device names one that is; give only one.")
         chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
-        found = Personalizer(model, recipe=chosen, device=device, memory_budget=memory, seed=seed).plan(paths)
+        personalizer = Personalizer(model, recipe=chosen, device=device, memory_budget=memory, seed=seed)
+        found = personalizer.plan(paths, gpu=gpu)
         if as_json:
             print_json({"event": "plan", **found.to_dict()})
         else:
@@ -54,7 +59,7 @@ def show_plan(found) -> None:
 
     from rich.markup import escape
 
-    from sebp_edge.units import duration, gigabytes
+    from sebp_edge.units import gigabytes
 
     chosen = found.chosen
     parts = [[name, gigabytes(size), MEANINGS[name]] for name, size in asdict(chosen.footprint).items() if size]
@@ -62,10 +67,23 @@ def show_plan(found) -> None:
     budget = gigabytes(found.budget) + (" that other programs leave" if found.stated_budget else "")
     out.print(
         f"[bold]{escape(found.model)}[/] on {found.device}: {chosen.how}: at most [bold]{gigabytes(chosen.peak)}[/] of "
-        f"{budget}, about {duration(chosen.seconds)}"
+        f"{budget}{about(chosen.seconds)}"
     )
+    if found.gpu is not None:
+        four_bits = " It needs pip install 'sebp-edge[4bit]' there." if chosen.dtype == "nf4" else ""
+        out.print(
+            f"  This plan is for an NVIDIA GPU of {gigabytes(found.gpu)} with bf16 (Ampere or later) that is not here "
+            f"and runs nothing else; its speed is not known.{escape(four_bits)}"
+        )
     if chosen.on_host:
         out.print(f"  and of the host's memory {gigabytes(chosen.on_host)}", style="dim")
     for word, other in (("dearer", found.dearer), ("cheaper", found.cheaper), ("also fits", found.full)):
         if other is not None:
-            out.print(f"  {word}: {other.how}: {gigabytes(other.peak)}, about {duration(other.seconds)}", style="dim")
+            out.print(f"  {word}: {other.how}: {gigabytes(other.peak)}{about(other.seconds)}", style="dim")
+
+
+def about(seconds: float | None) -> str:
+    """How long it takes, to be put behind a plan; nothing where that is not known."""
+    from sebp_edge.units import duration
+
+    return "" if seconds is None else f", about {duration(seconds)}"

@@ -16,6 +16,8 @@ VOCABULARY = 128
 # Windows, and positions from which on those that can be scaled are. A text of so many tokens fits into any copy.
 WINDOW, SCALED_FROM, LONGEST = 16, 32, 48
 NUM_EXPERTS, NUM_EXPERTS_OF_A_TOKEN = 4, 2
+# A copy of a Gemma, whose heads are large, has 4 million parameters. One of many experts would take half a minute.
+_MOST_PARAMETERS = 20_000_000
 
 
 class SmallCopy(NamedTuple):
@@ -44,12 +46,12 @@ def small_copy(config: PretrainedConfig, kind: type[PreTrainedModel] | None = No
     small = copy.deepcopy(config)
     heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    small.num_attention_heads = 4
+    small.num_attention_heads = 2
     if kv_heads is not None:
-        small.num_key_value_heads = 4 if kv_heads == heads else min(2, kv_heads)
-    small.hidden_size = 4 * head_size
+        small.num_key_value_heads = 2 if kv_heads == heads else 1
+    small.hidden_size = 2 * head_size
     for name in _names(small, "intermediate_size"):
-        setattr(small, name, 6 * head_size)
+        setattr(small, name, 3 * head_size)
     layers = _cut_layers(small)
     _cut_experts(small)
     _shorten_reach(small)
@@ -57,14 +59,19 @@ def small_copy(config: PretrainedConfig, kind: type[PreTrainedModel] | None = No
     for name in _TOKENS:
         if getattr(small, name, None) is not None:
             setattr(small, name, 0)
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.manual_seed(0)
-        options = {"dtype": torch.float32, "attn_implementation": "eager"}
-        if kind is None:
-            model = AutoModelForCausalLM.from_config(small, trust_remote_code=False, **options)
-        else:
-            model = kind._from_config(small, **options)
-    return SmallCopy(model.eval(), layers)
+    if (number := _made(small, kind, "meta").num_parameters()) > _MOST_PARAMETERS:
+        raise ValueError(f"A small copy has {number:,} parameters.")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return SmallCopy(_made(small, kind, "cpu").eval(), layers)
+
+
+def _made(config: PretrainedConfig, kind: type[PreTrainedModel] | None, device: str) -> PreTrainedModel:
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    with torch.device(device):
+        if kind is not None:
+            return kind._from_config(config, **options)
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
 
 
 def _cut_layers(config: PretrainedConfig) -> tuple[int, ...]:

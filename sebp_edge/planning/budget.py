@@ -5,19 +5,16 @@ computed again; the faster of the two that fits. The updates stay the same. Then
 less: moments in 8 bits, a base model in 4 bits, a lower rank. What the recipe states is never given up.
 """
 
-import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
-import torch
-
 from sebp_edge.errors import MachineError
-from sebp_edge.models import machine
-from sebp_edge.models.loading import INSTALL_4_BITS, has_bitsandbytes, takes_4_bits
+from sebp_edge.models.loading import INSTALL_4_BITS, takes_4_bits
 from sebp_edge.planning.footprint import Footprint, Machinery
 from sebp_edge.planning.shape import DecoderShape
+from sebp_edge.planning.target import Target
 from sebp_edge.planning.work import Sizes, Work
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.mlp_pieces import ROWS
@@ -61,8 +58,11 @@ class MemoryBudget:
     stated: int | None = None
 
     @classmethod
-    def parse(cls, text: "str | int | MemoryBudget") -> "MemoryBudget":
+    def parse(cls, text: "str | int | MemoryBudget", what: str = "memory budget") -> "MemoryBudget":
         """Reads "8GB" (10^9 bytes each), "7.5 GiB" (2^30), "8000MB", or a number of bytes.
+
+        Args:
+            what: it is called in an error.
 
         Raises:
             MachineError: it is none of these, or not above zero.
@@ -76,7 +76,7 @@ class MemoryBudget:
             if size > 0:
                 return cls(size)
         raise MachineError(
-            f"The memory budget is {text!r}, but must be a size above zero such as '8GB', '7.5GiB', '8000MB' or a "
+            f"The {what} is {text!r}, but must be a size above zero such as '8GB', '7.5GiB', '8000MB' or a "
             "number of bytes."
         )
 
@@ -100,7 +100,7 @@ class Choice:
         spending: what is held in memory at once.
         footprint: where the bytes go.
         on_host: bytes of the host's memory besides, where a GPU trains.
-        seconds: about how long the training takes.
+        seconds: about how long the training takes; None where that is not known.
     """
 
     recipe: Recipe
@@ -108,7 +108,7 @@ class Choice:
     spending: Spending
     footprint: Footprint
     on_host: int
-    seconds: float
+    seconds: float | None
 
     @property
     def peak(self) -> int:
@@ -154,6 +154,7 @@ class Plan:
             none.
         cheaper: the next plan that needs less; None if there is none.
         full: how all weights could be trained within the budget instead of an adapter; None if they cannot.
+        gpu: bytes of the GPU that it is for, if that is not here; None for this machine.
     """
 
     model: str
@@ -164,39 +165,36 @@ class Plan:
     dearer: Choice | None
     cheaper: Choice | None
     full: Choice | None
+    gpu: int | None = None
 
     def to_dict(self) -> dict:
         """The plan as JSON-ready values."""
         others = {name: getattr(self, name) for name in ("dearer", "cheaper", "full")}
-        return {"model": self.model, "device": self.device, "budget": self.budget, **self.chosen.to_dict()} | {
-            name: None if other is None else other.to_dict() for name, other in others.items()
-        }
+        place = {"model": self.model, "device": self.device, "gpu": self.gpu, "budget": self.budget}
+        return (
+            place
+            | self.chosen.to_dict()
+            | {name: None if other is None else other.to_dict() for name, other in others.items()}
+        )
 
 
 def make_plan(
-    shape: DecoderShape,
-    dataset: Dataset,
-    recipe: Recipe,
-    seed: int,
-    device: torch.device,
-    budget: MemoryBudget,
-    context: int,
+    shape: DecoderShape, dataset: Dataset, recipe: Recipe, seed: int, target: Target, budget: MemoryBudget
 ) -> Plan:
     """The first plan that fits, of all from the fastest to the one that needs least.
 
     Args:
         dataset: what will be trained on.
         recipe: what it states stands; what it leaves out may be chosen.
-        context: bytes that the process holds outside torch's allocator.
+        target: what it is trained on.
 
     Raises:
         MachineError: none fits; it says what would.
         TextsError: too little text to train on.
     """
-    candidates = _Candidates(shape, dataset, recipe, seed, device, context)
-    room = machine.free_memory(torch.device("cpu")) if device.type == "cuda" else math.inf
+    candidates = _Candidates(shape, dataset, recipe, seed, target)
     dearer = chosen = cheaper = None
-    for one in _useful(one for one in candidates.of(recipe) if one.on_host <= room):
+    for one in _useful(one for one in candidates.of(recipe) if one.on_host <= target.host):
         if chosen is not None:
             cheaper = one
             break
@@ -205,41 +203,39 @@ def make_plan(
         else:
             dearer = one
     if chosen is None and dearer is None:
-        raise _host_is_full(candidates, recipe, room)
+        raise _host_is_full(candidates, recipe)
     if chosen is None:
         raise _nothing_fits(candidates, dearer, budget)
     may_be_full = recipe.method == "lora" and not recipe.load_in_4bit
-    full = candidates.of(recipe.replace(method="full")) if may_be_full else []
+    fulls = candidates.of(recipe.replace(method="full")) if may_be_full else []
+    full = next((one for one in fulls if one.peak <= budget.size and one.on_host <= target.host), None)
+    chosen, dearer, cheaper, full = (_as_known(one, target) for one in (chosen, dearer, cheaper, full))
     return Plan(
         model=shape.name,
-        device=device.type,
+        device=target.device.type,
         budget=budget.size,
         stated_budget=budget.stated,
         chosen=chosen,
         dearer=dearer,
         cheaper=cheaper,
-        full=next((one for one in full if one.peak <= budget.size and one.on_host <= room), None),
+        full=full,
+        gpu=target.gpu,
     )
+
+
+def _as_known(one: Choice | None, target: Target) -> Choice | None:
+    """The choice without its time, where nobody knows how fast the target is."""
+    return one if one is None or target.gpu is None else replace(one, seconds=None)
 
 
 class _Candidates:
     """All ways to train on one dataset."""
 
-    def __init__(
-        self,
-        shape: DecoderShape,
-        dataset: Dataset,
-        recipe: Recipe,
-        seed: int,
-        device: torch.device,
-        context: int,
-    ):
-        self.shape, self.device = shape, device
-        self._dtype, self._context = machine.pick_dtype(device), context
-        self._rate = machine.matmul_rate(device, self._dtype)
+    def __init__(self, shape: DecoderShape, dataset: Dataset, recipe: Recipe, seed: int, target: Target):
+        self.shape, self.target = shape, target
         splits = split_documents(dataset.examples, seed)
         self.takes_4_bits = takes_4_bits(
-            device, (linear.inputs for block in shape.blocks for linear in block.linears.values())
+            target.device, (linear.inputs for block in shape.blocks for linear in block.linears.values())
         )
         self._has_folds = len(splits) > 1
         if self._has_folds:
@@ -261,7 +257,12 @@ class _Candidates:
         settled = recipe.settled()
         recipes = [settled]
         yield from self._spendings(settled, in_8_bits=False)
-        if settled.method == "lora" and recipe.load_in_4bit is None and self.takes_4_bits and has_bitsandbytes():
+        if (
+            settled.method == "lora"
+            and recipe.load_in_4bit is None
+            and self.takes_4_bits
+            and self.target.has_bitsandbytes
+        ):
             recipes.append(settled.replace(load_in_4bit=True))
         if settled.method == "lora" and recipe.r is None:
             # The adapter's product is scaled as before.
@@ -294,13 +295,16 @@ class _Candidates:
 
     def _choice(self, machinery: Machinery) -> Choice:
         work, recipe = self._works[machinery.spending.max_rows], machinery.recipe
-        footprint = machinery.footprint(work.trained, work.evaluated, self._context, has_folds=self._has_folds)
-        dtype = "nf4" if recipe.load_in_4bit else str(self._dtype).removeprefix("torch.")
+        footprint = machinery.footprint(work.trained, work.evaluated, self.target.context, has_folds=self._has_folds)
+        dtype = "nf4" if recipe.load_in_4bit else str(self.target.dtype).removeprefix("torch.")
         on_host = machinery.on_host(work.trained, has_folds=self._has_folds)
-        return Choice(recipe, dtype, machinery.spending, footprint, on_host, _seconds(machinery, work, self._rate))
+        return Choice(
+            recipe, dtype, machinery.spending, footprint, on_host, _seconds(machinery, work, self.target.rate)
+        )
 
     def _machinery(self, recipe: Recipe) -> Machinery:
-        return Machinery.of(self.shape, recipe, self.device, self._dtype)
+        target = self.target
+        return Machinery(self.shape, recipe.settled(), target.on_gpu, target.has_kernels, target.dtype.itemsize)
 
 
 def _seconds(machinery: Machinery, work: Work, rate: float) -> float:
@@ -358,18 +362,21 @@ def _useful(choices: Iterable[Choice]) -> Iterator[Choice]:
             yield one
 
 
-def _host_is_full(candidates: _Candidates, recipe: Recipe, room: int) -> MachineError:
+def _host_is_full(candidates: _Candidates, recipe: Recipe) -> MachineError:
     needed = min(one.on_host for one in candidates.of(recipe))
     adapter = ", or train an adapter" if recipe.method == "full" else ""
     return MachineError(
         f"To adapt {candidates.shape.name!r} with the recipe {recipe.name!r} takes about {gigabytes(needed)} of the "
-        f"host's memory beside the GPU's, and {gigabytes(room)} are free; close other programs{adapter}."
+        f"host's memory beside the GPU's, and {gigabytes(candidates.target.host)} are free; close other "
+        f"programs{adapter}."
     )
 
 
 def _nothing_fits(candidates: _Candidates, least: Choice, budget: MemoryBudget) -> MachineError:
-    shape, recipe, outside = candidates.shape, least.recipe, least.footprint.context
-    enough = f"raise the budget to {least.peak / 1e9 + 0.05:.1f} GB"
+    shape, target, recipe, outside = candidates.shape, candidates.target, least.recipe, least.footprint.context
+    limit = "the GPU has" if target.gpu == budget.size else "the memory budget is"
+    needs_another = target.gpu is not None and least.peak > target.gpu
+    enough = f"{'take a GPU with' if needs_another else 'raise the budget to'} {least.peak / 1e9 + 0.05:.1f} GB"
     ways = ["close other programs" if least.peak <= (budget.stated or 0) else enough]
     if budget.size > outside:
         share = (budget.size - outside) / (least.peak - outside)
@@ -377,10 +384,11 @@ def _nothing_fits(candidates: _Candidates, least: Choice, budget: MemoryBudget) 
     if recipe.method == "lora" and not recipe.load_in_4bit:
         in_4_bits = candidates.of(recipe.replace(load_in_4bit=True))
         if candidates.takes_4_bits and any(one.peak <= budget.size for one in in_4_bits):
-            ways.append("load the model in 4 bits" + ("" if has_bitsandbytes() else f", after {INSTALL_4_BITS}"))
+            install = "" if target.has_bitsandbytes else f", after {INSTALL_4_BITS}"
+            ways.append(f"load the model in 4 bits{install}")
     *but_last, last = ways
     return MachineError(
         f"{shape.name!r} has {shape.parameters / 1e9:.2f} billion parameters and needs about "
         f"{gigabytes(least.peak)} to adapt with the recipe {recipe.name!r} even with as little memory as it can, "
-        f"but the memory budget is {budget}; {', '.join(but_last)}{' or ' if but_last else ''}{last}."
+        f"but {limit} {budget}; {', '.join(but_last)}{' or ' if but_last else ''}{last}."
     )

@@ -11,12 +11,10 @@ Shapes: A tokens, C loss rows, D hidden, Q and K queries' and keys' width, F the
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-import torch
-
 from sebp_edge.models.loading import NF4_BYTES
 from sebp_edge.ops.attention import sums_of
-from sebp_edge.ops.backend import SHORT, has_triton
-from sebp_edge.planning.shape import Block, DecoderShape
+from sebp_edge.ops.backend import SHORT
+from sebp_edge.planning.shape import Block, DecoderShape, Kind
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.buckets import Bucket
 from sebp_edge.sparse.mlp_pieces import ROWS
@@ -89,11 +87,6 @@ class Machinery:
     has_kernels: bool
     itemsize: int
     spending: Spending = FASTEST
-
-    @classmethod
-    def of(cls, shape: DecoderShape, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> "Machinery":
-        on_gpu = device.type == "cuda"
-        return cls(shape, recipe.settled(), on_gpu, on_gpu and has_triton(), dtype.itemsize)
 
     @property
     def is_lora(self) -> bool:
@@ -202,9 +195,11 @@ class Machinery:
         for block in shape.blocks[self.spending.checkpoints :]:
             block_numbers, block_stats = self._kept_of_block(block)
             numbers, stats = numbers + block_numbers, stats + block_stats
-        # Of the last norm its input; trained, also x̂ and what the head reads. The rotary angles once for all blocks.
-        final = shape.hidden * (1 if self.is_lora else 3) + 2 * shape.head_size
-        return self.itemsize * (numbers + final) + FP32 * stats
+        # Of the last norm its input; trained, also what the head reads. The rotary angles once for all blocks, or for
+        # those with a window and those without.
+        of_norm, in_fp32 = self._kept_of_norm(shape.blocks[-1].kind)
+        final = shape.hidden * ((1 if self.is_lora else 2) + of_norm) + 4 * shape.head_size
+        return self.itemsize * (numbers + final) + FP32 * (stats + in_fp32 * shape.hidden)
 
     @property
     def _has_flash_attention(self) -> bool:
@@ -245,20 +240,35 @@ class Machinery:
         )
 
     def _besides_tensors(self, sizes: Bucket) -> int:
-        """What cuBLAS keeps on two streams, and pieces that are too small for what comes: gate and up are widest.
+        """What cuBLAS keeps on two streams, and pieces that are too small for what comes.
 
-        Of all weights' gradients the head's leaves a piece that does, unless it waits for the embedding's.
+        Of all weights' gradients the head's leaves a piece that is wide enough, unless it waits for the embedding's; if
+        that is another one then, it finds none.
         """
+        pieces = 0
         if self.is_hoisted:
-            pieces = WIDEST_IN_PIECES * max(self._widest(block, sizes.tokens) for block in self.shape.kinds)
-            pieces -= 0 if self.is_lora or self.shape.is_tied else self.shape.head_parameters
-        else:
-            pieces = 0
-        return CUBLAS_WORKSPACES + BEGUN_PIECES + self.itemsize * max(0, pieces)
+            widest = max(self._widest(block, sizes) for block in self.shape.kinds)
+            pieces = WIDEST_IN_PIECES * widest + max(self._passing(block, sizes.tokens) for block in self.shape.kinds)
+        if not self.is_lora and not self.shape.is_tied:
+            pieces = max(0, pieces - self.shape.head_parameters)
+        if not self.is_lora and self.shape.is_tied and not self._has_one_gradient:
+            pieces += self.shape.head_parameters
+        return CUBLAS_WORKSPACES + BEGUN_PIECES + self.itemsize * pieces
 
-    def _widest(self, block: Block, tokens: int) -> int:
-        """Numbers of a block's widest tensor: of gate and up, or of queries, keys and values."""
-        return max(self._rows_of_mlps(tokens) * block.gate_and_up, tokens * (block.queries + 2 * block.keys))
+    def _widest(self, block: Block, sizes: Bucket) -> int:
+        """Numbers of the widest tensor: of gate and up, of queries, keys and values, or of logits."""
+        attention = sizes.tokens * (block.queries + 2 * block.keys)
+        return max(self._rows_of_mlps(sizes.tokens) * block.gate_and_up, attention, self._logits_at_once(sizes))
+
+    def _passing(self, block: Block, tokens: int) -> int:
+        """Numbers that a family's own code makes and frees where our operations make none: queries and keys by their
+        cosines, by their sines and turned by half, and their sums; the activated gate and gradients of it and of gate
+        and up."""
+        of_attention = 0 if self._attends_in_place(block) else 4 * (block.queries + block.keys)
+        if self._has_own_mlp(block):
+            return tokens * of_attention
+        of_mlp = block.gate_and_up + (block.wide if block.gate_and_up > block.wide else 0)
+        return tokens * of_attention + self._rows_of_mlps(tokens) * of_mlp
 
     def _gradients(self) -> int:
         if self.updates_in_backward:
@@ -331,16 +341,20 @@ class Machinery:
     def _kept_of_norms(self, block: Block) -> tuple[int, int]:
         """What norms keep of one token beside what they read: numbers of the base's dtype, and in fp32."""
         hidden, kind = self.shape.hidden, block.kind
-        numbers = 0 if self._makes_norms_again(block) else kind.norm_outputs * hidden
-        if kind.has_layer_norms:
-            return numbers, 2 * kind.norms
         of_heads = block.queries + block.keys if kind.has_head_norms else 0
-        stats = kind.norms + of_heads // self.shape.head_size
-        if not self._has_own_norms(block):
-            # x̂, for the norms' own gradients; and what they read, in fp32, twice.
-            numbers += 0 if self.is_lora else kind.norms * hidden + of_heads
-            stats += 0 if self.itemsize == FP32 else 2 * (kind.norms * hidden + of_heads)
-        return numbers, stats
+        numbers, in_fp32 = (times * (kind.norms * hidden + of_heads) for times in self._kept_of_norm(kind))
+        numbers += 0 if self._makes_norms_again(block) else kind.norm_outputs * hidden
+        return numbers, in_fp32 + (2 if kind.has_layer_norms else 1) * kind.norms + of_heads // self.shape.head_size
+
+    def _kept_of_norm(self, kind: Kind | None) -> tuple[int, int]:
+        """What a norm keeps beside what it reads, in times what that is: numbers of the base's dtype, and in fp32."""
+        if kind is None or kind.has_layer_norms or (self.has_kernels and kind.has_own_norms):
+            return 0, 0
+        trained = 0 if self.is_lora else 1  # x̂, for the norm's own gradient
+        if kind.has_own_norms and self.itemsize == FP32:
+            return trained, 0
+        # In place of what it reads, that in fp32: as it is, and less its mean.
+        return -1, 2 + trained
 
     def _kept_of_attention(self, block: Block) -> int:
         """Queries, keys, values and what attention makes of them, of one token."""
@@ -374,13 +388,16 @@ class Machinery:
         return max(self._backward_of_mlp(block, sizes.tokens), self._backward_of_attention(block, sizes))
 
     def _backward_of_mlp(self, block: Block, tokens: int) -> int:
-        # Of what the last layer read, and of what the first ones gave; without our kernels also of the activated gate.
-        of_row = block.wide + block.gate_and_up + (0 if self._has_own_mlp(block) else block.gate_and_up - block.wide)
+        hidden, kind = self.shape.hidden, block.kind
+        # Of gate and up, and of what the last layer read; in a family's own code that takes the place of what was kept.
+        of_row = block.gate_and_up + (block.wide if self._has_own_mlp(block) else 0)
         if not self.spending.blocks_in_pieces:
-            return self.itemsize * tokens * (of_row + 2 * self.shape.hidden)
+            # With the hidden states, before and after each norm behind attention and MLP; and of a weight.
+            of_states = (2 + kind.norms - kind.norm_outputs) * hidden
+            return self.itemsize * (tokens * (of_row + of_states) + (0 if self.is_lora else block.mlp_out.size))
         # A piece's own numbers, and what pieces give until it is together: gradients of x, and of all weights, one of
         # which is there twice while it is added up.
-        numbers = self._rows_of_mlps(tokens) * (of_row + self._kept_of_mlp(block)) + tokens * 3 * self.shape.hidden
+        numbers = self._rows_of_mlps(tokens) * (of_row + self._kept_of_mlp(block)) + tokens * 3 * hidden
         return self.itemsize * (numbers + (0 if self.is_lora else 4 * block.mlp_out.size))
 
     def _backward_of_attention(self, block: Block, sizes: Bucket) -> int:
@@ -402,9 +419,12 @@ class Machinery:
 
     def _loss(self, sizes: Bucket, *, with_gradients: bool) -> int:
         """A chunk of logits, whose gradients overwrite them; without our kernels a softmax besides."""
-        shape, rows = self.shape, sizes.loss_rows
-        at_once = min(rows, max(1, self.spending.max_logits // shape.vocabulary)) * (1 if self.has_kernels else 2)
-        numbers = at_once * shape.vocabulary + 2 * rows * shape.hidden
+        rows, hidden = sizes.loss_rows, self.shape.hidden
+        numbers = (1 if self.has_kernels else 2) * self._logits_at_once(sizes) + 2 * rows * hidden
         if with_gradients and not self.is_lora:
-            numbers += rows * shape.hidden
+            numbers += rows * hidden
         return self.itemsize * numbers
+
+    def _logits_at_once(self, sizes: Bucket) -> int:
+        vocabulary = self.shape.vocabulary
+        return vocabulary * min(sizes.loss_rows, max(1, self.spending.max_logits // vocabulary))

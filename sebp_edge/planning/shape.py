@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import blocks_of, is_linear, is_norm, weight_MK
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import model_of_shape
@@ -230,8 +231,8 @@ def _kinds_of(config) -> dict[int, tuple[list[str], Kind | None]]:
             own |= set(OwnAttention(model).stand_ins())
             found = [(block, _Calls(block)) for block in blocks_of(model)]
             with torch.no_grad():
-                rows(examples)
-    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError):
+                rows.hoisted.row_losses(rows.tokens(examples))
+    except (SparsityError, TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError):
         # A class that takes no small sizes, or other calls than a decoder's, is counted by its linear layers.
         return {}
     has_rotary = any("rotary" in name for name, _ in model.named_modules())
@@ -275,7 +276,7 @@ class _Calls:
             attention_out=attention[-1],
             mlp_in=tuple(mlp[:-1]),
             mlp_out=mlp[-1],
-            reads=len(read_by_norms | read_by_linears - outputs),
+            reads=len(read_by_norms | (read_by_linears - outputs)),
             norm_outputs=len(read_by_linears & outputs),
             norms=len(norms),
             has_own_norms=own.issuperset(of_norms),
