@@ -160,10 +160,32 @@ def test_another_loss_on_logits_that_joins_in_later_is_refused_and_then_exact(re
     with sparsify(model, keep_logits=True):
         for _ in range(2):
             train(model, batch, lambda output: output[0])
-        with pytest.raises(SparsityError, match="Set the gradients to zero and repeat the step"):
+        with pytest.raises(SparsityError, match="Set gradients to zero and repeat the step"):
             train(model, batch, loss_of)
         for _ in range(2):
             assert_same(dense, train(model, batch, loss_of), tolerance=1e-9)
+
+
+@pytest.mark.parametrize("keep_logits", [False, True])
+@pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
+def test_a_loss_on_hidden_states_that_were_taken_out_secretly_is_refused_and_then_exact(keep_logits, adapt):
+    model, batch = adapt(make_llama(num_hidden_layers=3).double()).train(), padded_batch()
+    block = next(module for name, module in model.named_modules() if name.endswith("layers.1"))
+    own, kept = block.forward, []
+    block.forward = lambda *args, **kwargs: kept.append(own(*args, **kwargs)) or kept[-1]
+
+    def train_on_all_rows():
+        kept.clear()
+        return train(model, batch, lambda output: output.loss + 1e-2 * kept[-1].square().mean())
+
+    dense = train_on_all_rows()
+    with sparsify(model, keep_logits=keep_logits):
+        for _ in range(2):
+            train(model, batch)
+        with pytest.raises(SparsityError, match="lack rows"):
+            train_on_all_rows()
+        for _ in range(2):
+            assert_same(dense, train_on_all_rows(), tolerance=1e-5)
 
 
 def test_shown_rows_are_checked_in_no_later_pass():

@@ -12,7 +12,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from sebp_edge.errors import SparsityError
 from sebp_edge.files import cache_folder
 from sebp_edge.models.architecture import (
+    blocks_of,
     inner_model,
     is_activation,
     is_linear,
@@ -68,6 +69,8 @@ class Sparsified:
         self._inner = inner_model(model)
         self._behind_attention = layers_behind_attention(self._inner)
         self._modules = list(model.modules())
+        # Frozen embeddings get no gradient.
+        self._stream = [*_embedding_of(self._inner), *blocks_of(self._inner)[:1]]
         self._rows: BatchRows | CheckedRows = DETECTED
         self._verification = Verification()
         self._given_plan: RowPlan | None = None
@@ -179,13 +182,10 @@ class Sparsified:
         is_shown = rows is not DETECTED and isinstance(rows, BatchRows)
         try:
             self._rows = rows
-            with self._fused_lora.refreshed():
+            with self._fused_lora.refreshed(), self._watching(is_shown) as watched:
                 if fused:
                     return self._loss(inputs, plan, only_loss_rows=is_shown)
-                outputs = self._own_forward(*args, **kwargs)
-            if is_shown and self._given_plan is None:
-                self._verification.watch(outputs, rows)
-            return outputs
+                return watched(self._own_forward(*args, **kwargs))
         finally:
             # Layers called outside the model's own forward get the rows that their gradient shows.
             self._rows = DETECTED
@@ -209,6 +209,11 @@ class Sparsified:
                 yield
         finally:
             self._rows = DETECTED
+
+    def _watching(self, is_shown: bool) -> AbstractContextManager[Callable]:
+        if not is_shown or self._given_plan is not None:
+            return nullcontext(lambda outputs: outputs)
+        return self._verification.watching(self._rows, self._stream)
 
     def _kind_of_call(self, inputs: dict, fused: bool) -> Hashable:
         """What says which rows carry gradient, beside the batch's lengths and labels."""
@@ -302,8 +307,8 @@ def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: boo
     Gradients equal the dense ones. Given `labels`, rows are read off them and the attention mask (see
     `sebp_edge.sparse.plans`) once a backward pass has shown, for calls of this kind, that the others carry no gradient;
     that pass finds its rows itself. If they do carry some, and for losses computed outside, the non-zero rows of dL/dY
-    are found in each backward pass. A loss on logits of other rows that joins in later raises a SparsityError. With
-    SEBP_EDGE_VERIFY=1 in the environment, each layer checks in each backward pass that what it skips is zero, and
+    are found in each backward pass. A loss on other rows' logits or hidden states that joins in later raises a
+    SparsityError. With SEBP_EDGE_VERIFY=1 in the environment, each layer checks in each backward pass that what it skips is zero, and
     raises a RuntimeError if it is not.
 
     A causal decoder that trains with labels computes its loss without logits, and `outputs.logits` is None; models for
@@ -340,6 +345,11 @@ def _refuse(model: nn.Module, layers: dict[str, nn.Module]) -> None:
         type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()
     ):
         raise SparsityError(SHARDED)
+
+
+def _embedding_of(model: nn.Module) -> list[nn.Module]:
+    get = getattr(model, "get_input_embeddings", None)
+    return [embedding] if get is not None and isinstance(embedding := get(), nn.Module) else []
 
 
 def _gets_gradient(layers: list[nn.Module], x: Tensor) -> bool:

@@ -5,16 +5,18 @@ for the rows of its dL/dY that are not zero, computes with these (so the gradien
 claimed), and compares them with the claimed rows. From then on, passes of that kind compute the claimed rows only. One
 row too few, and no claim of this model is believed any more.
 
-Logits that are returned can be used by anybody at any time, so their gradient is looked at in every later pass too.
+Another loss may join in later: so every later pass looks at the gradients of what the call returned, such as logits,
+and of where the stream of hidden states begins, which those of all hidden states come to.
 
 Shapes: B sequences, T positions, N = B*T rows, M columns.
 """
 
 import logging
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import ActiveRows, Rows, nonzero_rows, select_rows
@@ -28,8 +30,8 @@ NOT_SHOWN = (
     "exact and slower."
 )
 INCOMPLETE = (
-    "The gradients of this backward pass lack rows: another loss looks at logits of rows without a label, and none did "
-    "in the first pass. Set the gradients to zero and repeat the step; from now on rows are found in the backward pass."
+    "The gradients of this backward pass lack rows: a loss looks at rows that had no gradient in the first pass. Set "
+    "gradients to zero and repeat the step; from now on rows are found in the backward pass."
 )
 
 
@@ -54,15 +56,35 @@ class Verification:
         call = (call, rows.leaves_out)
         return rows if call in self._shown else CheckedRows(rows, lambda wrong: self._finished.append((call, wrong)))
 
-    def watch(self, outputs, rows: BatchRows) -> None:
-        """Looks at the gradient of each returned tensor [B, T, ...] in the backward pass.
+    @contextmanager
+    def watching(self, rows: BatchRows, stream: Sequence[nn.Module]) -> Iterator[Callable]:
+        """Within it a forward pass runs whose rows were shown. What it is given is passed on, and watched.
 
-        There a SparsityError is raised if a row has gradient that no layer has computed.
+        In the backward pass a SparsityError is raised if a row has gradient that no layer has computed.
+
+        Args:
+            stream: modules that give all hidden states, or those of the first layers; the first one whose output gets
+                a gradient is watched.
         """
-        watch = _Watch(self, rows)
-        for output in _tensors(outputs):
-            if output.requires_grad and output.dim() > 2 and output.shape[:2].numel() == rows.num_rows:
-                output.register_hook(watch.look)
+        watch = _Watch(self)
+        is_found = False
+
+        def note(module: nn.Module, inputs: tuple, output) -> None:
+            nonlocal is_found
+            hidden = next(_tensors(output), None)
+            if not is_found and hidden is not None and hidden.requires_grad:
+                is_found = True
+                watch.look_at(hidden, rows.everywhere, rows.num_rows)
+
+        def watched(outputs):
+            for output in _tensors(outputs):
+                watch.look_at(output, rows.behind_attention, rows.num_rows)
+            return outputs
+
+        with ExitStack() as undo:
+            for module in stream:
+                undo.callback(module.register_forward_hook(note).remove)
+            yield watched
 
     def fail(self) -> None:
         """Believes no claim any more."""
@@ -115,21 +137,27 @@ class CheckedRows:
 
 
 class _Watch:
-    """Looks at the gradients of what one call returned."""
+    """Looks at gradients of one call's tensors, and tells at the end of the backward pass."""
 
-    def __init__(self, verification: Verification, rows: BatchRows):
-        self._verification, self._read = verification, rows.behind_attention
+    def __init__(self, verification: Verification):
+        self._verification = verification
         self._wrong: Tensor | None = None
 
-    def look(self, gradient: Tensor) -> None:
+    def look_at(self, tensor: Tensor, claimed: Rows | None, num_rows: int) -> None:
+        """Has the gradient of a tensor [B, T, ...] looked at, if it is one and has claimed rows."""
+        is_of_rows = tensor.requires_grad and tensor.dim() > 2 and tensor.shape[:2].numel() == num_rows
+        if is_of_rows and isinstance(claimed, ActiveRows | slice):
+            tensor.register_hook(lambda gradient: self._look(gradient, claimed))
+
+    def _look(self, gradient: Tensor, claimed: ActiveRows | slice) -> None:
         found_N = nonzero_rows(gradient.reshape(-1, gradient.shape[2:].numel()))
-        wrong = (found_N & _left_out(self._read, found_N)).any()
+        wrong = (found_N & _left_out(claimed, found_N)).any()
         if self._wrong is None:
             # At its end, so that the host waits for the device once.
-            torch.autograd.Variable._execution_engine.queue_callback(self._decide)
+            torch.autograd.Variable._execution_engine.queue_callback(self._tell)
         self._wrong = wrong if self._wrong is None else self._wrong | wrong
 
-    def _decide(self) -> None:
+    def _tell(self) -> None:
         wrong, self._wrong = self._wrong, None
         if bool(wrong):
             self._verification.fail()
@@ -146,5 +174,6 @@ def _left_out(rows: ActiveRows | slice, like_N: Tensor) -> Tensor:
 
 
 def _tensors(outputs) -> Iterator[Tensor]:
+    """Those that an output is or has."""
     values = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, tuple) else [outputs]
     yield from (value for value in values if isinstance(value, Tensor))

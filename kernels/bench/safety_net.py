@@ -1,0 +1,104 @@
+"""What the drop-in's safety net and the trials at attach cost: the first pass of a kind of call beside later ones.
+
+    python kernels/bench/safety_net.py [--record [FILE]]     the shape of Llama-3.2-3B on a GPU, 1 x 4096, 3 % text
+    python kernels/bench/safety_net.py --tiny                the bundled model's shape on the CPU
+
+A first pass finds its rows in every layer, compares them with the claimed ones and keeps all inputs; later passes
+compute the claimed rows. Where logits are returned, later passes look at their gradient. "detect" finds its rows in
+each pass. Each figure is the median of the rounds, in milliseconds; the first pass is that of a new handle each round.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import evidence
+from models import Case, known_config, make_batch, make_model
+from sebp_edge import sparsify
+from sebp_edge.models.machine import give_memory_back, synchronize
+from sebp_edge.sparse.copy_trial import why_not_on_a_copy
+
+ROUNDS, PASSES = 3, 5
+HANDLES = {
+    "drop-in": {},
+    "drop-in, logits returned": {"keep_logits": True},
+    "detect": {"rows": "detect"},
+}
+SOURCES = (*evidence.STEP, "sebp_edge/models", "kernels/bench/models.py", __file__)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiny", action="store_true")
+    evidence.add_record_option(parser)
+    options = parser.parse_args(arguments)
+    if options.tiny and options.record:
+        parser.error("a small shape on a CPU is no evidence; record without --tiny.")
+    device = torch.device("cpu" if options.tiny else "cuda")
+    config = known_config("tiny" if options.tiny else "llama-3.2-3b")
+    case = Case("", config, "PTB", 1, 512 if options.tiny else 4096, target=1.0)
+    model = make_model(config, device).train()
+    batch, _ = make_batch(case, device)
+    rows = [{"what": "trial on a small copy", "ms": timed(lambda: why_not_on_a_copy(model), device)}]
+    rows.append({"what": "dense", "ms": statistics.median(steps(model, batch, device, PASSES))})
+    for name, chosen in HANDLES.items():
+        rounds = [passes(model, batch, device, chosen) for _ in range(ROUNDS)]
+        rows.append({"what": f"{name}, first pass", "ms": statistics.median(first for first, _, _ in rounds)})
+        rows[-1]["peak_gib"] = rounds[0][2][0]
+        rows.append({"what": f"{name}, later passes", "ms": statistics.median(later for _, later, _ in rounds)})
+        rows[-1]["peak_gib"] = rounds[0][2][1]
+    for row in rows:
+        print(f"{row['what']:42}{row['ms']:>10.1f} ms{row.get('peak_gib') or 0:>10.1f} GiB", flush=True)
+    if options.record:
+        evidence.record("safety-net", SOURCES, rows, options.record)
+
+
+def passes(model: nn.Module, batch, device: torch.device, chosen: dict) -> tuple[float, float, list[float | None]]:
+    """The second first pass of a new handle, the median of later ones, and the peaks of both, in GiB.
+
+    The very first call has the trials too, which a training has once; a pass in evaluation mode has them here.
+    """
+    give_memory_back(device)
+    with sparsify(model, **chosen):
+        model.eval()
+        steps(model, batch, device, 2)
+        model.train()
+        (first,), peak_first = measured(model, batch, device, 1)
+        later, peak_later = measured(model, batch, device, PASSES)
+    return first, statistics.median(later), [peak_first, peak_later]
+
+
+def measured(model: nn.Module, batch, device: torch.device, number: int) -> tuple[list[float], float | None]:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    times = steps(model, batch, device, number)
+    return times, torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+
+
+def steps(model: nn.Module, batch, device: torch.device, number: int) -> list[float]:
+    """Milliseconds of forward and backward passes."""
+
+    def step() -> None:
+        model(input_ids=batch.input_ids, labels=batch.labels, use_cache=False).loss.backward()
+
+    times = []
+    for _ in range(number):
+        model.zero_grad()
+        times.append(timed(step, device))
+    return times
+
+
+def timed(function: Callable, device: torch.device) -> float:
+    synchronize(device)
+    begin = time.perf_counter()
+    function()
+    synchronize(device)
+    return 1e3 * (time.perf_counter() - begin)
+
+
+if __name__ == "__main__":
+    main()
