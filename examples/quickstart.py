@@ -1,4 +1,4 @@
-"""The README's five lines."""
+"""The README's four lines, and one that lets it write."""
 
 from pathlib import Path
 
