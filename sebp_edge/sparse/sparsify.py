@@ -308,8 +308,8 @@ def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: boo
     `sebp_edge.sparse.plans`) once a backward pass has shown, for calls of this kind, that the others carry no gradient;
     that pass finds its rows itself. If they do carry some, and for losses computed outside, the non-zero rows of dL/dY
     are found in each backward pass. A loss on other rows' logits or hidden states that joins in later raises a
-    SparsityError. With SEBP_EDGE_VERIFY=1 in the environment, each layer checks in each backward pass that what it skips is zero, and
-    raises a RuntimeError if it is not.
+    SparsityError. With SEBP_EDGE_VERIFY=1 in the environment, each layer checks in each backward pass that what it
+    skips is zero, and raises a RuntimeError if it is not.
 
     A causal decoder that trains with labels computes its loss without logits, and `outputs.logits` is None; models for
     which a trial batch shows another loss keep their own, and a log line says so.
