@@ -31,7 +31,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Pretra
 import evidence
 from end_to_end import make_folder
 from memory import write_texts
-from sebp_edge import Personalizer, Recipe
+from sebp_edge import Personalizer, Recipe, SebpEdgeError
 from sebp_edge.events import Event, GraphCaptured, Notice
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.sparse.rows import IGNORE
@@ -172,13 +172,8 @@ def main(arguments: list[str] | None = None) -> None:
     rows = []
     for family in FAMILIES:
         if not options.only or family.name in options.only:
-            try:
-                rows.append(measure(family, narrow=options.tiny))
-                show(rows[-1])
-            except Exception as e:
-                import traceback
-
-                print(family.name, "FAILED", str(e)[:300], traceback.format_exc()[-700:], flush=True)
+            rows.append(measure(family, narrow=options.tiny))
+            show(rows[-1])
     if options.record:
         evidence.record("families", SOURCES, rows, options.record)
     sys.exit(any(row["wrong"] for row in rows))
@@ -193,7 +188,10 @@ def measure(family: Family, *, narrow: bool) -> dict:
         window = _window(config)
         longest = (window or LONGEST_WITHOUT_WINDOW if not narrow else 40) + BEYOND
         write_texts(texts, _lengths(longest), AutoTokenizer.from_pretrained(model))
-        run = adapt(model, texts, longest + 8, device, Path(folder, "store"))
+        try:
+            run = adapt(model, texts, longest + 8, device, Path(folder, "store"))
+        except SebpEdgeError as error:
+            return {"family": family.name, "layers": family.layers, "wrong": True, "notices": str(error)}
         ours = torch.tensor([[step.outcome.loss, step.outcome.grad_norm] for step in run.steps], dtype=torch.float64)
         exact, low = (dense_steps(model, run, device, dtype) for dtype in (torch.float32, torch.bfloat16))
     error, dense_error = ((found / exact - 1).abs() for found in (ours, low))
@@ -301,6 +299,9 @@ def _free() -> None:
 
 
 def show(row: dict) -> None:
+    if "steps" not in row:
+        print(f"{row['family']:18}{row['layers']:>3} layers, WRONG: {row['notices']}", flush=True)
+        return
     print(
         f"{row['family']:18}{row['layers']:>3} layers, head {row['head_size']}, window {row['window'] or 'none'}, "
         f"longest {row['longest_text']}: loss {row['loss_error']:.1e} (dense bf16 {row['dense_bf16_loss_error']:.1e}), "

@@ -1,7 +1,7 @@
 """What the drop-in's safety net and the trials at attach cost: the first pass of a kind of call beside later ones.
 
     python kernels/bench/safety_net.py [--record [FILE]]     the shape of Llama-3.2-3B on a GPU, 1 x 4096, 3 % text
-    python kernels/bench/safety_net.py --tiny                the bundled model's shape on the CPU
+    python kernels/bench/safety_net.py --tiny                a small shape on the CPU, to try it
 
 A first pass finds its rows in every layer, compares them with the claimed ones and keeps all inputs; later passes
 compute the claimed rows. Where logits are returned, later passes look at their gradient. "detect" finds its rows in
@@ -15,9 +15,10 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from transformers import LlamaConfig
 
 import evidence
-from models import Case, known_config, make_batch, make_model
+from models import TINY, Case, known_config, make_batch, make_model
 from sebp_edge import sparsify
 from sebp_edge.models.machine import give_memory_back, synchronize
 from sebp_edge.sparse.copy_trial import why_not_on_a_copy
@@ -39,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.tiny and options.record:
         parser.error("a small shape on a CPU is no evidence; record without --tiny.")
     device = torch.device("cpu" if options.tiny else "cuda")
-    config = known_config("tiny" if options.tiny else "llama-3.2-3b")
+    config = LlamaConfig(vocab_size=320, **TINY) if options.tiny else known_config("llama-3.2-3b")
     case = Case("", config, "PTB", 1, 512 if options.tiny else 4096, target=1.0)
     model = make_model(config, device).train()
     batch, _ = make_batch(case, device)
