@@ -4,8 +4,9 @@
     python kernels/bench/safety_net.py --tiny                a small shape on the CPU, to try it
 
 A first pass finds its rows in every layer, compares them with the claimed ones and keeps all inputs; later passes
-compute the claimed rows. Where logits are returned, later passes look at their gradient. "detect" finds its rows in
-each pass. Each figure is the median of the rounds, in milliseconds; the first pass is that of a new handle each round.
+compute the claimed rows, and look at the gradients of what is returned and of the embeddings. "detect" finds its rows in
+each pass. Each figure is the median of the rounds, in milliseconds; the first pass is that of a new handle each round, with the
+trials that a handle makes once.
 """
 
 import argparse
@@ -59,15 +60,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def passes(model: nn.Module, batch, device: torch.device, chosen: dict) -> tuple[float, float, list[float | None]]:
-    """The second first pass of a new handle, the median of later ones, and the peaks of both, in GiB.
-
-    The very first call has the trials too, which a training has once; a pass in evaluation mode has them here.
-    """
+    """The first pass of a new handle, trials included, the median of later ones, and the peaks of both, in GiB."""
     give_memory_back(device)
     with sparsify(model, **chosen):
-        model.eval()
-        steps(model, batch, device, 2)
-        model.train()
         (first,), peak_first = measured(model, batch, device, 1)
         later, peak_later = measured(model, batch, device, PASSES)
     return first, statistics.median(later), [peak_first, peak_later]
