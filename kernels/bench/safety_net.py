@@ -4,9 +4,9 @@
     python kernels/bench/safety_net.py --tiny                a small shape on the CPU, to try it
 
 A first pass finds its rows in every layer, compares them with the claimed ones and keeps all inputs; later passes
-compute the claimed rows, and look at the gradients of what is returned and of the embeddings. "detect" finds its rows in
-each pass. Each figure is the median of the rounds, in milliseconds; the first pass is that of a new handle each round, with the
-trials that a handle makes once.
+compute the claimed rows, and look at the gradients of what is returned and of the embeddings. "detect" finds its rows
+in each pass. Each figure is the median of the rounds, in milliseconds. The first pass is that of a new handle in each
+round, with the trials that a handle makes once.
 """
 
 import argparse
