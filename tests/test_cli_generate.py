@@ -146,7 +146,8 @@ def adapter_of(folder, **values):
     """An adapter's folder as somebody else may have made it."""
     record = dict.fromkeys(("documents", "examples", "tokens", "seed"), 1)
     record |= dict.fromkeys(("heldout_loss_before", "heldout_loss_after"))
-    record |= {"fingerprint": "0" * 32, "recipe": {"method": "lora", "name": "notes"}} | values
+    record |= {"fingerprint": "0" * 32, "recipe": {"method": "lora", "name": "notes"}}
+    record |= {"created": "2026-11-22T12:00:00+00:00", "sebp_edge": "0.1.0"} | values
     folder.mkdir()
     (folder / "sebp_edge.json").write_text(json.dumps(record))
     return folder

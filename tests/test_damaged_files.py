@@ -25,7 +25,7 @@ from sebp_edge.errors import AdapterError, ModelError, SebpEdgeError
 from sebp_edge.models.adaptation import attach, load
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
-from sebp_edge.models.shape import read_shape
+from sebp_edge.planning.shape import read_shape
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs pipes, devices and signals of Linux")
 

@@ -59,7 +59,7 @@ def judged_loss(personalizer, notes):
 def test_a_last_training_that_is_worse_than_the_base_is_not_kept(make):
     """A rate at which the folds still gain, and the training on all documents does not."""
     events = []
-    wild = RECIPE.replace(learning_rate=0.2, epochs=2, max_grad_norm=1e9)
+    wild = RECIPE.replace(learning_rate=0.2, epochs=2, patience=2, max_grad_norm=1e9)
     personalizer = make(recipe=wild, on_event=events.append)
     result = personalizer.adapt(make_sentences(6, words=60))
     assert result.heldout_loss_after < result.heldout_loss_before < result.final_loss
