@@ -1,0 +1,34 @@
+"""The bundled model: what other programs must know to read its tokens, and adapters of the model before it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sebp_edge import Personalizer
+from sebp_edge.errors import BaseModelMismatch
+from sebp_edge.models.catalog import resolve
+
+# Llama 3's, which llama.cpp calls llama-bpe.
+LLAMA_3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# Of the bundled model up to version 0.1.0, whose tokenizer no other program could read.
+EARLIER_FINGERPRINT = "75b1741281556ac19bd1eeb9bbbc8cf5"
+
+
+def test_texts_are_split_by_llama_3s_rules():
+    tokenizer = json.loads(Path(resolve("tiny").location, "tokenizer.json").read_text("utf-8"))
+    split, to_bytes = tokenizer["pre_tokenizer"]["pretokenizers"]
+    assert (split["type"], split["pattern"]["Regex"], split["behavior"]) == ("Split", LLAMA_3, "Isolated")
+    assert (to_bytes["type"], to_bytes["add_prefix_space"], to_bytes["use_regex"]) == ("ByteLevel", False, False)
+    assert tokenizer["model"]["ignore_merges"]
+    assert tokenizer["normalizer"] is None
+
+
+def test_an_adapter_of_the_bundled_model_before_is_refused(tmp_path):
+    record = {"base_model": "sebp-edge/tiny", "model": "tiny", "fingerprint": EARLIER_FINGERPRINT, "sebp_edge": "0.1.0"}
+    record |= {"recipe": {"name": "notes", "method": "lora"}, "created": "2026-11-21T12:00:00+00:00"}
+    record |= dict.fromkeys(("documents", "examples", "tokens", "seed"), 1)
+    record |= dict.fromkeys(("heldout_loss_before", "heldout_loss_after"))
+    (tmp_path / "sebp_edge.json").write_text(json.dumps(record))
+    with pytest.raises(BaseModelMismatch, match=r"other weights of sebp-edge/tiny; run the adaptation again\.$"):
+        Personalizer("tiny", device="cpu", store=tmp_path / "store").load_adapter(tmp_path)
