@@ -10,7 +10,17 @@ from sebp_edge.errors import BaseModelMismatch
 from sebp_edge.models.catalog import resolve
 
 # Llama 3's, which llama.cpp calls llama-bpe.
-LLAMA_3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA_3 = "|".join(
+    [
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
 # Of the bundled model up to version 0.1.0, whose tokenizer no other program could read.
 EARLIER_FINGERPRINT = "75b1741281556ac19bd1eeb9bbbc8cf5"
 
