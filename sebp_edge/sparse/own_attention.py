@@ -131,12 +131,17 @@ def _scores_if_alike(block: nn.Module, embedding_VD: Tensor) -> Scores | None:
     rotary = angles.cos().to(dtype), angles.sin().to(dtype)
     cu_seqlens = torch.tensor([0, 4, 11], dtype=torch.int32, device=device)
     asked_for: list[Scores] = []
+    lengths = {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens, "max_length_q": 7, "max_length_k": 7}
+
+    def own() -> Tensor:
+        inputs = {"position_embeddings": rotary, "attention_mask": None, "asked_for": asked_for}
+        return block(hidden_states=x_1AD, **inputs, **lengths)[0]
+
     try:
-        lengths = {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens, "max_length_q": 7, "max_length_k": 7}
-        expected, _ = block(
-            hidden_states=x_1AD, position_embeddings=rotary, attention_mask=None, asked_for=asked_for, **lengths
-        )
+        own()
         (scores,) = asked_for
+        x_1AD = x_1AD * _factor(block, x_1AD, scores)
+        expected = own()
         found = _attend(block, x_1AD, tuple(angles[0] for angles in rotary), cu_seqlens, 7, scores, None)
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
         if ran_out_of_memory(error):
@@ -149,3 +154,11 @@ def _scores_if_alike(block: nn.Module, embedding_VD: Tensor) -> Scores | None:
         logger.info("%s keeps its own attention: it differs by %.1g", type(block).__name__, difference)
         return None
     return scores
+
+
+def _factor(block: nn.Module, x_1AD: Tensor, scores: Scores) -> float:
+    """By how much x must grow for scores that differ by about 1: where all are alike, the angles are not seen."""
+    q, k = (project(x_1AD).float() for project in (block.q_proj, block.k_proj))
+    scale = block.head_dim**-0.5 if scores.scale is None else scores.scale
+    spread = float(q.square().mean().sqrt() * k.square().mean().sqrt()) * scale * block.head_dim**0.5
+    return max(1.0, max(spread, 1e-6) ** -0.5)
