@@ -1,12 +1,10 @@
 """The main path: texts in, a saved adapter out."""
 
-import secrets
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from enum import Enum
 from itertools import chain
@@ -22,8 +20,6 @@ from sebp_edge.errors import (
     MachineError,
     ModelError,
     NonFiniteLoss,
-    SebpEdgeError,
-    StorageError,
     TrainingStopped,
 )
 from sebp_edge.events import AdapterSaved, Event, MemoryPlanned, ModelLoaded, Notice, Sink, TextsRead, silent
@@ -42,6 +38,7 @@ from sebp_edge.planning.shape import read_shape
 from sebp_edge.planning.target import Target
 from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
+from sebp_edge.saving import place_of, record_of, save
 from sebp_edge.stopping import Checked, StopAsked, StopSignal
 from sebp_edge.texts.dataset import Dataset, make_dataset
 from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
@@ -446,55 +443,30 @@ class Personalizer:
         self, trial: Trial, judgement: Judgement, name: str, out: Path | None, interruptions: Interruptions
     ) -> SavedAdapter:
         """Saves and activates the trial's adapter, and goes on with it."""
-        record = self._record(trial, judgement)
+        record = record_of(trial, judgement, self.seed)
         try:
-            if out is None:
-                saved = self.store.save(trial.adaptation, record, name, activate=False)
-            else:
-                saved = self.store.save_to(trial.adaptation, record, out)
-        except SebpEdgeError as error:
-            raise StorageError(f"{error} {self._rescue(trial, record, name, out)}") from error
+            saved = save(self.store, trial.adaptation, record, name, out=out)
         except BaseException:
             self._give_up(trial)
             raise
         self._adaptation, self._folder, self._chat = trial.adaptation, saved.path, record.takes_chats
         if out is None:
             saved = self.store.activate(saved)
-        interruptions.outcome = f"The training was over: {_where(saved)}."
+        interruptions.outcome = f"The training was over: {place_of(saved)}."
         self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
         return saved
-
-    def _rescue(self, trial: Trial, record: AdapterRecord, name: str, out: Path | None) -> str:
-        """Saves what was learnt where it can be, since it could not be where it was to be; says where in a sentence."""
-        try:
-            if out is not None:
-                with suppress(SebpEdgeError):
-                    saved = self.store.save(trial.adaptation, record, name, activate=False)
-                    return f"What was learnt is saved all the same: {_where(saved)}."
-            with suppress(SebpEdgeError):
-                folder = Path(tempfile.gettempdir()) / f"sebp-edge-{name}-{secrets.token_hex(4)}"
-                self.store.save_to(trial.adaptation, record, folder)
-                return f"What was learnt is saved in {str(folder)!r} all the same; move it before the system clears it."
-            return "What was learnt is lost."
-        finally:
-            self._give_up(trial)
 
     def _stopped(self, stop: BaseException, trial: Trial, name: str) -> TrainingStopped:
         """Saves the best state so far as a version that is not active, and says so in the error it returns."""
         kind, why = (Interrupted, "Interrupted.") if isinstance(stop, KeyboardInterrupt) else (type(stop), str(stop))
         progress = trial.progress[-1] if trial.progress else Progress()
-        if not progress.steps or (kind is NonFiniteLoss and not progress.best_epoch):
-            self._give_up(trial)
-            return kind(f"{why} This training had no better state yet, so nothing was saved.")
-        record = self._record(trial, None)
         try:
-            saved = self.store.save(trial.adaptation, record, name, activate=False)
-        except SebpEdgeError as error:
-            raise StorageError(f"{why} {error} {self._rescue(trial, record, name, None)}") from error
-        except BaseException:
+            if not progress.steps or (kind is NonFiniteLoss and not progress.best_epoch):
+                return kind(f"{why} This training had no better state yet, so nothing was saved.")
+            record = record_of(trial, None, self.seed)
+            saved = save(self.store, trial.adaptation, record, name, because=why)
+        finally:
             self._give_up(trial)
-            raise
-        self._give_up(trial)
         self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
         return kind(
             f"{why} The best state so far is saved as version {saved.version} of the adapter {name!r}; "
@@ -512,27 +484,3 @@ class Personalizer:
         if self.memory_budget is not None:
             ways = f"{smaller}, {others}, or raise the memory budget of {self.memory_budget}"
         return MachineError(f"The memory of this {self.device.type.upper()} ran out {when}; nothing was saved. {ways}.")
-
-    def _record(self, trial: Trial, judgement: Judgement | None) -> AdapterRecord:
-        base, data = trial.base, trial.dataset
-        return AdapterRecord(
-            base_model=base.reference.public_name,
-            model=base.reference.name,
-            fingerprint=base.fingerprint,
-            recipe=asdict(trial.recipe),
-            documents=data.documents,
-            examples=len(data.examples),
-            tokens=data.tokens,
-            heldout_loss_before=judgement.before.mean if judgement else None,
-            heldout_loss_after=judgement.after.mean if judgement else None,
-            seed=self.seed,
-            chat=data.chat,
-        )
-
-
-def _where(saved: SavedAdapter) -> str:
-    """The place of a saved adapter, in words."""
-    if saved.name is None:
-        return f"the adapter is saved in {str(saved.path)!r}"
-    state = "and active" if saved.active else "but not active"
-    return f"version {saved.version} of the adapter {saved.name!r} is saved {state}"

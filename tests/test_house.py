@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     ["cli", "frozen"],
     ["personalizer"],
-    ["result"],
+    ["result", "saving"],
     ["insight"],
     ["adapters"],
     ["planning"],

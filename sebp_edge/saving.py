@@ -1,0 +1,79 @@
+"""What a trial has learnt, on the disk: where it should be, or else where it can be."""
+
+import secrets
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
+from sebp_edge.errors import SebpEdgeError, StorageError
+from sebp_edge.models.adaptation import Adaptation
+from sebp_edge.training.trial import Judgement, Trial
+
+
+def save(
+    store: AdapterStore,
+    adaptation: Adaptation,
+    record: AdapterRecord,
+    name: str,
+    *,
+    out: Path | None = None,
+    because: str = "",
+) -> SavedAdapter:
+    """Saves an adaptation as a version of `name` that is not active, or into the new folder `out`.
+
+    Args:
+        because: what an error begins with.
+
+    Raises:
+        StorageError: it could not be saved there; says where it was saved instead.
+    """
+    try:
+        if out is None:
+            return store.save(adaptation, record, name, activate=False)
+        return store.save_to(adaptation, record, out)
+    except SebpEdgeError as error:
+        message = " ".join(filter(None, [because, str(error), _saved_elsewhere(store, adaptation, record, name, out)]))
+        raise StorageError(message) from error
+
+
+def place_of(saved: SavedAdapter) -> str:
+    """Where a saved adapter is, in words."""
+    if saved.name is None:
+        return f"the adapter is saved in {str(saved.path)!r}"
+    state = "and active" if saved.active else "but not active"
+    return f"version {saved.version} of the adapter {saved.name!r} is saved {state}"
+
+
+def record_of(trial: Trial, judgement: Judgement | None, seed: int) -> AdapterRecord:
+    """What is known about a trial's adapter; without a judgement it was not judged."""
+    base, data = trial.base, trial.dataset
+    return AdapterRecord(
+        base_model=base.reference.public_name,
+        model=base.reference.name,
+        fingerprint=base.fingerprint,
+        recipe=asdict(trial.recipe),
+        documents=data.documents,
+        examples=len(data.examples),
+        tokens=data.tokens,
+        heldout_loss_before=judgement.before.mean if judgement else None,
+        heldout_loss_after=judgement.after.mean if judgement else None,
+        seed=seed,
+        chat=data.chat,
+    )
+
+
+def _saved_elsewhere(
+    store: AdapterStore, adaptation: Adaptation, record: AdapterRecord, name: str, out: Path | None
+) -> str:
+    """Saves in the store what could not be saved in `out`, or else in the system's temporary folder; says where."""
+    if out is not None:
+        with suppress(SebpEdgeError):
+            saved = store.save(adaptation, record, name, activate=False)
+            return f"What was learnt is saved all the same: {place_of(saved)}."
+    with suppress(SebpEdgeError):
+        folder = Path(tempfile.gettempdir()) / f"sebp-edge-{name}-{secrets.token_hex(4)}"
+        store.save_to(adaptation, record, folder)
+        return f"What was learnt is saved in {str(folder)!r} all the same; move it before the system clears it."
+    return "What was learnt is lost."
