@@ -43,6 +43,15 @@ class CoupledForTokenClassification(BertForTokenClassification):
         return output
 
 
+class RolledForTokenClassification(BertForTokenClassification):
+    """Adds each embedding to that of the next token, and the last one, which may be of padding, to the first."""
+
+    def forward(self, input_ids, attention_mask, labels=None, **inputs):
+        embedded = self.get_input_embeddings()(input_ids)
+        embedded = embedded + embedded.roll(1, dims=1)
+        return super().forward(inputs_embeds=embedded, attention_mask=attention_mask, labels=labels)
+
+
 class PenalisedForCausalLM(LlamaForCausalLM):
     """Named like a causal decoder, with a penalty on hidden states of all rows, padding too."""
 
@@ -81,6 +90,7 @@ CASES = {
     "another loss on logits, LoRA": (lambda: with_lora(make_llama()), {}, on_logits),
     "mean pooling": (lambda: bert(MeanPooledForSequenceClassification), {"labels": torch.tensor([0, 2, 1, 1])}, None),
     "coupled tokens": (lambda: bert(CoupledForTokenClassification), encoder_batch(None), None),
+    "rolled embeddings": (lambda: bert(RolledForTokenClassification), encoder_batch(None), None),
     "penalty on hidden states": (lambda: make(PenalisedForCausalLM, LlamaConfig(**SIZES)), {}, None),
 }
 

@@ -179,11 +179,11 @@ class Sparsified:
         rows = self._rows_of(inputs, plan)
         if rows is not DETECTED:
             rows = self._verification.checked(rows, self._kind_of_call(inputs, bool(fused)))
-        is_shown = rows is not DETECTED and isinstance(rows, BatchRows)
         try:
             self._rows = rows
-            with self._fused_lora.refreshed(), self._watching(is_shown) as watched:
+            with self._fused_lora.refreshed(), self._watching() as watched:
                 if fused:
+                    is_shown = rows is not DETECTED and isinstance(rows, BatchRows)
                     return self._loss(inputs, plan, only_loss_rows=is_shown)
                 return watched(self._own_forward(*args, **kwargs))
         finally:
@@ -210,8 +210,9 @@ class Sparsified:
         finally:
             self._rows = DETECTED
 
-    def _watching(self, is_shown: bool) -> AbstractContextManager[Callable]:
-        if not is_shown or self._given_plan is not None:
+    def _watching(self) -> AbstractContextManager[Callable]:
+        # With a given plan the loss is ours, and no one else's.
+        if self._rows is DETECTED or self._given_plan is not None:
             return nullcontext(lambda outputs: outputs)
         return self._verification.watching(self._rows, self._stream)
 

@@ -5,8 +5,8 @@ for the rows of its dL/dY that are not zero, computes with these (so the gradien
 claimed), and compares them with the claimed rows. From then on, passes of that kind compute the claimed rows only. One
 row too few, and no claim of this model is believed any more.
 
-Another loss may join in later: so every later pass looks at the gradients of what the call returned, such as logits,
-and of where the stream of hidden states begins, which those of all hidden states come to.
+Another loss may join in later: so every pass looks at the gradients of what the call returned, such as logits, and of
+where the stream of hidden states begins, which those of all hidden states come to.
 
 Shapes: B sequences, T positions, N = B*T rows, M columns.
 """
@@ -57,16 +57,19 @@ class Verification:
         return rows if call in self._shown else CheckedRows(rows, lambda wrong: self._finished.append((call, wrong)))
 
     @contextmanager
-    def watching(self, rows: BatchRows, stream: Sequence[nn.Module]) -> Iterator[Callable]:
-        """Within it a forward pass runs whose rows were shown. What it is given is passed on, and watched.
+    def watching(self, rows: "BatchRows | CheckedRows", stream: Sequence[nn.Module]) -> Iterator[Callable]:
+        """Within it a forward pass runs. What it gives is passed on, and watched.
 
-        In the backward pass a SparsityError is raised if a row has gradient that no layer has computed.
+        If a row has gradient in the backward pass that was claimed to have none, no claim is believed any more; if its
+        layers did not look for their rows, a SparsityError is raised.
 
         Args:
+            rows: of the pass.
             stream: modules that give all hidden states, or those of the first layers; the first one whose output gets
                 a gradient is watched.
         """
-        watch = _Watch(self)
+        is_checked = isinstance(rows, CheckedRows)
+        watch, claimed = _Watch(self, raises=not is_checked), rows.claimed if is_checked else rows
         is_found = False
 
         def note(module: nn.Module, inputs: tuple, output) -> None:
@@ -74,11 +77,11 @@ class Verification:
             hidden = next(_tensors(output), None)
             if not is_found and hidden is not None and hidden.requires_grad:
                 is_found = True
-                watch.look_at(hidden, rows.everywhere, rows.num_rows)
+                watch.look_at(hidden, claimed.everywhere, claimed.num_rows)
 
         def watched(outputs):
             for output in _tensors(outputs):
-                watch.look_at(output, rows.behind_attention, rows.num_rows)
+                watch.look_at(output, claimed.behind_attention, claimed.num_rows)
             return outputs
 
         with ExitStack() as undo:
@@ -87,36 +90,41 @@ class Verification:
             yield watched
 
     def fail(self) -> None:
-        """Believes no claim any more."""
-        self.has_failed = True
+        """Believes no claim any more, and says so once."""
+        if not self.has_failed:
+            self.has_failed = True
+            logger.warning(NOT_SHOWN)
 
     def _settle(self) -> None:
         while self._finished:
             call, wrong = self._finished.pop()
-            if not bool(wrong):
-                self._shown.add(call)
-            elif not self.has_failed:
+            if bool(wrong):
                 self.fail()
-                logger.warning(NOT_SHOWN)
+            else:
+                self._shown.add(call)
 
 
 class CheckedRows:
     """The rows of one batch that are still to be shown: each layer finds its own, and checks the claimed ones.
 
+    Args:
+        finish: is given whether a claim was wrong, once all layers have answered.
+
     Attributes:
-        num_rows, num_pooled: as those of BatchRows.
+        claimed: those of the batch.
+        num_rows, num_pooled: as of BatchRows.
     """
 
-    def __init__(self, claimed: BatchRows, finish):
-        self.num_rows, self.num_pooled = claimed.num_rows, claimed.num_pooled
-        self._claimed, self._finish = claimed, finish
+    def __init__(self, claimed: BatchRows, finish: Callable[[Tensor], None]):
+        self.claimed, self.num_rows, self.num_pooled = claimed, claimed.num_rows, claimed.num_pooled
+        self._finish = finish
         self._asked = self._answered = 0
         self._wrong: Tensor | None = None
 
     def of_layers(self, *, behind_attention: bool) -> Rows:
         """A selector for layers whose output will get a gradient."""
         self._asked += 1
-        claimed = self._claimed.of_layers(behind_attention=behind_attention)
+        claimed = self.claimed.of_layers(behind_attention=behind_attention)
         return lambda douts_NM: self._found(douts_NM, claimed)
 
     @property
@@ -139,8 +147,8 @@ class CheckedRows:
 class _Watch:
     """Looks at gradients of one call's tensors, and tells at the end of the backward pass."""
 
-    def __init__(self, verification: Verification):
-        self._verification = verification
+    def __init__(self, verification: Verification, *, raises: bool):
+        self._verification, self._raises = verification, raises
         self._wrong: Tensor | None = None
 
     def look_at(self, tensor: Tensor, claimed: Rows | None, num_rows: int) -> None:
@@ -161,7 +169,8 @@ class _Watch:
         wrong, self._wrong = self._wrong, None
         if bool(wrong):
             self._verification.fail()
-            raise SparsityError(INCOMPLETE)
+            if self._raises:
+                raise SparsityError(INCOMPLETE)
 
 
 def _left_out(rows: ActiveRows | slice, like_N: Tensor) -> Tensor:
