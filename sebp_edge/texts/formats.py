@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sebp_edge.texts.documents import Content, Unreadable, printable, record_content, unix_newlines
 
-# Bytes of the largest file that is read. In memory that is up to five times its size, and 2 GB once it is tokenised.
+# Bytes of the largest file that is read; its text takes 1 to 2 GB of memory once it is tokenised.
 MAX_FILE_SIZE = 64_000_000
 
 
