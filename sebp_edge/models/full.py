@@ -80,19 +80,17 @@ class FullWeights:
         """Within it the base model's own weights are there, and the trained ones wait where those were."""
         exchanged = []
         try:
-            for name in self._before:
-                self._exchange(name)
-                exchanged.append(name)
+            for name, parameter in self.model.named_parameters():
+                self._exchange(name, parameter)
+                exchanged.append((name, parameter))
             yield
         finally:
-            for name in exchanged:
-                self._exchange(name)
+            for name, parameter in exchanged:
+                self._exchange(name, parameter)
 
-    @torch.no_grad()
-    def _exchange(self, name: str) -> None:
-        parameter = self.model.get_parameter(name)
+    def _exchange(self, name: str, parameter: Tensor) -> None:
         waiting = parameter.detach().to("cpu", copy=True)
-        parameter.copy_(self._before[name])
+        parameter.data.copy_(self._before[name])
         self._before[name] = waiting
 
     def detach(self) -> None:
