@@ -1,4 +1,4 @@
-"""What a trial has learnt, on the disk: where it should be, or else where it can be."""
+"""Saves what a trial has learnt, in another place if it cannot be saved where it should be."""
 
 import secrets
 import tempfile

@@ -1,6 +1,8 @@
 """What tests share: a tiny model that is made here and never downloaded, and a data folder of their own."""
 
 import os
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -148,3 +150,29 @@ def recipe(tmp_path):
 def adapt(notes_folder, model_folder, recipe):
     """The arguments of an adaptation that takes a second and is kept."""
     return ["adapt", str(notes_folder), "--model", str(model_folder), "--recipe", str(recipe)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An empty folder, and a file in it that is always readable."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "kept.md").write_text("This one is kept.", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """Mounts a disk of the given size, such as "64k"."""
+    folder = tmp_path / "disk"
+
+    def mount(size: str) -> Path:
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        if sys.platform != "linux" or os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("needs the right to mount a small disk")
+        return folder
+
+    yield mount
+    if folder.is_mount():
+        subprocess.run(["umount", str(folder)], check=True)

@@ -404,15 +404,8 @@ def test_a_disk_that_takes_no_more_is_one_sentence_and_nothing_is_lost(store, re
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 64 kB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if sys.platform != "linux" or os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("needs the right to mount a small disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+def small_disk(mounted):
+    return mounted("64k")
 
 
 def test_a_full_disk_is_one_sentence_and_can_be_cleared(small_disk, record):

@@ -1,4 +1,4 @@
-"""A small copy of a decoder: its class with random weights and few of everything, for what depends on code alone.
+"""Makes a small copy of a decoder, its class with random weights, for what depends on the code alone.
 
 Windows are short, and positions are scaled from a few tokens on, so that a short text goes beyond both.
 """

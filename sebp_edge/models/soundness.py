@@ -1,4 +1,4 @@
-"""A model's folder that is damaged, or made to do harm: found before it costs time or memory, and before it is used."""
+"""Refuses damaged or hostile model folders before they cost time or memory."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from sebp_edge.models.fingerprint import non_finite_tensors
 from sebp_edge.models.weights import first_non_finite
 from sebp_edge.units import gigabytes
 
-# Numbers in a config of what is made one by one. The deepest known model has 126 layers.
+# Endings of config keys that count modules. The deepest known model has 126 layers.
 _MADE_ONE_BY_ONE = ("layer", "layers", "num_labels", "experts")
 _MOST_OF_THEM = 2000
 # Models of fewer weights do no harm, whatever their files hold.

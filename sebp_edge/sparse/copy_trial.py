@@ -1,7 +1,7 @@
 """Does a decoder's class give the padded model's gradients on hoisted rows? Tried on a small copy of it, in fp32.
 
-The trial on the model itself has few tokens: what a class does to distant ones, such as a window that only its mask
-has, or angles that depend on the longest text, is not seen there. In the copy windows and limits are short.
+The trial on the model itself has too few tokens to show what a class does to distant ones, such as a window that only
+its mask applies, or rotary angles that depend on the longest text. The copy has short windows and limits.
 
 Shapes: B sequences, T positions, C loss rows.
 """

@@ -157,7 +157,7 @@ def _scores_if_alike(block: nn.Module, embedding_VD: Tensor) -> Scores | None:
 
 
 def _factor(block: nn.Module, x_1AD: Tensor, scores: Scores) -> float:
-    """By how much x must grow for scores that differ by about 1: where all are alike, the angles are not seen."""
+    """The factor on x that spreads scores by about 1. If all scores are alike, angles do not change the output."""
     q, k = (project(x_1AD).float() for project in (block.q_proj, block.k_proj))
     scale = block.head_dim**-0.5 if scores.scale is None else scores.scale
     spread = float(q.square().mean().sqrt() * k.square().mean().sqrt()) * scale * block.head_dim**0.5

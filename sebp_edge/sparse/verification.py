@@ -1,12 +1,12 @@
-"""Whether rows that a batch's labels or mask leave out carry no gradient, as its first backward pass shows.
+"""Verifies that the rows which a batch's labels or mask leave out carry no gradient.
 
-Rows are believed for a call only once they were shown for one of its kind: in a first backward pass, every layer looks
-for the rows of its dL/dY that are not zero, computes with these (so the gradients are the dense ones, whatever was
-claimed), and compares them with the claimed rows. From then on, passes of that kind compute the claimed rows only. One
-row too few, and no claim of this model is believed any more.
+The first backward pass of each kind of call is verified: every layer finds the rows of its dL/dY that are not zero,
+computes with these, so that the gradients are the dense ones, and compares them with the rows that the batch shows.
+Later passes of that kind compute the batch's rows only. If a pass finds gradient in another row, rows are found in the
+backward pass from then on.
 
-Another loss may join in later: so every pass looks at the gradients of what the call returned, such as logits, and of
-where the stream of hidden states begins, which those of all hidden states come to.
+Another loss may join in later. So every pass also looks at the gradients of what the call returned, such as logits, and
+of the first hidden states, which the gradient of every hidden state reaches.
 
 Shapes: B sequences, T positions, N = B*T rows, M columns.
 """
@@ -36,10 +36,10 @@ INCOMPLETE = (
 
 
 class Verification:
-    """What is known of one model's calls.
+    """Which kinds of one model's calls were verified.
 
     Attributes:
-        has_failed: whether a pass had gradient in rows that were claimed to have none.
+        has_failed: whether a pass had gradient in rows that its batch left out.
     """
 
     def __init__(self):
@@ -48,7 +48,7 @@ class Verification:
         self._finished: list[tuple[Hashable, Tensor]] = []
 
     def checked(self, rows: BatchRows, call: Hashable) -> "BatchRows | CheckedRows":
-        """The rows themselves if they were shown for such a call, else rows that check them in the backward pass.
+        """The batch's rows if such a call was verified, else rows that verify them in the backward pass.
 
         Waits for the device where a check has finished since the last call.
         """
@@ -58,10 +58,10 @@ class Verification:
 
     @contextmanager
     def watching(self, rows: "BatchRows | CheckedRows", stream: Sequence[nn.Module]) -> Iterator[Callable]:
-        """Within it a forward pass runs. What it gives is passed on, and watched.
+        """Runs a forward pass within it; gives a function that takes and returns the pass's outputs.
 
-        If a row has gradient in the backward pass that was claimed to have none, no claim is believed any more; if its
-        layers did not look for their rows, a SparsityError is raised.
+        If the backward pass has gradient in a row that the batch left out, verification has failed. If the layers did
+        not compute that row, a SparsityError is raised.
 
         Args:
             rows: of the pass.
@@ -90,7 +90,7 @@ class Verification:
             yield watched
 
     def fail(self) -> None:
-        """Believes no claim any more, and says so once."""
+        """Has rows found in every backward pass from now on, and logs that once."""
         if not self.has_failed:
             self.has_failed = True
             logger.warning(NOT_SHOWN)
@@ -105,10 +105,10 @@ class Verification:
 
 
 class CheckedRows:
-    """The rows of one batch that are still to be shown: each layer finds its own, and checks the claimed ones.
+    """The rows of a batch whose kind of call was not verified yet: each layer finds its own, and compares them.
 
     Args:
-        finish: is given whether a claim was wrong, once all layers have answered.
+        finish: is given whether a layer found another row, once all layers have run.
 
     Attributes:
         claimed: those of the batch.

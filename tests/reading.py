@@ -1,0 +1,30 @@
+"""What the readers make of texts, for tests of formats and of files."""
+
+from pathlib import Path
+
+import pytest
+
+from sebp_edge.errors import TextsError
+from sebp_edge.texts.readers import read_texts
+
+
+def contents(texts) -> list:
+    return [document.content for document in read_texts(texts).documents]
+
+
+def left_out(texts) -> dict[str, str]:
+    return {item.source: item.reason for item in read_texts(texts).left_out}
+
+
+def put(folder: Path, name: str, data: str | bytes) -> Path:
+    """Writes a file exactly as given: no newline is translated."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+def refusal(texts) -> str:
+    with pytest.raises(TextsError) as caught:
+        read_texts(texts)
+    return str(caught.value)

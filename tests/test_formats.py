@@ -1,0 +1,193 @@
+"""What a file holds, format by format: its documents, or the reason that it is left out."""
+
+import json
+
+import pytest
+from reading import contents, left_out, put
+
+from sebp_edge.texts.documents import Completion, Conversation
+from sebp_edge.texts.readers import read_texts
+
+HELLO = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"}]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.markdown", "a.rst", "A.TXT", "b.Md"])
+def test_plain_formats_are_one_document_each(tmp_path, name):
+    assert contents(put(tmp_path, name, "# Heading\n\nText.\n")) == ["# Heading\n\nText."]
+
+
+@pytest.mark.parametrize("mark", ["---", "+++"])
+def test_front_matter_is_dropped_and_headings_are_kept(tmp_path, mark):
+    path = put(tmp_path, "a.md", f"{mark}\ntitle: Soup\ntags: [a]\n{mark}\n\n# Soup\n\nLentils.\n\n{mark}\n\nEnd.")
+    assert contents(path) == [f"# Soup\n\nLentils.\n\n{mark}\n\nEnd."]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n---\ntitle: late\n---\nText.",  # not at the very start
+        "---\ntitle: never closed\n\nText.",
+        "---\ntitle: closed by another mark\n+++\nText.",
+        "---\n\nBetween two rules.\n\n---\n\nText.",
+        "----\ntitle: four\n----\nText.",
+        "Text.\n---\nkey: value\n---\nMore.",
+    ],
+)
+def test_what_only_resembles_front_matter_is_kept(tmp_path, text):
+    assert contents(put(tmp_path, "a.md", text)) == [text.strip()]
+
+
+def test_front_matter_is_dropped_after_a_byte_order_mark_with_windows_newlines_and_at_the_end_of_the_file(tmp_path):
+    assert contents(put(tmp_path, "a.md", "\ufeff---\r\ntitle: x\r\n---\r\nText.\r\n")) == ["Text."]
+    assert contents(put(tmp_path, "b.md", "---\n---\nText.")) == ["Text."]
+    put(tmp_path, "c.md", "---\ntitle: nothing else\n---")
+    assert left_out(tmp_path)["c.md"] == "empty"
+
+
+def test_front_matter_that_never_closes_costs_no_time(tmp_path):
+    text = "---\n" + "key: value\n" * 200_000
+    assert contents(put(tmp_path, "a.md", text)) == [text.strip()]
+
+
+def test_only_markdown_has_front_matter(tmp_path):
+    assert contents(put(tmp_path, "a.txt", "---\na: b\n---\nText.")) == ["---\na: b\n---\nText."]
+
+
+def test_newlines_become_unix_ones_in_every_kind_of_content(tmp_path):
+    put(tmp_path, "a.txt", "one\r\ntwo\rthree")
+    put(tmp_path, "b.jsonl", json.dumps({"prompt": "a\r\n", "completion": "b\r\nc"}) + "\r\n\r\n")
+    put(tmp_path, "c.json", json.dumps({"messages": [{"role": "assistant", "content": "d\r\ne"}]}))
+    text, completion, conversation = contents(tmp_path)
+    assert text == "one\ntwo\nthree"
+    assert completion == Completion("a\n", "b\nc")
+    assert conversation.messages[0]["content"] == "d\ne"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_utf8_and_marked_utf16_are_read(tmp_path, encoding):
+    assert contents(put(tmp_path, "a.txt", "Smörgås 🥪 日記".encode(encoding))) == ["Smörgås 🥪 日記"]
+    assert contents(put(tmp_path, "a.json", '["Smörgås"]'.encode(encoding))) == ["Smörgås"]
+    assert contents(put(tmp_path, "a.csv", "text\nSmörgås\n".encode(encoding))) == ["Smörgås"]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ("smör".encode("latin-1"), "not UTF-8 (byte 2); save it as UTF-8 to use it"),
+        (b"\xef\xbb\xbfsm\xf6r", "not UTF-8 (byte 5); save it as UTF-8 to use it"),
+        (b"\xff\xfea\x00\x00\xd8", "not UTF-16 (byte 4); save it as UTF-8 to use it"),
+        (b"text\x00more", "binary file"),
+        ("a".encode("utf-32"), "binary file"),
+        (b"", "empty"),
+        (b" \n\t\r\n", "empty"),
+        (b"\xef\xbb\xbf", "empty"),
+    ],
+)
+@pytest.mark.parametrize("ending", [".txt", ".md", ".json", ".jsonl", ".csv"])
+def test_undecodable_binary_and_empty_files_are_left_out_with_the_reason(folder, data, reason, ending):
+    put(folder, f"bad{ending}", data)
+    assert left_out(folder) == {f"bad{ending}": reason}
+
+
+def test_json_is_a_text_a_record_or_a_list_of_them(tmp_path):
+    assert contents(put(tmp_path, "a.json", '"A text."')) == ["A text."]
+    assert contents(put(tmp_path, "b.json", '{"text": "A record.", "date": 1}')) == ["A record."]
+    several = ["One.", {"text": "Two."}, {"prompt": "a", "completion": "b"}, {"messages": HELLO}]
+    path = put(tmp_path, "c.json", json.dumps(several, indent=1))
+    assert contents(path) == ["One.", "Two.", Completion("a", "b"), Conversation(tuple(HELLO))]
+    assert [document.source for document in read_texts(path).documents] == [f"c.json#{n}" for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (3, "neither a text nor a record"),
+        (None, "neither a text nor a record"),
+        ([["nested"]], "neither a text nor a record"),
+        ({}, 'no "text", "prompt" and "completion", or "messages"'),
+        ({"prompt": "alone"}, 'no "text", "prompt" and "completion", or "messages"'),
+        ({"text": 3}, '"text" is not a string'),
+        ({"text": ["a"]}, '"text" is not a string'),
+        ({"prompt": "a", "completion": None}, '"completion" is not a string'),
+        ({"prompt": "a", "completion": " \n"}, "empty"),
+        ({"messages": "hello"}, '"messages" is not a list of messages'),
+        ({"messages": ["hello"]}, '"messages" is not a list of messages'),
+        ({"messages": [{"role": "assistant"}]}, 'a message without "role" and "content" strings'),
+        ({"messages": [{"role": "assistant", "content": None}]}, 'a message without "role" and "content" strings'),
+        ({"messages": []}, "no message of the assistant to learn from"),
+        ({"messages": HELLO[:1]}, "no message of the assistant to learn from"),
+        ({"messages": [{"role": "assistant", "content": " "}]}, "empty"),
+        (" ", "empty"),
+        ("half \ud83d", "half a character (a lone surrogate), which is no Unicode text"),
+        ({"messages": [{"role": "\udc00", "content": "a"}, *HELLO]}, "half a character"),
+    ],
+)
+def test_a_record_of_another_shape_is_left_out_alone(tmp_path, record, reason):
+    path = put(tmp_path, "a.json", json.dumps(["Before.", record, "After."]))
+    reading = read_texts(path)
+    assert [document.content for document in reading.documents] == ["Before.", "After."]
+    [item] = reading.left_out
+    assert item.source == "a.json#2"
+    assert item.reason.startswith(reason)
+    if isinstance(record, dict):  # and the same through Python
+        assert left_out(["Before.", record])["record 2"] == item.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('[\n"a",\n', "not valid JSON (line 3)"),
+        ("[" * 100_000, "JSON with a number too long, or nested too deep"),
+        ("9" * 5000, "JSON with a number too long, or nested too deep"),
+        ("[]", "empty"),
+    ],
+)
+def test_json_that_cannot_be_parsed_or_holds_nothing_is_left_out(folder, text, reason):
+    put(folder, "a.json", text)
+    assert left_out(folder) == {"a.json": reason}
+
+
+def test_a_bad_line_of_jsonl_does_not_cost_the_good_ones(tmp_path):
+    lines = ['"First."', "", '{"text": "cut', '{"text": "Last\u2028line."}', "[1", '{"text": 1}']
+    reading = read_texts(put(tmp_path, "a.jsonl", "\n".join(lines)))
+    assert [document.content for document in reading.documents] == ["First.", "Last\u2028line."]
+    assert {item.source: item.reason for item in reading.left_out} == {
+        "a.jsonl#2": "not valid JSON (line 3)",
+        "a.jsonl#4": "not valid JSON (line 5)",
+        "a.jsonl#5": '"text" is not a string',
+    }
+
+
+def test_csv_keeps_quoted_newlines_commas_and_quotes(tmp_path):
+    path = put(tmp_path, "a.csv", 'id,text\r\n1,"Two\r\nlines, and a ""quote"""\r\n\r\n2,Plain\r\n')
+    assert contents(path) == ['Two\nlines, and a "quote"', "Plain"]
+    path = put(tmp_path, "b.csv", "completion,prompt\nyes,really?\n")
+    assert contents(path) == [Completion("really?", "yes")]
+
+
+def test_ragged_csv_rows_are_left_out_rather_than_cut(tmp_path):
+    path = put(tmp_path, "a.csv", "id,text\n1,bread, and butter\n2\n3,whole\n")
+    reading = read_texts(path)
+    assert [document.content for document in reading.documents] == ["whole"]
+    assert [(item.source, item.reason) for item in reading.left_out] == [
+        ("a.csv#1", "more fields than columns"),
+        ("a.csv#2", "empty"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("title,body\na,b\n", 'no column "text", nor "prompt" and "completion"'),
+        ("id;text\n1;a\n", 'no column "text", nor "prompt" and "completion"'),
+        ("prompt\na\n", 'no column "text", nor "prompt" and "completion"'),
+        ("text\n", "empty"),
+        ("text\n" + "a" * 200_000, "not valid CSV: field larger than field limit (131072)"),
+    ],
+)
+def test_csv_without_the_right_columns_is_left_out(folder, text, reason):
+    put(folder, "a.csv", text)
+    assert left_out(folder) == {"a.csv": reason}
+
+
+# ------------------------------------------------------------------------------------------------------------ folders
