@@ -24,7 +24,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from sebp_edge import Recipe, SebpEdgeError, sparsify
 from sebp_edge.errors import ModelError, TextsError
-from sebp_edge.models.machine import pick_device, synchronize
+from sebp_edge.machine.devices import pick_device, synchronize
 from sebp_edge.training.loop import learning_rates
 
 # What GLUE's tasks call their texts, one or two, and their labels.

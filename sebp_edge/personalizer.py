@@ -26,16 +26,18 @@ from sebp_edge.events import AdapterSaved, Event, MemoryPlanned, ModelLoaded, No
 from sebp_edge.files import expanded
 from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.interruptions import Interruptions
-from sebp_edge.models import machine
+from sebp_edge.machine import devices
+from sebp_edge.machine.process import memory_of
+from sebp_edge.memory.guard import MemoryGuard
+from sebp_edge.memory.options import FASTEST
+from sebp_edge.memory.plan import MemoryBudget, Plan, make_plan
+from sebp_edge.memory.shape import read_shape
+from sebp_edge.memory.target import Target
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import NonFiniteLogits, generate_text
 from sebp_edge.models.loading import BaseModel, load_base_model, refuse_unknown_tokens, tokenizer_at_hand
-from sebp_edge.models.process import memory_of
 from sebp_edge.models.sampling import Sampling, check_seed
-from sebp_edge.planning.budget import MemoryBudget, Plan, make_plan
-from sebp_edge.planning.shape import read_shape
-from sebp_edge.planning.target import Target
 from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
 from sebp_edge.saving import place_of, record_of, save
@@ -43,9 +45,7 @@ from sebp_edge.stopping import Checked, StopAsked, StopSignal
 from sebp_edge.texts.dataset import Dataset, make_dataset
 from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
 from sebp_edge.texts.readers import Reading, read_texts
-from sebp_edge.training.limit import MemoryLimit
 from sebp_edge.training.loop import Progress
-from sebp_edge.training.spending import FASTEST
 from sebp_edge.training.trial import Judgement, Trial
 from sebp_edge.units import gigabytes
 
@@ -91,7 +91,7 @@ class Personalizer:
     ):
         self.reference = resolve(model)
         self.recipe = Recipe.load(recipe)
-        self.device = machine.pick_device(device)
+        self.device = devices.pick_device(device)
         self.memory_budget = None if memory_budget is None else MemoryBudget.parse(memory_budget)
         self.store = store if isinstance(store, AdapterStore) else AdapterStore(store)
         self.seed = check_seed(seed)
@@ -130,12 +130,12 @@ class Personalizer:
         with Interruptions() as interruptions, self._at_work(stop_when):
             reading = self._read(texts)
             plan = None if self.memory_budget is None else self._announced(self._plan(reading, self._signal))
-            recipe, spending = (plan.chosen.recipe, plan.chosen.spending) if plan else (self.recipe.settled(), FASTEST)
+            recipe, options = (plan.chosen.recipe, plan.chosen.options) if plan else (self.recipe.settled(), FASTEST)
             with self._limit(plan) as limit:
                 base = self._load(recipe)
                 self.store.check_room(saved_bytes(base, recipe), out)
                 dataset = self._encode(reading, base)
-                trial = Trial(base, dataset, recipe, self.seed, self._tell, spending, limit)
+                trial = Trial(base, dataset, recipe, self.seed, self._tell, options, limit)
                 with self._setting_aside(trial, name, interruptions):
                     judgement = trial.train_and_judge()
                     interruptions.hold()
@@ -312,9 +312,9 @@ class Personalizer:
         self._signal.check()
         if recipe is not None and self._base is not None and self._base.in_4bit != recipe.load_in_4bit:
             self._base = self._adaptation = None
-            machine.give_memory_back(self.device)
+            devices.give_memory_back(self.device)
         if self._base is None:
-            if self.device.type == "cpu" and (problem := machine.driver_problem()):
+            if self.device.type == "cpu" and (problem := devices.driver_problem()):
                 self._tell(Notice(problem))
             base = self._base = load_base_model(self.reference, recipe or self.recipe, self.device)
             dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
@@ -348,23 +348,23 @@ class Personalizer:
         # A model that is loaded is part of the plan already.
         loaded = 0 if self._base is None else sum(weight.nbytes for weight in self._base.model.parameters())
         held = memory_of(self.device)
-        free = machine.free_memory(self.device) + held.held
+        free = devices.free_memory(self.device) + held.held
         budget = MemoryBudget(free) if self.memory_budget is None else self.memory_budget.within(free)
         target = Target.here(self.device, held.planned_besides(loaded))
         return make_plan(shape, dataset, self.recipe, self.seed, target, budget)
 
-    def _limit(self, plan: Plan | None) -> MemoryLimit:
+    def _limit(self, plan: Plan | None) -> MemoryGuard:
         """What may be held: as planned, or without a plan the budget, or without one all that is free."""
         if plan is not None:
-            return MemoryLimit(self.device, plan.budget, plan.chosen.peak)
-        return MemoryLimit(self.device, self.memory_budget.size if self.memory_budget else None)
+            return MemoryGuard(self.device, plan.budget, plan.chosen.peak)
+        return MemoryGuard(self.device, self.memory_budget.size if self.memory_budget else None)
 
     def _announced(self, plan: Plan) -> Plan:
         if plan.stated_budget is not None:
             budget = MemoryBudget(plan.budget, plan.stated_budget)
             self._tell(Notice(f"The memory budget is {budget}; the training keeps to that."))
         chosen, parts = plan.chosen, asdict(plan.chosen.footprint)
-        method, max_rows = chosen.recipe.method, chosen.spending.max_rows
+        method, max_rows = chosen.recipe.method, chosen.options.max_rows
         self._tell(MemoryPlanned(method, chosen.how, max_rows, plan.budget, chosen.peak, chosen.seconds, parts))
         return plan
 
@@ -407,7 +407,7 @@ class Personalizer:
             yield
         except (KeyboardInterrupt, NonFiniteLoss, BudgetExceeded) as stop:
             interruptions.hold()
-            machine.let_go(stop, handled)
+            devices.let_go(stop, handled)
             raise self._stopped(stop, trial, name) from stop
         except BaseException as error:
             out_of_memory = self._ran_out_of_memory(error, handled)
@@ -418,10 +418,10 @@ class Personalizer:
 
     def _ran_out_of_memory(self, error: BaseException, handled: BaseException | None) -> bool:
         """Whether memory ran out; then what was computed is given back, but for what an error before it holds."""
-        if not machine.ran_out_of_memory(error):
+        if not devices.ran_out_of_memory(error):
             return False
-        machine.let_go(error, handled)
-        machine.give_memory_back(self.device)
+        devices.let_go(error, handled)
+        devices.give_memory_back(self.device)
         return True
 
     def _give_up(self, trial: Trial) -> None:

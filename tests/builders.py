@@ -19,7 +19,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.texts.examples import Example
 

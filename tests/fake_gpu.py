@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from sebp_edge.models import process, stacks
+from sebp_edge.machine import process, stacks
 
 GB = 10**9
 H100 = SimpleNamespace(multi_processor_count=132, max_threads_per_multi_processor=2048)

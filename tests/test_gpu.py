@@ -36,11 +36,11 @@ from sebp_edge.ops import (
     lora_linear,
     sparse_linear,
 )
-from sebp_edge.sparse.active_tokens import ActiveTokens
-from sebp_edge.sparse.buckets import Bucket
+from sebp_edge.rows.active_tokens import ActiveTokens
+from sebp_edge.rows.buckets import Bucket
+from sebp_edge.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.rows.selection import Threshold, TopN
 from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.rows import IGNORE, RowPlan
-from sebp_edge.sparse.selection import Threshold, TopN
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator
 

@@ -105,7 +105,7 @@ def test_an_adapter_that_is_no_better_is_not_kept(make, notes_folder):
 
 def test_a_slow_run_says_first_how_long_it_will_take(make, notes_folder, monkeypatch):
     # A token of this model costs about 4 * 21,000 operations; at 100,000 a second that is over half an hour.
-    monkeypatch.setattr("sebp_edge.models.machine.matmul_rate", lambda device, dtype: 1e5)
+    monkeypatch.setattr("sebp_edge.machine.devices.matmul_rate", lambda device, dtype: 1e5)
     events = []
     make(on_event=events.append).adapt(notes_folder)
     notice = next(event for event in events if isinstance(event, Notice))
@@ -387,7 +387,7 @@ def test_an_adapter_of_earlier_weights_of_the_same_model_is_refused(make, notes_
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_full_fine_tuning_saves_a_model_that_transformers_loads(make, notes_folder, dtype, monkeypatch):
-    monkeypatch.setattr("sebp_edge.models.machine.pick_dtype", lambda device: dtype)
+    monkeypatch.setattr("sebp_edge.machine.devices.pick_dtype", lambda device: dtype)
     personalizer = make(recipe=RECIPE.replace(method="full", learning_rate=1e-2))
     before = logits(personalizer, personalizer._load().model).clone()
     result = personalizer.adapt(notes_folder)

@@ -24,10 +24,10 @@ import evidence
 from graph_time import milliseconds_in_kernels
 from models import Case, gradient_errors, make_batch, make_model
 from sebp_edge.insight.bench.ways import DENSE, DROP_IN, Step, Way
-from sebp_edge.models.machine import synchronize
-from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.machine.devices import synchronize
+from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.texts.batches import Batch
-from sebp_edge.training.own_loop import CapturedGradients
+from sebp_edge.training.captured_gradients import CapturedGradients
 
 ROUNDS = 2
 PARTS = ("forward", "gradients", "step")

@@ -16,9 +16,9 @@ from transformers import LlamaConfig
 from arms import Benchmark, arms_with
 from models import TINY, Case, known_config
 from sebp_edge.insight.bench.ways import Way
-from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.rows.active_tokens import ActiveTokens
+from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.rows import RowPlan
 from sebp_edge.texts.batches import Batch
 
 TEXTS = ("Winogrande", "ARC-E", "ARC-C", "HellaSwag", "WikiText-2", "PTB")

@@ -24,7 +24,7 @@ from sebp_edge.insight.bench.gate import loss_and_gradients
 from sebp_edge.insight.bench.ways import DENSE, Way
 from sebp_edge.models.architecture import ENCODERS
 from sebp_edge.models.catalog import bundled_config, resolve
-from sebp_edge.sparse.rows import IGNORE
+from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
 
 LENGTHS = Path(__file__).with_name("lengths.json")

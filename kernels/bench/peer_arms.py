@@ -14,9 +14,9 @@ from transformers import AttentionInterface
 
 from peer_work import CONTEXT_LENGTH, PADDING_ID, PROJECTIONS, RANK, Job, make_model, shape_config
 from sebp_edge.insight.bench.ways import CapturedStep, active_on_host, trained
-from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.rows.active_tokens import ActiveTokens
+from sebp_edge.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.rows import IGNORE, RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Batch, Collator
 from sebp_edge.texts.examples import Example

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from peer_arms import ARMS, Arm, packed
 from peer_work import Job, fill, make_base, make_texts, save_base, with_adapters
-from sebp_edge.models.machine import synchronize
+from sebp_edge.machine.devices import synchronize
 
 WARM_UPS, REPEATS = 2, 7
 # The relative error of a loss in bf16 that is still called right.

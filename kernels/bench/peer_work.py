@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from sebp_edge.models.catalog import bundled_config, resolve
-from sebp_edge.sparse.rows import IGNORE
+from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.examples import Example
 
 RANK = 16

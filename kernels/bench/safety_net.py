@@ -21,7 +21,7 @@ from transformers import LlamaConfig
 import evidence
 from models import TINY, Case, known_config, make_batch, make_model
 from sebp_edge import sparsify
-from sebp_edge.models.machine import give_memory_back, synchronize
+from sebp_edge.machine.devices import give_memory_back, synchronize
 from sebp_edge.sparse.copy_trial import why_not_on_a_copy
 
 ROUNDS, PASSES = 3, 5

@@ -37,8 +37,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from glue_texts import TASKS, Labelled, read_task
 from sebp_edge import sparsify
 from sebp_edge.models.catalog import resolve
-from sebp_edge.sparse.rows import IGNORE
-from sebp_edge.sparse.selection import DroppedRows, Threshold, TopN
+from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.rows.selection import DroppedRows, Threshold, TopN
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.documents import Document
 from sebp_edge.texts.examples import encode

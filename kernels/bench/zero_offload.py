@@ -25,7 +25,7 @@ from transformers import BertConfig
 
 import evidence
 from models import TINY, Case, WrongGradients, known_config, make_batch, make_model
-from sebp_edge.models.machine import give_memory_back, synchronize
+from sebp_edge.machine.devices import give_memory_back, synchronize
 from sebp_edge.texts.batches import Batch
 
 PARTS = ("forward", "backward", "step")

@@ -17,7 +17,7 @@ from sebp_edge.insight.gradients import RowGradients, row_gradients
 from sebp_edge.insight.heat_maps import HeatMap, of_examples, of_projections
 from sebp_edge.insight.report import draw
 from sebp_edge.models.loading import BaseModel
-from sebp_edge.sparse import row_rules
+from sebp_edge.rows import row_rules
 from sebp_edge.texts.batches import Batch, Collator
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example

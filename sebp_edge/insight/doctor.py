@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import constants
 
 from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.models import machine
+from sebp_edge.machine import devices
 from sebp_edge.ops.backend import has_triton
 from sebp_edge.units import gigabytes
 
@@ -40,12 +40,12 @@ def _versions() -> Iterator[Finding]:
 
 
 def _device() -> Finding:
-    device = machine.pick_device()
+    device = devices.pick_device()
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         capability = f"compute capability {properties.major}.{properties.minor}"
         state = f"{properties.name}, {gigabytes(properties.total_memory)}, {capability}"
-        old = "It has no bf16, so models run in fp32 and take twice the memory." if machine.lacks_bf16(device) else None
+        old = "It has no bf16, so models run in fp32 and take twice the memory." if devices.lacks_bf16(device) else None
         return Finding("device", state, old)
     name = "Apple GPU (mps)" if device.type == "mps" else f"CPU, {os.cpu_count()} cores, {torch.get_num_threads()} used"
     return Finding("device", name)
@@ -53,7 +53,7 @@ def _device() -> Finding:
 
 def _driver() -> Finding:
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
-    return Finding("driver", f"torch is built for {build}; {_nvidia_driver()}", machine.driver_problem())
+    return Finding("driver", f"torch is built for {build}; {_nvidia_driver()}", devices.driver_problem())
 
 
 def _nvidia_driver() -> str:
@@ -72,13 +72,13 @@ def _kernels() -> Finding:
     # Its package is called otherwise on some systems.
     packages = importlib.metadata.packages_distributions().get("triton")
     triton = f"Triton {importlib.metadata.version(packages[0])} is installed" if packages else "Triton is not installed"
-    ours = machine.pick_device().type == "cuda" and has_triton()
+    ours = devices.pick_device().type == "cuda" and has_triton()
     return Finding("kernels", f"{'our Triton kernels' if ours else 'reference path in plain PyTorch'}; {triton}")
 
 
 def _memory() -> Finding:
-    device = machine.pick_device()
-    free, total = machine.free_memory(device), machine.total_memory(device)
+    device = devices.pick_device()
+    free, total = devices.free_memory(device), devices.total_memory(device)
     return Finding("memory", f"{gigabytes(free)} free of {gigabytes(total)} on {device.type}")
 
 

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sebp_edge.errors import ModelError
+from sebp_edge.memory.shape import layers_of
 from sebp_edge.models.architecture import is_linear, layers_behind_attention
 from sebp_edge.ops import backend, row_norms
-from sebp_edge.planning.shape import layers_of
-from sebp_edge.sparse.rows import IGNORE
+from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
 
 

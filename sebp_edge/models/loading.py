@@ -24,7 +24,8 @@ from transformers.utils import logging as transformers_logging
 
 from sebp_edge.errors import MachineError, ModelError, SebpEdgeError
 from sebp_edge.files import read_json
-from sebp_edge.models import hub, machine
+from sebp_edge.machine import devices
+from sebp_edge.models import hub
 from sebp_edge.models.catalog import BUNDLED_FOLDER, ModelReference
 from sebp_edge.models.fingerprint import fingerprint
 from sebp_edge.models.soundness import refuse_endless, refuse_hollow, refuse_non_finite, refuse_special_files
@@ -103,7 +104,7 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
         ModelError: it cannot be had, is no decoder, or its files are damaged.
         MachineError: it does not fit into this machine's memory; found before anything large is loaded or downloaded.
     """
-    dtype = machine.pick_dtype(device)
+    dtype = devices.pick_dtype(device)
     quantised = _four_bit_options(device, dtype) if recipe.load_in_4bit else {}
     folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
     config = _read_config(reference, folder)
@@ -249,14 +250,14 @@ def refuse_if_too_big(
     else:
         per_trained = 20 if device.type == "cpu" else 12
     needed = int((weights - in_4bit) * dtype.itemsize + in_4bit * NF4_BYTES) + trained * per_trained
-    free = machine.free_memory(device)
+    free = devices.free_memory(device)
     if needed > free:
-        why = " (this GPU has no bf16, so weights take 4 bytes each)" if machine.lacks_bf16(device) else ""
+        why = " (this GPU has no bf16, so weights take 4 bytes each)" if devices.lacks_bf16(device) else ""
         raise MachineError(
             f"{reference.name!r} has {weights / 1e9:.2f} billion parameters and needs at least "
             f"{gigabytes(needed)} to adapt with the recipe {recipe.name!r}{why}; this machine's "
             f"{device.type.upper()} has {gigabytes(free)} free of "
-            f"{gigabytes(machine.total_memory(device))}; choose a smaller model or close other programs."
+            f"{gigabytes(devices.total_memory(device))}; choose a smaller model or close other programs."
         )
 
 

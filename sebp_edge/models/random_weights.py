@@ -2,9 +2,9 @@
 
 import torch
 
+from sebp_edge.machine.devices import pick_dtype
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel, model_of_shape, refuse_if_too_big, tokenizer_at_hand
-from sebp_edge.models.machine import pick_dtype
 from sebp_edge.recipe import Recipe
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sebp_edge.errors import AdapterError, MachineError, SebpEdgeError
-from sebp_edge.models.machine import ran_out_of_memory
+from sebp_edge.machine.devices import ran_out_of_memory
 
 
 @contextmanager

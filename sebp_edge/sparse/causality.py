@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.models.machine import ran_out_of_memory
-from sebp_edge.sparse.rows import RowPlan
-from sebp_edge.sparse.trial import evaluating, trial_batch
+from sebp_edge.machine.devices import ran_out_of_memory
+from sebp_edge.patches.agreement import evaluating, trial_batch
+from sebp_edge.rows.row_plan import RowPlan
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.small_copy import LONGEST, VOCABULARY, small_copy
-from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.rows.active_tokens import ActiveTokens
+from sebp_edge.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.rows import IGNORE, RowPlan
 
 # Beyond windows and limits, between them, and below both.
 LENGTHS = (LONGEST - 4, 24, 7)

@@ -20,17 +20,17 @@ from sebp_edge.models.architecture import CONVOLUTIONS, blocks_of
 from sebp_edge.models.lora import refuse_packed_weights, without_adapter
 from sebp_edge.ops import Scores, gather_rows, runs_flash_attention, sequence_attention_
 from sebp_edge.ops.linear_cross_entropy import MAX_LOGITS
-from sebp_edge.sparse.active_tokens import ActiveTokens
-from sebp_edge.sparse.checkpoints import Checkpoints
-from sebp_edge.sparse.fused_lora import FusedLora
-from sebp_edge.sparse.last_layer import LastLayer
-from sebp_edge.sparse.loss import Head
-from sebp_edge.sparse.mlp_pieces import ROWS, MlpPieces
-from sebp_edge.sparse.own_attention import FEW_SUMS, OwnAttention
-from sebp_edge.sparse.rows import RowPlan
-from sebp_edge.sparse.small_ops import SmallOps
-from sebp_edge.sparse.tied_embedding import TiedEmbedding
-from sebp_edge.sparse.trial import trial_batch
+from sebp_edge.patches.agreement import trial_batch
+from sebp_edge.patches.attention import FEW_SUMS, OwnAttention
+from sebp_edge.patches.checkpoints import Checkpoints
+from sebp_edge.patches.last_layer import LastLayer
+from sebp_edge.patches.lora import FusedLora
+from sebp_edge.patches.loss import Head
+from sebp_edge.patches.mlp_pieces import ROWS, MlpPieces
+from sebp_edge.patches.norms_and_mlps import SmallOps
+from sebp_edge.patches.tied_embedding import TiedEmbedding
+from sebp_edge.rows.active_tokens import ActiveTokens
+from sebp_edge.rows.row_plan import RowPlan
 
 ATTENTION = "sebp_edge_rows"
 

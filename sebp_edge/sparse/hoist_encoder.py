@@ -26,14 +26,14 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import behind_attention, last_block, reads_first_token, reads_labelled_tokens
 from sebp_edge.models.lora import refuse_packed_weights, without_adapter
 from sebp_edge.ops import gather_rows
-from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.patches.agreement import TOLERANCE, evaluating, why_not
+from sebp_edge.patches.checkpoints import runs_again
+from sebp_edge.patches.lora import FusedLora
+from sebp_edge.rows.active_tokens import ActiveTokens
+from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.sparse.causality import leaf_behind
-from sebp_edge.sparse.checkpoints import runs_again
 from sebp_edge.sparse.encoder_tokens import EncoderTokens
-from sebp_edge.sparse.fused_lora import FusedLora
 from sebp_edge.sparse.hoist import ATTENTION
-from sebp_edge.sparse.rows import IGNORE
-from sebp_edge.sparse.trial import TOLERANCE, evaluating, why_not
 
 # Hidden states in bf16 differ by more than losses do; a wrong position or head gives other numbers altogether.
 HIDDEN_STATES_IN_LOW_PRECISION = 0.1

@@ -5,7 +5,7 @@
         loss.backward()                  # the same gradients, without the padding's share of the work
 
 Parameters and files are untouched. PEFT's plain LoRA layers run through one Function each; of others, the linear layers
-they are made of. What the rows of a batch are is in `plans`, the loss in `loss`.
+they are made of. What the rows of a batch are is in `batch_rows`, the loss in `loss`.
 """
 
 import functools
@@ -31,15 +31,15 @@ from sebp_edge.models.architecture import (
 )
 from sebp_edge.models.lora import refuse_packed_weights
 from sebp_edge.ops import ActiveRows, Rows, backend, sparse_linear, sparse_rowwise
+from sebp_edge.patches.checkpoints import runs_again
+from sebp_edge.patches.kept_inputs import KeptInputs
+from sebp_edge.patches.last_layer import LastLayer
+from sebp_edge.patches.lora import FusedLora
+from sebp_edge.patches.loss import FusedLoss
+from sebp_edge.rows.batch_rows import ALL, DETECTED, BatchRows, decoder_plan, decoder_rows, encoder_rows, looks_further
+from sebp_edge.rows.row_plan import RowPlan
+from sebp_edge.rows.selection import DroppedRows, RowSelection, Selection
 from sebp_edge.sparse.causality import Causality
-from sebp_edge.sparse.checkpoints import runs_again
-from sebp_edge.sparse.fused_lora import FusedLora
-from sebp_edge.sparse.kept_inputs import KeptInputs
-from sebp_edge.sparse.last_layer import LastLayer
-from sebp_edge.sparse.loss import FusedLoss
-from sebp_edge.sparse.plans import ALL, DETECTED, BatchRows, decoder_plan, decoder_rows, encoder_rows, looks_further
-from sebp_edge.sparse.rows import RowPlan
-from sebp_edge.sparse.selection import DroppedRows, RowSelection, Selection
 from sebp_edge.sparse.verification import CheckedRows, Verification
 
 SHARDED = (
@@ -306,9 +306,9 @@ def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: boo
     where rows are known beforehand.
 
     Gradients equal the dense ones. Given `labels`, rows are read off them and the attention mask (see
-    `sebp_edge.sparse.plans`) once a backward pass has shown, for calls of this kind, that the others carry no gradient;
-    that pass finds its rows itself. If they do carry some, and for losses computed outside, the non-zero rows of dL/dY
-    are found in each backward pass. A loss on other rows' logits or hidden states that joins in later raises a
+    `sebp_edge.rows.batch_rows`) once a backward pass has shown, for calls of this kind, that the others carry no
+    gradient; that pass finds its rows itself. If they do carry some, and for losses computed outside, the non-zero rows
+    of dL/dY are found in each backward pass. A loss on other rows' logits or hidden states that joins in later raises a
     SparsityError. With SEBP_EDGE_VERIFY=1 in the environment, each layer checks in each backward pass that what it
     skips is zero, and raises a RuntimeError if it is not.
 
@@ -321,7 +321,7 @@ def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: boo
     Args:
         model: a transformers model, inside PEFT and DistributedDataParallel or not, or any module.
         rows: "exact", as above; "detect", which reads no rows off labels; or an approximation, `TopN` or `Threshold` of
-            `sebp_edge.sparse.selection`, which drops rows that carry gradient and says how many (`dropped()`).
+            `sebp_edge.rows.selection`, which drops rows that carry gradient and says how many (`dropped()`).
         keep_logits: let every model compute its loss itself, from logits that it returns.
 
     Raises:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import ActiveRows, Rows, nonzero_rows, select_rows
-from sebp_edge.sparse.plans import BatchRows
+from sebp_edge.rows.batch_rows import BatchRows
 
 logger = logging.getLogger(__name__)
 

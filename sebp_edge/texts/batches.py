@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sebp_edge.sparse.buckets import Bucket
-from sebp_edge.sparse.rows import IGNORE, RowPlan
+from sebp_edge.rows.buckets import Bucket
+from sebp_edge.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.texts.examples import Example
 
 

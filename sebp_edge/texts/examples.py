@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sebp_edge.errors import ModelError
-from sebp_edge.sparse.rows import IGNORE
+from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.conversations import render_conversation
 from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut, Unreadable, as_learnt
 from sebp_edge.texts.tokens import Tokenised, tokenise

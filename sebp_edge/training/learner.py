@@ -18,16 +18,16 @@ from torch import Tensor
 
 from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import ExamplesEvaluated, MemoryProbed, MemoryRanOut, MemorySqueezed, Notice, Sink
+from sebp_edge.machine.devices import give_memory_back, let_go, ran_out_of_memory, synchronize
+from sebp_edge.memory.guard import MemoryGuard
+from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, restore, trainable
-from sebp_edge.models.machine import give_memory_back, let_go, ran_out_of_memory, synchronize
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator, bucket_for
 from sebp_edge.texts.examples import Example
-from sebp_edge.training.graph import GRADIENTS, CannotCapture, Graphs, MicroBatchGraphs
+from sebp_edge.training.graphs import GRADIENTS, CannotCapture, Graphs, MicroBatchGraphs
 from sebp_edge.training.leftovers import Leftovers
-from sebp_edge.training.limit import MemoryLimit
 from sebp_edge.training.losses import RowLosses
-from sebp_edge.training.spending import FASTEST, Spending
 from sebp_edge.training.update import Update
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
@@ -55,7 +55,7 @@ class Learner:
     """Trains an adaptation; a context manager that leaves the model's own code as it was.
 
     Args:
-        spending: what is held in memory at once.
+        options: what is held in memory at once.
 
     Attributes:
         adaptation: whose parameters are trained.
@@ -70,8 +70,8 @@ class Learner:
         examples: list[Example],
         collator: Collator,
         on_event: Sink,
-        spending: Spending = FASTEST,
-        limit: MemoryLimit | None = None,
+        options: MemoryOptions = FASTEST,
+        limit: MemoryGuard | None = None,
     ):
         self.adaptation, self._on_event = adaptation, on_event
         self._parameters = trainable(adaptation)
@@ -79,16 +79,16 @@ class Learner:
         self._steps: list[list[Example]] = []
         self._held_out: tuple[list[Example], ...] = ()
         self._leftovers = Leftovers(device)
-        self._limit = limit or MemoryLimit(device)
+        self._limit = limit or MemoryGuard(device)
         self._limit.begin()
         self._proven = (0, 0)  # the size of the largest micro-batch that was tried out
-        self.rows = RowLosses(adaptation.model, examples, collator, device, on_event, spending)
+        self.rows = RowLosses(adaptation.model, examples, collator, device, on_event, options)
         self.steps_ahead = 1 if device.type == "cuda" else 0
         self._graphs: MicroBatchGraphs | None = None
         self._told_of_steps = False
         try:
             self._loss = torch.zeros((), device=device)
-            self._update = _update_for(self._parameters, recipe, spending)
+            self._update = _update_for(self._parameters, recipe, options)
             if device.type == "cuda" and self.rows.hoisted is not None:
                 self._graphs = self._no_graphs_yet()
                 # In a pool of its own: micro-batches' graphs may have to go, this one never does.
@@ -332,9 +332,9 @@ class Learner:
             return None
 
 
-def _update_for(parameters: list[Tensor], recipe: Recipe, spending: Spending) -> Update | UpdateInBackward:
+def _update_for(parameters: list[Tensor], recipe: Recipe, options: MemoryOptions) -> Update | UpdateInBackward:
     """Weights that all are trained, in bf16, are updated within the backward pass; all others after it."""
     in_bf16 = any(parameter.dtype == torch.bfloat16 for parameter in parameters)
     if recipe.method == "full" and in_bf16:
         return UpdateInBackward(parameters, recipe)
-    return Update(parameters, recipe, spending)
+    return Update(parameters, recipe, options)

@@ -8,15 +8,15 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.events import Notice, Sink
+from sebp_edge.machine.devices import ran_out_of_memory
+from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.lora import without_adapter
-from sebp_edge.models.machine import ran_out_of_memory
-from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.copy_trial import why_not_on_a_copy
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator, micro_batches
 from sebp_edge.texts.examples import Example
-from sebp_edge.training.spending import FASTEST, Spending
 
 # Logits of a padded micro-batch: 2^27 of them are half a GB in fp32. Hoisted rows never hold all of theirs.
 MAX_LOGITS = 2**27
@@ -26,7 +26,7 @@ class RowLosses:
     """A model that gives the losses of examples; a context manager that leaves the model as it was.
 
     Args:
-        spending: what is held in memory at once; of a padded batch's activations, all is.
+        options: what is held in memory at once; of a padded batch's activations, all is.
 
     Attributes:
         collator: pads examples into batches.
@@ -42,13 +42,13 @@ class RowLosses:
         collator: Collator,
         device,
         on_event: Sink,
-        spending: Spending = FASTEST,
+        options: MemoryOptions = FASTEST,
     ):
         self.collator = collator
         self.device = device
-        self.hoisted, reason = _hoist(model, examples, collator.pad_token_id, device, spending)
+        self.hoisted, reason = _hoist(model, examples, collator.pad_token_id, device, options)
         self._padded = Sparsified(model) if self.hoisted is None else None
-        self.max_rows = spending.max_rows
+        self.max_rows = options.max_rows
         if reason is not None:
             self.max_rows = min(self.max_rows, MAX_LOGITS // model.get_output_embeddings().weight.shape[0])
             on_event(Notice(f"This model runs on padded batches, which is slower: {reason}"))
@@ -91,7 +91,7 @@ class RowLosses:
 
 @torch.no_grad()
 def _hoist(
-    model: nn.Module, examples: list[Example], pad_token_id: int, device, spending: Spending
+    model: nn.Module, examples: list[Example], pad_token_id: int, device, options: MemoryOptions
 ) -> tuple[Hoisted | None, str | None]:
     """The model hoisted, if it computes what it computes padded; else the reason in words.
 
@@ -110,10 +110,10 @@ def _hoist(
         try:
             handle = Hoisted(
                 model,
-                checkpoints=spending.checkpoints,
-                offload=spending.offload,
-                blocks_in_pieces=spending.blocks_in_pieces,
-                max_logits=spending.max_logits,
+                checkpoints=options.checkpoints,
+                offload=options.offload,
+                blocks_in_pieces=options.blocks_in_pieces,
+                max_logits=options.max_logits,
             )
             hoisted = undo.enter_context(handle)
             found = hoisted.row_losses(ActiveTokens.gather(input_ids, plan))

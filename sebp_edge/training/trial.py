@@ -4,7 +4,9 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingPlanned
-from sebp_edge.models import machine
+from sebp_edge.machine import devices
+from sebp_edge.memory.guard import MemoryGuard
+from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, attach, snapshot
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.recipe import Recipe
@@ -13,9 +15,7 @@ from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.splits import Split, split_documents
 from sebp_edge.training.evaluation import HeldOutLoss, Verdict, evaluate, judge
 from sebp_edge.training.learner import Learner
-from sebp_edge.training.limit import MemoryLimit
 from sebp_edge.training.loop import Progress, Trainer
-from sebp_edge.training.spending import Spending
 from sebp_edge.units import duration
 
 # Runs that are expected to take longer than this say so first.
@@ -51,7 +51,7 @@ class Trial:
     Attributes:
         adaptation: what is trained; None before the first training.
         progress: of each training, the last one's last.
-        spending: what is held in memory at once.
+        options: what is held in memory at once.
         limit: what it may hold, and what it held at most.
     """
 
@@ -62,10 +62,10 @@ class Trial:
         recipe: Recipe,
         seed: int,
         on_event: Sink,
-        spending: Spending,
-        limit: MemoryLimit,
+        options: MemoryOptions,
+        limit: MemoryGuard,
     ):
-        self.spending, self.limit = spending, limit
+        self.options, self.limit = options, limit
         self.base, self.dataset, self.recipe, self.seed, self.on_event = base, dataset, recipe, seed, on_event
         self.splits = split_documents(dataset.examples, seed)
         self.adaptation: Adaptation | None = None
@@ -83,8 +83,8 @@ class Trial:
         self.adaptation = attach(self.base, self.recipe, self.seed)
         collator = Collator(self.dataset.context_length, self.base.pad_token_id)
         examples = self.dataset.examples
-        options = {"spending": self.spending, "limit": self.limit}
-        with Learner(self.adaptation, self.recipe, examples, collator, self.on_event, **options) as learner:
+        given = {"options": self.options, "limit": self.limit}
+        with Learner(self.adaptation, self.recipe, examples, collator, self.on_event, **given) as learner:
             if folds == 1:
                 return self._run(learner, self.splits[0], "train")
             fresh, parts = snapshot(self.adaptation), []
@@ -153,4 +153,4 @@ class Trial:
         tokens = sum(len(example.input_ids) for split in self.splits for example in split.train)
         passes = 4 if self.recipe.method == "lora" else 6
         operations = passes * self.base.num_parameters * tokens * self.recipe.epochs
-        return 2 * operations / machine.matmul_rate(self.base.device, self.base.dtype)
+        return 2 * operations / devices.matmul_rate(self.base.device, self.base.dtype)

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.ops import AdamW, Moments, adamw_
 from sebp_edge.recipe import Recipe
-from sebp_edge.training.graph import Graphs
-from sebp_edge.training.spending import FASTEST, Spending
+from sebp_edge.training.graphs import Graphs
 
 # Where each parameter begins in a flat tensor: at a multiple of so many elements, for wide loads.
 ALIGNMENT = 64
@@ -25,7 +25,7 @@ class Update:
     in another: clipping, AdamW and zeroing are a kernel each, not one for a few dozen tensors.
 
     Args:
-        spending: whether gradients come in pieces, and moments take 8 bits each.
+        options: whether gradients come in pieces, and moments take 8 bits each.
 
     Attributes:
         adds_up: whether a step may have several micro-batches.
@@ -33,17 +33,17 @@ class Update:
 
     adds_up = True
 
-    def __init__(self, parameters: list[Tensor], recipe: Recipe, spending: Spending = FASTEST):
+    def __init__(self, parameters: list[Tensor], recipe: Recipe, options: MemoryOptions = FASTEST):
         self._own, self._max_norm = parameters, recipe.max_grad_norm
         is_small = not are_large(parameters)
         self._is_flat = is_small and len({parameter.dtype for parameter in parameters}) == 1
-        self._in_pieces = spending.in_pieces or not is_small
+        self._in_pieces = options.in_pieces or not is_small
         self._parameters = [_flattened(parameters)] if self._is_flat else parameters
         for parameter in parameters if not self._is_flat else []:
             parameter.grad = torch.zeros_like(parameter)
         device = parameters[0].device
         self._adamw, self._norm = AdamW.on(device, weight_decay=recipe.weight_decay), torch.zeros((), device=device)
-        in_8_bits = spending.moments_in_8_bits or None
+        in_8_bits = options.moments_in_8_bits or None
         self._moments = [Moments.of(parameter, in_8_bits=in_8_bits) for parameter in self._parameters]
         self._replay: Callable[[], None] | None = None
         self._learning_rate = 0.0

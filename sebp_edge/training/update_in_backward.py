@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sebp_edge.ops import AdamW, Moments, adamw_
 from sebp_edge.recipe import Recipe
-from sebp_edge.training.graph import Graphs
+from sebp_edge.training.graphs import Graphs
 
 
 class UpdateInBackward:

@@ -11,9 +11,9 @@ from sebp_edge.errors import MachineError, SparsityError
 from sebp_edge.insight.bench.gate import Deviation, Reference
 from sebp_edge.insight.bench.timer import ROUNDS, Times, medians, time_way
 from sebp_edge.insight.bench.ways import WAYS, Way
-from sebp_edge.models.machine import give_memory_back, ran_out_of_memory
+from sebp_edge.machine.devices import give_memory_back, ran_out_of_memory
 from sebp_edge.texts.batches import Batch
-from sebp_edge.training.graph import CannotCapture
+from sebp_edge.training.graphs import CannotCapture
 from sebp_edge.training.leftovers import Leftovers
 
 Status = Literal["ok", "refused", "out of memory", "not here", "failed"]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sebp_edge.insight.bench.timer import running
 from sebp_edge.insight.bench.ways import Way, trained
-from sebp_edge.sparse.rows import IGNORE
+from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
 
 # So many gradients of each parameter are compared, evenly spread.

@@ -14,13 +14,13 @@ from sebp_edge.insight.bench.compare import compare
 from sebp_edge.insight.bench.host_memory import limited_to
 from sebp_edge.insight.bench.result import BenchResult
 from sebp_edge.insight.bench.workload import Workload, built_in_examples, padded_to, spread_out
-from sebp_edge.models import machine
+from sebp_edge.machine import devices
+from sebp_edge.memory.shape import read_shape
 from sebp_edge.models.adaptation import Adaptation, attach, trainable
 from sebp_edge.models.catalog import DEFAULT_MODEL, ModelReference, resolve_shape
 from sebp_edge.models.hub import folder_at_hand
 from sebp_edge.models.loading import BaseModel, load_base_model, tokenizer_at_hand
 from sebp_edge.models.random_weights import make_base_model
-from sebp_edge.planning.shape import read_shape
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.readers import read_texts
@@ -60,7 +60,7 @@ def run_bench(
         SebpEdgeError: one of its kinds, with what to do.
     """
     on_progress("loading the model")
-    reference, recipe, device = resolve_shape(model), Recipe.load(recipe), machine.pick_device(device)
+    reference, recipe, device = resolve_shape(model), Recipe.load(recipe), devices.pick_device(device)
     if recipe.load_in_4bit:
         raise RecipeError(f"The recipe {recipe.name!r} loads models in 4 bits, which are not timed; use one without.")
     longest = read_shape(reference).longest or math.inf
@@ -82,7 +82,7 @@ def run_bench(
         on_event(Notice(f"Instead of the weights of {reference.name!r}, {what}, random ones of its shape are timed."))
     adaptation = _attach(base, recipe)
     workload = Workload.of(examples, context_length, base.model.config.get_text_config().vocab_size, device)
-    with limited_to(int(FREE_SHARE * machine.free_memory(device))) if device.type == "cpu" else nullcontext():
+    with limited_to(int(FREE_SHARE * devices.free_memory(device))) if device.type == "cpu" else nullcontext():
         measured = compare(adaptation.model, workload.batch, on_progress=on_progress)
     return BenchResult(
         model=reference.name,

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sebp_edge.insight.bench.ways import Step, Way
-from sebp_edge.models.machine import give_memory_back, synchronize
+from sebp_edge.machine.devices import give_memory_back, synchronize
 from sebp_edge.texts.batches import Batch
 
 ROUNDS = 3

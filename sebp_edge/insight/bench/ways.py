@@ -18,12 +18,12 @@ from sebp_edge.events import silent
 from sebp_edge.models.lora import without_adapter
 from sebp_edge.ops import runs_flash_attention
 from sebp_edge.recipe import Recipe
-from sebp_edge.sparse.active_tokens import ActiveTokens
+from sebp_edge.rows.active_tokens import ActiveTokens
+from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.sparse.hoist import ATTENTION, Hoisted
-from sebp_edge.sparse.rows import IGNORE
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Batch
-from sebp_edge.training.graph import GRADIENTS, Graphs, MicroBatchGraphs
+from sebp_edge.training.graphs import GRADIENTS, Graphs, MicroBatchGraphs
 from sebp_edge.training.update import Update
 
 LEARNING_RATE = 1e-5

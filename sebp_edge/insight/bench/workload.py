@@ -11,7 +11,7 @@ from statistics import NormalDist
 import torch
 
 from sebp_edge.errors import TextsError
-from sebp_edge.sparse.rows import IGNORE
+from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch, Collator
 from sebp_edge.texts.examples import Example
 

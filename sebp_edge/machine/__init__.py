@@ -1,0 +1,1 @@
+"""What this machine has: devices, their memory, and what this process holds of it."""

@@ -1,0 +1,1 @@
+"""What a training may hold: options, footprint, plan and guard."""

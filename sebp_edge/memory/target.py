@@ -1,0 +1,72 @@
+"""What a training is planned for: this machine, or a GPU that is not here."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from sebp_edge.machine import devices, process, stacks
+from sebp_edge.models.loading import has_bitsandbytes
+from sebp_edge.ops.backend import has_triton
+
+# An H100's threads, for whose stacks memory is held (see `sebp_edge.machine.stacks`); smaller GPUs have fewer.
+_THREADS = 132 * 2048
+# What a product's FLOP/s are taken for where nobody can measure them: plans are ordered by it, and no time is told.
+_RATE = 60e12
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a training is planned for.
+
+    Attributes:
+        device: on which it runs.
+        dtype: of the base model's weights, and of activations.
+        has_kernels: whether norms, gates and the loss run on our kernels.
+        has_bitsandbytes: whether a base model can be loaded in 4 bits.
+        rate: floating-point operations a second.
+        context: bytes that the process holds outside torch's allocator.
+        host: bytes of the host's memory that are free beside a GPU's.
+        gpu: bytes of a GPU that is not here; None for this machine.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    has_kernels: bool
+    has_bitsandbytes: bool
+    rate: float
+    context: int
+    host: float
+    gpu: int | None = None
+
+    @classmethod
+    def here(cls, device: torch.device, context: int) -> "Target":
+        """A device of this machine, whose speed is measured."""
+        dtype, on_gpu = devices.pick_dtype(device), device.type == "cuda"
+        return cls(
+            device=device,
+            dtype=dtype,
+            has_kernels=on_gpu and has_triton(),
+            has_bitsandbytes=has_bitsandbytes(),
+            rate=devices.matmul_rate(device, dtype),
+            context=context,
+            host=devices.free_memory(torch.device("cpu")) if on_gpu else math.inf,
+        )
+
+    @classmethod
+    def elsewhere(cls, gpu: int) -> "Target":
+        """An NVIDIA GPU since Ampere with so many bytes, in a machine of which nothing else is known."""
+        return cls(
+            device=torch.device("cuda"),
+            dtype=torch.bfloat16,
+            has_kernels=True,
+            has_bitsandbytes=True,
+            rate=_RATE,
+            context=process.CONTEXT + stacks.ENOUGH * _THREADS,
+            host=math.inf,
+            gpu=gpu,
+        )
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"

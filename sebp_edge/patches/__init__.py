@@ -1,0 +1,1 @@
+"""What takes the place of a part of a model, each with its undo."""

@@ -1,0 +1,164 @@
+"""Attention blocks of Llama's shape, with rotary embedding and attention as one operation.
+
+    q, k, v = projections of x        q, k normalised, if the block has norms for them        turned, attended        o
+
+This is the one place that writes down what a model's own code does, because between its projections and its attention
+that code moves all of q, k and v several times. A block is only replaced if a trial on random numbers shows that it
+does this and nothing else; what it asks to be done to its scores is learnt from that trial.
+
+Shapes: A rows, D hidden, H heads, G key/value heads, E head size.
+"""
+
+import logging
+
+import torch
+from torch import Tensor, nn
+
+from sebp_edge.machine.devices import ran_out_of_memory
+from sebp_edge.ops import Scores, sequence_attention_
+
+logger = logging.getLogger(__name__)
+
+PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
+# Bytes that a backward pass adds up dq in where memory is short: beyond them heads take turns.
+FEW_SUMS = 2**25
+# In bf16 the block's own code rounds after every operation.
+TOLERANCE, TOLERANCE_LOW_PRECISION = 1e-4, 0.03
+
+
+class OwnAttention:
+    """The handle of one decoder's replaced attention blocks; `remove()` gives them their own forward back.
+
+    Args:
+        decoder: whose attention function is `sebp_edge.sparse.hoist.rows_attention`.
+        max_sums: see `sequence_attention_`.
+    """
+
+    def __init__(self, decoder: nn.Module, max_sums: int | None = None):
+        self._decoder, self._max_sums = decoder, max_sums
+        self._blocks: list[nn.Module] = []
+
+    def attach(self) -> None:
+        """Replaces the blocks that are found to be such."""
+        for block, scores in self.stand_ins().items():
+            block.forward = _Forward(block, scores, self._max_sums)
+            self._blocks.append(block)
+
+    def stand_ins(self) -> dict[nn.Module, Scores]:
+        """The blocks that are found to be such, each with what it asks to be done to its scores."""
+        embedding_VD = self._decoder.get_input_embeddings().weight
+        blocks = [block for block in self._decoder.modules() if _has_parts(block)]
+        known: dict[tuple, Scores | None] = {}
+        for block in blocks:
+            kind = _kind(block)
+            if kind not in known:
+                known[kind] = _scores_if_alike(block, embedding_VD)
+        found = ((block, known[_kind(block)]) for block in blocks)
+        return {block: scores for block, scores in found if scores is not None}
+
+    def remove(self) -> None:
+        """Gives the blocks their own forward back."""
+        for block in self._blocks:
+            vars(block).pop("forward", None)
+        self._blocks = []
+
+
+def _has_parts(block: nn.Module) -> bool:
+    names = {name for name, _ in block.named_children()}
+    return (
+        {"q_proj", "k_proj", "v_proj", "o_proj"}
+        <= names
+        <= {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
+        and ("q_norm" in names) == ("k_norm" in names)
+        and isinstance(getattr(block, "head_dim", None), int)
+        # What drops weights in training shows it to no trial in evaluation.
+        and not getattr(block, "attention_dropout", 0.0)
+        and "forward" not in vars(block)
+    )
+
+
+def _kind(block: nn.Module) -> tuple:
+    """Blocks of one kind behave alike: the same class, and the same settings but for the layer's number."""
+    settings = {name: value for name, value in vars(block).items() if isinstance(value, int | float | str | None)}
+    settings.pop("layer_idx", None)
+    return type(block), tuple(sorted(settings.items(), key=lambda item: item[0]))
+
+
+class _Forward:
+    """Stands in for one block's `forward`."""
+
+    def __init__(self, block: nn.Module, scores: Scores, max_sums: int | None):
+        self._block, self._scores, self._max_sums = block, scores, max_sums
+
+    def __call__(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **inputs) -> tuple:
+        if "cu_seq_lens_q" not in inputs:
+            return type(self._block).forward(self._block, hidden_states, position_embeddings, **inputs)
+        if inputs.get("asked_for") is not None:
+            inputs["asked_for"].append(self._scores)
+        out_1AD = _attend(
+            self._block,
+            hidden_states,
+            tuple(angles[0] for angles in position_embeddings),
+            inputs["cu_seq_lens_q"],
+            inputs["max_length_q"],
+            self._scores,
+            self._max_sums,
+        )
+        return out_1AD, None
+
+
+def _attend(
+    block: nn.Module, x_1AD: Tensor, rotary, cu_seqlens: Tensor, max_len: int, scores: Scores, max_sums: int | None
+) -> Tensor:
+    q_AHE, k_AGE, v_AGE = (
+        # Not [0], whose backward pass writes a gradient once more.
+        project(x_1AD).squeeze(0).unflatten(-1, (-1, block.head_dim))
+        for project in (block.q_proj, block.k_proj, block.v_proj)
+    )
+    if hasattr(block, "q_norm"):
+        q_AHE, k_AGE = block.q_norm(q_AHE), block.k_norm(k_AGE)
+    out_AHE = sequence_attention_(q_AHE, k_AGE, v_AGE, cu_seqlens, max_len, scores, rotary, max_sums)
+    return block.o_proj(out_AHE.flatten(1)[None])
+
+
+@torch.no_grad()
+def _scores_if_alike(block: nn.Module, embedding_VD: Tensor) -> Scores | None:
+    """What the block asks to be done to its scores, if it gives the same numbers as `_attend`; else None."""
+    device, dtype = embedding_VD.device, embedding_VD.dtype
+    draw = torch.Generator(device).manual_seed(0)
+    x_1AD = torch.randn(1, 11, embedding_VD.shape[1], generator=draw, device=device).to(dtype)
+    angles = 6.28 * torch.rand(1, 11, block.head_dim // 2, generator=draw, device=device).repeat(1, 1, 2)
+    rotary = angles.cos().to(dtype), angles.sin().to(dtype)
+    cu_seqlens = torch.tensor([0, 4, 11], dtype=torch.int32, device=device)
+    asked_for: list[Scores] = []
+    lengths = {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens, "max_length_q": 7, "max_length_k": 7}
+
+    def own() -> Tensor:
+        inputs = {"position_embeddings": rotary, "attention_mask": None, "asked_for": asked_for}
+        return block(hidden_states=x_1AD, **inputs, **lengths)[0]
+
+    try:
+        own()
+        (scores,) = asked_for
+        x_1AD = x_1AD * _factor(block, x_1AD, scores)
+        expected = own()
+        found = _attend(block, x_1AD, tuple(angles[0] for angles in rotary), cu_seqlens, 7, scores, None)
+    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
+        if ran_out_of_memory(error):
+            raise
+        logger.info("%s keeps its own attention: %s", type(block).__name__, type(error).__name__)
+        return None
+    full = dtype in (torch.float32, torch.float64)
+    difference = float((found - expected).norm() / expected.norm())
+    if not difference <= (TOLERANCE if full else TOLERANCE_LOW_PRECISION):
+        logger.info("%s keeps its own attention: it differs by %.1g", type(block).__name__, difference)
+        return None
+    return scores
+
+
+def _factor(block: nn.Module, x_1AD: Tensor, scores: Scores) -> float:
+    """The factor on x that spreads scores by about 1. If all scores are alike, angles do not change the output."""
+    q, k = (project(x_1AD).float() for project in (block.q_proj, block.k_proj))
+    scale = block.head_dim**-0.5 if scores.scale is None else scores.scale
+    spread = float(q.square().mean().sqrt() * k.square().mean().sqrt()) * scale * block.head_dim**0.5
+    return max(1.0, max(spread, 1e-6) ** -0.5)

@@ -1,0 +1,100 @@
+"""A decoder's last layer on loss rows only, forward and backward: what no loss row reads is not computed.
+
+Behind the last attention every operation works row by row, so a row without a loss needs neither its query, nor its
+output projection, nor its MLP; only its key and value are read by others. Each of the three becomes gather, operation,
+scatter. A trial decides whether a model's losses stay what they are; what these rows hold otherwise is meaningless, so
+nothing but the loss may look at them.
+
+Shapes: N rows, A kept rows, K columns.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from sebp_edge.models.architecture import last_block
+from sebp_edge.ops import gather_rows, scatter_rows
+from sebp_edge.patches.agreement import why_not
+from sebp_edge.patches.checkpoints import runs_again
+
+logger = logging.getLogger(__name__)
+
+
+class LastLayer:
+    """The handle of one decoder's restricted last layer.
+
+    Attributes:
+        query: the projection of queries, which may not be computed together with keys and values; None if the last
+            block has no such parts, and is left alone.
+    """
+
+    def __init__(self, decoder: nn.Module):
+        block = last_block(decoder)
+        attention = getattr(block, "self_attn", None)
+        parts = [getattr(attention, "q_proj", None), getattr(attention, "o_proj", None), getattr(block, "mlp", None)]
+        self._parts = parts if None not in parts else []
+        self._layers = {layer for part in self._parts for layer in part.modules()}
+        self.query: nn.Module | None = self._parts[0] if self._parts else None
+        self._rows: Tensor | slice | None = None
+        self._before: dict[nn.Module, Callable | None] = {}
+        self._exact: bool | None = None
+
+    def attach(self) -> None:
+        """Puts the three parts under this handle, over whatever forward they have now."""
+        for part in self._parts:
+            self._before[part] = vars(part).get("forward")
+            part.forward = _OnRows(self, part.forward)
+
+    def remove(self) -> None:
+        """Gives the parts the forward that they had."""
+        for part, before in self._before.items():
+            if before is None:
+                vars(part).pop("forward", None)
+            else:
+                part.forward = before
+        self._before = {}
+
+    def is_exact(self, decoder: nn.Module, losses: Callable[[bool], Tensor]) -> bool:
+        """Whether a trial's losses, given whether to restrict, are the same both ways; tried once."""
+        if self._exact is None:
+            reason = why_not(decoder, lambda: losses(False), lambda: losses(True)) if self._parts else "other parts"
+            self._exact = reason is None
+            if reason is not None:
+                logger.info("The last layer computes all rows: %s", reason)
+        return self._exact
+
+    @contextmanager
+    def on(self, rows: Tensor | slice | None) -> Iterator[None]:
+        """Within it, the parts compute these rows only and give zeros elsewhere; None for all rows."""
+        self._rows = rows
+        try:
+            yield
+        finally:
+            self._rows = None
+
+    def restricts(self, layers: list[nn.Module]) -> bool:
+        """Whether these layers are given kept rows only, now."""
+        return self._restricted() and self._layers.issuperset(layers)
+
+    def _restricted(self) -> bool:
+        # What a checkpoint runs again, it runs when the rows are gone.
+        return self._rows is not None and not runs_again()
+
+    def _run(self, forward: Callable, x: Tensor, args, kwargs) -> Tensor:
+        if not self._restricted():
+            return forward(x, *args, **kwargs)
+        x_NK = x.reshape(-1, x.shape[-1])
+        out_1AM = forward(gather_rows(x_NK, self._rows)[None], *args, **kwargs)
+        return scatter_rows(out_1AM.squeeze(0), self._rows, len(x_NK)).reshape(*x.shape[:-1], -1)
+
+
+class _OnRows:
+    """Stands in for one part's `forward`."""
+
+    def __init__(self, last_layer: LastLayer, forward: Callable):
+        self._last_layer, self._forward = last_layer, forward
+
+    def __call__(self, x: Tensor, *args, **kwargs) -> Tensor:
+        return self._last_layer._run(self._forward, x, args, kwargs)

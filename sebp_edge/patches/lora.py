@@ -1,0 +1,223 @@
+"""PEFT's plain LoRA layers computed by `lora_linear`: projections of one input as one layer, without extra passes.
+
+PEFT stays the owner of parameters, settings and files; a layer that is not plain at the moment it is called (dropout,
+DoRA, several, merged or disabled adapters) runs as PEFT runs it. While layers are fused, the base weights of a group
+lie one below the other in one storage, of which each layer's weight is a part.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from sebp_edge.machine.devices import give_memory_back
+from sebp_edge.models.lora import plain_projection
+from sebp_edge.ops import (
+    Gate,
+    LoraGroup,
+    LoraProjection,
+    QuantisedWeight,
+    Remake,
+    Rows,
+    Scratch,
+    gated_lora_linear,
+    lora_linear,
+)
+
+# Projections that read the same input in transformers' decoders.
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+RowsFor = Callable[[list[nn.Module], Tensor], Rows | None]
+SourceOf = Callable[[Tensor], Remake | Gate | None]
+
+
+class FusedLora:
+    """The handle of one model's fused LoRA layers; `remove()` gives them back to PEFT.
+
+    Args:
+        model: with PEFT's layers in it.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._model = model
+        self._groups: list[_Group] = []
+        self._refreshed: list[_Group] = []
+
+    def attach(
+        self,
+        rows_for: RowsFor = lambda layers, x: None,
+        alone: nn.Module | None = None,
+        source_of: SourceOf = lambda x: None,
+    ) -> None:
+        """Computes the layers by groups from now on.
+
+        Args:
+            rows_for: gives the rows of layers that are computed together; all, unless told.
+            alone: a layer that is not computed together with others, if any.
+            source_of: what an input is made of again in the backward pass; where it does not know, the input is kept.
+        """
+        scratch = Scratch()
+        for parent in list(self._model.modules()):
+            plain = {name: child for name, child in parent.named_children() if plain_projection(child)}
+            for names in _grouped(plain, alone):
+                layers = [plain[name] for name in names]
+                self._groups.append(_Group(layers, rows_for, source_of, scratch))
+                if len(names) > 1:
+                    # Where weights were before they were stacked; else a part of it would go to the next ones.
+                    give_memory_back(self._groups[-1].stacked.stacked_A.device)
+
+    def remove(self) -> None:
+        """Gives the layers back to PEFT."""
+        self._refreshed = []
+        for group in self._groups:
+            group.let_go()
+        while self._groups:
+            # One after the other: what a group stacked is freed before the next one's weights are copied.
+            self._groups[-1].unstack()
+            self._groups.pop()
+
+    @contextmanager
+    def refreshed(self) -> Iterator[None]:
+        """Within it adapters must not change: they are copied at its beginning, and not by each layer for itself.
+
+        At its end, what a forward pass that failed has computed and not asked for is let go of.
+        """
+        current = [group for group in self._groups if group.is_current()]
+        if current:
+            pairs = [group.stacked.copies() for group in current]
+            places, sources = (list(chain.from_iterable(lists)) for lists in zip(*pairs, strict=True))
+            with torch.no_grad():
+                torch._foreach_copy_(places, sources)
+        self._refreshed = current
+        with self.as_refreshed():
+            yield
+
+    @contextmanager
+    def as_refreshed(self) -> Iterator[None]:
+        """Within it adapters are those of the last refresh, as they must be where a part of that pass runs again."""
+        for group in self._refreshed:
+            group.is_fresh = True
+        try:
+            yield
+        finally:
+            for group in self._refreshed:
+                group.is_fresh = False
+            for group in self._groups:
+                group.forget()
+
+
+def _grouped(plain: dict[str, nn.Module], alone: nn.Module | None) -> list[tuple[str, ...]]:
+    together = [tuple(name for name in group if name in plain and plain[name] is not alone) for group in GROUPS]
+    groups = [group for group in together if group and _alike([plain[name] for name in group])]
+    return groups + [(name,) for name in plain if not any(name in group for group in groups)]
+
+
+def _alike(layers: list[nn.Module]) -> bool:
+    """Whether these can be stacked."""
+    projections = [plain_projection(layer) for layer in layers]
+    return len({(p.lora_A.shape, p.scaling, type(p.weight), p.weight.dtype, p.lora_A.device) for p in projections}) == 1
+
+
+class _Group:
+    """Layers that are called one after the other with the same input: the first call computes all of them.
+
+    Attributes:
+        stacked: what is computed with.
+        is_fresh: whether what is stacked is known to be what the layers are, adapters included.
+    """
+
+    def __init__(self, layers: list[nn.Module], rows_for: RowsFor, source_of: SourceOf, scratch: Scratch):
+        self.layers, self._scratch = layers, scratch
+        self.is_fresh = False
+        self._rows_for, self._source_of = rows_for, source_of
+        self._input: tuple[Tensor, bool] | None
+        self._outputs: dict[int, Tensor]
+        self.forget()
+        self._stack([plain_projection(layer) for layer in layers])
+        for member, layer in enumerate(layers):
+            layer.forward = _Member(self, member)
+
+    def let_go(self) -> None:
+        """Gives the layers the forward of their own."""
+        for layer in self.layers:
+            vars(layer).pop("forward", None)
+
+    def unstack(self) -> None:
+        """Gives the layers' weights a storage of their own again."""
+        if len(self.layers) > 1 and isinstance(self.stacked.weight, Tensor):
+            for layer in self.layers:
+                layer.base_layer.weight.data = layer.base_layer.weight.data.clone()
+
+    def is_current(self) -> bool:
+        """Whether what is stacked is what the layers are made of now."""
+        projections = [plain_projection(layer) for layer in self.layers]
+        return None not in projections and self._key == _key(projections)
+
+    def output(self, member: int, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            # torch.compile fuses PEFT's own layers, whose parts have the sparse backward.
+            return type(self.layers[member]).forward(self.layers[member], x)
+        grad = torch.is_grad_enabled()
+        known = self._input is not None and self._input[0] is x and self._input[1] == grad
+        if not (known and member in self._outputs):
+            if not self._computes(x):
+                return type(self.layers[member]).forward(self.layers[member], x)
+            self._input, self._outputs = (x, grad), dict(enumerate(self._all_outputs(x)))
+        out = self._outputs.pop(member)
+        if not self._outputs:
+            self._input = None
+        return out
+
+    def _all_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        source = self._source_of(x)
+        if isinstance(source, Gate):
+            return (gated_lora_linear(x, source, self.stacked),)
+        return lora_linear(x, self.stacked, self._rows_for(self.layers, x), source)
+
+    def forget(self) -> None:
+        """Lets go of what was computed for layers that were not called."""
+        self._input, self._outputs = None, {}
+
+    def _computes(self, x: Tensor) -> bool:
+        """Whether the layers, as they are now, are computed together for `x`; what is stacked is then up to date."""
+        if torch.is_autocast_enabled(x.device.type) or not (self.is_fresh or self._made_current()):
+            return False
+        return x.dtype == self.stacked.stacked_A.dtype
+
+    def _made_current(self) -> bool:
+        projections = [plain_projection(layer) for layer in self.layers]
+        if None in projections or len({(p.lora_A.shape[0], p.scaling, p.weight.dtype) for p in projections}) > 1:
+            return False
+        if self._key != _key(projections):
+            self._stack(projections)
+        else:
+            self.stacked.refresh()
+        return True
+
+    def _stack(self, projections: list[LoraProjection]) -> None:
+        self.stacked = LoraGroup.stack(projections, self._scratch)
+        if isinstance(self.stacked.weight, Tensor):
+            for projection, part in zip(projections, self.stacked.weight.split(self.stacked.columns), strict=True):
+                projection.weight.data = part
+        self._key = _key(projections)
+
+
+def _key(projections: list[LoraProjection]) -> tuple:
+    """What changes when a layer's weight has moved, or other adapters are active."""
+    return tuple((_place(p.weight), _place(p.bias), id(p.lora_A), id(p.lora_B), p.scaling) for p in projections)
+
+
+def _place(weight: Tensor | QuantisedWeight | None) -> int | None:
+    return weight.data_ptr() if isinstance(weight, Tensor) else None
+
+
+class _Member:
+    """Stands in for one layer's `forward`."""
+
+    def __init__(self, group: _Group, member: int):
+        self.group, self.member = group, member
+
+    def __call__(self, x: Tensor, *args, **kwargs) -> Tensor:
+        return self.group.output(self.member, x)

@@ -1,0 +1,134 @@
+"""A causal decoder's loss from its hidden states: over loss rows only, and without ever holding all logits.
+
+Which models may have it is found by a trial: on one small batch their own loss and this one must agree. Models with
+other terms in their loss, or another head than their config says, keep their own.
+
+Shapes: B sequences, T positions, C loss rows, D hidden.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import fields
+
+import torch
+from torch import Tensor, nn
+
+from sebp_edge.errors import SparsityError
+from sebp_edge.ops import gather_rows, linear_cross_entropy
+from sebp_edge.ops.linear_cross_entropy import MAX_LOGITS
+from sebp_edge.patches.agreement import trial_batch, why_not
+from sebp_edge.patches.last_layer import LastLayer
+from sebp_edge.rows.row_plan import RowPlan
+
+logger = logging.getLogger(__name__)
+
+# What Gemma 2 and its like, RecurrentGemma and xLSTM call the cap of their logits. A trial sees a cap only where logits
+# are large.
+SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+# Keywords that a model's call takes and its base model does not.
+NOT_THE_BASES = ("labels", "num_items_in_batch", "logits_to_keep", "return_dict")
+
+
+class Head:
+    """What turns a causal decoder's hidden states into losses.
+
+    Args:
+        max_logits: how many logits there are at once, but for a single row's.
+
+    Raises:
+        SparsityError: it is not a linear layer without a bias.
+    """
+
+    def __init__(self, decoder: nn.Module, max_logits: int = MAX_LOGITS):
+        self._linear = decoder.get_output_embeddings()
+        if type(self._linear) is not nn.Linear or self._linear.bias is not None:
+            raise SparsityError("its head is not a linear layer without a bias.")
+        self._options = _logit_options(decoder.config.get_text_config()) | {"max_logits": max_logits}
+
+    @property
+    def weight(self) -> Tensor:
+        """[V, D]."""
+        return self._linear.weight
+
+    def losses(self, hidden_CD: Tensor, targets_C: Tensor, weight_VD: Tensor | None = None) -> Tensor:
+        """The loss of each row, in nats: fp32 [C]; by another tensor than the head's own weight, if one is given."""
+        weight_VD = self.weight if weight_VD is None else weight_VD
+        return linear_cross_entropy(hidden_CD, weight_VD, targets_C, **self._options)
+
+
+def _logit_options(config) -> dict[str, float | None]:
+    """What the model does to its logits before the softmax, as its family's config says it."""
+    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+    softcaps = (getattr(config, name, None) for name in SOFTCAPS)
+    return {"scale": scale, "softcap": next(filter(None, softcaps), None)}
+
+
+class FusedLoss:
+    """The forward pass of a causal decoder that returns its loss and no logits."""
+
+    def __init__(self, decoder: nn.Module, own_forward: Callable, last_layer: LastLayer):
+        self._decoder, self._own_forward, self._last_layer = decoder, own_forward, last_layer
+        # What a wrapper does around the forward would not happen around the base model's.
+        self._wrapped = "forward" in vars(decoder)
+        self._head: Head | None = None
+        self._output_type: type | None = None
+
+    def replaces(self, inputs: dict) -> bool:
+        """Whether this call's loss is computed here: a training step that means all logits, and the trial passed."""
+        to_keep = inputs.get("logits_to_keep", 0)
+        all_kept = isinstance(to_keep, int) and to_keep == 0
+        return all_kept and self._decoder.training and torch.is_grad_enabled() and self._why_not is None
+
+    def __call__(self, inputs: dict, plan: RowPlan, *, only_loss_rows: bool):
+        """The model's output with its loss, no logits, and all else that the base model returns.
+
+        Args:
+            inputs: the keywords of the model's call.
+            plan: the batch's loss rows and targets.
+            only_loss_rows: whether the last layer may leave out rows without a loss.
+        """
+        fewer = only_loss_rows and len(plan.loss_rows) < len(plan.active_rows)
+        restricted = fewer and self._last_layer.is_exact(self._decoder, self._trial_losses)
+        base, losses_C = self._row_losses(inputs, plan, restricted)
+        items = inputs.get("num_items_in_batch")
+        if isinstance(items, Tensor):
+            items = items.to(losses_C.device)
+        loss = losses_C.mean() if items is None else losses_C.sum() / items
+        names = {field.name for field in fields(self._output_type)}
+        output = self._output_type(loss=loss, **{name: value for name, value in base.items() if name in names})
+        as_dict = inputs.get("return_dict")
+        return output if (self._decoder.config.return_dict if as_dict is None else as_dict) else output.to_tuple()
+
+    def _row_losses(self, inputs: dict, plan: RowPlan, restricted: bool):
+        """The base model's output, and the losses of loss rows [C]."""
+        rows = plan.loss_rows if plan.loss_span is None else plan.loss_span
+        with self._last_layer.on(rows if restricted else None):
+            given = {name: value for name, value in inputs.items() if name not in NOT_THE_BASES}
+            base = self._decoder.base_model(**given, return_dict=True)
+        num_rows = base.last_hidden_state.shape[:-1].numel()
+        if num_rows != plan.num_rows:
+            raise SparsityError(f"The batch has {plan.num_rows} labels for {num_rows} tokens; give one for each token.")
+        return base, self._head.losses(gather_rows(base.last_hidden_state.flatten(0, 1), rows), plan.targets)
+
+    @functools.cached_property
+    def _why_not(self) -> str | None:
+        """The reason not to replace the model's own loss, if there is one; found at the first batch."""
+        reason = "its forward was wrapped before (as accelerate does for mixed precision); sparsify it first."
+        if not self._wrapped:
+            reason = why_not(self._decoder, self._own_loss, lambda: self._trial_losses(False).mean())
+        if reason is not None:
+            logger.warning("This model keeps its own loss and its logits: %s", reason)
+        return reason
+
+    def _own_loss(self) -> Tensor:
+        input_ids, labels = trial_batch(self._decoder)
+        output = self._own_forward(input_ids=input_ids, labels=labels, use_cache=False, return_dict=True)
+        self._output_type = type(output)
+        return output.loss
+
+    def _trial_losses(self, restricted: bool) -> Tensor:
+        self._head = self._head or Head(self._decoder)
+        input_ids, labels = trial_batch(self._decoder)
+        plan = RowPlan.from_labels(labels).to(labels.device)
+        return self._row_losses({"input_ids": input_ids, "use_cache": False}, plan, restricted)[1]

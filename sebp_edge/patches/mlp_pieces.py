@@ -1,0 +1,97 @@
+"""MLPs that run on a piece of the rows at a time, and again piece by piece in the backward pass.
+
+An MLP's hidden numbers are the widest that a block has, and belong to single rows: of the others only the input is
+kept. Each piece is a checkpoint (Chen et al. 2016) of its own, in a block that is kept as well as in one that is in a
+checkpoint itself. Such a block runs again for what it keeps, and stops when it has that: in most models with the last
+piece's input, before anything of the MLP is computed.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from sebp_edge.models.architecture import blocks_of
+from sebp_edge.patches.checkpoints import dropouts_of, refuse_dropout
+
+# Rows of a piece. With as many, an MLP of a 3B model needs no more memory than attention's backward pass over 3,000
+# tokens does; with half as many, a base in 4 bits would be dequantised twice as often.
+ROWS = 1024
+
+
+class MlpPieces:
+    """The handle of one decoder's MLPs in pieces; `remove()` gives them the forward that they had.
+
+    Args:
+        rows: of a piece, at most; None leaves MLPs whole.
+
+    Attributes:
+        only_keeps: whether a block runs again, for what it keeps.
+    """
+
+    def __init__(self, decoder: nn.Module, rows: int | None):
+        self.rows = rows
+        mlps = [getattr(block, "mlp", None) for block in blocks_of(decoder)]
+        self._mlps = [] if rows is None else [mlp for mlp in mlps if isinstance(mlp, nn.Module)]
+        self._before: dict[nn.Module, Callable | None] = {}
+        self.only_keeps = False
+
+    def attach(self, again: Callable[[], AbstractContextManager]) -> None:
+        """Cuts what goes through the MLPs; `again` gives the context in which a piece runs again."""
+        for mlp in self._mlps:
+            self._before[mlp] = vars(mlp).get("forward")
+            mlp.forward = _InPieces(self, mlp, again)
+
+    def remove(self) -> None:
+        """Gives the MLPs the forward that they had."""
+        for mlp, before in self._before.items():
+            if before is None:
+                vars(mlp).pop("forward", None)
+            else:
+                mlp.forward = before
+        self._before = {}
+
+    @contextmanager
+    def only_for_what_is_kept(self) -> Iterator[None]:
+        """Within it a block runs again for what it keeps."""
+        self.only_keeps = True
+        try:
+            yield
+        finally:
+            self.only_keeps = False
+
+
+class _InPieces:
+    """Stands in for one MLP's `forward`."""
+
+    def __init__(self, pieces: MlpPieces, mlp: nn.Module, again: Callable[[], AbstractContextManager]):
+        self._pieces, self._forward, self._again = pieces, mlp.forward, again
+        self._dropouts = dropouts_of(mlp)
+        self._gave_gradient = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        pieces = x.split(self._pieces.rows, dim=-2)
+        if not torch.is_grad_enabled():
+            return _joined(list(map(self._forward, pieces)))
+        refuse_dropout(self._dropouts)
+        if not self._pieces.only_keeps:
+            out = _joined([self._in_checkpoint(self._forward, piece) for piece in pieces])
+            self._gave_gradient = out.requires_grad
+            return out
+        for piece in pieces:
+            # What it gives does not matter; the last one's input may end the run.
+            self._in_checkpoint(torch.empty_like, piece)
+        # Something after the MLP keeps what it is made of.
+        with torch.no_grad():
+            out = _joined(list(map(self._forward, pieces)))
+        return out.requires_grad_(self._gave_gradient)
+
+    def _in_checkpoint(self, forward: Callable[[Tensor], Tensor], piece: Tensor) -> Tensor:
+        contexts = {"context_fn": lambda: (nullcontext(), self._again())}
+        return checkpoint(forward, piece, use_reentrant=False, preserve_rng_state=False, **contexts)
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-2)

@@ -1,0 +1,133 @@
+"""A decoder's row-by-row modules by our own operations, where these have kernels: RMSNorms, and MLPs with a gate.
+
+What a module computes is found by trial, not by its class: one that is not exactly such a norm or MLP keeps its own
+forward. What comes out of them is quickly made again from what their backward passes keep anyway, so that the layers
+that read it need not keep it: `source_of` says how.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from sebp_edge.ops import ACTIVATIONS, Gate, Remake, gated, rms_norm, runs_kernels
+from sebp_edge.patches.agreement import why_not
+
+# The parts of a Llama's MLP; it has nothing else.
+MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+class SmallOps:
+    """The handle of one decoder's replaced norms and MLPs; `remove()` gives them their own forward back.
+
+    Attributes:
+        replaced: the modules that have ours.
+    """
+
+    def __init__(self, decoder: nn.Module):
+        self._decoder = decoder
+        self._sources = WeakTensorKeyDictionary()
+        self.replaced: list[nn.Module] = []
+
+    def attach(self) -> None:
+        """Replaces the modules that are found to be such."""
+        # In plain PyTorch ours are no faster than the modules' own, and making inputs again takes a little time.
+        if runs_kernels(self._decoder.get_input_embeddings().weight):
+            for module, stand_in in self.stand_ins():
+                module.forward = stand_in
+                self.replaced.append(module)
+
+    def stand_ins(self) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+        """The modules that are found to be such, each with what computes the same."""
+        for module in list(self._decoder.modules()):
+            # A forward that others put there stays.
+            stand_in = None if "forward" in vars(module) else self._stand_in(module)
+            if stand_in is not None:
+                yield module, stand_in
+
+    def remove(self) -> None:
+        """Gives the modules their own forward back."""
+        for module in self.replaced:
+            vars(module).pop("forward", None)
+        self.replaced = []
+
+    def source_of(self, x: Tensor) -> Remake | Gate | None:
+        """What `x` can be made of again in the backward pass; None if it came from elsewhere."""
+        return self._sources.get(x)
+
+    def _stand_in(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+        """What computes the same as the module, if there is something."""
+        if _looks_like_a_norm(module):
+            trial = _trial_input(module.weight.numel(), module.weight.device, module.weight.dtype)
+            candidates = [_Norm(module, offset, self._sources) for offset in (0.0, 1.0)]
+        elif _looks_like_an_mlp(module):
+            embedding = self._decoder.get_input_embeddings().weight
+            trial = _trial_input(embedding.shape[1], embedding.device, embedding.dtype)
+            candidates = [_Mlp(module, name, self._sources) for name in ACTIVATIONS if _is_activation(module, name)]
+        else:
+            return None
+        own = module.forward
+        same = (one for one in candidates if why_not(module, lambda: own(trial), lambda one=one: one(trial)) is None)
+        return next(same, None)
+
+
+def _trial_input(size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """[3, size]; one row is so small that it shows what is added to its square."""
+    rows = torch.randn(3, size, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0], [30.0], [1e-3]])
+    return rows.to(device, dtype)
+
+
+def _looks_like_a_norm(module: nn.Module) -> bool:
+    state = [*module.named_parameters(), *module.named_buffers()]
+    only_weight = len(state) == 1 and state[0][0] == "weight" and state[0][1].dim() == 1
+    return only_weight and isinstance(_eps(module), float)
+
+
+def _eps(norm: nn.Module) -> float | None:
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+
+
+def _looks_like_an_mlp(module: nn.Module) -> bool:
+    parts = dict(module.named_children())
+    own_state = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return parts.keys() == MLP_PARTS and not own_state and not list(parts["act_fn"].parameters())
+
+
+def _is_activation(mlp: nn.Module, name: str) -> bool:
+    # In fp64, where GELU and its tanh approximation differ by far.
+    values = torch.linspace(-6, 6, 49, dtype=torch.float64)
+    with torch.no_grad():
+        return torch.allclose(gated(values, torch.ones_like(values), name), mlp.act_fn(values), rtol=1e-6, atol=1e-9)
+
+
+class _Norm:
+    """Stands in for one RMSNorm's `forward`."""
+
+    def __init__(self, module: nn.Module, offset: float, sources: WeakTensorKeyDictionary):
+        self.module, self.eps, self.offset, self.sources = module, _eps(module), offset, sources
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight, eps, offset = self.module.weight, self.eps, self.offset
+        # A module that is given another dtype than its own promotes in its own way.
+        if x.dtype != weight.dtype:
+            return type(self.module).forward(self.module, x)
+        out = rms_norm(x, weight, eps, offset)
+        if out.requires_grad:
+            remake = Remake(lambda x, weight: rms_norm(x, weight, eps, offset), (x.detach(), weight.detach()))
+            self.sources[out] = remake
+        return out
+
+
+class _Mlp:
+    """Stands in for one MLP's `forward`."""
+
+    def __init__(self, module: nn.Module, activation: str, sources: WeakTensorKeyDictionary):
+        self.module, self.activation, self.sources = module, activation, sources
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up, activation = self.module.gate_proj(x), self.module.up_proj(x), self.activation
+        hidden = gated(gate, up, activation)
+        if hidden.requires_grad:
+            self.sources[hidden] = Gate(gate, up, activation)
+        return self.module.down_proj(hidden)

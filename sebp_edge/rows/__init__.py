@@ -1,0 +1,1 @@
+"""Which rows of a batch carry gradient, and how they are laid out."""

@@ -1,0 +1,151 @@
+"""ActiveTokens: a batch's active rows gathered, all that a hoisted model needs; filled up to a bucket if asked.
+
+Shapes: B sequences, T positions, A active tokens, C loss rows, S slots of sequences (B, or a bucket's).
+"""
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sebp_edge.errors import SparsityError
+from sebp_edge.rows.buckets import Bucket
+from sebp_edge.rows.row_plan import RowPlan
+
+
+@dataclass(frozen=True)
+class ActiveTokens:
+    """The sequences of a batch one after another, their active rows only, and maybe filler.
+
+    Attributes:
+        input_ids: int64 [A].
+        position_ids: int64 [A], the position of each token in its sequence, as the model counts them.
+        cu_seqlens: int32 [S + 1], where each sequence begins; sequences may be empty.
+        max_len: the longest sequence, or more.
+        loss_places: int64 [C], increasing: where the loss rows are among the active tokens.
+        targets: [C], the labels of the loss rows (a decoder's are shifted): int64, or fp32 in a regression.
+        sequences: int64 [C], the sequence of the batch that each loss row belongs to; 0 for filler.
+        weights: fp32 [C], what each loss counts: 1, or 0 for filler.
+        token_type_ids: int64 [A], which text of a pair each token is of; None for models that do not ask.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    cu_seqlens: Tensor
+    max_len: int
+    loss_places: Tensor
+    targets: Tensor
+    sequences: Tensor
+    weights: Tensor
+    token_type_ids: Tensor | None = None
+
+    @classmethod
+    def gather(
+        cls,
+        input_ids_BT: Tensor,
+        plan: RowPlan,
+        position_ids_BT: Tensor | None = None,
+        token_type_ids_BT: Tensor | None = None,
+    ) -> "ActiveTokens":
+        """Takes the active rows out of a padded batch; all on one device, which is the host in a training.
+
+        Args:
+            position_ids_BT: where a model does not count positions from 0 on.
+        """
+        num_positions = input_ids_BT.shape[1]
+        rows = plan.active_rows
+        return cls(
+            input_ids=input_ids_BT.flatten()[rows],
+            position_ids=rows % num_positions if position_ids_BT is None else position_ids_BT.flatten()[rows],
+            cu_seqlens=plan.cu_seqlens,
+            max_len=plan.max_len,
+            loss_places=torch.searchsorted(rows, plan.loss_rows),
+            targets=plan.targets,
+            sequences=plan.loss_rows // num_positions,
+            weights=torch.ones(len(plan.loss_rows), device=plan.loss_rows.device),
+            token_type_ids=None if token_type_ids_BT is None else token_type_ids_BT.flatten()[rows],
+        )
+
+    def first(self) -> "ActiveTokens":
+        """The first token alone, with a loss, for where any batch of such tokens will do; on the host."""
+        zero = torch.zeros(1, dtype=torch.int64)
+        return replace(
+            self,
+            input_ids=self.input_ids[:1],
+            position_ids=self.position_ids[:1],
+            cu_seqlens=torch.tensor([0, 1], dtype=torch.int32),
+            max_len=1,
+            loss_places=zero,
+            targets=self.targets[:1],
+            sequences=zero,
+            weights=torch.ones(1),
+            token_type_ids=None if self.token_type_ids is None else self.token_type_ids[:1],
+        )
+
+    @property
+    def sizes(self) -> Bucket:
+        """The bucket that holds these tokens without any filler."""
+        return Bucket(len(self.input_ids), len(self.cu_seqlens) - 1, self.max_len, len(self.loss_places))
+
+    @property
+    def inputs(self) -> dict[str, Tensor | int | None]:
+        """What transformers' models are called with, for all sequences as one row."""
+        types = {} if self.token_type_ids is None else {"token_type_ids": self.token_type_ids[None]}
+        return types | {
+            "input_ids": self.input_ids[None],
+            "position_ids": self.position_ids[None],
+            # None, not ones: transformers would take ones for one long document.
+            "attention_mask": None,
+            "cu_seq_lens_q": self.cu_seqlens,
+            "cu_seq_lens_k": self.cu_seqlens,
+            "max_length_q": self.max_len,
+            "max_length_k": self.max_len,
+        }
+
+    def filled(self, bucket: Bucket) -> "ActiveTokens":
+        """The same tokens with filler behind them, in the sizes of `bucket` and `bucket.slots`; on the host.
+
+        Filler is token 0 at position 0, in sequences of its own: no token is outside a sequence, and none is at a
+        position that the batch does not have (position tables end, and some models scale by the largest position).
+        Filler losses are those of rows without a loss, filler first, each once: a row gathered twice would lose its
+        gradient. Losses and gradients of the batch, weighted, are the unfilled ones.
+
+        Raises:
+            SparsityError: the bucket is too small.
+        """
+        if not (bucket.holds(self.sizes) and bucket.loss_rows <= bucket.tokens):
+            raise SparsityError(f"A batch with {_named(self.sizes)} does not fit into a bucket of {_named(bucket)}.")
+        num_tokens, num_filler = len(self.input_ids), bucket.tokens - len(self.input_ids)
+        begins = torch.arange(num_tokens, bucket.tokens, bucket.longest, dtype=torch.int32)
+        cu_seqlens = torch.cat([self.cu_seqlens[:-1], begins])
+        without_loss = torch.ones(bucket.tokens, dtype=torch.bool)
+        without_loss[self.loss_places] = False
+        # From the end, where the filler is.
+        filler_places = without_loss.nonzero().squeeze(1)[bucket.tokens - bucket.loss_rows :]
+        loss_places, order = torch.cat([self.loss_places, filler_places]).sort()
+        return ActiveTokens(
+            input_ids=F.pad(self.input_ids, (0, num_filler)),
+            position_ids=F.pad(self.position_ids, (0, num_filler)),
+            cu_seqlens=F.pad(cu_seqlens, (0, bucket.slots + 1 - len(cu_seqlens)), value=bucket.tokens),
+            max_len=bucket.longest,
+            loss_places=loss_places,
+            targets=F.pad(self.targets, (0, len(filler_places)))[order],
+            sequences=F.pad(self.sequences, (0, len(filler_places)))[order],
+            weights=F.pad(self.weights, (0, len(filler_places)))[order],
+            token_type_ids=None if self.token_type_ids is None else F.pad(self.token_type_ids, (0, num_filler)),
+        )
+
+    def weighted(self, factor: float) -> "ActiveTokens":
+        """The same tokens with all weights times `factor`."""
+        return replace(self, weights=self.weights * factor)
+
+    def to(self, device: torch.device | str) -> "ActiveTokens":
+        """The same tokens on `device`."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
+
+
+def _named(sizes: Bucket) -> str:
+    return ", ".join(f"{size} {name.replace('_', ' ')}" for name, size in sizes._asdict().items())

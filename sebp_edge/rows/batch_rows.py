@@ -1,0 +1,128 @@
+"""Which rows of a batch the layers of a model compute in the backward pass: read off the batch, or found in dL/dY.
+
+A row set is given only where every row outside of it should be zero in dL/dY; `verification` has that shown in a
+backward pass before it is believed.
+
+    causal decoder, labels                          up to the last loss row of each sequence;
+                                                    behind the last attention: loss rows
+    the same, padded on the left or otherwise       those that are found; behind the last attention: loss rows
+    encoder, attention mask and labels              real tokens, and what the head reads;
+                                                    behind the last attention: what the head reads
+    everything else                                 those that are found
+
+"Behind the last attention" are the layers that work row by row on what only the head reads: see
+`layers_behind_attention`. Shapes: B sequences, T positions, N = B*T rows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sebp_edge.models.architecture import is_called_causal, reads_first_token, reads_labelled_tokens
+from sebp_edge.ops import ActiveRows, Rows, detect
+from sebp_edge.rows.row_plan import IGNORE, RowPlan, is_right_padded, span_of
+
+# With these, gradient may come from more than the logits of labelled rows.
+LOOKS_FURTHER = ("output_hidden_states", "output_attentions")
+# With these, the loss is not that of the shifted labels.
+ANOTHER_LOSS = ("output_router_logits", "shift_labels", "ignore_index")
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """The rows of one batch.
+
+    Attributes:
+        num_rows: N, or None where no set is known.
+        everywhere: for every linear layer but
+        behind_attention: those behind the last attention; None for all rows.
+        num_pooled: B where the head reads one row of each sequence; layers of B rows compute all of them.
+        leaves_out: which kinds of rows are left out: padding, and real tokens that no loss looks at.
+    """
+
+    num_rows: int | None
+    everywhere: Rows | None
+    behind_attention: Rows | None
+    num_pooled: int | None = None
+    leaves_out: tuple[bool, bool] = (False, False)
+
+    def of_layers(self, *, behind_attention: bool) -> Rows | None:
+        """The rows of linear layers."""
+        return self.behind_attention if behind_attention else self.everywhere
+
+    @property
+    def of_norms(self) -> Rows | None:
+        """The rows of norms."""
+        return self.everywhere
+
+
+DETECTED = BatchRows(None, detect, detect)
+ALL = BatchRows(None, None, None)
+
+
+def decoder_plan(model: nn.Module, inputs: dict) -> RowPlan | None:
+    """The loss rows and their targets of a batch for what is called a causal decoder, however the batch is padded; None
+    where unknown.
+
+    Args:
+        model: the transformers model.
+        inputs: the keywords of its call.
+    """
+    labels_BT = inputs.get("labels")
+    if not isinstance(labels_BT, Tensor) or labels_BT.dim() != 2 or not is_called_causal(model):
+        return None
+    if any(_asks(inputs.get(name)) for name in ANOTHER_LOSS):
+        return None
+    return RowPlan.from_labels(labels_BT).to(labels_BT.device)
+
+
+def decoder_rows(plan: RowPlan, attention_mask: Tensor | None) -> BatchRows:
+    """The rows of a causal decoder's layers, for a loss that sees the logits of its loss rows only."""
+    # Attention on rows that are masked altogether (left padding) is the implementation's own choice.
+    causal = attention_mask is None or (attention_mask.dim() == 2 and is_right_padded(attention_mask))
+    active_rows = plan.active_span or ActiveRows.from_ids(plan.active_rows, plan.num_rows)
+    loss_rows = plan.loss_span or ActiveRows.from_ids(plan.loss_rows, plan.num_rows)
+    if causal and len(plan.loss_rows) == len(plan.active_rows):
+        # One object, so that all layers that read the same input share what is kept of it.
+        loss_rows = active_rows
+    # The last row of each sequence predicts nothing; what is left out beside these is padding.
+    num_padding = plan.num_rows - len(plan.active_rows) - (len(plan.cu_seqlens) - 1)
+    leaves_out = (causal and num_padding > 0, len(plan.loss_rows) < len(plan.active_rows))
+    return BatchRows(plan.num_rows, active_rows if causal else detect, loss_rows, leaves_out=leaves_out)
+
+
+def encoder_rows(model: nn.Module, inputs: dict) -> BatchRows:
+    """The rows of an encoder's layers; those that are found, where mask, labels or head do not show them."""
+    mask_BT, labels = inputs.get("attention_mask"), inputs.get("labels")
+    if not isinstance(labels, Tensor) or not isinstance(mask_BT, Tensor) or mask_BT.dim() != 2:
+        return DETECTED
+    real_BT = mask_BT.cpu().bool()
+    # A sequence without a real token spreads its attention, and its gradient, over all rows.
+    if not bool(real_BT.any(dim=1).all()):
+        return DETECTED
+    if reads_first_token(model):
+        read_BT, num_pooled = torch.zeros_like(real_BT), len(real_BT)
+        read_BT[:, 0] = True
+    elif reads_labelled_tokens(model) and labels.shape == mask_BT.shape:
+        read_BT, num_pooled = labels.cpu() != IGNORE, None
+    else:
+        return DETECTED
+    everywhere, read = (_rows_where(rows_BT, mask_BT.device) for rows_BT in (real_BT | read_BT, read_BT))
+    leaves_out = (not bool(real_BT.all()), bool((real_BT & ~read_BT).any()))
+    return BatchRows(real_BT.numel(), everywhere, read, num_pooled, leaves_out)
+
+
+def looks_further(model: nn.Module, inputs: dict) -> bool:
+    """Whether more than the logits is asked for, by the call or the config: then gradient may come from anywhere."""
+    config = getattr(model, "config", None)
+    return any(_asks(inputs.get(name)) or _asks(getattr(config, name, None)) for name in LOOKS_FURTHER)
+
+
+def _asks(value) -> bool:
+    return value is not None and value is not False
+
+
+def _rows_where(rows_BT: Tensor, device: torch.device) -> ActiveRows | slice:
+    rows = rows_BT.flatten().nonzero().squeeze(1)
+    return span_of(rows) or ActiveRows.from_ids(rows.to(device), rows_BT.numel())

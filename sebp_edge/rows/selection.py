@@ -1,0 +1,257 @@
+"""What `sparsify(model, rows=...)` accepts: which rows of dL/dY the backward pass computes.
+
+    "exact"        all that are not zero, read off the labels where they show them, else found in dL/dY; the default
+    "detect"       all that are not zero, found in dL/dY
+    TopN           the n rows of largest norm                                     an approximation
+    Threshold      the rows whose norm is not far below the others'               an approximation
+
+An approximation chooses anew in each layer, from that layer's dL/dY, and counts what it drops. Layers that are computed
+together (q, k and v with LoRA) choose together, by their common norm. Nothing waits for the device.
+Shapes: N rows, M columns, A rows kept.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sebp_edge.errors import SparsityError
+from sebp_edge.ops import ActiveRows, Selector, detect, row_norms, select_rows
+from sebp_edge.rows import row_rules
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TopN:
+    """The n rows of largest norm in each layer (Topchii et al.); of equal ones the first, and never a row of zeros.
+
+    Attributes:
+        n: rows to keep; a layer that has fewer that are not zero keeps these, and loses nothing.
+        unbiased: row i is kept with a probability in proportion to its norm, at most 1, and its gradient divided by
+            it: the mean over draws is the exact gradient. The probabilities sum up to n, and so many rows are drawn.
+        seed: of the draws; torch's own random state is not touched.
+    """
+
+    n: int
+    unbiased: bool = False
+    seed: int = 0
+
+    def __post_init__(self):
+        _require(_is_whole(self.n) and self.n >= 1, f"TopN got n={self.n!r}; expected how many rows to keep, 1 or more")
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The rows whose norm is at least epsilon times the median norm of the layer's rows that are not zero.
+
+    Without an epsilon, the first backward passes keep every row that is not zero and find one (`NormHistogram`): the
+    knee of the distribution of row norms, as the paper's, but relative to the median, for each layer.
+
+    Attributes:
+        epsilon: relative to the median; None to find it.
+        max_lost: the largest share of the sum of squared norms that any backward pass of any layer may drop; where
+            epsilon would drop more, the largest of these rows are kept. 0 drops nothing, 1 sets no limit.
+        calibration_passes: backward passes of a layer in which epsilon is found.
+        unbiased: a row that would be dropped is kept with a probability in proportion to its norm, and its gradient
+            divided by it: the mean over draws is the exact gradient.
+        seed: of the draws; torch's own random state is not touched.
+    """
+
+    epsilon: float | None = None
+    max_lost: float = 1e-3
+    calibration_passes: int = 8
+    unbiased: bool = False
+    seed: int = 0
+
+    def __post_init__(self):
+        _require(
+            self.epsilon is None or (_is_number(self.epsilon) and self.epsilon > 0),
+            f"Threshold got epsilon={self.epsilon!r}; expected a number above 0, relative to the median norm, or None",
+        )
+        _require(
+            _is_number(self.max_lost) and 0 <= self.max_lost <= 1,
+            f"Threshold got max_lost={self.max_lost!r}; expected a share of the energy, from 0 to 1",
+        )
+        _require(
+            _is_whole(self.calibration_passes) and self.calibration_passes >= 1,
+            f"Threshold got calibration_passes={self.calibration_passes!r}; expected a whole number, 1 or more",
+        )
+
+
+RowSelection = Literal["exact", "detect"] | TopN | Threshold
+
+
+@dataclass(frozen=True)
+class DroppedRows:
+    """What an approximation dropped in one layer, or in layers computed together, since the model was sparsified.
+
+    Attributes:
+        layers: their names.
+        passes: backward passes.
+        rows: rows of dL/dY over all passes.
+        active: those that were not zero.
+        kept: those that were computed.
+        lost_energy: the share of the squared norm in active rows that were not kept, a mean over the passes. With an
+            unbiased rule the rows that were kept stand for the others.
+        epsilon: relative to the median norm, given or found; None where none is in use (yet).
+    """
+
+    layers: tuple[str, ...]
+    passes: int
+    rows: int
+    active: int
+    kept: int
+    lost_energy: float
+    epsilon: float | None
+
+
+class Selection:
+    """One sparsified model's way to choose rows, with a state for each layer.
+
+    Attributes:
+        reads_labels: whether rows come from the labels, where these show them; `selector` chooses all others.
+        is_exact: whether every row that is not zero is kept.
+
+    Raises:
+        SparsityError: there is no such way.
+    """
+
+    def __init__(self, model: nn.Module, rows: RowSelection):
+        known = rows in ("exact", "detect") if isinstance(rows, str) else isinstance(rows, TopN | Threshold)
+        _require(
+            known, f"rows={rows!r}; expected 'exact', 'detect', TopN(n) or Threshold() of sebp_edge.rows.selection"
+        )
+        self.reads_labels = rows == "exact"
+        self.is_exact = isinstance(rows, str)
+        self._rule = None if self.is_exact else rows
+        self._names = {layer: name for name, layer in model.named_modules()}
+        self._selectors: dict[tuple[nn.Module, ...], _LayerSelector] = {}
+        if self._rule:
+            self._draw = _Draw(self._rule.seed)
+            logger.info("Gradients are approximations, with %s; `dropped()` says what each layer drops.", self._rule)
+
+    def selector(self, layers: Sequence[nn.Module]) -> Selector:
+        """What chooses the rows of these layers in the backward pass; the same each time."""
+        if self._rule is None:
+            return detect
+        layers = tuple(layers)
+        if layers not in self._selectors:
+            choose = (_Largest if isinstance(self._rule, TopN) else _Above)(self._rule, self._draw)
+            self._selectors[layers] = _LayerSelector(tuple(self._names[layer] for layer in layers), choose)
+        return self._selectors[layers]
+
+    def dropped(self) -> list[DroppedRows]:
+        """What was dropped so far, by layer; empty for exact rows. Waits for the device."""
+        return [selector.dropped() for selector in self._selectors.values() if selector.passes]
+
+
+class _LayerSelector:
+    """Chooses the rows of one layer, or of layers computed together, and counts them on the device."""
+
+    def __init__(self, names: tuple[str, ...], choose: "_Largest | _Above"):
+        self.passes = 0
+        self._names, self._choose, self._rows = names, choose, 0
+        self._active = self._kept = self._lost = 0
+
+    def __call__(self, douts_NM: tuple[Tensor, ...]) -> ActiveRows:
+        if len(douts_NM[0]) == 0:
+            return detect(douts_NM)
+        energy_N = row_norms(*douts_NM)
+        selected = self._choose(energy_N)
+        self._count(energy_N, selected)
+        return selected
+
+    def dropped(self) -> DroppedRows:
+        return DroppedRows(
+            layers=self._names,
+            passes=self.passes,
+            rows=self._rows,
+            active=int(self._active),
+            kept=int(self._kept),
+            lost_energy=float(self._lost) / self.passes,
+            epsilon=None if self._choose.epsilon is None else float(self._choose.epsilon),
+        )
+
+    def _count(self, energy_N: Tensor, selected: ActiveRows) -> None:
+        # Read off what was selected, so that rows beyond the capacity count as dropped.
+        is_row_A = torch.arange(len(selected.ids), device=energy_N.device) < selected.count
+        times_N = torch.zeros_like(energy_N, dtype=torch.int64).index_add_(0, selected.ids, is_row_A.long())
+        self.passes += 1
+        self._rows += len(energy_N)
+        self._active = self._active + (energy_N != 0).sum()
+        self._kept = self._kept + selected.count
+        self._lost = self._lost + row_rules.lost_share(energy_N, times_N > 0)
+
+
+class _Draw:
+    """Draws rows with a random state of its own on each device."""
+
+    def __init__(self, seed: int):
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __call__(self, probability_N: Tensor, *, capacity: int | None = None) -> ActiveRows:
+        device = probability_N.device
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        keep_N, weights_N = row_rules.draw(probability_N, self._generators[device])
+        return select_rows(keep_N, weights_N, capacity=capacity)
+
+
+class _Largest:
+    """`TopN` in one layer."""
+
+    epsilon = None
+
+    def __init__(self, rule: TopN, draw: _Draw):
+        self._rule, self._draw = rule, draw
+
+    def __call__(self, energy_N: Tensor) -> ActiveRows:
+        n = self._rule.n
+        if self._rule.unbiased:
+            # The probabilities sum up to n but for rounding, and a draw keeps their sum, rounded up at most.
+            return self._draw(row_rules.water_filling(energy_N, n), capacity=n + 1)
+        return select_rows(row_rules.largest(energy_N, n), capacity=n)
+
+
+class _Above:
+    """`Threshold` in one layer: finds its epsilon first, if it has none."""
+
+    def __init__(self, rule: Threshold, draw: _Draw):
+        self._rule, self._draw = rule, draw
+        self.epsilon: Tensor | float | None = rule.epsilon
+        self._histogram: row_rules.NormHistogram | None = None
+        self._passes_left = rule.calibration_passes
+
+    def __call__(self, energy_N: Tensor) -> ActiveRows:
+        if self.epsilon is None:
+            self._calibrate(energy_N)
+            return select_rows(energy_N != 0)
+        if self._rule.unbiased:
+            return self._draw(row_rules.softly_above(energy_N, self.epsilon, self._rule.max_lost))
+        return select_rows(row_rules.above(energy_N, self.epsilon, self._rule.max_lost)[0])
+
+    def _calibrate(self, energy_N: Tensor) -> None:
+        self._histogram = self._histogram or row_rules.NormHistogram(energy_N.device)
+        self._histogram.add(energy_N)
+        self._passes_left -= 1
+        if self._passes_left == 0:
+            self.epsilon = self._histogram.epsilon(self._rule.max_lost)
+
+
+def _is_whole(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise SparsityError(f"{otherwise}.")

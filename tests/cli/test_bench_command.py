@@ -1,0 +1,181 @@
+"""`sebp-edge bench`: a table that survives narrow windows and pipes, clean JSON, and one sentence for every mistake."""
+
+import csv
+import json
+import re
+
+import pytest
+from builders import make_llama
+from rich.console import Console
+from typer.testing import CliRunner
+
+from sebp_edge.cli import app, console
+from sebp_edge.cli import bench as command
+from sebp_edge.errors import ModelError
+from sebp_edge.insight.bench.ways import WAYS, Way
+from sebp_edge.models import hub
+from sebp_edge.models.catalog import CATALOG, bundled_config, resolve, resolve_shape
+from sebp_edge.models.loading import model_of_shape
+
+NAMES = [way.name for way in WAYS]
+
+
+@pytest.fixture
+def bench(model_folder):
+    """Runs the command with a model that takes a second."""
+
+    def run(*arguments, model=model_folder):
+        given = ("bench", "--device", "cpu", "--context", "64", "--model", model, *arguments)
+        return CliRunner().invoke(app, [str(argument) for argument in given])
+
+    return run
+
+
+def refusal(*arguments):
+    result = CliRunner().invoke(app, ["bench", "--device", "cpu", *map(str, arguments)])
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_the_table_goes_through_a_pipe_and_ends_with_the_recommendation(bench):
+    result = bench("--batch", 3)
+    assert result.exit_code == 0, result.output
+    head, *rows = result.stdout.splitlines()
+    assert re.search(
+        r"micro-llama \(lora, float32, own weights\) on \d threads? of the CPU: 3 texts of 13 to 64 ", head
+    )
+    cells = [row.split("\t") for row in rows[: len(NAMES)]]
+    assert [row[0] for row in cells] == NAMES
+    assert all(re.fullmatch(r"[\d,.]+ ms", cell) for row in cells[:-1] for cell in row[1:4])
+    assert all(re.fullmatch(r"\d\.\de-\d\d", row[-1]) for row in cells[:-1])
+    assert cells[-1][3] == "not here"
+    assert rows[len(NAMES) :][0] == "graph, not here: CUDA graphs need an NVIDIA GPU."
+    assert rows[-1].startswith("On this machine ")
+    assert len(rows) == len(NAMES) + 2
+
+
+def test_json_csv_and_plot_hold_the_same(bench, notes_folder, tmp_path):
+    result = bench(notes_folder, "--json", "--csv", tmp_path / "b.csv", "--plot", tmp_path / "b.svg")
+    (record,) = map(json.loads, result.stdout.splitlines())
+    assert (record["event"], record["model"], record["weights"]) == ("bench", "micro-llama", "its own")
+    assert len(record["lengths"]) == 4
+    assert record["tokens"] == sum(record["lengths"]) < 4 * record["context_length"]
+    with (tmp_path / "b.csv").open(newline="") as file:
+        steps = [row["step_ms"] for row in csv.DictReader(file)]
+    assert steps == ["" if row["step_ms"] is None else str(row["step_ms"]) for row in record["ways"]]
+    assert (tmp_path / "b.svg").read_text().startswith("<svg")
+
+
+def test_nothing_is_wider_than_a_narrow_window(bench, monkeypatch, capsys):
+    narrow = Console(width=40, force_terminal=True, color_system=None, highlight=False)
+    for place in (console, command):
+        monkeypatch.setattr(place, "out", narrow)
+    with narrow.capture() as captured:
+        bench()
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= 40
+    assert all(any(name in line for line in lines) for name in NAMES)
+
+
+def test_all_weights_are_trained_by_a_full_recipe(bench):
+    (record,) = map(json.loads, bench("--recipe", "full", "--json").stdout.splitlines())
+    assert record["method"] == "full"
+    assert [row["status"] for row in record["ways"]] == ["ok"] * 5 + ["not here"]
+
+
+def test_a_config_alone_is_enough_and_random_weights_are_said(bench, tmp_path, notes_folder):
+    make_llama().config.save_pretrained(tmp_path / "only")
+    for model in (tmp_path / "only", tmp_path / "only" / "config.json"):
+        result = bench(notes_folder, "--json", model=model)
+        assert result.stderr.startswith(
+            "note: Instead of the weights of 'only', which are not on this machine, random "
+        )
+        assert json.loads(result.stdout)["weights"] == "random"
+        assert json.loads(result.stdout)["model"] == "only"
+
+
+def test_padding_is_what_was_asked_for(model_folder):
+    given = ["bench", "--device", "cpu", "--model", str(model_folder), "--padding", "60%", "--json"]
+    record = json.loads(CliRunner().invoke(app, given).stdout)
+    assert 0.6 <= record["padding_share"] < 0.61
+    assert record["context_length"] == 96
+
+
+def test_what_is_wrong_has_no_time_but_a_reason(bench, monkeypatch):
+    dense = WAYS[0]
+    broken = Way("broken", dense.attach, lambda model, batch: dense.loss(model, batch) / 2)
+    monkeypatch.setattr("sebp_edge.insight.bench.compare.compare.__defaults__", ((dense, broken),))
+    result = bench()
+    rows = result.stdout.splitlines()
+    assert re.fullmatch(r"broken\t-\t-\trefused\t-\t-\t\d\.\de-\d\d", rows[2])
+    assert rows[3] == "broken, refused: its loss is off by 5.0e-01, above 1.0e-04."
+
+
+def test_every_mistake_is_one_sentence(model_folder, tmp_path, notes_folder):
+    micro = ("--model", model_folder)
+    assert "leave out --context, or --padding" in refusal("--padding", "90%", "--context", 64)
+    assert "must be a share of the batch" in refusal(*micro, "--padding", "lots")
+    assert "knows at most 128; ask for less padding" in refusal(*micro, "--padding", "99%")
+    assert "would be padded to 129 tokens" in refusal(*micro, "--context", 129)
+    assert "context_length must be a whole number of at least 8" in refusal(*micro, "--context", 7)
+    assert "Unknown model 'tinny'; did you mean 'tiny'?" in refusal("--model", "tinny")
+    assert "did you mean 'notes'?" in refusal("--recipe", "note")
+    assert "There is no file or folder" in refusal(tmp_path / "missing", *micro)
+    assert "Nothing readable was found" in refusal(model_folder / "model.safetensors", *micro)
+    assert "must end in .svg" in refusal("--plot", tmp_path / "b.png")
+    assert "to write into; make it, or choose another" in refusal("--csv", tmp_path / "missing" / "b.csv")
+    assert "exists already and is no benchmark; choose another file" in refusal("--csv", tmp_path)
+    four_bit = tmp_path / "four.toml"
+    four_bit.write_text("load_in_4bit = true\n")
+    assert "loads models in 4 bits, which are not timed" in refusal(*micro, "--recipe", four_bit)
+    (tmp_path / "config.json").write_text("{}")
+    assert "config.json is damaged" in refusal("--model", tmp_path / "config.json")
+    assert CliRunner().invoke(app, ["bench", "--batch", "0"]).exit_code == 2
+    assert "'mps' is not usable" in CliRunner().invoke(app, ["bench", "--device", "mps"]).stderr
+
+
+def test_a_model_that_memory_cannot_hold_is_refused_before_it_is_made(monkeypatch):
+    monkeypatch.setattr("sebp_edge.machine.devices.free_memory", lambda device: 1_000_000_000)
+    assert "'llama-3.2-3b' has 3.21 billion parameters" in refusal("--model", "llama-3.2-3b")
+
+
+# ---------------------------------------------------------------------------------------------------- models by name
+
+
+@pytest.mark.parametrize("name", [name for name in CATALOG if name != "tiny"])
+def test_the_sizes_of_every_known_model_are_bundled_and_nobody_is_contacted(name, monkeypatch):
+    monkeypatch.setattr(hub, "_contact", None)
+    model = model_of_shape(resolve(name))
+    assert round(model.num_parameters() / 1e9, 3) == CATALOG[name].parameters
+
+
+def test_other_models_have_no_bundled_sizes(model_folder):
+    assert all(bundled_config(resolve(name)) is None for name in ("tiny", "someone/some-model", model_folder))
+
+
+def test_a_file_is_a_models_config_where_that_is_enough(tmp_path, model_folder):
+    (tmp_path / "my-shape.json").write_text("{}")
+    assert resolve_shape(tmp_path / "my-shape.json").name == "my-shape"
+    assert resolve_shape(model_folder / "config.json").name == model_folder.name
+    assert resolve_shape(str(model_folder)) == resolve(model_folder)
+    assert resolve_shape("tiny") == resolve("tiny")
+
+
+def test_what_is_no_path_is_resolved_as_ever():
+    for name in ("~nobody-of-that-name/config.json", "x" * 5000 + ".json"):
+        with pytest.raises(ModelError):
+            resolve_shape(name)
+
+
+@pytest.mark.parametrize(("option", "name"), [("--csv", "notes.csv"), ("--plot", "drawing.svg")])
+def test_only_an_earlier_benchmark_is_overwritten(bench, tmp_path, option, name):
+    target = tmp_path / name
+    assert bench(option, target, "--batch", "1").exit_code == 0
+    first = target.read_bytes()
+    assert bench(option, target, "--batch", "2").exit_code == 0
+    assert target.read_bytes() != first
+    target.write_text("my own")
+    assert f"{name}' exists already and is no benchmark;" in refusal(option, target)
+    assert target.read_text() == "my own"

@@ -1,0 +1,51 @@
+"""What the README and the examples show is what runs."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments, **options):
+    environment = os.environ | {"PYTHONWARNINGS": "ignore"}
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, env=environment, check=True, **options
+    ).stdout
+
+
+def test_the_readmes_code_is_the_quickstart_and_runs():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    quickstart = (ROOT / "examples" / "quickstart.py").read_text(encoding="utf-8")
+    assert all(block.strip() in quickstart for block in blocks[:2])
+    assert "The held-out loss fell" in run(ROOT / "examples" / "quickstart.py", cwd=ROOT)
+
+
+def test_the_flat_loop_learns():
+    said = run(ROOT / "examples" / "flat_loop.py", cwd=ROOT)
+    before, after = map(float, re.search(r"held-out loss ([\d.]+) -> ([\d.]+)", said).groups())
+    assert after < 0.95 * before
+
+
+def test_the_readmes_file_tree_is_there():
+    tree = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL).group(1)
+    folder, found = [], 0
+    for line in tree.splitlines():
+        name = line.strip().split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        folder[depth:] = [name.rstrip("/")]
+        assert ROOT.joinpath(*folder).exists(), line
+        found += 1
+    assert found > 20
+
+
+def test_the_example_notes_show_what_is_left_out(tmp_path):
+    from sebp_edge.texts.readers import read_texts
+
+    reading = read_texts(ROOT / "examples" / "notes")
+    assert len(reading.documents) >= 60
+    assert len({item.reason.split(" (")[0].split("same as")[0] for item in reading.left_out}) >= 5
+    assert json.dumps([item.reason for item in reading.left_out])

@@ -1,0 +1,322 @@
+"""What an analysis counts is what plain PyTorch has in dL/dY, and a model comes out of it as it went in."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from builders import make_examples, make_llama, make_sentences
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.pytorch_utils import Conv1D
+
+from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.errors import MachineError, ModelError, TextsError
+from sebp_edge.events import ExampleAnalyzed
+from sebp_edge.insight.analysis import LayerRows, Sparsity, analyze
+from sebp_edge.insight.gradients import linear_layers, row_gradients
+from sebp_edge.rows.row_rules import NormHistogram
+from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.dataset import Dataset
+from sebp_edge.texts.examples import Example
+
+CONTEXT, PAD = 23, 2
+
+
+def make_gpt2():
+    sizes = {"vocab_size": 320, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=1)).eval()
+
+
+def random_examples(count=5, prompt=0):
+    lengths = torch.randint(2, CONTEXT + 1, (count,)).tolist()
+    return [
+        Example(ids, [-100] * min(prompt, len(ids) - 1) + ids[min(prompt, len(ids) - 1) :], number)
+        for number, ids in enumerate(torch.randint(3, 320, (length,)).tolist() for length in lengths)
+    ]
+
+
+def looked_at(model, examples, context=CONTEXT, **options):
+    """The analysis of all of these examples, as of texts that gave them."""
+    base = SimpleNamespace(
+        model=model,
+        pad_token_id=PAD,
+        dtype=next(model.parameters()).dtype,
+        device=torch.device("cpu"),
+        reference=SimpleNamespace(public_name="micro-llama"),
+    )
+    dataset = Dataset(examples, context, len(examples), [])
+    options = {"count": len(examples), "seed": 0, "on_event": lambda event: None} | options
+    return analyze(base, dataset, options["count"], options["seed"], options["on_event"])
+
+
+def plain_gradients(model, examples, context=CONTEXT):
+    """dL/dY of every linear layer, by name: one batch with transformers' own loss, summed up; [E, T, M]."""
+    batch = Collator(context, PAD)(examples)
+    outputs = {}
+    handles = [
+        layer.register_forward_hook(lambda layer, _, output, name=name: outputs.update({name: output}))
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear | Conv1D)
+    ]
+    inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "labels": batch.labels}
+    loss = model(**inputs, num_items_in_batch=1).loss
+    gradients = torch.autograd.grad(loss, list(outputs.values()))
+    for handle in handles:
+        handle.remove()
+    return dict(zip(outputs, gradients, strict=True))
+
+
+# ----------------------------------------------------------------------------------------------------------- gradients
+
+
+@pytest.mark.parametrize("prompt", [0, 4])
+@pytest.mark.parametrize("make", [lambda: make_llama(num_hidden_layers=3), make_gpt2], ids=["llama", "gpt2"])
+def test_row_norms_and_zeros_are_those_of_one_dense_batch(make, prompt):
+    model, examples = make().eval(), random_examples(prompt=prompt)
+    expected = plain_gradients(model, examples)
+    batches = [Collator(CONTEXT, PAD)([example]) for example in examples]
+    found = row_gradients(model, batches, lambda: None)
+    names = {layer: name for name, layer in model.named_modules()}
+    assert len(found) == len(expected)
+    for layer, one in zip(linear_layers(model), found, strict=True):
+        dout = expected[names[layer]].double()
+        torch.testing.assert_close(one.energy_ET, dout.square().sum(2), rtol=1e-4, atol=1e-10)
+        if one.place.projection not in ("q_proj", "c_attn"):  # their first rows are zero but for rounding
+            assert torch.equal(one.is_zero_ET, (dout == 0).all(2))
+
+
+def test_layers_have_their_block_their_projection_and_their_size():
+    places = list(linear_layers(make_gpt2()).values())
+    names = ["c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"]
+    assert [(place.block, place.projection) for place in places] == [
+        *((block, name) for block in range(3) for name in names),
+        (None, "lm_head"),
+    ]
+    assert [place.weights for place in places[:4]] == [32 * 96, 32 * 32, 32 * 128, 128 * 32]
+    assert [place.behind_attention for place in places[-5:]] == [False, True, True, True, True]
+
+
+def test_a_model_is_left_as_it_was():
+    model = make_llama()
+    model.model.norm.weight.requires_grad_(False)
+    before = {name: (parameter.clone(), parameter.requires_grad) for name, parameter in model.named_parameters()}
+    looked_at(model, random_examples())
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name][0])
+        assert (parameter.requires_grad, parameter.grad) == (before[name][1], None)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_an_app_that_computes_without_gradients_gets_the_same():
+    model, examples = make_llama(), random_examples()
+    with torch.no_grad():
+        without = looked_at(model, examples)
+    assert without == looked_at(model, examples)
+
+
+def test_a_model_that_routes_rows_to_experts_is_refused_and_left_as_it_was():
+    model = make_llama()
+    mlp = model.model.layers[0].mlp
+    mlp.forward = lambda x: F.pad(mlp.down_proj(mlp.up_proj(x[:, ::2])), (0, 0, 0, x.shape[1] // 2))
+    with pytest.raises(ModelError, match="computes 12 rows of a sequence of 23"):
+        looked_at(model, random_examples())
+    assert not any(module._forward_hooks for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_gradients_that_are_no_numbers_are_refused():
+    model = make_llama()
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0] = float("nan")
+    with pytest.raises(ModelError, match="all zero or not finite"):
+        looked_at(model, random_examples())
+
+
+# -------------------------------------------------------------------------------------------------------------- counts
+
+
+def by_hand(energy_N, is_zero_N):
+    """The counts of one layer, by sorting and plain comparisons."""
+    histogram = NormHistogram(energy_N.device)
+    histogram.add(energy_N)
+    knee = histogram.epsilon(1)
+    norms, total = energy_N.sqrt(), energy_N.sum()
+    active = norms[norms > 0].sort().values
+    below = norms < knee * active[(len(active) - 1) // 2]
+    held, holding = 0.0, 0
+    for energy in sorted(energy_N.tolist(), reverse=True):
+        held, holding = held + energy, holding + 1
+        if held >= 0.99 * total:
+            break
+    return int(is_zero_N.sum()), int(below.sum()), holding, float(knee), float(energy_N[below].sum() / total)
+
+
+def test_what_is_counted_in_each_layer_is_counted_by_hand_too():
+    model, examples = make_llama(num_hidden_layers=3).eval(), random_examples(7)
+    (sparsity,) = looked_at(model, examples).losses
+    batches = [Collator(CONTEXT, PAD)([example]) for example in examples]
+    # Examples are drawn in another order, which changes no sum but by rounding.
+    for layer, one in zip(sparsity.layers, row_gradients(model, batches, lambda: None), strict=True):
+        zero, below, holding, knee, energy = by_hand(one.energy_ET.flatten(), one.is_zero_ET.flatten())
+        assert (layer.block, layer.projection, layer.rows) == (one.place.block, one.place.projection, 7 * CONTEXT)
+        assert (layer.zero, layer.below_knee, layer.holding) == (zero, below, holding)
+        assert (layer.knee, layer.energy_below_knee) == (pytest.approx(knee), pytest.approx(energy))
+    assert sparsity.knee > 0
+    assert sum(count for _, count in sparsity.histogram) == sum(
+        int((one.energy_ET > 0).sum()) for one in row_gradients(model, batches, lambda: None)
+    )
+
+
+def test_with_a_loss_on_every_token_padding_and_each_last_token_are_zero_and_nothing_else():
+    examples = random_examples(6)
+    analysis = looked_at(make_llama(), examples)
+    (sparsity,) = analysis.losses
+    tokens = sum(len(example.input_ids) for example in examples)
+    assert (sparsity.loss, sparsity.rows, sparsity.loss_rows) == ("every token", 6 * CONTEXT, tokens - 6)
+    nothing = 6 * CONTEXT - (tokens - 6)
+    for layer in sparsity.layers:
+        assert layer.computed == tokens - 6
+        # A token that sees itself alone has no gradient by its query, nor by its key if no other one sees it: zero, or
+        # what rounding leaves.
+        alone = {"q_proj": 6, "k_proj": sum(len(example.input_ids) == 2 for example in examples)}
+        assert nothing <= layer.zero <= nothing + alone.get(layer.projection, 0)
+    assert sparsity.computed_share == pytest.approx((tokens - 6) / (6 * CONTEXT))
+    assert analysis.looked_at.padding_share == pytest.approx(1 - tokens / (6 * CONTEXT))
+
+
+def test_completions_alone_make_more_zeros_in_the_last_layer_and_the_head_only():
+    examples = make_examples([19, 7, 23, 12], prompt=5)
+    analysis = looked_at(make_llama(num_hidden_layers=3), examples)
+    every, learnt = analysis.losses
+    assert (every.loss, learnt.loss) == ("every token", "learnt tokens")
+    assert every.loss_rows == 19 + 7 + 23 + 12 - 4
+    assert learnt.loss_rows == every.loss_rows - 4 * 4  # the prompt's last token predicts the first learnt one
+    for one, other in zip(every.layers, learnt.layers, strict=True):
+        more = 16 if one.block in (2, None) and one.projection not in ("k_proj", "v_proj") else 0
+        assert one.computed - other.computed == more
+        if one.projection != "q_proj":
+            assert other.zero - one.zero == more
+
+
+def test_what_sebp_computes_is_every_row_that_is_not_zero():
+    for prompt in (0, 6):
+        for sparsity in looked_at(make_llama(), random_examples(5, prompt)).losses:
+            for layer in sparsity.layers:
+                assert layer.rows - layer.zero <= layer.computed
+                assert layer.zero <= layer.below_knee <= layer.rows
+                assert 1 <= layer.holding <= layer.rows - layer.zero
+
+
+@pytest.mark.parametrize(("context", "positions", "columns"), [(23, 1, 23), (64, 1, 64), (65, 2, 33), (128, 2, 64)])
+def test_heat_maps_are_root_mean_squares_in_bins_of_positions(context, positions, columns):
+    model, examples = make_llama().eval(), make_examples([21, 8, 3])
+    (sparsity,) = looked_at(model, examples, context).losses
+    gradients = {name: dout.double() for name, dout in plain_gradients(model, examples, context).items()}
+    assert [one.what for one in sparsity.projections] == [
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    ]
+    down = sparsity.projections[-1]
+    assert (down.blocks, down.positions, len(down.norms[0])) == ((0, 1), positions, columns)
+    energy_T = gradients["model.layers.1.mlp.down_proj"].square().sum(2).mean(0)
+    for column, norm in enumerate(down.norms[1]):
+        part = energy_T[column * positions : (column + 1) * positions]
+        assert norm == pytest.approx(float(part.mean().sqrt()), rel=1e-4)
+        assert (norm == 0) == bool((part == 0).all())
+    longest, shortest = sparsity.examples
+    assert (longest.what, shortest.what) == ("the longest example, 21 tokens", "the shortest example, 3 tokens")
+    in_block = sum(dout[0, :positions].square().sum() for name, dout in gradients.items() if ".layers.0." in name)
+    assert longest.norms[0][0] == pytest.approx(float((in_block / positions).sqrt()), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "names"),
+    [
+        (1, ["0 (last)", "head"]),
+        (2, ["0", "1 (last)", "head"]),
+        (3, ["0", "1", "2 (last)", "head"]),
+        (12, ["0 to 5", "6 to 10", "11 (last)", "head"]),
+    ],
+)
+def test_layers_are_grouped_in_order(num_layers, names):
+    layers = [
+        LayerRows(block, name, 10, block, 10, 10, 1, 1.0, 0.5)
+        for block in range(num_layers)
+        for name in ("q_proj", "down_proj")
+    ]
+    layers.append(LayerRows(None, "lm_head", 10, 9, 1, 10, 1, 1.0, 1.0))
+    groups = Sparsity("every token", 10, 1, 0.1, tuple(layers), 1.0, (), (), ()).grouped()
+    assert list(groups) == names
+    assert [one.projection for one in groups[names[0]]] == ["q_proj", "down_proj"]
+    assert groups["head"][0].zero == 0.9
+    members = [layer.block / 10 for layer in layers if layer.projection == "q_proj"]
+    first = members[: 6 if num_layers == 12 else 1]
+    assert groups[names[0]][0].zero == pytest.approx(sum(first) / len(first))
+
+
+def test_the_seed_draws_the_examples_and_an_event_tells_of_each():
+    examples, events = random_examples(30), []
+    options = {"count": 3, "on_event": events.append}
+    one, same = (looked_at(make_llama(), examples, seed=1, **options) for _ in range(2))
+    assert one == same
+    assert (one.texts.examples, one.looked_at.examples) == (30, 3)
+    assert events[:3] == [ExampleAnalyzed(number, 3) for number in (1, 2, 3)]
+    assert len({looked_at(make_llama(), examples, seed=seed, **options).losses[0].layers for seed in range(4)}) > 1
+
+
+def test_what_cannot_be_looked_at_is_refused():
+    for wrong in (0, -1, "3", 1.5):
+        with pytest.raises(TextsError, match="expected how many examples to look at"):
+            looked_at(make_llama(), random_examples(), count=wrong)
+    with pytest.raises(TextsError, match="Nothing in these texts can be learnt"):
+        looked_at(make_llama(), [], count=4)
+
+
+# --------------------------------------------------------------------------------------------------------- Personalizer
+
+
+@pytest.fixture
+def personalizer(model_folder, tmp_path):
+    recipe = Recipe(name="test", description="", r=4, learning_rate=2e-2, epochs=3, batch_tokens=200, context_length=64)
+    return Personalizer(model_folder, recipe=recipe, device="cpu", store=AdapterStore(tmp_path / "store"))
+
+
+def test_texts_become_an_analysis_that_programs_can_read(personalizer):
+    analysis = personalizer.analyze(make_sentences(9), examples=4)
+    record = json.loads(json.dumps(analysis.to_dict()))
+    assert (record["event"], record["model"], record["context_length"]) == ("analysis", "micro-llama", 64)
+    assert (record["texts"]["examples"], record["looked_at"]["examples"]) == (9, 4)
+    (loss,) = record["losses"]
+    assert set(loss) == {
+        *("loss", "rows", "loss_rows", "computed_share", "layers", "knee", "histogram"),
+        *("zero_share", "holding_share", "energy_below_knee"),
+    }
+    assert len(loss["layers"]) == 15
+    assert loss["zero_share"] == pytest.approx(1 - loss["computed_share"], abs=0.01)
+
+
+def test_a_conversation_is_looked_at_with_both_losses(personalizer):
+    messages = [
+        {"role": "user", "content": "the ferry left"},
+        {"role": "assistant", "content": "at six, from the west"},
+    ]
+    analysis = personalizer.analyze([{"messages": messages}, "the old map of the ferry"])
+    assert [sparsity.loss for sparsity in analysis.losses] == ["every token", "learnt tokens"]
+
+
+def test_an_adapter_takes_no_part_and_is_back_afterwards(personalizer, notes_folder):
+    before = personalizer.analyze(notes_folder)
+    personalizer.adapt(notes_folder)
+    logits = [personalizer._adaptation.model(torch.arange(7, 27)[None]).logits]
+    assert personalizer.analyze(notes_folder) == before
+    logits.append(personalizer._adaptation.model(torch.arange(7, 27)[None]).logits)
+    assert torch.equal(*logits)
+
+
+def test_memory_that_runs_out_is_one_sentence(personalizer, monkeypatch):
+    def run_out(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("sebp_edge.insight.analysis.row_gradients", run_out)
+    with pytest.raises(MachineError, match="CPU ran out in a dense backward pass over 64 tokens; choose a smaller"):
+        personalizer.analyze(make_sentences(9))

@@ -1,0 +1,242 @@
+"""The comparison of ways: it times what is right, refuses what is wrong, and outlives a way that fails."""
+
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+from builders import make_examples, make_llama
+
+from sebp_edge.errors import MachineError, SparsityError
+from sebp_edge.insight.bench import compare as comparison
+from sebp_edge.insight.bench.compare import compare
+from sebp_edge.insight.bench.gate import Reference, loss_and_gradients
+from sebp_edge.insight.bench.host_memory import limited_to
+from sebp_edge.insight.bench.timer import STEPS_PER_ROUND, time_in_turns, time_way
+from sebp_edge.insight.bench.ways import DENSE, DROP_IN, DYNAMIC, GRAPH, HOISTED, PACKED, WAYS, Way, packed, to_longest
+from sebp_edge.insight.bench.workload import Workload
+from sebp_edge.machine.devices import ran_out_of_memory
+
+CPU = torch.device("cpu")
+HERE = tuple(way for way in WAYS if way.missing(CPU) is None)
+OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+
+
+def make_batch(lengths=(9, 3, 14), context_length=32, prompt=0):
+    return Workload.of(make_examples(lengths, prompt), context_length, 320, CPU).batch
+
+
+def failing(name, error):
+    def loss(model, batch):
+        raise error
+
+    return Way(name, DENSE.attach, loss)
+
+
+@pytest.mark.parametrize("lengths", [(9, 3, 14), (2,), (1, 7, 31), (32,)], ids=str)
+@pytest.mark.parametrize("prompt", [0, 4])
+def test_every_way_computes_what_the_model_computes_without_padding(lengths, prompt):
+    model, batch = make_llama(), make_batch([max(2, length) for length in lengths], prompt=prompt)
+    reference = Reference.of(model, batch)
+    for way in HERE:
+        found = reference.deviation(model, batch, way)
+        assert max(found.loss_error, found.gradient_error) < 1e-5, way.name
+        assert reference.what_is_wrong(found) is None
+
+
+def test_the_captured_way_makes_the_same_steps(plain_graphs):
+    found, parts = {}, []
+    for way in (HOISTED, GRAPH):
+        model, batch = make_llama(), make_batch()
+        with way.attach(model) as handle:
+            step = way.step(handle, model, batch)
+            loss = float(step.gradients())
+            gradients = [parameter.grad.clone() for parameter in model.parameters()]
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            step(parts.append)
+            moves = [after.detach() - old for after, old in zip(model.parameters(), before, strict=True)]
+            found[way] = loss, gradients, moves
+            step.release()
+    (loss, gradients, moves), (other_loss, other_gradients, other_moves) = found.values()
+    assert loss == pytest.approx(other_loss, rel=1e-5)
+    for one, other in zip(gradients, other_gradients, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+    # The first step of Adam is about as long as the learning rate wherever a gradient is not next to zero.
+    for one, other, gradient in zip(moves, other_moves, gradients, strict=True):
+        there = gradient.abs() > 1e-5
+        assert there.any() and one[there].abs().max() > 5e-6
+        assert torch.allclose(one[there], other[there], atol=2e-6)
+    assert parts == ["forward", "backward", "update", "forward and backward", "update"]
+
+
+def test_every_way_here_is_timed_and_graphs_say_what_they_need():
+    found = {one.way.name: one for one in compare(make_llama(), make_batch(), rounds=1)}
+    assert list(found) == [way.name for way in WAYS]
+    for way in HERE:
+        times = found[way.name].times
+        assert found[way.name].status == "ok"
+        assert 0 < times.forward < times.step
+        assert 0 < times.backward < times.step
+        assert times.peak_bytes is None
+    graph = found[GRAPH.name]
+    assert (graph.status, graph.why, graph.times) == ("not here", "CUDA graphs need an NVIDIA GPU", None)
+
+
+def test_the_reference_is_in_fp32_and_leaves_weights_as_they_were():
+    model, batch = make_llama().bfloat16(), make_batch()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    reference, exact = Reference.of(model, batch), Reference.of(make_llama().bfloat16().float(), batch)
+    assert reference.loss == pytest.approx(exact.loss, rel=1e-6)
+    for one, other in zip(reference.gradients, exact.gradients, strict=True):
+        torch.testing.assert_close(one, other)
+    assert reference.allowed.gradient_error > 10 * exact.allowed.gradient_error > 0
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_bf16_is_held_to_what_bf16_can():
+    found = compare(make_llama().bfloat16(), make_batch(), (DENSE, DROP_IN, HOISTED), rounds=1)
+    assert [one.status for one in found] == ["ok"] * 3
+    assert all(1e-4 < one.deviation.gradient_error < 0.1 for one in found)
+
+
+def test_a_wrong_loss_is_refused_and_not_timed():
+    half = Way("half", DENSE.attach, lambda model, batch: DENSE.loss(model, batch) / 2)
+    dense, wrong = compare(make_llama(), make_batch(), (DENSE, half), rounds=1)
+    assert dense.status == "ok"
+    assert (wrong.status, wrong.times) == ("refused", None)
+    assert wrong.deviation.loss_error == pytest.approx(0.5)
+    assert wrong.why == "its loss is off by 5.0e-01, above 1.0e-04"
+
+
+def test_the_right_loss_with_wrong_gradients_is_refused():
+    @contextmanager
+    def doubling_a_gradient(model):
+        handle = model.model.layers[0].mlp.up_proj.weight.register_hook(lambda gradient: 2 * gradient)
+        yield model
+        handle.remove()
+
+    wrong = Way("doubled", doubling_a_gradient, DENSE.loss)
+    (found,) = compare(make_llama(), make_batch(), (wrong,), rounds=1)
+    assert (found.status, found.times) == ("refused", None)
+    assert found.why.startswith("its gradients are off by ")
+
+
+def test_a_loss_that_is_not_a_number_is_refused():
+    broken = Way("broken", DENSE.attach, lambda model, batch: DENSE.loss(model, batch) * float("nan"))
+    (found,) = compare(make_llama(), make_batch(), (broken,), rounds=1)
+    assert (found.status, found.why) == ("refused", "its loss is off by nan, above 1.0e-04")
+
+
+def test_documents_that_see_each_other_are_refused():
+    def with_a_mask_of_ones(model, row):
+        mask = torch.ones_like(row["input_ids"])
+        return model(input_ids=row["input_ids"], labels=row["labels"], attention_mask=mask, use_cache=False).loss
+
+    (found,) = compare(
+        make_llama(), make_batch(), (Way("one text", DENSE.attach, with_a_mask_of_ones, packed),), rounds=1
+    )
+    assert found.status == "refused"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "why"),
+    [
+        (RuntimeError(OUT_OF_MEMORY), "out of memory", None),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory", None),
+        (SparsityError("This does not run on rows."), "not here", "This does not run on rows"),
+        (TypeError("forward() got\nan argument"), "failed", "TypeError: forward() got"),
+    ],
+    ids=["memory", "GPU memory", "unfit", "other"],
+)
+def test_a_way_that_fails_has_its_row_and_the_others_go_on(error, status, why):
+    bad, good = compare(make_llama(), make_batch(), (failing("bad", error), DENSE), rounds=1)
+    assert (bad.status, bad.why, bad.deviation, bad.times) == (status, why, None, None)
+    assert good.status == "ok"
+
+
+def test_memory_that_runs_out_in_a_later_round_is_shown_too():
+    calls = []
+
+    def loss(model, batch):
+        calls.append(1)
+        if len(calls) > 2 + STEPS_PER_ROUND:
+            raise MemoryError
+        return DENSE.loss(model, batch)
+
+    model = make_llama()
+    late, good = compare(model, make_batch(), (Way("late", DENSE.attach, loss), DENSE), rounds=2)
+    assert (late.status, late.times) == ("out of memory", None)
+    assert late.deviation is not None
+    assert good.times is not None
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_without_a_reference_nothing_is_compared(monkeypatch):
+    def out_of_memory(model, batch):
+        raise RuntimeError(OUT_OF_MEMORY)
+
+    monkeypatch.setattr(comparison.Reference, "of", out_of_memory)
+    with pytest.raises(MachineError, match=r"could not be computed in fp32.*memory ran out.*smaller model"):
+        compare(make_llama(), make_batch())
+
+
+def test_the_model_is_given_back_with_its_own_code():
+    model, batch = make_llama(), make_batch()
+    before = {name: vars(module).keys() for name, module in model.named_modules()}
+    attention = model.config._attn_implementation
+    time_in_turns(model, batch, HERE, rounds=1)
+    assert {name: vars(module).keys() for name, module in model.named_modules()} == before
+    assert model.config._attn_implementation == attention
+
+
+def test_what_a_way_does_at_its_first_batch_only_is_not_timed():
+    class Slow:
+        def __init__(self, model):
+            self.model, self.pause = model, 0.5
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exception): ...
+
+    def loss(handle, batch):
+        time.sleep(handle.pause)
+        handle.pause = 0.0
+        return DENSE.loss(handle.model, batch)
+
+    found = time_way(make_llama(), make_batch(), Way("slow at first", Slow, loss))
+    assert len(found) == STEPS_PER_ROUND
+    assert all(times.step < 0.5 for times in found)
+
+
+def test_dynamic_padding_and_packing_leave_no_token_out():
+    batch = make_batch((5, 2, 11), context_length=16)
+    shorter, row = to_longest(batch), packed(batch)
+    assert shorter.input_ids.shape == (3, 11)
+    assert row["input_ids"].shape == (1, 18)
+    assert torch.equal(row["input_ids"][0], batch.input_ids[batch.attention_mask.bool()])
+    assert row["position_ids"][0].tolist() == [*range(2), *range(5), *range(11)]
+    assert row["cu_seq_lens_q"].tolist() == [0, 2, 7, 18]
+    assert (row["labels"][0] == -100).nonzero().flatten().tolist() == [0, 2, 7]
+
+
+def test_only_ours_are_called_ours():
+    assert [way for way in WAYS if way.ours] == [DROP_IN, HOISTED, GRAPH]
+    assert not (DENSE.ours or DYNAMIC.ours or PACKED.ours)
+
+
+def test_sampled_gradients_are_the_models():
+    model, batch = make_llama(), make_batch()
+    _, every = loss_and_gradients(model, batch, DENSE, take=torch.Tensor.clone)
+    _, some = loss_and_gradients(model, batch, DENSE)
+    for whole, sample in zip(every, some, strict=True):
+        step = max(1, whole.numel() // 4096)
+        assert torch.equal(sample, whole.flatten()[::step])
+
+
+def test_the_hosts_memory_runs_out_with_an_error_and_comes_back():
+    with limited_to(50_000_000), pytest.raises(RuntimeError) as caught:
+        torch.ones(20_000_000)
+    assert ran_out_of_memory(caught.value)
+    assert torch.ones(20_000_000)[-1] == 1

@@ -1,0 +1,87 @@
+"""What the doctor finds, on this machine and on others that are made up here."""
+
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sebp_edge.insight import doctor
+from sebp_edge.machine import devices
+
+
+def findings():
+    return {finding.subject: finding for finding in doctor.examine()}
+
+
+@pytest.fixture
+def nvidia_smi(monkeypatch):
+    """Says what nvidia-smi is to answer; an exception is raised in its place."""
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+
+    def answers(answer):
+        def run(*arguments, **options):
+            if isinstance(answer, Exception):
+                raise answer
+            return SimpleNamespace(stdout=answer)
+
+        monkeypatch.setattr(doctor.subprocess, "run", run)
+
+    return answers
+
+
+def test_everything_an_adaptation_depends_on_is_looked_at(own_data_folder):
+    found = findings()
+    assert list(found) == [
+        *("python", "libraries", "device", "driver", "kernels", "memory", "model cache", "adapters"),
+    ]
+    assert f"torch {torch.__version__}" in found["libraries"].state
+    assert "free of" in found["memory"].state
+    assert found["adapters"].state == f"{own_data_folder}, 0 adapters"
+    assert not own_data_folder.exists()
+
+
+def test_a_cuda_build_without_a_driver_is_a_problem(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    driver = findings()["driver"]
+    assert driver.state == "torch is built for CUDA 13.0; no NVIDIA driver found"
+    assert "update its driver" in driver.problem
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("570.86.15\n570.86.15\n", "NVIDIA driver 570.86.15"),
+        ("", "nvidia-smi names no GPU"),
+        (subprocess.TimeoutExpired("nvidia-smi", 10), "nvidia-smi does not answer"),
+        (OSError("broken"), "nvidia-smi does not answer"),
+    ],
+)
+def test_the_driver_is_named_as_nvidia_smi_names_it(nvidia_smi, answer, words):
+    nvidia_smi(answer)
+    assert doctor._driver().state.endswith(words)
+
+
+def test_a_gpu_without_bf16_is_a_problem(monkeypatch):
+    t4 = SimpleNamespace(name="Tesla T4", total_memory=int(15.8e9), major=7, minor=5)
+    monkeypatch.setattr(devices, "pick_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: t4)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    found = doctor._device()
+    assert found.state == "Tesla T4, 15.8 GB, compute capability 7.5"
+    assert "fp32 and take twice the memory" in found.problem
+
+
+def test_a_machine_without_triton_runs_the_reference(monkeypatch):
+    monkeypatch.setattr(doctor.importlib.metadata, "packages_distributions", dict)
+    assert doctor._kernels().state == "reference path in plain PyTorch; Triton is not installed"
+
+
+def test_a_folder_that_cannot_take_adapters_is_a_problem(tmp_path, monkeypatch):
+    assert doctor._write_problem(tmp_path / "not" / "yet") is None
+    (tmp_path / "file").touch()
+    assert "cannot be written to: Not a directory" in doctor._write_problem(tmp_path / "file" / "in it")
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=int(3e8)))
+    assert doctor._write_problem(tmp_path) == "Only 0.3 GB of disk space are free there."

@@ -1,0 +1,245 @@
+"""What a process holds, what a container leaves it, and what a GPU's driver tells."""
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+import torch
+from fake_gpu import GB, Driver, Gpu
+
+from sebp_edge.errors import MachineError
+from sebp_edge.machine import container, devices, process
+from sebp_edge.machine.container import Limit
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+# --------------------------------------------------------------------------------------------------------- containers
+
+
+def write(root, files):
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+
+
+def test_limits_of_version_2_are_those_of_all_groups_above(tmp_path):
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/app.slice/ours\n",
+            "sys/fs/cgroup/app.slice/memory.max": "8000\n",
+            "sys/fs/cgroup/app.slice/memory.current": "5000\n",
+            "sys/fs/cgroup/app.slice/memory.stat": "anon 3000\ninactive_file 1500\n",
+            "sys/fs/cgroup/app.slice/ours/memory.max": "max\n",
+            "sys/fs/cgroup/app.slice/ours/memory.current": "900\n",
+            "sys/fs/cgroup/app.slice/ours/memory.stat": "anon 900\n",
+        },
+    )
+    # Files that are only cached are dropped before anything is refused.
+    assert list(container.limits(tmp_path)) == [Limit(8000, 4500)]
+
+
+def test_limits_of_version_1_are_found_also_inside_of_a_container(tmp_path):
+    top = "sys/fs/cgroup/memory/"
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "5:cpu,cpuacct:/docker/1\n4:memory:/docker/1\n0::/\n",
+            top + "memory.limit_in_bytes": "700\n",
+            top + "memory.usage_in_bytes": "900\n",
+            top + "memory.stat": "total_inactive_file 50\n",
+        },
+    )
+    assert list(container.limits(tmp_path)) == [Limit(700, 0)]
+
+
+def test_without_control_groups_there_are_no_limits(tmp_path):
+    assert list(container.limits(tmp_path)) == []
+    write(tmp_path, {"proc/self/cgroup": "0::/ours\n"})
+    assert list(container.limits(tmp_path)) == []
+
+
+def test_what_a_container_leaves_counts_as_what_the_machine_has(monkeypatch):
+    assert devices.free_memory(CPU) <= psutil.virtual_memory().available * 1.1
+    monkeypatch.setattr(container, "limits", lambda: iter([Limit(3 * GB, GB // 10), Limit(2 * GB, GB)]))
+    assert devices.total_memory(CPU) == 2 * GB
+    assert devices.free_memory(CPU) == GB // 10
+
+
+# --------------------------------------------------------------------------------------------------- the host's memory
+
+
+HELD = """
+import sys
+import torch
+from sebp_edge.machine.process import HostMemory
+memory = HostMemory()
+first = memory.measure()
+some = torch.ones(50_000_000)
+with_some = memory.held
+del some
+later = memory.measure(), memory.transient(), memory.peak
+memory.begin()
+print(first, with_some, *later, memory.measure(), memory.peak)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how a heap gives back is the system's")
+def test_a_process_tells_what_it_held_at_most_though_nobody_looked():
+    done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
+    first, with_some, later, transient, peak, anew, peak_anew = map(int, done.stdout.split())
+    assert with_some - first == pytest.approx(2e8, rel=0.05)
+    assert later == pytest.approx(with_some, rel=0.02)
+    assert transient == pytest.approx(2e8, rel=0.05)
+    assert peak == peak_anew == later
+    assert anew == pytest.approx(first, rel=0.05)
+
+
+def test_too_little_memory_for_a_first_product_is_one_sentence(monkeypatch):
+    def fail(*size, **options):
+        raise torch.OutOfMemoryError("no more")
+
+    devices._measured_matmul_rate.cache_clear()
+    monkeypatch.setattr(torch, "ones", fail)
+    with pytest.raises(MachineError, match=r"not enough of this CPU's memory is free .*; close other programs"):
+        devices.matmul_rate(torch.device("cpu"), torch.float32)
+
+
+# ------------------------------------------------------------------------------------------------------------- a GPU's
+
+
+ANSWER = """GPU-aa-1, 40, 512
+GPU-aa-2, 4, 100
+GPU-aa-1, 4, 700
+GPU-aa-1, 5, [N/A]
+No running processes found
+"""
+
+
+def test_what_the_driver_tells_is_read_for_this_process_on_this_gpu():
+    assert process.held_by(4, "aa-1", ANSWER) == 700 * 2**20
+    assert process.held_by(4, "aa-2", ANSWER) == 100 * 2**20
+    assert process.held_by(5, "aa-1", ANSWER) is None
+    assert process.held_by(6, "aa-1", ANSWER) is None
+    assert process.held_by(4, "aa-1", "") is None
+
+
+def test_what_is_used_of_this_gpu_is_read():
+    assert process.used_of("aa-2", "GPU-aa-1, 0\nGPU-aa-2, 812\n") == 812 * 2**20
+    assert process.used_of("aa-3", "GPU-aa-1, 0\n") is None
+    assert process.used_of("aa-1", "GPU-aa-1, [N/A]\n") is None
+
+
+STACKS = 1024 * 132 * 2048
+ESTIMATE = process.CONTEXT + STACKS
+
+
+def test_what_grows_outside_torchs_allocator_is_what_the_driver_tells(monkeypatch):
+    gpu = Gpu(monkeypatch, told=300_000_000)
+    memory = process.memory_of(CUDA)
+    assert memory.held == GB + 300_000_000
+    # Kernels are still to be loaded.
+    assert memory.outside_planned == process.CONTEXT + STACKS // 4
+    gpu.used, gpu.told = gpu.used + 5 * GB, 420_000_000
+    assert memory.measure() == memory.peak == GB + 420_000_000
+    assert memory.planned_besides(loaded=0) == process.CONTEXT + STACKS // 4 + GB // 2
+
+
+def test_what_no_driver_tells_is_an_estimate_that_grows_with_what_is_used_up_to_twice(monkeypatch):
+    gpu = Gpu(monkeypatch, told=None)
+    memory = process.memory_of(CUDA)
+    assert memory.outside == ESTIMATE
+    # More tensors are no growth outside.
+    gpu.used, gpu.reserved = gpu.used + GB, gpu.reserved + GB
+    assert memory.measure() == 2 * GB + ESTIMATE
+    gpu.used += 100_000_000
+    assert memory.measure() == 2 * GB + ESTIMATE + 100_000_000
+    gpu.used -= 10**8
+    assert memory.measure() == 2 * GB + ESTIMATE + 100_000_000
+    gpu.used += 5 * GB
+    assert memory.measure() == 2 * GB + 2 * ESTIMATE
+
+
+def test_what_no_driver_tells_is_seen_when_cuda_begins(monkeypatch):
+    gpu = Gpu(monkeypatch, told=None, before=f"GPU-aa-1, {1200}")
+    gpu.used = gpu.reserved + 1200 * 2**20 + 480_000_000 - STACKS
+    memory = process.memory_of(CUDA)
+    assert memory.outside == 480_000_000
+    gpu.used += 100_000_000
+    memory.measure()
+    assert memory.outside == 580_000_000
+    # Also when it is asked about again.
+    assert process.memory_of(CUDA).outside == 580_000_000
+
+
+def test_what_other_programs_take_after_cuda_began_is_hardly_counted_as_ours(monkeypatch):
+    gpu = Gpu(monkeypatch, told=None, before="GPU-aa-1, 0")
+    gpu.used = gpu.reserved + 480_000_000 - STACKS
+    assert process.memory_of(CUDA).outside == 480_000_000
+    gpu.used += 10 * GB
+    assert process.memory_of(CUDA).outside == 2 * ESTIMATE
+
+
+def test_where_cuda_had_begun_before_it_is_an_estimate(monkeypatch):
+    gpu = Gpu(monkeypatch, told=None, before="GPU-aa-1, 2000")
+    gpu.used = gpu.reserved + 2000 * 2**20 - STACKS
+    assert process.memory_of(CUDA).outside == ESTIMATE
+    gpu.used += 300_000_000
+    assert process.memory_of(CUDA).outside == ESTIMATE
+
+
+def test_the_cap_follows_what_the_process_holds_outside(monkeypatch):
+    from sebp_edge.memory.guard import STEPS_BETWEEN_LOOKS, MemoryGuard
+
+    gpu, fractions = Gpu(monkeypatch, told=300_000_000), [1.0]
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fractions[-1])
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda size, device: fractions.append(size))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    given_back = []
+    monkeypatch.setattr(devices, "give_memory_back", lambda device: given_back.append(gpu.reserved))
+    with pytest.raises(ZeroDivisionError), MemoryGuard(CUDA, budget=3 * GB) as limit:
+        assert gpu.driver.limit == 256
+        assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - process.CONTEXT - STACKS // 4)
+        gpu.used, gpu.told = gpu.used + 10**8, 400_000_000
+        assert [limit.missing() for _ in range(STEPS_BETWEEN_LOOKS)] == [0] * STEPS_BETWEEN_LOOKS
+        assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - 400_000_000)
+        assert not given_back
+        gpu.reserved += 2 * GB
+        gpu.used += 2 * GB
+        assert [limit.missing() for _ in range(STEPS_BETWEEN_LOOKS)][-1] == 400_000_000
+        assert given_back
+        _ = 1 / 0
+    assert fractions[-1] == 1.0
+    assert gpu.driver.limit == 1024
+
+
+def test_where_stacks_stay_as_they_are_the_cap_leaves_them_their_room(monkeypatch):
+    from sebp_edge.memory.guard import MemoryGuard
+
+    fractions = [1.0]
+    Gpu(monkeypatch, told=300_000_000, driver=Driver(1024, refuses_to_set=True))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fractions[-1])
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda size, device: fractions.append(size))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    with MemoryGuard(CUDA, budget=3 * GB):
+        assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - process.CONTEXT - STACKS)
+
+
+def test_a_limit_that_is_interrupted_while_it_begins_leaves_the_stacks_as_they_were(monkeypatch):
+    from sebp_edge.memory.guard import MemoryGuard
+
+    gpu = Gpu(monkeypatch, told=300_000_000)
+    limit, looked = MemoryGuard(CUDA, budget=3 * GB), []
+
+    def interrupt(device):
+        looked.append(gpu.driver.limit)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process, "memory_of", interrupt)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        limit.__enter__()
+    assert looked == [256]
+    assert gpu.driver.limit == 1024
+    assert stopped  # whose frames are still held

@@ -1,0 +1,309 @@
+"""What fits into a memory budget: sizes as people write them, the plan that is chosen, and what is refused."""
+
+import dataclasses
+import json
+import random
+from itertools import groupby, pairwise
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from sebp_edge import Recipe
+from sebp_edge.errors import MachineError
+from sebp_edge.machine import devices
+from sebp_edge.memory import plan, target
+from sebp_edge.memory.options import FASTEST
+from sebp_edge.memory.plan import MemoryBudget, make_plan
+from sebp_edge.memory.shape import read_shape
+from sebp_edge.memory.target import Target
+from sebp_edge.models.catalog import resolve
+from sebp_edge.texts.dataset import Dataset
+from sebp_edge.texts.examples import Example
+
+RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, context_length=64)
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+@pytest.fixture
+def shape_3b(tmp_path):
+    """The shape of a 3B Llama, of which there is nothing but the config."""
+    sizes = {"vocab_size": 128256, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28}
+    heads = {"num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
+    LlamaConfig(**sizes, **heads).save_pretrained(tmp_path / "llama-3b")
+    return read_shape(resolve(tmp_path / "llama-3b"))
+
+
+@pytest.fixture
+def gpu_with_bf16(monkeypatch):
+    """Plans for a GPU that this machine need not have."""
+    monkeypatch.setattr(devices, "pick_dtype", lambda device: torch.bfloat16)
+    monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: 700e12)
+    monkeypatch.setattr("sebp_edge.memory.target.has_triton", lambda: True)
+    monkeypatch.setattr(target, "has_bitsandbytes", lambda: False)
+    monkeypatch.setattr(devices, "free_memory", lambda device: 64 * 10**9)
+
+
+def make_dataset(num_documents: int, longest: int = 200) -> Dataset:
+    draw = random.Random(0)
+    lengths = [draw.randint(20, longest) for _ in range(num_documents)]
+    examples = [Example(list(range(length)), list(range(length)), n) for n, length in enumerate(lengths)]
+    return Dataset(examples, 512, num_documents, [])
+
+
+def plan_3b(shape, size, dataset=None, recipe=RECIPE):
+    dataset = dataset or make_dataset(80)
+    return make_plan(shape, dataset, recipe, 0, Target.here(CUDA, 650_000_000), MemoryBudget.parse(size))
+
+
+# -------------------------------------------------------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8GB", 8_000_000_000),
+        ("8 gb", 8_000_000_000),
+        (" 7.5GiB ", 8_053_063_680),
+        ("8000MB", 8_000_000_000),
+        ("1kib", 1024),
+        ("123", 123),
+        (123, 123),
+        (MemoryBudget(5), 5),
+    ],
+)
+def test_a_size_is_read_as_people_write_it(text, size):
+    assert MemoryBudget.parse(text) == MemoryBudget(size)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "8XB", "GB", "-3GB", "0GB", "eight", "8 GB of it", "1e9", "٨GB", 0, -5, True, 8.5, None]
+)
+def test_what_is_no_size_is_said_in_one_sentence(text):
+    with pytest.raises(
+        MachineError, match=r"The memory budget is .*, but must be a size above zero such as '8GB'"
+    ) as e:
+        MemoryBudget.parse(text)
+    assert repr(text) in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+# -------------------------------------------------------------------------------------------------------------- plans
+
+
+def all_plans(plan_for, size):
+    """The plans for `size`, and for ever smaller budgets, one byte below what the last one takes."""
+    plans = [plan_for(size)]
+    while plans[-1].cheaper is not None:
+        plans.append(plan_for(plans[-1].chosen.peak - 1))
+    with pytest.raises(MachineError):
+        plan_for(plans[-1].chosen.peak - 1)
+    return plans
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_the_first_plan_that_fits_is_chosen_and_those_beside_it_are_named(shape_3b):
+    plans = all_plans(lambda size: plan_3b(shape_3b, size), "80GB")
+    assert (plans[0].chosen.options, plans[0].dearer) == (FASTEST, None)
+    assert len(plans) > 8
+    for dearer, cheaper in pairwise(plans):
+        assert cheaper.chosen == dearer.cheaper
+        assert cheaper.dearer == dearer.chosen
+        assert cheaper.chosen.peak < dearer.chosen.peak
+        # One byte decides.
+        assert plan_3b(shape_3b, cheaper.chosen.peak).chosen == cheaper.chosen
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_time_is_given_up_before_what_is_learnt(shape_3b, monkeypatch):
+    monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
+    recipe = RECIPE.replace(batch_tokens=2000)
+    recipe = dataclasses.replace(recipe, r=None)
+    chosen = [plan.chosen for plan in all_plans(lambda size: plan_3b(shape_3b, size, recipe=recipe), "80GB")]
+    learnt = [(not one.options.moments_in_8_bits, not one.recipe.load_in_4bit, one.recipe.r) for one in chosen]
+    assert learnt == sorted(learnt, reverse=True)
+    assert learnt[0] == (True, True, 16)
+    assert learnt[-1] == (False, False, 4)
+    for _, alike in groupby(zip(learnt, chosen, strict=True), key=lambda pair: pair[0]):
+        seconds = [one.seconds for _, one in alike]
+        assert seconds == sorted(seconds)
+    assert {one.recipe.lora_alpha / one.recipe.r for one in chosen} == {2}
+    # No two are told in the same words.
+    assert len({one.how for one in chosen}) == len(chosen)
+    # Both ways to save activations are taken, and the fastest saves nothing.
+    assert not chosen[0].options.in_pieces
+    assert {one.options.checkpoints for one in chosen} >= {0, 14, 27}
+    assert len({one.options.max_rows for one in chosen}) > 2
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_what_a_gpus_training_keeps_in_the_hosts_memory_must_fit_there_too(shape_3b, monkeypatch):
+    full, weights = RECIPE.replace(method="full"), 2 * shape_3b.parameters
+    chosen = plan_3b(shape_3b, "16GB", recipe=full).chosen
+    assert chosen.options.offload
+    assert 3 * weights < chosen.on_host < 3.1 * weights
+    # Nothing waits there if the inputs find no room.
+    monkeypatch.setattr(devices, "free_memory", lambda device: 3 * weights)
+    slower = plan_3b(shape_3b, "16GB", recipe=full).chosen
+    assert (slower.options.offload, slower.on_host) == (False, 3 * weights)
+    assert slower.seconds > chosen.seconds
+    monkeypatch.setattr(devices, "free_memory", lambda device: 3 * weights - 1)
+    with pytest.raises(MachineError, match=r"takes about 19\.3 GB of the host's memory .* train an adapter\.$"):
+        plan_3b(shape_3b, "16GB", recipe=full)
+    lora = plan_3b(shape_3b, "16GB")
+    assert (lora.full, lora.chosen.on_host) == (None, 3 * 4 * shape_3b.adapter_parameters(4))
+
+
+def test_a_training_on_a_cpu_takes_no_more_memory_than_its_own(shape_3b, monkeypatch):
+    monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: 1e12)
+    choices = plan._Candidates(shape_3b, make_dataset(20), RECIPE, 0, Target.here(CPU, 0)).of(RECIPE)
+    assert {one.on_host for one in choices} == {0}
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_a_text_of_2546_tokens_fits_beside_a_3b_model_into_8_gb(shape_3b):
+    dataset = make_dataset(80)
+    dataset.examples[3] = Example(list(range(2546)), list(range(2546)), 3)
+    recipe = dataclasses.replace(RECIPE, r=None)
+    chosen = make_plan(shape_3b, dataset, recipe, 0, Target.here(CUDA, 750_000_000), MemoryBudget.parse("8GB")).chosen
+    assert chosen.dtype == "bfloat16"
+    assert chosen.options.offload
+    assert chosen.options.blocks_in_pieces
+    assert chosen.how.endswith("their inputs in the host's memory, blocks in pieces, moments in 8 bits")
+
+
+def test_on_a_cpu_there_is_nowhere_to_offload_to(shape_3b, monkeypatch):
+    monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: 1e12)
+    choices = plan._Candidates(shape_3b, make_dataset(20), RECIPE, 0, Target.here(CPU, 0)).of(RECIPE)
+    assert not any(one.options.offload for one in choices)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+@pytest.mark.parametrize("stated", [{"r": 16}, {"load_in_4bit": False}, {"load_in_4bit": True}, {"method": "full"}])
+def test_what_the_recipe_states_stands(shape_3b, stated, monkeypatch):
+    monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
+    recipe = Recipe(name="test", description="", batch_tokens=4000, **stated)
+    for made in all_plans(
+        lambda size: plan_3b(shape_3b, size, recipe=recipe), "12GB" if stated.get("method") is None else "20GB"
+    ):
+        for one in filter(None, (made.chosen, made.dearer, made.cheaper)):
+            assert {key: getattr(one.recipe, key) for key in stated} == stated
+            assert one.recipe.method == recipe.method
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_activations_are_computed_again_where_smaller_micro_batches_would_be_slower(shape_3b):
+    # Long examples fill the GPU each alone; of short ones, many must go together.
+    short = make_dataset(400, longest=60)
+    chosen = plan_3b(shape_3b, "8.2GB", short).chosen
+    assert chosen.options.checkpoints == 27
+    assert chosen.options.max_rows >= 768
+    fastest = plan_3b(shape_3b, "80GB", short).chosen
+    assert 0.6 * chosen.seconds < fastest.seconds < 0.8 * chosen.seconds
+    slow = plan._Candidates(shape_3b, short, RECIPE, 0, Target.here(CUDA, 650_000_000)).of(RECIPE)
+    kept = [one for one in slow if one.options.checkpoints == 0 and one.peak <= 8.2e9]
+    assert kept
+    assert all(one.seconds > chosen.seconds for one in kept)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_steps_of_a_whole_model_are_cut_last(shape_3b):
+    recipe = RECIPE.replace(method="full", batch_tokens=1000)
+    chosen = [one.chosen for one in all_plans(lambda size: plan_3b(shape_3b, size, recipe=recipe), "80GB")]
+    rows = [one.options.max_rows for one in chosen]
+    whole = [one for one in chosen if one.options.max_rows >= 1536]
+    assert rows[: len(whole)] == [one.options.max_rows for one in whole]
+    assert any(one.options.checkpoints == 27 for one in whole)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_all_weights_are_offered_where_they_would_fit(shape_3b):
+    assert plan_3b(shape_3b, "12GB").full is None
+    full = plan_3b(shape_3b, "24GB").full
+    assert full.recipe.method == "full"
+    assert full.peak <= 24e9
+    assert plan_3b(shape_3b, "24GB").chosen.recipe.method == "lora"
+    assert plan_3b(shape_3b, "24GB", recipe=RECIPE.replace(load_in_4bit=True)).full is None
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_what_does_not_fit_is_refused_with_what_would(shape_3b):
+    with pytest.raises(MachineError) as error:
+        plan_3b(shape_3b, "3GB")
+    message = str(error.value)
+    assert "'llama-3b' has 3.21 billion parameters and needs about" in message
+    assert "the memory budget is 3.0 GB" in message
+    assert "4 bits" not in message
+    enough = message.split("raise the budget to ")[1].split(" or ")[0]
+    assert plan_3b(shape_3b, enough).chosen.peak <= MemoryBudget.parse(enough).size
+    assert float(message.split("at most about ")[1].split()[0]) == pytest.approx(1.1, abs=0.2)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_where_4_bits_would_fit_the_error_says_so_and_what_to_install(shape_3b, monkeypatch):
+    with pytest.raises(MachineError, match=r"or load the model in 4 bits, after pip install 'sebp-edge\[4bit\]'\.$"):
+        plan_3b(shape_3b, "5GB")
+    monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
+    assert plan_3b(shape_3b, "5GB").chosen.dtype == "nf4"
+    with pytest.raises(MachineError, match=r"or load the model in 4 bits\.$"):
+        plan_3b(shape_3b, "5GB", recipe=RECIPE.replace(load_in_4bit=False))
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_no_model_is_promised_where_the_process_alone_takes_more(shape_3b):
+    with pytest.raises(MachineError) as error:
+        plan_3b(shape_3b, "100MB")
+    assert "choose a model" not in str(error.value)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_all_weights_take_more_than_an_adapter(shape_3b):
+    lora, full = (plan_3b(shape_3b, "200GB", recipe=RECIPE.replace(method=method)) for method in ("lora", "full"))
+    # Updated within the backward pass: moments of 8 bits, and no gradients that are kept.
+    assert full.chosen.footprint.optimizer == 2 * shape_3b.parameters
+    assert full.chosen.footprint.gradients == 0
+    assert full.chosen.peak > lora.chosen.peak + 2 * shape_3b.parameters
+    assert full.chosen.seconds > 1.3 * lora.chosen.seconds
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_more_text_takes_longer_and_no_more_memory(shape_3b):
+    few, many = (plan_3b(shape_3b, "10GB", make_dataset(count)) for count in (100, 800))
+    assert 6 < many.chosen.seconds / few.chosen.seconds < 10
+    assert many.chosen.peak == pytest.approx(few.chosen.peak, rel=0.1)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_a_small_model_on_a_gpu_takes_as_long_as_its_layers_need(model_folder):
+    shape, dataset = read_shape(resolve(model_folder)), make_dataset(100)
+    recipe = RECIPE.replace(batch_tokens=200)
+    plan = make_plan(shape, dataset, recipe, 0, Target.here(CUDA, 0), MemoryBudget.parse("8GB"))
+    steps = sum(example.num_loss_tokens for example in dataset.examples) * 0.75 / 200
+    assert plan.chosen.seconds == pytest.approx(2 * steps * 2 * plan.SECONDS_PER_LAYER, rel=0.25)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_a_plan_is_json(shape_3b):
+    plan = plan_3b(shape_3b, "9GB")
+    record = json.loads(json.dumps(plan.to_dict()))
+    assert record["peak"] == plan.chosen.peak == sum(record["footprint"].values()) <= record["budget"] == 9_000_000_000
+    assert record["cheaper"] == plan.cheaper.to_dict()
+    assert (record["method"], record["dtype"], record["r"]) == ("lora", "bfloat16", 4)
+
+
+def test_the_cheapest_plan_takes_the_longest_examples_alone(model_folder):
+    shape, dataset = read_shape(resolve(model_folder)), make_dataset(40, longest=30)
+    plan = make_plan(shape, dataset, RECIPE, 0, Target.here(CPU, 0), MemoryBudget.parse("1GB"))
+    while plan.cheaper is not None:
+        plan = make_plan(shape, dataset, RECIPE, 0, Target.here(CPU, 0), MemoryBudget(plan.chosen.peak - 1))
+    longest = max(example.num_active_tokens for example in dataset.examples)
+    assert longest <= plan.chosen.options.max_rows < 2 * longest
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+def test_a_gpu_elsewhere_gets_the_plan_that_it_would_get_here(shape_3b):
+    there = Target.elsewhere(40 * 10**9)
+    plan = make_plan(shape_3b, make_dataset(80), RECIPE, 0, there, MemoryBudget(there.gpu))
+    here = plan_3b(shape_3b, "40GB").chosen
+    assert plan.chosen.how == here.how
+    assert plan.chosen.peak - there.context == here.peak - here.footprint.context

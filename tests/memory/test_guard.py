@@ -1,0 +1,369 @@
+"""A training keeps to its memory: what fits is shown before the first step, what is exceeded later stops cleanly."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from builders import make_llama, make_sentences, train
+from running_out import CPU, RECIPE, Failing, equal, gradients, learning, odd_examples
+
+from sebp_edge.cli.progress import Lines
+from sebp_edge.errors import BudgetExceeded, MachineError
+from sebp_edge.events import MemoryProbed, MemoryRanOut, MemorySqueezed, Notice, StepDone
+from sebp_edge.machine import devices, process
+from sebp_edge.memory.guard import STEPS_BETWEEN_LOOKS, MemoryGuard
+from sebp_edge.models.adaptation import snapshot, trainable
+from sebp_edge.texts.batches import Collator
+from sebp_edge.training.learner import Learner
+from sebp_edge.training.loop import Trainer
+from sebp_edge.training.losses import RowLosses
+
+AMPLE = 10**12
+
+
+def ample():
+    return MemoryGuard(CPU, AMPLE, predicted=AMPLE // 2)
+
+
+# --------------------------------------------------------------------------------------------- what is tried out first
+
+
+class Whole:
+    """A model whose every weight is trained, as an adaptation."""
+
+    def __init__(self, model):
+        self.model = model.requires_grad_(True).eval()
+
+
+WAYS = {
+    "lora": (RECIPE, False),
+    "padded": (RECIPE, True),
+    "full": (RECIPE.replace(method="full"), False),
+}
+
+
+def bits(tensors):
+    return [tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor for tensor in tensors]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_what_is_tried_out_changes_nothing_bit_for_bit(base, way, graphs, plain_graphs):
+    recipe, padded = WAYS[way]
+    examples = odd_examples()
+
+    def steps(learner):
+        outcomes = [learner.step(group, 1e-2) for group in (examples[:5], examples[5:]) * 2]
+        return [number for outcome in outcomes for number in outcome] + snapshot(learner.adaptation)
+
+    def prepared(learner):
+        if graphs and not padded:
+            learner._graphs = learner._no_graphs_yet()
+        learner.prepare([examples[:5], examples[5:]])
+        return learner
+
+    with learning(base, examples, recipe, padded=padded) as learner:
+        expected = steps(prepared(learner))
+    with learning(base, examples, recipe, padded=padded, limit=ample()) as learner:
+        prepared(learner)
+        for parameter in trainable(learner.adaptation):
+            parameter.data.view(-1)[0] = -0.0
+        weights, random = snapshot(learner.adaptation), torch.get_rng_state()
+        learner.events.clear()
+        assert learner.prove()
+        assert equal(bits(snapshot(learner.adaptation)), bits(weights))
+        assert torch.equal(torch.get_rng_state(), random)
+        moments = [value for one in learner._update._moments for value in one if value is not None]
+        gradients = [parameter.grad for parameter in learner._parameters]
+        assert moments
+        assert not any(tensor.any() for tensor in (*moments, *gradients, learner._loss))
+        # What is known to fit is not tried again.
+        assert learner.prove()
+        assert [type(event) for event in learner.events] == [MemoryProbed]
+    with learning(base, examples, recipe, padded=padded, limit=ample()) as learner:
+        prepared(learner).prove()
+        assert equal(bits(steps(learner)), bits(expected))
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_tried_out_updates_nothing_within_the_backward_pass(dtype, graphs, plain_graphs, monkeypatch):
+    from sebp_edge.training.update_in_backward import UpdateInBackward
+
+    monkeypatch.setattr(
+        "sebp_edge.training.learner._update_for", lambda parameters, recipe, _: UpdateInBackward(parameters, recipe)
+    )
+    examples, events = odd_examples(), []
+    adapted = Whole(make_llama().to(dtype))
+    before = snapshot(adapted)
+    recipe = RECIPE.replace(method="full")
+    with Learner(adapted, recipe, examples, Collator(64, 2), events.append, limit=ample()) as learner:
+        if graphs:
+            learner._graphs = learner._no_graphs_yet()
+        learner.prepare([examples])
+        assert learner.prove()
+        assert equal(bits(snapshot(adapted)), bits(before))
+        moments = [value for one in learner._update._moments for value in one if value is not None]
+        assert not any(value.any() for value in moments)
+        assert int(learner._update._adamw.step) == 0
+        assert all(parameter.grad is None for parameter in adapted.model.parameters())
+        # And a step does.
+        learner.step(examples, 1e-2)
+        assert not equal(bits(snapshot(adapted)), bits(before))
+    assert [type(event) for event in events] == [MemoryProbed]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_wherever_memory_runs_out_while_trying_it_is_cut_smaller_and_tried_again(base, way, monkeypatch):
+    recipe, padded = WAYS[way]
+    examples = odd_examples()
+    with learning(base, examples, recipe, padded=padded, limit=ample()) as learner:
+        expected = gradients(learner, examples, Failing(), monkeypatch)
+        learner.prepare([examples])
+        with Failing() as counting:
+            assert learner.prove()
+        before = snapshot(learner.adaptation)
+        fullest = learner.rows.num_rows(examples)
+        for number in range(1, counting.count, 1 + counting.count // 25):
+            learner.rows.max_rows, learner._proven = 4096, (0, 0)
+            learner.events.clear()
+            with Failing(number):
+                assert not learner.prove()
+            assert learner.prove()
+            ran_out, probed = learner.events
+            assert ran_out == MemoryRanOut(4096, -(-fullest // 2))
+            assert probed.rows <= ran_out.max_rows < fullest
+            assert equal(bits(snapshot(learner.adaptation)), bits(before))
+            found = gradients(learner, examples, Failing(), monkeypatch)
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_steps_that_are_one_micro_batch_are_cut_anew_before_the_first(monkeypatch):
+    """As where weights are updated within the backward pass: there it is too late afterwards."""
+    from sebp_edge.training.update_in_backward import UpdateInBackward
+
+    monkeypatch.setattr(
+        "sebp_edge.training.learner._update_for", lambda parameters, recipe, _: UpdateInBackward(parameters, recipe)
+    )
+    examples, events = odd_examples(), []
+    recipe = RECIPE.replace(method="full", epochs=2)
+    rehearse = Learner._rehearse
+
+    def failing(self, micro_batch):
+        if len(micro_batch) > 2:
+            raise torch.OutOfMemoryError
+        rehearse(self, micro_batch)
+
+    monkeypatch.setattr(Learner, "_rehearse", failing)
+    with Learner(Whole(make_llama()), recipe, examples, Collator(64, 2), events.append, limit=ample()) as learner:
+        progress = train(Trainer(learner, recipe, 0, events.append, "train"), examples, [])
+        fewest = len(learner.rows.micro_batches(examples))
+    assert [type(event) for event in events if not isinstance(event, Notice | StepDone)][-1] is MemoryProbed
+    assert any(isinstance(event, MemoryRanOut) for event in events)
+    assert progress.steps == progress.total_steps == 2 * fewest > 4
+
+
+def test_without_a_limit_nothing_is_tried_out(base):
+    with learning(base, odd_examples()) as learner:
+        learner.prepare([odd_examples()])
+        assert learner.prove()
+        assert learner.events == []
+
+
+# ------------------------------------------------------------------------------------------------- on a CPU, for real
+
+
+def fitting_budget(make, texts, beside=0):
+    """What a plan needs, and a little."""
+    return make(memory_budget=AMPLE).plan(texts).chosen.peak + 50_000_000 + beside
+
+
+def weights_of(personalizer):
+    return [weight.detach().clone() for weight in personalizer._load().model.parameters()]
+
+
+def test_a_process_that_grows_beyond_its_budget_while_training_stops_cleanly_and_loses_nothing(make):
+    texts, taken, events = make_sentences(24, words=30), [], []
+    recipe = RECIPE.replace(learning_rate=2e-2, batch_tokens=100, epochs=9)
+    personalizer = make(recipe=recipe, memory_budget=fitting_budget(make, texts))
+    before = weights_of(personalizer)
+
+    def grow(event):
+        events.append(event)
+        if isinstance(event, StepDone) and event.epoch == 3 and not taken:
+            taken.append(torch.ones(personalizer.memory_budget.size // 4))
+
+    personalizer.on_event = grow
+    with pytest.raises(BudgetExceeded) as raised:
+        personalizer.adapt(texts, name="mine")
+    message = str(raised.value)
+    assert "more than its memory budget of" in message
+    assert "The best state so far is saved as version 1 of the adapter 'mine'; it is not active." in message
+    assert "\n" not in message
+    assert raised.value.exit_code == 1
+    last = [event for event in events if isinstance(event, StepDone)][-1]
+    assert 3 <= last.epoch < 9
+    assert last.step < last.steps
+    assert equal(weights_of(personalizer), before)
+    assert not any("forward" in vars(module) for module in personalizer._base.model.modules())
+    # With memory again, all is as if nothing had been.
+    taken.clear()
+    personalizer.on_event = events.append
+    assert personalizer.adapt(texts, name="mine").version == 2
+
+
+def hold_memory_beside(monkeypatch, rows, size):
+    """Micro-batches of more rows take `size` bytes more, for as long as their losses are looked at."""
+    held, own = [], RowLosses.__call__
+
+    def more(losses, examples):
+        held[:] = [torch.ones(size // 4)] if torch.is_grad_enabled() and losses.num_rows(examples) > rows else []
+        return own(losses, examples)
+
+    monkeypatch.setattr(RowLosses, "__call__", more)
+    return held
+
+
+def test_what_takes_more_than_was_planned_is_cut_smaller_before_the_first_step(make, monkeypatch):
+    texts, events = make_sentences(24, words=30), []
+    budget = fitting_budget(make, texts)
+    held = hold_memory_beside(monkeypatch, 200, budget)
+    result = make(memory_budget=budget, on_event=events.append).adapt(texts)
+    held.clear()
+    kinds = [type(event) for event in events if not isinstance(event, Notice)]
+    first = kinds.index(StepDone)
+    assert MemoryRanOut in kinds[:first]
+    assert MemoryRanOut not in kinds[first:]
+    probed = events[[type(event) for event in events].index(MemoryProbed)]
+    assert probed.rows <= 200
+    assert probed.allocator_peak is None
+    assert probed.predicted == result.predicted_peak_bytes < budget
+    # The attempts before were too much, and are part of what the process held.
+    assert result.peak_memory_bytes > budget
+
+
+def test_a_single_example_that_is_too_much_is_one_sentence_before_the_first_step(make, monkeypatch):
+    texts, events = make_sentences(24, words=30), []
+    personalizer = make(memory_budget=fitting_budget(make, texts), on_event=events.append)
+    before = weights_of(personalizer)
+    held = hold_memory_beside(monkeypatch, 0, personalizer.memory_budget.size)
+    with pytest.raises(MachineError) as raised:
+        personalizer.adapt(texts)
+    held.clear()
+    message = str(raised.value)
+    assert "ran out before the first step; nothing was saved." in message
+    assert "raise the memory budget of" in message
+    assert not any(isinstance(event, StepDone) for event in events)
+    assert personalizer.store.names() == []
+    assert equal(weights_of(personalizer), before)
+
+
+PROCESS = """
+import logging, sys, warnings
+warnings.simplefilter("ignore")
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # as the command does, before it imports anything
+import torch
+from sebp_edge.cli import app, progress
+torch.set_num_threads(1)
+steps, own, taken = [], progress.JsonLines.__call__, []
+
+def growing(sink, event):
+    own(sink, event)
+    steps.append(event.event)
+    if steps.count("step") == 5 and not taken:
+        taken.append(torch.ones(500_000_000))
+
+progress.JsonLines.__call__ = growing
+app(["adapt", *sys.argv[1:], "--json"])
+"""
+
+
+def test_the_command_ends_with_one_sentence_when_the_process_grows_beyond_its_budget(tmp_path):
+    notes, recipe = tmp_path / "notes", tmp_path / "quick.toml"
+    notes.mkdir()
+    for number, text in enumerate(make_sentences(24, words=60)):
+        (notes / f"{number}.md").write_text(text)
+    recipe.write_text("r = 4\nlearning_rate = 2e-2\nepochs = 9\nbatch_tokens = 200\ncontext_length = 64\n")
+    command = [sys.executable, "-c", PROCESS, str(notes), "--recipe", str(recipe), "--device", "cpu", "--memory", "2GB"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("sebp-edge: This process held 2.")
+    assert done.stderr.count("\n") == 1
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["event"] for record in records].count("memory_probed") == 1
+    assert (records[-1]["event"], records[-1]["error"]) == ("error", "BudgetExceeded")
+    assert [record["active"] for record in records if record["event"] == "saved"] == [False]
+
+
+# ----------------------------------------------------------------------------------------------------- other programs
+
+
+def squeezing(monkeypatch, left):
+    """Other programs leave so many bytes from now on. (To take them for real would stop this machine's other work.)"""
+    monkeypatch.setattr(devices, "free_memory", lambda device: left)
+
+
+def test_micro_batches_are_cut_before_memory_runs_out_when_other_programs_take_it(base, monkeypatch):
+    examples = odd_examples()
+    with learning(base, examples) as learner:
+        expected = [learner.step(examples, 1e-3) for _ in range(2 * STEPS_BETWEEN_LOOKS)]
+    with learning(base, examples, limit=ample()) as learner:
+        learner.prepare([examples])
+        learner.prove()
+        learner.events.clear()
+        found = [learner.step(examples, 1e-3)]
+        assert learner.events == []
+        squeezing(monkeypatch, 10**6)
+        found += [learner.step(examples, 1e-3) for _ in range(2 * STEPS_BETWEEN_LOOKS - 1)]
+        first, second = learner.events
+        fullest = learner.rows.num_rows(examples)
+        assert (first.max_rows_before, first.max_rows) == (4096, -(-fullest // 2))
+        assert second.max_rows < second.max_rows_before == first.max_rows
+        assert first.missing > 0
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.loss, other.loss, rtol=1e-4, atol=1e-6)
+
+
+def test_what_cannot_be_cut_is_said_once(base, monkeypatch):
+    examples = odd_examples()[:1]
+    with learning(base, examples, limit=ample()) as learner:
+        learner.prepare([examples])
+        learner.prove()
+        learner.events.clear()
+        squeezing(monkeypatch, 10**6)
+        for _ in range(4 * STEPS_BETWEEN_LOOKS):
+            learner.step(examples, 1e-3)
+        (event,) = learner.events
+        assert isinstance(event, MemorySqueezed)
+        assert event.max_rows == event.max_rows_before
+
+
+def test_what_other_programs_leave_of_a_budget_is_what_there_is(make, notes_folder, monkeypatch):
+    peak = make(memory_budget=AMPLE).plan(notes_folder).chosen.peak
+    squeezing(monkeypatch, peak + 10**8 - process.resident())
+    events = []
+    plan = make(memory_budget=AMPLE).plan(notes_folder)
+    assert plan.stated_budget == AMPLE
+    assert peak < plan.budget < peak + 3 * 10**8
+    assert make(memory_budget=AMPLE, on_event=events.append).adapt(notes_folder).predicted_peak_bytes < plan.budget
+    (notice,) = [event.message for event in events if isinstance(event, Notice)]
+    assert notice.startswith("The memory budget is 1000.0 GB, of which other programs leave ")
+    # And what does not fit into that is refused, before anything is loaded.
+    squeezing(monkeypatch, -process.resident() + 10**6)
+    with pytest.raises(MachineError, match="of which other programs leave 1 MB; close other programs") as raised:
+        make(memory_budget=AMPLE).adapt(notes_folder)
+    assert "raise the budget" not in str(raised.value)
+
+
+def test_a_squeeze_and_what_was_tried_out_are_told_in_a_line_each(capsys):
+    Lines(None)(MemoryProbed(1500, 1_900_000_000, 1_200_000_000, 2_100_000_000))
+    Lines(None)(MemoryProbed(7, 1_900_000_000, None, None))
+    Lines(None)(MemorySqueezed(300_000_000, 4096, 700))
+    out, err = (text.replace("\n", " ") for text in capsys.readouterr())
+    assert "tried out: 1.9 GB with 1,500 tokens at a time, predicted 2.1 GB" in out
+    assert "tried out: 1.9 GB with 7 tokens at a time " in out
+    assert "0.3 GB of memory are short" in err
+    assert "at most 700 tokens run at once from now on" in err

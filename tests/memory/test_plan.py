@@ -1,0 +1,179 @@
+"""Personalizer.plan, and a training that keeps to its plan."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from test_budget import RECIPE, all_plans
+from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig
+
+from sebp_edge import AdapterStore, Personalizer
+from sebp_edge.errors import MachineError, TextsError
+from sebp_edge.events import MemoryPlanned, ModelLoaded, StepDone
+from sebp_edge.machine import devices, process
+from sebp_edge.models import hub
+from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.training.losses import RowLosses
+
+
+@pytest.fixture
+def nothing_besides(monkeypatch):
+    """What the process holds changes from call to call; without it, one byte of the budget decides."""
+    monkeypatch.setattr(process, "resident", lambda: 0)
+    monkeypatch.setattr(process, "peak_resident", lambda: 0)
+
+
+@pytest.fixture
+def make(model_folder, tmp_path):
+    def personalizer(**options):
+        options = {"recipe": RECIPE, "device": "cpu", "store": AdapterStore(tmp_path / "store")} | options
+        return Personalizer(options.pop("model", model_folder), **options)
+
+    return personalizer
+
+
+def test_a_plan_loads_nothing(make, notes_folder, monkeypatch):
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    plan = make(memory_budget="4GB").plan(notes_folder)
+    assert (plan.model, plan.device, plan.chosen.dtype) == ("micro-llama", "cpu", "float32")
+    assert plan.chosen.recipe == RECIPE.settled()
+    assert plan.budget == 4_000_000_000
+    assert 0 < plan.chosen.peak < 4e9
+    assert plan.chosen.seconds > 0
+    # Without a budget, what is free is.
+    assert make().plan(notes_folder).budget > plan.chosen.footprint.context
+
+
+def test_a_plan_for_a_gpu_that_is_not_here_needs_nothing_of_this_machine(make, notes_folder, monkeypatch):
+    def fail(*_):
+        raise AssertionError("this machine plays no part")
+
+    for name in ("matmul_rate", "free_memory", "pick_dtype"):
+        monkeypatch.setattr(devices, name, fail)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    plan = make(model="llama-3.2-3b").plan(notes_folder, gpu="8GB")
+    assert (plan.device, plan.gpu, plan.budget, plan.stated_budget) == ("cuda", 8 * 10**9, 8 * 10**9, None)
+    assert (plan.chosen.dtype, plan.chosen.seconds) == ("bfloat16", None)
+    assert plan.chosen.footprint.weights == 2 * 3_212_749_824
+    assert plan.chosen.peak <= 8e9
+    assert {other.seconds for other in (plan.dearer, plan.cheaper) if other} == {None}
+    assert json.loads(json.dumps(plan.to_dict()))["gpu"] == 8 * 10**9
+    assert make(model="llama-3.2-3b", memory_budget="9GB").plan(notes_folder, gpu=24 * 10**9).budget == 9 * 10**9
+
+
+@pytest.mark.parametrize("gpu", ["8 hectares", 0, -1, True])
+def test_a_wrong_size_of_a_gpu_is_one_sentence(make, notes_folder, gpu):
+    with pytest.raises(MachineError, match=r"^The GPU's memory is .*, but must be a size above zero"):
+        make().plan(notes_folder, gpu=gpu)
+    with pytest.raises(MachineError, match=r"^The memory budget is 9\.0 GB, but the GPU has 8\.0 GB"):
+        make(memory_budget="9GB").plan(notes_folder, gpu="8GB")
+
+
+def test_a_model_that_is_not_here_is_planned_from_its_config(make, notes_folder, tmp_path, monkeypatch):
+    LlamaConfig(num_hidden_layers=3).save_pretrained(tmp_path / "only-config")
+    monkeypatch.setattr(hub, "cached_folder", lambda repository: None)
+    monkeypatch.setattr(hub, "config_folder", lambda reference: tmp_path / "only-config")
+    plan = make(model="someone/some-model", memory_budget="40GB").plan(notes_folder)
+    assert plan.model == "someone/some-model"
+    assert plan.chosen.footprint.weights == 4 * (
+        2 * 32000 * 4096 + 3 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096) + 4096
+    )
+
+
+def test_nothing_is_loaded_that_does_not_fit(make, notes_folder, monkeypatch):
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
+    events = []
+    with pytest.raises(MachineError, match="the memory budget is 1 MB"):
+        make(memory_budget="1MB", on_event=events.append).adapt(notes_folder)
+    assert events == []
+
+
+def test_texts_that_alone_would_not_fit_are_refused_unread(make, tmp_path, nothing_besides, monkeypatch):
+    (tmp_path / "notes.txt").write_text("the ferry left at six\n" * 200_000)
+    monkeypatch.setattr(Path, "read_bytes", None)
+    for attempt in (make(memory_budget="100MB").adapt, make(memory_budget="100MB").plan):
+        with pytest.raises(MachineError, match="These texts alone would take more than"):
+            attempt(tmp_path / "notes.txt")
+
+
+@pytest.mark.parametrize("text", ["the ferry left", " "])
+def test_too_little_text_is_said_before_a_plan_is_made(make, text):
+    for attempt in (make().plan, make(memory_budget="4GB").adapt):
+        with pytest.raises(TextsError):
+            attempt([text])
+
+
+@pytest.mark.usefixtures("nothing_besides")
+def test_a_model_that_runs_padded_is_planned_in_whole_sequences(make, notes_folder, tokenizer, tmp_path):
+    BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=320).save_pretrained(tmp_path / "bloom")
+    tokenizer.save_pretrained(tmp_path / "bloom")
+    plan = make(model=tmp_path / "bloom", memory_budget="4GB").plan(notes_folder)
+    while plan.cheaper is not None:
+        plan = make(model=tmp_path / "bloom", memory_budget=plan.chosen.peak - 1).plan(notes_folder)
+    assert RECIPE.context_length <= plan.chosen.options.max_rows < 2 * RECIPE.context_length
+    assert plan.chosen.options.checkpoints == 0
+
+
+def test_a_wrong_budget_is_found_at_once(make):
+    with pytest.raises(MachineError, match="'8 hectares'"):
+        make(memory_budget="8 hectares")
+
+
+@pytest.mark.usefixtures("nothing_besides")
+def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, notes_folder, monkeypatch):
+    rows = []
+    own = RowLosses.micro_batches
+
+    def counted(losses, examples, most=None):
+        groups = own(losses, examples, most)
+        rows.extend(sum(example.num_active_tokens for example in group) for group in groups)
+        return groups
+
+    monkeypatch.setattr(RowLosses, "micro_batches", counted)
+
+    def adapt(**options):
+        rows.clear()
+        events = []
+        make(on_event=events.append, **options).adapt(notes_folder)
+        return events, max(rows)
+
+    events, most = adapt()
+    steps = [event for event in events if isinstance(event, StepDone)]
+    assert not any(isinstance(event, MemoryPlanned) for event in events)
+    plans = all_plans(lambda size: make(memory_budget=size).plan(notes_folder), "1GB")
+    # The least that is learnt from in the same way.
+    least = [plan.chosen for plan in plans if not plan.chosen.options.moments_in_8_bits][-1]
+    assert least.options.checkpoints == 1
+    handles = []
+    attach = Hoisted.__init__
+    monkeypatch.setattr(
+        Hoisted,
+        "__init__",
+        lambda handle, *arguments, **options: handles.append(options) or attach(handle, *arguments, **options),
+    )
+    planned_events, planned_most = adapt(memory_budget=least.peak)
+    options = {"checkpoints": 1, "offload": False, "blocks_in_pieces": False}
+    # The first one is a small copy's, for the plan.
+    assert handles[-1] == options | {"max_logits": least.options.max_logits}
+    assert isinstance(planned_events[0], MemoryPlanned)
+    assert isinstance(planned_events[1], ModelLoaded)
+    assert (planned_events[0].how, planned_events[0].max_rows) == (least.how, least.options.max_rows)
+    assert "activations of 1 block computed again" in least.how
+    assert sum(planned_events[0].parts.values()) == planned_events[0].peak
+    assert planned_most <= least.options.max_rows < most
+    for step, other in zip(steps, (e for e in planned_events if isinstance(e, StepDone)), strict=True):
+        assert other.loss == pytest.approx(step.loss, rel=1e-4)
+
+
+@pytest.mark.usefixtures("nothing_besides")
+def test_what_a_plan_leaves_open_is_settled_in_the_adapter(make, notes_folder):
+    recipe = dataclasses.replace(RECIPE, r=None, learning_rate=2e-2)
+    plans = all_plans(lambda size: make(recipe=recipe, memory_budget=size).plan(notes_folder), "1GB")
+    least = plans[-1].chosen
+    assert (least.recipe.r, least.recipe.lora_alpha, least.options.moments_in_8_bits) == (4, 8, True)
+    personalizer = make(recipe=recipe, memory_budget=least.peak)
+    result = personalizer.adapt(notes_folder)
+    assert result.kept
+    record = personalizer.load_adapter("default").recipe
+    assert (record["r"], record["lora_alpha"], record["load_in_4bit"]) == (4, 8, False)

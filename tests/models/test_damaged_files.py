@@ -1,0 +1,304 @@
+"""Adapters, models and records that are damaged, or were made to do harm: a sentence of the right kind, no more."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+from builders import make_llama, make_tokenizer
+from command import run
+from damage import damage
+from safetensors.torch import load_file, save_file
+from test_store import RECORD, Weights
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from sebp_edge import AdapterStore, Recipe
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.errors import AdapterError, ModelError, SebpEdgeError
+from sebp_edge.memory.shape import read_shape
+from sebp_edge.models.adaptation import attach, load
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs pipes, devices and signals of Linux")
+
+RECIPE = Recipe.load("notes").replace(r=4)
+IDS = torch.arange(7, 39)[None]
+SECONDS = 20
+
+
+class Hangs(BaseException): ...
+
+
+@pytest.fixture(autouse=True)
+def no_hanging():
+    """Raises through whatever does not end."""
+
+    def end(*_):
+        raise Hangs
+
+    before = signal.signal(signal.SIGALRM, end)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def one_sentence(kinds, *case):
+    """Within it all is well, or one sentence of these kinds is raised."""
+    signal.alarm(SECONDS)
+    try:
+        yield
+    except SebpEdgeError as error:
+        assert isinstance(error, kinds), (case, error)
+        assert "\n" not in str(error), case
+        assert len(str(error)) < 500, case
+    except BaseException as error:
+        pytest.fail(f"{case}: {error!r}")
+    finally:
+        signal.alarm(0)
+
+
+def load_base(folder):
+    return load_base_model(resolve(folder), RECIPE, torch.device("cpu"))
+
+
+@torch.no_grad()
+def state_of(model):
+    modules = {name: type(module) for name, module in model.named_modules()}
+    return modules, set(vars(model)), [weight.clone() for weight in model.parameters()], model(IDS).logits
+
+
+def same(one, other):
+    return one[:2] == other[:2] and all(
+        torch.equal(a, b) for a, b in zip([*one[2], one[3]], [*other[2], other[3]], strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, model_folder):
+    """A base model, and the folder of an adapter of each method."""
+    base, folders = load_base(model_folder), {}
+    for method in ("lora", "full"):
+        folders[method] = tmp_path_factory.mktemp("saved") / method
+        folders[method].mkdir()
+        adaptation = attach(base, RECIPE.replace(method=method), seed=0)
+        adaptation.save(folders[method])
+        adaptation.detach()
+    return base, folders
+
+
+@pytest.fixture
+def adapter(saved, tmp_path):
+    """The base model, and the folder of a LoRA adapter that may be damaged."""
+    return saved[0], shutil.copytree(saved[1]["lora"], tmp_path / "adapter")
+
+
+FILES = {"lora": ["adapter_config.json", "adapter_model.safetensors"], "full": ["model.safetensors"]}
+
+
+@pytest.mark.parametrize("method", FILES)
+def test_a_damaged_adapter_is_a_sentence_and_the_base_model_is_as_it_was(saved, method, tmp_path):
+    base, folders = saved
+    draw, before, loaded = random.Random(0), state_of(base.model), 0
+    for number in range(150):
+        folder = shutil.copytree(folders[method], tmp_path / str(number))
+        file = draw.choice(FILES[method])
+        how = damage(folder / file, draw)
+        with one_sentence(AdapterError, number, file, how):
+            load(base, folder).detach()
+            loaded += 1
+        assert same(state_of(base.model), before), (number, file, how)
+    assert 0 < loaded < 75
+
+
+def test_a_damaged_model_is_a_sentence(model_folder, tmp_path):
+    gpt2 = tmp_path / "gpt2"
+    AutoModelForCausalLM.from_config(
+        GPT2Config(vocab_size=320, n_embd=32, n_layer=2, n_head=4, n_positions=128)
+    ).save_pretrained(gpt2)
+    make_tokenizer().save_pretrained(gpt2)
+    draw, loaded = random.Random(0), 0
+    for number in range(100):
+        folder = shutil.copytree(draw.choice([model_folder, gpt2]), tmp_path / str(number))
+        file = draw.choice(["config.json", "model.safetensors", *(path.name for path in sorted(folder.iterdir()))])
+        how = damage(folder / file, draw)
+        with one_sentence(ModelError, number, file, how):
+            read_shape(resolve(folder))
+        with one_sentence(SebpEdgeError, number, file, how):
+            load_base(folder).tokenizer("the ferry")
+            loaded += 1
+    assert 0 < loaded < 60
+
+
+def test_a_damaged_record_is_a_sentence_and_hides_no_other_adapter():
+    draw, store = random.Random(0), AdapterStore()
+    for number in range(60):
+        shutil.rmtree(store.folder, ignore_errors=True)
+        for name in ("one", "other"):
+            store.save(Weights(), AdapterRecord(**RECORD), name, activate=True)
+        file = draw.choice(["1/sebp_edge.json", "1/sebp_edge.json", "active"])
+        how = damage(store.folder / "one" / file, draw)
+        for command in (["list"], ["show", "one"], ["remove", "one", "--yes"]):
+            signal.alarm(SECONDS)
+            result = run("adapters", *command)
+            signal.alarm(0)
+            case = (number, file, how, command, result.output, result.exception)
+            assert result.exception is None or isinstance(result.exception, SystemExit), case
+            assert not result.exit_code or result.stderr.startswith("sebp-edge: "), case
+            assert not result.exit_code or result.stderr.count("\n") == 1, case
+            assert "other" in result.stdout or command != ["list"], case
+            assert "\x1b" not in result.output, case
+        assert store.names() == ["other"]
+
+
+# -------------------------------------------------------------------------------------------------- what was found once
+
+
+def test_nan_in_an_adapter_is_named_with_its_file_and_tensor(adapter):
+    base, folder = adapter
+    path = folder / "adapter_model.safetensors"
+    weights = load_file(path)
+    name = sorted(weights)[5]
+    weights[name][1, 1] = float("nan")
+    save_file(weights, path)
+    with pytest.raises(
+        AdapterError, match=f"'adapter' contains NaN or infinity, in the tensor '{name}' of adapter_model.safetensors"
+    ):
+        load(base, folder)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("recipe", [RECIPE, RECIPE.replace(load_in_4bit=True)], ids=["16 bits", "4 bits"])
+def test_nan_in_a_base_model_is_named_with_its_file_and_tensor(tokenizer, tmp_path, shards, recipe):
+    if recipe.load_in_4bit:
+        pytest.importorskip("bitsandbytes")
+    model = make_llama(hidden_size=64, intermediate_size=128)
+    model.model.layers[1].mlp.up_proj.weight.data[3, 5] = float("inf")
+    model.save_pretrained(tmp_path / "m", max_shard_size="1GB" if shards == 1 else "100KB")
+    tokenizer.save_pretrained(tmp_path / "m")
+    assert len(list((tmp_path / "m").glob("*.safetensors"))) >= shards // 2
+    with pytest.raises(
+        ModelError,
+        match=r"'m' contains NaN or infinity, in the tensor 'model\.layers\.1\.mlp\.up_proj\.weight' of "
+        r"model.*\.safetensors; get its files anew",
+    ):
+        load_base_model(resolve(tmp_path / "m"), recipe, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lora_alpha": 1e300}, r"has lora_alpha 1e\+300; it must be above 0 and at most 1048576"),
+        ({"lora_alpha": 0}, "has lora_alpha 0; it must be above 0"),
+        ({"use_rslora": True}, "sets use_rslora; sebp-edge loads plain LoRA adapters without it"),
+        ({"init_lora_weights": "olora"}, "sets init_lora_weights"),  # which changes the base model's weights
+        ({"target_modules": "(a+)+$"}, "is damaged"),
+        ({"target_modules": ["norm", "q_proj"]}, "was made for another base model"),
+        ({"r": True}, "is damaged"),
+    ],
+)
+def test_settings_that_are_not_plain_lora_are_refused_and_leave_no_layer_behind(adapter, changes, message):
+    base, folder = adapter
+    before = state_of(base.model)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(AdapterError, match=message):
+        load(base, folder)
+    assert same(state_of(base.model), before)
+
+
+def test_a_rank_of_a_million_takes_no_memory(saved, model_folder, tmp_path):
+    folder = shutil.copytree(saved[1]["lora"], tmp_path / "adapter")
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"r": 10**6}))
+    code = """
+import resource, sys, torch
+from sebp_edge.models.adaptation import load
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.recipe import Recipe
+from pathlib import Path
+base = load_base_model(resolve(sys.argv[1]), Recipe.load("notes"), torch.device("cpu"))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    load(base, Path(sys.argv[2]))
+except Exception as error:
+    print(type(error).__name__, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    words = subprocess.run(
+        [sys.executable, "-c", code, model_folder, folder], capture_output=True, text=True, check=True, timeout=60
+    ).stdout.split()
+    assert words[0] == "BaseModelMismatch"
+    assert int(words[1]) < 50  # MB
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**6}, r"config.json of 'model' has num_hidden_layers 1e\+06; at most 2000"),
+        ({"num_labels": 3 * 10**6}, r"has num_labels 3e\+06; at most 2000 are loaded"),
+        ({"hidden_size": 2**15}, "speaks of 26.4 million weights, and its folder has 0 MB of them"),
+    ],
+)
+def test_a_config_that_asks_for_time_or_memory_is_refused_at_once(model_folder, tmp_path, changes, message):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    begin = time.perf_counter()
+    with pytest.raises(ModelError, match=message):
+        load_base(folder)
+    assert time.perf_counter() - begin < 5
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "model.safetensors", "generation_config.json"])
+def test_a_pipe_in_a_models_folder_is_not_waited_for(model_folder, tmp_path, file):
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    (folder / file).unlink()
+    os.mkfifo(folder / file)
+    signal.alarm(SECONDS)
+    with pytest.raises(ModelError, match=f"'model' has a pipe or a device in its folder: '{file}'"):
+        load_base(folder)
+
+
+def test_an_unreadable_adapter_is_noted_and_the_others_are_listed(tmp_path):
+    """In a process without root's power to read everything."""
+    store = AdapterStore()
+    for name in ("closed", "open"):
+        store.save(Weights(), AdapterRecord(**RECORD), name, activate=True)
+    code = """
+import ctypes, os, sys
+if os.geteuid() == 0:
+    libc = ctypes.CDLL(None)
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH: they go with the next program
+        if libc.prctl(24, capability, 0, 0, 0):
+            sys.exit(77)
+os.chmod(sys.argv[1], 0)
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[2], *sys.argv[3:]])
+"""
+    command = "from sebp_edge.cli import main; main()"
+    closed = store.folder / "closed"
+    results = []
+    for arguments in (["adapters", "list"], ["adapters", "show", "closed"], ["generate", "x", "--name", "closed"]):
+        results.append(
+            subprocess.run(
+                [sys.executable, "-c", code, closed, command, *arguments], capture_output=True, text=True, timeout=60
+            )
+        )
+    closed.chmod(0o700)
+    if results[0].returncode == 77:
+        pytest.skip("root reads everything here")
+    assert results[0].returncode == 0
+    assert "open" in results[0].stdout
+    assert "note: No adapter can be read in" in results[0].stderr
+    for result in results[1:]:
+        assert result.returncode == 1
+        assert "Permission denied" in result.stderr
+        assert "Traceback" not in result.stderr

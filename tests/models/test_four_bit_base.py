@@ -1,0 +1,199 @@
+"""A base model that `Personalizer` loads in 4 bits: what is quantised, what it learns, and where its adapters fit."""
+
+from dataclasses import asdict
+
+import pytest
+import torch
+from builders import dequantised_llama, make_llama, row_losses
+from test_sparsify import padded_batch
+from typer.testing import CliRunner
+
+import four_bit_quality
+from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.adapters.store import AdapterRecord
+from sebp_edge.cli import app
+from sebp_edge.cli.adapt import NOT_KEPT
+from sebp_edge.errors import MachineError, ModelError
+from sebp_edge.events import ModelLoaded
+from sebp_edge.machine import devices
+from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.generation import generate_text
+from sebp_edge.models.loading import BaseModel, load_base_model
+from sebp_edge.models.sampling import Sampling
+from sebp_edge.rows.row_plan import RowPlan
+from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.sparsify import Sparsified
+
+bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
+
+CPU = torch.device("cpu")
+RECIPE = Recipe(name="test", description="", r=4, learning_rate=2e-2, batch_tokens=200, context_length=64)
+IN_4_BITS = RECIPE.replace(load_in_4bit=True)
+BLOCKS = {"hidden_size": 64, "intermediate_size": 192}
+# Keys and values of half a tile of those that CPUs with bf16 instructions take.
+NARROW = BLOCKS | {"num_key_value_heads": 1}
+
+
+def load(folder, recipe=IN_4_BITS):
+    return load_base_model(resolve(folder), recipe, CPU)
+
+
+@pytest.fixture(params=[BLOCKS, NARROW], ids=["blocks", "narrow"])
+def sizes(request):
+    return request.param
+
+
+@pytest.fixture
+def folder(sizes, tokenizer, tmp_path):
+    folder = tmp_path / "model"
+    model = make_llama(attention_bias=True, **sizes)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("proj.bias"):
+                parameter.copy_(torch.linspace(-0.3, 0.3, len(parameter)))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_linear_layers_are_in_4_bits_and_all_else_is_what_it_was(folder):
+    base, plain = load(folder), load(folder, RECIPE)
+    assert base.in_4bit and not plain.in_4bit
+    assert base.num_parameters == plain.num_parameters
+    assert base.dtype == torch.float32
+    for name, parameter in plain.model.named_parameters():
+        found = base.model.get_parameter(name)
+        if name.endswith("proj.weight"):
+            assert found.quant_type == "nf4" and found.quant_state.nested and not found.requires_grad
+            assert base.model.get_submodule(name.removesuffix(".weight")).compute_dtype == torch.float32
+            # Half the widest step of the 16 values between -1 and 1 is 0.152, of the largest value in a block.
+            difference = bnb.functional.dequantize_4bit(found.data, found.quant_state) - parameter
+            assert 0 < difference.abs().max() < 0.16 * parameter.abs().max()
+        else:
+            assert torch.equal(found, parameter), name
+
+
+def random_adaptation(base):
+    adaptation = attach(base, IN_4_BITS, seed=1)
+    with torch.no_grad():
+        for number, parameter in enumerate(trainable(adaptation)):
+            draw = torch.Generator().manual_seed(number)
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
+    return adaptation
+
+
+def gradients(adaptation, level, batch):
+    plan = RowPlan.from_labels(batch["labels"])
+    if level is None:
+        loss = adaptation.model(**batch).loss
+    else:
+        with level(adaptation.model) as rows:
+            loss = row_losses(rows, batch["input_ids"], plan).mean()
+    loss.backward()
+    found = [parameter.grad for parameter in trainable(adaptation)]
+    for parameter in trainable(adaptation):
+        parameter.grad = None
+    return loss.detach(), found
+
+
+@pytest.mark.parametrize("level", [None, Sparsified, Hoisted], ids=["peft", "drop-in", "hoisted"])
+def test_training_is_that_of_the_dequantised_model_also_after_text_was_generated(folder, sizes, level):
+    base, batch = load(folder), padded_batch()
+    # Which is when bitsandbytes would pack weights anew, on CPUs with bf16 instructions.
+    generate_text(base.model, base.tokenizer, [5, 6, 7], [], Sampling(max_new_tokens=3, temperature=0))
+    adaptation = random_adaptation(base)
+    loss, found = gradients(adaptation, level, batch)
+    twin = BaseModel(
+        base.reference,
+        dequantised_llama(base.model, attention_bias=True, **sizes),
+        base.tokenizer,
+        CPU,
+        torch.float32,
+        base.fingerprint,
+    )
+    plain = attach(twin, RECIPE, seed=1)
+    restore(plain, snapshot(adaptation))
+    true_loss, truth = gradients(plain, None, batch)
+    torch.testing.assert_close(loss, true_loss)
+    for one, other in zip(found, truth, strict=True):
+        assert other.norm() > 0
+        assert (one - other).norm() <= 2e-5 * other.norm()
+
+
+def test_what_learns_in_4_bits_is_kept_and_serves_both_precisions(folder, notes_folder, tmp_path):
+    store, events = AdapterStore(tmp_path), []
+    in_4_bits = Personalizer(folder, recipe=IN_4_BITS, store=store, device="cpu", on_event=events.append)
+    result = in_4_bits.adapt(notes_folder, name="four")
+    assert result.kept
+    assert next(event for event in events if isinstance(event, ModelLoaded)).dtype == "nf4"
+    in_full = Personalizer(folder, recipe=RECIPE, store=store, device="cpu")
+    assert in_full.adapt(notes_folder, name="full").kept
+    assert in_full._base.fingerprint == in_4_bits._base.fingerprint
+    assert in_full.load_adapter("four").recipe["load_in_4bit"] is True
+    assert in_4_bits.load_adapter("full").recipe["load_in_4bit"] is False
+    assert all(one.generate("the ferry", seed=1, max_new_tokens=8) for one in (in_full, in_4_bits))
+
+
+def test_detach_gives_the_4_bit_base_back_bit_for_bit(folder):
+    base = load(folder)
+    before = {name: value.clone() for name, value in base.model.state_dict().items()}
+    attach(base, IN_4_BITS, seed=0).detach()
+    after = base.model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_every_weight_of_a_4_bit_base_cannot_be_trained(folder):
+    with pytest.raises(ModelError, match="'model' is in 4 bits, and full fine-tuning needs all of them"):
+        attach(load(folder), Recipe.load("full"), seed=0)
+
+
+def test_memory_is_counted_in_4_bits(folder, monkeypatch):
+    linears = sum(p.numel() for name, p in load(folder, RECIPE).model.named_parameters() if "proj.weight" in name)
+    asked = []
+    monkeypatch.setattr("sebp_edge.models.loading.gigabytes", lambda number: asked.append(number) or "some")
+    monkeypatch.setattr(devices, "free_memory", lambda device: 0)
+    for recipe in (RECIPE, IN_4_BITS):
+        with pytest.raises(MachineError, match="needs at least some"):
+            load(folder, recipe)
+    in_fp32, in_4_bits = asked[0], asked[3]
+    assert in_fp32 - in_4_bits == pytest.approx(linears * (4 - 0.516), abs=linears * 0.001)
+
+
+def test_layers_that_bitsandbytes_gives_back_wrong_on_the_cpu_are_refused(model_folder):
+    with pytest.raises(ModelError, match=r"'micro-llama' has a layer of 32 inputs, .* only multiples of 64 are exact"):
+        load(model_folder)
+
+
+def test_the_command_line_generates_in_the_precision_that_was_trained_or_asked_for(folder, notes_folder, monkeypatch):
+    loaded = []
+
+    def spy(*arguments):
+        loaded.append(load_base_model(*arguments).in_4bit)
+        return load_base_model(*arguments)
+
+    monkeypatch.setattr("sebp_edge.personalizer.load_base_model", spy)
+    learn = ["adapt", str(notes_folder), "--model", str(folder), "--epochs", "1", "--name", "mine", "--4bit"]
+    with_mine = ["generate", "the ferry", "--model", str(folder), "--max-tokens", "3", "--name", "mine"]
+    without = [*with_mine[:-2], "--json"]
+    AdapterStore().save(attach(load(folder), IN_4_BITS, 0), record_of(load(folder)), "mine", activate=True)
+    for arguments in (learn, with_mine, [*with_mine, "--no-4bit"], without, [*without, "--4bit"]):
+        assert CliRunner().invoke(app, arguments).exit_code in (0, NOT_KEPT)
+    assert loaded == [True, True, False, False, True]
+
+
+def test_the_benchmark_compares_both_precisions(folder, notes_folder, monkeypatch, capsys):
+    arguments = [str(notes_folder), "--model", str(folder), "--seeds", "0", "1", "--device", "cpu"]
+    monkeypatch.setattr("sys.argv", ["four_bit_quality.py", *arguments])
+    four_bit_quality.main()
+    _, *rows = (line.replace("4 bits", "four").split() for line in capsys.readouterr().out.splitlines())
+    assert [row[:2] for row in rows] == [[base, which] for base in ("full", "four") for which in ("0", "1", "mean")]
+    assert all(0 < float(row[2]) < 10 and float(row[3]) != float(row[2]) for row in rows)
+
+
+def record_of(base):
+    counts = {"documents": 1, "examples": 1, "tokens": 1, "seed": 0}
+    losses = {"heldout_loss_before": None, "heldout_loss_after": None}
+    names = {"base_model": "model", "model": "model", "fingerprint": base.fingerprint, "recipe": asdict(IN_4_BITS)}
+    return AdapterRecord(**names, **counts, **losses)

@@ -1,0 +1,279 @@
+"""The Hub and its cache, over real HTTP with a small Hub on this machine, in processes of their own.
+
+huggingface_hub reads its environment when it is imported; so each way of setting it is another process.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+LLAMA_3B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+}
+
+LOOK_UP = """
+import json, sys, time
+from sebp_edge.errors import SebpEdgeError
+from sebp_edge.models import hub
+from sebp_edge.models.catalog import resolve
+for name in sys.argv[1:]:
+    try:
+        found, begin = {}, time.perf_counter()
+        found = {"cached": str(hub.cached_folder(resolve(name).location))}
+        found["config"] = str(hub.config_folder(resolve(name)))
+        found["model"] = str(hub.model_folder(resolve(name)))
+    except SebpEdgeError as error:
+        found |= {"error": type(error).__name__, "message": str(error)}
+    print(json.dumps(found | {"seconds": time.perf_counter() - begin}))
+assert "torch" not in sys.modules
+"""
+
+LOAD = """
+import sys, torch
+from sebp_edge.errors import SebpEdgeError
+from sebp_edge.machine import devices
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.recipe import Recipe
+devices.free_memory = lambda device: int(2e9)
+for name in sys.argv[1:]:
+    try:
+        base = load_base_model(resolve(name), Recipe.load("notes"), torch.device("cpu"))
+        print("loaded", base.reference.public_name, base.fingerprint, base.tokenizer("the")["input_ids"])
+    except SebpEdgeError as error:
+        print(type(error).__name__, error)
+"""
+
+
+class SmallHub(ThreadingHTTPServer):
+    """Answers as the Hub does. `files` are those of every repository that does not refuse by its name."""
+
+    def __init__(self, files: dict[str, bytes]):
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.files = files
+        self.requests = []
+        self.tokens = set()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Answers(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self):
+        if self.path != "/api/agent-harnesses":  # huggingface_hub's own; see its utils/_detect_agent.py
+            self.server.requests.append(self.path)
+            self.server.tokens.add(self.headers.get("Authorization"))
+        refusals = {
+            "gated": (401, "GatedRepo", "Access to this model is restricted."),
+            "waiting": (403, "GatedRepo", "Your request to access this model is awaiting a review."),
+            "nothing": (401, "RepoNotFound", "Repository not found"),
+            "forbidden": (403, None, "Enable access to public gated repositories in the token's settings."),
+            "bad-token": (401, None, "Invalid credentials in Authorization header"),
+            "down": (502, None, "Bad gateway"),
+            "no-config": (404, "EntryNotFound", "Entry not found"),
+        }
+        name = self.path.removeprefix("/api/models").split("/")[2]
+        if name == "dropped":
+            self.connection.shutdown(socket.SHUT_RDWR)
+        elif name in refusals:
+            self._refuse(*refusals[name])
+        elif self.path.startswith("/api/models"):
+            self._answer(json.dumps(self._listing()).encode())
+        elif (file := self.path.split("/")[-1]) in self.server.files:
+            self._answer(self.server.files[file])
+        else:
+            self._refuse(404, "EntryNotFound", "Entry not found")
+
+    do_GET = do_HEAD
+
+    def _listing(self):
+        files = self.server.files
+        if "/tree/" in self.path:
+            return [{"type": "file", "path": name, "size": len(data), "oid": name} for name, data in files.items()]
+        return {"id": "org/model", "sha": SHA, "siblings": [{"rfilename": name} for name in files]}
+
+    def _refuse(self, status, code, message):
+        self.send_response(status)
+        if code:
+            self.send_header("X-Error-Code", code)
+        self.send_header("X-Error-Message", message)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _answer(self, data: bytes):
+        self.send_response(200)
+        for name, value in {
+            "ETag": f'"{abs(hash(data)):x}"',
+            "X-Repo-Commit": SHA,
+            "Content-Length": len(data),
+        }.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def small_hub(model_folder):
+    hub = SmallHub({path.name: path.read_bytes() for path in model_folder.iterdir()})
+    thread = threading.Thread(target=hub.serve_forever)
+    thread.start()
+    yield hub
+    hub.shutdown()
+    thread.join()
+    hub.server_close()
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run(script, *names, home, **environment):
+    own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    own |= {"HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "TRANSFORMERS_VERBOSITY": "error"} | environment
+    done = subprocess.run([sys.executable, "-c", script, *names], env=own, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def look_up(*names, home, **environment):
+    return [json.loads(line) for line in run(LOOK_UP, *names, home=home, **environment)]
+
+
+def put_into_cache(home, repository, files):
+    """Lays files out as huggingface_hub does: blobs, and a snapshot of links to them."""
+    folder = home / "hub" / f"models--{repository.replace('/', '--')}"
+    snapshot = folder / "snapshots" / SHA
+    for part in (folder / "blobs", folder / "refs", snapshot):
+        part.mkdir(parents=True)
+    (folder / "refs" / "main").write_text(SHA)
+    for name, data in files.items():
+        (folder / "blobs" / f"blob-{name}").write_bytes(data)
+        (snapshot / name).symlink_to(f"../../blobs/blob-{name}")
+    return snapshot
+
+
+def sharded(files):
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    shards = dict.fromkeys(index["weight_map"].values(), b"")
+    others = {name: data for name, data in files.items() if name != "model.safetensors"}
+    return others | shards | {"model.safetensors.index.json": json.dumps(index).encode()}
+
+
+def test_a_cached_model_loads_and_nobody_is_contacted(small_hub, tmp_path):
+    put_into_cache(tmp_path, "org/model", small_hub.files)
+    (line,) = run(LOAD, "org/model", home=tmp_path, HF_ENDPOINT=small_hub.address)
+    assert line.startswith("loaded org/model")
+    assert small_hub.requests == []
+
+
+def test_a_cache_is_whole_or_is_not_used(small_hub, tmp_path):
+    whole, missing_shard = sharded(small_hub.files), sharded(small_hub.files)
+    del missing_shard["model-00002-of-00002.safetensors"]
+    kept = {
+        "org/whole": small_hub.files,
+        "org/shards": whole,
+        "org/missing-shard": missing_shard,
+        "org/config-only": {"config.json": small_hub.files["config.json"]},
+        "org/no-tokenizer": {name: data for name, data in small_hub.files.items() if "token" not in name},
+        "org/damaged-index": whole | {"model.safetensors.index.json": b"{"},
+    }
+    snapshots = {name: put_into_cache(tmp_path, name, files) for name, files in kept.items()}
+    (snapshots["org/whole"] / "model.safetensors").with_suffix(".incomplete").touch()
+    found = dict(zip(kept, look_up(*kept, home=tmp_path, HF_HUB_OFFLINE="1"), strict=True))
+    for name in ("org/whole", "org/shards"):
+        assert set(found[name].values()) >= {str(snapshots[name])}
+        assert "error" not in found[name]
+    for name in kept.keys() - {"org/whole", "org/shards"}:
+        assert found[name]["cached"] == "None"
+        assert found[name]["error"] == "ModelOfflineError"
+        assert "HF_HUB_OFFLINE is set" in found[name]["message"]
+
+
+def test_an_uncached_model_is_downloaded_once_with_the_token(small_hub, tmp_path):
+    small_hub.files |= {"pytorch_model.bin": b"a pickle", "README.md": b"", "consolidated.safetensors": b""}
+    options = {"home": tmp_path, "HF_ENDPOINT": small_hub.address, "HF_TOKEN": "hf_secret"}
+    (first,) = look_up("org/model", **options)
+    assert first["cached"] == "None"
+    asked = [path for path in small_hub.requests if "/resolve/" in path]
+    assert not [path for path in asked if path.endswith((".bin", ".md")) or "consolidated" in path]
+    assert small_hub.tokens == {"Bearer hf_secret"}
+    small_hub.requests.clear()
+    (again,) = look_up("org/model", **options)
+    assert again["cached"] == again["model"] == first["model"]
+    assert small_hub.requests == []
+
+
+def test_each_refusal_of_the_hub_is_one_sentence_that_says_what_to_do(small_hub, tmp_path):
+    expected = {
+        "org/gated": ("ModelAccessError", "accept its licence at huggingface.co/org/gated"),
+        "org/waiting": ("ModelAccessError", "set HF_TOKEN"),
+        "org/nothing": ("ModelAccessError", "The Hub has no model 'org/nothing'"),
+        "org/forbidden": ("ModelAccessError", "HTTP 403"),
+        "org/bad-token": ("ModelAccessError", "correct HF_TOKEN"),
+        "org/down": ("ModelOfflineError", "HTTP 502"),
+        "org/dropped": ("ModelOfflineError", "check the network"),
+        "org/no-config": ("ModelError", "no config.json"),
+    }
+    found = look_up(*expected, home=tmp_path, HF_ENDPOINT=small_hub.address, HF_TOKEN="hf_secret")
+    for (name, (kind, words)), answer in zip(expected.items(), found, strict=True):
+        assert answer["error"] == kind, answer
+        assert words in answer["message"]
+        assert name in answer["message"]
+        assert "\n" not in answer["message"]
+
+
+def test_a_gated_model_of_the_catalog_names_its_open_alternative(tmp_path, small_hub):
+    small_hub.RequestHandlerClass = type("Gated", (_Answers,), {"do_HEAD": lambda self: self._gate()})
+    small_hub.RequestHandlerClass._gate = lambda self: self._refuse(401, "GatedRepo", "restricted")
+    (found,) = look_up("llama-3.2-3b", home=tmp_path, HF_ENDPOINT=small_hub.address)
+    assert found["message"] == (
+        "meta-llama/Llama-3.2-3B is gated: accept its licence at huggingface.co/meta-llama/Llama-3.2-3B, then run "
+        "'hf auth login' or set HF_TOKEN, or use the open model 'qwen3-4b'."
+    )
+
+
+def test_weights_in_another_format_than_safetensors_are_refused(small_hub, tmp_path):
+    small_hub.files["pytorch_model.bin"] = small_hub.files.pop("model.safetensors")
+    (found,) = look_up("org/model", home=tmp_path, HF_ENDPOINT=small_hub.address)
+    assert (found["error"], "safetensors" in found["message"]) == ("ModelError", True)
+
+
+def test_without_a_network_one_sentence_says_so(tmp_path):
+    (found,) = look_up("org/model", home=tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{closed_port()}")
+    assert found["error"] == "ModelOfflineError"
+    assert found["seconds"] < 5
+    assert "the Hub cannot be reached; check the network" in found["message"]
+
+
+def test_a_model_too_big_is_refused_after_its_config_alone(small_hub, tmp_path):
+    small_hub.files = {"config.json": json.dumps(LLAMA_3B).encode(), "model.safetensors": b""}
+    (line,) = run(LOAD, "org/model", home=tmp_path, HF_ENDPOINT=small_hub.address)
+    assert line.startswith("MachineError 'org/model' has 3.21 billion parameters and needs at least 13.2 GB to adapt")
+    assert "2.0 GB free" in line
+    assert {path.split("/")[-1] for path in small_hub.requests} == {"config.json"}

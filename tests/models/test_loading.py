@@ -1,0 +1,335 @@
+"""A base model in memory: what is refused, and when; number formats, devices, fingerprints."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from builders import make_llama, make_sentences
+from safetensors.torch import load_file, save_file
+
+from sebp_edge import AdapterStore, Personalizer
+from sebp_edge.errors import MachineError, ModelError
+from sebp_edge.machine import devices
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.recipe import Recipe
+from sebp_edge.units import gigabytes
+
+CPU = torch.device("cpu")
+LORA, FULL = Recipe.load("notes"), Recipe.load("full")
+
+
+@pytest.fixture
+def copied(model_folder, tmp_path):
+    """A model folder that may be damaged."""
+    return shutil.copytree(model_folder, tmp_path / "model")
+
+
+def load(folder, recipe=LORA):
+    return load_base_model(resolve(folder), recipe, CPU)
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_weights(folder, change):
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, {"format": "pt"})
+
+
+# ------------------------------------------------------------------------------------------------- what comes of it
+
+
+def test_a_model_comes_ready_to_adapt(model_folder, capfd):
+    base = load(model_folder)
+    assert not base.model.training
+    assert base.dtype is torch.float32
+    assert base.num_parameters == sum(p.numel() for p in make_llama().parameters())
+    assert base.tokenizer.is_fast
+    assert base.pad_token_id == 2
+    assert torch.equal(base.model.lm_head.weight, make_llama().lm_head.weight)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_padding_needs_no_pad_token(copied):
+    base = load(copied)
+    base.tokenizer.pad_token = None
+    assert base.pad_token_id == base.tokenizer.eos_token_id
+    base.tokenizer.eos_token = None
+    assert base.pad_token_id == 0
+
+
+def test_padding_is_a_token_that_the_model_knows(model_folder):
+    base = load(model_folder)
+    base.tokenizer.add_tokens([f"[{number}]" for number in range(20)])
+    base.tokenizer.add_special_tokens({"pad_token": "[A NEW ONE]"})
+    assert base.tokenizer.pad_token_id >= base.model.get_input_embeddings().num_embeddings
+    assert base.pad_token_id == base.tokenizer.eos_token_id
+
+
+def test_tokens_that_the_model_does_not_know_are_one_sentence_and_no_crash(copied, tokenizer, tmp_path):
+    make_llama(vocab_size=200).save_pretrained(copied)
+    personalizer = Personalizer(copied, device="cpu", store=AdapterStore(tmp_path / "store"))
+    most = max(tokenizer(" ".join(make_sentences(20)))["input_ids"])
+    assert most >= 200
+    with pytest.raises(ModelError, match=r"gives token [0-9]+, but the model has embeddings of 200 tokens only"):
+        personalizer.adapt(make_sentences(20))
+    with pytest.raises(ModelError, match="do not belong together"):
+        personalizer.generate(make_sentences(20)[0])
+
+
+# ------------------------------------------------------------------------------------------------------- fingerprints
+
+
+def test_the_fingerprint_is_of_the_weights_not_of_their_format(model_folder, copied, monkeypatch):
+    in_fp32 = load(model_folder)
+    change_weights(copied, lambda weights: {name: value.bfloat16() for name, value in weights.items()})
+    monkeypatch.setattr(devices, "pick_dtype", lambda device: torch.bfloat16)
+    in_bf16 = load(copied)
+    assert (in_fp32.dtype, in_bf16.dtype) == (torch.float32, torch.bfloat16)
+    assert in_fp32.fingerprint == in_bf16.fingerprint
+
+
+def test_the_fingerprint_is_of_the_weights_not_of_their_shards(model_folder, tokenizer, tmp_path):
+    make_llama().save_pretrained(tmp_path, max_shard_size="20KB")
+    tokenizer.save_pretrained(tmp_path)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert load(tmp_path).fingerprint == load(model_folder).fingerprint
+
+
+def test_another_layer_of_weights_is_another_model(model_folder, copied):
+    name = "model.layers.1.mlp.down_proj.weight"
+    change_weights(copied, lambda weights: weights | {name: weights[name] * 1.1})
+    assert load(copied).fingerprint != load(model_folder).fingerprint
+
+
+# ------------------------------------------------------------------------------------------------ what cannot be used
+
+
+def test_damaged_weights_are_one_sentence(copied):
+    path = copied / "model.safetensors"
+    for data in (path.read_bytes()[: path.stat().st_size // 2], b"not safetensors at all " * 100):
+        path.write_bytes(data)
+        with pytest.raises(ModelError, match=r"whole safetensors weights \(SafetensorError\)"):
+            load(copied)
+
+
+def test_missing_weights_are_never_made_up(copied):
+    change_weights(copied, lambda weights: {name: w for name, w in weights.items() if "layers.1.mlp.up" not in name})
+    with pytest.raises(ModelError, match="lacks 1 of its weights"):
+        load(copied)
+
+
+def test_weights_of_other_shapes_are_refused(copied):
+    change_config(copied, intermediate_size=64)
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load(copied)
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"no": "tokenizer"}'])
+def test_a_missing_or_damaged_tokenizer_is_one_sentence(copied, content):
+    path = copied / "tokenizer.json"
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(ModelError, match=r"needs config\.json, a tokenizer and"):
+        load(copied)
+
+
+def test_pickled_weights_are_not_opened(copied):
+    torch.save(load_file(copied / "model.safetensors"), copied / "pytorch_model.bin")
+    (copied / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="safetensors"):
+        load(copied)
+
+
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "electra", "bart", "t5", "whisper", "vit"])
+def test_what_writes_no_text_is_refused(copied, kind):
+    (copied / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(ModelError, match=f"is a {kind} model; a decoder that writes text is needed"):
+        load(copied)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"model_type": "no-such-architecture"}',
+        '{"model_type": "llama", "hidden_size": "wide"}',
+        '{"model_type": "llama", "hidden_size": 32, "num_attention_heads": 7}',
+        '{"model_type": "llama", "dtype": "float99"}',
+        '{"model_type": "llama", "intermediate_size": -1}',
+    ],
+)
+def test_an_unknown_or_damaged_config_is_one_sentence(copied, config):
+    (copied / "config.json").write_text(config)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        load(copied)
+
+
+def test_a_models_own_code_is_not_run_and_nobody_is_asked(copied, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda question: pytest.fail("asked on the terminal"))
+    (copied / "own.py").write_text("raise SystemExit('this was run')")
+    classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model", "AutoTokenizer": ["own.T", "own.T"]}
+    change_config(copied, auto_map=classes)
+    assert load(copied).model.config.model_type == "llama"
+    change_config(copied, model_type="own")
+    with pytest.raises(ModelError, match="of a kind that this version of transformers does not know"):
+        load(copied)
+
+
+# ------------------------------------------------------------------------------------------------- memory and devices
+
+
+def test_what_cannot_fit_is_refused_with_the_figures_before_weights_are_read(copied, monkeypatch):
+    (copied / "model.safetensors").unlink()
+    change_config(copied, hidden_size=2048, intermediate_size=8192, num_attention_heads=32, num_hidden_layers=16)
+    monkeypatch.setattr(devices, "free_memory", lambda device: int(3e9))
+    monkeypatch.setattr(devices, "total_memory", lambda device: int(8e9))
+    with pytest.raises(MachineError) as refused:
+        load(copied)
+    words = str(refused.value)
+    assert "'model' has 0.82 billion parameters and needs at least 3.5 GB" in words
+    assert "recipe 'notes'" in words
+    assert "3.0 GB free of 8.0 GB" in words
+
+
+MEASURED = """
+import sys, threading
+from pathlib import Path
+import torch
+from sebp_edge.machine import devices
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.recipe import Recipe
+
+devices.pick_dtype = lambda device: torch.bfloat16
+
+def load(folder):
+    return load_base_model(resolve(Path(folder)), Recipe.load("notes"), torch.device("cpu"))
+
+def own_bytes():
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon"))
+
+def watch():
+    while not done.wait(0.001):
+        seen.append(own_bytes())
+
+load(sys.argv[1])  # what is imported and made on first use
+done, seen = threading.Event(), [own_bytes()]
+watcher = threading.Thread(target=watch)
+watcher.start()
+base = load(sys.argv[2])
+done.set()
+watcher.join()
+print(max(seen) - seen[0], sum(parameter.nbytes for parameter in base.model.parameters()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of a process's memory")
+def test_weights_in_their_files_format_are_not_copied_in_the_hosts_memory(model_folder, tokenizer, tmp_path):
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 3, "num_attention_heads": 16}
+    make_llama(**sizes).bfloat16().save_pretrained(tmp_path, max_shard_size="30MB")
+    tokenizer.save_pretrained(tmp_path)
+    command = [sys.executable, "-c", MEASURED, str(model_folder), str(tmp_path)]
+    taken, weights = map(int, subprocess.run(command, check=True, capture_output=True).stdout.split())
+    assert weights > 80e6
+    assert taken < 0.2 * weights
+
+
+def test_training_every_weight_needs_the_memory_for_it(copied, monkeypatch):
+    monkeypatch.setattr(devices, "free_memory", lambda device: int(1e6))
+    parameters = sum(p.numel() for p in make_llama().parameters())
+    assert 4 * parameters < 1e6 / 8 < 16 * parameters
+    monkeypatch.setattr(devices, "free_memory", lambda device: 15 * parameters)
+    with pytest.raises(MachineError, match="recipe 'full'"):
+        load(copied, FULL)
+
+
+def test_training_every_weight_in_bf16_needs_moments_of_8_bits_and_no_gradients(copied, monkeypatch):
+    monkeypatch.setattr(devices, "pick_dtype", lambda device: torch.bfloat16)
+    parameters = sum(p.numel() for p in make_llama().parameters())
+    monkeypatch.setattr(devices, "free_memory", lambda device: 4 * parameters)
+    assert load(copied, FULL).dtype is torch.bfloat16
+    monkeypatch.setattr(devices, "free_memory", lambda device: 4 * parameters - 1)
+    with pytest.raises(MachineError, match="recipe 'full'"):
+        load(copied, FULL)
+
+
+@pytest.mark.parametrize(("bf16", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_weights_are_bf16_where_the_gpu_has_it(monkeypatch, bf16, expected):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
+    assert devices.pick_dtype(torch.device("cuda")) is expected
+    assert devices.lacks_bf16(torch.device("cuda")) is not bf16
+    assert devices.pick_dtype(CPU) is torch.float32
+
+
+def test_4_bits_without_bitsandbytes_are_one_sentence_that_says_what_to_install(model_folder, monkeypatch):
+    monkeypatch.setattr("sebp_edge.models.loading.find_spec", lambda name: None)
+    with pytest.raises(MachineError, match=r"not installed; run pip install 'sebp-edge\[4bit\]'\.$"):
+        load(model_folder, LORA.replace(load_in_4bit=True))
+
+
+def test_4_bits_on_a_device_that_does_not_take_them_are_refused(model_folder, monkeypatch):
+    monkeypatch.setattr("sebp_edge.models.loading.find_spec", lambda name: True)
+    with pytest.raises(MachineError, match=r"runs on NVIDIA GPUs and CPUs, not on mps; use 16 bits\.$"):
+        load_base_model(resolve(model_folder), LORA.replace(load_in_4bit=True), torch.device("mps"))
+
+
+def test_an_old_gpu_is_named_as_the_reason(copied, monkeypatch):
+    monkeypatch.setattr(devices, "free_memory", lambda device: 0)
+    monkeypatch.setattr(devices, "lacks_bf16", lambda device: True)
+    with pytest.raises(MachineError, match="this GPU has no bf16, so weights take 4 bytes each"):
+        load(copied)
+
+
+def test_the_best_device_is_taken_and_an_unusable_one_refused(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert devices.pick_device() == CPU
+    for wanted in ("cuda", "tpu", "cpu:1", "cpu:x", "cpu:", "cpu:²", "", "cuda:0", 0):
+        with pytest.raises(MachineError, match="usable are cpu"):
+            devices.pick_device(wanted)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices.pick_device() == torch.device("cuda")
+    assert devices.pick_device("cuda:1") == torch.device("cuda:1")
+    assert devices.pick_device("cpu") == CPU
+    with pytest.raises(MachineError, match="usable are cuda, cpu"):
+        devices.pick_device("cuda:2")
+
+
+def test_a_cuda_build_without_a_driver_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert devices.driver_problem() is None
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert "built for CUDA 13.0 but finds no usable NVIDIA driver" in devices.driver_problem()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert devices.driver_problem() is None
+
+
+def test_measuring_this_machine_leaves_its_random_state(monkeypatch):
+    before = torch.get_rng_state()
+    assert devices.matmul_rate(CPU, torch.float32) > 1e6
+    assert torch.equal(torch.get_rng_state(), before)
+    assert 0 < devices.free_memory(CPU) <= devices.total_memory(CPU)
+
+
+def test_sizes_are_written_for_people():
+    assert [gigabytes(size) for size in (26_000_000, 100_000_000, 6.43e9)] == ["26 MB", "0.1 GB", "6.4 GB"]
+
+
+def test_memory_that_runs_out_while_loading_is_not_blamed_on_the_files(model_folder, monkeypatch):
+    def out_of_memory(*arguments, **options):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("sebp_edge.models.loading.AutoModelForCausalLM.from_pretrained", out_of_memory)
+    with pytest.raises(MachineError, match="memory ran out while loading 'micro-llama'"):
+        load(model_folder)

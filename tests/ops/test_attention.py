@@ -1,0 +1,405 @@
+"""Attention of sequences in a row, against plain attention in fp64."""
+
+import pytest
+import torch
+from builders import make_llama
+from test_hoist import MODELS, dense_losses, gradients, padded_batch
+
+from sebp_edge.ops import Scores, attention, backend, reference, sequence_attention_
+from sebp_edge.ops.gpu import rotate
+from sebp_edge.patches import attention as own_attention
+from sebp_edge.patches.attention import OwnAttention
+from sebp_edge.rows.active_tokens import ActiveTokens
+from sebp_edge.rows.row_plan import RowPlan
+from sebp_edge.sparse import hoist
+from sebp_edge.sparse.hoist import Hoisted
+
+LENGTHS = [7, 0, 1, 13]
+SHORT = [7, 0, 1, 13, 64, 128, 65, 0]
+PLAIN = Scores()
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def draw(num_heads, num_kv_heads, head_size, dtype, device="cpu", lengths=LENGTHS):
+    """q, k, v as parts of one matrix, and cosines and sines of the rows' angles."""
+    num_rows = sum(lengths)
+    wide = torch.randn(num_rows, num_heads + 2 * num_kv_heads, head_size, device=device, dtype=dtype)
+    angles = torch.rand(num_rows, head_size // 2, device=device).mul(6.28).repeat(1, 2)
+    cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0).int()
+    return wide, (angles.cos().to(dtype), angles.sin().to(dtype)), cu_seqlens
+
+
+def plain(q, k, v, rotary, lengths, scores):
+    """Attention written out, in the inputs' dtype."""
+    cos, sin = (angles[:, None].to(q.dtype) for angles in rotary)
+    half = q.shape[-1] // 2
+    q, k = (x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin for x in (q, k))
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    outputs = []
+    for q_L, k_L, v_L in zip(*(x.split(lengths) for x in (q, k, v)), strict=True):
+        values = torch.einsum("ahe,bhe->hab", q_L, k_L) * (scores.scale or q.shape[-1] ** -0.5)
+        if scores.softcap is not None:
+            values = scores.softcap * torch.tanh(values / scores.softcap)
+        place = torch.arange(len(q_L), device=q.device)
+        distance = place[:, None] - place[None]
+        hidden = (scores.causal & (distance < 0)) | (distance >= (scores.window or len(q_L) + 1))
+        weights = values.masked_fill(hidden, -torch.inf).softmax(-1)
+        outputs.append(torch.einsum("hab,bhe->ahe", weights, v_L))
+    return torch.cat(outputs)
+
+
+BOTH_WAYS = Scores(causal=False)
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        Scores(),
+        Scores(0.3),
+        Scores(window=4),
+        Scores(softcap=2.0),
+        Scores(0.5, 3, 1.5),
+        BOTH_WAYS,
+        Scores(0.3, softcap=1.5, causal=False),
+    ],
+)
+@pytest.mark.parametrize("heads", [(4, 4, 8), (6, 2, 10)])
+def test_attention_by_sequence_is_plain_attention(scores, heads):
+    wide, rotary, cu_seqlens = draw(*heads, torch.float64)
+    parts = [part.detach().requires_grad_() for part in wide.split([heads[0], heads[1], heads[1]], dim=1)]
+    expected = plain(*parts, rotary, LENGTHS, scores)
+    dout = torch.randn_like(expected)
+    wanted = [expected, *torch.autograd.grad(expected, parts, dout)]
+    found = sequence_attention_(*parts, cu_seqlens, max(LENGTHS), scores, rotary)
+    for one, other in zip([found, *torch.autograd.grad(found, parts, dout)], wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("heads", [(4, 4, 8), (6, 2, 10), (1, 1, 2), (3, 1, 128)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rotation_kernels_are_the_reference(heads, dtype):
+    wide, rotary, _ = draw(*heads, dtype, DEVICE)
+    split = (heads[0], heads[1], heads[1])
+    q, k, v = wide.clone().split(split, dim=1)
+    rotate.rotate_(q, k, *rotary)
+    expected = [reference.rotate(part, *rotary) for part in wide.split(split, dim=1)[:2]]
+    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2e-3, "atol": 2e-3}
+    torch.testing.assert_close(q, expected[0], **tolerance)
+    torch.testing.assert_close(k, expected[1], **tolerance)
+    assert torch.equal(v, wide.split(split, dim=1)[2])
+    found, wanted = torch.empty_like(wide), torch.empty_like(wide)
+    rotate.rotate_gradients(*wide.split(split, dim=1), *rotary, found.split(split, dim=1))
+    reference.rotate_gradients(*wide.split(split, dim=1), *rotary, wanted.split(split, dim=1))
+    torch.testing.assert_close(found, wanted, **tolerance)
+
+
+def test_the_rotation_s_gradient_is_its_derivative():
+    wide, rotary, _ = draw(2, 2, 6, torch.float64)
+    q, k, v = wide.split(2, dim=1)
+    q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
+    dq, dk = torch.randn_like(q), torch.randn_like(k)
+    turned = reference.rotate(q, *rotary), reference.rotate(k, *rotary)
+    expected = torch.autograd.grad(turned, (q, k), (dq, dk))
+    found = [torch.empty_like(part) for part in (dq, dk, v)]
+    reference.rotate_gradients(dq, dk, v, *rotary, found)
+    for one, other in zip(found, (*expected, v), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.fixture
+def short_kernels(monkeypatch):
+    """Our attention kernels run whatever the device is: on the CPU in Triton's interpreter, in fp32 and fp16 only."""
+    monkeypatch.setattr(backend, "runs_short_attention", lambda *_: True)
+
+
+def attend_short(wide, rotary, cu_seqlens, heads, dout, max_len=128, scores=PLAIN):
+    """Outputs, and gradients of the parts of `wide`, which stays as it is."""
+    parts = [part.requires_grad_() for part in wide.clone().split([heads[0], heads[1], heads[1]], dim=1)]
+    out = sequence_attention_(*parts, cu_seqlens, max_len, scores, rotary)
+    return [out.detach(), *torch.autograd.grad(out, parts, dout)]
+
+
+def assert_plain_attention(found, wide, rotary, lengths, heads, dout, scores=PLAIN):
+    parts = [part.cpu().double().requires_grad_() for part in wide.split([heads[0], heads[1], heads[1]], dim=1)]
+    if rotary is None:
+        rotary = torch.ones(len(wide), heads[2]), torch.zeros(len(wide), heads[2])
+    truth = plain(*parts, [angles.cpu() for angles in rotary], lengths, scores)
+    truth = [truth.detach(), *torch.autograd.grad(truth, parts, dout.cpu().double())]
+    tolerance = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[wide.dtype]
+    for one, true in zip(found, truth, strict=True):
+        assert one.dtype == wide.dtype
+        assert (one.cpu().double() - true).norm() <= tolerance * true.norm()
+
+
+SHORT_DTYPES = [torch.float16, torch.bfloat16 if DEVICE == "cuda" else torch.float32]
+
+
+@pytest.mark.parametrize("dtype", SHORT_DTYPES)
+@pytest.mark.parametrize("scores", [Scores(), Scores(0.3, window=3), Scores(window=40), BOTH_WAYS])
+@pytest.mark.parametrize("heads", [(2, 2, 32), (4, 2, 64), (3, 1, 128), (4, 1, 256)])
+def test_attention_kernels_of_short_sequences_are_plain_attention(dtype, scores, heads, short_kernels, poisoned_memory):
+    wide, rotary, cu_seqlens = draw(*heads, dtype, DEVICE, SHORT)
+    dout = torch.randn(len(wide), heads[0], heads[2], device=DEVICE).to(dtype)
+    found = attend_short(wide, rotary, cu_seqlens, heads, dout, scores=scores)
+    assert_plain_attention(found, wide, rotary, SHORT, heads, dout, scores)
+
+
+@pytest.mark.parametrize("lengths", [[2, 1], [5, 3], [16, 17], [0, 33, 32]])
+@pytest.mark.parametrize("rotates", [True, False])
+@pytest.mark.parametrize("scores", [PLAIN, BOTH_WAYS])
+def test_attention_kernels_fit_their_tiles_to_the_longest_sequence(lengths, rotates, scores, short_kernels):
+    heads, dtype = (6, 2, 32), torch.float16
+    wide, rotary, cu_seqlens = draw(*heads, dtype, DEVICE, lengths)
+    rotary = rotary if rotates else None
+    # Heads that lie in another order than rows, as a model's own code transposes them.
+    dout = torch.randn(heads[0], len(wide), heads[2], device=DEVICE).to(dtype).transpose(0, 1)
+    found = attend_short(wide, rotary, cu_seqlens, heads, dout, max(lengths), scores)
+    assert_plain_attention(found, wide, rotary, lengths, heads, dout, scores)
+
+
+def test_attention_kernels_write_gradients_side_by_side_and_turn_only_queries(short_kernels):
+    heads = (6, 2, 32)
+    wide, rotary, cu_seqlens = draw(*heads, torch.float16, DEVICE, LENGTHS)
+    q, k, v = wide.clone().split([6, 2, 2], dim=1)
+    before = [part.clone() for part in (q, k, v)]
+    parts = [part.detach().requires_grad_() for part in (q, k, v)]
+    out = sequence_attention_(*parts, cu_seqlens, 16, Scores(), rotary)
+    dq, dk, dv = torch.autograd.grad(out, parts, torch.randn_like(out))
+    assert dk.data_ptr() == dq.data_ptr() + 6 * 32 * 2
+    assert dv.data_ptr() == dk.data_ptr() + 2 * 32 * 2
+    assert dq.stride() == dk.stride() == dv.stride() == (10 * 32, 32, 1)
+    assert torch.equal(k, before[1]) and torch.equal(v, before[2])
+    torch.testing.assert_close(q, reference.rotate(before[0], *rotary), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("scores", [PLAIN, BOTH_WAYS])
+def test_attention_kernels_are_bitwise_reproducible_and_sequences_keep_to_themselves(scores, short_kernels):
+    heads, lengths = (4, 2, 32), [13, 128, 70]
+    wide, rotary, cu_seqlens = draw(*heads, torch.float16, DEVICE, lengths)
+    dout = torch.randn(len(wide), heads[0], heads[2], device=DEVICE).half()
+    first = attend_short(wide, rotary, cu_seqlens, heads, dout, scores=scores)
+    for one, other in zip(first, attend_short(wide, rotary, cu_seqlens, heads, dout, scores=scores), strict=True):
+        assert torch.equal(one, other)
+    wide[13:141], dout[13:141] = 9.0, 7.0
+    for one, other in zip(first, attend_short(wide, rotary, cu_seqlens, heads, dout, scores=scores), strict=True):
+        assert torch.equal(one[:13], other[:13])
+        assert torch.equal(one[141:], other[141:])
+        assert not torch.equal(one[13:141], other[13:141])
+
+
+def test_a_window_that_looks_both_ways_is_refused():
+    q = torch.randn(5, 2, 8)
+    with pytest.raises(ValueError, match="A window of 3 needs causal attention"):
+        sequence_attention_(q, q, q, torch.tensor([0, 5], dtype=torch.int32), 5, Scores(window=3, causal=False))
+
+
+def weights_with_and_without_dropout(scores, dtype, device):
+    """q and k, an identity for each sequence as its values, and so the weights themselves as outputs, twice."""
+    wide, _, cu_seqlens = draw(4, 2, 64, dtype, device, [7, 0, 1, 50])
+    q, k, _ = wide.split([4, 2, 2], dim=1)
+    v = torch.cat([torch.eye(64)[:length] for length in (7, 0, 1, 50)])[:, None].expand(-1, 2, -1)
+    states = [part.detach().clone().requires_grad_() for part in (q, k, v.to(device, dtype))]
+    with torch.random.fork_rng(devices=[device] if device == "cuda" else []):
+        torch.manual_seed(3)
+        dropped = sequence_attention_(*states, cu_seqlens, 50, scores)
+    return states, dropped, sequence_attention_(*states, cu_seqlens, 50, scores._replace(dropout=0.0))
+
+
+def assert_weights_are_dropped(scores, dtype, device, tolerance):
+    states, dropped, whole = weights_with_and_without_dropout(scores, dtype, device)
+    is_there = whole > 1e-3
+    kept = is_there & (dropped != 0)
+    torch.testing.assert_close(dropped[kept], whole[kept] / (1 - scores.dropout), **tolerance)
+    share, count = float(kept.sum() / is_there.sum()), int(is_there.sum())
+    assert abs(share - (1 - scores.dropout)) <= 5 * (scores.dropout * (1 - scores.dropout) / count) ** 0.5
+    # The gradients are those of the weights that were kept.
+    dout = torch.randn_like(dropped)
+    found = torch.autograd.grad(dropped, states, dout)
+    exact = [state.detach().double().requires_grad_() for state in states]
+    mask = torch.where(dropped != 0, 1 / (1 - scores.dropout), 0.0).double()
+    expected = torch.autograd.grad(attend_with_mask(exact, mask, [7, 0, 1, 50], scores), exact, dout.double())
+    for one, other in zip(found, expected, strict=True):
+        assert (one.double() - other).norm() <= tolerance["rtol"] * other.norm()
+
+
+def attend_with_mask(states, mask_AHE, lengths, scores):
+    """Attention written out, with each weight times its part of a mask: [A, H, keys]."""
+    q, k, v = states
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    outputs = []
+    for q_L, k_L, v_L, mask_L in zip(*(x.split(lengths) for x in (q, k, v, mask_AHE)), strict=True):
+        values = torch.einsum("ahe,bhe->hab", q_L, k_L) * q.shape[-1] ** -0.5
+        place = torch.arange(len(q_L), device=q.device)
+        hidden = scores.causal & (place[:, None] < place[None])
+        weights = values.masked_fill(hidden, -torch.inf).softmax(-1) * mask_L[..., : len(q_L)].transpose(0, 1)
+        outputs.append(torch.einsum("hab,bhe->ahe", weights, v_L))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("scores", [Scores(dropout=0.3), Scores(causal=False, dropout=0.1)])
+def test_weights_are_dropped_as_often_as_asked_for_and_else_scaled(scores):
+    assert_weights_are_dropped(scores, torch.float64, "cpu", {"rtol": 1e-6, "atol": 1e-9})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+@pytest.mark.parametrize("scores", [Scores(dropout=0.3), Scores(causal=False, dropout=0.1)])
+def test_weights_are_dropped_as_often_as_asked_for_on_a_gpu(scores):
+    assert_weights_are_dropped(scores, torch.bfloat16, "cuda", {"rtol": 2e-2, "atol": 1e-3})
+
+
+def test_weights_below_a_softcap_are_dropped_too():
+    scores = Scores(softcap=2.0, dropout=0.4)
+    _, dropped, whole = weights_with_and_without_dropout(scores, torch.float64, "cpu")
+    is_there = whole > 0
+    kept = is_there & (dropped != 0)
+    torch.testing.assert_close(dropped[kept], whole[kept] / 0.6)
+    assert abs(float(kept.sum() / is_there.sum()) - 0.6) <= 5 * (0.24 / int(is_there.sum())) ** 0.5
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_own_attention_changes_no_loss_and_no_gradient(family):
+    model = MODELS[family]().double()
+    batch = padded_batch()
+    plan = RowPlan.from_labels(batch["labels"])
+    expected = dense_losses(model, batch)
+    wanted = gradients(model, expected)
+    with Hoisted(model) as hoisted:
+        own = OwnAttention(model)
+        own.attach()
+        replaced = [block for block in model.modules() if "forward" in vars(block) and hasattr(block, "head_dim")]
+        assert len(replaced) == (0 if family == "phi3" else model.config.num_hidden_layers)
+        found = hoisted.row_losses(ActiveTokens.gather(batch["input_ids"], plan))
+        gradient = gradients(model, found)
+        own.remove()
+        assert not any("forward" in vars(block) for block in replaced)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    largest = max(value.norm() for value in wanted.values())
+    for name, value in wanted.items():
+        assert (gradient[name] - value).norm() <= 1e-5 * value.norm() + 1e-7 * largest, name
+
+
+@pytest.mark.parametrize(("in_pieces", "expected"), [(False, None), (True, own_attention.FEW_SUMS)])
+def test_heads_take_turns_where_blocks_come_in_pieces(in_pieces, expected, monkeypatch):
+    asked, attend = [], own_attention.sequence_attention_
+
+    def asking(*given):
+        asked.append(given[-1])
+        return attend(*given)
+
+    monkeypatch.setattr(own_attention, "sequence_attention_", asking)
+    monkeypatch.setattr(hoist, "_pays", lambda decoder: True)
+    batch = padded_batch()
+    with Hoisted(make_llama(), blocks_in_pieces=in_pieces) as hoisted:
+        asked.clear()
+        hoisted.row_losses(ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"])))
+    assert len(asked) >= 2
+    assert set(asked) == {expected}
+
+
+def test_an_attention_block_that_does_something_else_keeps_its_own_code():
+    model = make_llama()
+    block = model.model.layers[0].self_attn
+
+    class Doubled(type(block)):
+        def forward(self, *args, **kwargs):
+            out, weights = super().forward(*args, **kwargs)
+            return 2 * out, weights
+
+    block.__class__ = Doubled
+    with Hoisted(model):
+        own = OwnAttention(model)
+        own.attach()
+        assert "forward" not in vars(block)
+        assert "forward" in vars(model.model.layers[1].self_attn)
+        own.remove()
+
+
+def test_a_block_that_drops_weights_in_training_keeps_its_own_code():
+    with Hoisted(make_llama(attention_dropout=0.1)) as hoisted:
+        own = OwnAttention(hoisted.model)
+        own.attach()
+        assert not any("forward" in vars(layer.self_attn) for layer in hoisted.model.model.layers)
+        own.remove()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+@pytest.mark.parametrize("scores", [Scores(), Scores(window=16), BOTH_WAYS])
+@pytest.mark.parametrize("heads", [(24, 8, 128), (16, 8, 128), (4, 4, 64), (12, 12, 64), (9, 3, 64), (4, 1, 256)])
+@pytest.mark.parametrize("longest", [196, 128, 64, 29])
+def test_attention_with_rotation_errs_no_more_than_torch_in_bf16(scores, heads, longest):
+    lengths = [min(length, longest) for length in (57, 33, 196, 80, 0, 1, 100)]
+    wide, rotary, cu_seqlens = draw(*heads, torch.bfloat16, "cuda", lengths)
+    split = (heads[0], heads[1], heads[1])
+    dout = torch.randn(sum(lengths), heads[0], heads[2], device="cuda", dtype=torch.bfloat16)
+
+    def run(attend, dtype):
+        parts = [part.to(dtype, copy=True).requires_grad_() for part in wide.split(split, dim=1)]
+        out = attend([part.clone() for part in parts])
+        return [out.detach(), *torch.autograd.grad(out, parts, dout.to(dtype))]
+
+    truth = run(lambda parts: plain(*parts, rotary, lengths, scores), torch.float64)
+    torchs = run(lambda parts: plain(*parts, rotary, lengths, scores), torch.bfloat16)
+    ours = run(lambda parts: sequence_attention_(*parts, cu_seqlens, longest, scores, rotary), torch.bfloat16)
+    for true, one, other in zip(truth, torchs, ours, strict=True):
+        error, allowed = ((x.double() - true).norm() / true.norm() for x in (other, one))
+        assert error <= 2 * allowed + 1e-4
+
+
+def test_heads_take_turns_with_the_keys_that_they_share():
+    sums = attention.sums_of(4096, 24, 128, num_sequences=64)
+    assert sums == 4 * 3072 * (4096 + 64 * 128)
+    assert attention.sums_of(7, 2, 80, num_sequences=1) == 4 * 2 * 96 * (7 + 128)
+    assert attention._turns(24, 8, sums, None) == attention._turns(24, 8, sums, sums) == [(slice(0, 24), slice(0, 8))]
+    turns = attention._turns(24, 8, sums, sums // 2 - 1)
+    assert turns == [(slice(0, 6), slice(0, 2)), (slice(6, 15), slice(2, 5)), (slice(15, 24), slice(5, 8))]
+    assert len(attention._turns(24, 8, sums, 1)) == 8
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+@pytest.mark.parametrize("heads", [(24, 8, 128), (12, 12, 64), (9, 3, 64)])
+@pytest.mark.parametrize("rotates", [True, False])
+def test_heads_in_turns_have_the_gradients_of_all_at_once(heads, rotates):
+    lengths = [57, 33, 196, 80, 0, 1, 300]
+    wide, rotary, cu_seqlens = draw(*heads, torch.bfloat16, "cuda", lengths)
+    dout = torch.randn(sum(lengths), heads[0], heads[2], device="cuda", dtype=torch.bfloat16)
+    rotary = rotary if rotates else None
+
+    def gradients(max_sums):
+        parts = [part.clone().requires_grad_() for part in wide.split((heads[0], heads[1], heads[1]), dim=1)]
+        # Copies, since both are turned in place.
+        out = sequence_attention_(*(part * 1 for part in parts), cu_seqlens, 300, Scores(), rotary, max_sums)
+        return torch.autograd.grad(out, parts, dout)
+
+    expected = gradients(None)
+    dq, dk, dv = gradients(2**20)
+    # Of dk and dv nothing is added up in an order that differs from run to run.
+    assert torch.equal(dk, expected[1])
+    assert torch.equal(dv, expected[2])
+    torch.testing.assert_close(dq, expected[0], rtol=0.02, atol=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+@pytest.mark.parametrize("heads", [(24, 8, 128), (9, 3, 64)])
+def test_attention_of_short_sequences_runs_in_a_captured_graph_on_other_sequences(heads):
+    lengths, others = [57, 33, 0, 128, 1, 0], [0, 100, 99, 5, 7, 8]
+    wide, rotary, cu_seqlens = draw(*heads, torch.bfloat16, "cuda", lengths)
+    dout = torch.randn(sum(lengths), heads[0], heads[2], device="cuda", dtype=torch.bfloat16)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        attend_short(wide, rotary, cu_seqlens, heads, dout)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            found = attend_short(wide, rotary, cu_seqlens, heads, dout)
+    torch.cuda.synchronize()
+    new_wide, new_rotary, new_cu_seqlens = draw(*heads, torch.bfloat16, "cuda", others)
+    for old, new in zip((wide, *rotary, cu_seqlens), (new_wide, *new_rotary, new_cu_seqlens), strict=True):
+        old.copy_(new)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_plain_attention(found, wide, rotary, others, heads, dout)

@@ -1,0 +1,262 @@
+"""Blocks in checkpoints: the gradients are those of activations that are kept, bit for bit, and few are kept."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from builders import make_examples, make_llama, row_losses
+from peft import LoraConfig, get_peft_model
+from test_hoist import MODELS, gradients
+from test_sparsify import padded_batch
+
+from sebp_edge.errors import SparsityError
+from sebp_edge.events import silent
+from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.models.adaptation import trainable
+from sebp_edge.ops import LoraGroup
+from sebp_edge.patches import norms_and_mlps
+from sebp_edge.patches.checkpoints import _HostMemory
+from sebp_edge.recipe import Recipe
+from sebp_edge.rows.row_plan import RowPlan
+from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.examples import Example
+from sebp_edge.training.learner import Learner
+from sebp_edge.training.update_in_backward import UpdateInBackward
+
+RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=150, context_length=64)
+SHORT = MemoryOptions(max_rows=70, checkpoints=1, in_pieces=True)
+
+
+def with_adapter(model):
+    config = LoraConfig(r=3, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return get_peft_model(model, config).eval()
+
+
+def all_gradients(model, checkpoints, prompt=0, **options):
+    batch = padded_batch(prompt=prompt)
+    plan = RowPlan.from_labels(batch["labels"])
+    with Hoisted(model, checkpoints=checkpoints, **options) as rows:
+        return gradients(model, row_losses(rows, batch["input_ids"], plan))
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+    assert any(gradient.any() for gradient in found.values())
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("adapt", ["full", "lora"])
+@pytest.mark.parametrize("prompt", [0, 5])
+def test_gradients_are_bitwise_those_of_kept_activations(family, adapt, prompt):
+    model = MODELS[family]().eval()
+    model = with_adapter(model) if adapt == "lora" else model
+    kept = all_gradients(model, 0, prompt)
+    assert_equal(all_gradients(model, 1, prompt), kept)
+    assert_equal(all_gradients(model, 1, prompt, offload=True), kept)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("number", [1, 3, 4])
+def test_any_number_of_blocks_but_the_last_may_be_in_checkpoints(number, offload):
+    model = with_adapter(make_llama(num_hidden_layers=5))
+    assert_equal(all_gradients(model, number, 5, offload=offload), all_gradients(model, 0, 5))
+
+
+def test_offloaded_inputs_serve_batches_of_any_size_one_after_the_other():
+    model = with_adapter(make_llama(num_hidden_layers=3))
+    batches = [padded_batch(prompt=prompt) for prompt in (9, 0, 5)]
+
+    def added_up(**options):
+        with Hoisted(model, **options) as rows:
+            losses = (row_losses(rows, batch["input_ids"], RowPlan.from_labels(batch["labels"])) for batch in batches)
+            return gradients(model, losses)
+
+    def gradients(model, losses):
+        model.zero_grad()
+        for each in losses:
+            each.sum().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    assert_equal(added_up(checkpoints=2, offload=True), added_up())
+
+
+def test_an_offloaded_input_keeps_its_dtype():
+    host = _HostMemory()
+    for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16):
+        hidden = torch.randn(2, 3).to(dtype)
+        host.put(hidden)
+        assert torch.equal(host._input, hidden)
+        assert torch.equal(host.take(hidden.device), hidden)
+    assert len(host._buffers) == 2
+
+
+def test_an_offloaded_input_that_another_forward_pass_has_replaced_is_refused():
+    model, batch = with_adapter(make_llama(num_hidden_layers=3)), padded_batch()
+    plan = RowPlan.from_labels(batch["labels"])
+    with Hoisted(model, checkpoints=2, offload=True) as rows:
+        first, second = (row_losses(rows, batch["input_ids"], plan).sum() for _ in range(2))
+        with pytest.raises(SparsityError, match="each backward pass before the next forward pass"):
+            first.backward()
+        second.backward()
+
+
+def test_gradients_by_our_kernels_are_those_of_kept_activations(kernels, monkeypatch):
+    monkeypatch.setattr(norms_and_mlps, "runs_kernels", lambda tensor: True)
+    model = with_adapter(make_llama(num_hidden_layers=3))
+    assert_equal(all_gradients(model, 2, 5), all_gradients(model, 0, 5))
+
+
+def test_a_base_in_4_bits_is_dequantised_again():
+    pytest.importorskip("bitsandbytes")
+    from bitsandbytes.nn import Linear4bit
+
+    model = make_llama(hidden_size=64, intermediate_size=128, num_hidden_layers=3).requires_grad_(False)
+    for block in model.model.layers:
+        for parent, name in ((block.mlp, "down_proj"), (block.mlp, "up_proj"), (block.self_attn, "v_proj")):
+            layer = Linear4bit(*reversed(getattr(parent, name).weight.shape), bias=False, compute_dtype=torch.float32)
+            layer.load_state_dict(getattr(parent, name).state_dict())
+            layer.support_avx512bf16_for_cpu = False
+            setattr(parent, name, layer.to("cpu"))
+    model = with_adapter(model)
+    assert_equal(all_gradients(model, 2), all_gradients(model, 0))
+
+
+def test_a_block_that_runs_again_neither_copies_adapters_nor_multiplies_by_its_last_weight(monkeypatch):
+    products, copies = [], []
+    matrices, copy = LoraGroup.matrices, LoraGroup.copies
+    monkeypatch.setattr(LoraGroup, "matrices", lambda group: products.append(group.columns) or matrices(group))
+    monkeypatch.setattr(LoraGroup, "copies", lambda group: copies.append(group) or copy(group))
+    model = with_adapter(make_llama(num_hidden_layers=3))
+
+    def count(checkpoints):
+        products.clear()
+        copies.clear()
+        all_gradients(model, checkpoints)
+        return len(products), len(copies)
+
+    (kept, copied), (again, copied_again) = count(0), count(2)
+    # Of q, k and v; o; gate and up; down: all but the last.
+    assert again - kept == 2 * 3
+    assert copied_again == copied
+
+
+def test_without_gradients_nothing_runs_again(monkeypatch):
+    monkeypatch.setattr("sebp_edge.patches.checkpoints.checkpoint", None)
+    model, batch = make_llama(), padded_batch()
+    plan = RowPlan.from_labels(batch["labels"])
+    with torch.no_grad(), Hoisted(model) as rows:
+        expected = row_losses(rows, batch["input_ids"], plan)
+    with torch.no_grad(), Hoisted(model, checkpoints=1) as rows:
+        assert torch.equal(row_losses(rows, batch["input_ids"], plan), expected)
+
+
+def test_the_random_state_is_left_alone():
+    model, before = with_adapter(make_llama()), torch.get_rng_state()
+    all_gradients(model, 1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_dropout_is_refused_while_it_is_on():
+    model = MODELS["phi3"]().train()
+    model.model.layers[0].resid_mlp_dropout.p = 0.1
+    with pytest.raises(SparsityError, match="does not drop; switch it off"):
+        all_gradients(model, 1)
+    all_gradients(model.eval(), 1)
+
+
+def test_dropout_of_attentions_scores_is_refused_while_it_is_on():
+    model = make_llama(attention_dropout=0.3).train()
+    with pytest.raises(SparsityError, match="does not drop; switch it off"):
+        all_gradients(model, 1)
+    assert_equal(all_gradients(model.eval(), 1), all_gradients(model, 0))
+
+
+def test_what_was_offloaded_goes_with_its_handle():
+    model, batch = with_adapter(make_llama(num_hidden_layers=3)), padded_batch()
+    gc.disable()
+    try:
+        with Hoisted(model, checkpoints=2, offload=True) as rows:
+            row_losses(rows, batch["input_ids"], RowPlan.from_labels(batch["labels"])).sum().backward()
+            host = [block.forward._host for block in model.get_base_model().model.layers[:2]]
+            buffers = [weakref.ref(one._buffers[0]) for one in host]
+            del host, rows
+        assert not any(buffer() for buffer in buffers)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_the_last_block_is_never_in_one_and_a_refused_model_is_left_alone(number):
+    model = with_adapter(make_llama())
+    with pytest.raises(SparsityError, match=f"{number} of 2 blocks cannot be in checkpoints"):
+        Hoisted(model, checkpoints=number)
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert model.config._attn_implementation == "sdpa"
+
+
+# ---------------------------------------------------------------------------------------------------------- trainings
+
+
+class Adapted:
+    def __init__(self, model):
+        self.model = model
+
+
+# A narrow range of tokens: something to learn.
+EXAMPLES = [
+    Example(
+        [3 + token % 20 for token in one.input_ids], [-100, *(3 + token % 20 for token in one.input_ids[1:])], number
+    )
+    for number, one in enumerate(make_examples([31, 2, 17, 64, 5, 40, 23, 8]))
+]
+
+
+def trained(model, options, recipe=RECIPE, steps=6):
+    """The losses of some steps, and what has been learnt."""
+    adapted = Adapted(model)
+    with Learner(adapted, recipe, EXAMPLES, Collator(64, 2), silent, options) as learner:
+        losses = [float(learner.step(EXAMPLES, 3e-3).loss) for _ in range(steps)]
+    return losses, [parameter.detach().clone() for parameter in trainable(adapted)]
+
+
+def test_a_training_with_little_memory_learns_the_same():
+    (losses, weights), (expected_losses, expected) = (
+        trained(with_adapter(make_llama(initializer_range=0.2)), options) for options in (SHORT, FASTEST)
+    )
+    assert losses == pytest.approx(expected_losses, rel=1e-4)
+    assert losses[-1] < losses[0] - 0.5
+    for found, truth in zip(weights, expected, strict=True):
+        assert (found - truth).norm() <= 1e-3 * truth.norm()
+
+
+def test_moments_in_8_bits_learn_as_well():
+    options = MemoryOptions(moments_in_8_bits=True)
+    (losses, _), (expected, _) = (
+        trained(with_adapter(make_llama(initializer_range=0.2)), one, steps=60) for one in (options, FASTEST)
+    )
+    drop = expected[0] - expected[-1]
+    assert drop > 3
+    # Found was 0.007.
+    assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) < 0.02 * drop
+
+
+def test_weights_that_are_updated_within_the_backward_pass_are_read_again_before_their_update(monkeypatch):
+    monkeypatch.setattr(
+        "sebp_edge.training.learner._update_for", lambda parameters, recipe, _: UpdateInBackward(parameters, recipe)
+    )
+    recipe = RECIPE.replace(method="full")
+
+    def whole():
+        return make_llama(num_hidden_layers=4).requires_grad_(True).eval()
+
+    (losses, weights), (expected_losses, expected) = (
+        trained(whole(), options, recipe) for options in (MemoryOptions(checkpoints=3), FASTEST)
+    )
+    assert losses == expected_losses
+    assert losses[-1] < losses[0] - 0.5
+    assert all(torch.equal(one, other) for one, other in zip(weights, expected, strict=True))

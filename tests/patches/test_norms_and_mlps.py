@@ -1,0 +1,336 @@
+"""Norms and MLPs by our own operations: found by what they compute, exact, undone, and their outputs not kept.
+
+Without a GPU it is their plain PyTorch that is tested here; the kernels' own tests are in test_small_kernels.
+"""
+
+import gc
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.nn.functional as F
+from builders import SIZES, make_llama, row_losses
+from peft import LoraConfig, get_peft_model
+from test_hoist import MODELS, dense_losses, gradients
+from test_sparsify import padded_batch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from transformers.activations import ACT2FN
+
+from sebp_edge.ops import Gate
+from sebp_edge.ops.backend import runs_kernels
+from sebp_edge.patches.lora import FusedLora
+from sebp_edge.patches.norms_and_mlps import SmallOps
+from sebp_edge.rows.row_plan import RowPlan
+from sebp_edge.sparse.hoist import Hoisted
+
+# Norms and MLPs of two layers. A layer has two norms, in Gemma four; two more for queries and keys in Qwen 3, Gemma 3.
+REPLACED = {
+    "llama": (5, 2),
+    "qwen3": (9, 2),
+    "mistral": (5, 2),
+    "gemma2": (9, 2),
+    "gemma3": (13, 2),
+    "phi3": (5, 0),
+}
+
+
+@pytest.fixture(autouse=True)
+def without_a_gpu_too(monkeypatch):
+    monkeypatch.setattr("sebp_edge.patches.norms_and_mlps.runs_kernels", lambda tensor: True)
+
+
+def with_lora(model):
+    config = LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False)
+    return get_peft_model(model, config).to(next(model.parameters()).dtype)
+
+
+@contextmanager
+def norms_in_fp64(model):
+    """transformers' norms compute in fp32, whose errors are larger than those to be found here."""
+    norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
+    for norm in norms:
+        weight = norm.weight + (1.0 if "Gemma" in type(norm).__name__ else 0.0)
+        eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
+        norm.forward = lambda x, weight=weight, eps=eps: F.rms_norm(x, weight.shape, weight, eps)
+    try:
+        yield
+    finally:
+        for norm in norms:
+            del norm.forward
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("adapt", ["full", "lora"])
+@pytest.mark.parametrize("prompt", [0, 5])
+def test_losses_and_gradients_are_the_padded_dense_ones(family, adapt, prompt):
+    model = MODELS[family]().double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model = with_lora(model) if adapt == "lora" else model
+    batch = padded_batch(prompt=prompt)
+    with norms_in_fp64(model):
+        expected = dense_losses(model, batch)
+        expected_gradients = gradients(model, expected)
+    with Hoisted(model) as hoisted:
+        replaced = [type(module).__name__ for module in hoisted._small_ops.replaced]
+        found = row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+        found_gradients = gradients(model, found)
+    assert tuple(sum(end in name for name in replaced) for end in ("RMSNorm", "MLP")) == REPLACED[family]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    assert found_gradients.keys() == expected_gradients.keys()
+    largest = max(gradient.norm() for gradient in expected_gradients.values())
+    for name, gradient in expected_gradients.items():
+        difference = (gradient - found_gradients[name]).norm()
+        assert difference <= 1e-5 * gradient.norm() + 1e-7 * largest, name
+
+
+class OtherNorm(nn.Module):
+    """With `eps` and one weight, as an RMSNorm has, but for the formula."""
+
+    def __init__(self, formula, size=8, eps=1e-6):
+        super().__init__()
+        self.weight, self.eps, self.formula = nn.Parameter(torch.rand(size)), eps, formula
+
+    def forward(self, x):
+        return self.formula(x, self.weight, self.eps)
+
+
+class OtherMlp(nn.Module):
+    """With the parts of a Llama's MLP, but for the formula."""
+
+    def __init__(self, formula, act_fn=None):
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = nn.Linear(8, 9), nn.Linear(8, 9), nn.Linear(9, 8)
+        self.act_fn, self.formula = act_fn or nn.SiLU(), formula
+
+    def forward(self, x):
+        return self.down_proj(self.formula(self, x))
+
+
+def plain_mlp(mlp, x):
+    return mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x)
+
+
+def dropping_mlp(mlp, x):
+    return F.dropout(plain_mlp(mlp, x), 0.5, mlp.training)
+
+
+def rms(x, eps):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+class OneModule(nn.Module):
+    """A decoder with nothing but an embedding and what is tried."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.embedding, self.module = nn.Embedding(5, 8), module
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+
+ALIKE = {
+    "norm": OtherNorm(lambda x, w, eps: rms(x, eps) * w),
+    "norm of one plus the weight": OtherNorm(lambda x, w, eps: rms(x, eps) * (1 + w)),
+    "torch's norm": nn.RMSNorm(8, eps=1e-6),
+    "mlp": OtherMlp(plain_mlp),
+    "mlp with tanh": OtherMlp(plain_mlp, nn.GELU(approximate="tanh")),
+    "mlp with transformers' tanh": OtherMlp(plain_mlp, ACT2FN["gelu_new"]),
+}
+DIFFERENT = {
+    "norm with eps outside": OtherNorm(lambda x, w, eps: x / (x.square().mean(-1, keepdim=True).sqrt() + eps) * w),
+    "norm with a factor": OtherNorm(lambda x, w, eps: rms(x, eps) * w * 1.01),
+    "norm of half of it": OtherNorm(lambda x, w, eps: rms(x[..., :4], eps) * w[:4]),
+    "norm with another eps": OtherNorm(lambda x, w, eps: rms(x, 1e-5) * w),
+    "norm without eps": nn.RMSNorm(8),
+    "layer norm": nn.LayerNorm(8, bias=False),
+    "layer norm with a bias": nn.LayerNorm(8),
+    "linear": nn.Linear(1, 8, bias=False),
+    "mlp with relu": OtherMlp(plain_mlp, nn.ReLU()),
+    "mlp with the exact GELU": OtherMlp(plain_mlp, nn.GELU()),
+    "mlp with a trained activation": OtherMlp(plain_mlp, nn.PReLU()),
+    "mlp with a factor": OtherMlp(lambda mlp, x: 1.5 * plain_mlp(mlp, x)),
+    "mlp that gates the other": OtherMlp(lambda mlp, x: mlp.gate_proj(x) * mlp.act_fn(mlp.up_proj(x))),
+    "mlp without a gate": OtherMlp(lambda mlp, x: mlp.act_fn(mlp.up_proj(x))),
+}
+
+
+def attached(decoder):
+    handle = SmallOps(decoder)
+    handle.attach()
+    return handle
+
+
+@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_what_computes_the_same_is_replaced(name, dtype):
+    decoder = OneModule(ALIKE[name]).to(dtype)
+    x = torch.randn(7, 8).to(dtype)
+    expected = decoder.module(x)
+    handle = attached(decoder)
+    assert handle.replaced == [decoder.module]
+    tolerance = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(decoder.module(x), expected, rtol=tolerance, atol=tolerance)
+    handle.remove()
+    assert "forward" not in vars(decoder.module)
+    assert torch.equal(decoder.module(x), expected)
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_computes_something_else_is_left_alone(name):
+    assert attached(OneModule(DIFFERENT[name]).float()).replaced == []
+
+
+def test_a_part_more_is_left_alone():
+    mlp, norm = OtherMlp(plain_mlp), OtherNorm(lambda x, w, eps: rms(x, eps) * w)
+    mlp.dropout = nn.Dropout(0.5)
+    norm.register_buffer("scale", torch.ones(8))
+    assert attached(OneModule(nn.ModuleList([mlp, norm]))).replaced == []
+
+
+def test_a_forward_that_others_put_there_stays():
+    decoder = OneModule(OtherMlp(plain_mlp))
+    decoder.module.forward = others = lambda x: x
+    handle = attached(decoder)
+    assert handle.replaced == []
+    handle.remove()
+    assert decoder.module.forward is others
+
+
+def test_a_norm_given_another_dtype_promotes_as_it_did():
+    decoder = OneModule(OtherNorm(lambda x, w, eps: w * rms(x.float(), eps).to(x.dtype)))
+    x = torch.randn(7, 8).bfloat16()
+    expected = decoder.module(x)
+    attached(decoder)
+    assert expected.dtype == torch.float32
+    assert torch.equal(decoder.module(x), expected)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_removing_gives_the_same_bits_as_before(family):
+    model, batch = with_lora(MODELS[family]()), padded_batch()
+    forwards = {module: vars(module).get("forward") for module in model.modules()}
+    before = dense_losses(model, batch)
+    before_gradients = gradients(model, before)
+    with Hoisted(model) as hoisted:
+        row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"])).sum().backward()
+    assert {module: vars(module).get("forward") for module in model.modules()} == forwards
+    after = dense_losses(model, batch)
+    assert torch.equal(before, after)
+    after_gradients = gradients(model, after)
+    assert all(torch.equal(gradient, after_gradients[name]) for name, gradient in before_gradients.items())
+
+
+def only_gates(source_of):
+    """Says of gates what they are made of, and of norms nothing: their outputs are kept."""
+    return lambda x: source if isinstance(source := source_of(x), Gate) else None
+
+
+def kept_and_gradients(model, batch, remade, monkeypatch):
+    """Elements that the graph of a batch keeps, in storages counted once, and the gradients."""
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes() // tensor.itemsize
+        return tensor
+
+    with monkeypatch.context() as patch, Hoisted(model) as hoisted:
+        if not remade:
+            for group in hoisted._fused._groups:
+                patch.setattr(group, "_source_of", only_gates(group._source_of))
+        plan = RowPlan.from_labels(batch["labels"])
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            losses = row_losses(hoisted, batch["input_ids"], plan)
+        return sum(kept.values()), gradients(model, losses)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+def test_outputs_of_norms_are_made_again_with_the_same_bits(family, monkeypatch):
+    model, batch = with_lora(MODELS[family]()), padded_batch(prompt=0)
+    rows = len(RowPlan.from_labels(batch["labels"]).active_rows)
+    kept, expected = kept_and_gradients(model, batch, False, monkeypatch)
+    kept_less, found = kept_and_gradients(model, batch, True, monkeypatch)
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+    # Of two layers, four norms; the first norm's input is not kept for the norm, as nothing below learns.
+    assert kept - kept_less == rows * 3 * SIZES["hidden_size"]
+
+
+def test_a_last_layer_on_loss_rows_gives_the_same_bits_too(monkeypatch):
+    model, batch = with_lora(make_llama()), padded_batch(prompt=5)
+    kept, expected = kept_and_gradients(model, batch, False, monkeypatch)
+    kept_less, found = kept_and_gradients(model, batch, True, monkeypatch)
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+    assert kept_less < kept
+
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [("cpu", torch.float32), pytest.param("cuda", torch.bfloat16, marks=[pytest.mark.gpu, GPU])],
+)
+def test_a_norm_made_again_before_an_mlp_gives_the_same_bits(device, dtype):
+    model = with_lora(make_llama(hidden_size=96, intermediate_size=200)).to(device, dtype)
+    block = model.get_base_model().model.layers[0]
+    x = torch.randn(1, 333, 96, generator=torch.Generator().manual_seed(0)).to(device, dtype).requires_grad_()
+    small_ops = attached(model.get_base_model())
+    results = []
+    for source_of in (only_gates(small_ops.source_of), small_ops.source_of):
+        fused = FusedLora(model)
+        fused.attach(source_of=source_of)
+        out = block.mlp(block.post_attention_layernorm(x))
+        results.append([out, *torch.autograd.grad(out.float().square().sum(), [x, *lora_of(block.mlp)])])
+        fused.remove()
+    small_ops.remove()
+    assert all(gradient.any() for gradient in results[0])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def lora_of(module):
+    return [parameter for name, parameter in module.named_parameters() if "lora_" in name]
+
+
+def test_nothing_is_held_after_the_backward_pass():
+    model, batch = with_lora(make_llama()), padded_batch()
+    storages = []
+
+    def watch(module, args, out):
+        storages.extend(StorageWeakRef(tensor.untyped_storage()) for tensor in (*args, out))
+
+    for name, module in model.named_modules():
+        if name.endswith(("layernorm", "up_proj", "down_proj")):
+            module.register_forward_hook(watch)
+    with Hoisted(model) as hoisted:
+        losses = row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+        assert not all(storage.expired() for storage in storages)
+        # Whatever is left is held by someone, not by a cycle that waits for the collector.
+        gc.disable()
+        try:
+            losses.sum().backward()
+            assert losses.grad_fn is not None
+            assert all(storage.expired() for storage in storages)
+            assert len(hoisted._small_ops._sources) == 0
+        finally:
+            gc.enable()
+
+
+def test_without_gradients_nothing_is_remembered():
+    model, batch = with_lora(make_llama()), padded_batch()
+    with torch.no_grad(), Hoisted(model) as hoisted:
+        norm = hoisted._small_ops.replaced[0]
+        out = norm(torch.randn(1, 3, 32))
+        assert hoisted._small_ops.source_of(out) is None
+        row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+        assert len(hoisted._small_ops._sources) == 0
+
+
+def test_where_no_kernels_run_a_model_keeps_its_own(monkeypatch):
+    monkeypatch.setattr("sebp_edge.patches.norms_and_mlps.runs_kernels", runs_kernels)
+    with Hoisted(make_llama()) as hoisted:
+        assert hoisted._small_ops.replaced == []

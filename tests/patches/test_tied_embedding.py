@@ -1,0 +1,144 @@
+"""A tied embedding: the gradient is the dense one, and there is no second one as large as the vocabulary."""
+
+import pytest
+import torch
+from builders import make_llama, row_losses
+from test_sparsify import padded_batch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sebp_edge.patches.tied_embedding import TiedEmbedding, _groups
+from sebp_edge.rows.row_plan import RowPlan
+from sebp_edge.sparse.hoist import Hoisted
+
+
+def tied(**sizes):
+    return make_llama(tie_word_embeddings=True, **sizes).double()
+
+
+def gradient(model, batch, *, times=1):
+    """Of the embedding, by hoisted rows."""
+    model.zero_grad()
+    plan = RowPlan.from_labels(batch["labels"])
+    with Hoisted(model) as rows:
+        for _ in range(times):
+            row_losses(rows, batch["input_ids"], plan).sum().backward()
+    return model.get_input_embeddings().weight.grad.clone()
+
+
+def dense(model, batch):
+    model.zero_grad()
+    mask = batch["labels"] != -100
+    (model(**batch, use_cache=False).loss * mask[:, 1:].sum()).backward()
+    return model.get_input_embeddings().weight.grad.clone()
+
+
+class Made(TorchDispatchMode):
+    """Where there were tensors of one shape. None is held: autograd copies a gradient that others hold."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, self.places = shape, set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.shape == self.shape:
+            self.places.add(out.data_ptr())
+        return out
+
+
+@pytest.mark.parametrize("prompt", [0, 5])
+@pytest.mark.parametrize("padding_idx", [None, 3, 9])
+def test_the_gradient_is_the_dense_one(prompt, padding_idx):
+    model, batch = tied(), padded_batch(prompt=prompt)
+    # Tokens that come often, and next to each other.
+    batch["input_ids"][0, 1:7] = 3
+    model.get_input_embeddings().padding_idx = padding_idx
+    torch.testing.assert_close(gradient(model, batch), dense(model, batch), rtol=1e-5, atol=1e-6)
+
+
+def test_the_whole_vocabulary_has_one_gradient_only():
+    model, batch = tied(), padded_batch()
+    weight, plan = model.get_input_embeddings().weight, RowPlan.from_labels(batch["labels"])
+    with Hoisted(model) as rows, Made(weight.shape) as made:
+        row_losses(rows, batch["input_ids"], plan).sum().backward()
+    assert made.places == {weight.data_ptr(), weight.grad.data_ptr()}
+
+
+def test_gradients_are_added_up_over_batches():
+    model, batch = tied(), padded_batch(prompt=5)
+    torch.testing.assert_close(gradient(model, batch, times=2), 2 * gradient(model, batch), rtol=1e-5, atol=1e-6)
+
+
+def test_several_batches_and_other_uses_of_the_weight_make_one_gradient():
+    model, batch, other = tied(), padded_batch(), padded_batch(prompt=5)
+    weight = model.get_input_embeddings().weight
+    expected = gradient(model, batch) + gradient(model, other) + 2 * weight.detach()
+    model.zero_grad()
+    with Hoisted(model) as rows:
+        losses = [row_losses(rows, each["input_ids"], RowPlan.from_labels(each["labels"])) for each in (batch, other)]
+        (losses[0].sum() + losses[1].sum() + weight.square().sum()).backward()
+    torch.testing.assert_close(weight.grad, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_backward_pass_may_be_repeated():
+    model, batch = tied(), padded_batch()
+    expected = 2 * gradient(model, batch)
+    model.zero_grad()
+    with Hoisted(model) as rows:
+        loss = row_losses(rows, batch["input_ids"], RowPlan.from_labels(batch["labels"])).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    torch.testing.assert_close(model.get_input_embeddings().weight.grad, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["untied", "frozen", "another class", "wrapped"])
+def test_an_embedding_that_is_more_or_less_than_a_tied_one_is_left_alone(kind):
+    model = make_llama(tie_word_embeddings=False).double() if kind == "untied" else tied()
+    embedding, batch = model.get_input_embeddings(), padded_batch()
+    if kind == "another class":
+        embedding.__class__ = type("Scaled", (torch.nn.Embedding,), {})
+    elif kind == "wrapped":
+        own = embedding.forward
+        embedding.forward = lambda ids: own(ids)
+    elif kind == "frozen":
+        embedding.weight.requires_grad_(False)
+        model.model.norm.requires_grad_(True)
+    before = vars(embedding).get("forward")
+    with Hoisted(model) as rows:
+        row_losses(rows, batch["input_ids"], RowPlan.from_labels(batch["labels"])).sum().backward()
+        if kind != "frozen":
+            assert vars(embedding).get("forward") is before
+    assert vars(embedding).get("forward") is before
+    if kind == "frozen":
+        assert embedding.weight.grad is None
+        assert model.model.norm.weight.grad.any()
+    else:
+        torch.testing.assert_close(embedding.weight.grad, dense(model, batch), rtol=1e-5, atol=1e-6)
+
+
+def test_the_embedding_has_its_own_forward_back():
+    model = tied()
+    with Hoisted(model):
+        assert "forward" in vars(model.get_input_embeddings())
+    assert "forward" not in vars(model.get_input_embeddings())
+
+
+def test_without_gradients_the_rows_are_the_same():
+    model = tied()
+    embedding, ids = model.get_input_embeddings(), torch.tensor([[3, 1, 3]])
+    expected = embedding(ids)
+    handle = TiedEmbedding(model)
+    handle.attach()
+    with torch.no_grad():
+        assert torch.equal(embedding(ids), expected)
+        assert handle.head_weight(embedding.weight) is embedding.weight
+    handle.remove()
+
+
+@pytest.mark.parametrize("ids", [[7], [3, 3, 3], [5, 1, 5, 2, 1, 5], list(range(9, 0, -1))])
+def test_tokens_of_one_id_are_one_group(ids):
+    ids = torch.tensor(ids)
+    groups, ids_of_groups = _groups(ids)
+    assert torch.equal(ids_of_groups[groups], ids)
+    assert len(groups.unique()) == len(ids.unique())
+    assert set(ids_of_groups.tolist()) == set(ids.tolist())

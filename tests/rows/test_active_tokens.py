@@ -1,0 +1,153 @@
+"""Active tokens: what the padded batch says, and filler that changes nothing."""
+
+import pytest
+import torch
+from builders import make_llama
+from peft import LoraConfig, get_peft_model
+from test_hoist import MODELS, gradients, make_model
+from test_sparsify import LENGTHS, padded_batch
+from transformers import GPT2Config
+
+from sebp_edge.errors import SparsityError
+from sebp_edge.rows.active_tokens import ActiveTokens
+from sebp_edge.rows.buckets import Bucket
+from sebp_edge.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.sparse.hoist import Hoisted
+
+# The batch itself has at most 38 active tokens in 4 sequences, the longest of 23, and as many loss rows.
+BUCKETS = {
+    "exact": None,
+    "one token more": Bucket(39, 4, 23, 38),
+    "on the grid": Bucket.holding(38, 4, 23, 38),
+    "much larger": Bucket(257, 9, 40, 100),
+    "loss everywhere": Bucket(64, 4, 23, 64),
+}
+
+
+def gathered(batch) -> ActiveTokens:
+    return ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+
+
+def test_gathered_tokens_are_the_padded_batchs():
+    batch = padded_batch(prompt=5)
+    tokens = gathered(batch)
+    assert tokens.sizes == Bucket(tokens=38, sequences=4, longest=23, loss_rows=6 + 19 + 1)
+    assert tokens.cu_seqlens.dtype == torch.int32
+    assert tokens.cu_seqlens.tolist() == [0, 10, 10, 33, 38]
+    lengths = [length - 1 for length in LENGTHS]
+    assert tokens.position_ids.tolist() == [t for length in lengths for t in range(length)]
+    own = [batch["input_ids"][row, :length] for row, length in enumerate(lengths)]
+    assert torch.equal(tokens.input_ids, torch.cat(own))
+    rows, positions = tokens.sequences, tokens.position_ids[tokens.loss_places]
+    assert torch.equal(batch["labels"][rows, positions + 1], tokens.targets)
+    assert torch.equal(tokens.cu_seqlens[rows] + positions, tokens.loss_places)
+    assert torch.equal(tokens.weights, torch.ones(26))
+
+
+@pytest.mark.parametrize("prompt", [0, 5])
+@pytest.mark.parametrize("bucket", BUCKETS)
+def test_filler_is_in_sequences_of_its_own(bucket, prompt):
+    tokens = gathered(padded_batch(prompt=prompt))
+    bucket = BUCKETS[bucket] or tokens.sizes
+    filled = tokens.filled(bucket)
+    num_tokens, num_sequences, _, num_losses = tokens.sizes
+    assert len(filled.input_ids) == len(filled.position_ids) == bucket.tokens
+    assert len(filled.loss_places) == bucket.loss_rows
+    assert filled.max_len == bucket.longest
+    lengths = filled.cu_seqlens.diff()
+    assert filled.cu_seqlens.dtype == torch.int32
+    assert len(lengths) == bucket.slots
+    assert torch.equal(lengths[:num_sequences], tokens.cu_seqlens.diff())
+    assert lengths.sum() == bucket.tokens
+    assert 0 <= lengths.min() <= lengths.max() <= bucket.longest
+    assert torch.equal(filled.input_ids[:num_tokens], tokens.input_ids)
+    assert torch.equal(filled.position_ids[:num_tokens], tokens.position_ids)
+    assert not filled.input_ids[num_tokens:].any()
+    # A row gathered twice would get one of its two gradients.
+    assert (filled.loss_places.diff() > 0).all()
+    real = filled.weights == 1
+    assert real.sum() == num_losses
+    assert not filled.weights[~real].any()
+    for name in ("loss_places", "targets", "sequences"):
+        assert torch.equal(getattr(filled, name)[real], getattr(tokens, name)), name
+        assert getattr(filled, name).dtype == torch.int64
+
+
+@pytest.mark.parametrize("prompt", [0, 5])
+@pytest.mark.parametrize("adapt", ["full", "lora"])
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("bucket", ["on the grid", "much larger", "loss everywhere"])
+def test_filler_changes_neither_losses_nor_gradients(family, adapt, bucket, prompt):
+    model = MODELS[family]()
+    if adapt == "lora":
+        model = get_peft_model(model, LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False))
+    tokens = gathered(padded_batch(prompt=prompt))
+    filled = tokens.filled(BUCKETS[bucket])
+    with Hoisted(model) as hoisted:
+        expected = hoisted.row_losses(tokens)
+        expected_gradients = gradients(model, expected)
+        found = hoisted.row_losses(filled)
+        model.zero_grad()
+        ((found * filled.weights).sum() / len(expected)).backward()
+    torch.testing.assert_close(found[filled.weights == 1], expected, rtol=1e-5, atol=1e-6)
+    largest = max(gradient.norm() for gradient in expected_gradients.values())
+    for name, gradient in expected_gradients.items():
+        difference = (gradient - model.get_parameter(name).grad).norm()
+        assert difference <= 1e-5 * gradient.norm() + 1e-6 * largest, name
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_an_example_sees_neither_its_neighbour_nor_filler(family):
+    model, batch = MODELS[family](), padded_batch(lengths=(9, 12, 7))
+    tokens = gathered(batch)
+    batch["input_ids"][1, :12] = torch.arange(100, 112)
+    changed, bucket = gathered(batch), Bucket(50, 4, 16, 40)
+    with torch.no_grad(), Hoisted(model) as hoisted:
+        before, after = hoisted.row_losses(tokens.filled(bucket)), hoisted.row_losses(changed.filled(bucket))
+    filled = tokens.filled(bucket)
+    secret = (filled.sequences == 1) & (filled.weights == 1)
+    assert torch.equal(before[~secret], after[~secret])
+    assert not torch.equal(before[secret], after[secret])
+
+
+def test_filler_needs_no_position_that_the_model_does_not_have():
+    config = GPT2Config(vocab_size=320, n_embd=32, n_layer=2, n_head=4, n_positions=24, bos_token_id=0, eos_token_id=1)
+    model = make_model(config).eval()
+    tokens = gathered(padded_batch())
+    filled = tokens.filled(Bucket(128, 4, 64, 128))
+    with torch.no_grad(), Hoisted(model) as hoisted:
+        expected, found = hoisted.row_losses(tokens), hoisted.row_losses(filled)
+    torch.testing.assert_close(found[filled.weights == 1], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_sequence_without_any_loss_takes_a_slot_and_no_token():
+    batch = padded_batch()
+    batch["labels"][2] = IGNORE
+    tokens = gathered(batch)
+    assert tokens.cu_seqlens.diff().tolist() == [10, 0, 0, 5]
+    filled = tokens.filled(Bucket.holding(*tokens.sizes))
+    assert filled.cu_seqlens.diff().tolist()[:5] == [10, 0, 0, 5, 1]
+    with torch.no_grad(), Hoisted(make_llama()) as hoisted:
+        losses = hoisted.row_losses(filled)
+    assert losses.isfinite().all()
+    assert set(filled.sequences[filled.weights == 1].tolist()) == {0, 3}
+
+
+@pytest.mark.parametrize("size", range(4))
+def test_a_batch_that_does_not_fit_is_refused(size):
+    tokens = gathered(padded_batch())
+    sizes = list(tokens.sizes)
+    sizes[size] -= 1
+    with pytest.raises(SparsityError, match="38 tokens, 4 sequences, 23 longest, 38 loss rows does not fit into"):
+        tokens.filled(Bucket(*sizes))
+
+
+def test_a_bucket_with_more_loss_rows_than_tokens_is_refused():
+    with pytest.raises(SparsityError, match="does not fit"):
+        gathered(padded_batch()).filled(Bucket(64, 4, 23, 65))
+
+
+def test_tokens_move_to_another_device_whole():
+    moved = gathered(padded_batch()).to("meta")
+    assert all(value.is_meta for name, value in vars(moved).items() if name not in ("max_len", "token_type_ids"))
+    assert moved.sizes == gathered(padded_batch()).sizes

@@ -1,0 +1,116 @@
+"""Token buckets: they hold what they are for, and cost little more."""
+
+import random
+import time
+from itertools import pairwise
+
+import pytest
+
+from sebp_edge.rows.buckets import GRAIN, MOST_BUCKETS, Bucket, choose_buckets
+
+
+def test_every_size_is_held_with_little_filler():
+    for size in range(1, 5001):
+        bucket = Bucket.holding(size, size, size, size)
+        assert bucket.holds(Bucket(size, size, size, size))
+        assert max(bucket.sequences, bucket.longest) < 2 * size
+        assert bucket.tokens == bucket.loss_rows
+        assert bucket.tokens - size < max(min(size, GRAIN), size / 16)
+        assert bucket.tokens % min(32, bucket.tokens) == 0
+
+
+def test_larger_sizes_never_get_a_smaller_bucket():
+    """So fewer loss rows than tokens stay fewer, and joined buckets are on the grid."""
+    sizes = [Bucket.holding(size, size, size, size) for size in range(5001)]
+    assert all(larger.holds(smaller) for smaller, larger in pairwise(sizes))
+
+
+def test_there_are_few_sizes():
+    assert len({Bucket.holding(size, 1, 1, 1) for size in range(1, 4097)}) == 6 + 31 + 2 * 16
+
+
+@pytest.mark.parametrize("bucket", [Bucket(512, 16, 64, 512), Bucket(513, 1, 512, 9), Bucket(7, 7, 1, 7)])
+def test_there_are_slots_for_a_batch_that_is_all_filler(bucket):
+    assert (bucket.slots - bucket.sequences) * bucket.longest >= bucket.tokens
+
+
+def lengths_of_notes(order: random.Random, count: int) -> list[int]:
+    """As paragraphs of notes are: a median of 30 tokens, 90 at the 90th percentile, 512 at most."""
+    return [min(512, max(2, round(order.lognormvariate(3.4, 0.85)))) for _ in range(count)]
+
+
+def steps_of_notes(order: random.Random, batch_tokens: int, max_rows: int = 4096) -> list[list[int]]:
+    """Lengths of the micro-batches of 300 steps."""
+    found = []
+    for _ in range(300):
+        step = [0]
+        while sum(step) < batch_tokens:
+            step += lengths_of_notes(order, 1)
+        group = []
+        for length in sorted(step[1:], reverse=True):
+            if sum(group) + length > max_rows:
+                found.append(group)
+                group = []
+            group.append(length)
+        found.append(group)
+    return found
+
+
+@pytest.mark.parametrize("share", [1, 0.3])
+@pytest.mark.parametrize("batch_tokens", [100, 512, 1024, 4096, 16384])
+def test_a_training_needs_few_buckets_and_wastes_little(batch_tokens, share):
+    """With loss on all tokens, and on about this share of them."""
+    order = random.Random(batch_tokens)
+    sizes = []
+    for lengths in steps_of_notes(order, batch_tokens):
+        tokens = sum(lengths)
+        loss_rows = tokens if share == 1 else max(1, round(tokens * order.gauss(share, 0.03)))
+        sizes.append(Bucket(tokens, len(lengths), max(lengths), loss_rows))
+    buckets = choose_buckets(Bucket.holding(*size) for size in sizes)
+    assert 1 <= len(buckets) <= MOST_BUCKETS
+    assert [bucket.cost for bucket in buckets] == sorted(bucket.cost for bucket in buckets)
+    chosen = [next(bucket for bucket in buckets if bucket.holds(size)) for size in sizes]
+    assert set(chosen) == set(buckets)
+    waste = sum(bucket.cost for bucket in chosen) / sum(size.cost for size in sizes) - 1
+    # A sixteenth by rounding, a twentieth by joining.
+    assert waste <= 0.11
+    large = [(size, bucket) for size, bucket in zip(sizes, chosen, strict=True) if size.tokens > 0.9 * 4096]
+    assert sum(bucket.tokens for _, bucket in large) <= 1.05 * sum(size.tokens for size, _ in large)
+
+
+def test_long_and_short_sequences_keep_buckets_of_their_own():
+    """Joined, each of many short sequences would have a long one's slot."""
+    short, long = Bucket.holding(4000, 150, 60, 4000), Bucket.holding(4000, 1, 4000, 4000)
+    assert set(choose_buckets([short] * 10 + [long] * 10)) == {short, long}
+
+
+def test_small_batches_share_a_bucket():
+    """A step on 4 tokens costs nearly what one on 16 does."""
+    needed = [Bucket.holding(size, 1, size, size) for size in range(1, 17)]
+    assert choose_buckets(needed) == [Bucket(16, 1, 16, 16)]
+
+
+def test_choosing_takes_little_time_however_sizes_vary():
+    order, needed = random.Random(0), []
+    for _ in range(300):
+        tokens, longest = order.randint(50, 4096), order.choice([64, 256, 1024, 4096])
+        sequences = -(-tokens // longest) * order.randint(1, 4)
+        needed.append(Bucket.holding(tokens, sequences, min(longest, tokens), order.randint(1, tokens)))
+    begin = time.perf_counter()
+    buckets = choose_buckets(needed)
+    assert time.perf_counter() - begin < 5
+    assert len(buckets) == MOST_BUCKETS
+    assert all(any(bucket.holds(one) for bucket in buckets) for one in needed)
+
+
+def test_more_than_six_are_joined_whatever_it_costs():
+    needed = [Bucket.holding(1000 * size, 4, 1000, 1000 * size) for size in range(1, 20)]
+    buckets = choose_buckets(needed)
+    assert len(buckets) == MOST_BUCKETS
+    assert all(any(bucket.holds(one) for bucket in buckets) for one in needed)
+
+
+def test_one_batch_has_one_bucket_and_none_has_none():
+    one = Bucket.holding(7, 2, 4, 5)
+    assert choose_buckets([one]) == [one]
+    assert choose_buckets([]) == []

@@ -1,0 +1,123 @@
+"""The drop-in under torch.compile: dense gradients, one graph where the dense model is one, whatever is compiled."""
+
+import shutil
+
+import pytest
+import torch
+from builders import make_llama
+from test_dropin_families import ENCODERS, encoder_batch, make, make_decoder
+from test_sparsify import assert_same, loss_and_gradients, padded_batch, with_lora
+from torch._dynamo.utils import counters
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+from sebp_edge import sparsify
+from sebp_edge.rows.selection import Threshold
+
+pytestmark = [
+    # torch.compile itself warns: when it traces a Function, and when it guards on a block's input.
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    forget_graphs()
+
+
+def forget_graphs():
+    torch.compiler.reset()
+    counters.clear()
+
+
+def bert(head):
+    return make(head, ENCODERS["bert"]()), [encoder_batch(head), encoder_batch(head, "left")]
+
+
+def decoder(model):
+    return model.train(), [padded_batch(prompt=5), padded_batch(lengths=(3, 20, 9, 1)), padded_batch(prompt=2)]
+
+
+MODELS = {
+    "llama": lambda: decoder(make_llama(use_cache=False).double()),
+    "llama, lora": lambda: decoder(with_lora(make_llama(use_cache=False).double())),
+    "bert, sequences": lambda: bert(AutoModelForSequenceClassification),
+    "bert, tokens": lambda: bert(AutoModelForTokenClassification),
+}
+
+
+def gradients(compiled, batch):
+    loss, found = loss_and_gradients(compiled, batch)
+    return loss, {name.removeprefix("_orig_mod."): gradient for name, gradient in found.items()}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_whole_model_is_one_graph_and_trains_like_dense(model):
+    model, batches = MODELS[model]()
+    dense = [loss_and_gradients(model, batch) for batch in batches]
+    with sparsify(model):
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        for batch, expected in zip(batches, dense, strict=True):
+            assert_same(expected, gradients(compiled, batch), tolerance=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_gpt2_breaks_its_graph_only_where_the_dense_model_does_and_trains_like_dense():
+    model, (batch, *_) = decoder(make_decoder("gpt2", n_layer=1))
+    expected = loss_and_gradients(model, batch)
+    assert_same(expected, gradients(torch.compile(model, backend="aot_eager"), batch), tolerance=1e-10)
+    dense_graphs = counters["stats"]["unique_graphs"]
+    forget_graphs()
+    with sparsify(model):
+        assert_same(expected, gradients(torch.compile(model, backend="aot_eager"), batch), tolerance=1e-10)
+    assert counters["stats"]["unique_graphs"] == dense_graphs
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler, and there is no g++ here")
+def test_code_that_inductor_generates_trains_like_dense():
+    model, (batch, *_) = decoder(make_llama(use_cache=False, num_hidden_layers=1))
+    dense = loss_and_gradients(model, batch)
+    with sparsify(model):
+        assert_same(dense, gradients(torch.compile(model, fullgraph=True), batch), tolerance=1e-4)
+
+
+def test_blocks_that_are_compiled_alone_train_like_dense_without_a_graph_for_each_batch():
+    model, batches = MODELS["llama"]()
+    dense = [loss_and_gradients(model, batch) for batch in batches]
+    graphs = []
+    with sparsify(model):
+        for block in model.model.layers:
+            block.compile(backend="aot_eager")
+        for batch, expected in zip(batches, dense, strict=True):
+            assert_same(expected, loss_and_gradients(model, batch), tolerance=1e-5)
+            graphs.append(counters["stats"]["unique_graphs"])
+    assert not counters["graph_break"]
+    # The first two batches have trials, and a last layer with and without a restriction; a third needs nothing new.
+    assert graphs[1] == graphs[2]
+
+
+def test_a_model_that_was_compiled_before_is_sparsified_and_given_back():
+    model, batches = MODELS["llama"]()
+    dense = loss_and_gradients(model, batches[0])
+    compiled = torch.compile(model, backend="aot_eager")
+    assert_same(dense, gradients(compiled, batches[0]), tolerance=1e-10)
+    for given in (model, compiled):
+        with sparsify(given) as sparsified:
+            watched = []
+            choose = sparsified._selection.selector
+            sparsified._selection.selector = lambda layers, c=choose, w=watched: w.append(layers) or c(layers)
+            assert_same(dense, gradients(compiled, batches[0]), tolerance=1e-5)
+        assert len(watched) >= 15
+        assert not any("forward" in vars(module) for module in model.modules())
+        assert_same(dense, gradients(compiled, batches[0]), tolerance=1e-10)
+
+
+def test_an_approximation_drops_the_same_rows_as_without_compiling():
+    (model, batches), rule = MODELS["llama"](), Threshold(calibration_passes=1)
+    with sparsify(model, rows=rule, keep_logits=True) as plain:
+        expected = [loss_and_gradients(model, batches[0]) for _ in range(2)]
+    with sparsify(model, rows=rule) as sparsified:
+        compiled = torch.compile(model, backend="aot_eager")
+        for one in expected:
+            assert_same(one, gradients(compiled, batches[0]), tolerance=1e-10)
+    assert sparsified.dropped() == plain.dropped()

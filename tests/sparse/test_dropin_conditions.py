@@ -1,0 +1,411 @@
+"""The drop-in under the conditions of training loops: each pair of them somewhere, dense gradients everywhere."""
+
+import contextlib
+import gc
+import inspect
+import itertools
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from builders import make_llama
+from peft import LoraConfig, get_peft_model
+from test_dropin_families import watch_rows
+from test_sparsify import assert_same, assert_same_training, loss_and_gradients, padded_batch, with_lora
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from transformers import Trainer, TrainingArguments
+
+from sebp_edge import sparsify
+from sebp_edge.errors import SparsityError
+from sebp_edge.models.architecture import is_linear, layers_behind_attention
+from sebp_edge.ops import detect
+from sebp_edge.patches import lora
+from sebp_edge.patches.kept_inputs import KeptInputs
+from sebp_edge.rows.row_plan import IGNORE
+
+CONDITIONS = {
+    "padding": ["right", "left", "none", "packed"],
+    "weights": ["full", "untied", "lora", "frozen layers"],
+    "checkpointing": ["no", "reentrant", "non-reentrant"],
+    "backward": ["once", "accumulated", "repeated", "interleaved"],
+    "prompt": [0, 5],
+    "keep_logits": [False, True],
+    "autocast": [False, True],
+}
+
+
+def covering_pairs(conditions):
+    """Few combinations in which every pair of values of two conditions occurs: greedily the one with most new pairs."""
+    product = list(itertools.product(*conditions.values()))
+    pairs = {choice: set(itertools.combinations(enumerate(choice), 2)) for choice in product}
+    wanted, chosen = set().union(*pairs.values()), []
+    while wanted:
+        best = max(product, key=lambda choice: len(pairs[choice] & wanted))
+        chosen.append(dict(zip(conditions, best, strict=True)))
+        wanted -= pairs[best]
+    return chosen
+
+
+def batch_of(padding, prompt):
+    if padding == "none":
+        return padded_batch(lengths=(24, 24, 24), prompt=prompt)
+    if padding != "packed":
+        return padded_batch(side=padding, prompt=prompt)
+    lengths = (11, 6, 7)
+    input_ids = torch.cat(
+        [padded_batch(lengths=(length,), length=length)["input_ids"] + 1 for length in lengths], dim=1
+    )
+    position_ids = torch.cat([torch.arange(length) for length in lengths])[None]
+    # A document's first token is not predicted from the one before it.
+    labels = input_ids.masked_fill(position_ids <= prompt, IGNORE)
+    return {"input_ids": input_ids, "position_ids": position_ids, "labels": labels}
+
+
+def model_with(weights, checkpointing):
+    model = make_llama(tie_word_embeddings=weights != "untied", num_hidden_layers=3, use_cache=False).double()
+    decoder = model
+    if weights == "lora":
+        torch.manual_seed(3)
+        model = get_peft_model(model, LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False)).double()
+    if weights == "frozen layers":
+        model.model.embed_tokens.requires_grad_(False)
+        model.model.layers[0].requires_grad_(False)
+        model.model.layers[2].mlp.requires_grad_(False)
+    if checkpointing != "no":
+        # A re-entrant checkpoint passes no gradient on if its input needs none.
+        decoder.enable_input_require_grads()
+        # transformers 5.23 renamed it.
+        enable = getattr(decoder, "activation_checkpointing_enable", None) or decoder.gradient_checkpointing_enable
+        enable({"use_reentrant": checkpointing == "reentrant"})
+    return model.train()
+
+
+def train(model, batch, backward):
+    """One update's gradients, in the given manner."""
+    other = {name: values.flip(0) if name != "position_ids" else values for name, values in batch.items()}
+    if backward == "once":
+        return loss_and_gradients(model, batch)
+    model.zero_grad()
+    loss = model(**batch).loss
+    if backward == "repeated":
+        loss.backward(retain_graph=True)
+        loss.backward()
+    if backward == "accumulated":
+        loss.backward()
+        model(**other).loss.backward()
+    if backward == "interleaved":
+        second = model(**other).loss
+        loss.backward()
+        second.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("chosen", covering_pairs(CONDITIONS), ids=lambda chosen: ", ".join(map(str, chosen.values())))
+def test_each_pair_of_conditions_trains_like_dense(chosen):
+    model, batch = model_with(chosen["weights"], chosen["checkpointing"]), batch_of(chosen["padding"], chosen["prompt"])
+    exact = train(model, batch, chosen["backward"])
+    model = model.float() if chosen["autocast"] else model
+    with torch.autocast("cpu", torch.bfloat16, enabled=chosen["autocast"]):
+        dense = train(model, batch, chosen["backward"])
+        with sparsify(model, keep_logits=chosen["keep_logits"]):
+            sparse = train(model, batch, chosen["backward"])
+    if chosen["autocast"]:
+        assert_as_close(exact, dense, sparse)
+    else:
+        assert_same(dense, sparse, tolerance=1e-10 if chosen["keep_logits"] else 1e-5)
+
+
+def assert_as_close(exact, dense, sparse):
+    """In bf16: as near to the fp64 gradients as the dense ones are."""
+    (exact_loss, exact), (_, dense), (sparse_loss, sparse) = exact, dense, sparse
+    assert abs(sparse_loss - exact_loss) <= 1e-2 * exact_loss
+    assert exact.keys() == dense.keys() == sparse.keys()
+    for name, gradient in exact.items():
+        allowed = 2 * (dense[name] - gradient).norm() + 1e-2 * gradient.norm()
+        assert (sparse[name] - gradient).norm() <= allowed, name
+
+
+# A trial, without gradients, goes through the checkpoints too.
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
+@pytest.mark.parametrize("backward", ["once", "interleaved"])
+def test_a_checkpoint_of_ones_own_trains_like_dense(reentrant, adapt, backward):
+    model, batch = make_llama(use_cache=False, num_hidden_layers=3).double(), padded_batch(prompt=5)
+    model.enable_input_require_grads()
+    blocks, model = model.model.layers, adapt(model).train()
+    dense = train(model, batch, backward)
+    for block in (blocks[0], blocks[2]):
+        block.forward = _checkpointed(block.forward, reentrant)
+    with sparsify(model):
+        assert_same(dense, train(model, batch, backward), tolerance=1e-5)
+
+
+def test_only_layers_within_a_checkpoint_look_for_their_rows():
+    model, batch = model_with("full", "no"), padded_batch(prompt=5)
+    block = model.model.layers[1]
+    block.forward = _checkpointed(block.forward, reentrant=False)
+    with sparsify(model) as sparsified:
+        model(**batch).loss.backward()  # has the trials, and shows the rows
+        chosen = watch_rows(sparsified)
+        model(**batch)
+    found = [rows is detect for rows in chosen if rows is not None]
+    assert found == [False] * 7 + [True] * 7 + [False] * 2  # of the last layer, only keys and values are not restricted
+
+
+def _checkpointed(forward, reentrant):
+    return lambda x, **kwargs: checkpoint(lambda x: forward(x, **kwargs), x, use_reentrant=reentrant)
+
+
+def test_the_number_of_a_steps_items_divides_the_loss():
+    model, batch = make_llama().double(), padded_batch()
+    assert_same_training(model, batch | {"num_items_in_batch": 100})
+    assert_same_training(model, batch | {"num_items_in_batch": torch.tensor(77)})
+
+
+def test_labels_that_are_shifted_already_train_like_dense():
+    batch = padded_batch()
+    shifted = batch["labels"].roll(-1, 1)
+    assert_same_training(make_llama().double(), batch | {"shift_labels": shifted})
+
+
+def test_a_loss_on_hidden_states_beside_the_models_trains_like_dense():
+    model, batch = make_llama().double(), padded_batch(prompt=5) | {"output_hidden_states": True}
+
+    def gradients():
+        model.zero_grad()
+        out = model(**batch)
+        (out.loss + sum(hidden.square().mean() for hidden in out.hidden_states)).backward()
+        return out.loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    dense = gradients()
+    with sparsify(model):
+        assert_same(dense, gradients(), tolerance=1e-5)
+
+
+def test_outputs_keep_all_but_the_logits():
+    model, batch = make_llama(), padded_batch()
+    dense = model(**batch, output_hidden_states=True)
+    with sparsify(model):
+        out = model(**batch, output_hidden_states=True)
+        loss, *others = model(**batch, return_dict=False)
+    assert type(out) is type(dense)
+    assert out.logits is None
+    assert out.past_key_values.get_seq_length() == 24
+    for one, other in zip(out.hidden_states, dense.hidden_states, strict=True):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(loss, dense.loss)
+    assert [type(other) for other in others] == [type(out.past_key_values)]
+
+
+def test_arguments_by_place_train_like_those_by_name():
+    model, batch = make_llama().double(), padded_batch()
+    expected = loss_and_gradients(model, batch)
+    with sparsify(model):
+        model.zero_grad()
+        loss = model(batch["input_ids"], batch["attention_mask"], labels=batch["labels"]).loss
+        loss.backward()
+    assert_same(expected, (loss.detach(), {name: p.grad for name, p in model.named_parameters()}), 1e-5)
+
+
+def test_a_batch_without_any_label_has_the_dense_loss_and_no_wrong_gradient():
+    model, batch = make_llama(), padded_batch()
+    batch["labels"] = torch.full_like(batch["labels"], IGNORE)
+    with sparsify(model):
+        assert model(**batch).loss.isnan()
+        loss = model(**batch, num_items_in_batch=5).loss
+        loss.backward()
+    assert loss == 0
+    assert all(p.grad.eq(0).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_trainer_trains_the_same_weights(bf16, tmp_path):
+    batch = padded_batch(lengths=(11, 3, 24, 6, 9, 14, 2, 20), prompt=2)
+    examples = [{name: values[row] for name, values in batch.items()} for row in range(8)]
+    args = TrainingArguments(
+        tmp_path, max_steps=2, per_device_train_batch_size=2, gradient_accumulation_steps=2, bf16=bf16, use_cpu=True,
+        report_to=[], save_strategy="no", disable_tqdm=True, learning_rate=1e-3, optim="sgd",
+        eval_strategy="steps", eval_steps=1,
+    )  # fmt: skip
+
+    def trained(around):
+        model = make_llama()
+        trainer = Trainer(model=model, args=args, train_dataset=examples, eval_dataset=examples[:3])
+        with around(model):
+            trainer.train()
+        losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+        return {name: p.detach() for name, p in model.named_parameters()}, torch.tensor(losses)
+
+    dense, dense_losses = trained(contextlib.nullcontext)
+    sparse, sparse_losses = trained(sparsify)
+    start = dict(make_llama().named_parameters())
+    torch.testing.assert_close(sparse_losses, dense_losses, rtol=1e-4, atol=0)
+    for name, weight in dense.items():
+        moved = (weight - start[name].detach()).norm()
+        assert moved > 0
+        assert (weight - sparse[name]).norm() <= (0.05 if bf16 else 1e-3) * moved, name
+
+
+def test_a_model_that_was_wrapped_before_keeps_its_own_loss():
+    model = make_llama()
+    model.forward = wrapper = lambda *args, **kwargs: type(model).forward(model, *args, **kwargs)
+    with sparsify(model):
+        assert model(**padded_batch()).logits is not None
+    assert model.forward is wrapper
+
+
+def test_a_wrapper_put_around_the_sparse_forward_goes_on_without_it():
+    model, batch = make_llama(), padded_batch()
+    with sparsify(model):
+        ours = model.forward
+        model.forward = wrapper = lambda *args, **kwargs: ours(*args, **kwargs)
+        assert model(**batch).logits is None
+    assert model.forward is wrapper
+    assert model(**batch).logits is not None
+
+
+def test_the_signature_stays_visible_and_generation_works():
+    model = make_llama().eval()
+    prompt = {"input_ids": torch.arange(10, 15)[None], "max_new_tokens": 4, "do_sample": False}
+    expected, signature = model.generate(**prompt), inspect.signature(model.forward)
+    with sparsify(model):
+        assert inspect.signature(model.forward) == signature
+        assert torch.equal(model.generate(**prompt), expected)
+
+
+def test_labels_of_another_length_are_refused():
+    model, batch = make_llama(), padded_batch()
+    batch["labels"] = batch["labels"][:, :20]
+    with sparsify(model), pytest.raises(SparsityError, match="80 labels for 96 tokens"):
+        model(**batch)
+
+
+def test_a_block_that_is_used_twice_trains_like_dense():
+    model = make_llama(num_hidden_layers=3).double()
+    model.model.layers[2] = model.model.layers[1]
+    assert_same_training(model, padded_batch(prompt=5) | {"use_cache": False})
+
+
+def test_data_parallel_is_refused():
+    with pytest.raises(SparsityError, match="DistributedDataParallel"):
+        sparsify(nn.DataParallel(make_llama()))
+
+
+def _train_in_one_of_two(rank, folder):
+    """One of two processes: the averaged dense gradients of both, against DistributedDataParallel's own average."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    batch = padded_batch(lengths=((11, 1), (24, 6))[rank], prompt=rank)
+    for wrapped_first in (True, False):
+        model = make_llama().double()
+        dense = loss_and_gradients(model, batch)
+        for gradient in dense[1].values():
+            torch.distributed.all_reduce(gradient)
+            gradient /= 2
+        model.zero_grad()
+        if wrapped_first:
+            model = DistributedDataParallel(model)
+        with sparsify(model):
+            ddp = model if wrapped_first else DistributedDataParallel(model)
+            for _ in range(2):  # the second step uses the buckets that the first one found
+                loss, sparse = loss_and_gradients(ddp, batch)
+        assert_same(dense, (loss, {name.removeprefix("module."): g for name, g in sparse.items()}), 1e-5)
+    torch.distributed.fsdp.fully_shard(unwrapped := make_llama())
+    with pytest.raises(SparsityError, match="sharded"):
+        sparsify(unwrapped)
+    with sparsify(later := make_llama()), pytest.raises(SparsityError, match="sharded"):
+        torch.distributed.fsdp.fully_shard(later)(**batch)
+    # A group whose threads still run when the process ends would abort it.
+    torch.distributed.barrier()
+    del model, ddp, unwrapped, later
+    gc.collect()
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_train_like_dense(tmp_path, monkeypatch):
+    # The new processes import this module by its name.
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    torch.multiprocessing.spawn(_train_in_one_of_two, args=(str(tmp_path),), nprocs=2)
+
+
+def test_what_a_lora_layer_is_made_of_is_looked_up_once_a_forward_pass(monkeypatch):
+    model, batch = model_with("lora", "no"), padded_batch()
+    with sparsify(model):
+        model(**batch)
+        looked_up, plain = [], lora.plain_projection
+        monkeypatch.setattr(lora, "plain_projection", lambda layer: looked_up.append(layer) or plain(layer))
+        model(**batch).loss.backward()
+    assert len(looked_up) == len(set(looked_up)) == 3 * 7
+
+
+def saved_rows(model, batch):
+    """What the linear layers of a forward pass keep: each saved matrix's storage, rows and columns."""
+    saved = []
+
+    def note(tensor):
+        if tensor.dim() == 2 and not tensor.requires_grad:
+            saved.append((tensor.untyped_storage().data_ptr(), len(tensor), tensor.untyped_storage().nbytes() // 4))
+        return tensor
+
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = model(**batch).loss
+    assert loss.requires_grad
+    return [entry for entry in saved if entry[0] not in parameters]
+
+
+@pytest.mark.parametrize(("lengths", "length"), [((7, 5, 3), 24), ((9,), 24)], ids=["ids", "one span"])
+def test_layers_that_read_the_same_input_keep_one_copy_of_its_active_rows(lengths, length):
+    model, batch = make_llama(), padded_batch(lengths=lengths, length=length)
+    active = sum(lengths) - len(lengths)
+    with sparsify(model, keep_logits=True) as sparsified:
+        model(**batch).loss.backward()  # shows the rows
+        # Of an input of 32 columns: for q, k, v; o; gate, up; twice. Of one of 48: for down. And the head's.
+        of_layers = [entry for entry in saved_rows(model, batch) if entry[1] == active]
+        assert sparsified._inputs._kept is None
+    assert len(of_layers) == 15
+    assert sorted(size for _, _, size in set(of_layers)) == [active * 32] * 7 + [active * 48] * 2
+
+
+def test_above_half_of_the_rows_the_input_itself_is_kept():
+    model, batch = make_llama(), padded_batch(lengths=(24, 20, 9))
+    with sparsify(model, keep_logits=True):
+        saved = [entry for entry in saved_rows(model, batch) if entry[1] == 3 * 24]
+    assert {size for _, _, size in saved} == {72 * 32, 72 * 48}
+    assert len({storage for storage, _, size in saved if size == 72 * 48}) == 2
+
+
+def test_what_is_kept_of_an_input_keeps_no_input_alive():
+    kept, rows = KeptInputs(), torch.tensor([1, 2])
+    x = torch.randn(2, 5, 3)
+    first = kept.keep(x, x, rows)
+    assert kept.keep(x, x, rows) is first
+    x.add_(1)
+    assert torch.equal(kept.keep(x, x, rows), x.flatten(0, 1)[1:3])
+    assert kept.keep(x, x, detect).data_ptr() == x.data_ptr()
+    alive = weakref.ref(x)
+    del x
+    assert alive() is None
+
+
+def names_behind_attention(model):
+    behind = layers_behind_attention(model)
+    return {name for name, layer in model.named_modules() if is_linear(layer) and layer in behind}
+
+
+def test_what_is_beside_known_projections_in_attention_computes_all_rows():
+    model = make_llama()
+    attention = model.model.layers[-1].self_attn
+    known = names_behind_attention(model)
+    assert {name.split(".")[-1] for name in known} == {
+        "q_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"
+    }  # fmt: skip
+    attention.b_proj = torch.nn.Linear(4, 4)
+    attention.gate = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    assert names_behind_attention(model) == known
+    attention.conv1d = torch.nn.Conv1d(4, 4, 3)
+    assert names_behind_attention(model) == {"lm_head"}

@@ -1,0 +1,367 @@
+"""The drop-in on each family: dense losses and gradients, on the rows that are promised, or by detection."""
+
+import pytest
+import torch
+from builders import SIZES, make_llama
+from peft import LoraConfig, get_peft_model
+from test_sparsify import assert_same, assert_same_training, loss_and_gradients, padded_batch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    BartConfig,
+    BertConfig,
+    CohereConfig,
+    DistilBertConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
+    MistralConfig,
+    OPTConfig,
+    Phi3Config,
+    PhiConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    RecurrentGemmaConfig,
+    RobertaConfig,
+    TrOCRConfig,
+    XLMConfig,
+    XLNetConfig,
+    xLSTMConfig,
+)
+
+from sebp_edge import sparsify
+from sebp_edge.errors import SparsityError
+from sebp_edge.models.architecture import is_activation, is_linear, is_norm
+from sebp_edge.ops import detect, sparse_rowwise
+from sebp_edge.rows.row_plan import IGNORE, RowPlan
+
+SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+GPT2 = {"vocab_size": 320, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "pad_token_id": 2}
+NO_DROPOUT_GPT2 = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 1}
+BERT = {key: SIZES[key] for key in SIZES if key not in ("num_key_value_heads",)} | {
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "num_labels": 3,
+}
+DISTILBERT = {"vocab_size": 320, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "num_labels": 3}
+NO_DROPOUT_DISTILBERT = {
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "seq_classif_dropout": 0.0,
+    "qa_dropout": 0.0,
+    "pad_token_id": 2,
+}
+
+DECODERS = {
+    "qwen2": lambda: Qwen2Config(**SIZES),
+    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=8),
+    "mistral": lambda: MistralConfig(**SIZES, sliding_window=5),
+    # Its attention is eager: in a window without a real token the dense model itself is NaN, so the window is wide.
+    "gemma2": lambda: Gemma2Config(**SIZES, head_dim=8, sliding_window=24, final_logit_softcapping=1.5),
+    "gemma3": lambda: Gemma3TextConfig(**SIZES, head_dim=8, **SLIDING),
+    "phi": lambda: PhiConfig(**SIZES, resid_pdrop=0.0),
+    "phi3": lambda: Phi3Config(**SIZES),
+    "gpt2": lambda: GPT2Config(**GPT2, **NO_DROPOUT_GPT2),
+    "cohere": lambda: CohereConfig(**SIZES, logit_scale=0.25),
+    "granite": lambda: GraniteConfig(**SIZES, logits_scaling=3.0),
+    "gpt-neox": lambda: GPTNeoXConfig(**(SIZES | {"num_key_value_heads": 4}), hidden_dropout=0.0),
+    "recurrent-gemma": lambda: RecurrentGemmaConfig(**(SIZES | {"num_hidden_layers": 3}), logits_soft_cap=1.5),
+    "xlstm": lambda: xLSTMConfig(
+        vocab_size=320, hidden_size=32, num_hidden_layers=2, num_heads=2, output_logit_soft_cap=1.5, pad_token_id=2,
+        use_cache=False,
+    ),
+    "opt": lambda: OPTConfig(
+        vocab_size=320, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, pad_token_id=2,
+        max_position_embeddings=64, word_embed_proj_dim=32, dropout=0.0,
+    ),
+}  # fmt: skip
+ENCODERS = {
+    "bert": lambda: BertConfig(**BERT),
+    "roberta": lambda: RobertaConfig(**BERT),
+    "distilbert": lambda: DistilBertConfig(**DISTILBERT, **NO_DROPOUT_DISTILBERT),
+}
+# Their head has a bias, which `linear_cross_entropy` does not take.
+KEEP_THEIR_LOSS = ("phi",)
+
+
+def make(kind, config):
+    """A model in training mode, fp64."""
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return kind.from_config(config).double().train()
+
+
+@pytest.fixture(autouse=True)
+def norms_and_activations_too(monkeypatch):
+    """However few rows are left out."""
+    monkeypatch.setattr("sebp_edge.sparse.sparsify._is_worth_it", lambda x, rows: True)
+
+
+def make_decoder(family, **changes):
+    config = DECODERS[family]()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return make(AutoModelForCausalLM, config)
+
+
+def with_lora(model):
+    # GPT-2 keeps its weights transposed, which PEFT must be told.
+    options = {"fan_in_fan_out": model.config.model_type == "gpt2", "init_lora_weights": False}
+    return get_peft_model(model, LoraConfig(r=3, target_modules="all-linear", **options)).double()
+
+
+@pytest.mark.parametrize("adapt", ["full", "lora"])
+@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("prompt", [0, 5])
+def test_decoders_train_like_dense(family, adapt, prompt, monkeypatch):
+    if "gemma" in family:
+        # Their norms compute in fp32, whatever the model's dtype, and so add up their weights' gradients.
+        monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    model = make_decoder(family)
+    if adapt == "lora":
+        model = with_lora(model)
+    assert_same_training(model, padded_batch(prompt=prompt))
+
+
+@pytest.mark.parametrize("family", ["llama", *DECODERS])
+def test_no_row_that_a_decoder_skips_has_a_gradient(family, monkeypatch):
+    monkeypatch.setattr("sebp_edge.ops.rows.VERIFY", True)
+    model = make_llama().double() if family == "llama" else make_decoder(family)
+    for keep_logits in (True, False):
+        with sparsify(model, keep_logits=keep_logits) as sparsified:
+            model(**padded_batch(prompt=5)).loss.backward()  # shows the rows
+            chosen = watch_rows(sparsified)
+            model(**padded_batch(prompt=5)).loss.backward()
+        assert not any(rows is detect for rows in chosen), family
+
+
+def watch_rows(sparsified):
+    """Collects the rows that are given out from now on."""
+    chosen, choose = [], sparsified._rows_for
+
+    def note(layers, x):
+        rows = choose(layers, x)
+        if x.dim() and torch.is_grad_enabled():
+            chosen.append(rows)
+        return rows
+
+    sparsified._rows_for = note
+    return chosen
+
+
+@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
+def test_decoders_return_a_loss_and_no_logits(family, adapt):
+    model = adapt(make_decoder(family)).train()
+    with sparsify(model):
+        out = model(**padded_batch())
+        assert (out.logits is None) == (family not in KEEP_THEIR_LOSS)
+        with torch.no_grad():
+            assert model(**padded_batch()).logits is not None
+        assert model.eval()(**padded_batch()).logits is not None
+
+
+# Those whose last layer has q_proj, o_proj and mlp of its own; of the others it computes all rows.
+RESTRICTED = ("qwen2", "qwen3", "mistral", "gemma2", "gemma3", "granite", "cohere")
+
+
+@pytest.mark.parametrize("family", [*RESTRICTED, "phi", "phi3", "gpt2", "gpt-neox"])
+def test_the_last_layer_computes_loss_rows_only_where_that_is_exact(family):
+    model, batch = make_decoder(family), padded_batch(prompt=5)
+    loss_rows = int((batch["labels"][:, 1:] != IGNORE).sum())
+    blocks = model.base_model.layers if hasattr(model.base_model, "layers") else model.base_model.h
+    inside = next(layer for layer in blocks[-1].mlp.modules() if is_linear(layer))
+    seen = []
+    inside.register_forward_hook(lambda module, args, out: seen.append(args[0].shape[:-1].numel()))
+    with sparsify(model):
+        for _ in range(2):  # the first pass shows the rows
+            model(**batch).loss.backward()
+    assert seen[-1] == (loss_rows if family in RESTRICTED else batch["input_ids"].numel())
+
+
+@pytest.mark.parametrize("padding", ["right", "left", "none", "no mask"])
+@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("head", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
+@pytest.mark.parametrize("adapt", ["full", "lora"])
+def test_encoders_train_like_dense(family, head, padding, adapt):
+    model, batch = make(head, ENCODERS[family]()), encoder_batch(head, padding)
+    if adapt == "lora":
+        model = with_lora(model)
+    assert_same_training(model, batch)
+
+
+def encoder_batch(head, padding="right"):
+    batch = padded_batch(lengths=(24, 24, 24, 24)) if padding == "none" else padded_batch(
+        side="left" if padding == "left" else "right"
+    )  # fmt: skip
+    if head is AutoModelForSequenceClassification:
+        batch["labels"] = torch.tensor([0, 2, 1, 1])
+    else:
+        batch["labels"] = (batch["input_ids"] % 3).masked_fill(batch["labels"] == IGNORE, IGNORE)
+        batch["labels"][:, 2:4] = IGNORE
+    if padding == "no mask":
+        del batch["attention_mask"]
+    return batch
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("head", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
+def test_no_row_that_an_encoder_skips_has_a_gradient(family, head, monkeypatch):
+    monkeypatch.setattr("sebp_edge.ops.rows.VERIFY", True)
+    model, batch = make(head, ENCODERS[family]()), encoder_batch(head)
+    with sparsify(model) as sparsified:
+        model(**batch).loss.backward()  # shows the rows
+        chosen = watch_rows(sparsified)
+        model(**batch).loss.backward()
+    real = int(batch["attention_mask"].sum())
+    read = 4 if head is AutoModelForSequenceClassification else int((batch["labels"] != IGNORE).sum())
+    assert not any(rows is detect for rows in chosen)
+    assert {len(rows.ids) for rows in chosen if rows is not None} == {real, read}
+
+
+@pytest.mark.parametrize(
+    ("head", "labels"),
+    [
+        (AutoModelForMaskedLM, {"labels": padded_batch()["labels"]}),
+        (
+            AutoModelForQuestionAnswering,
+            {"start_positions": torch.ones(4).long(), "end_positions": torch.ones(4).long()},
+        ),
+    ],
+    ids=["masked words", "questions"],
+)
+@pytest.mark.parametrize("family", ENCODERS)
+def test_other_heads_of_encoders_train_like_dense(family, head, labels):
+    config, batch = ENCODERS[family](), padded_batch()
+    config.num_labels = 2
+    model = make(head, config)
+    del batch["labels"]
+    assert_same_training(model, batch | labels)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_an_encoders_causal_head_trains_like_dense_whichever_way_it_looks(causal):
+    model = make(AutoModelForCausalLM, BertConfig(**BERT, is_decoder=causal, use_cache=False))
+    batch = padded_batch()
+    batch["labels"][:, 6:] = IGNORE
+    assert_same_training(model, batch)
+
+
+def test_a_decoders_classifier_trains_like_dense():
+    batch = padded_batch() | {"labels": torch.tensor([0, 2, 1, 1])}
+    config = Qwen3Config(**SIZES, head_dim=8, num_labels=3)
+    assert_same_training(make(AutoModelForSequenceClassification, config), batch)
+
+
+@pytest.mark.parametrize(("chosen", "experts"), [(4, "eager"), (1, "grouped_mm"), (1, "eager")])
+def test_experts_that_see_as_many_rows_as_there_are_train_like_dense(chosen, experts):
+    sizes = {"num_experts": 4, "num_experts_per_tok": chosen, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
+    model = make(AutoModelForCausalLM, Qwen3MoeConfig(**SIZES, head_dim=8, **sizes)).float()
+    model.set_experts_implementation(experts)
+    batch = padded_batch(prompt=5)
+    dense = loss_and_gradients(model, batch)
+    with sparsify(model, keep_logits=True):
+        assert_same(dense, loss_and_gradients(model, batch), tolerance=2e-5)
+
+
+HALF = {"vocab_size": 320, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+XLM = {"vocab_size": 320, "emb_dim": 32, "n_layers": 2, "n_heads": 4, "dropout": 0.0, "attention_dropout": 0.0}
+# Called causal, but their labels are not the next tokens', or their rows see later ones.
+CALLED_CAUSAL = {
+    "bart": lambda: BartConfig(**HALF, dropout=0.0, is_decoder=True, is_encoder_decoder=False),
+    "trocr": lambda: TrOCRConfig(**HALF, dropout=0.0),
+    "xlm": lambda: XLMConfig(**XLM),
+    "xlnet": lambda: XLNetConfig(vocab_size=320, d_model=32, n_layer=2, n_head=4, d_inner=48, dropout=0.0),
+}
+
+
+@pytest.mark.parametrize("family", CALLED_CAUSAL)
+@pytest.mark.parametrize("keep_logits", [True, False])
+def test_what_is_called_causal_and_is_not_trains_like_dense(family, keep_logits, caplog):
+    model, batch = make(AutoModelForCausalLM, CALLED_CAUSAL[family]()), padded_batch(prompt=5)
+    # Later rows carry gradient though none behind has a label.
+    batch["labels"][:, 9:] = IGNORE
+    dense = loss_and_gradients(model, batch)
+    with sparsify(model, keep_logits=keep_logits):
+        for _ in range(2):
+            assert_same(dense, loss_and_gradients(model, batch), tolerance=1e-10)
+    assert sum("Rows are found in the backward pass" in record.message for record in caplog.records) == 1
+
+
+def test_where_a_trial_of_its_rows_fails_they_are_found(caplog):
+    model, batch = make_llama().double(), padded_batch(prompt=5)
+    own = model.forward
+
+    def refusing(input_ids, **inputs):
+        if len(input_ids) == 2:
+            raise ValueError("two sequences")
+        return own(input_ids, **inputs)
+
+    model.forward = refusing
+    assert_same_training(model, batch)
+    assert "a trial batch failed (ValueError)" in caplog.text
+
+
+def test_a_model_that_sees_later_tokens_gives_no_losses_of_next_ones():
+    model, batch = make(AutoModelForCausalLM, XLMConfig(**XLM)), padded_batch()
+    with sparsify(model) as sparsified, pytest.raises(SparsityError, match="XLMWithLMHeadModel sees later tokens"):
+        sparsified.row_losses(batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_norms_and_activations_leave_rows_out(family, monkeypatch):
+    ran = []
+
+    def noted(function, x, rows):
+        ran.append(function.__self__)
+        return sparse_rowwise(function, x, rows)
+
+    monkeypatch.setattr("sebp_edge.sparse.sparsify.sparse_rowwise", noted)
+    model, batch = make_llama().double(), padded_batch()
+    if family == "bert":
+        head = AutoModelForSequenceClassification
+        model, batch = make(head, ENCODERS["bert"]()), encoder_batch(head)
+    with sparsify(model, keep_logits=True):
+        model(**batch).loss.backward()  # shows the rows
+        assert not ran
+        model(**batch).loss.backward()
+    # Two in each of two layers, and one before or behind them.
+    assert [sum(map(is_one, ran)) for is_one in (is_norm, is_activation)] == [5, 2]
+
+
+@pytest.mark.parametrize("router_loss", [True, False])
+def test_experts_train_like_dense_and_keep_their_routers_loss(router_loss):
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
+    config = Qwen3MoeConfig(**SIZES, head_dim=8, **experts, output_router_logits=router_loss, router_aux_loss_coef=0.5)
+    model = make(AutoModelForCausalLM, config)
+    model.set_experts_implementation("eager")
+    assert_same_training(model, padded_batch(prompt=5))
+    with sparsify(model):
+        assert (model(**padded_batch()).logits is not None) == router_loss
+
+
+def test_a_loss_function_of_ones_own_is_kept(caplog):
+    model = make_llama().double()
+    model.loss_function = lambda logits, labels, vocab_size, **others: logits.square().mean()
+    assert_same_training(model, padded_batch())
+    assert "labels are not the next tokens" in caplog.text
+    with sparsify(model):
+        assert model(**padded_batch()).logits is not None
+
+
+def test_another_loss_of_the_next_tokens_is_kept_and_its_rows_are_read_off_labels(caplog):
+    model, own = make_llama().double(), make_llama().loss_function
+    model.loss_function = lambda *inputs, **others: 2 * own(*inputs, **others)
+    assert_same_training(model, padded_batch(prompt=5))
+    caplog.clear()
+    with sparsify(model):
+        assert model(**padded_batch()).logits is not None
+        model(**padded_batch())
+    (record,) = caplog.records
+    assert "differ" in record.message

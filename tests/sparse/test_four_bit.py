@@ -1,0 +1,133 @@
+"""LoRA on a base in 4 bits: PEFT's outputs and gradients, without its extra passes."""
+
+import pytest
+import torch
+from builders import make_llama, row_losses
+from peft import LoraConfig, get_peft_model
+from test_sparsify import loss_and_gradients, padded_batch
+from torch import nn
+
+from sebp_edge import sparsify
+from sebp_edge.errors import SparsityError
+from sebp_edge.models.lora import plain_projection
+from sebp_edge.ops import QuantisedWeight
+from sebp_edge.rows.row_plan import RowPlan
+from sebp_edge.sparse.hoist import Hoisted
+
+bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
+
+
+def in_4_bits(linear, compute_dtype, **changes):
+    """A layer's weights in bitsandbytes' 4 bits."""
+    options = {"quant_type": "nf4", "compute_dtype": compute_dtype} | changes
+    packed = bnb.nn.Linear4bit(linear.in_features, linear.out_features, linear.bias is not None, **options)
+    packed.load_state_dict(linear.state_dict())
+    return packed.to(linear.weight.device)  # which is when it packs them
+
+
+def four_bit_llama(compute_dtype=torch.float32, dtype=torch.float32, **changes):
+    """A tiny Llama with every projection in 4 bits, and an adapter on each."""
+    model = make_llama(attention_bias=True)
+    for block in model.model.layers:
+        for part in (block.self_attn, block.mlp):
+            for name, layer in list(part.named_children()):
+                if type(layer) is nn.Linear:
+                    nn.init.normal_(layer.weight, std=0.2)
+                    part.add_module(name, in_4_bits(layer, compute_dtype, **changes))
+    model.to(dtype)
+    model.is_loaded_in_4bit = True
+    config = LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False)
+    return get_peft_model(model, config)
+
+
+def lora_layers(model):
+    return [module for module in model.modules() if hasattr(module, "lora_A")]
+
+
+def assert_close(found, expected, tolerance=2e-5):
+    assert found.keys() == expected.keys()
+    for name, truth in expected.items():
+        assert truth.norm() > 0, name
+        assert (found[name] - truth).norm() <= tolerance * truth.norm(), name
+
+
+@pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
+@pytest.mark.parametrize("compress_statistics", [True, False])
+def test_every_projection_is_plain_and_its_matrix_is_the_one_that_was_packed(quant_type, compress_statistics):
+    model = four_bit_llama(quant_type=quant_type, compress_statistics=compress_statistics)
+    projections = [plain_projection(layer) for layer in lora_layers(model)]
+    assert len(projections) == 14
+    for projection, layer in zip(projections, lora_layers(model), strict=True):
+        assert isinstance(projection.weight, QuantisedWeight)
+        base = layer.base_layer
+        assert projection.weight.dtype == torch.float32
+        matrix = torch.empty(base.out_features, base.in_features)
+        projection.weight.dequantise(matrix)
+        # One row of the identity at a time gives the matrix by the layer's own product.
+        bias = 0 if base.bias is None else base.bias
+        torch.testing.assert_close(matrix.T, base(torch.eye(base.in_features)) - bias, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_that_a_merge_has_put_there_are_the_ones_that_are_computed_with():
+    model, batch = four_bit_llama(), padded_batch()
+    with sparsify(model):
+        loss_and_gradients(model, batch)
+        with pytest.warns(UserWarning, match="4-bit"):
+            model.merge_adapter()
+            model.unmerge_adapter()
+        found_loss, found = loss_and_gradients(model, batch)
+    expected_loss, expected = loss_and_gradients(model, batch)
+    torch.testing.assert_close(found_loss, expected_loss)
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("prompt", [0, 5])
+def test_the_drop_in_trains_as_peft_does(prompt):
+    model, batch = four_bit_llama(), padded_batch(prompt=prompt)
+    expected_loss, expected = loss_and_gradients(model, batch)
+    with sparsify(model) as sparsified:
+        assert [layer for layer in lora_layers(model) if "forward" in vars(layer)] == lora_layers(model)
+        for _ in range(2):  # the first pass shows the rows
+            found_loss, found = loss_and_gradients(model, batch)
+    assert sparsified.layers == {}
+    torch.testing.assert_close(found_loss, expected_loss)
+    assert_close(found, expected)
+
+
+def test_hoisted_rows_train_as_peft_does():
+    model, batch = four_bit_llama(), padded_batch()
+    expected_loss, expected = loss_and_gradients(model, batch)
+    model.zero_grad()
+    with Hoisted(model) as hoisted:
+        loss = row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"])).mean()
+        loss.backward()
+    torch.testing.assert_close(loss.detach(), expected_loss)
+    assert_close({name: p.grad for name, p in model.named_parameters() if p.grad is not None}, expected)
+
+
+def test_a_layer_that_computes_in_another_dtype_is_pefts():
+    model, batch = four_bit_llama(compute_dtype=torch.float32, dtype=torch.bfloat16), padded_batch()
+    expected_loss, expected = loss_and_gradients(model, batch)
+    with sparsify(model):
+        found_loss, found = loss_and_gradients(model, batch)
+    assert torch.equal(found_loss, expected_loss)
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).norm() <= 1e-4 * gradient.norm(), name
+
+
+def test_weights_that_were_packed_for_inference_on_the_cpu_are_refused():
+    model = four_bit_llama()
+    attention = model.config._attn_implementation
+    lora_layers(model)[9].base_layer.weight.quant_state.packing_format_for_cpu = True
+    for level in (sparsify, Hoisted):
+        with pytest.raises(SparsityError, match=r"packed this model's 4-bit weights .* keep it in training mode"):
+            level(model)
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert model.config._attn_implementation == attention
+
+
+def test_a_layer_that_was_not_told_what_to_compute_in_is_plain_from_its_first_call_on():
+    model = four_bit_llama(compute_dtype=None)
+    assert not any(plain_projection(layer) for layer in lora_layers(model))
+    model(**padded_batch())
+    assert all(plain_projection(layer) for layer in lora_layers(model))

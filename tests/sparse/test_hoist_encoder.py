@@ -1,0 +1,406 @@
+"""Hoisted encoders: the padded model's losses and gradients, no sequence that sees another, and dropout as it is."""
+
+import copy
+
+import pytest
+import torch
+from builders import ENCODER_HEADS, ENCODER_SIZES, make_encoder, make_encoder_batch, make_llama
+from peft import LoraConfig, get_peft_model
+from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification, BertModel
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from sebp_edge.errors import SparsityError
+from sebp_edge.rows.buckets import Bucket
+from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.sparse.hoist_encoder import HoistedEncoder
+
+FAMILIES = ("bert", "roberta", "distilbert")
+# Heads of 32, which our attention kernels take, and positions for longer texts.
+WIDE = {"hidden_size": 128, "max_position_embeddings": 256}
+WIDER = {"bert": WIDE, "roberta": WIDE, "distilbert": {"dim": 128, "max_position_embeddings": 256}}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request):
+    return request.param
+
+
+@pytest.fixture(params=ENCODER_HEADS)
+def head(request):
+    return request.param
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same_gradients(found, expected, tolerance=1e-5):
+    assert found.keys() == expected.keys()
+    largest = max(gradient.norm() for gradient in expected.values())
+    for name, gradient in expected.items():
+        difference = (gradient - found[name]).norm()
+        # A key's bias has no gradient in exact arithmetic.
+        assert difference <= tolerance * gradient.norm() + 0.1 * tolerance * largest, name
+
+
+def assert_same_training(model, batch, tolerance=1e-5):
+    expected = model(**batch).loss
+    wanted = gradients(model, expected)
+    with HoistedEncoder(model) as hoisted:
+        found = hoisted.losses(batch).mean()
+        gradient = gradients(model, found)
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=0.0)
+    assert_same_gradients(gradient, wanted, tolerance)
+
+
+@pytest.mark.parametrize("adapt", ["full", "lora"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_losses_and_gradients_are_the_padded_dense_ones(family, head, adapt, dtype):
+    model = make_encoder(family, head)
+    if adapt == "lora":
+        model = get_peft_model(model, LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False))
+    assert_same_training(model.to(dtype), make_encoder_batch(family, head))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("task", ["SEQ_CLS", "TOKEN_CLS"])
+def test_adapters_with_a_trained_head_train_like_dense(family, task, dropout):
+    targets = ["query", "value", "q_lin", "v_lin"]
+    config = LoraConfig(r=3, task_type=task, target_modules=targets, init_lora_weights=False, lora_dropout=dropout)
+    head = {"SEQ_CLS": "sequence", "TOKEN_CLS": "token"}[task]
+    # In evaluation, where a LoRA layer with dropout is PEFT's own and drops nothing.
+    model = get_peft_model(make_encoder(family, head), config).double().eval()
+    assert_same_training(model, make_encoder_batch(family, head))
+
+
+@pytest.mark.parametrize("lengths", [(1,), (20,), (1, 1, 1), (20, 3, 20, 1, 7)])
+def test_batches_of_any_lengths_train_like_dense(family, head, lengths):
+    # The middle token of three has no label; a batch without any label has no loss.
+    assert_same_training(make_encoder(family, head).double(), make_encoder_batch(family, head, lengths))
+
+
+@pytest.mark.parametrize("labels", [[0.5, -2.0, 100.0, 3.0], [[1.0], [2.0], [3.0], [-100.0]], [1, 0, 5, 2]])
+def test_a_regression_trains_like_dense(family, labels):
+    model = make_encoder(family, "sequence", num_labels=1).double()
+    batch = make_encoder_batch(family, "sequence") | {"labels": torch.tensor(labels)}
+    # Whole numbers are no target of the dense model's own loss.
+    dense = batch | {"labels": batch["labels"].double()}
+    wanted = gradients(model, model(**dense).loss)
+    with HoistedEncoder(model) as hoisted:
+        found = gradients(model, hoisted.losses(batch).mean())
+    assert_same_gradients(found, wanted)
+
+
+def test_sequences_without_a_label_have_no_loss(family):
+    batch = make_encoder_batch(family, "sequence")
+    batch["labels"][1] = IGNORE
+    assert_same_training(make_encoder(family, "sequence").double(), batch)
+
+
+def test_padding_may_be_anywhere_where_the_head_reads_labelled_tokens(family):
+    batch = make_encoder_batch(family, "token", (20, 20, 20))
+    mask = torch.ones(3, 20, dtype=torch.int64)
+    mask[0, :7], mask[1, 5:9], mask[2, ::2] = 0, 0, 0
+    batch = batch | {"attention_mask": mask, "labels": batch["labels"].masked_fill(mask == 0, IGNORE)}
+    assert_same_training(make_encoder(family, "token").double(), batch)
+
+
+def test_a_padding_token_within_a_text_counts_as_the_model_counts_it(family, head):
+    batch = make_encoder_batch(family, head)
+    batch["input_ids"][0, 3], batch["input_ids"][2, 1] = 2, 2
+    assert_same_training(make_encoder(family, head).double(), batch)
+
+
+def test_without_a_mask_all_tokens_are_real(family, head):
+    batch = make_encoder_batch(family, head, (20, 20))
+    del batch["attention_mask"]
+    assert_same_training(make_encoder(family, head).double(), batch)
+
+
+def test_inputs_that_a_family_ignores_change_nothing():
+    batch = make_encoder_batch("distilbert", "sequence")
+    types = {"token_type_ids": torch.ones_like(batch["input_ids"])}
+    assert_same_training(make_encoder("distilbert", "sequence").double(), batch)
+    with torch.no_grad(), HoistedEncoder(make_encoder("distilbert", "sequence")) as hoisted:
+        assert torch.equal(hoisted.losses(batch), hoisted.losses(batch | types))
+
+
+def test_a_sequence_never_sees_its_neighbour(family, head):
+    model, batch = make_encoder(family, head), make_encoder_batch(family, head)
+    secret = batch | {"input_ids": batch["input_ids"].clone()}
+    secret["input_ids"][2, :16] = torch.arange(100, 116)
+    table = model.get_input_embeddings().weight
+    with HoistedEncoder(model) as hoisted:
+        others = hoisted.tokens(batch).sequences != 2
+
+        def seen(batch):
+            losses = hoisted.losses(batch)
+            return losses.detach(), torch.autograd.grad(losses[others].sum(), table)[0]
+
+        (before, gradient), (after, gradient_after) = seen(batch), seen(secret)
+    assert torch.equal(before[others], after[others])
+    assert not torch.equal(before[~others], after[~others])
+    assert torch.equal(gradient, gradient_after)
+
+
+@pytest.mark.parametrize("bucket", [Bucket(64, 8, 32, 40), Bucket(33, 4, 16, 33), Bucket(200, 5, 16, 70)])
+def test_filler_changes_no_loss_and_no_gradient(family, head, bucket):
+    model = make_encoder(family, head).double()
+    with HoistedEncoder(model) as hoisted:
+        tokens = hoisted.tokens(make_encoder_batch(family, head))
+        expected = hoisted.row_losses(tokens)
+        wanted = gradients(model, expected.mean())
+        filled = tokens.filled(bucket)
+        losses = hoisted.row_losses(filled)
+        found = gradients(model, (filled.weighted(1 / len(expected)).weights * losses).sum())
+    assert filled.sizes == bucket._replace(sequences=bucket.slots)
+    torch.testing.assert_close(losses[filled.weights > 0], expected)
+    assert_same_gradients(found, wanted)
+
+
+def test_behind_the_last_attention_only_rows_that_the_head_reads_are_computed(family, head):
+    model, batch = make_encoder(family, head), make_encoder_batch(family, head)
+    blocks = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
+    seen = {}
+    for number, block in enumerate(blocks):
+        norm = getattr(block, "output_layer_norm", None) or block.output.LayerNorm
+        norm.register_forward_hook(lambda _, inputs, __, number=number: seen.update({number: inputs[0].shape[:2]}))
+    with torch.no_grad(), HoistedEncoder(model) as hoisted:
+        losses = hoisted.losses(batch)
+    assert seen == {0: (1, 33), 1: (len(losses), 1)}
+    assert len(losses) == int((batch["labels"] != IGNORE).sum())
+
+
+def test_removing_gives_the_model_back(family, head):
+    model, batch = make_encoder(family, head).eval(), make_encoder_batch(family, head)
+    before = model(**batch)
+    with HoistedEncoder(model) as hoisted:
+        hoisted.losses(batch)
+        with pytest.raises(SparsityError, match="call a hoisted model through its handle"):
+            model(**batch)
+    hoisted.remove()
+    assert model.config._attn_implementation == "sdpa"
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert torch.equal(before.logits, model(**batch).logits)
+
+
+def test_a_head_that_is_still_zero_is_hoisted(family):
+    model = make_encoder(family, "sequence")
+    last = list(model.parameters())[-2:]
+    with torch.no_grad():
+        for parameter in last:
+            parameter.zero_()
+    assert_same_training(model, make_encoder_batch(family, "sequence"))
+
+
+def test_in_bf16_by_autocast_gradients_err_no_more_than_dense(family):
+    model, batch = make_encoder(family, "sequence"), make_encoder_batch(family, "sequence")
+    exact = gradients(model, model(**batch).loss)
+    with torch.autocast("cpu", torch.bfloat16):
+        dense = gradients(model, model(**batch).loss)
+        with HoistedEncoder(model) as hoisted:
+            found = gradients(model, hoisted.losses(batch).mean())
+    largest = max(gradient.norm() for gradient in exact.values())
+    for name, truth in exact.items():
+        allowed = 2 * (dense[name] - truth).norm() + 1e-2 * truth.norm() + 1e-3 * largest
+        assert (found[name] - truth).norm() <= allowed, name
+
+
+DRAWS = 400
+
+
+def logits_by_dropout(model, batch, hoisted):
+    """The logits of many draws: [draws, B, L]."""
+    with torch.no_grad():
+        if not hoisted:
+            inputs = {name: values for name, values in batch.items() if name != "labels"}
+            return torch.stack([model(**inputs).logits for _ in range(DRAWS)])
+        with HoistedEncoder(model) as rows:
+            tokens = rows.tokens(batch)
+            return torch.stack([rows.row_logits(tokens) for _ in range(DRAWS)])
+
+
+@pytest.mark.parametrize("attention_only", [True, False])
+def test_dropout_gives_the_padded_model_s_distribution(family, attention_only):
+    drop = {"attention_dropout" if family == "distilbert" else "attention_probs_dropout_prob": 0.5}
+    model = make_encoder(family, "sequence", **drop) if attention_only else make_encoder(family, "sequence", 0.3)
+    batch = make_encoder_batch(family, "sequence", (9, 3, 16))
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        dense, found = (logits_by_dropout(model, batch, hoisted) for hoisted in (False, True))
+    assert float(dense.std(dim=0).min()) > 0
+    # Five standard errors of a difference of means; of deviations, about five of theirs.
+    error = ((dense.var(dim=0) + found.var(dim=0)) / DRAWS).sqrt()
+    assert bool(((dense.mean(dim=0) - found.mean(dim=0)).abs() <= 5 * error).all())
+    torch.testing.assert_close(found.std(dim=0), dense.std(dim=0), rtol=0.25, atol=0.0)
+
+
+def test_without_training_mode_nothing_is_dropped(family):
+    model, batch = make_encoder(family, "sequence", 0.5), make_encoder_batch(family, "sequence")
+    with torch.no_grad(), HoistedEncoder(model) as hoisted:
+        assert not torch.equal(hoisted.losses(batch), hoisted.losses(batch))
+        model.eval()
+        assert torch.equal(hoisted.losses(batch), hoisted.losses(batch))
+
+
+def changed(head="sequence", **changes):
+    batch = make_encoder_batch("bert", head) | changes
+    return {name: values for name, values in batch.items() if values is not None}
+
+
+REFUSED = {
+    "no labels": (lambda: changed(labels=None), "input_ids and labels must be there"),
+    "own positions": (lambda: changed(position_ids=torch.zeros(4, 20)), "The batch has .*position_ids; expected"),
+    "lists": (lambda: changed(labels=[0, 1, 2, 0]), "labels is a list; expected a tensor"),
+    "one text": (lambda: {"input_ids": torch.zeros(3), "labels": torch.zeros(3)}, "expected sequences and positions"),
+    "a mask for attention": (lambda: changed(attention_mask=torch.ones(4, 1, 20, 20)), r"attention_mask .* \(4, 20\)"),
+    "labels of another batch": (lambda: changed(labels=torch.zeros(3)), r"labels has the shape \(3,\)"),
+    "labels of tokens": (lambda: changed("token"), r"labels has the shape \(4, 20\); .* \(4,\) or \(4, 1\)"),
+    "a label too many": (lambda: changed(labels=torch.tensor([0, 1, 3, 2])), "not a whole number from 0 to 2"),
+    "a negative label": (lambda: changed(labels=torch.tensor([0, 1, -1, 2])), "not a whole number from 0 to 2"),
+    "half a label": (lambda: changed(labels=torch.tensor([0.5, 1, 0, 2])), "not a whole number from 0 to 2"),
+    "padding on the left": (
+        lambda: changed(attention_mask=torch.tensor([[0] + [1] * 19] * 4)),
+        "The first token of a sequence, which the head reads, is padding",
+    ),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_batches_of_another_form_are_refused(why):
+    make, message = REFUSED[why]
+    with HoistedEncoder(make_encoder("bert", "sequence")) as hoisted, pytest.raises(SparsityError, match=message):
+        hoisted.losses(make())
+
+
+def test_labelled_padding_is_refused():
+    batch = changed("token", labels=torch.zeros(4, 20, dtype=torch.int64))
+    with (
+        HoistedEncoder(make_encoder("bert", "token")) as hoisted,
+        pytest.raises(SparsityError, match="A label stands where the attention mask is 0"),
+    ):
+        hoisted.losses(batch)
+
+
+def test_texts_longer_than_the_table_of_positions_are_refused(family):
+    model = make_encoder(family, "sequence", max_position_embeddings=24)
+    with HoistedEncoder(model) as hoisted:
+        hoisted.losses(make_encoder_batch(family, "sequence", (3, 20), 300))
+        with pytest.raises(SparsityError, match="the model has 24 positions; truncate"):
+            hoisted.losses(make_encoder_batch(family, "sequence", (3, 25), 300))
+
+
+def test_other_models_are_refused():
+    encoder = BertModel(BertConfig(**ENCODER_SIZES))
+    for model in (make_llama(), encoder):
+        with pytest.raises(SparsityError, match=f"{type(model).__name__} is not BERT, RoBERTa or DistilBERT"):
+            HoistedEncoder(model)
+    several = make_encoder("bert", "sequence", problem_type="multi_label_classification")
+    with pytest.raises(SparsityError, match="have one label each"):
+        HoistedEncoder(several)
+
+
+class MeanBertForSequenceClassification(BertForSequenceClassification):
+    """A head that reads more than the first token."""
+
+    def forward(self, **inputs):
+        hidden_BTD = self.bert(**inputs).last_hidden_state
+        return SequenceClassifierOutput(logits=self.classifier(hidden_BTD.mean(dim=1)))
+
+
+def test_a_head_that_reads_other_tokens_is_refused_and_left_as_it_was():
+    model = MeanBertForSequenceClassification(BertConfig(**ENCODER_SIZES, num_labels=3))
+    with pytest.raises(SparsityError, match="does not run on rows alone, sparsify it instead: on a trial batch"):
+        HoistedEncoder(model)
+    assert model.config._attn_implementation == "sdpa"
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_new_head_of_one_label_in_bf16_is_not_refused_for_its_rounding(family, seed):
+    model = make_encoder(family, "sequence", num_labels=1)
+    batch = make_encoder_batch(family, "sequence")
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        # A bias such that logits are next to zero.
+        logits = model(batch["input_ids"], batch["attention_mask"]).logits
+        list(model.parameters())[-1].sub_(logits.mean() * (1 + 0.01 * torch.randn(1, generator=draw)))
+    with HoistedEncoder(model.to(torch.bfloat16)) as hoisted:
+        assert bool(hoisted.losses(batch).isfinite().all())
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing_is_refused(family, use_reentrant):
+    model = make_encoder(family, "sequence")
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": use_reentrant})
+    with (
+        HoistedEncoder(model) as hoisted,
+        pytest.raises(SparsityError, match="does not run under gradient checkpointing"),
+    ):
+        hoisted.losses(make_encoder_batch(family, "sequence")).mean().backward()
+
+
+def test_a_model_is_hoisted_once():
+    model = make_encoder("bert", "sequence")
+    with HoistedEncoder(model) as hoisted:
+        with pytest.raises(SparsityError, match="call a hoisted model through its handle"):
+            HoistedEncoder(model)
+        hoisted.losses(make_encoder_batch("bert", "sequence"))
+
+
+# All by our own kernels; some by torch's flash attention.
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+@pytest.mark.parametrize("lengths", [(90, 1, 128, 33), (200, 17, 129, 1)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_gradients_on_a_gpu_err_no_more_than_dense(family, head, lengths, dtype):
+    model = make_encoder(family, head, **WIDER[family]).to("cuda", dtype)
+    batch = {name: values.cuda() for name, values in make_encoder_batch(family, head, lengths, 240).items()}
+    exact_model = copy.deepcopy(model).double()
+    exact = gradients(exact_model, exact_model(**batch).loss)
+    dense = gradients(model, model(**batch).loss)
+    with HoistedEncoder(model) as hoisted:
+        found = gradients(model, hoisted.losses(batch).mean())
+    largest = max(gradient.norm() for gradient in exact.values())
+    for name, truth in exact.items():
+        allowed = 2 * (dense[name] - truth).norm() + 1e-2 * truth.norm() + 1e-4 * largest
+        assert (found[name] - truth).norm() <= allowed, name
+
+
+class PenalisedForTokenClassification(BertForTokenClassification):
+    """Named like a head that looks at labelled tokens only, with a penalty on other hidden states or logits."""
+
+    def __init__(self, config, penalty):
+        super().__init__(config)
+        self.penalty = penalty
+
+    def forward(self, *args, labels=None, **inputs):
+        output = super().forward(*args, labels=labels, **inputs, output_hidden_states=True)
+        if labels is not None:
+            output.loss = output.loss + 0.1 * self.penalty(output)
+        return output
+
+
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        lambda output: output.hidden_states[1].abs().mean(),
+        lambda output: (output.logits[:, 1:] * output.logits[:, :-1]).sum(-1).square().mean(),
+    ],
+    ids=["hidden states", "neighbours' logits"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_head_with_a_loss_of_its_own_is_refused(penalty, dtype):
+    config = make_encoder("bert", "token").config
+    torch.manual_seed(0)
+    model = PenalisedForTokenClassification(config, penalty).to(dtype)
+    # As large as after some training.
+    model.classifier.weight.data *= 30
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(SparsityError, match="its loss is not that of its logits at labels"):
+        HoistedEncoder(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all("forward" not in vars(module) for module in model.modules())

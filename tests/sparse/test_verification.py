@@ -1,0 +1,249 @@
+"""Rows that labels and masks leave out are believed once a backward pass has shown them to carry no gradient."""
+
+import logging
+
+import pytest
+import torch
+from builders import SIZES, make_llama
+from test_dropin_families import ENCODERS, encoder_batch
+from test_sparsify import assert_same, padded_batch, with_lora
+from torch import nn
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from sebp_edge import sparsify
+from sebp_edge.errors import SparsityError
+from sebp_edge.ops import detect
+from sebp_edge.rows.row_plan import IGNORE
+
+
+class MeanPooledForSequenceClassification(BertForSequenceClassification):
+    """Named like a head that reads the first token, but reads all of them."""
+
+    def forward(self, input_ids, attention_mask, labels=None, **inputs):
+        hidden_BTD = self.bert(input_ids, attention_mask=attention_mask).last_hidden_state
+        mask_BT1 = attention_mask[..., None].to(hidden_BTD.dtype)
+        logits = self.classifier((hidden_BTD * mask_BT1).sum(1) / mask_BT1.sum(1))
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class CoupledForTokenClassification(BertForTokenClassification):
+    """Named like a head that reads labelled tokens alone, but scores neighbours together, as a CRF does."""
+
+    def forward(self, input_ids, attention_mask, labels=None, **inputs):
+        output = super().forward(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
+        real_BT = attention_mask.bool()
+        pairs = (output.logits[:, 1:] * output.logits[:, :-1]).sum(-1)[real_BT[:, 1:]]
+        output.loss = output.loss + 0.1 * pairs.square().mean()
+        return output
+
+
+class RolledForTokenClassification(BertForTokenClassification):
+    """Adds each embedding to that of the next token, and the last one, which may be of padding, to the first."""
+
+    def forward(self, input_ids, attention_mask, labels=None, **inputs):
+        embedded = self.get_input_embeddings()(input_ids)
+        embedded = embedded + embedded.roll(1, dims=1)
+        return super().forward(inputs_embeds=embedded, attention_mask=attention_mask, labels=labels)
+
+
+class PenalisedForCausalLM(LlamaForCausalLM):
+    """Named like a causal decoder, with a penalty on hidden states of all rows, padding too."""
+
+    def forward(self, input_ids, labels=None, **inputs):
+        output = super().forward(input_ids=input_ids, labels=labels, output_hidden_states=True, **inputs)
+        output.loss = output.loss + 1e-2 * output.hidden_states[-2].square().mean()
+        output.hidden_states = None
+        return output
+
+
+def make(kind, config):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return kind(config).double().train()
+
+
+def train(model, batch, loss_of=lambda output: output["loss"]):
+    model.zero_grad()
+    loss = loss_of(model(**batch))
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def bert(kind):
+    config = ENCODERS["bert"]()
+    config.num_labels = 3
+    return make(kind, config)
+
+
+def on_logits(output):
+    return output.loss + output.logits.square().mean()
+
+
+CASES = {
+    "another loss on logits": (lambda: make_llama().double(), {}, on_logits),
+    "another loss on logits, LoRA": (lambda: with_lora(make_llama()), {}, on_logits),
+    "mean pooling": (lambda: bert(MeanPooledForSequenceClassification), {"labels": torch.tensor([0, 2, 1, 1])}, None),
+    "coupled tokens": (lambda: bert(CoupledForTokenClassification), encoder_batch(None), None),
+    "rolled embeddings": (lambda: bert(RolledForTokenClassification), encoder_batch(None), None),
+    "penalty on hidden states": (lambda: make(PenalisedForCausalLM, LlamaConfig(**SIZES)), {}, None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_that_carry_gradient_after_all_are_computed_from_the_first_pass_on(case, caplog):
+    make_model, others, loss_of = CASES[case]
+    model, batch = make_model(), padded_batch(prompt=5) | others
+    loss_of = loss_of or (lambda output: output["loss"])
+    dense = train(model, batch, loss_of)
+    with sparsify(model, keep_logits=True), caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert_same(dense, train(model, batch, loss_of), tolerance=1e-9)
+    assert caplog.text.count("From now on rows are found in the backward pass") == 1
+
+
+def test_a_claim_is_shown_again_where_other_kinds_of_rows_are_left_out():
+    model = make_llama().double()
+    whole = padded_batch(lengths=(24, 24, 24))
+    padded, with_prompt = padded_batch(), padded_batch(prompt=5)
+    with sparsify(model, keep_logits=True) as sparsified:
+        for batch in (whole, padded, with_prompt):
+            assert found_rows(sparsified, model, batch), "the first of its kind"
+            assert not found_rows(sparsified, model, batch), "shown"
+
+
+def test_a_backward_pass_of_a_part_shows_nothing():
+    model, batch = make_llama().double(), padded_batch()
+    last = model.model.layers[-1].mlp.down_proj.weight
+    with sparsify(model, keep_logits=True) as sparsified:
+        torch.autograd.grad(model(**batch).loss, last)
+        assert found_rows(sparsified, model, batch)
+
+
+def test_an_evaluation_shows_nothing_about_a_training_step():
+    model, batch = make_llama().double(), padded_batch()
+    with sparsify(model, keep_logits=True) as sparsified:
+        model.eval()
+        assert found_rows(sparsified, model, batch)
+        model.train()
+        assert found_rows(sparsified, model, batch)
+
+
+def test_a_hook_that_is_added_later_has_its_calls_checked():
+    model, batch = make_llama().double(), padded_batch(prompt=5)
+    kept = []
+
+    def train_with_penalty():
+        kept.clear()
+        model.zero_grad()
+        loss = model(**batch).loss + 1e-2 * sum(hidden.square().mean() for hidden in kept)
+        loss.backward()
+        return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    def keep(module, inputs, output):
+        kept.append(output)
+
+    handle = model.model.layers[0].register_forward_hook(keep)
+    dense = train_with_penalty()
+    handle.remove()
+    with sparsify(model, keep_logits=True):
+        for _ in range(2):
+            train(model, batch)
+        model.model.layers[0].register_forward_hook(keep)
+        for _ in range(2):
+            assert_same(dense, train_with_penalty(), tolerance=1e-9)
+
+
+@pytest.mark.parametrize("return_dict", [True, False])
+def test_another_loss_on_logits_that_joins_in_later_is_refused_and_then_exact(return_dict):
+    model, batch = make_llama().double(), padded_batch(prompt=5) | {"return_dict": return_dict}
+
+    def loss_of(output):
+        return output[0] + output[1].square().mean()
+
+    dense = train(model, batch, loss_of)
+    with sparsify(model, keep_logits=True):
+        for _ in range(2):
+            train(model, batch, lambda output: output[0])
+        with pytest.raises(SparsityError, match="Set gradients to zero and repeat the step"):
+            train(model, batch, loss_of)
+        for _ in range(2):
+            assert_same(dense, train(model, batch, loss_of), tolerance=1e-9)
+
+
+@pytest.mark.parametrize("keep_logits", [False, True])
+@pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
+def test_a_loss_on_hidden_states_that_were_taken_out_secretly_is_refused_and_then_exact(keep_logits, adapt):
+    model, batch = adapt(make_llama(num_hidden_layers=3).double()).train(), padded_batch()
+    block = next(module for name, module in model.named_modules() if name.endswith("layers.1"))
+    own, kept = block.forward, []
+    block.forward = lambda *args, **kwargs: kept.append(own(*args, **kwargs)) or kept[-1]
+
+    def train_on_all_rows():
+        kept.clear()
+        return train(model, batch, lambda output: output.loss + 1e-2 * kept[-1].square().mean())
+
+    dense = train_on_all_rows()
+    with sparsify(model, keep_logits=keep_logits):
+        for _ in range(2):
+            train(model, batch)
+        with pytest.raises(SparsityError, match="lack rows"):
+            train_on_all_rows()
+        for _ in range(2):
+            assert_same(dense, train_on_all_rows(), tolerance=1e-5)
+
+
+def test_shown_rows_are_checked_in_no_later_pass():
+    head = AutoModelForSequenceClassification
+    model, batch = bert(BertForSequenceClassification), encoder_batch(head)
+    with sparsify(model) as sparsified:
+        train(model, batch)
+        assert not found_rows(sparsified, model, batch)
+
+
+def test_frozen_layers_do_not_keep_a_claim_from_being_shown():
+    model, batch = make_llama().double(), padded_batch()
+    model.model.embed_tokens.requires_grad_(False)
+    model.model.layers[0].requires_grad_(False)
+    with sparsify(model, keep_logits=True) as sparsified:
+        train(model, batch)
+        assert not found_rows(sparsified, model, batch)
+
+
+def test_interleaved_passes_train_like_dense_before_and_after_a_claim_is_shown():
+    model, batch = make_llama().double(), padded_batch(prompt=5)
+    other = batch | {"labels": batch["labels"].masked_fill(torch.arange(24) > 9, IGNORE)}
+
+    def gradients():
+        model.zero_grad()
+        losses = [model(**batch).loss, model(**other).loss]
+        for loss in losses:
+            loss.backward()
+        return sum(losses).detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    dense = gradients()
+    with sparsify(model):
+        for _ in range(3):
+            assert_same(dense, gradients(), tolerance=1e-5)
+
+
+def found_rows(sparsified, model, batch):
+    """Whether the layers of a training step look for their rows, all of them or none."""
+    chosen, choose = [], sparsified._rows_for
+
+    def note(layers, x):
+        chosen.append(choose(layers, x))
+        return chosen[-1]
+
+    sparsified._rows_for = note
+    train(model, batch)
+    sparsified._rows_for = choose
+    kinds = {callable(rows) for rows in chosen if rows is not None}
+    assert detect not in chosen
+    assert len(kinds) == 1
+    return kinds.pop()

@@ -1,0 +1,328 @@
+"""Which files, folders, strings and records become documents; everything else is listed with its reason."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from builders import make_sentences
+from reading import contents, left_out, put, refusal
+
+from sebp_edge.errors import MachineError
+from sebp_edge.texts import formats
+from sebp_edge.texts.readers import HELD_PER_BYTE, read_texts
+
+HELLO = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"}]
+
+
+@pytest.fixture
+def without_rights():
+    """Acts as a user for whom file modes count, which they do not for root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    yield
+    os.seteuid(0)
+
+
+def test_hidden_files_and_folders_are_left_out_and_listed(folder):
+    put(folder, ".secret.md", "no")
+    put(folder, ".git/config.md", "no")
+    put(folder, "deep/.obsidian/a.md", "no")
+    assert left_out(folder) == {
+        ".secret.md": "hidden file",
+        ".git/": "hidden folder",
+        "deep/.obsidian/": "hidden folder",
+    }
+
+
+def test_something_hidden_that_is_given_by_its_own_path_is_read(tmp_path):
+    put(tmp_path, ".notes/a.md", "Given.")
+    assert contents(tmp_path / ".notes") == contents(tmp_path / ".notes" / "a.md") == ["Given."]
+
+
+def test_unknown_endings_and_things_that_are_no_files_are_left_out_and_nothing_hangs(folder):
+    put(folder, "a.pdf", b"%PDF\x00")
+    put(folder, "b.docx.bak", "text")
+    put(folder, "README", "text")
+    put(folder, "dir.md/inside.txt", "A folder may be called so.")
+    os.mkfifo(folder / "pipe.md")
+    (folder / "dangling.md").symlink_to("nowhere")
+    (folder / "self.md").symlink_to("self.md")
+    (folder / "circle").symlink_to(folder)
+    reading = read_texts(folder)
+    assert [document.source for document in reading.documents] == ["kept.md", "dir.md/inside.txt"]
+    assert {item.source: item.reason for item in reading.left_out} == {
+        "a.pdf": "binary file",
+        "b.docx.bak": ".bak: not a format read here",
+        "README": "no ending: not a format read here",
+        "pipe.md": "not a regular file",
+        "dangling.md": "not a regular file",
+        "self.md": "not a regular file",
+        "circle/": "link to a folder; give that folder itself",
+    }
+
+
+def test_links_are_followed_unless_they_lead_out_of_the_given_folder(folder, tmp_path):
+    outside = put(tmp_path, "elsewhere.txt", "Elsewhere.")
+    put(folder, "deep/inside.txt", "Inside.")
+    (folder / "in.txt").symlink_to("deep/inside.txt")
+    (folder / "out.txt").symlink_to(outside)
+    (folder / "deep" / "up.txt").symlink_to("../../elsewhere.txt")
+    (tmp_path / "shortcut").symlink_to(folder)
+    (tmp_path / "beside.txt").symlink_to(outside)
+    for given in (folder, tmp_path / "shortcut"):
+        assert contents(given) == ["Inside.", "This one is kept."]
+        reason = "link out of the folder; give that file itself"
+        assert left_out(given) == {
+            "out.txt": reason,
+            "deep/up.txt": reason,
+            "deep/inside.txt": "the same as in.txt",
+        }
+    assert contents(folder / "out.txt") == contents(tmp_path / "beside.txt") == ["Elsewhere."]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the /proc of Linux")
+def test_what_the_system_makes_up_as_it_is_read_is_not_opened():
+    assert "status: empty" in refusal(Path("/proc/self/status"))
+    assert "zero: not a regular file" in refusal(Path("/dev/zero"))
+
+
+def test_a_file_too_large_is_left_out_before_it_is_read(folder, monkeypatch):
+    with (folder / "large.txt").open("wb") as file:
+        file.truncate(formats.MAX_FILE_SIZE + 1)
+    read, opened = Path.read_bytes, []
+
+    def watched(path):
+        opened.append(path.name)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", watched)
+    assert contents(folder) == ["This one is kept."]
+    assert left_out(folder) == {"large.txt": "larger than 64 MB; split it to use it"}
+    assert "large.txt" not in opened
+    # Nor does it count as text that has to be held.
+    assert len(read_texts(folder, memory=1000).documents) == 1
+
+
+@pytest.mark.parametrize("form", ["file", "files", "string", "strings", "record", "messages"])
+def test_texts_that_would_not_fit_into_the_given_memory_are_refused_unread(form, tmp_path, monkeypatch):
+    text = "日記 " * 1000  # 7,000 bytes
+    for number in range(2):
+        put(tmp_path, f"{number}.md", text)
+    put(tmp_path, "0.pdf", text * 100)
+    texts, size = {
+        "file": (tmp_path / "1.md", 7000),
+        "files": (tmp_path, 14000),
+        "string": (text, 7000),
+        "strings": ([text, text], 14000),
+        "record": ({"prompt": text, "completion": "yes"}, 7003),
+        "messages": ({"messages": [{"role": "user", "content": text}, HELLO[1]]}, 7012),
+    }[form]
+    assert read_texts(texts, memory=HELD_PER_BYTE * size).documents
+    monkeypatch.setattr(Path, "read_bytes", None)
+    with pytest.raises(MachineError) as caught:
+        read_texts(texts, memory=HELD_PER_BYTE * size - 1)
+    assert re.fullmatch(
+        r"These texts alone would take more than the 0\.?\d* MB of memory that is left for them; give fewer of them, "
+        r"or raise the memory budget\.",
+        str(caught.value),
+    )
+
+
+READ_ONCE = """
+import sys, warnings
+warnings.simplefilter("ignore")
+from pathlib import Path
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import tokenizer_at_hand
+from sebp_edge.machine.process import peak_resident, resident
+from sebp_edge.recipe import Recipe
+from sebp_edge.texts.dataset import make_dataset
+from sebp_edge.texts.readers import read_texts
+recipe, tokenizer = Recipe.load("notes"), tokenizer_at_hand(resolve("tiny"))
+make_dataset(read_texts("small"), tokenizer, recipe, None)
+before = resident()
+make_dataset(read_texts(Path(sys.argv[1])), tokenizer, recipe, None)
+print(peak_resident() - before)
+"""
+
+
+@pytest.mark.parametrize("form", ["one text", "records of a sentence"])
+def test_reading_holds_no_more_than_is_counted(form, tmp_path):
+    sentences = make_sentences(30_000, words=14)
+    if form == "one text":
+        path = put(tmp_path, "a.txt", "\n".join(sentences))
+    else:
+        path = put(tmp_path, "a.jsonl", "\n".join(map(json.dumps, sentences)))
+    assert path.stat().st_size > 1_500_000
+    done = subprocess.run([sys.executable, "-c", READ_ONCE, path], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < HELD_PER_BYTE * path.stat().st_size
+
+
+def test_a_pipe_given_by_itself_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "pipe.md")
+    assert "pipe.md: not a regular file" in refusal(tmp_path / "pipe.md")
+
+
+def test_what_may_not_be_opened_is_left_out(request):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        put(folder, "kept.md", "Kept.")
+        put(folder, "locked.md", "no").chmod(0)
+        put(folder, "deep/locked/a.md", "no").parent.chmod(0)
+        request.getfixturevalue("without_rights")
+        assert left_out(folder) == {
+            "locked.md": "cannot be read: Permission denied",
+            "deep/locked/": "cannot be opened: Permission denied",
+        }
+        inside = folder / "deep" / "locked" / "a.md"
+        assert refusal(inside) == f"{str(inside)!r} cannot be opened: Permission denied."
+        assert contents(str(inside)) == [str(inside)]
+        if os.geteuid() == 65534:
+            os.seteuid(0)
+        inside.parent.chmod(0o755)
+
+
+def test_names_that_are_not_utf8_can_be_printed(tmp_path):
+    put(tmp_path, os.fsdecode(b"caf\xe9.txt"), "Latin name.")
+    [document] = read_texts(tmp_path).documents
+    assert document.source == "caf?.txt"
+
+
+def test_names_cannot_steer_a_terminal(tmp_path):
+    for name in ("red\x1b[31m.md", "line\nfeed.md", "turned\u202e.md", "family 👩‍👩‍👧 日記.md"):
+        put(tmp_path, name, name)
+    put(tmp_path, "a.\x1b[2J", "x")
+    put(tmp_path, "folder\x07/.hidden\x9b.md", "x")
+    reading = read_texts(tmp_path)
+    assert [document.source for document in reading.documents] == [
+        "family 👩‍👩‍👧 日記.md",
+        "line?feed.md",
+        "red?[31m.md",
+        "turned?.md",
+    ]
+    assert {(item.source, item.reason) for item in reading.left_out} == {
+        ("a.?[2J", ".?[2J: not a format read here"),
+        ("folder?/.hidden?.md", "hidden file"),
+    }
+
+
+def test_the_order_is_that_of_the_names(tmp_path):
+    for name in ("b/2.md", "b/1.md", "a/z.md", "c.md", "B.md", "10.md", "9.md"):
+        put(tmp_path, name, f"Text {name}")
+    sources = [document.source for document in read_texts(tmp_path).documents]
+    assert sources == ["10.md", "9.md", "B.md", "c.md", "a/z.md", "b/1.md", "b/2.md"]
+
+
+# ---------------------------------------------------------------------------------------------- strings and paths
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Bread",
+        "A text that names nothing.",
+        "~5 minutes late again",
+        "~nobody-of-this-name",
+        "I keep it all in notes.md",
+        "/ is the root of everything",
+        "./relative to what, he asked\nand nobody knew",
+        "x" * 5000,
+        "a/b" * 200,
+        "日記。" * 400,
+        "null \0 byte",
+        "and/or",
+        "https://example.com/a?token=secret",
+        "user:password/hunter2",
+        "/Users/me/My Notes",
+        "./notse",
+        "notse.md",
+    ],
+)
+def test_a_string_that_names_nothing_is_a_text(text):
+    assert contents(text) == contents([text]) == [text]
+
+
+@pytest.mark.parametrize("text", ["folder", "folder/kept.md", ".", "~", "~/folder", "/"])
+def test_in_a_list_a_string_is_a_text_whatever_it_names(text, folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert contents([text]) == [text]
+
+
+@pytest.mark.parametrize(("text", "kind"), [("folder", "folder"), ("~/folder/kept.md", "file"), (".", "folder")])
+def test_a_lone_string_that_names_a_file_or_folder_is_refused(text, kind, folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert refusal(text) == (
+        f"The string {text!r} is the path of a {kind}; pass Path({text!r}) to learn the {kind}, or [{text!r}] "
+        "to learn the string itself."
+    )
+    assert contents(Path(text)) == contents([Path(text)]) == ["This one is kept."]
+
+
+@pytest.mark.parametrize("path", ["./notse", "~/notse", "/no/such/folder", "notse.md", "kept.md/below", "a \0 b"])
+def test_a_mistyped_path_is_named(path, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(folder))
+    for texts in (Path(path), ["A text.", Path(path)]):
+        assert refusal(texts) == f"There is no file or folder {str(Path(path).expanduser())!r}; check the path."
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n"])
+def test_an_empty_string_is_not_this_folder(text, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert "text 1: empty" in refusal(text)
+
+
+def test_a_path_too_long_for_a_name_is_refused_in_one_sentence():
+    assert "File name too long" in refusal(Path("x" * 400))
+
+
+def test_lists_and_generators_may_mix_everything(folder):
+    mixed = ["A text.", folder, folder / "kept.md", {"text": "A record."}, {"messages": HELLO}]
+    reading = read_texts(item for item in mixed)
+    assert [document.source for document in reading.documents] == ["text 1", "kept.md", "record 4", "record 5"]
+    assert {item.source: item.reason for item in reading.left_out} == {"kept.md": "the same as kept.md"}
+
+
+@pytest.mark.parametrize("texts", [None, 3, b"bytes", bytearray(b"a"), [b"bytes"], ["text", None], [["nested"]], [3.0]])
+def test_another_type_is_one_clear_error(texts):
+    assert refusal(texts).startswith(("Texts must be strings", "Text 1 must be", "Text 2 must be"))
+
+
+def test_duplicates_are_dropped_and_named_across_formats(tmp_path):
+    put(tmp_path, "1.md", "---\ndate: 1\n---\nSoup.\n")
+    put(tmp_path, "2.txt", "\r\nSoup.\r\n")
+    put(tmp_path, "3.jsonl", '{"text": "Soup."}\n{"text": "Tart."}\n{"prompt": "", "completion": "Soup."}\n')
+    put(tmp_path, "4.csv", "text\nTart.\n")
+    reading = read_texts(tmp_path)
+    assert [document.source for document in reading.documents] == ["1.md", "3.jsonl#2", "3.jsonl#3"]
+    assert {item.source: item.reason for item in reading.left_out} == {
+        "2.txt": "the same as 1.md",
+        "3.jsonl#1": "the same as 1.md",
+        "4.csv": "the same as 3.jsonl#2",
+    }
+
+
+def test_nothing_readable_says_so_with_reasons_and_without_the_texts(tmp_path):
+    assert refusal(tmp_path).startswith("There is nothing to read: no files were found")
+    assert refusal([]).startswith("There is nothing to read")
+    secret = "correct-horse-battery"
+    put(tmp_path, "a.json", f'{{"text": "{secret}')
+    put(tmp_path, "b.csv", f"{secret}\n{secret}\n")
+    put(tmp_path, "c.jsonl", f'{{"{secret}": "{secret}"}}\n{secret}')
+    put(tmp_path, "d.txt", secret.encode() + b"\xff")
+    message = refusal(tmp_path)
+    assert secret not in message
+    assert "a.json: not valid JSON (line 1); b.csv: no column" in message
+    assert "and 2 more" in message
+    assert secret not in refusal({"messages": [{"role": secret, "content": secret}]})
+    assert secret not in refusal([{secret: secret}, {"text": [secret]}])

@@ -1,0 +1,121 @@
+"""A text tokenised in windows has the tokens that it has in one piece, with every kind of tokenizer."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import tokenizer_at_hand
+from sebp_edge.texts import tokens
+from sebp_edge.texts.tokens import tokenise
+
+NOTES = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parents[2].glob("examples/notes/*/*.md"))]
+# Runs without a place to cut at, characters of several tokens, marks that combine, and what tokenizers treat apart.
+ODD = [
+    "👩‍👩‍👧‍👦🇩🇪🇫🇷" * 60,
+    "日記。今日は雨が降った。明日も。" * 40,
+    "e\u0301" * 200,
+    "שלום עולם नमस्ते दुनिया " * 50,
+    "1234567890" * 120,
+    "a" * 800,
+    " " * 500 + "x",
+    "\n\n\n" * 200 + "y",
+    "don't won't " * 80,
+    "http://a.b/c?d=e&f=" + "Qx9" * 200,
+    "\t\tif x:\n" * 100,
+    "<|eos|><s></s>" * 40,
+    "Ａｂｃ ﬁ ½ \u200d\ufeff\x00" * 80,
+    "".join(chr(code) for code in range(0x20, 0x3000, 5)),
+]
+TEXTS = {
+    "notes": "\n\n".join(NOTES[:20]),
+    "odd": "".join(ODD),
+    "both": "\n".join(text for pair in zip(NOTES, ODD, strict=False) for text in pair),
+}
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def trained(model, trainer, normalizer, pre_tokenizer, **options) -> PreTrainedTokenizerFast:
+    """A tokenizer of 4,000 tokens."""
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
+    special = ["<unk>", "<s>", "</s>", *options.pop("more", [])]
+    trainer = trainer(vocab_size=4000, special_tokens=special, show_progress=False, **options)
+    tokenizer.train_from_iterator([*NOTES, *ODD], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+
+
+def without_words() -> PreTrainedTokenizerFast:
+    """As Llama 2: one BPE over the whole text, whatever blanks are in it, and a blank put in front of it."""
+    put_in = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    words = pre_tokenizers.Split(Regex("(?<=[^▁])(?=▁)"), "isolated")
+    model = models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    tokenizer = trained(model, trainers.BpeTrainer, put_in, words, more=[f"<0x{byte:02X}>" for byte in range(256)])
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([])
+    return tokenizer
+
+
+def with_words_of(pattern: str) -> PreTrainedTokenizerFast:
+    """As Llama 3."""
+    words = [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    pre_tokenizer = pre_tokenizers.Sequence(words)
+    return trained(models.BPE(), trainers.BpeTrainer, normalizers.NFC(), pre_tokenizer, initial_alphabet=alphabet)
+
+
+MAKE = {
+    "tiny": lambda: tokenizer_at_hand(resolve("tiny")),
+    "as Llama 2": without_words,
+    "as Llama 3": lambda: with_words_of(LLAMA_3),
+    "unigrams": lambda: trained(
+        models.Unigram(), trainers.UnigramTrainer, normalizers.NFKC(), pre_tokenizers.Metaspace(), unk_token="<unk>"
+    ),
+    "word pieces": lambda: trained(
+        models.WordPiece(unk_token="<unk>"),
+        trainers.WordPieceTrainer,
+        normalizers.BertNormalizer(),
+        pre_tokenizers.BertPreTokenizer(),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=MAKE)
+def tokenizer(request):
+    return MAKE[request.param]()
+
+
+def tokenised(text, tokenizer, split_special_tokens=True):
+    found = tokenise(text, [(10, len(text) // 2)], tokenizer, split_special_tokens=split_special_tokens)
+    return found.ids, found.starts, found.learnt
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("split_special_tokens", [True, False])
+def test_windows_give_the_tokens_of_the_whole_text(tokenizer, name, split_special_tokens, monkeypatch):
+    text = TEXTS[name]
+    expected = tokenizer(text, add_special_tokens=False, split_special_tokens=split_special_tokens, verbose=False)
+    monkeypatch.setattr(tokens, "WINDOW", len(text))
+    whole = tokenised(text, tokenizer, split_special_tokens)
+    assert list(whole[0]) == expected["input_ids"]
+    for window, overlap in ((400, 150), (1001, 200), (3001, 777)):
+        monkeypatch.setattr(tokens, "WINDOW", window)
+        monkeypatch.setattr(tokens, "OVERLAP", overlap)
+        assert tokenised(text, tokenizer, split_special_tokens) == whole
+
+
+def test_no_more_than_a_window_is_tokenised_at_once_where_windows_agree(monkeypatch):
+    tokenizer, lengths = tokenizer_at_hand(resolve("tiny")), []
+
+    def watched(text, **options):
+        lengths.append(len(text))
+        return tokenizer(text, **options)
+
+    text = "\n\n".join(NOTES) * 4
+    tokenise(text, [], watched, split_special_tokens=True)
+    assert max(lengths) == tokens.WINDOW < len(text)
+    assert len(lengths) == 1 + -(-(len(text) - tokens.WINDOW) // (tokens.WINDOW - tokens.OVERLAP))

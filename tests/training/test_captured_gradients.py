@@ -1,0 +1,307 @@
+"""Gradients by graphs in a loop of one's own: the eager ones, whatever the optimizer does to `grad`."""
+
+import copy
+
+import pytest
+import torch
+from builders import make_encoder, make_encoder_batch, make_llama, waiting_for_the_gpu_is_an_error
+from peft import LoraConfig, get_peft_model
+from running_out import PlainGraphs
+from test_hoist_encoder import FAMILIES, WIDER
+from test_sparsify import padded_batch
+
+from sebp_edge.errors import MachineError
+from sebp_edge.rows.active_tokens import ActiveTokens
+from sebp_edge.rows.row_plan import RowPlan
+from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.hoist_encoder import HoistedEncoder
+from sebp_edge.training import captured_gradients
+from sebp_edge.training.captured_gradients import CapturedGradients
+from sebp_edge.training.graphs import CannotCapture
+
+ON_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
+]
+LENGTHS = [(90, 1, 128, 33), (17, 40), (9, 9, 9, 9, 9), (200, 17, 129, 1)]
+
+
+def on_gpu(family, head, dropout=0.0, dtype=torch.bfloat16):
+    return make_encoder(family, head, dropout, **WIDER[family]).to("cuda", dtype)
+
+
+def batches_of(family, head):
+    return [make_encoder_batch(family, head, lengths, 240, seed) for seed, lengths in enumerate(LENGTHS)]
+
+
+def gradients_of(model):
+    return {name: p.grad.double() for name, p in model.named_parameters() if p.requires_grad and p.grad is not None}
+
+
+def assert_alike(found, expected, tolerance=0.03):
+    """Filler makes other sizes, and so other roundings in bf16."""
+    assert found.keys() == expected.keys()
+    largest = max(gradient.norm() for gradient in expected.values())
+    for name, gradient in expected.items():
+        assert (found[name] - gradient).norm() <= tolerance * gradient.norm() + 1e-3 * largest, name
+
+
+def test_without_a_gpu_the_reason_is_said():
+    with (
+        HoistedEncoder(make_encoder("bert", "sequence")) as hoisted,
+        pytest.raises(MachineError, match="The model is on cpu, and graphs need an NVIDIA GPU"),
+    ):
+        CapturedGradients(hoisted)
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["all at once", "as they come"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_first_gradients_of_a_step_are_written_and_later_ones_added(large, tied, monkeypatch):
+    monkeypatch.setattr(captured_gradients, "are_large", lambda parameters: large)
+    model = make_llama(tie_word_embeddings=tied)
+    unused = torch.nn.Parameter(torch.ones(3))
+    parameters = [*model.parameters(), unused]
+    sums, (first, second) = captured_gradients._Sums(parameters), torch.randint(320, (2, 2, 9))
+    for own in sums.own:
+        own.fill_(7.0)  # of a step before
+
+    def loss(ids):
+        return model(ids, labels=ids).loss
+
+    assert sums.into_grad()
+    captured_gradients._Written(sums).take_gradients(loss(first), rehearsing=False)
+    found = [parameter.grad.clone() for parameter in parameters]
+    assert not sums.into_grad()
+    captured_gradients._Added(sums).take_gradients(loss(second), rehearsing=False)
+    added = [parameter.grad.clone() for parameter in parameters]
+    assert all(parameter.grad is own for parameter, own in zip(parameters, sums.own, strict=True))
+    for gradients, ids in ((found, [first]), (added, [first, second])):
+        for parameter in parameters:
+            parameter.grad = None
+        for one in ids:
+            loss(one).backward()
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            expected = torch.zeros(3) if parameter is unused else parameter.grad
+            torch.testing.assert_close(gradient, expected)
+
+
+def test_a_gradient_that_is_there_already_is_kept():
+    parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
+    sums = captured_gradients._Sums(parameters)
+    sums.own[1].fill_(7.0)
+    parameters[0].grad = torch.full((2,), 5.0)
+    assert not sums.into_grad()
+    assert [parameter.grad.tolist() for parameter in parameters] == [[5.0, 5.0], [0.0, 0.0, 0.0]]
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Captures where there is no GPU: what is done, and whether captures fail."""
+    order, failing = [], []
+
+    class Graphs(PlainGraphs):
+        def rehearse(self, function):
+            order.append("rehearse")
+            super().rehearse(function)
+
+        def capture(self, part, function):
+            order.append(part)
+            if failing:
+                raise CannotCapture("it cannot be captured")
+            return function
+
+    monkeypatch.setattr(captured_gradients, "Graphs", Graphs)
+    monkeypatch.setattr(captured_gradients, "_refuse_without_gpu", lambda device: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    return order, failing
+
+
+def rows_of(count):
+    batch = padded_batch(prompt=0)
+    return ActiveTokens.gather(batch["input_ids"][:count], RowPlan.from_labels(batch["labels"][:count]))
+
+
+def test_all_that_may_come_is_rehearsed_before_the_first_capture(plain):
+    order, _ = plain
+    with Hoisted(make_llama()) as hoisted:
+        captured = CapturedGradients(hoisted)
+        captured.prepare([rows_of(3), rows_of(1)])
+        for tokens in (rows_of(3), rows_of(1), rows_of(1)):
+            captured.add(tokens)
+    assert order == ["rehearse"] * order.count("rehearse") + ["first gradients", "gradients"]
+    assert order.count("rehearse") >= 2
+
+
+def test_a_first_batch_that_cannot_be_captured_leaves_no_gradient_of_the_step_before(plain):
+    _, failing = plain
+    with Hoisted(make_llama()) as hoisted:
+        captured, parameters = CapturedGradients(hoisted), list(hoisted.model.parameters())
+        captured.add(rows_of(3))
+        hoisted.model.zero_grad()
+        failing.append(True)
+        with pytest.raises(CannotCapture):
+            captured.add(rows_of(1))
+        assert [parameter.grad for parameter in parameters] == [None] * len(parameters)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_rehearsals_leave_the_gradients_that_are_there(plain, large, monkeypatch):
+    monkeypatch.setattr(captured_gradients, "are_large", lambda parameters: large)
+    model = make_llama()
+    with Hoisted(model) as hoisted:
+        captured, parameters = CapturedGradients(hoisted), list(model.parameters())
+        one, other = rows_of(3), rows_of(1)
+        for tokens in (one, other):
+            hoisted.row_losses(tokens).mean().backward()
+        expected = [parameter.grad.clone() for parameter in parameters]
+        # A gradient that was there before.
+        model.zero_grad()
+        hoisted.row_losses(one).mean().backward()
+        captured.prepare([other])
+        captured.add(other)
+        for parameter, gradient in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)
+        # What is announced while gradients are added up.
+        model.zero_grad()
+        captured = CapturedGradients(hoisted)
+        captured.add(one)
+        captured.prepare([other])
+        captured.add(other)
+        for parameter, gradient in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)
+
+
+class TestOnAGpu:
+    pytestmark = ON_GPU
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("head", ["sequence", "token"])
+    @pytest.mark.parametrize("adapt", ["full", "lora"])
+    def test_gradients_are_the_eager_ones(self, family, head, adapt):
+        model = on_gpu(family, head)
+        if adapt == "lora":
+            model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)).cuda()
+        with HoistedEncoder(model) as hoisted:
+            captured = CapturedGradients(hoisted)
+            batches = batches_of(family, head)
+            captured.prepare(map(hoisted.tokens, batches))
+            for batch in batches + batches[::-1]:
+                model.zero_grad()
+                loss = hoisted.losses(batch).mean()
+                loss.backward()
+                # A loss that is held keeps autograd on the stream that it was computed on.
+                expected = loss.detach()
+                del loss
+                wanted = gradients_of(model)
+                model.zero_grad()
+                found = captured.add(hoisted.tokens(batch))
+                torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+                assert_alike(gradients_of(model), wanted)
+                torch.testing.assert_close(
+                    captured.losses(hoisted.tokens(batch)).cuda().mean(), expected, rtol=1e-2, atol=1e-3
+                )
+
+    def test_a_decoder_s_gradients_are_the_eager_ones(self):
+        model = make_llama(hidden_size=64).to("cuda", torch.bfloat16)
+        batch = padded_batch(prompt=3)
+        plan = RowPlan.from_labels(batch["labels"])
+        tokens = ActiveTokens.gather(batch["input_ids"], plan)
+        with Hoisted(model) as hoisted:
+            hoisted.row_losses(tokens.to("cuda")).mean().backward()
+            wanted = gradients_of(model)
+            model.zero_grad()
+            CapturedGradients(hoisted).add(tokens)
+            assert_alike(gradients_of(model), wanted)
+
+    @pytest.mark.parametrize("set_to_none", [True, False])
+    def test_gradients_are_added_up_and_forgotten_as_in_any_loop(self, set_to_none):
+        model = on_gpu("bert", "sequence")
+        first, second, *_ = batches_of("bert", "sequence")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        with HoistedEncoder(model) as hoisted:
+            captured = CapturedGradients(hoisted)
+            captured.add(hoisted.tokens(first))
+            one = gradients_of(model)
+            captured.add(hoisted.tokens(second))
+            both = gradients_of(model)
+            optimizer.zero_grad(set_to_none=set_to_none)
+            captured.add(hoisted.tokens(second))
+            other = gradients_of(model)
+        assert_alike(both, {name: one[name] + other[name] for name in one})
+        assert not all(torch.equal(one[name], other[name]) for name in one)
+
+    @pytest.mark.parametrize("precision", ["bf16 weights", "autocast"])
+    def test_training_by_graphs_is_training(self, precision):
+        """Each step sees the weights that the step before made."""
+        dtype = torch.bfloat16 if precision == "bf16 weights" else torch.float32
+        model = on_gpu("bert", "sequence", dtype=dtype)
+        twin = copy.deepcopy(model)
+        batches = batches_of("bert", "sequence") * 3
+
+        def train(model, by_graphs):
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+            losses = []
+            in_bf16 = torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.float32)
+            with in_bf16, HoistedEncoder(model) as hoisted:
+                captured = CapturedGradients(hoisted)
+                for batch in batches:
+                    if by_graphs:
+                        losses.append(captured.add(hoisted.tokens(batch)))
+                    else:
+                        loss = hoisted.losses(batch).mean()
+                        loss.backward()
+                        losses.append(loss.detach())
+                        # Weights that autocast cast for this step.
+                        torch.clear_autocast_cache()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            return torch.stack(losses)
+
+        eager, by_graphs = train(twin, False), train(model, True)
+        assert float(eager[-4:].mean()) < 0.9 * float(eager[:4].mean())
+        torch.testing.assert_close(by_graphs, eager, rtol=0.05, atol=0.02)
+
+    def test_replays_do_not_wait_for_the_gpu(self):
+        model = on_gpu("roberta", "sequence", 0.1)
+        with HoistedEncoder(model) as hoisted:
+            captured = CapturedGradients(hoisted)
+            tokens = hoisted.tokens(make_encoder_batch("roberta", "sequence", (40, 9), 64))
+            captured.add(tokens)
+            with waiting_for_the_gpu_is_an_error():
+                captured.add(tokens)
+
+    def test_each_replay_drops_anew_with_the_eager_distribution(self):
+        model, draws = on_gpu("bert", "sequence", 0.3), 200
+        batch = make_encoder_batch("bert", "sequence", (40, 9, 100), 128)
+        with HoistedEncoder(model) as hoisted, torch.random.fork_rng(devices=[0]):
+            torch.manual_seed(0)
+            captured, tokens = CapturedGradients(hoisted), hoisted.tokens(batch)
+            by_graphs = torch.stack([captured.add(tokens) for _ in range(draws)])
+            with torch.no_grad():
+                eager = torch.stack([hoisted.losses(batch).mean() for _ in range(draws)])
+        assert len(by_graphs.unique()) > 0.9 * draws
+        error = float((by_graphs.var() / draws + eager.var() / draws).sqrt())
+        assert abs(float(by_graphs.mean() - eager.mean())) <= 5 * error
+        torch.testing.assert_close(by_graphs.std(), eager.std(), rtol=0.4, atol=0.0)
+
+    def test_evaluation_drops_nothing_though_training_was_captured_first(self):
+        model = on_gpu("bert", "sequence", 0.5)
+        batch = make_encoder_batch("bert", "sequence", (40, 9), 64)
+        with HoistedEncoder(model) as hoisted:
+            captured, tokens = CapturedGradients(hoisted), hoisted.tokens(batch)
+            assert not torch.equal(captured.losses(tokens), captured.losses(tokens))
+            captured.add(tokens)
+            model.eval()
+            assert torch.equal(captured.losses(tokens), captured.losses(tokens))
+            assert torch.equal(captured.add(tokens), captured.add(tokens))
+
+    def test_a_neighbour_in_the_graph_is_never_seen(self):
+        model = on_gpu("bert", "sequence")
+        batch = make_encoder_batch("bert", "sequence", (40, 9, 100), 128)
+        with HoistedEncoder(model) as hoisted:
+            captured = CapturedGradients(hoisted)
+            before = captured.losses(hoisted.tokens(batch))
+            batch["input_ids"][1, :9] = torch.arange(100, 109)
+            after = captured.losses(hoisted.tokens(batch))
+        assert torch.equal(before[[0, 2]], after[[0, 2]])
+        assert before[1] != after[1]

@@ -1,0 +1,159 @@
+"""Memory is given back: what failed before it is tried again, and all of a training when it is over."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from builders import make_sentences
+from running_out import RECIPE, Failing, gradients, learning, odd_examples
+
+from sebp_edge.errors import MachineError
+from sebp_edge.events import MemoryRanOut, StepDone
+from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.models.adaptation import trainable
+from sebp_edge.sparse.sparsify import Sparsified
+from sebp_edge.training.learner import Learner
+from sebp_edge.training.trial import Trial
+
+
+class Watching(Failing):
+    """Also remembers in `made`, weakly, what operations give."""
+
+    def __init__(self, made, *numbers):
+        super().__init__(*numbers)
+        self.made = made
+
+    def __torch_dispatch__(self, *arguments):
+        out = super().__torch_dispatch__(*arguments)
+        if isinstance(out, torch.Tensor):
+            self.made.append(weakref.ref(out))
+        return out
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_what_failed_is_freed_before_it_is_tried_again(base, padded, monkeypatch):
+    examples, made, alive = odd_examples(), [], []
+    give_back = "sebp_edge.training.learner.give_memory_back"
+
+    def count(device):
+        # What is added to is among what operations give.
+        known = {id(parameter.grad) for parameter in trainable(learner.adaptation)} | {id(learner._loss)}
+        alive.append([tensor().shape for tensor in made if tensor() is not None and id(tensor()) not in known])
+
+    with learning(base, examples, padded=padded) as learner:
+        gradients(learner, examples, Failing(), monkeypatch)
+        counting = Failing()
+        gradients(learner, examples, counting, monkeypatch)
+        monkeypatch.setattr(give_back, count)
+        gc.disable()
+        try:
+            for number in range(1, counting.count + 1, 1 + counting.count // 20):
+                learner.rows.max_rows = 4096
+                made.clear()
+                gradients(learner, examples, Watching(made, number), monkeypatch)
+        finally:
+            gc.enable()
+    assert len(alive) > 15
+    assert not any(alive)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Weak references to what trainings make: trials, learners, handles, optimizers, moments, examples; no garbage is
+    collected meanwhile."""
+    references, enter, leave = [], Learner.__enter__, Learner.__exit__
+
+    def noted(learner):
+        update = learner._update
+        parts = [learner, learner.rows, learner.rows.hoisted or learner.rows._padded, update, update._adamw]
+        references.extend(map(weakref.ref, parts))
+        return enter(learner)
+
+    def left(learner, *exception):
+        moments = [value for moments in learner._update._moments for value in moments if value is not None]
+        gradients = [parameter.grad for parameter in learner._parameters]
+        references.extend(map(weakref.ref, [*moments, *gradients]))
+        leave(learner, *exception)
+
+    make_trial = Trial.__init__
+
+    def tried(trial, base, dataset, *arguments):
+        references.extend(map(weakref.ref, [trial, dataset, *dataset.examples]))
+        make_trial(trial, base, dataset, *arguments)
+
+    make_sparsified = Sparsified.__init__
+
+    def sparsified(handle, *arguments):
+        references.append(weakref.ref(handle))
+        make_sparsified(handle, *arguments)
+
+    monkeypatch.setattr(Sparsified, "__init__", sparsified)
+    monkeypatch.setattr(Learner, "__enter__", noted)
+    monkeypatch.setattr(Learner, "__exit__", left)
+    monkeypatch.setattr(Trial, "__init__", tried)
+    gc.collect()
+    gc.disable()
+    yield references
+    gc.enable()
+
+
+@pytest.mark.parametrize("way", ["lora", "full", "folds", "not kept", "checkpoints"])
+def test_an_adaptation_leaves_nothing_alive_but_itself(make, made, way, monkeypatch):
+    if way == "checkpoints":
+        options = MemoryOptions(checkpoints=1, in_pieces=True, moments_in_8_bits=True)
+        monkeypatch.setattr("sebp_edge.personalizer.FASTEST", options)
+    changes = {"full": {"method": "full"}, "not kept": {"learning_rate": 1e-12}}.get(way, {})
+    recipe = RECIPE.replace(**{"learning_rate": 2e-2, "batch_tokens": 200, "epochs": 3} | changes)
+    personalizer = make(recipe=recipe)
+    result = personalizer.adapt(make_sentences(9 if way == "folds" else 24, words=60))
+    assert result.kept == (way != "not kept")
+    assert len(made) > 40
+    assert [type(reference()) for reference in made if reference() is not None] == []
+    model = personalizer._base.model
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("number", [300, 700])
+def test_memory_that_does_not_suffice_for_one_example_is_one_sentence_and_is_given_back(make, number, monkeypatch):
+    accumulate, made = Learner._accumulate, []
+
+    def failing(self, micro_batch, loss_tokens):
+        with Watching(made, number):
+            accumulate(self, micro_batch, loss_tokens)
+
+    personalizer, events = make(), []
+    personalizer.on_event = events.append
+    monkeypatch.setattr(Learner, "_accumulate", failing)
+    gc.disable()
+    try:
+        with pytest.raises(MachineError, match="ran out before the first step; nothing was saved") as raised:
+            personalizer.adapt(make_sentences(24))
+        assert len(made) > number
+        assert [tensor().shape for tensor in made if tensor() is not None] == []
+    finally:
+        gc.enable()
+    assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
+    assert len([event for event in events if isinstance(event, MemoryRanOut)]) > 2
+    assert not any(isinstance(event, StepDone) for event in events)
+    assert not any("forward" in vars(module) for module in personalizer._base.model.modules())
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_projections_that_nobody_asked_for_any_more_are_let_go_of(base, padded):
+    examples, computed = odd_examples(), []
+
+    def stop(layer, inputs, output):
+        # Keys and values are computed by now, together with queries.
+        computed.extend(map(weakref.ref, [inputs[0], output]))
+        raise torch.OutOfMemoryError
+
+    with learning(base, examples, padded=padded) as learner:
+        projection = learner.adaptation.model.get_base_model().model.layers[0].self_attn.q_proj
+        hook = projection.register_forward_hook(stop)
+        with pytest.raises(torch.OutOfMemoryError):
+            learner.rows(examples)
+        assert len(computed) == 2
+        assert [reference() for reference in computed] == [None, None]
+        hook.remove()

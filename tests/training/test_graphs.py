@@ -1,0 +1,325 @@
+"""Captured graphs: the eager step's numbers, without waiting for the GPU, and without leaving traces."""
+
+import functools
+
+import pytest
+import torch
+from builders import dequantised_llama, make_examples, make_llama, make_sentences, waiting_for_the_gpu_is_an_error
+from peft import LoraConfig, get_peft_model
+from test_hoist import MODELS
+
+from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.events import GraphCaptured, Notice, StepDone
+from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.examples import Example
+from sebp_edge.training.graphs import _Captured
+from sebp_edge.training.learner import Learner
+from sebp_edge.training.update_in_backward import UpdateInBackward
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
+]
+RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=200, context_length=64)
+
+
+class Adapted:
+    """A small model with a random adapter, as an adaptation."""
+
+    def __init__(self, model=None, dtype=torch.bfloat16):
+        model = (model or make_llama(hidden_size=64, intermediate_size=96, num_hidden_layers=3)).to("cuda", dtype)
+        config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+        with torch.random.fork_rng(devices=[0]):
+            torch.manual_seed(3)
+            self.model = get_peft_model(model, config).eval()
+
+    def detach(self):
+        self.model.unload()
+
+
+class Whole:
+    """A model in bf16 whose every weight is trained, as an adaptation."""
+
+    def __init__(self, **changes):
+        self.model = make_llama(**changes).to("cuda", torch.bfloat16).requires_grad_(True).eval()
+
+
+def make_learner(adapted, examples, events=None, options=FASTEST):
+    recipe = RECIPE.replace(method="full") if isinstance(adapted, Whole) else RECIPE
+    return Learner(adapted, recipe, examples, Collator(64, 2), (events if events is not None else []).append, options)
+
+
+def eagerly(learner):
+    learner._graphs = None
+    return learner
+
+
+def gradients(learner, micro_batches):
+    loss_tokens = sum(example.num_loss_tokens for group in micro_batches for example in group)
+    learner._loss.zero_()
+    for group in micro_batches:
+        learner._accumulate(group, loss_tokens)
+    found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
+    learner._update.reset()
+    return float(learner._loss), found
+
+
+def error(found, truth):
+    difference = sum(
+        float((one.double() - other.double()).square().sum()) for one, other in zip(found, truth, strict=True)
+    )
+    return (difference / sum(float(other.double().square().sum()) for other in truth)) ** 0.5
+
+
+@pytest.mark.parametrize("family", [name for name in MODELS if name != "gemma2"])
+@pytest.mark.parametrize("prompt", [0, 6])
+def test_gradients_are_the_eager_ones(family, prompt):
+    examples = make_examples([31, 2, 17, 64, 5, 40], prompt)
+    micro_batches = [examples[:3], examples[3:4], examples[4:]]
+    adapted = Adapted(MODELS[family]())
+    with make_learner(adapted, examples) as learner:
+        assert learner._graphs is not None
+        learner.prepare(micro_batches)
+        loss, found = gradients(learner, micro_batches)
+        again_loss, again = gradients(learner, micro_batches[::-1])
+        eager_loss, eager = gradients(eagerly(learner), micro_batches)
+    adapted.model.to(torch.float32)
+    with make_learner(adapted, examples) as learner:
+        true_loss, truth = gradients(eagerly(learner), micro_batches)
+    assert abs(loss - true_loss) <= 2 * abs(eager_loss - true_loss) + 1e-2
+    assert again_loss == pytest.approx(loss, rel=1e-5)
+    assert error(found, truth) <= 2 * error(eager, truth) + 1e-4
+    assert error(again, truth) <= 2 * error(eager, truth) + 1e-4
+
+
+@pytest.mark.parametrize("prompt", [0, 6])
+def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt, monkeypatch):
+    examples = make_examples([31, 2, 17, 64, 5, 40], prompt)
+    micro_batches = [examples[:3], examples[3:]]
+
+    def all_gradients(options):
+        with make_learner(Adapted(), examples, options=options) as learner:
+            learner.prepare(micro_batches)
+            found = gradients(learner, micro_batches)
+            assert learner._graphs is not None
+            learner.step(examples, 1e-3)
+            with waiting_for_the_gpu_is_an_error():
+                learner.step(examples, 1e-3)
+            return found
+
+    loss, kept = all_gradients(FASTEST)
+    for offload in (False, True):
+        again_loss, again = all_gradients(MemoryOptions(checkpoints=2, offload=offload))
+        assert again_loss == loss
+        assert error(again, kept) <= 1e-6
+    for blocks_in_pieces in (False, True):
+        options = MemoryOptions(
+            checkpoints=2, offload=True, blocks_in_pieces=blocks_in_pieces, in_pieces=True, moments_in_8_bits=True
+        )
+        monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 24)
+        in_pieces_loss, in_pieces = all_gradients(options)
+        assert in_pieces_loss == pytest.approx(loss, rel=1e-3)
+        assert error(in_pieces, kept) <= 1e-2
+
+
+def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer, tmp_path):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
+    make_llama(**sizes).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    base = load_base_model(resolve(tmp_path), RECIPE.replace(load_in_4bit=True), torch.device("cuda"))
+    examples, events = make_examples([31, 2, 17, 64, 5, 40], prompt=3), []
+    micro_batches = [examples[:3], examples[3:4], examples[4:]]
+    twin = Adapted(dequantised_llama(base.model, **sizes), torch.float32)
+    adaptation = attach(base, RECIPE.replace(lora_alpha=8), seed=0)  # PEFT's own, which the twin has
+    restore(adaptation, snapshot(twin))
+    with make_learner(adaptation, examples, events, MemoryOptions(checkpoints=1)) as learner:
+        learner.prepare(micro_batches)
+        loss, found = gradients(learner, micro_batches)
+        assert learner._graphs is not None
+        assert {event.part for event in events} == {"update", "gradients"}
+        eager_loss, eager = gradients(eagerly(learner), micro_batches)
+    with make_learner(twin, examples) as learner:
+        true_loss, truth = gradients(eagerly(learner), micro_batches)
+    assert abs(loss - true_loss) <= 2 * abs(eager_loss - true_loss) + 1e-2
+    assert error(found, truth) <= 2 * error(eager, truth) + 1e-4
+    with make_learner(adaptation, examples) as learner:
+        outcome = learner.step(examples, 1e-3)
+        with waiting_for_the_gpu_is_an_error():
+            again = learner.step(examples, 1e-3)
+        assert learner._graphs is not None
+    assert float(again.loss) < float(outcome.loss)
+
+
+def test_held_out_losses_are_the_eager_ones():
+    examples = make_examples([31, 2, 17, 64, 5, 40], prompt=3)
+    with make_learner(Adapted(), examples) as learner:
+        ((_, losses, owners),) = learner.losses(examples)
+        assert learner._graphs is not None
+        ((_, expected, expected_owners),) = eagerly(learner).losses(examples)
+    assert torch.equal(owners, expected_owners)
+    torch.testing.assert_close(losses, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_step_does_not_wait_for_the_gpu():
+    examples = make_examples([31, 2, 17, 64, 5, 40])
+    with make_learner(Adapted(), examples) as learner:
+        learner.rows.max_rows = 100
+        assert len(learner.rows.micro_batches(examples)) == 2
+        outcome = learner.step(examples, 1e-3)
+        with waiting_for_the_gpu_is_an_error():
+            again = learner.step(examples, 1e-3)
+        assert learner._graphs is not None
+    assert float(again.loss) < float(outcome.loss)
+    assert float(again.grad_norm) > 0
+
+
+def test_capture_leaves_weights_moments_and_random_states_as_they_were():
+    examples = make_examples([31, 2, 17, 64, 5, 40])
+    adapted = Adapted()
+    before = {name: value.clone() for name, value in adapted.model.state_dict().items()}
+    random_state = torch.cuda.get_rng_state()
+    with make_learner(adapted, examples) as learner:
+        learner.prepare([examples[:2]])
+        list(learner.losses(examples[:2]))
+        learner._graphs.accumulate(learner.rows.tokens(examples[:2]), 1)
+        assert any(parameter.grad.any() for parameter in trainable(adapted))
+        first = [parameter.grad.clone() for parameter in trainable(adapted)]
+        moments = [value.clone() for moments in learner._update._moments for value in moments[:2]]
+        assert moments
+        assert not any(value.any() for value in moments)
+        # A second bucket is captured between two micro-batches of one step.
+        learner._graphs._buckets.clear()
+        weightless = learner.rows.tokens(examples[2:]).weighted(0.0)
+        learner._graphs.accumulate(weightless, 1)
+        assert len(learner._graphs._captured) == 3
+        for parameter, gradient in zip(trainable(adapted), first, strict=True):
+            assert torch.equal(parameter.grad, gradient)
+        assert torch.equal(torch.cuda.get_rng_state(), random_state)
+        for name, value in adapted.model.state_dict().items():
+            assert torch.equal(value, before[name]), name
+    assert all(parameter.grad is None for parameter in trainable(adapted))
+
+
+def test_an_example_never_sees_its_neighbour_in_a_graph():
+    examples = make_examples([31, 17, 20])
+    other = Example([7] * 31, [7] * 31, 0)
+    with make_learner(Adapted(), examples) as learner:
+        ((_, losses, owners),) = learner.losses(examples)
+        ((_, changed, _),) = learner.losses([other, *examples[1:]])
+    assert torch.equal(losses[owners > 0], changed[owners > 0])
+    assert not torch.equal(losses[owners == 0], changed[owners == 0])
+
+
+def test_a_model_that_waits_for_the_gpu_trains_without_graphs_and_says_so_once():
+    model = make_llama()
+    model.model.layers[0].register_forward_hook(lambda module, inputs, output: output if output.sum().item() else None)
+    examples, events = make_examples([31, 2, 17, 64]), []
+    with make_learner(Adapted(model), examples, events) as learner:
+        learner.rows.max_rows = 50
+        losses = [float(learner.step(examples, 1e-2).loss) for _ in range(4)]
+        list(learner.losses(examples))
+        assert learner._graphs is None
+    assert losses[-1] < losses[0]
+    captured, notice = events
+    assert isinstance(captured, GraphCaptured) and captured.part == "update" and captured.seconds > 0
+    assert isinstance(notice, Notice)
+    assert "without CUDA graphs" in notice.message
+
+
+def test_the_loss_curve_is_that_of_eager_runs(model_folder, tmp_path, monkeypatch):
+    texts = make_sentences(24)
+    recipe = Recipe(name="test", description="", r=4, learning_rate=5e-3, batch_tokens=120, context_length=64)
+
+    def curve():
+        events = []
+        personalizer = Personalizer(
+            model_folder, recipe=recipe, device="cuda", store=AdapterStore(tmp_path), on_event=events.append
+        )
+        personalizer.adapt(texts)
+        return torch.tensor([event.loss for event in events if isinstance(event, StepDone)])
+
+    captured = curve()
+    make = Learner.__init__
+
+    def make_eager(learner, *args, **options):
+        make(learner, *args, **options)
+        learner._graphs = None
+
+    monkeypatch.setattr(Learner, "__init__", make_eager)
+    eager, again = curve(), curve()
+    spread = (eager - again).abs().max()
+    assert (captured - eager).abs().max() <= 3 * spread + 2e-2
+    assert captured[-1] < captured[0] - 0.1
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_random_states(tied):
+    examples = make_examples([31, 2, 17, 64, 5, 40])
+    adapted = Whole(tie_word_embeddings=tied)
+    with make_learner(adapted, examples) as learner:
+        assert isinstance(learner._update, UpdateInBackward)
+        # Some moments to lose.
+        learner.step(examples, 1e-3)
+
+        def state():
+            moments = [value for moments in learner._update._moments for value in moments]
+            norms = [learner._update.finish(), learner._update._adamw.step]
+            return [value.detach().clone() for value in (*adapted.model.parameters(), *moments, *norms)]
+
+        before, random_state = state(), torch.cuda.get_rng_state()
+        tokens = learner.rows.tokens(examples[:2])
+        tokens = tokens.filled(learner._graphs.bucket(tokens.sizes))
+        weightless = tokens.to("cuda").weighted(0.0)
+        learner._graphs._rehearse(learner._graphs._key("gradients", tokens.sizes), tokens.first())
+        run = functools.partial(learner._graphs._run, "gradients")
+        graph = _Captured(learner._graphs._graphs, "gradients", weightless, run)
+        assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
+        assert torch.equal(torch.cuda.get_rng_state(), random_state)
+        assert all(parameter.grad is None for parameter in adapted.model.parameters())
+        # A replay does update.
+        graph(tokens.weighted(1 / 33))
+        assert not any(torch.equal(*pair) for pair in zip(before[:5], state(), strict=False))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [FASTEST, MemoryOptions(checkpoints=2), MemoryOptions(checkpoints=2, offload=True, blocks_in_pieces=True)],
+    ids=["kept", "in checkpoints", "in the host's memory, in pieces"],
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_captured_updates_in_the_backward_pass_are_the_eager_ones(tied, options):
+    examples = make_examples([31, 2, 17, 64, 5, 40])
+
+    def trained(prepare):
+        adapted = Whole(tie_word_embeddings=tied, num_hidden_layers=3)
+        with make_learner(adapted, examples, options=options) as learner:
+            prepare(learner)
+            outcomes = [learner.step(group, 1e-3) for group in (examples[:3], examples[3:], examples) * 4]
+            assert (learner._graphs is None) is (prepare is eagerly)
+        return torch.tensor([[*map(float, outcome)] for outcome in outcomes]), adapted.model.state_dict()
+
+    start = Whole(tie_word_embeddings=tied, num_hidden_layers=3).model.state_dict()
+    (captured, found), (eager, expected) = trained(lambda learner: None), trained(eagerly)
+    torch.testing.assert_close(captured, eager, rtol=5e-2, atol=5e-2)
+    assert captured[-1, 0] < captured[2, 0]
+    # Random bits are the same. Gradients of filled buckets differ by rounding; AdamW enlarges that where they are tiny.
+    assert error(found.values(), expected.values()) < 0.5 * error(start.values(), expected.values())
+
+
+def test_a_step_of_a_whole_model_neither_waits_nor_holds_all_gradients():
+    examples = make_examples([5, 9])
+    adapted = Whole(hidden_size=1024, intermediate_size=4096, num_hidden_layers=12)
+    weights = sum(parameter.nbytes for parameter in adapted.model.parameters())
+    with make_learner(adapted, examples) as learner:
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        learner.step(examples, 1e-3)
+        with waiting_for_the_gpu_is_an_error():
+            learner.step(examples, 1e-3)
+        assert learner._graphs is not None
+        assert torch.cuda.max_memory_allocated() - held < weights / 2

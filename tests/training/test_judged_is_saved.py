@@ -1,0 +1,77 @@
+"""What was judged is what is saved, bit for bit: a fresh process that loads it gets the judge's loss."""
+
+import pytest
+import torch
+from builders import make_llama, make_sentences, make_tokenizer
+from running_out import RECIPE as SMALL
+
+from sebp_edge import AdapterStore, Personalizer
+from sebp_edge.events import Evaluated, TrainingPlanned
+from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.readers import read_texts
+from sebp_edge.texts.splits import split_documents
+from sebp_edge.training.evaluation import evaluate
+from sebp_edge.training.learner import Learner
+
+RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, batch_tokens=200)
+METHODS = {
+    "lora": {},
+    "lora, 4 bits": {"load_in_4bit": True},
+    # So small a rate moves weights by less than bf16 tells apart.
+    "full": {"method": "full", "learning_rate": 1e-5},
+    "full, moved far": {"method": "full", "learning_rate": 1e-2},
+}
+
+
+@pytest.fixture(scope="module")
+def wide_folder(tmp_path_factory):
+    """A model whose layers can be in 4 bits."""
+    folder = tmp_path_factory.mktemp("models") / "wide-llama"
+    make_llama(hidden_size=64, intermediate_size=128).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_loaded_has_the_judged_loss(method, dtype, wide_folder, notes_folder, tmp_path, monkeypatch):
+    if "4 bits" in method:
+        pytest.importorskip("bitsandbytes")
+    monkeypatch.setattr("sebp_edge.machine.devices.pick_dtype", lambda device: dtype)
+    options = {"recipe": RECIPE.replace(**METHODS[method]), "device": "cpu", "store": AdapterStore(tmp_path / "store")}
+    trained = Personalizer(wide_folder, **options)
+    result = trained.adapt(notes_folder)
+    again = Personalizer(wide_folder, **options)
+    again.load_adapter("default")
+    assert judged_loss(again, notes_folder) == result.heldout_loss_after < result.heldout_loss_before
+
+
+def judged_loss(personalizer, notes):
+    base, recipe = personalizer._load(), personalizer.recipe.settled()
+    dataset = personalizer._encode(read_texts(notes), base)
+    adaptation, collator = personalizer._adaptation, Collator(dataset.context_length, base.pad_token_id)
+    if recipe.method == "full":
+        adaptation.model.requires_grad_(True)
+    with Learner(adaptation, recipe, dataset.examples, collator, lambda event: None) as learner:
+        return evaluate(learner, split_documents(dataset.examples, 0)[0].judge).mean
+
+
+def test_a_last_training_that_is_worse_than_the_base_is_not_kept(make):
+    """A rate at which the folds still gain, and the training on all documents does not."""
+    events = []
+    wild = RECIPE.replace(learning_rate=0.2, epochs=2, patience=2, max_grad_norm=1e9)
+    personalizer = make(recipe=wild, on_event=events.append)
+    result = personalizer.adapt(make_sentences(6, words=60))
+    assert result.heldout_loss_after < result.heldout_loss_before < result.final_loss
+    assert not result.kept
+    assert f"left their loss at {result.final_loss:.3f}, which is no gain, so nothing was kept" in result.summary
+    assert personalizer.store.names() == []
+    assert personalizer._adaptation is None
+    last = [event for event in events if isinstance(event, TrainingPlanned | Evaluated)][-1]
+    assert (last.phase, last.split, last.loss) == ("all documents", "train", result.final_loss)
+
+
+def test_a_last_training_that_is_better_is_kept_and_its_loss_is_told(make):
+    result = make(recipe=RECIPE).adapt(make_sentences(6, words=60))
+    assert result.kept
+    assert result.final_loss < result.heldout_loss_before
