@@ -177,7 +177,8 @@ class HoistedEncoder:
             logits = encoder(**inputs).logits
             return _losses(logits if self._tokens.first_token else logits[read_BT], targets_C).mean(), logits
 
-        with evaluating(encoder):
+        # Nor may autocast round.
+        with evaluating(encoder), torch.autocast(encoder.device.type, enabled=False):
             if own()[0] is None:
                 return False
             pairs = zip(_gradients(encoder, own), _gradients(encoder, of_read_logits), strict=True)

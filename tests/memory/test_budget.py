@@ -12,7 +12,8 @@ from transformers import LlamaConfig
 from sebp_edge import Recipe
 from sebp_edge.errors import MachineError
 from sebp_edge.machine import devices
-from sebp_edge.memory import plan, target
+from sebp_edge.memory import plan as memory_plan
+from sebp_edge.memory import target
 from sebp_edge.memory.options import FASTEST
 from sebp_edge.memory.plan import MemoryBudget, make_plan
 from sebp_edge.memory.shape import read_shape
@@ -156,7 +157,7 @@ def test_what_a_gpus_training_keeps_in_the_hosts_memory_must_fit_there_too(shape
 
 def test_a_training_on_a_cpu_takes_no_more_memory_than_its_own(shape_3b, monkeypatch):
     monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: 1e12)
-    choices = plan._Candidates(shape_3b, make_dataset(20), RECIPE, 0, Target.here(CPU, 0)).of(RECIPE)
+    choices = memory_plan._Candidates(shape_3b, make_dataset(20), RECIPE, 0, Target.here(CPU, 0)).of(RECIPE)
     assert {one.on_host for one in choices} == {0}
 
 
@@ -174,7 +175,7 @@ def test_a_text_of_2546_tokens_fits_beside_a_3b_model_into_8_gb(shape_3b):
 
 def test_on_a_cpu_there_is_nowhere_to_offload_to(shape_3b, monkeypatch):
     monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: 1e12)
-    choices = plan._Candidates(shape_3b, make_dataset(20), RECIPE, 0, Target.here(CPU, 0)).of(RECIPE)
+    choices = memory_plan._Candidates(shape_3b, make_dataset(20), RECIPE, 0, Target.here(CPU, 0)).of(RECIPE)
     assert not any(one.options.offload for one in choices)
 
 
@@ -200,7 +201,7 @@ def test_activations_are_computed_again_where_smaller_micro_batches_would_be_slo
     assert chosen.options.max_rows >= 768
     fastest = plan_3b(shape_3b, "80GB", short).chosen
     assert 0.6 * chosen.seconds < fastest.seconds < 0.8 * chosen.seconds
-    slow = plan._Candidates(shape_3b, short, RECIPE, 0, Target.here(CUDA, 650_000_000)).of(RECIPE)
+    slow = memory_plan._Candidates(shape_3b, short, RECIPE, 0, Target.here(CUDA, 650_000_000)).of(RECIPE)
     kept = [one for one in slow if one.options.checkpoints == 0 and one.peak <= 8.2e9]
     assert kept
     assert all(one.seconds > chosen.seconds for one in kept)
@@ -279,7 +280,7 @@ def test_a_small_model_on_a_gpu_takes_as_long_as_its_layers_need(model_folder):
     recipe = RECIPE.replace(batch_tokens=200)
     plan = make_plan(shape, dataset, recipe, 0, Target.here(CUDA, 0), MemoryBudget.parse("8GB"))
     steps = sum(example.num_loss_tokens for example in dataset.examples) * 0.75 / 200
-    assert plan.chosen.seconds == pytest.approx(2 * steps * 2 * plan.SECONDS_PER_LAYER, rel=0.25)
+    assert plan.chosen.seconds == pytest.approx(2 * steps * 2 * memory_plan.SECONDS_PER_LAYER, rel=0.25)
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
