@@ -75,9 +75,9 @@ class AdaptResult:
             left_out=tuple(data.left_out),
             padding_share=data.padding_share,
             tokens_per_second=trained / sum(training.seconds for training in trainings),
-            peak_memory_bytes=trial.limit.peak,
-            allocator_peak_bytes=trial.limit.allocator_peak,
-            predicted_peak_bytes=trial.limit.predicted,
+            peak_memory_bytes=trial.guard.peak,
+            allocator_peak_bytes=trial.guard.allocator_peak,
+            predicted_peak_bytes=trial.guard.predicted,
             seconds=seconds,
             command=_command(saved, trial, store) if saved else None,
         )

@@ -8,20 +8,18 @@ less: moments in 8 bits, a base model in 4 bits, a lower rank. What the recipe s
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 
 from sebp_edge.errors import MachineError
 from sebp_edge.memory.footprint import Footprint, Machinery
 from sebp_edge.memory.options import MAX_ROWS, MemoryOptions
 from sebp_edge.memory.shape import DecoderShape
 from sebp_edge.memory.target import Target
-from sebp_edge.memory.work import Sizes, Work
+from sebp_edge.memory.work import Work
 from sebp_edge.models.loading import INSTALL_4_BITS, takes_4_bits
 from sebp_edge.patches.mlp_pieces import ROWS
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.batches import shuffled_steps
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.splits import Split, split_documents
+from sebp_edge.texts.schedule import RowLimit, Schedule
 from sebp_edge.training.losses import MAX_LOGITS
 from sebp_edge.units import gigabytes
 
@@ -179,20 +177,25 @@ class Plan:
 
 
 def make_plan(
-    shape: DecoderShape, dataset: Dataset, recipe: Recipe, seed: int, target: Target, budget: MemoryBudget
+    shape: DecoderShape,
+    dataset: Dataset,
+    schedules: list[Schedule],
+    recipe: Recipe,
+    target: Target,
+    budget: MemoryBudget,
 ) -> Plan:
     """The first plan that fits, of all from the fastest to the one that needs least.
 
     Args:
         dataset: what will be trained on.
+        schedules: of its trainings; they are laid out in the end for the smallest micro-batches that were counted.
         recipe: what it states stands; what it leaves out may be chosen.
         target: what it is trained on.
 
     Raises:
         MachineError: none fits; it says what would.
-        TextsError: too little text to train on.
     """
-    candidates = _Candidates(shape, dataset, recipe, seed, target)
+    candidates = _Candidates(shape, dataset, schedules, recipe, target)
     dearer = chosen = cheaper = None
     for one in _useful(one for one in candidates.of(recipe) if one.on_host <= target.host):
         if chosen is not None:
@@ -231,26 +234,25 @@ def _as_known(one: Choice | None, target: Target) -> Choice | None:
 class _Candidates:
     """All ways to train on one dataset."""
 
-    def __init__(self, shape: DecoderShape, dataset: Dataset, recipe: Recipe, seed: int, target: Target):
+    def __init__(
+        self, shape: DecoderShape, dataset: Dataset, schedules: list[Schedule], recipe: Recipe, target: Target
+    ):
         self.shape, self.target = shape, target
-        splits = split_documents(dataset.examples, seed)
         self.takes_4_bits = takes_4_bits(
             target.device, (linear.inputs for block in shape.blocks for linear in block.linears.values())
         )
-        self._has_folds = len(splits) > 1
-        if self._has_folds:
-            # After the folds, one training on all.
-            splits.append(Split(dataset.examples, [], []))
+        self._has_folds = len(schedules) > 1
         # In what order and sizes texts are trained on does not depend on what else is chosen.
         machinery = self._machinery(recipe)
-        steps = [
-            list(chain.from_iterable(shuffled_steps(split.train, recipe.batch_tokens, recipe.epochs, seed)))
-            for split in splits
-        ]
-        self._works = {
-            max_rows: Work.of(recipe, splits, steps, Sizes(machinery, dataset.context_length, max_rows))
-            for max_rows in _limits(machinery, dataset)
-        }
+        padded_to = None if machinery.is_hoisted else dataset.context_length
+        self._works: dict[int, Work] = {}
+        for max_rows in _limits(machinery, dataset):
+            limit = RowLimit.on(target.device, max_rows, padded_to)
+            for schedule in schedules:
+                schedule.lay_out(limit)
+            self._works[max_rows] = Work.of(
+                schedules, on_gpu=machinery.on_gpu, in_graphs=machinery.on_gpu and machinery.is_hoisted
+            )
 
     def of(self, recipe: Recipe) -> Iterator[Choice]:
         """The fastest first; what is learnt is given up last, a little at a time."""

@@ -300,8 +300,16 @@ def tokenizer_at_hand(reference: ModelReference) -> PreTrainedTokenizerBase:
     Raises:
         ModelError: its files are damaged.
     """
-    folder = hub.cached_folder(reference.location) if reference.kind == "hub" else Path(reference.location)
-    if folder is None or not hub.has_tokenizer(folder):
-        folder = BUNDLED_FOLDER
+    folder = _tokenizer_folder(reference) or BUNDLED_FOLDER
     with _blamed_on(reference, "has no tokenizer that can be loaded"):
         return AutoTokenizer.from_pretrained(folder, **_FILES_ONLY)
+
+
+def has_own_tokenizer(reference: ModelReference) -> bool:
+    """Whether the model's own tokenizer is on this machine, and is what `tokenizer_at_hand` gives."""
+    return _tokenizer_folder(reference) is not None
+
+
+def _tokenizer_folder(reference: ModelReference) -> Path | None:
+    folder = hub.cached_folder(reference.location) if reference.kind == "hub" else Path(reference.location)
+    return folder if folder is not None and hub.has_tokenizer(folder) else None

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sebp_edge.texts.examples import Example
-from sebp_edge.training.learner import Learner
+from sebp_edge.texts.schedule import Group
+from sebp_edge.training.recovery import RecoveringLearner
 
 
 @dataclass
@@ -32,12 +32,12 @@ class HeldOutLoss:
         return merged
 
 
-def evaluate(learner: Learner, examples: list[Example]) -> HeldOutLoss:
-    """The loss of `examples`, document by document."""
+def evaluate(learner: RecoveringLearner, group: Group) -> HeldOutLoss:
+    """The loss of a group, document by document."""
     result = HeldOutLoss()
-    for group, losses, sequences in learner.losses(examples):
-        nats = torch.zeros(len(group), dtype=torch.float64).index_add_(0, sequences, losses.double())
-        for example, own in zip(group, nats.tolist(), strict=True):
+    for examples, losses, sequences in learner.losses(group):
+        nats = torch.zeros(len(examples), dtype=torch.float64).index_add_(0, sequences, losses.double())
+        for example, own in zip(examples, nats.tolist(), strict=True):
             result.nats[example.document] = result.nats.get(example.document, 0.0) + own
             result.tokens[example.document] = result.tokens.get(example.document, 0) + example.num_loss_tokens
     return result

@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -14,10 +13,11 @@ from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Sink, StepDone
 from sebp_edge.models.adaptation import restore, snapshot
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.batches import shuffled_steps
 from sebp_edge.texts.examples import Example
+from sebp_edge.texts.schedule import Group, Schedule
 from sebp_edge.training.evaluation import evaluate
-from sebp_edge.training.learner import Learner, Outcome
+from sebp_edge.training.learner import Outcome
+from sebp_edge.training.recovery import RecoveringLearner
 
 
 @dataclass
@@ -45,13 +45,9 @@ class _Step(NamedTuple):
     """A step that was started."""
 
     epoch: int
-    examples: list[Example]
+    step: Group
     outcome: Outcome
     learning_rate: float
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(example.input_ids) for example in self.examples)
 
 
 @dataclass(frozen=True)
@@ -60,53 +56,35 @@ class Trainer:
 
     Attributes:
         learner: trains it.
-        recipe, seed: how.
+        recipe: how.
         on_event: takes events; `phase` names this training in them.
         progress: how far it came, also when it was stopped.
     """
 
-    learner: Learner
+    learner: RecoveringLearner
     recipe: Recipe
-    seed: int
     on_event: Sink
     phase: str
     progress: Progress = field(default_factory=Progress)
 
-    def prepare(
-        self, examples: list[Example], *held_out: list[Example], last_epoch: int | None = None
-    ) -> list[list[list[Example]]]:
-        """Each epoch's steps, for `train`; those up to `last_epoch` are shown to fit into memory.
+    def train(self, schedule: Schedule) -> Progress:
+        """Takes the steps of a schedule that the learner is prepared for.
 
-        Args:
-            held_out: the groups of examples whose losses will be asked for before, between and after the steps.
-        """
-        shuffled = shuffled_steps(examples, self.recipe.batch_tokens, self.recipe.epochs, self.seed)
-        while True:
-            epochs = [list(chain.from_iterable(map(self.learner.steps, steps))) for steps in shuffled]
-            # All is known before anything runs.
-            self.learner.prepare(list(chain.from_iterable(epochs[:last_epoch])), *held_out)
-            if self.learner.prove():
-                return epochs
-
-    def train(
-        self, epochs: list[list[list[Example]]], select: list[Example], *, last_epoch: int | None = None
-    ) -> Progress:
-        """Takes the steps; the best state is chosen on `select`, without it the one after `last_epoch` is taken.
-
+        The best state is chosen on what the schedule selects on; without that, it is the last one.
         However it is stopped, the adaptation is left in the best state so far; before the first evaluation, as it is.
 
         Raises:
             NonFiniteLoss: the loss or its gradient became NaN or infinite.
         """
         progress, recipe = self.progress, self.recipe
-        rates = learning_rates(recipe, sum(map(len, epochs)))
-        epochs = epochs[:last_epoch]
+        rates = learning_rates(recipe, schedule.num_steps)
+        epochs = schedule.epochs[: schedule.last_epoch]
         progress.total_steps = sum(map(len, epochs))
         try:
-            self._evaluate(select, 0)
+            self._evaluate(schedule.select, 0)
             for epoch, steps in enumerate(epochs, start=1):
                 self._train_epoch(epoch, steps, rates)
-                self._evaluate(select, epoch)
+                self._evaluate(schedule.select, epoch)
                 if epoch - progress.best_epoch >= recipe.patience:
                     break
         except BaseException as stop:
@@ -117,37 +95,37 @@ class Trainer:
         restore(self.learner.adaptation, progress.best_state)
         return progress
 
-    def _train_epoch(self, epoch: int, steps: list[list[Example]], rates: Iterator[float]) -> None:
+    def _train_epoch(self, epoch: int, steps: list[Group], rates: Iterator[float]) -> None:
         """One pass over the examples. A GPU is given the next step before the last one's numbers are waited for."""
         begin, before = time.perf_counter(), self.progress.seconds
         under_way: deque[_Step] = deque()
-        for examples in steps:
+        for step in steps:
             rate = next(rates)
-            under_way.append(_Step(epoch, examples, self.learner.step(examples, rate), rate))
+            under_way.append(_Step(epoch, step, self.learner.step(step, rate), rate))
             while len(under_way) > self.learner.steps_ahead:
                 self._look_at(under_way.popleft(), before + time.perf_counter() - begin)
         while under_way:
             self._look_at(under_way.popleft(), before + time.perf_counter() - begin)
 
-    def _look_at(self, step: "_Step", seconds: float) -> None:
+    def _look_at(self, taken: _Step, seconds: float) -> None:
         """Counts and reports one step."""
-        progress, loss, grad_norm = self.progress, float(step.outcome.loss), float(step.outcome.grad_norm)
+        progress, loss, grad_norm = self.progress, float(taken.outcome.loss), float(taken.outcome.grad_norm)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise NonFiniteLoss(
                 f"At step {progress.steps + 1} the loss is {loss} and its gradient's norm {grad_norm}; "
-                f"{self._what_to_do(step.examples)}"
+                f"{self._what_to_do(taken.step.examples)}"
             )
         progress.steps += 1
-        progress.tokens += step.tokens
+        progress.tokens += taken.step.num_tokens
         progress.seconds = seconds
         self.on_event(
             StepDone(
                 phase=self.phase,
                 step=progress.steps,
                 steps=progress.total_steps,
-                epoch=step.epoch,
+                epoch=taken.epoch,
                 loss=loss,
-                learning_rate=step.learning_rate,
+                learning_rate=taken.learning_rate,
                 grad_norm=grad_norm,
                 tokens=progress.tokens,
                 tokens_per_second=progress.tokens / progress.seconds,
@@ -165,15 +143,15 @@ class Trainer:
             return f"the embedding of token {without[0]} is zero; use the tokenizer that the model was trained with."
         return "lower the learning rate."
 
-    def _evaluate(self, select: list[Example], epoch: int) -> None:
+    def _evaluate(self, select: Group, epoch: int) -> None:
         """Keeps this epoch's state if it is the best so far; without examples to select on, the latest is."""
         progress = self.progress
-        loss = evaluate(self.learner, select).mean if select else math.nan
-        best = not select or loss < progress.best_loss
+        loss = evaluate(self.learner, select).mean if select.examples else math.nan
+        best = not select.examples or loss < progress.best_loss
         if best:
             progress.best_epoch, progress.best_loss = epoch, loss
             progress.best_state = snapshot(self.learner.adaptation)
-        if select:
+        if select.examples:
             self.on_event(Evaluated(self.phase, "select", epoch, loss, best))
 
 

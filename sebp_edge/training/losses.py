@@ -1,6 +1,5 @@
 """The losses of a batch: on hoisted rows where a trial shows the padded model's losses, else through the drop-in."""
 
-from collections.abc import Iterable
 from contextlib import ExitStack
 
 import torch
@@ -15,8 +14,9 @@ from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.copy_trial import why_not_on_a_copy
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.sparsify import Sparsified
-from sebp_edge.texts.batches import Collator, micro_batches
+from sebp_edge.texts.batches import Collator, pack
 from sebp_edge.texts.examples import Example
+from sebp_edge.texts.schedule import RowLimit
 
 # Logits of a padded micro-batch: 2^27 of them are half a GB in fp32. Hoisted rows never hold all of theirs.
 MAX_LOGITS = 2**27
@@ -29,10 +29,8 @@ class RowLosses:
         options: what is held in memory at once; of a padded batch's activations, all is.
 
     Attributes:
-        collator: pads examples into batches.
-        device: where the model is.
         hoisted: the handle of the model that computes active rows only; None where the padded batch is computed.
-        max_rows: most rows that one micro-batch may have; a single longer example stands alone.
+        limit: how many rows a micro-batch may have.
     """
 
     def __init__(
@@ -40,47 +38,27 @@ class RowLosses:
         model: nn.Module,
         examples: list[Example],
         collator: Collator,
-        device,
+        device: torch.device,
         on_event: Sink,
         options: MemoryOptions = FASTEST,
     ):
-        self.collator = collator
-        self.device = device
+        self._collator, self._device = collator, device
         self.hoisted, reason = _hoist(model, examples, collator.pad_token_id, device, options)
         self._padded = Sparsified(model) if self.hoisted is None else None
-        self.max_rows = options.max_rows
+        self.limit = RowLimit.on(device, options.max_rows)
         if reason is not None:
-            self.max_rows = min(self.max_rows, MAX_LOGITS // model.get_output_embeddings().weight.shape[0])
+            max_rows = min(options.max_rows, MAX_LOGITS // model.get_output_embeddings().weight.shape[0])
+            self.limit = RowLimit.on(device, max_rows, padded_to=collator.context_length)
             on_event(Notice(f"This model runs on padded batches, which is slower: {reason}"))
 
     def __call__(self, examples: list[Example]) -> tuple[Tensor, Tensor]:
         """The losses of one micro-batch's loss rows, in nats: fp32 [C], and the example of each: int64 [C]."""
         if self.hoisted is not None:
-            tokens = self.tokens(examples)
-            return self.hoisted.row_losses(tokens.to(self.device)), tokens.sequences
-        batch = self.collator(examples)
-        losses = self._padded.row_losses(batch.input_ids.to(self.device), batch.plan.to(self.device))
-        return losses, batch.plan.loss_rows // self.collator.context_length
-
-    def tokens(self, examples: list[Example]) -> ActiveTokens:
-        """One micro-batch's active tokens, on the host."""
-        batch = self.collator(examples)
-        return ActiveTokens.gather(batch.input_ids, batch.plan)
-
-    def micro_batches(self, examples: Iterable[Example], most: int | None = None) -> list[list[Example]]:
-        """Cuts `examples` into micro-batches of at most `max_rows` rows, and `most`; the longest examples first."""
-        return micro_batches(examples, min(self.max_rows, most or self.max_rows), self._num_rows)
-
-    def cut_smaller(self, micro_batch: list[Example]) -> None:
-        """Lowers `max_rows` to half of what a micro-batch of several examples has, which did not fit into memory."""
-        self.max_rows = min(self.max_rows, -(-self.num_rows(micro_batch) // 2))
-
-    def num_rows(self, micro_batch: list[Example]) -> int:
-        """How many rows a micro-batch has."""
-        return sum(map(self._num_rows, micro_batch))
-
-    def _num_rows(self, example: Example) -> int:
-        return example.num_active_tokens if self.hoisted is not None else self.collator.context_length
+            tokens = pack(examples)
+            return self.hoisted.row_losses(tokens.to(self._device)), tokens.sequences
+        batch = self._collator(examples)
+        losses = self._padded.row_losses(batch.input_ids.to(self._device), batch.plan.to(self._device))
+        return losses, batch.plan.loss_rows // self._collator.context_length
 
     def __enter__(self) -> "RowLosses":
         return self

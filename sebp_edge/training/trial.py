@@ -12,10 +12,10 @@ from sebp_edge.models.loading import BaseModel
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.splits import Split, split_documents
+from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.evaluation import HeldOutLoss, Verdict, evaluate, judge
-from sebp_edge.training.learner import Learner
 from sebp_edge.training.loop import Progress, Trainer
+from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.units import duration
 
 # Runs that are expected to take longer than this say so first.
@@ -48,26 +48,28 @@ class Judgement:
 class Trial:
     """Trains and judges; afterwards, and whenever it was stopped, `adaptation` is attached in its best state.
 
+    Args:
+        schedules: of the training, or of one for each fold and a last one on all documents.
+
     Attributes:
         adaptation: what is trained; None before the first training.
         progress: of each training, the last one's last.
-        options: what is held in memory at once.
-        limit: what it may hold, and what it held at most.
+        guard: what it may hold, and what it held at most.
     """
 
     def __init__(
         self,
         base: BaseModel,
         dataset: Dataset,
+        schedules: list[Schedule],
         recipe: Recipe,
         seed: int,
         on_event: Sink,
         options: MemoryOptions,
-        limit: MemoryGuard,
+        guard: MemoryGuard,
     ):
-        self.options, self.limit = options, limit
-        self.base, self.dataset, self.recipe, self.seed, self.on_event = base, dataset, recipe, seed, on_event
-        self.splits = split_documents(dataset.examples, seed)
+        self.base, self.dataset, self.recipe, self.guard = base, dataset, recipe, guard
+        self._schedules, self._seed, self._on_event, self._options = schedules, seed, on_event, options
         self.adaptation: Adaptation | None = None
         self.progress: list[Progress] = []
 
@@ -78,26 +80,26 @@ class Trial:
         training sees all documents for as many epochs as did the folds good. It must be better than the base model on
         those.
         """
-        folds = len(self.splits)
         self._announce_slow_run()
-        self.adaptation = attach(self.base, self.recipe, self.seed)
+        self.adaptation = attach(self.base, self.recipe, self._seed)
         collator = Collator(self.dataset.context_length, self.base.pad_token_id)
-        examples = self.dataset.examples
-        given = {"options": self.options, "limit": self.limit}
-        with Learner(self.adaptation, self.recipe, examples, collator, self.on_event, **given) as learner:
-            if folds == 1:
-                return self._run(learner, self.splits[0], "train")
+        with RecoveringLearner(
+            self.adaptation, self.recipe, self.dataset.examples, collator, self._on_event, self._options, self.guard
+        ) as learner:
+            if len(self._schedules) == 1:
+                return self._run(learner, self._schedules[0], "train")
+            *folds, last = self._schedules
             fresh, parts = snapshot(self.adaptation), []
-            for number, split in enumerate(self.splits, start=1):
-                parts.append(self._run(learner, split, f"fold {number}"))
+            for number, schedule in enumerate(folds, start=1):
+                parts.append(self._run(learner, schedule, f"fold {number}"))
                 learner.start_again(fresh)
             judgement = Judgement(
                 HeldOutLoss.merged([part.before for part in parts]), HeldOutLoss.merged([part.after for part in parts])
             )
             if not judgement.kept:
                 return judgement
-            last_epoch = max(1, median_low([progress.best_epoch for progress in self.progress]))
-            return replace(judgement, final=self._run_on_all(learner, last_epoch))
+            last.last_epoch = max(1, median_low([progress.best_epoch for progress in self.progress]))
+            return replace(judgement, final=self._run_on_all(learner, last))
 
     def detach(self) -> None:
         """Gives the base model back as it was."""
@@ -105,40 +107,34 @@ class Trial:
             self.adaptation.detach()
             self.adaptation = None
 
-    def _run(self, learner: Learner, split: Split, phase: str) -> Judgement:
-        # First: what is interrupted from here on has learnt nothing yet.
-        trainer = self._trainer(learner, phase)
-        self._plan(phase, split)
-        epochs = trainer.prepare(split.train, split.select, split.judge)
-        before = evaluate(learner, split.judge)
-        self.on_event(Evaluated(phase, "judge", 0, before.mean, False))
-        best = trainer.train(epochs, split.select)
-        after = evaluate(learner, split.judge)
-        self.on_event(Evaluated(phase, "judge", best.best_epoch, after.mean, True))
+    def _run(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> Judgement:
+        trainer = self._prepared(learner, schedule, phase)
+        before = evaluate(learner, schedule.judge)
+        self._on_event(Evaluated(phase, "judge", 0, before.mean, False))
+        best = trainer.train(schedule)
+        after = evaluate(learner, schedule.judge)
+        self._on_event(Evaluated(phase, "judge", best.best_epoch, after.mean, True))
         return Judgement(before, after)
 
-    def _run_on_all(self, learner: Learner, last_epoch: int) -> HeldOutLoss:
-        examples, phase = self.dataset.examples, "all documents"
-        trainer = self._trainer(learner, phase)
-        self._plan(phase, Split(examples, [], []))
-        trainer.train(trainer.prepare(examples, examples, last_epoch=last_epoch), [], last_epoch=last_epoch)
-        loss = evaluate(learner, examples)
-        self.on_event(Evaluated(phase, "train", last_epoch, loss.mean, True))
+    def _run_on_all(self, learner: RecoveringLearner, schedule: Schedule) -> HeldOutLoss:
+        phase = "all documents"
+        self._prepared(learner, schedule, phase).train(schedule)
+        loss = evaluate(learner, schedule.judge)
+        self._on_event(Evaluated(phase, "train", schedule.last_epoch, loss.mean, True))
         return loss
 
-    def _trainer(self, learner: Learner, phase: str) -> Trainer:
-        trainer = Trainer(learner, self.recipe, self.seed, self.on_event, phase)
+    def _prepared(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> Trainer:
+        # First: what is interrupted from here on has learnt nothing yet.
+        trainer = Trainer(learner, self.recipe, self._on_event, phase)
         self.progress.append(trainer.progress)
+        self._on_event(TrainingPlanned(phase, self.recipe.epochs, *schedule.num_documents))
+        learner.prepare(schedule)
         return trainer
-
-    def _plan(self, phase: str, split: Split) -> None:
-        documents = (len({example.document for example in part}) for part in (split.train, split.select, split.judge))
-        self.on_event(TrainingPlanned(phase, self.recipe.epochs, *documents))
 
     def _announce_slow_run(self) -> None:
         seconds = self._expected_seconds()
         if seconds > SLOW_SECONDS:
-            self.on_event(
+            self._on_event(
                 Notice(
                     f"On this {self.base.device.type.upper()} this will take about {duration(seconds)}; "
                     "a smaller model, fewer texts or fewer epochs take less."
@@ -150,7 +146,7 @@ class Trial:
 
         A token costs 2 P floating-point operations forward and 2 P backward for a frozen base (4 P if trained).
         """
-        tokens = sum(len(example.input_ids) for split in self.splits for example in split.train)
+        schedules = [schedule for schedule in self._schedules if not schedule.learns_all]
         passes = 4 if self.recipe.method == "lora" else 6
-        operations = passes * self.base.num_parameters * tokens * self.recipe.epochs
+        operations = passes * self.base.num_parameters * sum(schedule.num_tokens for schedule in schedules)
         return 2 * operations / devices.matmul_rate(self.base.device, self.base.dtype)
