@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sebp_edge import Recipe
 from sebp_edge.models.adaptation import attach, trainable
 from sebp_edge.texts.batches import Collator
-from sebp_edge.training.learner import Learner
+from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.update import Update
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=5e-3, epochs=2, batch_tokens=10**6, context_length=64)
@@ -35,9 +35,9 @@ def learning(base, examples, recipe=RECIPE, max_rows=4096, padded=False, limit=N
         layer.forward = lambda *args, **kwargs: forward(*args, **kwargs, s_aux=torch.ones(1))
     try:
         collator = Collator(64, base.pad_token_id)
-        with Learner(adaptation, recipe, examples, collator, events.append, limit=limit) as learner:
-            assert (learner.rows.hoisted is None) == padded
-            learner.rows.max_rows = max_rows
+        with RecoveringLearner(adaptation, recipe, examples, collator, events.append, guard=limit) as learner:
+            assert (learner.learner.rows.hoisted is None) == padded
+            limit_rows(learner, max_rows)
             learner.events = events
             yield learner
     finally:
@@ -76,7 +76,7 @@ def gradients(learner, examples, failing, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "_accumulate", watched)
         patch.setattr(Update, "finish", keep)
-        loss = learner.step(examples, 1e-3).loss
+        loss = learner.step(step_of(learner, examples), 1e-3).loss
     return [loss, *found]
 
 

@@ -20,7 +20,7 @@ from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.guard import SPARE
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.texts.batches import Collator
-from sebp_edge.training.learner import Learner
+from sebp_edge.training.recovery import RecoveringLearner
 
 pytestmark = [
     pytest.mark.gpu,
@@ -158,10 +158,10 @@ def test_what_is_tried_out_changes_nothing_bit_for_bit(kind, graphs):
     def bits(tensors):
         return [tensor.contiguous().view(torch.uint8) for tensor in tensors]
 
-    with Learner(adapted, recipe, examples, Collator(64, 2), events.append) as learner:
+    with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append) as learner:
         if not graphs:
-            learner._graphs = None
-        learner.prepare([examples])
+            learner.learner.graphs = None
+        learner.prepare(Schedule([[examples]]))
         weights, random = snapshot(adapted), (torch.cuda.get_rng_state(), torch.get_rng_state())
         events.clear()
         assert learner.prove()
@@ -169,7 +169,7 @@ def test_what_is_tried_out_changes_nothing_bit_for_bit(kind, graphs):
         assert all(map(torch.equal, bits(snapshot(adapted)), bits(weights)))
         assert torch.equal(torch.cuda.get_rng_state(), random[0])
         assert torch.equal(torch.get_rng_state(), random[1])
-        update = learner._update
+        update = learner.learner._update
         if kind is Whole:
             moments = [value for one in update._moments for value in one if value is not None]
             gradients = [parameter.grad for parameter in adapted.model.parameters()]
@@ -177,13 +177,13 @@ def test_what_is_tried_out_changes_nothing_bit_for_bit(kind, graphs):
             assert int(update._adamw.step) == 0
         else:
             moments = [value for one in update._moments for value in one if value is not None]
-            assert not any(parameter.grad.any() for parameter in learner._parameters)
+            assert not any(parameter.grad.any() for parameter in learner.learner.parameters)
         assert moments
         assert not any(value.any() for value in moments)
-        assert float(learner._loss) == 0
+        assert float(learner.learner._loss) == 0
         assert [type(event) for event in events] == [GraphCaptured] * graphs + [MemoryProbed]
         # What was captured is what runs: no further capture.
-        learner.step(examples, 1e-2)
+        learner.step(step_of(learner, examples), 1e-2)
         assert [type(event) for event in events].count(GraphCaptured) == graphs
         assert not all(map(torch.equal, bits(snapshot(adapted)), bits(weights)))
 
@@ -203,9 +203,9 @@ def test_memory_that_runs_out_while_trying_moves_no_weight_and_is_cut_smaller(ki
 
     model = adapted.model.get_base_model() if kind is Adapted else adapted.model
     model.model.layers[0].register_forward_hook(fail_in_the_first_backward_pass)
-    with Learner(adapted, recipe, examples, Collator(64, 2), events.append) as learner:
-        learner._graphs = None
-        learner.prepare([examples])
+    with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append) as learner:
+        learner.learner.graphs = None
+        learner.prepare(Schedule([[examples]]))
         weights = snapshot(adapted)
         assert not learner.prove()
         assert failed

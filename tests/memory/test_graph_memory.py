@@ -20,14 +20,14 @@ pytestmark = [
 def test_all_buckets_are_rehearsed_before_one_is_captured():
     examples, order = make_examples([64] * 40 + [5]), []
     with make_learner(Adapted(), examples) as learner:
-        graphs = learner._graphs._graphs
+        graphs = learner.learner.graphs._graphs
         for name in ("rehearse", "capture"):
             own = getattr(graphs, name)
             setattr(graphs, name, lambda *arguments, own=own, name=name: order.append(name) or own(*arguments))
-        learner.rows.max_rows = 630
-        learner.prepare([examples])
-        assert len(learner._graphs._buckets) > 1
-        learner.step(examples, 1e-3)
+        limit_rows(learner, 630)
+        learner.prepare(Schedule([[examples]]))
+        assert len(learner.learner.graphs._buckets) > 1
+        learner.step(step_of(learner, examples), 1e-3)
     first = order.index("capture")
     assert order.count("rehearse") == first > 1
     assert order.count("capture") > 1
@@ -44,7 +44,7 @@ def test_blocks_in_checkpoints_keep_less():
             torch.cuda.synchronize()
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-            learner.step(examples, 1e-3)
+            learner.step(step_of(learner, examples), 1e-3)
             return torch.cuda.max_memory_allocated() - before
 
     taken(FASTEST)  # makes what is made once
@@ -64,8 +64,8 @@ def test_memory_is_given_back():
 
     def allocated_after_a_training():
         with make_learner(adapted, examples) as learner:
-            learner.step(examples, 1e-3)
-            list(learner.losses(examples))
+            learner.step(step_of(learner, examples), 1e-3)
+            list(learner.losses(evaluated(learner, examples)))
             held = torch.cuda.memory_allocated()
         del learner
         torch.cuda.synchronize()
@@ -105,7 +105,7 @@ def step_gradients(learner, examples, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Update, "finish", keep)
-        loss = learner.step(examples, 1e-3).loss
+        loss = learner.step(step_of(learner, examples), 1e-3).loss
     return float(loss), found
 
 
@@ -119,18 +119,18 @@ def test_memory_that_runs_out_while_a_graph_is_made_leaves_nothing_added(options
     examples = make_examples([31, 2, 17, 40, 5, 23, 27, 30])
     rows = sum(example.num_active_tokens for example in examples)
     with make_learner(Adapted(), examples, options=options) as learner:
-        learner.rows.max_rows = -(-rows // 2)
-        learner.prepare([examples])
+        limit_rows(learner, -(-rows // 2))
+        learner.prepare(Schedule([[examples]]))
         expected_loss, expected = step_gradients(learner, examples, monkeypatch)
     adapted, events = Adapted(), []
     hook, stream = Hook(adapted), torch.cuda.current_stream()
     with make_learner(adapted, examples, events, options) as learner:
-        learner.prepare([examples])
+        learner.prepare(Schedule([[examples]]))
         hook.fail_at(call)
         loss, found = step_gradients(learner, examples, monkeypatch)
         assert torch.cuda.current_stream() == stream
         assert [event for event in events if isinstance(event, MemoryRanOut)] == [MemoryRanOut(4096, -(-rows // 2))]
-        assert learner._graphs is not None
+        assert learner.learner.graphs is not None
         captured = len([event for event in events if isinstance(event, GraphCaptured)])
         again_loss, again = step_gradients(learner, examples, monkeypatch)
         assert len([event for event in events if isinstance(event, GraphCaptured)]) == captured
@@ -148,9 +148,9 @@ def test_ctrl_c_while_a_graph_is_made_ends_the_training(options, call):
     hook, stream = Hook(adapted, KeyboardInterrupt), torch.cuda.current_stream()
     examples = make_examples([31, 2, 17, 40])
     with pytest.raises(KeyboardInterrupt), make_learner(adapted, examples, events, options) as learner:
-        learner.prepare([examples])
+        learner.prepare(Schedule([[examples]]))
         hook.fail_at(call)
-        learner.step(examples, 1e-3)
+        learner.step(step_of(learner, examples), 1e-3)
     assert torch.cuda.current_stream() == stream and not torch.cuda.is_current_stream_capturing()
     assert not any(isinstance(event, Notice) for event in events)
 
@@ -164,7 +164,7 @@ def test_held_out_losses_are_the_same_if_memory_runs_out_while_a_graph_is_made(c
     def by_document(learner):
         return {
             group[number].document: losses[owners == number]
-            for group, losses, owners in learner.losses(examples)
+            for group, losses, owners in learner.losses(evaluated(learner, examples))
             for number in range(len(group))
         }
 
@@ -173,8 +173,8 @@ def test_held_out_losses_are_the_same_if_memory_runs_out_while_a_graph_is_made(c
     with make_learner(adapted, examples) as learner:
         hook.fail_at(call)
         found = by_document(learner)
-        assert learner.rows.max_rows < 4096
-        assert learner._graphs is not None
+        assert learner.limit.max_rows < 4096
+        assert learner.learner.graphs is not None
     assert found.keys() == expected.keys()
     for document, losses in found.items():
         torch.testing.assert_close(losses, expected[document], rtol=2e-2, atol=2e-2)
@@ -189,10 +189,10 @@ def test_one_example_that_fits_only_without_graphs_is_trained_on_without_them(mo
     with make_learner(adapted, examples, events) as learner:
         hook.fail_at(1)
         _, found = step_gradients(learner, examples, monkeypatch)
-        assert learner._graphs is None
+        assert learner.learner.graphs is None
         hook.fail_at(1)
         with pytest.raises(torch.OutOfMemoryError):
-            learner.step(examples, 1e-3)
+            learner.step(step_of(learner, examples), 1e-3)
     (notice,) = [event for event in events if isinstance(event, Notice)]
     assert "memory ran out with them" in notice.message
     assert not any(isinstance(event, MemoryRanOut) for event in events)
@@ -215,9 +215,9 @@ def test_what_does_not_fit_under_a_cap_is_cut_smaller_and_the_training_goes_on(g
                 eagerly(learner)
             learner.prepare([examples] * 3)
             # Updates of nothing, so that all trainings here are the same.
-            losses = [float(learner.step(examples, 0.0).loss) for _ in range(3)]
-            assert (learner._graphs is not None) == graphs
-            return losses, sum(float(losses.sum()) for _, losses, _ in learner.losses(examples))
+            losses = [float(learner.step(step_of(learner, examples), 0.0).loss) for _ in range(3)]
+            assert (learner.learner.graphs is not None) == graphs
+            return losses, sum(float(losses.sum()) for _, losses, _ in learner.losses(evaluated(learner, examples)))
 
     def held_after(events):
         torch.cuda.reset_peak_memory_stats()

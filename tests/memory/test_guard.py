@@ -16,7 +16,7 @@ from sebp_edge.machine import devices, process
 from sebp_edge.memory.guard import STEPS_BETWEEN_LOOKS, MemoryGuard
 from sebp_edge.models.adaptation import snapshot, trainable
 from sebp_edge.texts.batches import Collator
-from sebp_edge.training.learner import Learner
+from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.loop import Trainer
 from sebp_edge.training.losses import RowLosses
 
@@ -55,13 +55,13 @@ def test_what_is_tried_out_changes_nothing_bit_for_bit(base, way, graphs, plain_
     examples = odd_examples()
 
     def steps(learner):
-        outcomes = [learner.step(group, 1e-2) for group in (examples[:5], examples[5:]) * 2]
+        outcomes = [learner.step(step_of(learner, group), 1e-2) for group in (examples[:5], examples[5:]) * 2]
         return [number for outcome in outcomes for number in outcome] + snapshot(learner.adaptation)
 
     def prepared(learner):
         if graphs and not padded:
-            learner._graphs = learner._no_graphs_yet()
-        learner.prepare([examples[:5], examples[5:]])
+            learner.learner.begin_graphs()
+        learner.prepare(Schedule([[examples[:5], examples[5:]]]))
         return learner
 
     with learning(base, examples, recipe, padded=padded) as learner:
@@ -75,10 +75,10 @@ def test_what_is_tried_out_changes_nothing_bit_for_bit(base, way, graphs, plain_
         assert learner.prove()
         assert equal(bits(snapshot(learner.adaptation)), bits(weights))
         assert torch.equal(torch.get_rng_state(), random)
-        moments = [value for one in learner._update._moments for value in one if value is not None]
-        gradients = [parameter.grad for parameter in learner._parameters]
+        moments = [value for one in learner.learner._update._moments for value in one if value is not None]
+        gradients = [parameter.grad for parameter in learner.learner.parameters]
         assert moments
-        assert not any(tensor.any() for tensor in (*moments, *gradients, learner._loss))
+        assert not any(tensor.any() for tensor in (*moments, *gradients, learner.learner._loss))
         # What is known to fit is not tried again.
         assert learner.prove()
         assert [type(event) for event in learner.events] == [MemoryProbed]
@@ -99,18 +99,18 @@ def test_what_is_tried_out_updates_nothing_within_the_backward_pass(dtype, graph
     adapted = Whole(make_llama().to(dtype))
     before = snapshot(adapted)
     recipe = RECIPE.replace(method="full")
-    with Learner(adapted, recipe, examples, Collator(64, 2), events.append, limit=ample()) as learner:
+    with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append, guard=ample()) as learner:
         if graphs:
-            learner._graphs = learner._no_graphs_yet()
-        learner.prepare([examples])
+            learner.learner.begin_graphs()
+        learner.prepare(Schedule([[examples]]))
         assert learner.prove()
         assert equal(bits(snapshot(adapted)), bits(before))
-        moments = [value for one in learner._update._moments for value in one if value is not None]
+        moments = [value for one in learner.learner._update._moments for value in one if value is not None]
         assert not any(value.any() for value in moments)
-        assert int(learner._update._adamw.step) == 0
+        assert int(learner.learner._update._adamw.step) == 0
         assert all(parameter.grad is None for parameter in adapted.model.parameters())
         # And a step does.
-        learner.step(examples, 1e-2)
+        learner.step(step_of(learner, examples), 1e-2)
         assert not equal(bits(snapshot(adapted)), bits(before))
     assert [type(event) for event in events] == [MemoryProbed]
 
@@ -121,13 +121,13 @@ def test_wherever_memory_runs_out_while_trying_it_is_cut_smaller_and_tried_again
     examples = odd_examples()
     with learning(base, examples, recipe, padded=padded, limit=ample()) as learner:
         expected = gradients(learner, examples, Failing(), monkeypatch)
-        learner.prepare([examples])
+        learner.prepare(Schedule([[examples]]))
         with Failing() as counting:
             assert learner.prove()
         before = snapshot(learner.adaptation)
-        fullest = learner.rows.num_rows(examples)
+        fullest = learner.learner.rows.num_rows(examples)
         for number in range(1, counting.count, 1 + counting.count // 25):
-            learner.rows.max_rows, learner._proven = 4096, (0, 0)
+            learner.limit.max_rows, learner._proven = 4096, (0, 0)
             learner.events.clear()
             with Failing(number):
                 assert not learner.prove()
@@ -158,9 +158,9 @@ def test_steps_that_are_one_micro_batch_are_cut_anew_before_the_first(monkeypatc
         rehearse(self, micro_batch)
 
     monkeypatch.setattr(Learner, "_rehearse", failing)
-    with Learner(Whole(make_llama()), recipe, examples, Collator(64, 2), events.append, limit=ample()) as learner:
-        progress = train(Trainer(learner, recipe, 0, events.append, "train"), examples, [])
-        fewest = len(learner.rows.micro_batches(examples))
+    with RecoveringLearner(Whole(make_llama()), recipe, examples, Collator(64, 2), events.append, guard=ample()) as learner:
+        progress = train(Trainer(learner, recipe, events.append, "train"), examples, [])
+        fewest = len(learner.limit.cut(examples))
     assert [type(event) for event in events if not isinstance(event, Notice | StepDone)][-1] is MemoryProbed
     assert any(isinstance(event, MemoryRanOut) for event in events)
     assert progress.steps == progress.total_steps == 2 * fewest > 4
@@ -168,7 +168,7 @@ def test_steps_that_are_one_micro_batch_are_cut_anew_before_the_first(monkeypatc
 
 def test_without_a_limit_nothing_is_tried_out(base):
     with learning(base, odd_examples()) as learner:
-        learner.prepare([odd_examples()])
+        learner.prepare(Schedule([[odd_examples()]]))
         assert learner.prove()
         assert learner.events == []
 
@@ -309,17 +309,17 @@ def squeezing(monkeypatch, left):
 def test_micro_batches_are_cut_before_memory_runs_out_when_other_programs_take_it(base, monkeypatch):
     examples = odd_examples()
     with learning(base, examples) as learner:
-        expected = [learner.step(examples, 1e-3) for _ in range(2 * STEPS_BETWEEN_LOOKS)]
+        expected = [learner.step(step_of(learner, examples), 1e-3) for _ in range(2 * STEPS_BETWEEN_LOOKS)]
     with learning(base, examples, limit=ample()) as learner:
-        learner.prepare([examples])
+        learner.prepare(Schedule([[examples]]))
         learner.prove()
         learner.events.clear()
-        found = [learner.step(examples, 1e-3)]
+        found = [learner.step(step_of(learner, examples), 1e-3)]
         assert learner.events == []
         squeezing(monkeypatch, 10**6)
-        found += [learner.step(examples, 1e-3) for _ in range(2 * STEPS_BETWEEN_LOOKS - 1)]
+        found += [learner.step(step_of(learner, examples), 1e-3) for _ in range(2 * STEPS_BETWEEN_LOOKS - 1)]
         first, second = learner.events
-        fullest = learner.rows.num_rows(examples)
+        fullest = learner.learner.rows.num_rows(examples)
         assert (first.max_rows_before, first.max_rows) == (4096, -(-fullest // 2))
         assert second.max_rows < second.max_rows_before == first.max_rows
         assert first.missing > 0
@@ -330,12 +330,12 @@ def test_micro_batches_are_cut_before_memory_runs_out_when_other_programs_take_i
 def test_what_cannot_be_cut_is_said_once(base, monkeypatch):
     examples = odd_examples()[:1]
     with learning(base, examples, limit=ample()) as learner:
-        learner.prepare([examples])
+        learner.prepare(Schedule([[examples]]))
         learner.prove()
         learner.events.clear()
         squeezing(monkeypatch, 10**6)
         for _ in range(4 * STEPS_BETWEEN_LOOKS):
-            learner.step(examples, 1e-3)
+            learner.step(step_of(learner, examples), 1e-3)
         (event,) = learner.events
         assert isinstance(event, MemorySqueezed)
         assert event.max_rows == event.max_rows_before

@@ -22,7 +22,7 @@ from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
-from sebp_edge.training.learner import Learner
+from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=150, context_length=64)
@@ -219,8 +219,8 @@ EXAMPLES = [
 def trained(model, options, recipe=RECIPE, steps=6):
     """The losses of some steps, and what has been learnt."""
     adapted = Adapted(model)
-    with Learner(adapted, recipe, EXAMPLES, Collator(64, 2), silent, options) as learner:
-        losses = [float(learner.step(EXAMPLES, 3e-3).loss) for _ in range(steps)]
+    with RecoveringLearner(adapted, recipe, EXAMPLES, Collator(64, 2), silent, options) as learner:
+        losses = [float(learner.step(step_of(learner, EXAMPLES), 3e-3).loss) for _ in range(steps)]
     return losses, [parameter.detach().clone() for parameter in trainable(adapted)]
 
 

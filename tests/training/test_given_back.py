@@ -13,7 +13,7 @@ from sebp_edge.events import MemoryRanOut, StepDone
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import trainable
 from sebp_edge.sparse.sparsify import Sparsified
-from sebp_edge.training.learner import Learner
+from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.trial import Trial
 
 
@@ -34,11 +34,11 @@ class Watching(Failing):
 @pytest.mark.parametrize("padded", [False, True])
 def test_what_failed_is_freed_before_it_is_tried_again(base, padded, monkeypatch):
     examples, made, alive = odd_examples(), [], []
-    give_back = "sebp_edge.training.learner.give_memory_back"
+    give_back = "sebp_edge.training.recovery.give_memory_back"
 
     def count(device):
         # What is added to is among what operations give.
-        known = {id(parameter.grad) for parameter in trainable(learner.adaptation)} | {id(learner._loss)}
+        known = {id(parameter.grad) for parameter in trainable(learner.adaptation)} | {id(learner.learner._loss)}
         alive.append([tensor().shape for tensor in made if tensor() is not None and id(tensor()) not in known])
 
     with learning(base, examples, padded=padded) as learner:
@@ -49,7 +49,7 @@ def test_what_failed_is_freed_before_it_is_tried_again(base, padded, monkeypatch
         gc.disable()
         try:
             for number in range(1, counting.count + 1, 1 + counting.count // 20):
-                learner.rows.max_rows = 4096
+                limit_rows(learner, 4096)
                 made.clear()
                 gradients(learner, examples, Watching(made, number), monkeypatch)
         finally:
@@ -65,14 +65,14 @@ def made(monkeypatch):
     references, enter, leave = [], Learner.__enter__, Learner.__exit__
 
     def noted(learner):
-        update = learner._update
-        parts = [learner, learner.rows, learner.rows.hoisted or learner.rows._padded, update, update._adamw]
+        update = learner.learner._update
+        parts = [learner, learner.learner.rows, learner.learner.rows.hoisted or learner.learner.rows._padded, update, update._adamw]
         references.extend(map(weakref.ref, parts))
         return enter(learner)
 
     def left(learner, *exception):
-        moments = [value for moments in learner._update._moments for value in moments if value is not None]
-        gradients = [parameter.grad for parameter in learner._parameters]
+        moments = [value for moments in learner.learner._update._moments for value in moments if value is not None]
+        gradients = [parameter.grad for parameter in learner.learner.parameters]
         references.extend(map(weakref.ref, [*moments, *gradients]))
         leave(learner, *exception)
 
@@ -153,7 +153,7 @@ def test_projections_that_nobody_asked_for_any_more_are_let_go_of(base, padded):
         projection = learner.adaptation.model.get_base_model().model.layers[0].self_attn.q_proj
         hook = projection.register_forward_hook(stop)
         with pytest.raises(torch.OutOfMemoryError):
-            learner.rows(examples)
+            learner.learner.rows(examples)
         assert len(computed) == 2
         assert [reference() for reference in computed] == [None, None]
         hook.remove()

@@ -17,7 +17,7 @@ from sebp_edge.models.loading import load_base_model
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.graphs import _Captured
-from sebp_edge.training.learner import Learner
+from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
 pytestmark = [
@@ -50,22 +50,22 @@ class Whole:
 
 def make_learner(adapted, examples, events=None, options=FASTEST):
     recipe = RECIPE.replace(method="full") if isinstance(adapted, Whole) else RECIPE
-    return Learner(adapted, recipe, examples, Collator(64, 2), (events if events is not None else []).append, options)
+    return RecoveringLearner(adapted, recipe, examples, Collator(64, 2), (events if events is not None else []).append, options)
 
 
 def eagerly(learner):
-    learner._graphs = None
+    learner.learner.graphs = None
     return learner
 
 
 def gradients(learner, micro_batches):
     loss_tokens = sum(example.num_loss_tokens for group in micro_batches for example in group)
-    learner._loss.zero_()
+    learner.learner._loss.zero_()
     for group in micro_batches:
         learner._accumulate(group, loss_tokens)
     found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
-    learner._update.reset()
-    return float(learner._loss), found
+    learner.learner._update.reset()
+    return float(learner.learner._loss), found
 
 
 def error(found, truth):
@@ -82,7 +82,7 @@ def test_gradients_are_the_eager_ones(family, prompt):
     micro_batches = [examples[:3], examples[3:4], examples[4:]]
     adapted = Adapted(MODELS[family]())
     with make_learner(adapted, examples) as learner:
-        assert learner._graphs is not None
+        assert learner.learner.graphs is not None
         learner.prepare(micro_batches)
         loss, found = gradients(learner, micro_batches)
         again_loss, again = gradients(learner, micro_batches[::-1])
@@ -105,10 +105,10 @@ def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt
         with make_learner(Adapted(), examples, options=options) as learner:
             learner.prepare(micro_batches)
             found = gradients(learner, micro_batches)
-            assert learner._graphs is not None
-            learner.step(examples, 1e-3)
+            assert learner.learner.graphs is not None
+            learner.step(step_of(learner, examples), 1e-3)
             with waiting_for_the_gpu_is_an_error():
-                learner.step(examples, 1e-3)
+                learner.step(step_of(learner, examples), 1e-3)
             return found
 
     loss, kept = all_gradients(FASTEST)
@@ -140,7 +140,7 @@ def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer
     with make_learner(adaptation, examples, events, MemoryOptions(checkpoints=1)) as learner:
         learner.prepare(micro_batches)
         loss, found = gradients(learner, micro_batches)
-        assert learner._graphs is not None
+        assert learner.learner.graphs is not None
         assert {event.part for event in events} == {"update", "gradients"}
         eager_loss, eager = gradients(eagerly(learner), micro_batches)
     with make_learner(twin, examples) as learner:
@@ -148,18 +148,18 @@ def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer
     assert abs(loss - true_loss) <= 2 * abs(eager_loss - true_loss) + 1e-2
     assert error(found, truth) <= 2 * error(eager, truth) + 1e-4
     with make_learner(adaptation, examples) as learner:
-        outcome = learner.step(examples, 1e-3)
+        outcome = learner.step(step_of(learner, examples), 1e-3)
         with waiting_for_the_gpu_is_an_error():
-            again = learner.step(examples, 1e-3)
-        assert learner._graphs is not None
+            again = learner.step(step_of(learner, examples), 1e-3)
+        assert learner.learner.graphs is not None
     assert float(again.loss) < float(outcome.loss)
 
 
 def test_held_out_losses_are_the_eager_ones():
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt=3)
     with make_learner(Adapted(), examples) as learner:
-        ((_, losses, owners),) = learner.losses(examples)
-        assert learner._graphs is not None
+        ((_, losses, owners),) = learner.losses(evaluated(learner, examples))
+        assert learner.learner.graphs is not None
         ((_, expected, expected_owners),) = eagerly(learner).losses(examples)
     assert torch.equal(owners, expected_owners)
     torch.testing.assert_close(losses, expected, rtol=2e-2, atol=2e-2)
@@ -168,12 +168,12 @@ def test_held_out_losses_are_the_eager_ones():
 def test_a_step_does_not_wait_for_the_gpu():
     examples = make_examples([31, 2, 17, 64, 5, 40])
     with make_learner(Adapted(), examples) as learner:
-        learner.rows.max_rows = 100
-        assert len(learner.rows.micro_batches(examples)) == 2
-        outcome = learner.step(examples, 1e-3)
+        limit_rows(learner, 100)
+        assert len(learner.limit.cut(examples)) == 2
+        outcome = learner.step(step_of(learner, examples), 1e-3)
         with waiting_for_the_gpu_is_an_error():
-            again = learner.step(examples, 1e-3)
-        assert learner._graphs is not None
+            again = learner.step(step_of(learner, examples), 1e-3)
+        assert learner.learner.graphs is not None
     assert float(again.loss) < float(outcome.loss)
     assert float(again.grad_norm) > 0
 
@@ -184,19 +184,19 @@ def test_capture_leaves_weights_moments_and_random_states_as_they_were():
     before = {name: value.clone() for name, value in adapted.model.state_dict().items()}
     random_state = torch.cuda.get_rng_state()
     with make_learner(adapted, examples) as learner:
-        learner.prepare([examples[:2]])
-        list(learner.losses(examples[:2]))
-        learner._graphs.accumulate(learner.rows.tokens(examples[:2]), 1)
+        learner.prepare(Schedule([[examples[:2]]]))
+        list(learner.losses(evaluated(learner, examples[:2])))
+        learner.learner.graphs.accumulate(pack(examples[:2]), 1)
         assert any(parameter.grad.any() for parameter in trainable(adapted))
         first = [parameter.grad.clone() for parameter in trainable(adapted)]
-        moments = [value.clone() for moments in learner._update._moments for value in moments[:2]]
+        moments = [value.clone() for moments in learner.learner._update._moments for value in moments[:2]]
         assert moments
         assert not any(value.any() for value in moments)
         # A second bucket is captured between two micro-batches of one step.
-        learner._graphs._buckets.clear()
-        weightless = learner.rows.tokens(examples[2:]).weighted(0.0)
-        learner._graphs.accumulate(weightless, 1)
-        assert len(learner._graphs._captured) == 3
+        learner.learner.graphs._buckets.clear()
+        weightless = pack(examples[2:]).weighted(0.0)
+        learner.learner.graphs.accumulate(weightless, 1)
+        assert len(learner.learner.graphs._captured) == 3
         for parameter, gradient in zip(trainable(adapted), first, strict=True):
             assert torch.equal(parameter.grad, gradient)
         assert torch.equal(torch.cuda.get_rng_state(), random_state)
@@ -209,8 +209,8 @@ def test_an_example_never_sees_its_neighbour_in_a_graph():
     examples = make_examples([31, 17, 20])
     other = Example([7] * 31, [7] * 31, 0)
     with make_learner(Adapted(), examples) as learner:
-        ((_, losses, owners),) = learner.losses(examples)
-        ((_, changed, _),) = learner.losses([other, *examples[1:]])
+        ((_, losses, owners),) = learner.losses(evaluated(learner, examples))
+        ((_, changed, _),) = learner.losses(evaluated(learner, [other, *examples[1:]]))
     assert torch.equal(losses[owners > 0], changed[owners > 0])
     assert not torch.equal(losses[owners == 0], changed[owners == 0])
 
@@ -220,10 +220,10 @@ def test_a_model_that_waits_for_the_gpu_trains_without_graphs_and_says_so_once()
     model.model.layers[0].register_forward_hook(lambda module, inputs, output: output if output.sum().item() else None)
     examples, events = make_examples([31, 2, 17, 64]), []
     with make_learner(Adapted(model), examples, events) as learner:
-        learner.rows.max_rows = 50
-        losses = [float(learner.step(examples, 1e-2).loss) for _ in range(4)]
-        list(learner.losses(examples))
-        assert learner._graphs is None
+        limit_rows(learner, 50)
+        losses = [float(learner.step(step_of(learner, examples), 1e-2).loss) for _ in range(4)]
+        list(learner.losses(evaluated(learner, examples)))
+        assert learner.learner.graphs is None
     assert losses[-1] < losses[0]
     captured, notice = (event for event in events if not isinstance(event, ExamplesEvaluated))
     assert isinstance(captured, GraphCaptured) and captured.part == "update" and captured.seconds > 0
@@ -248,7 +248,7 @@ def test_the_loss_curve_is_that_of_eager_runs(model_folder, tmp_path, monkeypatc
 
     def make_eager(learner, *args, **options):
         make(learner, *args, **options)
-        learner._graphs = None
+        learner.learner.graphs = None
 
     monkeypatch.setattr(Learner, "__init__", make_eager)
     eager, again = curve(), curve()
@@ -262,22 +262,22 @@ def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_rand
     examples = make_examples([31, 2, 17, 64, 5, 40])
     adapted = Whole(tie_word_embeddings=tied)
     with make_learner(adapted, examples) as learner:
-        assert isinstance(learner._update, UpdateInBackward)
+        assert isinstance(learner.learner._update, UpdateInBackward)
         # Some moments to lose.
-        learner.step(examples, 1e-3)
+        learner.step(step_of(learner, examples), 1e-3)
 
         def state():
-            moments = [value for moments in learner._update._moments for value in moments]
-            norms = [learner._update.finish(), learner._update._adamw.step]
+            moments = [value for moments in learner.learner._update._moments for value in moments]
+            norms = [learner.learner._update.finish(), learner.learner._update._adamw.step]
             return [value.detach().clone() for value in (*adapted.model.parameters(), *moments, *norms)]
 
         before, random_state = state(), torch.cuda.get_rng_state()
-        tokens = learner.rows.tokens(examples[:2])
-        tokens = tokens.filled(learner._graphs.bucket(tokens.sizes))
+        tokens = pack(examples[:2])
+        tokens = tokens.filled(learner.learner.graphs.bucket(tokens.sizes))
         weightless = tokens.to("cuda").weighted(0.0)
-        learner._graphs._rehearse(learner._graphs._key("gradients", tokens.sizes), tokens.first())
-        run = functools.partial(learner._graphs._run, "gradients")
-        graph = _Captured(learner._graphs._graphs, "gradients", weightless, run)
+        learner.learner.graphs._rehearse(learner.learner.graphs._key("gradients", tokens.sizes), tokens.first())
+        run = functools.partial(learner.learner.graphs._run, "gradients")
+        graph = _Captured(learner.learner.graphs._graphs, "gradients", weightless, run)
         assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
         assert torch.equal(torch.cuda.get_rng_state(), random_state)
         assert all(parameter.grad is None for parameter in adapted.model.parameters())
@@ -299,8 +299,8 @@ def test_captured_updates_in_the_backward_pass_are_the_eager_ones(tied, options)
         adapted = Whole(tie_word_embeddings=tied, num_hidden_layers=3)
         with make_learner(adapted, examples, options=options) as learner:
             prepare(learner)
-            outcomes = [learner.step(group, 1e-3) for group in (examples[:3], examples[3:], examples) * 4]
-            assert (learner._graphs is None) is (prepare is eagerly)
+            outcomes = [learner.step(step_of(learner, group), 1e-3) for group in (examples[:3], examples[3:], examples) * 4]
+            assert (learner.learner.graphs is None) is (prepare is eagerly)
         return torch.tensor([[*map(float, outcome)] for outcome in outcomes]), adapted.model.state_dict()
 
     start = Whole(tie_word_embeddings=tied, num_hidden_layers=3).model.state_dict()
@@ -318,8 +318,8 @@ def test_a_step_of_a_whole_model_neither_waits_nor_holds_all_gradients():
     with make_learner(adapted, examples) as learner:
         held = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        learner.step(examples, 1e-3)
+        learner.step(step_of(learner, examples), 1e-3)
         with waiting_for_the_gpu_is_an_error():
-            learner.step(examples, 1e-3)
-        assert learner._graphs is not None
+            learner.step(step_of(learner, examples), 1e-3)
+        assert learner.learner.graphs is not None
         assert torch.cuda.max_memory_allocated() - held < weights / 2

@@ -11,7 +11,7 @@ from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.readers import read_texts
 from sebp_edge.texts.splits import split_documents
 from sebp_edge.training.evaluation import evaluate
-from sebp_edge.training.learner import Learner
+from sebp_edge.training.recovery import RecoveringLearner
 
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, batch_tokens=200)
 METHODS = {
@@ -52,7 +52,7 @@ def judged_loss(personalizer, notes):
     adaptation, collator = personalizer._adaptation, Collator(dataset.context_length, base.pad_token_id)
     if recipe.method == "full":
         adaptation.model.requires_grad_(True)
-    with Learner(adaptation, recipe, dataset.examples, collator, lambda event: None) as learner:
+    with RecoveringLearner(adaptation, recipe, dataset.examples, collator, lambda event: None) as learner:
         return evaluate(learner, split_documents(dataset.examples, 0)[0].judge).mean
 
 

@@ -12,7 +12,7 @@ from sebp_edge.events import MemoryRanOut
 from sebp_edge.machine.devices import let_go, ran_out_of_memory
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.training.evaluation import evaluate
-from sebp_edge.training.learner import Learner
+from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.loop import Trainer
 from sebp_edge.training.losses import RowLosses
 
@@ -41,14 +41,14 @@ def test_wherever_memory_runs_out_the_step_is_that_of_smaller_micro_batches(base
         whole = gradients(learner, examples, counting, monkeypatch)
         assert counting.count < never.count
         for number in range(1, counting.count + 1, 1 + counting.count // 30):
-            learner.rows.max_rows = 4096
+            limit_rows(learner, 4096)
             learner.events.clear()
             found = gradients(learner, examples, Failing(number), monkeypatch)
             assert learner.events == [MemoryRanOut(4096, half)]
             assert equal(found, expected), number
         assert equal(snapshot(learner.adaptation), before)
         # What failed left nothing behind that a whole step could see.
-        learner.rows.max_rows = 4096
+        limit_rows(learner, 4096)
         assert equal(gradients(learner, examples, Failing(), monkeypatch), whole)
     for one, other in zip(expected, whole, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -62,9 +62,9 @@ def test_wherever_memory_runs_out_with_graphs_they_are_made_anew_for_smaller_mic
         whole = gradients(learner, examples, Failing(), monkeypatch)
 
         def begin():
-            learner.rows.max_rows = 4096
-            learner._graphs = learner._no_graphs_yet()
-            learner.prepare([examples])
+            limit_rows(learner, 4096)
+            learner.learner.begin_graphs()
+            learner.prepare(Schedule([[examples]]))
             learner.events.clear()
 
         begin()
@@ -74,7 +74,7 @@ def test_wherever_memory_runs_out_with_graphs_they_are_made_anew_for_smaller_mic
             begin()
             found = gradients(learner, examples, Failing(number), monkeypatch)
             assert learner.events == [MemoryRanOut(4096, half)]
-            captured = learner._graphs._captured
+            captured = learner.learner.graphs._captured
             assert captured
             # Nothing is filled up to the size that did not fit.
             assert max(key.bucket.tokens for key in captured) <= half + 32
@@ -87,13 +87,13 @@ def test_one_example_is_tried_without_graphs_before_it_is_the_end(base, monkeypa
     examples = odd_examples()[:1]
     with learning(base, examples) as learner:
         expected = gradients(learner, examples, Failing(), monkeypatch)
-        learner._graphs = learner._no_graphs_yet()
+        learner.learner.begin_graphs()
         assert equal(gradients(learner, examples, Failing(100), monkeypatch), expected)
-        assert learner._graphs is None
+        assert learner.learner.graphs is None
         (notice,) = learner.events
         assert "memory ran out with them" in notice.message
         with pytest.raises(torch.OutOfMemoryError), Failing(100):
-            learner.step(examples, 1e-3)
+            learner.step(step_of(learner, examples), 1e-3)
 
 
 @pytest.mark.parametrize("number", [1, 50, 200, 400])
@@ -102,10 +102,10 @@ def test_memory_that_runs_out_while_the_last_layer_is_tried_out_changes_nothing(
     half = -(-sum(example.num_active_tokens for example in examples) // 2)
     with learning(base, examples, max_rows=half) as learner:
         expected = gradients(learner, examples, Failing(), monkeypatch)
-        tried = learner.rows.hoisted._last_layer._exact
+        tried = learner.learner.rows.hoisted._last_layer._exact
     with learning(base, examples) as learner:
         assert equal(gradients(learner, examples, Failing(number), monkeypatch), expected)
-        assert learner.rows.hoisted._last_layer._exact == tried
+        assert learner.learner.rows.hoisted._last_layer._exact == tried
         assert learner.events == [MemoryRanOut(4096, half)]
 
 
@@ -128,7 +128,7 @@ def test_a_single_example_that_does_not_fit_is_the_end(base, padded):
     with learning(base, examples, padded=padded) as learner:
         before = snapshot(learner.adaptation)
         with pytest.raises(torch.OutOfMemoryError), Failing(100):
-            learner.step(examples, 1e-3)
+            learner.step(step_of(learner, examples), 1e-3)
         assert not any(isinstance(event, MemoryRanOut) for event in learner.events)
         assert equal(snapshot(learner.adaptation), before)
 
@@ -190,7 +190,7 @@ def test_other_errors_are_no_reason_to_try_again(base):
     examples = odd_examples()
     with learning(base, examples) as learner:
         with pytest.raises(RuntimeError, match="no more"), Failing(100, error=RuntimeError):
-            learner.step(examples, 1e-3)
+            learner.step(step_of(learner, examples), 1e-3)
         assert learner.events == []
 
 
@@ -198,14 +198,14 @@ def test_other_errors_are_no_reason_to_try_again(base):
 def test_held_out_losses_are_the_same_wherever_memory_runs_out(base, padded):
     examples = odd_examples()
     with learning(base, examples, padded=padded) as learner:
-        evaluate(learner, examples)
+        evaluate(learner, evaluated(learner, examples))
         with Failing() as counting:
-            expected = evaluate(learner, examples)
+            expected = evaluate(learner, evaluated(learner, examples))
         for number in range(1, counting.count, 1 + counting.count // 20):
-            learner.rows.max_rows = 4096
+            limit_rows(learner, 4096)
             learner.events.clear()
             with Failing(number, number + 150):
-                found = evaluate(learner, examples)
+                found = evaluate(learner, evaluated(learner, examples))
             assert 1 <= sum(isinstance(event, MemoryRanOut) for event in learner.events) <= 2
             assert found.tokens == expected.tokens
             assert found.nats == pytest.approx(expected.nats, rel=1e-5)
@@ -223,10 +223,10 @@ def test_after_a_failure_later_steps_are_cut_smaller_from_their_start(base, monk
 
     monkeypatch.setattr(Learner, "_accumulate", watched)
     with learning(base, examples) as learner:
-        progress = train(Trainer(learner, RECIPE, 0, learner.events.append, "train"), examples, [])
+        progress = train(Trainer(learner, RECIPE, learner.events.append, "train"), examples, [])
     whole = sum(example.num_active_tokens for example in examples)
     half = -(-whole // 2)
-    cut = [sum(one.num_active_tokens for one in group) for group in learner.rows.micro_batches(examples)]
+    cut = [sum(one.num_active_tokens for one in group) for group in learner.limit.cut(examples)]
     assert sizes == [whole, *cut, *cut]
     assert max(cut) <= half
     assert progress.steps == progress.total_steps == 2

@@ -35,18 +35,18 @@ def learner(base, monkeypatch):
     monkeypatch.setattr("sebp_edge.training.learner.Graphs", Recorded)
     # With a budget the fullest micro-batch is tried out, as it always is on a GPU.
     with learning(base, odd_examples(), max_rows=630, limit=MemoryGuard(CPU, budget=10**12)) as learner:
-        learner._graphs = learner._no_graphs_yet()
+        learner.learner.begin_graphs()
         yield learner
 
 
 def test_steps_and_held_out_losses_are_rehearsed_before_one_is_captured(learner):
     examples = make_examples([64] * 40 + [5])
-    trainer = Trainer(learner, RECIPE, 0, learner.events.append, "train")
+    trainer = Trainer(learner, RECIPE, learner.events.append, "train")
     select, judge = examples[2:4], examples[20:]
     epochs = trainer.prepare(examples, select, judge)
-    evaluate(learner, judge)
+    evaluate(learner, evaluated(learner, judge))
     trainer.train(epochs, select)
-    order = learner._graphs._graphs.order
+    order = learner.learner.graphs._graphs.order
     rehearsals = order.count("rehearse")
     assert order[:rehearsals] == ["rehearse"] * rehearsals
     assert order.count("gradients") > 1
@@ -63,8 +63,8 @@ def test_gradients_come_first_and_larger_ones_before_smaller_ones(learner, monke
         lambda graphs, part, tokens: ran.append((part, len(tokens.input_ids))) or run(graphs, part, tokens),
     )
     examples = odd_examples()
-    learner.prepare([examples], examples[:3])
-    learner._graphs.rehearse(learner.rows.tokens(learner.rows.micro_batches(examples)[-1]))
+    learner.prepare(Schedule([[examples], examples[:3]]))
+    learner.learner.graphs.rehearse(pack(learner.limit.cut(examples)[-1]))
     assert ran == sorted(ran, key=lambda each: (each[0], -each[1]))
     assert {part for part, _ in ran} == {"gradients", "losses"}
 
@@ -72,21 +72,21 @@ def test_gradients_come_first_and_larger_ones_before_smaller_ones(learner, monke
 def test_where_losses_are_asked_for_first_no_gradient_is_taken(learner, monkeypatch):
     examples, taken = odd_examples(), []
     monkeypatch.setattr(MicroBatchGraphs, "_take_gradients", lambda graphs, part, tokens: taken.append(tokens))
-    learner.prepare([examples], examples[:3], examples[3:5])
-    evaluate(learner, examples[:3])
+    learner.prepare(Schedule([[examples], examples[:3], examples[3:5]]))
+    evaluate(learner, evaluated(learner, examples[:3]))
     assert not taken
-    order = learner._graphs._graphs.order
+    order = learner.learner.graphs._graphs.order
     assert order.index("losses") == order.count("rehearse") >= 1
 
 
 def test_graphs_and_what_they_hold_go_at_once(learner):
     examples = odd_examples()
-    learner.prepare([examples], examples[:3])
-    learner.step(examples, 1e-3)
-    evaluate(learner, examples[:3])
-    gone = weakref.ref(learner._graphs)
-    captured = [weakref.ref(each) for each in learner._graphs._captured.values()]
-    for each in learner._graphs._captured.values():
+    learner.prepare(Schedule([[examples], examples[:3]]))
+    learner.step(step_of(learner, examples), 1e-3)
+    evaluate(learner, evaluated(learner, examples[:3]))
+    gone = weakref.ref(learner.learner.graphs)
+    captured = [weakref.ref(each) for each in learner.learner.graphs._captured.values()]
+    for each in learner.learner.graphs._captured.values():
         each._replay = None  # a real graph's does not hold what was captured
     del each
     gc.disable()
@@ -101,9 +101,9 @@ def test_graphs_and_what_they_hold_go_at_once(learner):
 
 def test_what_was_not_announced_is_rehearsed_when_it_comes(learner):
     examples = odd_examples()
-    learner.prepare([examples[:2]])
-    learner.step(examples[:2], 1e-3)
-    before = len(learner._graphs._graphs.order)
-    evaluate(learner, examples)
-    assert learner._graphs._graphs.order[before] == "rehearse"
-    assert "losses" in learner._graphs._graphs.order[before:]
+    learner.prepare(Schedule([[examples[:2]]]))
+    learner.step(step_of(learner, examples[:2]), 1e-3)
+    before = len(learner.learner.graphs._graphs.order)
+    evaluate(learner, evaluated(learner, examples))
+    assert learner.learner.graphs._graphs.order[before] == "rehearse"
+    assert "losses" in learner.learner.graphs._graphs.order[before:]

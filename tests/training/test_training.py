@@ -17,7 +17,7 @@ from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.documents import Document
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate, judge
-from sebp_edge.training.learner import Learner
+from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.loop import Trainer, learning_rates
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.update import Update
@@ -34,8 +34,8 @@ def examples(base):
 
 def make_trainer(base, examples, recipe=RECIPE, on_event=silent, seed=0):
     adaptation = attach(base, recipe, seed)
-    learner = Learner(adaptation, recipe, examples, Collator(64, base.pad_token_id), on_event)
-    return Trainer(learner, recipe, seed, on_event, "train")
+    learner = RecoveringLearner(adaptation, recipe, examples, Collator(64, base.pad_token_id), on_event)
+    return Trainer(learner, recipe, on_event, "train")
 
 
 def trained_state(base, examples, **options):
@@ -51,9 +51,9 @@ def test_training_lowers_the_held_out_loss(base, examples):
     events = []
     trainer = make_trainer(base, examples, on_event=events.append)
     with trainer.learner as learner:
-        before = evaluate(learner, examples[12:]).mean
+        before = evaluate(learner, evaluated(learner, examples[12:])).mean
         progress = train(trainer, examples[:12], examples[12:])
-        after = evaluate(learner, examples[12:]).mean
+        after = evaluate(learner, evaluated(learner, examples[12:])).mean
     assert after < before - 0.05
     assert after == pytest.approx(progress.best_loss)
     steps = [event for event in events if isinstance(event, StepDone)]
@@ -74,10 +74,10 @@ def test_micro_batches_do_not_change_the_gradient(base, examples):
     trainer = make_trainer(base, examples)
 
     def gradients(max_rows):
-        trainer.learner.rows.max_rows = max_rows
-        groups = list(trainer.learner.rows.micro_batches(examples))
+        limit_rows(trainer.learner, max_rows)
+        groups = list(trainer.learner.limit.cut(examples))
         for group in groups:
-            (trainer.learner.rows(group)[0].sum() / 100).backward()
+            (trainer.learner.learner.rows(group)[0].sum() / 100).backward()
         found = [parameter.grad.clone() for parameter in trainable(trainer.learner.adaptation)]
         trainer.learner.adaptation.model.zero_grad()
         return len(groups), found
@@ -96,9 +96,9 @@ def test_micro_batches_do_not_change_the_held_out_losses(base, examples):
     longer = encode([Document("a", make_sentences(1, seed=5, words=90)[0])], base.tokenizer, 64)[0]
     examples = [*examples, *(Example(one.input_ids, one.labels, 99) for one in longer)]
     with trainer.learner as learner:
-        together = evaluate(learner, examples)
-        learner.rows.max_rows = 1
-        one_by_one = evaluate(learner, examples[::-1])
+        together = evaluate(learner, evaluated(learner, examples))
+        limit_rows(learner, 1)
+        one_by_one = evaluate(learner, evaluated(learner, examples[::-1]))
     trainer.learner.adaptation.detach()
     assert len(longer) > 1
     assert together.tokens == one_by_one.tokens
@@ -115,14 +115,14 @@ def test_a_steps_micro_batches_are_filled_with_the_longest_first(base, examples,
 
     monkeypatch.setattr(RowLosses, "__call__", watched)
     trainer = make_trainer(base, examples, RECIPE.replace(batch_tokens=10**6, epochs=1))
-    trainer.learner.rows.max_rows = 120
+    limit_rows(trainer.learner, 120)
     with trainer.learner:
         progress = train(trainer, examples, [])
     trainer.learner.adaptation.detach()
     assert progress.steps == 1
     assert lengths == [
         [example.num_active_tokens for example in micro_batch]
-        for micro_batch in trainer.learner.rows.micro_batches(examples)
+        for micro_batch in trainer.learner.limit.cut(examples)
     ]
     assert len(lengths) > 3
     together = [length for micro_batch in lengths for length in micro_batch]

@@ -15,7 +15,7 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.training import update_in_backward
-from sebp_edge.training.learner import Learner
+from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.loop import Trainer
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.update import Update
@@ -52,7 +52,7 @@ EXAMPLES = make_examples([31, 2, 17, 64, 5, 40, 23, 8])
 
 
 def make_learner(model, on_event=silent, recipe=RECIPE):
-    return Learner(Whole(model), recipe, EXAMPLES, Collator(64, 2), on_event)
+    return RecoveringLearner(Whole(model), recipe, EXAMPLES, Collator(64, 2), on_event)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_the_updates_are_those_of_the_same_gradients_kept(family, updated_in_bac
     model, expected = make(), make()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with make_learner(model) as learner:
-        outcomes = [learner.step(group, rate) for group, rate in zip(micro_batches, rates, strict=True)]
+        outcomes = [learner.step(step_of(learner, group), rate) for group, rate in zip(micro_batches, rates, strict=True)]
     norms = follow_classically(expected, micro_batches, rates)
     assert [float(outcome.grad_norm) for outcome in outcomes] == pytest.approx(norms, rel=1e-5)
     for name, parameter in model.named_parameters():
@@ -111,7 +111,7 @@ def test_gradients_are_never_all_in_memory(monkeypatch, updated_in_backward):
     monkeypatch.setattr(update_in_backward, "adamw_", watched)
     model = make_llama(num_hidden_layers=6)
     with make_learner(model) as learner:
-        learner.step(EXAMPLES, 1e-3)
+        learner.step(step_of(learner, EXAMPLES), 1e-3)
         assert all(parameter.grad is None for parameter in model.parameters())
     assert len(most) == len(list(model.parameters()))
     assert max(most) == 1
@@ -139,13 +139,13 @@ def test_a_layer_that_would_read_a_weight_after_its_update_raises():
 def test_a_rehearsal_changes_nothing():
     model = make_llama().bfloat16()
     with make_learner(model) as learner:
-        learner.step(EXAMPLES[:3], 1e-3)
-        update = learner._update
+        learner.step(step_of(learner, EXAMPLES[:3]), 1e-3)
+        update = learner.learner._update
         state = [parameter.detach().clone() for parameter in model.parameters()]
         moments = [value.clone() for moments in update._moments for value in moments]
         random_state = torch.get_rng_state()
         norm = float(update.finish())
-        update.take_gradients(0.0 * learner.rows(EXAMPLES[3:])[0].sum(), rehearsing=True)
+        update.take_gradients(0.0 * learner.learner.rows(EXAMPLES[3:])[0].sum(), rehearsing=True)
         assert all(torch.equal(a, b) for a, b in zip(state, model.parameters(), strict=True))
         held = [value for moments in update._moments for value in moments]
         assert all(torch.equal(a, b) for a, b in zip(moments, held, strict=True))
@@ -153,7 +153,7 @@ def test_a_rehearsal_changes_nothing():
         assert torch.equal(torch.get_rng_state(), random_state)
         assert float(update.finish()) == norm
         assert all(parameter.grad is None for parameter in model.parameters())
-        learner.step(EXAMPLES[3:], 1e-3)
+        learner.step(step_of(learner, EXAMPLES[3:]), 1e-3)
         assert not all(torch.equal(a, b) for a, b in zip(state, model.parameters(), strict=True))
 
 
@@ -167,7 +167,7 @@ def test_a_rehearsal_changes_nothing():
 )
 def test_whole_models_in_bf16_are_updated_so_and_nothing_else_is(method, dtype, kind):
     with make_learner(make_llama().to(dtype), recipe=RECIPE.replace(method=method)) as learner:
-        assert type(learner._update) is kind
+        assert type(learner.learner._update) is kind
 
 
 def test_a_bf16_model_learns_as_well_as_in_fp32():
@@ -175,7 +175,7 @@ def test_a_bf16_model_learns_as_well_as_in_fp32():
         events = []
         model = make_llama().to(dtype)
         with make_learner(model, events.append, recipe) as learner:
-            train(Trainer(learner, recipe, 0, events.append, "train"), EXAMPLES, EXAMPLES)
+            train(Trainer(learner, recipe, events.append, "train"), EXAMPLES, EXAMPLES)
         return [event.loss for event in events if isinstance(event, Evaluated)]
 
     recipe = RECIPE.replace(learning_rate=1e-2, epochs=8, patience=8)
@@ -188,7 +188,7 @@ def test_two_trainings_are_bitwise_equal():
     def state():
         model = make_llama().bfloat16()
         with make_learner(model) as learner:
-            train(Trainer(learner, RECIPE, 0, silent, "train"), EXAMPLES, [])
+            train(Trainer(learner, RECIPE, silent, "train"), EXAMPLES, [])
         return model.state_dict()
 
     one, other = state(), state()
@@ -198,18 +198,18 @@ def test_two_trainings_are_bitwise_equal():
 def test_a_second_training_begins_like_the_first():
     with make_learner(make_llama().bfloat16()) as learner:
         fresh = snapshot(learner.adaptation)
-        learner.step(EXAMPLES, 1e-3)
+        learner.step(step_of(learner, EXAMPLES), 1e-3)
         first = snapshot(learner.adaptation)
         learner.start_again(fresh)
-        learner.step(EXAMPLES, 1e-3)
+        learner.step(step_of(learner, EXAMPLES), 1e-3)
         assert all(torch.equal(a, b) for a, b in zip(first, snapshot(learner.adaptation), strict=True))
 
 
 def test_every_micro_batch_is_a_step_and_one_notice_says_so():
     events = []
     with make_learner(make_llama().bfloat16(), events.append) as learner:
-        learner.rows.max_rows = 70
-        progress = train(Trainer(learner, RECIPE, 0, events.append, "train"), EXAMPLES, [])
+        limit_rows(learner, 70)
+        progress = train(Trainer(learner, RECIPE, events.append, "train"), EXAMPLES, [])
     steps = [event for event in events if isinstance(event, StepDone)]
     assert len(steps) == progress.steps == progress.total_steps >= 6
     assert steps[-1].tokens == 2 * sum(len(example.input_ids) for example in EXAMPLES)
@@ -227,7 +227,7 @@ def test_a_loss_that_is_not_finite_leaves_the_best_state(monkeypatch):
                 model.model.norm.weight.fill_(float("nan"))
 
     with make_learner(model) as learner:
-        trainer = Trainer(learner, RECIPE.replace(batch_tokens=60), 0, poison, "train")
+        trainer = Trainer(learner, RECIPE.replace(batch_tokens=60), poison, "train")
         with pytest.raises(NonFiniteLoss):
             train(trainer, EXAMPLES, EXAMPLES)
         expected = trainer.progress.best_state
@@ -238,7 +238,7 @@ def test_a_loss_that_is_not_finite_leaves_the_best_state(monkeypatch):
 def test_afterwards_the_parameters_are_ones_own():
     model = make_llama().bfloat16()
     with make_learner(model) as learner:
-        learner.step(EXAMPLES, 1e-3)
+        learner.step(step_of(learner, EXAMPLES), 1e-3)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     model(torch.arange(7, 30)[None]).logits.float().square().mean().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
