@@ -174,4 +174,23 @@ def waiting_for_the_gpu_is_an_error():
 
 def train(trainer, examples, select):
     """A whole training: what is to come, then its steps."""
-    return trainer.train(trainer.prepare(examples, select), select)
+    recipe = trainer.recipe
+    batches = shuffled_batches(examples, recipe.batch_tokens, recipe.epochs, seed=0)
+    schedule = Schedule(batches, select)
+    trainer.learner.prepare(schedule)
+    return trainer.train(schedule)
+
+
+def step_of(learner, examples):
+    """A step on these examples, cut as the learner's memory has it by now."""
+    return Group(examples, learner.limit)
+
+
+def evaluated(learner, examples):
+    """These examples to be evaluated, likewise."""
+    return Group(examples, learner.limit, is_evaluated=True)
+
+
+def limit_rows(learner, max_rows):
+    """Has micro-batches of at most so many rows."""
+    learner.limit = replace(learner.limit, max_rows=max_rows)

@@ -42,3 +42,7 @@ def assert_one_sentence(result, words, exit_code=1):
     assert result.stderr.startswith("sebp-edge: ")
     assert result.stderr.count("\n") == 1
     assert "Traceback" not in result.stderr
+
+
+def without_controls(drawn):
+    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn))

@@ -16,8 +16,12 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-import command
 import pytest
+
+# What an `assert` of these compares is shown, as in a test's own file.
+pytest.register_assert_rewrite("against_dense", "command", "damage", "memory_plans", "random_cases")
+
+import command
 from builders import make_llama, make_sentences, make_tokenizer
 from running_out import RECIPE, PlainGraphs
 

@@ -5,13 +5,10 @@ import sys
 
 import pytest
 import torch
+from against_dense import assert_same, loss_and_gradients, padded_batch, with_lora
 from builders import make_examples, make_llama, make_sentences, row_losses, waiting_for_the_gpu_is_an_error
-from test_dropin_families import DECODERS, ENCODERS, make, make_decoder
-from test_hoist import MODELS
-from test_lora_linear import random_group
-from test_selection import random_gradient, selector
-from test_sparse_linear import gradients, random_case
-from test_sparsify import assert_same, loss_and_gradients, padded_batch, with_lora
+from model_families import DECODERS, ENCODERS, MODELS, make, make_decoder
+from random_cases import gradients, random_case, random_gradient, random_group, selector
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForTokenClassification

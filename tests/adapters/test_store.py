@@ -10,26 +10,13 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
+from stored_adapter import RECORD, Weights
 
 from sebp_edge.adapters import store as store_module
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, check_name
 from sebp_edge.errors import AdapterError, StorageError
-
-RECORD = {
-    "base_model": "sebp-edge/tiny",
-    "model": "tiny",
-    "fingerprint": "abc",
-    "recipe": {"name": "notes", "method": "lora"},
-    "documents": 12,
-    "examples": 13,
-    "tokens": 1400,
-    "heldout_loss_before": 3.5,
-    "heldout_loss_after": 3.1,
-    "seed": 0,
-}
 
 # A process of its own that saves into the folder argv[1]; what it does meanwhile comes before.
 SAVING = """
@@ -49,20 +36,6 @@ class Weights:
 record = AdapterRecord(**RECORD)
 store = AdapterStore(sys.argv[1])
 """
-
-
-class Weights:
-    """Stands for an adaptation: its files, in a sub-folder too."""
-
-    def __init__(self, content=b"weights"):
-        self.content = content
-
-    def save(self, folder: Path) -> None:
-        (folder / "adapter_model.safetensors").write_bytes(self.content)
-        (folder / "templates").mkdir()
-        (folder / "templates" / "chat.jinja").write_bytes(self.content)
-
-    def detach(self) -> None: ...
 
 
 class Failing(Weights):

@@ -11,8 +11,7 @@ import time
 
 import pytest
 from builders import make_llama
-from command import RECIPE, assert_one_sentence, process, records, run
-from test_progress import without_controls
+from command import RECIPE, assert_one_sentence, process, records, run, without_controls
 
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.recipe import Recipe

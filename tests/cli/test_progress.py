@@ -1,18 +1,14 @@
 """An adaptation as it is seen: notes, lines and the bar."""
 
 import io
-import re
 
 import pytest
+from command import without_controls
 from rich.console import Console
 
 from sebp_edge.cli import progress
 from sebp_edge.cli.progress import Lines
 from sebp_edge.events import MemoryRanOut, Notice
-
-
-def without_controls(drawn):
-    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn))
 
 
 def test_memory_that_ran_out_is_a_note_on_the_standard_error(capsys):

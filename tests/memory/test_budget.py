@@ -7,6 +7,7 @@ from itertools import groupby, pairwise
 
 import pytest
 import torch
+from memory_plans import RECIPE, all_plans
 from transformers import LlamaConfig
 
 from sebp_edge import Recipe
@@ -22,7 +23,6 @@ from sebp_edge.models.catalog import resolve
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
 
-RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, context_length=64)
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
 
@@ -90,16 +90,6 @@ def test_what_is_no_size_is_said_in_one_sentence(text):
 
 
 # -------------------------------------------------------------------------------------------------------------- plans
-
-
-def all_plans(plan_for, size):
-    """The plans for `size`, and for ever smaller budgets, one byte below what the last one takes."""
-    plans = [plan_for(size)]
-    while plans[-1].cheaper is not None:
-        plans.append(plan_for(plans[-1].chosen.peak - 1))
-    with pytest.raises(MachineError):
-        plan_for(plans[-1].chosen.peak - 1)
-    return plans
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import torch
 from builders import make_examples, make_llama, make_sentences
-from test_graphs import Adapted, Whole
+from graph_learners import Adapted, Whole
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import MachineError

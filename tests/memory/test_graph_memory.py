@@ -3,7 +3,7 @@
 import pytest
 import torch
 from builders import make_examples
-from test_graphs import Adapted, eagerly, error, make_learner
+from graph_learners import Adapted, eagerly, error, make_learner
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sebp_edge.events import GraphCaptured, MemoryRanOut, Notice

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_budget import RECIPE, all_plans
+from memory_plans import RECIPE, all_plans
 from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig
 
 from sebp_edge import AdapterStore, Personalizer

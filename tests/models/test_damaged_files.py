@@ -16,7 +16,7 @@ from builders import make_llama, make_tokenizer
 from command import run
 from damage import damage
 from safetensors.torch import load_file, save_file
-from test_store import RECORD, Weights
+from stored_adapter import RECORD, Weights
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from sebp_edge import AdapterStore, Recipe

@@ -4,8 +4,8 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from against_dense import padded_batch
 from builders import dequantised_llama, make_llama, row_losses
-from test_sparsify import padded_batch
 from typer.testing import CliRunner
 
 import four_bit_quality

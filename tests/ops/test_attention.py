@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from against_dense import dense_losses, gradients, padded_batch
 from builders import make_llama
-from test_hoist import MODELS, dense_losses, gradients, padded_batch
+from model_families import MODELS
 
 from sebp_edge.ops import Scores, attention, backend, reference, sequence_attention_
 from sebp_edge.ops.gpu import rotate

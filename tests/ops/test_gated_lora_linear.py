@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_lora_linear import in_fewer_bits, random_group
+from random_cases import in_fewer_bits, random_group
 
 from sebp_edge.ops import ACTIVATIONS, Gate, LoraGroup, gated, gated_lora_linear, lora_linear
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from random_cases import DEVICE, DTYPES, assert_as_good, assert_no_worse_than_torch, draw
 
 from sebp_edge.ops import reference, select_rows
 
@@ -9,13 +10,6 @@ pytest.importorskip("triton", reason="Triton is not installed on this platform")
 from sebp_edge.ops.gpu import cross_entropy, lora, move_rows, products, reduce_rows
 from sebp_edge.ops.rows import ActiveRows
 from sebp_edge.ops.tiles import Tiles
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
-
-
-def draw(*size, dtype=torch.float32, seed=0):
-    return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
 def random_rows(num_rows, active, seed=0):
@@ -64,13 +58,6 @@ def test_strides_do_not_matter():
 # Tiles larger and smaller than the matrices, with and without a split contraction.
 TILES = [Tiles(16, 32, 16, 1, 4, 2), Tiles(32, 16, 32, 3, 4, 3)]
 SHAPES = [(1, 1, 1), (33, 64, 32), (70, 45, 83)]
-
-
-def assert_no_worse_than_torch(found, plain, truth):
-    """The error is no more than twice that of PyTorch in the same dtype."""
-    assert found.dtype == plain.dtype
-    error, allowed = ((value.double() - truth).norm() for value in (found, plain))
-    assert error <= 2 * allowed + 1e-4 * truth.norm()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -194,11 +181,6 @@ def test_rank_products_of_a_group_are_plain_pytorchs(columns, num_rows, rank, dt
     for one, other, truth in zip(found, again, expected, strict=True):
         assert torch.equal(one, other)
         assert_as_good(one, truth, dtype)
-
-
-def assert_as_good(found, truth, dtype):
-    """Sums in fp32, rounded to the dtype once."""
-    assert (found.double() - truth).norm() <= max(1e-6, torch.finfo(dtype).eps) * truth.norm()
 
 
 def test_logits_that_would_overflow_do_not():

@@ -5,33 +5,9 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from random_cases import in_fewer_bits, random_group
 
-from sebp_edge.ops import LoraGroup, LoraProjection, QuantisedWeight, Remake, Scratch, detect, lora_linear, select_rows
-
-
-def random_group(num_rows, num_in, outs, rank, active, dtype=torch.float64, adapter_dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*size, dtype=dtype):
-        return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
-
-    rows = torch.randperm(num_rows, generator=generator)[:active].sort().values
-    projections = [
-        LoraProjection(
-            draw(m, num_in),
-            draw(m) if number % 2 else None,
-            draw(rank, num_in, dtype=adapter_dtype),
-            draw(m, rank, dtype=adapter_dtype),
-            1.5,
-        )
-        for number, m in enumerate(outs)
-    ]
-    douts = []
-    for m in outs:
-        dout = torch.zeros(num_rows, m, dtype=dtype)
-        dout[rows] = draw(active, m)
-        douts.append(dout)
-    return draw(num_rows, num_in), projections, rows, douts
+from sebp_edge.ops import LoraGroup, LoraProjection, Remake, Scratch, detect, lora_linear, select_rows
 
 
 def dense(x, projections, dtype):
@@ -167,19 +143,6 @@ def test_an_input_that_needs_no_gradient_gets_none():
     stacked(x, [leaf], rows)[0].backward(douts[0])
     assert x.grad is None
     assert leaf.lora_A.grad is not None
-
-
-def in_fewer_bits(projection, made):
-    """The same projection with its weight in 8 bits, and that weight in full; `made` counts dequantisations."""
-    scale = projection.weight.abs().max() / 127
-    packed = (projection.weight / scale).round().to(torch.int8)
-
-    def dequantise(place):
-        made.append(weakref.ref(place))
-        place.copy_(packed.to(scale.dtype) * scale)
-
-    weight = QuantisedWeight(scale.dtype, dequantise)
-    return projection._replace(weight=weight), projection._replace(weight=packed.to(scale.dtype) * scale)
 
 
 @pytest.mark.parametrize("given", ["rows", "detect", "all"])

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from random_cases import DEVICE, DTYPES, assert_as_good, assert_no_worse_than_torch, draw
 
 pytest.importorskip("triton", reason="Triton is not installed on this platform")
-from test_kernels import DEVICE, DTYPES, assert_as_good, assert_no_worse_than_torch, draw
 
 from sebp_edge.ops import reference
 from sebp_edge.ops.gpu import gated, rms_norm

@@ -3,32 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from random_cases import gradients, random_case
 from torch import library
 
 from sebp_edge.ops import ActiveRows, choices, detect, select_rows, sparse_linear
 from sebp_edge.ops.tiles import Tiles
 
 SHAPES = [(1, 1, 1), (7, 5, 3), (64, 33, 17), (129, 64, 96)]
-
-
-def random_case(num_rows, num_in, num_out, active, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*size):
-        return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
-
-    rows = torch.randperm(num_rows, generator=generator)[:active].sort().values
-    x, weight, bias = draw(num_rows, num_in), draw(num_out, num_in), draw(num_out)
-    dout = torch.zeros(num_rows, num_out, dtype=dtype)
-    dout[rows] = draw(active, num_out)
-    return x, weight, bias, rows, dout
-
-
-def gradients(function, tensors, dout):
-    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
-    out = function(*leaves)
-    out.backward(dout)
-    return out.detach(), [leaf.grad for leaf in leaves]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -5,10 +5,9 @@ import weakref
 
 import pytest
 import torch
+from against_dense import all_gradients, padded_batch, with_adapter
 from builders import make_examples, make_llama, row_losses
-from peft import LoraConfig, get_peft_model
-from test_hoist import MODELS, gradients
-from test_sparsify import padded_batch
+from model_families import MODELS
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.events import silent
@@ -27,20 +26,6 @@ from sebp_edge.training.update_in_backward import UpdateInBackward
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=150, context_length=64)
 SHORT = MemoryOptions(max_rows=70, checkpoints=1, in_pieces=True)
-
-
-def with_adapter(model):
-    config = LoraConfig(r=3, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
-    with torch.random.fork_rng():
-        torch.manual_seed(2)
-        return get_peft_model(model, config).eval()
-
-
-def all_gradients(model, checkpoints, prompt=0, **options):
-    batch = padded_batch(prompt=prompt)
-    plan = RowPlan.from_labels(batch["labels"])
-    with Hoisted(model, checkpoints=checkpoints, **options) as rows:
-        return gradients(model, row_losses(rows, batch["input_ids"], plan))
 
 
 def assert_equal(found, expected):

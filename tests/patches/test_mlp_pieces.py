@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+from against_dense import all_gradients, padded_batch, with_adapter
 from builders import make_llama, row_losses
-from test_checkpoints import all_gradients, with_adapter
-from test_hoist import MODELS
-from test_sparsify import padded_batch
+from model_families import MODELS
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import LoraGroup

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.nn.functional as F
+from against_dense import dense_losses, gradients, padded_batch
 from builders import SIZES, make_llama, row_losses
+from model_families import MODELS
 from peft import LoraConfig, get_peft_model
-from test_hoist import MODELS, dense_losses, gradients
-from test_sparsify import padded_batch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers.activations import ACT2FN

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from against_dense import padded_batch
 from builders import make_llama, row_losses
-from test_sparsify import padded_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sebp_edge.patches.tied_embedding import TiedEmbedding, _groups

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from against_dense import LENGTHS, gradients, padded_batch
 from builders import make_llama
+from model_families import MODELS, make_model
 from peft import LoraConfig, get_peft_model
-from test_hoist import MODELS, gradients, make_model
-from test_sparsify import LENGTHS, padded_batch
 from transformers import GPT2Config
 
 from sebp_edge.errors import SparsityError

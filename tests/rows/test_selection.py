@@ -5,8 +5,9 @@ import math
 
 import pytest
 import torch
+from against_dense import loss_and_gradients, padded_batch, with_lora
 from builders import make_llama
-from test_sparsify import loss_and_gradients, padded_batch, with_lora
+from random_cases import random_energy, random_gradient, selector
 
 from sebp_edge import sparsify
 from sebp_edge.errors import SparsityError
@@ -15,24 +16,6 @@ from sebp_edge.rows import row_rules
 from sebp_edge.rows.selection import Selection, Threshold, TopN, _LayerSelector
 
 SIZES = [1, 7, 130]
-
-
-def random_energy(num_rows, seed=0, spread=1.5, zeros=0.3):
-    """Squared norms over several decades, some of them zero; fp64."""
-    generator = torch.Generator().manual_seed(seed)
-    energy = 10 ** (2 * spread * torch.randn(num_rows, generator=generator, dtype=torch.float64))
-    return energy * (torch.rand(num_rows, generator=generator) >= zeros)
-
-
-def random_gradient(num_rows, num_out, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    direction = torch.randn(num_rows, num_out, generator=generator, dtype=torch.float64)
-    return torch.nn.functional.normalize(direction) * random_energy(num_rows, seed, spread=0.4).sqrt()[:, None]
-
-
-def selector(rule):
-    layer = torch.nn.Identity()
-    return Selection(torch.nn.Sequential(layer), rule).selector([layer])
 
 
 def chosen(rule, dout):

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 import torch
+from against_dense import assert_same, encoder_batch, loss_and_gradients, padded_batch, with_lora
 from builders import make_llama
-from test_dropin_families import ENCODERS, encoder_batch, make, make_decoder
-from test_sparsify import assert_same, loss_and_gradients, padded_batch, with_lora
+from model_families import ENCODERS, make, make_decoder
 from torch._dynamo.utils import counters
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 

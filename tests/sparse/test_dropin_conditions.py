@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from against_dense import assert_same, assert_same_training, loss_and_gradients, padded_batch, watch_rows, with_lora
 from builders import make_llama
 from peft import LoraConfig, get_peft_model
-from test_dropin_families import watch_rows
-from test_sparsify import assert_same, assert_same_training, loss_and_gradients, padded_batch, with_lora
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint

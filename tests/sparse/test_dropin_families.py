@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from against_dense import assert_same, assert_same_training, encoder_batch, loss_and_gradients, padded_batch, watch_rows
 from builders import SIZES, make_llama
+from model_families import BERT, DECODERS, ENCODERS, make, make_decoder
 from peft import LoraConfig, get_peft_model
-from test_sparsify import assert_same, assert_same_training, loss_and_gradients, padded_batch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -13,26 +14,11 @@ from transformers import (
     AutoModelForTokenClassification,
     BartConfig,
     BertConfig,
-    CohereConfig,
-    DistilBertConfig,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    GraniteConfig,
-    MistralConfig,
-    OPTConfig,
-    Phi3Config,
-    PhiConfig,
-    Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
-    RecurrentGemmaConfig,
-    RobertaConfig,
     TrOCRConfig,
     XLMConfig,
     XLNetConfig,
-    xLSTMConfig,
 )
 
 from sebp_edge import sparsify
@@ -41,73 +27,14 @@ from sebp_edge.models.architecture import is_activation, is_linear, is_norm
 from sebp_edge.ops import detect, sparse_rowwise
 from sebp_edge.rows.row_plan import IGNORE, RowPlan
 
-SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
-GPT2 = {"vocab_size": 320, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "pad_token_id": 2}
-NO_DROPOUT_GPT2 = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 1}
-BERT = {key: SIZES[key] for key in SIZES if key not in ("num_key_value_heads",)} | {
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "num_labels": 3,
-}
-DISTILBERT = {"vocab_size": 320, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "num_labels": 3}
-NO_DROPOUT_DISTILBERT = {
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "seq_classif_dropout": 0.0,
-    "qa_dropout": 0.0,
-    "pad_token_id": 2,
-}
-
-DECODERS = {
-    "qwen2": lambda: Qwen2Config(**SIZES),
-    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=8),
-    "mistral": lambda: MistralConfig(**SIZES, sliding_window=5),
-    # Its attention is eager: in a window without a real token the dense model itself is NaN, so the window is wide.
-    "gemma2": lambda: Gemma2Config(**SIZES, head_dim=8, sliding_window=24, final_logit_softcapping=1.5),
-    "gemma3": lambda: Gemma3TextConfig(**SIZES, head_dim=8, **SLIDING),
-    "phi": lambda: PhiConfig(**SIZES, resid_pdrop=0.0),
-    "phi3": lambda: Phi3Config(**SIZES),
-    "gpt2": lambda: GPT2Config(**GPT2, **NO_DROPOUT_GPT2),
-    "cohere": lambda: CohereConfig(**SIZES, logit_scale=0.25),
-    "granite": lambda: GraniteConfig(**SIZES, logits_scaling=3.0),
-    "gpt-neox": lambda: GPTNeoXConfig(**(SIZES | {"num_key_value_heads": 4}), hidden_dropout=0.0),
-    "recurrent-gemma": lambda: RecurrentGemmaConfig(**(SIZES | {"num_hidden_layers": 3}), logits_soft_cap=1.5),
-    "xlstm": lambda: xLSTMConfig(
-        vocab_size=320, hidden_size=32, num_hidden_layers=2, num_heads=2, output_logit_soft_cap=1.5, pad_token_id=2,
-        use_cache=False,
-    ),
-    "opt": lambda: OPTConfig(
-        vocab_size=320, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, pad_token_id=2,
-        max_position_embeddings=64, word_embed_proj_dim=32, dropout=0.0,
-    ),
-}  # fmt: skip
-ENCODERS = {
-    "bert": lambda: BertConfig(**BERT),
-    "roberta": lambda: RobertaConfig(**BERT),
-    "distilbert": lambda: DistilBertConfig(**DISTILBERT, **NO_DROPOUT_DISTILBERT),
-}
 # Their head has a bias, which `linear_cross_entropy` does not take.
 KEEP_THEIR_LOSS = ("phi",)
-
-
-def make(kind, config):
-    """A model in training mode, fp64."""
-    with torch.random.fork_rng():
-        torch.manual_seed(2)
-        return kind.from_config(config).double().train()
 
 
 @pytest.fixture(autouse=True)
 def norms_and_activations_too(monkeypatch):
     """However few rows are left out."""
     monkeypatch.setattr("sebp_edge.sparse.sparsify._is_worth_it", lambda x, rows: True)
-
-
-def make_decoder(family, **changes):
-    config = DECODERS[family]()
-    for name, value in changes.items():
-        setattr(config, name, value)
-    return make(AutoModelForCausalLM, config)
 
 
 def with_lora(model):
@@ -139,20 +66,6 @@ def test_no_row_that_a_decoder_skips_has_a_gradient(family, monkeypatch):
             chosen = watch_rows(sparsified)
             model(**padded_batch(prompt=5)).loss.backward()
         assert not any(rows is detect for rows in chosen), family
-
-
-def watch_rows(sparsified):
-    """Collects the rows that are given out from now on."""
-    chosen, choose = [], sparsified._rows_for
-
-    def note(layers, x):
-        rows = choose(layers, x)
-        if x.dim() and torch.is_grad_enabled():
-            chosen.append(rows)
-        return rows
-
-    sparsified._rows_for = note
-    return chosen
 
 
 @pytest.mark.parametrize("family", DECODERS)
@@ -194,20 +107,6 @@ def test_encoders_train_like_dense(family, head, padding, adapt):
     if adapt == "lora":
         model = with_lora(model)
     assert_same_training(model, batch)
-
-
-def encoder_batch(head, padding="right"):
-    batch = padded_batch(lengths=(24, 24, 24, 24)) if padding == "none" else padded_batch(
-        side="left" if padding == "left" else "right"
-    )  # fmt: skip
-    if head is AutoModelForSequenceClassification:
-        batch["labels"] = torch.tensor([0, 2, 1, 1])
-    else:
-        batch["labels"] = (batch["input_ids"] % 3).masked_fill(batch["labels"] == IGNORE, IGNORE)
-        batch["labels"][:, 2:4] = IGNORE
-    if padding == "no mask":
-        del batch["attention_mask"]
-    return batch
 
 
 @pytest.mark.parametrize("family", ENCODERS)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from against_dense import loss_and_gradients, padded_batch
 from builders import make_llama, row_losses
 from peft import LoraConfig, get_peft_model
-from test_sparsify import loss_and_gradients, padded_batch
 from torch import nn
 
 from sebp_edge import sparsify

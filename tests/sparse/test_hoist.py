@@ -2,68 +2,19 @@
 
 import pytest
 import torch
-from builders import SIZES, make_llama, row_losses
+from against_dense import dense_losses, gradients, padded_batch
+from builders import make_llama, row_losses
+from model_families import MODELS
 from peft import LoraConfig, get_peft_model
-from test_sparsify import padded_batch
 from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
-    MistralConfig,
-    Phi3Config,
-    Qwen3Config,
 )
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted, rows_attention
 from sebp_edge.sparse.sparsify import Sparsified
-
-
-def make_model(config, attention="sdpa"):
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-
-
-MODELS = {
-    "llama": make_llama,
-    "qwen3": lambda: make_model(Qwen3Config(**SIZES, head_dim=8)),
-    "mistral": lambda: make_model(MistralConfig(**SIZES, sliding_window=5)),
-    # Its softcap is only in transformers' eager attention, which gives NaN for padding rows that see no key in fp64.
-    "gemma2": lambda: make_model(
-        Gemma2Config(
-            **SIZES,
-            head_dim=8,
-            sliding_window=24,
-            attn_logit_softcapping=0.7,
-            final_logit_softcapping=1.5,
-            layer_types=["sliding_attention", "full_attention"],
-        ),
-        "eager",
-    ),
-    "gemma3": lambda: make_model(
-        Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=5, layer_types=["sliding_attention", "full_attention"])
-    ),
-    "phi3": lambda: make_model(Phi3Config(**SIZES)),
-}
-
-
-def dense_losses(model, batch):
-    """Losses of the loss rows by transformers itself, on the padded batch."""
-    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
-    losses = torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten(), reduction="none"
-    )
-    return losses[batch["labels"][:, 1:].flatten() != -100]
-
-
-def gradients(model, losses):
-    model.zero_grad()
-    (losses.sum() / len(losses)).backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("family", MODELS)

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from builders import ENCODER_HEADS, ENCODER_SIZES, make_encoder, make_encoder_batch, make_llama
+from model_families import FAMILIES, WIDER
 from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification, BertModel
 from transformers.modeling_outputs import SequenceClassifierOutput
@@ -13,11 +14,6 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.rows.buckets import Bucket
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
-
-FAMILIES = ("bert", "roberta", "distilbert")
-# Heads of 32, which our attention kernels take, and positions for longer texts.
-WIDE = {"hidden_size": 128, "max_position_embeddings": 256}
-WIDER = {"bert": WIDE, "roberta": WIDE, "distilbert": {"dim": 128, "max_position_embeddings": 256}}
 
 
 @pytest.fixture(params=FAMILIES)

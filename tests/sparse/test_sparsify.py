@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from against_dense import assert_same_training, loss_and_gradients, padded_batch, with_lora
 from builders import make_llama
 from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertForSequenceClassification
@@ -9,60 +10,6 @@ from transformers import BertConfig, BertForSequenceClassification
 from sebp_edge import sparsify
 from sebp_edge.errors import SparsityError
 from sebp_edge.rows.row_plan import IGNORE
-
-LENGTHS = (11, 1, 24, 6)
-
-
-def padded_batch(lengths=LENGTHS, length=24, side="right", prompt=0):
-    generator = torch.Generator().manual_seed(7)
-    input_ids = torch.full((len(lengths), length), 2)
-    mask = torch.zeros(len(lengths), length, dtype=torch.int64)
-    for row, real in enumerate(lengths):
-        begin = 0 if side == "right" else length - real
-        input_ids[row, begin : begin + real] = torch.randint(7, 320, (real,), generator=generator)
-        mask[row, begin : begin + real] = 1
-    labels = input_ids.masked_fill(mask == 0, IGNORE)
-    if prompt:
-        labels[:, :prompt] = IGNORE
-    return {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
-
-
-def loss_and_gradients(model, batch):
-    model.zero_grad()
-    loss = model(**batch).loss
-    loss.backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return loss.detach(), found
-
-
-def assert_same_training(model, batch):
-    """With the model's own loss, and with the one without logits: in fp32, as is most of transformers' own.
-
-    Each of them twice: the first pass finds its rows, the second believes what the first has shown.
-    """
-    dense = loss_and_gradients(model, batch)
-    for keep_logits, tolerance in ((True, 1e-10), (False, 1e-5)):
-        with sparsify(model, keep_logits=keep_logits):
-            for _ in range(2):
-                assert_same(dense, loss_and_gradients(model, batch), tolerance)
-
-
-def assert_same(expected, found, tolerance):
-    (dense_loss, dense), (sparse_loss, sparse) = expected, found
-    assert abs(dense_loss - sparse_loss) <= tolerance * dense_loss
-    assert dense.keys() == sparse.keys()
-    largest = max(gradient.norm() for gradient in dense.values())
-    assert largest > 0
-    for name, gradient in dense.items():
-        # Some gradients are zero in exact arithmetic (a key's bias): only noise, far below the others.
-        assert (gradient - sparse[name]).norm() <= tolerance * gradient.norm() + 1e-15 * largest, name
-
-
-def with_lora(model):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        lora = get_peft_model(model, LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False))
-    return lora.double()
 
 
 # Left padding with eager attention is left out: the dense model itself gives NaN there.

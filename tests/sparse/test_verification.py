@@ -4,9 +4,9 @@ import logging
 
 import pytest
 import torch
+from against_dense import assert_same, encoder_batch, padded_batch, with_lora
 from builders import SIZES, make_llama
-from test_dropin_families import ENCODERS, encoder_batch
-from test_sparsify import assert_same, padded_batch, with_lora
+from model_families import ENCODERS
 from torch import nn
 from transformers import (
     AutoModelForSequenceClassification,

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
+from against_dense import padded_batch
 from builders import make_encoder, make_encoder_batch, make_llama, waiting_for_the_gpu_is_an_error
+from model_families import FAMILIES, WIDER
 from peft import LoraConfig, get_peft_model
 from running_out import PlainGraphs
-from test_hoist_encoder import FAMILIES, WIDER
-from test_sparsify import padded_batch
 
 from sebp_edge.errors import MachineError
 from sebp_edge.rows.active_tokens import ActiveTokens

@@ -5,8 +5,8 @@ import functools
 import pytest
 import torch
 from builders import dequantised_llama, make_examples, make_llama, make_sentences, waiting_for_the_gpu_is_an_error
-from peft import LoraConfig, get_peft_model
-from test_hoist import MODELS
+from graph_learners import RECIPE, Adapted, Whole, eagerly, error, make_learner
+from model_families import MODELS
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.events import ExamplesEvaluated, GraphCaptured, Notice, StepDone
@@ -14,7 +14,6 @@ from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
-from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.graphs import _Captured
 from sebp_edge.training.recovery import RecoveringLearner
@@ -24,38 +23,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
 ]
-RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=200, context_length=64)
-
-
-class Adapted:
-    """A small model with a random adapter, as an adaptation."""
-
-    def __init__(self, model=None, dtype=torch.bfloat16):
-        model = (model or make_llama(hidden_size=64, intermediate_size=96, num_hidden_layers=3)).to("cuda", dtype)
-        config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
-        with torch.random.fork_rng(devices=[0]):
-            torch.manual_seed(3)
-            self.model = get_peft_model(model, config).eval()
-
-    def detach(self):
-        self.model.unload()
-
-
-class Whole:
-    """A model in bf16 whose every weight is trained, as an adaptation."""
-
-    def __init__(self, **changes):
-        self.model = make_llama(**changes).to("cuda", torch.bfloat16).requires_grad_(True).eval()
-
-
-def make_learner(adapted, examples, events=None, options=FASTEST):
-    recipe = RECIPE.replace(method="full") if isinstance(adapted, Whole) else RECIPE
-    return RecoveringLearner(adapted, recipe, examples, Collator(64, 2), (events if events is not None else []).append, options)
-
-
-def eagerly(learner):
-    learner.learner.graphs = None
-    return learner
 
 
 def gradients(learner, micro_batches):
@@ -66,13 +33,6 @@ def gradients(learner, micro_batches):
     found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
     learner.learner._update.reset()
     return float(learner.learner._loss), found
-
-
-def error(found, truth):
-    difference = sum(
-        float((one.double() - other.double()).square().sum()) for one, other in zip(found, truth, strict=True)
-    )
-    return (difference / sum(float(other.double().square().sum()) for other in truth)) ** 0.5
 
 
 @pytest.mark.parametrize("family", [name for name in MODELS if name != "gemma2"])

@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 from builders import make_llama, train
-from test_hoist import MODELS
+from model_families import MODELS
 
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, StepDone, silent

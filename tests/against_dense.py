@@ -1,0 +1,121 @@
+"""Padded batches, and the losses and gradients that a dense model gives for them."""
+
+import torch
+from builders import row_losses
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForSequenceClassification
+
+from sebp_edge import sparsify
+from sebp_edge.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.sparse.hoist import Hoisted
+
+LENGTHS = (11, 1, 24, 6)
+
+
+def padded_batch(lengths=LENGTHS, length=24, side="right", prompt=0):
+    generator = torch.Generator().manual_seed(7)
+    input_ids = torch.full((len(lengths), length), 2)
+    mask = torch.zeros(len(lengths), length, dtype=torch.int64)
+    for row, real in enumerate(lengths):
+        begin = 0 if side == "right" else length - real
+        input_ids[row, begin : begin + real] = torch.randint(7, 320, (real,), generator=generator)
+        mask[row, begin : begin + real] = 1
+    labels = input_ids.masked_fill(mask == 0, IGNORE)
+    if prompt:
+        labels[:, :prompt] = IGNORE
+    return {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
+
+
+def encoder_batch(head, padding="right"):
+    batch = padded_batch(lengths=(24, 24, 24, 24)) if padding == "none" else padded_batch(
+        side="left" if padding == "left" else "right"
+    )  # fmt: skip
+    if head is AutoModelForSequenceClassification:
+        batch["labels"] = torch.tensor([0, 2, 1, 1])
+    else:
+        batch["labels"] = (batch["input_ids"] % 3).masked_fill(batch["labels"] == IGNORE, IGNORE)
+        batch["labels"][:, 2:4] = IGNORE
+    if padding == "no mask":
+        del batch["attention_mask"]
+    return batch
+
+
+def with_lora(model):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        lora = get_peft_model(model, LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False))
+    return lora.double()
+
+
+def with_adapter(model):
+    config = LoraConfig(r=3, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return get_peft_model(model, config).eval()
+
+
+def loss_and_gradients(model, batch):
+    model.zero_grad()
+    loss = model(**batch).loss
+    loss.backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), found
+
+
+def dense_losses(model, batch):
+    """Losses of the loss rows by transformers itself, on the padded batch."""
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
+    losses = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten(), reduction="none"
+    )
+    return losses[batch["labels"][:, 1:].flatten() != -100]
+
+
+def gradients(model, losses):
+    model.zero_grad()
+    (losses.sum() / len(losses)).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def all_gradients(model, checkpoints, prompt=0, **options):
+    batch = padded_batch(prompt=prompt)
+    plan = RowPlan.from_labels(batch["labels"])
+    with Hoisted(model, checkpoints=checkpoints, **options) as rows:
+        return gradients(model, row_losses(rows, batch["input_ids"], plan))
+
+
+def assert_same(expected, found, tolerance):
+    (dense_loss, dense), (sparse_loss, sparse) = expected, found
+    assert abs(dense_loss - sparse_loss) <= tolerance * dense_loss
+    assert dense.keys() == sparse.keys()
+    largest = max(gradient.norm() for gradient in dense.values())
+    assert largest > 0
+    for name, gradient in dense.items():
+        # Some gradients are zero in exact arithmetic (a key's bias): only noise, far below the others.
+        assert (gradient - sparse[name]).norm() <= tolerance * gradient.norm() + 1e-15 * largest, name
+
+
+def assert_same_training(model, batch):
+    """With the model's own loss, and with the one without logits: in fp32, as is most of transformers' own.
+
+    Each of them twice: the first pass finds its rows, the second believes what the first has shown.
+    """
+    dense = loss_and_gradients(model, batch)
+    for keep_logits, tolerance in ((True, 1e-10), (False, 1e-5)):
+        with sparsify(model, keep_logits=keep_logits):
+            for _ in range(2):
+                assert_same(dense, loss_and_gradients(model, batch), tolerance)
+
+
+def watch_rows(sparsified):
+    """Collects the rows that are given out from now on."""
+    chosen, choose = [], sparsified._rows_for
+
+    def note(layers, x):
+        rows = choose(layers, x)
+        if x.dim() and torch.is_grad_enabled():
+            chosen.append(rows)
+        return rows
+
+    sparsified._rows_for = note
+    return chosen

@@ -1,0 +1,51 @@
+"""Learners on the GPU whose steps run as captured graphs, and the same ones without graphs."""
+
+import torch
+from builders import make_llama
+from peft import LoraConfig, get_peft_model
+
+from sebp_edge import Recipe
+from sebp_edge.memory.options import FASTEST
+from sebp_edge.texts.batches import Collator
+from sebp_edge.training.recovery import RecoveringLearner
+
+RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=200, context_length=64)
+
+
+class Adapted:
+    """A small model with a random adapter, as an adaptation."""
+
+    def __init__(self, model=None, dtype=torch.bfloat16):
+        model = (model or make_llama(hidden_size=64, intermediate_size=96, num_hidden_layers=3)).to("cuda", dtype)
+        config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+        with torch.random.fork_rng(devices=[0]):
+            torch.manual_seed(3)
+            self.model = get_peft_model(model, config).eval()
+
+    def detach(self):
+        self.model.unload()
+
+
+class Whole:
+    """A model in bf16 whose every weight is trained, as an adaptation."""
+
+    def __init__(self, **changes):
+        self.model = make_llama(**changes).to("cuda", torch.bfloat16).requires_grad_(True).eval()
+
+
+def make_learner(adapted, examples, events=None, options=FASTEST):
+    recipe = RECIPE.replace(method="full") if isinstance(adapted, Whole) else RECIPE
+    on_event = (events if events is not None else []).append
+    return RecoveringLearner(adapted, recipe, examples, Collator(64, 2), on_event, options)
+
+
+def eagerly(learner):
+    learner.learner.graphs = None
+    return learner
+
+
+def error(found, truth):
+    difference = sum(
+        float((one.double() - other.double()).square().sum()) for one, other in zip(found, truth, strict=True)
+    )
+    return (difference / sum(float(other.double().square().sum()) for other in truth)) ** 0.5

@@ -1,0 +1,18 @@
+"""The plans of ever smaller memory budgets."""
+
+import pytest
+
+from sebp_edge import Recipe
+from sebp_edge.errors import MachineError
+
+RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, context_length=64)
+
+
+def all_plans(plan_for, size):
+    """The plans for `size`, and for ever smaller budgets, one byte below what the last one takes."""
+    plans = [plan_for(size)]
+    while plans[-1].cheaper is not None:
+        plans.append(plan_for(plans[-1].chosen.peak - 1))
+    with pytest.raises(MachineError):
+        plan_for(plans[-1].chosen.peak - 1)
+    return plans

@@ -1,0 +1,117 @@
+"""Small random models of many families."""
+
+import torch
+from builders import SIZES, make_llama
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    CohereConfig,
+    DistilBertConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
+    MistralConfig,
+    OPTConfig,
+    Phi3Config,
+    PhiConfig,
+    Qwen2Config,
+    Qwen3Config,
+    RecurrentGemmaConfig,
+    RobertaConfig,
+    xLSTMConfig,
+)
+
+
+def make_model(config, attention="sdpa"):
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+
+
+MODELS = {
+    "llama": make_llama,
+    "qwen3": lambda: make_model(Qwen3Config(**SIZES, head_dim=8)),
+    "mistral": lambda: make_model(MistralConfig(**SIZES, sliding_window=5)),
+    # Its softcap is only in transformers' eager attention, which gives NaN for padding rows that see no key in fp64.
+    "gemma2": lambda: make_model(
+        Gemma2Config(
+            **SIZES,
+            head_dim=8,
+            sliding_window=24,
+            attn_logit_softcapping=0.7,
+            final_logit_softcapping=1.5,
+            layer_types=["sliding_attention", "full_attention"],
+        ),
+        "eager",
+    ),
+    "gemma3": lambda: make_model(
+        Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=5, layer_types=["sliding_attention", "full_attention"])
+    ),
+    "phi3": lambda: make_model(Phi3Config(**SIZES)),
+}
+SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+GPT2 = {"vocab_size": 320, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "pad_token_id": 2}
+NO_DROPOUT_GPT2 = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 1}
+BERT = {key: SIZES[key] for key in SIZES if key not in ("num_key_value_heads",)} | {
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "num_labels": 3,
+}
+DISTILBERT = {"vocab_size": 320, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4, "num_labels": 3}
+NO_DROPOUT_DISTILBERT = {
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "seq_classif_dropout": 0.0,
+    "qa_dropout": 0.0,
+    "pad_token_id": 2,
+}
+DECODERS = {
+    "qwen2": lambda: Qwen2Config(**SIZES),
+    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=8),
+    "mistral": lambda: MistralConfig(**SIZES, sliding_window=5),
+    # Its attention is eager: in a window without a real token the dense model itself is NaN, so the window is wide.
+    "gemma2": lambda: Gemma2Config(**SIZES, head_dim=8, sliding_window=24, final_logit_softcapping=1.5),
+    "gemma3": lambda: Gemma3TextConfig(**SIZES, head_dim=8, **SLIDING),
+    "phi": lambda: PhiConfig(**SIZES, resid_pdrop=0.0),
+    "phi3": lambda: Phi3Config(**SIZES),
+    "gpt2": lambda: GPT2Config(**GPT2, **NO_DROPOUT_GPT2),
+    "cohere": lambda: CohereConfig(**SIZES, logit_scale=0.25),
+    "granite": lambda: GraniteConfig(**SIZES, logits_scaling=3.0),
+    "gpt-neox": lambda: GPTNeoXConfig(**(SIZES | {"num_key_value_heads": 4}), hidden_dropout=0.0),
+    "recurrent-gemma": lambda: RecurrentGemmaConfig(**(SIZES | {"num_hidden_layers": 3}), logits_soft_cap=1.5),
+    "xlstm": lambda: xLSTMConfig(
+        vocab_size=320, hidden_size=32, num_hidden_layers=2, num_heads=2, output_logit_soft_cap=1.5, pad_token_id=2,
+        use_cache=False,
+    ),
+    "opt": lambda: OPTConfig(
+        vocab_size=320, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, pad_token_id=2,
+        max_position_embeddings=64, word_embed_proj_dim=32, dropout=0.0,
+    ),
+}  # fmt: skip
+ENCODERS = {
+    "bert": lambda: BertConfig(**BERT),
+    "roberta": lambda: RobertaConfig(**BERT),
+    "distilbert": lambda: DistilBertConfig(**DISTILBERT, **NO_DROPOUT_DISTILBERT),
+}
+
+
+def make(kind, config):
+    """A model in training mode, fp64."""
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return kind.from_config(config).double().train()
+
+
+def make_decoder(family, **changes):
+    config = DECODERS[family]()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return make(AutoModelForCausalLM, config)
+
+
+FAMILIES = ("bert", "roberta", "distilbert")
+# Heads of 32, which our attention kernels take, and positions for longer texts.
+WIDE = {"hidden_size": 128, "max_position_embeddings": 256}
+WIDER = {"bert": WIDE, "roberta": WIDE, "distilbert": {"dim": 128, "max_position_embeddings": 256}}

@@ -1,0 +1,103 @@
+"""Random inputs of the operations, and how near to the truth their results must be."""
+
+import weakref
+
+import torch
+
+from sebp_edge.ops import LoraProjection, QuantisedWeight
+from sebp_edge.rows.selection import Selection
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
+
+
+def draw(*size, dtype=torch.float32, seed=0):
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def random_case(num_rows, num_in, num_out, active, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*size):
+        return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
+
+    rows = torch.randperm(num_rows, generator=generator)[:active].sort().values
+    x, weight, bias = draw(num_rows, num_in), draw(num_out, num_in), draw(num_out)
+    dout = torch.zeros(num_rows, num_out, dtype=dtype)
+    dout[rows] = draw(active, num_out)
+    return x, weight, bias, rows, dout
+
+
+def gradients(function, tensors, dout):
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    out = function(*leaves)
+    out.backward(dout)
+    return out.detach(), [leaf.grad for leaf in leaves]
+
+
+def random_group(num_rows, num_in, outs, rank, active, dtype=torch.float64, adapter_dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*size, dtype=dtype):
+        return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
+
+    rows = torch.randperm(num_rows, generator=generator)[:active].sort().values
+    projections = [
+        LoraProjection(
+            draw(m, num_in),
+            draw(m) if number % 2 else None,
+            draw(rank, num_in, dtype=adapter_dtype),
+            draw(m, rank, dtype=adapter_dtype),
+            1.5,
+        )
+        for number, m in enumerate(outs)
+    ]
+    douts = []
+    for m in outs:
+        dout = torch.zeros(num_rows, m, dtype=dtype)
+        dout[rows] = draw(active, m)
+        douts.append(dout)
+    return draw(num_rows, num_in), projections, rows, douts
+
+
+def in_fewer_bits(projection, made):
+    """The same projection with its weight in 8 bits, and that weight in full; `made` counts dequantisations."""
+    scale = projection.weight.abs().max() / 127
+    packed = (projection.weight / scale).round().to(torch.int8)
+
+    def dequantise(place):
+        made.append(weakref.ref(place))
+        place.copy_(packed.to(scale.dtype) * scale)
+
+    weight = QuantisedWeight(scale.dtype, dequantise)
+    return projection._replace(weight=weight), projection._replace(weight=packed.to(scale.dtype) * scale)
+
+
+def random_energy(num_rows, seed=0, spread=1.5, zeros=0.3):
+    """Squared norms over several decades, some of them zero; fp64."""
+    generator = torch.Generator().manual_seed(seed)
+    energy = 10 ** (2 * spread * torch.randn(num_rows, generator=generator, dtype=torch.float64))
+    return energy * (torch.rand(num_rows, generator=generator) >= zeros)
+
+
+def random_gradient(num_rows, num_out, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    direction = torch.randn(num_rows, num_out, generator=generator, dtype=torch.float64)
+    return torch.nn.functional.normalize(direction) * random_energy(num_rows, seed, spread=0.4).sqrt()[:, None]
+
+
+def selector(rule):
+    layer = torch.nn.Identity()
+    return Selection(torch.nn.Sequential(layer), rule).selector([layer])
+
+
+def assert_no_worse_than_torch(found, plain, truth):
+    """The error is no more than twice that of PyTorch in the same dtype."""
+    assert found.dtype == plain.dtype
+    error, allowed = ((value.double() - truth).norm() for value in (found, plain))
+    assert error <= 2 * allowed + 1e-4 * truth.norm()
+
+
+def assert_as_good(found, truth, dtype):
+    """Sums in fp32, rounded to the dtype once."""
+    assert (found.double() - truth).norm() <= max(1e-6, torch.finfo(dtype).eps) * truth.norm()
