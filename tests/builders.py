@@ -3,6 +3,7 @@
 import random
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -22,6 +23,7 @@ from transformers import (
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.texts.examples import Example
+from sebp_edge.texts.schedule import Group, Schedule, shuffled_batches
 
 SPECIAL_TOKENS = ["<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 CHAT_TEMPLATE = (

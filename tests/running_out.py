@@ -3,12 +3,13 @@
 from contextlib import contextmanager
 
 import torch
-from builders import make_examples
+from builders import limit_rows, make_examples, step_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sebp_edge import Recipe
 from sebp_edge.models.adaptation import attach, trainable
 from sebp_edge.texts.batches import Collator
+from sebp_edge.training.learner import Learner
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.update import Update
 
@@ -62,7 +63,7 @@ class Failing(TorchDispatchMode):
 
 def gradients(learner, examples, failing, monkeypatch):
     """The gradients of a step whose micro-batches run within `failing`, and its loss."""
-    accumulate, found = Learner._accumulate, []
+    accumulate, found = Learner.accumulate, []
 
     def watched(self, *arguments):
         with failing:
@@ -74,7 +75,7 @@ def gradients(learner, examples, failing, monkeypatch):
         return torch.zeros(())
 
     with monkeypatch.context() as patch:
-        patch.setattr(Learner, "_accumulate", watched)
+        patch.setattr(Learner, "accumulate", watched)
         patch.setattr(Update, "finish", keep)
         loss = learner.step(step_of(learner, examples), 1e-3).loss
     return [loss, *found]

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from builders import make_examples
+from builders import evaluated, limit_rows, make_examples, step_of
 from graph_learners import Adapted, eagerly, error, make_learner
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sebp_edge.events import GraphCaptured, MemoryRanOut, Notice
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import trainable
+from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.update import Update
 
 pytestmark = [

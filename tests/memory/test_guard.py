@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from builders import make_llama, make_sentences, train
+from builders import limit_rows, make_llama, make_sentences, step_of, train
 from running_out import CPU, RECIPE, Failing, equal, gradients, learning, odd_examples
 
 from sebp_edge.cli.progress import Lines
@@ -16,9 +16,11 @@ from sebp_edge.machine import devices, process
 from sebp_edge.memory.guard import STEPS_BETWEEN_LOOKS, MemoryGuard
 from sebp_edge.models.adaptation import snapshot, trainable
 from sebp_edge.texts.batches import Collator
-from sebp_edge.training.recovery import RecoveringLearner
+from sebp_edge.texts.schedule import Schedule
+from sebp_edge.training.learner import Learner
 from sebp_edge.training.loop import Trainer
 from sebp_edge.training.losses import RowLosses
+from sebp_edge.training.recovery import RecoveringLearner
 
 AMPLE = 10**12
 
@@ -72,6 +74,7 @@ def test_what_is_tried_out_changes_nothing_bit_for_bit(base, way, graphs, plain_
             parameter.data.view(-1)[0] = -0.0
         weights, random = snapshot(learner.adaptation), torch.get_rng_state()
         learner.events.clear()
+        learner._proven = (0, 0)
         assert learner.prove()
         assert equal(bits(snapshot(learner.adaptation)), bits(weights))
         assert torch.equal(torch.get_rng_state(), random)
@@ -83,7 +86,7 @@ def test_what_is_tried_out_changes_nothing_bit_for_bit(base, way, graphs, plain_
         assert learner.prove()
         assert [type(event) for event in learner.events] == [MemoryProbed]
     with learning(base, examples, recipe, padded=padded, limit=ample()) as learner:
-        prepared(learner).prove()
+        prepared(learner)
         assert equal(bits(steps(learner)), bits(expected))
 
 
@@ -103,7 +106,6 @@ def test_what_is_tried_out_updates_nothing_within_the_backward_pass(dtype, graph
         if graphs:
             learner.learner.begin_graphs()
         learner.prepare(Schedule([[examples]]))
-        assert learner.prove()
         assert equal(bits(snapshot(adapted)), bits(before))
         moments = [value for one in learner.learner._update._moments for value in one if value is not None]
         assert not any(value.any() for value in moments)
@@ -121,20 +123,20 @@ def test_wherever_memory_runs_out_while_trying_it_is_cut_smaller_and_tried_again
     examples = odd_examples()
     with learning(base, examples, recipe, padded=padded, limit=ample()) as learner:
         expected = gradients(learner, examples, Failing(), monkeypatch)
-        learner.prepare(Schedule([[examples]]))
+        schedule = Schedule([[examples]])
         with Failing() as counting:
-            assert learner.prove()
+            learner.prepare(schedule)
         before = snapshot(learner.adaptation)
-        fullest = learner.learner.rows.num_rows(examples)
+        (fullest,) = learner.limit.cut(examples)
         for number in range(1, counting.count, 1 + counting.count // 25):
-            learner.limit.max_rows, learner._proven = 4096, (0, 0)
+            limit_rows(learner, 4096)
+            learner._proven = (0, 0)
             learner.events.clear()
             with Failing(number):
-                assert not learner.prove()
-            assert learner.prove()
+                learner.prepare(schedule)
             ran_out, probed = learner.events
-            assert ran_out == MemoryRanOut(4096, -(-fullest // 2))
-            assert probed.rows <= ran_out.max_rows < fullest
+            assert ran_out == MemoryRanOut(4096, -(-fullest.sizes.tokens // 2))
+            assert probed.rows <= ran_out.max_rows < fullest.sizes.tokens
             assert equal(bits(snapshot(learner.adaptation)), bits(before))
             found = gradients(learner, examples, Failing(), monkeypatch)
             for one, other in zip(found, expected, strict=True):
@@ -150,15 +152,17 @@ def test_steps_that_are_one_micro_batch_are_cut_anew_before_the_first(monkeypatc
     )
     examples, events = odd_examples(), []
     recipe = RECIPE.replace(method="full", epochs=2)
-    rehearse = Learner._rehearse
+    rehearse = Learner.try_out
 
     def failing(self, micro_batch):
-        if len(micro_batch) > 2:
+        if len(micro_batch.examples) > 2:
             raise torch.OutOfMemoryError
         rehearse(self, micro_batch)
 
-    monkeypatch.setattr(Learner, "_rehearse", failing)
-    with RecoveringLearner(Whole(make_llama()), recipe, examples, Collator(64, 2), events.append, guard=ample()) as learner:
+    monkeypatch.setattr(Learner, "try_out", failing)
+    with RecoveringLearner(
+        Whole(make_llama()), recipe, examples, Collator(64, 2), events.append, guard=ample()
+    ) as learner:
         progress = train(Trainer(learner, recipe, events.append, "train"), examples, [])
         fewest = len(learner.limit.cut(examples))
     assert [type(event) for event in events if not isinstance(event, Notice | StepDone)][-1] is MemoryProbed
@@ -169,7 +173,6 @@ def test_steps_that_are_one_micro_batch_are_cut_anew_before_the_first(monkeypatc
 def test_without_a_limit_nothing_is_tried_out(base):
     with learning(base, odd_examples()) as learner:
         learner.prepare(Schedule([[odd_examples()]]))
-        assert learner.prove()
         assert learner.events == []
 
 
@@ -220,7 +223,7 @@ def hold_memory_beside(monkeypatch, rows, size):
     held, own = [], RowLosses.__call__
 
     def more(losses, examples):
-        held[:] = [torch.ones(size // 4)] if torch.is_grad_enabled() and losses.num_rows(examples) > rows else []
+        held[:] = [torch.ones(size // 4)] if torch.is_grad_enabled() and sum(one.num_active_tokens for one in examples) > rows else []
         return own(losses, examples)
 
     monkeypatch.setattr(RowLosses, "__call__", more)
@@ -312,15 +315,14 @@ def test_micro_batches_are_cut_before_memory_runs_out_when_other_programs_take_i
         expected = [learner.step(step_of(learner, examples), 1e-3) for _ in range(2 * STEPS_BETWEEN_LOOKS)]
     with learning(base, examples, limit=ample()) as learner:
         learner.prepare(Schedule([[examples]]))
-        learner.prove()
         learner.events.clear()
-        found = [learner.step(step_of(learner, examples), 1e-3)]
+        (step,), (fullest,) = learner.schedule.epochs[0], learner.limit.cut(examples)
+        found = [learner.step(step, 1e-3)]
         assert learner.events == []
         squeezing(monkeypatch, 10**6)
-        found += [learner.step(step_of(learner, examples), 1e-3) for _ in range(2 * STEPS_BETWEEN_LOOKS - 1)]
+        found += [learner.step(step, 1e-3) for _ in range(2 * STEPS_BETWEEN_LOOKS - 1)]
         first, second = learner.events
-        fullest = learner.learner.rows.num_rows(examples)
-        assert (first.max_rows_before, first.max_rows) == (4096, -(-fullest // 2))
+        assert (first.max_rows_before, first.max_rows) == (4096, -(-fullest.sizes.tokens // 2))
         assert second.max_rows < second.max_rows_before == first.max_rows
         assert first.missing > 0
     for one, other in zip(found, expected, strict=True):
@@ -331,7 +333,6 @@ def test_what_cannot_be_cut_is_said_once(base, monkeypatch):
     examples = odd_examples()[:1]
     with learning(base, examples, limit=ample()) as learner:
         learner.prepare(Schedule([[examples]]))
-        learner.prove()
         learner.events.clear()
         squeezing(monkeypatch, 10**6)
         for _ in range(4 * STEPS_BETWEEN_LOOKS):

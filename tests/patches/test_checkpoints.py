@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 from against_dense import all_gradients, padded_batch, with_adapter
-from builders import make_examples, make_llama, row_losses
+from builders import make_examples, make_llama, row_losses, step_of
 from model_families import MODELS
 
 from sebp_edge.errors import SparsityError

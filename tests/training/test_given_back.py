@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from builders import make_sentences
+from builders import limit_rows, make_sentences
 from running_out import RECIPE, Failing, gradients, learning, odd_examples
 
 from sebp_edge.errors import MachineError
@@ -13,6 +13,7 @@ from sebp_edge.events import MemoryRanOut, StepDone
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import trainable
 from sebp_edge.sparse.sparsify import Sparsified
+from sebp_edge.training.learner import Learner
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.trial import Trial
 
@@ -62,11 +63,11 @@ def test_what_failed_is_freed_before_it_is_tried_again(base, padded, monkeypatch
 def made(monkeypatch):
     """Weak references to what trainings make: trials, learners, handles, optimizers, moments, examples; no garbage is
     collected meanwhile."""
-    references, enter, leave = [], Learner.__enter__, Learner.__exit__
+    references, enter, leave = [], RecoveringLearner.__enter__, RecoveringLearner.__exit__
 
     def noted(learner):
-        update = learner.learner._update
-        parts = [learner, learner.learner.rows, learner.learner.rows.hoisted or learner.learner.rows._padded, update, update._adamw]
+        update, rows = learner.learner._update, learner.learner.rows
+        parts = [learner, learner.learner, rows, rows.hoisted or rows._padded, update, update._adamw]
         references.extend(map(weakref.ref, parts))
         return enter(learner)
 
@@ -89,8 +90,8 @@ def made(monkeypatch):
         make_sparsified(handle, *arguments)
 
     monkeypatch.setattr(Sparsified, "__init__", sparsified)
-    monkeypatch.setattr(Learner, "__enter__", noted)
-    monkeypatch.setattr(Learner, "__exit__", left)
+    monkeypatch.setattr(RecoveringLearner, "__enter__", noted)
+    monkeypatch.setattr(RecoveringLearner, "__exit__", left)
     monkeypatch.setattr(Trial, "__init__", tried)
     gc.collect()
     gc.disable()
@@ -117,7 +118,7 @@ def test_an_adaptation_leaves_nothing_alive_but_itself(make, made, way, monkeypa
 
 @pytest.mark.parametrize("number", [300, 700])
 def test_memory_that_does_not_suffice_for_one_example_is_one_sentence_and_is_given_back(make, number, monkeypatch):
-    accumulate, made = Learner._accumulate, []
+    accumulate, made = Learner.accumulate, []
 
     def failing(self, micro_batch, loss_tokens):
         with Watching(made, number):
@@ -125,7 +126,7 @@ def test_memory_that_does_not_suffice_for_one_example_is_one_sentence_and_is_giv
 
     personalizer, events = make(), []
     personalizer.on_event = events.append
-    monkeypatch.setattr(Learner, "_accumulate", failing)
+    monkeypatch.setattr(Learner, "accumulate", failing)
     gc.disable()
     try:
         with pytest.raises(MachineError, match="ran out before the first step; nothing was saved") as raised:

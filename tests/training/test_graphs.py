@@ -4,7 +4,16 @@ import functools
 
 import pytest
 import torch
-from builders import dequantised_llama, make_examples, make_llama, make_sentences, waiting_for_the_gpu_is_an_error
+from builders import (
+    dequantised_llama,
+    evaluated,
+    limit_rows,
+    make_examples,
+    make_llama,
+    make_sentences,
+    step_of,
+    waiting_for_the_gpu_is_an_error,
+)
 from graph_learners import RECIPE, Adapted, Whole, eagerly, error, make_learner
 from model_families import MODELS
 
@@ -14,9 +23,11 @@ from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
+from sebp_edge.texts.batches import pack
 from sebp_edge.texts.examples import Example
+from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.graphs import _Captured
-from sebp_edge.training.recovery import RecoveringLearner
+from sebp_edge.training.learner import Learner
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
 pytestmark = [
@@ -259,7 +270,9 @@ def test_captured_updates_in_the_backward_pass_are_the_eager_ones(tied, options)
         adapted = Whole(tie_word_embeddings=tied, num_hidden_layers=3)
         with make_learner(adapted, examples, options=options) as learner:
             prepare(learner)
-            outcomes = [learner.step(step_of(learner, group), 1e-3) for group in (examples[:3], examples[3:], examples) * 4]
+            outcomes = [
+                learner.step(step_of(learner, group), 1e-3) for group in (examples[:3], examples[3:], examples) * 4
+            ]
             assert (learner.learner.graphs is None) is (prepare is eagerly)
         return torch.tensor([[*map(float, outcome)] for outcome in outcomes]), adapted.model.state_dict()
 

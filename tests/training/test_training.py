@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from builders import SIZES, make_examples, make_llama, make_sentences, train
+from builders import SIZES, evaluated, limit_rows, make_examples, make_llama, make_sentences, train
 from transformers import AutoModelForCausalLM, JambaConfig, RwkvConfig, XGLMConfig
 
 from sebp_edge.errors import NonFiniteLoss
@@ -17,9 +17,9 @@ from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.documents import Document
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate, judge
-from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.loop import Trainer, learning_rates
 from sebp_edge.training.losses import RowLosses
+from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.update import Update
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=5e-3, epochs=3, batch_tokens=120, context_length=64)
@@ -75,9 +75,9 @@ def test_micro_batches_do_not_change_the_gradient(base, examples):
 
     def gradients(max_rows):
         limit_rows(trainer.learner, max_rows)
-        groups = list(trainer.learner.limit.cut(examples))
+        groups = trainer.learner.limit.cut(examples)
         for group in groups:
-            (trainer.learner.learner.rows(group)[0].sum() / 100).backward()
+            (trainer.learner.learner.rows(group.examples)[0].sum() / 100).backward()
         found = [parameter.grad.clone() for parameter in trainable(trainer.learner.adaptation)]
         trainer.learner.adaptation.model.zero_grad()
         return len(groups), found
@@ -121,7 +121,7 @@ def test_a_steps_micro_batches_are_filled_with_the_longest_first(base, examples,
     trainer.learner.adaptation.detach()
     assert progress.steps == 1
     assert lengths == [
-        [example.num_active_tokens for example in micro_batch]
+        [example.num_active_tokens for example in micro_batch.examples]
         for micro_batch in trainer.learner.limit.cut(examples)
     ]
     assert len(lengths) > 3

@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 import torch
-from builders import make_llama, train
+from builders import limit_rows, make_llama, step_of, train
 from model_families import MODELS
 
 from sebp_edge.errors import NonFiniteLoss
@@ -15,9 +15,9 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.training import update_in_backward
-from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.loop import Trainer
 from sebp_edge.training.losses import RowLosses
+from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.update import Update
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
@@ -88,7 +88,9 @@ def test_the_updates_are_those_of_the_same_gradients_kept(family, updated_in_bac
     model, expected = make(), make()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with make_learner(model) as learner:
-        outcomes = [learner.step(step_of(learner, group), rate) for group, rate in zip(micro_batches, rates, strict=True)]
+        outcomes = [
+            learner.step(step_of(learner, group), rate) for group, rate in zip(micro_batches, rates, strict=True)
+        ]
     norms = follow_classically(expected, micro_batches, rates)
     assert [float(outcome.grad_norm) for outcome in outcomes] == pytest.approx(norms, rel=1e-5)
     for name, parameter in model.named_parameters():

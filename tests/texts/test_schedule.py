@@ -1,0 +1,200 @@
+"""Schedules: batches of equal weight, full micro-batches, and the same steps however they are cut."""
+
+import random
+from itertools import chain, pairwise
+
+import pytest
+import torch
+
+from sebp_edge import Recipe
+from sebp_edge.errors import TextsError
+from sebp_edge.texts.examples import Example
+from sebp_edge.texts.schedule import EVALUATED_ON_A_CPU, Group, RowLimit, schedules_of, shuffled_batches
+
+IGNORE = -100
+RECIPE = Recipe(name="test", description="", epochs=3, batch_tokens=400)
+
+
+def example(length: int, prompt: int = 1, document: int = 0) -> Example:
+    """`length` tokens, of which the first `prompt` are not learnt."""
+    ids = list(range(10, 10 + length))
+    return Example(ids, [IGNORE] * prompt + ids[prompt:], document)
+
+
+def many(count: int = 200, longest: int = 60) -> list[Example]:
+    order = random.Random(0)
+    return [example(order.randint(2, longest), document=number) for number in range(count)]
+
+
+# -------------------------------------------------------------------------------------------------------------- batches
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 50, 300, 1024, 10**9])
+def test_each_epoch_has_every_example_in_exactly_one_batch(batch_tokens):
+    examples = many()
+    epochs = shuffled_batches(examples, batch_tokens, epochs=3, seed=0)
+    assert len(epochs) == 3
+    for batches in epochs:
+        assert all(batches)
+        assert sorted(example.document for batch in batches for example in batch) == list(range(200))
+    assert epochs[0] != epochs[1]
+
+
+def test_the_order_follows_the_seed_alone():
+    assert shuffled_batches(many(), 300, 2, seed=5) == shuffled_batches(many(), 300, 2, seed=5)
+    assert shuffled_batches(many(), 300, 2, seed=5) != shuffled_batches(many(), 300, 2, seed=6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_batches_are_about_equally_full(seed):
+    examples = many()
+    total = sum(example.num_loss_tokens for example in examples)
+    [batches] = shuffled_batches(examples, 400, 1, seed)
+    assert len(batches) == round(total / 400)
+    for batch in batches:
+        assert abs(sum(example.num_loss_tokens for example in batch) - total / len(batches)) <= 60
+
+
+def test_an_example_larger_than_a_batch_does_not_make_the_next_one_tiny():
+    """As whole contexts beside short answers, in chats."""
+    examples = [example(size) for size in [1001, 3, 3, 3, 3] * 8]
+    for seed in range(20):
+        [batches] = shuffled_batches(examples, 500, 1, seed)
+        sizes = [sum(example.num_loss_tokens for example in batch) for batch in batches]
+        assert min(sizes) >= 250
+
+
+def test_few_tokens_make_one_batch():
+    assert shuffled_batches([example(3)], 1024, 1, seed=0) == [[[example(3)]]]
+
+
+# ------------------------------------------------------------------------------------------------------- micro-batches
+
+
+@pytest.mark.parametrize("max_rows", [1, 59, 60, 300, 4096, 10**9])
+def test_micro_batches_hold_every_example_once_and_the_longest_first(max_rows):
+    cut = RowLimit(max_rows).cut(many())
+    together = list(chain.from_iterable(micro_batch.examples for micro_batch in cut))
+    assert sorted(example.document for example in together) == list(range(200))
+    lengths = [example.num_active_tokens for example in together]
+    assert lengths == sorted(lengths, reverse=True)
+    for micro_batch in cut:
+        assert len(micro_batch.examples) == 1 or micro_batch.sizes.tokens <= max_rows
+
+
+def test_micro_batches_are_full_but_for_the_last():
+    cut = RowLimit(300).cut(many())
+    for micro_batch, following in pairwise(cut):
+        assert micro_batch.sizes.tokens + following.examples[0].num_active_tokens > 300
+    assert len(cut) > 20
+
+
+def test_a_longer_example_stands_alone():
+    cut = RowLimit(20).cut([example(4), example(100), example(5), example(90)])
+    assert [[len(one.input_ids) for one in micro_batch.examples] for micro_batch in cut] == [[100], [90], [5, 4]]
+    assert RowLimit(20).cut([]) == []
+
+
+def test_padded_examples_take_the_same_rows_and_keep_their_order():
+    cut = RowLimit(128, padded_to=64).cut(many(7))
+    assert [one.document for micro_batch in cut for one in micro_batch.examples] == list(range(7))
+    assert [len(micro_batch.examples) for micro_batch in cut] == [2, 2, 2, 1]
+    assert cut[0].sizes[:3] == (128, 2, 64)
+
+
+def test_a_micro_batch_knows_its_sizes():
+    (found,) = RowLimit(4096).cut([example(9, prompt=4), example(5), example(7)])
+    assert found.sizes == (8 + 6 + 4, 3, 8, 5 + 6 + 4)
+
+
+def test_half_of_what_did_not_fit_is_the_next_limit():
+    (found,) = RowLimit(4096).cut([example(6), example(5)])
+    assert RowLimit(4096, 64, 1024).halved(found) == RowLimit(5, 64, 1024)
+    assert RowLimit(3).halved(found).max_rows == 3
+
+
+def test_on_a_cpu_evaluations_are_cut_smaller():
+    limit = RowLimit.on(torch.device("cpu"), 4096)
+    assert len(limit.cut(many())) < len(limit.cut(many(), is_evaluated=True))
+    assert max(one.sizes.tokens for one in limit.cut(many(), is_evaluated=True)) <= EVALUATED_ON_A_CPU
+    assert limit.cut(many(), is_evaluated=True) == Group(many(), limit, is_evaluated=True).micro_batches
+    on_a_gpu = RowLimit.on(torch.device("cuda"), 4096)
+    assert on_a_gpu.cut(many(), is_evaluated=True) == on_a_gpu.cut(many())
+
+
+# ------------------------------------------------------------------------------------------------------------ schedules
+
+
+def laid_out(limit, **options):
+    (schedule,) = schedules_of(many(), RECIPE, seed=3)
+    schedule.lay_out(limit, **options)
+    return schedule
+
+
+def documents(group):
+    return sorted(one.document for micro_batch in group.micro_batches for one in micro_batch.examples)
+
+
+def test_cut_smaller_the_steps_stay_the_same():
+    schedule = laid_out(RowLimit(4096))
+    before = [[documents(step) for step in epoch] for epoch in schedule.epochs]
+    few = len(schedule.trained)
+    schedule.cut(RowLimit(100))
+    assert [[documents(step) for step in epoch] for epoch in schedule.epochs] == before
+    assert len(schedule.trained) > 2 * few
+    assert all(micro_batch.sizes.tokens <= 100 for _, micro_batch in schedule.evaluated)
+    assert not schedule.has_smaller_steps
+
+
+def test_steps_of_one_micro_batch_hold_the_same_examples_and_are_not_cut_again():
+    schedule = laid_out(RowLimit(100), one_micro_batch_each=True)
+    assert schedule.has_smaller_steps
+    assert all(len(step.micro_batches) == 1 for epoch in schedule.epochs for step in epoch)
+    for epoch in schedule.epochs:
+        assert sorted(chain.from_iterable(map(documents, epoch))) == documents(Group(schedule_train(), RowLimit(100)))
+    before = len(schedule.trained)
+    schedule.cut(RowLimit(50))
+    assert len(schedule.trained) == before
+    schedule.lay_out(RowLimit(50), one_micro_batch_each=True)
+    assert len(schedule.trained) > before
+
+
+def schedule_train():
+    (schedule,) = schedules_of(many(), RECIPE, seed=3)
+    schedule.lay_out(RowLimit(10**9))
+    return [one for step in schedule.epochs[0] for one in step.examples]
+
+
+def test_no_document_is_trained_on_and_judged():
+    schedule = laid_out(RowLimit(4096))
+    trained = {one.document for micro_batch in schedule.trained for one in micro_batch.examples}
+    held_out = [set(documents(group)) for group in (schedule.select, schedule.judge)]
+    assert not trained & held_out[0] and not trained & held_out[1] and not held_out[0] & held_out[1]
+    assert schedule.num_documents == (len(trained), *map(len, held_out))
+    assert sum(schedule.num_documents) == 200
+
+
+def test_few_documents_have_folds_and_a_last_training_on_all():
+    examples = many(9)
+    *folds, last = schedules_of(examples, RECIPE, seed=0)
+    for schedule in (*folds, last):
+        schedule.lay_out(RowLimit(4096))
+    assert sorted(chain.from_iterable(documents(fold.judge) for fold in folds)) == list(range(9))
+    assert last.learns_all and not any(fold.learns_all for fold in folds)
+    assert last.num_documents == (9, 0, 0)
+    assert documents(last.judge) == list(range(9))
+    assert [times for times, _ in last.evaluated] == [1]
+    assert {times for times, _ in folds[0].evaluated} == {2, 1 + RECIPE.epochs}
+
+
+def test_epochs_after_the_last_count_for_the_learning_rate_only():
+    schedule = laid_out(RowLimit(4096))
+    steps, trained = schedule.num_steps, len(schedule.trained)
+    schedule.last_epoch = 1
+    assert schedule.num_steps == steps
+    assert len(schedule.trained) == trained // RECIPE.epochs
+
+
+def test_too_little_text_is_refused():
+    with pytest.raises(TextsError, match="Too little text"):
+        schedules_of([example(5)], RECIPE, seed=0)
