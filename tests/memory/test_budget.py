@@ -22,6 +22,7 @@ from sebp_edge.memory.target import Target
 from sebp_edge.models.catalog import resolve
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
+from sebp_edge.texts.schedule import schedules_of
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -52,9 +53,18 @@ def make_dataset(num_documents: int, longest: int = 200) -> Dataset:
     return Dataset(examples, 512, num_documents, [])
 
 
+def plan_of(shape, dataset, recipe, target, budget):
+    return make_plan(shape, dataset, schedules_of(dataset.examples, recipe, seed=0), recipe, target, budget)
+
+
+def candidates(shape, dataset, target):
+    schedules = schedules_of(dataset.examples, RECIPE, seed=0)
+    return memory_plan._Candidates(shape, dataset, schedules, RECIPE, target)
+
+
 def plan_3b(shape, size, dataset=None, recipe=RECIPE):
     dataset = dataset or make_dataset(80)
-    return make_plan(shape, dataset, recipe, 0, Target.here(CUDA, 650_000_000), MemoryBudget.parse(size))
+    return plan_of(shape, dataset, recipe, Target.here(CUDA, 650_000_000), MemoryBudget.parse(size))
 
 
 # -------------------------------------------------------------------------------------------------------------- sizes
@@ -147,7 +157,7 @@ def test_what_a_gpus_training_keeps_in_the_hosts_memory_must_fit_there_too(shape
 
 def test_a_training_on_a_cpu_takes_no_more_memory_than_its_own(shape_3b, monkeypatch):
     monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: 1e12)
-    choices = memory_plan._Candidates(shape_3b, make_dataset(20), RECIPE, 0, Target.here(CPU, 0)).of(RECIPE)
+    choices = candidates(shape_3b, make_dataset(20), Target.here(CPU, 0)).of(RECIPE)
     assert {one.on_host for one in choices} == {0}
 
 
@@ -156,7 +166,7 @@ def test_a_text_of_2546_tokens_fits_beside_a_3b_model_into_8_gb(shape_3b):
     dataset = make_dataset(80)
     dataset.examples[3] = Example(list(range(2546)), list(range(2546)), 3)
     recipe = dataclasses.replace(RECIPE, r=None)
-    chosen = make_plan(shape_3b, dataset, recipe, 0, Target.here(CUDA, 750_000_000), MemoryBudget.parse("8GB")).chosen
+    chosen = plan_of(shape_3b, dataset, recipe, Target.here(CUDA, 750_000_000), MemoryBudget.parse("8GB")).chosen
     assert chosen.dtype == "bfloat16"
     assert chosen.options.offload
     assert chosen.options.blocks_in_pieces
@@ -165,7 +175,7 @@ def test_a_text_of_2546_tokens_fits_beside_a_3b_model_into_8_gb(shape_3b):
 
 def test_on_a_cpu_there_is_nowhere_to_offload_to(shape_3b, monkeypatch):
     monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: 1e12)
-    choices = memory_plan._Candidates(shape_3b, make_dataset(20), RECIPE, 0, Target.here(CPU, 0)).of(RECIPE)
+    choices = candidates(shape_3b, make_dataset(20), Target.here(CPU, 0)).of(RECIPE)
     assert not any(one.options.offload for one in choices)
 
 
@@ -191,7 +201,7 @@ def test_activations_are_computed_again_where_smaller_micro_batches_would_be_slo
     assert chosen.options.max_rows >= 768
     fastest = plan_3b(shape_3b, "80GB", short).chosen
     assert 0.6 * chosen.seconds < fastest.seconds < 0.8 * chosen.seconds
-    slow = memory_plan._Candidates(shape_3b, short, RECIPE, 0, Target.here(CUDA, 650_000_000)).of(RECIPE)
+    slow = candidates(shape_3b, short, Target.here(CUDA, 650_000_000)).of(RECIPE)
     kept = [one for one in slow if one.options.checkpoints == 0 and one.peak <= 8.2e9]
     assert kept
     assert all(one.seconds > chosen.seconds for one in kept)
@@ -268,7 +278,7 @@ def test_more_text_takes_longer_and_no_more_memory(shape_3b):
 def test_a_small_model_on_a_gpu_takes_as_long_as_its_layers_need(model_folder):
     shape, dataset = read_shape(resolve(model_folder)), make_dataset(100)
     recipe = RECIPE.replace(batch_tokens=200)
-    plan = make_plan(shape, dataset, recipe, 0, Target.here(CUDA, 0), MemoryBudget.parse("8GB"))
+    plan = plan_of(shape, dataset, recipe, Target.here(CUDA, 0), MemoryBudget.parse("8GB"))
     steps = sum(example.num_loss_tokens for example in dataset.examples) * 0.75 / 200
     assert plan.chosen.seconds == pytest.approx(2 * steps * 2 * memory_plan.SECONDS_PER_LAYER, rel=0.25)
 
@@ -284,9 +294,9 @@ def test_a_plan_is_json(shape_3b):
 
 def test_the_cheapest_plan_takes_the_longest_examples_alone(model_folder):
     shape, dataset = read_shape(resolve(model_folder)), make_dataset(40, longest=30)
-    plan = make_plan(shape, dataset, RECIPE, 0, Target.here(CPU, 0), MemoryBudget.parse("1GB"))
+    plan = plan_of(shape, dataset, RECIPE, Target.here(CPU, 0), MemoryBudget.parse("1GB"))
     while plan.cheaper is not None:
-        plan = make_plan(shape, dataset, RECIPE, 0, Target.here(CPU, 0), MemoryBudget(plan.chosen.peak - 1))
+        plan = plan_of(shape, dataset, RECIPE, Target.here(CPU, 0), MemoryBudget(plan.chosen.peak - 1))
     longest = max(example.num_active_tokens for example in dataset.examples)
     assert longest <= plan.chosen.options.max_rows < 2 * longest
 
@@ -294,7 +304,7 @@ def test_the_cheapest_plan_takes_the_longest_examples_alone(model_folder):
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_a_gpu_elsewhere_gets_the_plan_that_it_would_get_here(shape_3b):
     there = Target.elsewhere(40 * 10**9)
-    plan = make_plan(shape_3b, make_dataset(80), RECIPE, 0, there, MemoryBudget(there.gpu))
+    plan = plan_of(shape_3b, make_dataset(80), RECIPE, there, MemoryBudget(there.gpu))
     here = plan_3b(shape_3b, "40GB").chosen
     assert plan.chosen.how == here.how
     assert plan.chosen.peak - there.context == here.peak - here.footprint.context

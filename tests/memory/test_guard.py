@@ -223,7 +223,11 @@ def hold_memory_beside(monkeypatch, rows, size):
     held, own = [], RowLosses.__call__
 
     def more(losses, examples):
-        held[:] = [torch.ones(size // 4)] if torch.is_grad_enabled() and sum(one.num_active_tokens for one in examples) > rows else []
+        held[:] = (
+            [torch.ones(size // 4)]
+            if torch.is_grad_enabled() and sum(one.num_active_tokens for one in examples) > rows
+            else []
+        )
         return own(losses, examples)
 
     monkeypatch.setattr(RowLosses, "__call__", more)

@@ -7,10 +7,11 @@ import pytest
 from builders import make_sentences
 
 from sebp_edge import Recipe
+from sebp_edge.memory import work
 from sebp_edge.memory.footprint import Machinery
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.memory.shape import read_shape
-from sebp_edge.memory.work import Sizes
+from sebp_edge.memory.work import Work
 from sebp_edge.models.catalog import resolve
 from sebp_edge.rows.buckets import Bucket
 from sebp_edge.training.losses import RowLosses
@@ -23,25 +24,19 @@ def test_a_plan_looks_at_few_sizes_and_counts_as_with_all(method):
     shape_3b = read_shape(resolve("llama-3.2-3b"))
     draw = random.Random(0)
     sizes = [Bucket(draw.randint(60, 4096), draw.randint(1, 64), 64, draw.randint(1, 60)) for _ in range(500)]
-    of_cpu, of_gpu = (
-        Machinery(shape_3b, RECIPE.replace(method=method), on_gpu, has_kernels=on_gpu, itemsize=4)
-        for on_gpu in (False, True)
-    )
-    few = Sizes(of_cpu, 64, 4096).largest(sizes)
+    of_cpu = Machinery(shape_3b, RECIPE.replace(method=method), on_gpu=False, has_kernels=False, itemsize=4)
+    few = work._largest(sizes, in_graphs=False)
     assert len(few) < 50
     for options in (FASTEST, MemoryOptions(in_pieces=True), MemoryOptions(checkpoints=14, in_pieces=True)):
         machinery = dataclasses.replace(of_cpu, options=options)
         assert machinery.footprint(few, few, 0).total == machinery.footprint(sizes, sizes, 0).total
     # There the next largest graph may be held as well.
-    assert Sizes(of_gpu, 64, 4096).largest(sizes) == sorted(set(sizes))
+    assert work._largest(sizes, in_graphs=True) == sorted(set(sizes))
 
 
 def test_the_sizes_are_those_that_the_training_cuts(make, notes_folder, monkeypatch):
-    cut, kept = [], []
-    own = Sizes.largest
-    monkeypatch.setattr(
-        Sizes, "largest", lambda its, sizes: cut.append(sizes) or kept.append(own(its, sizes)) or kept[-1]
-    )
+    works, own = [], Work.of
+    monkeypatch.setattr(Work, "of", lambda schedules, **options: works.append(own(schedules, **options)) or works[-1])
     rows = set()
     inner = RowLosses.__call__
     monkeypatch.setattr(
@@ -53,6 +48,7 @@ def test_the_sizes_are_those_that_the_training_cuts(make, notes_folder, monkeypa
     )
     (notes_folder / "long.md").write_text(" ".join(make_sentences(3)))
     make(memory_budget="4GB").adapt(notes_folder)
-    # Of training, and of held-out texts; of the most rows at a time.
-    assert rows <= {sizes.tokens for sizes in (*cut[0], *cut[1])}
-    assert max(rows) == max(sizes.tokens for sizes in (*kept[0], *kept[1]))
+    # The first of the plan's, with the most rows at a time, is what is carried out.
+    counted = {sizes.tokens for sizes in (*works[0].trained, *works[0].evaluated)}
+    assert max(rows) == max(counted)
+    assert counted <= rows

@@ -175,7 +175,7 @@ def test_no_document_is_trained_on_and_judged():
 
 
 def test_few_documents_have_folds_and_a_last_training_on_all():
-    examples = many(9)
+    examples = many(9, longest=120)
     *folds, last = schedules_of(examples, RECIPE, seed=0)
     for schedule in (*folds, last):
         schedule.lay_out(RowLimit(4096))
