@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import Enum
 from itertools import chain
 from pathlib import Path
@@ -27,50 +27,27 @@ from sebp_edge.files import expanded
 from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.interruptions import Interruptions
 from sebp_edge.machine import devices
-from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
-from sebp_edge.memory.plan import MemoryBudget, Plan, make_plan
-from sebp_edge.memory.shape import read_shape
-from sebp_edge.memory.target import Target
+from sebp_edge.memory.plan import MemoryBudget, Plan
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import NonFiniteLogits, generate_text
 from sebp_edge.models.loading import (
     BaseModel,
-    has_own_tokenizer,
     load_base_model,
     refuse_unknown_tokens,
-    tokenizer_at_hand,
 )
 from sebp_edge.models.sampling import Sampling, check_seed
+from sebp_edge.preparation import Planned, Preparation
 from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
 from sebp_edge.saving import place_of, record_of, save
-from sebp_edge.stopping import Checked, StopAsked, StopSignal
-from sebp_edge.texts.dataset import Dataset, make_dataset
+from sebp_edge.stopping import StopAsked, StopSignal
+from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
-from sebp_edge.texts.readers import Reading, read_texts
-from sebp_edge.texts.schedule import Schedule, schedules_of
 from sebp_edge.training.loop import Progress
 from sebp_edge.training.trial import Judgement, Trial
-from sebp_edge.units import gigabytes
-
-# Bytes that texts may take whatever the budget: for a few of them the plan says better what would fit.
-FEW_TEXTS = 30_000_000
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """A plan, and the dataset and schedules that it was made for."""
-
-    dataset: Dataset
-    schedules: list[Schedule]
-    plan: Plan
-
-    @property
-    def chosen(self) -> tuple[Recipe, MemoryOptions]:
-        return self.plan.chosen.recipe, self.plan.chosen.options
 
 
 class _InUse(Enum):
@@ -148,13 +125,17 @@ class Personalizer:
         begin, out = time.perf_counter(), None if out is None else expanded(out)
         self.store.check_writable(name, out)
         with Interruptions() as interruptions, self._at_work(stop_when):
-            reading = self._read(texts)
-            planned = None if self.memory_budget is None else self._announced(self._plan(reading, self._signal))
-            recipe, options = planned.chosen if planned else (self.recipe.settled(), FASTEST)
+            preparation = self._preparation(self._signal)
+            reading = preparation.read(texts)
+            planned, recipe, options = None, self.recipe.settled(), FASTEST
+            if self.memory_budget is not None:
+                planned = preparation.plan(reading, loaded=self._loaded_bytes())
+                recipe, options = self._announced(planned.plan)
             with self._guard(planned) as guard:
                 base = self._load(recipe)
                 self.store.check_room(saved_bytes(base, recipe), out)
-                dataset, schedules = self._encoded(reading, base, planned)
+                dataset = self._announced_texts(preparation.encode(reading, base, planned), base)
+                schedules = preparation.lay_out(dataset, planned)
                 trial = Trial(base, dataset, schedules, recipe, self.seed, self._tell, options, guard)
                 with self._setting_aside(trial, name, interruptions):
                     judgement = trial.train_and_judge()
@@ -188,8 +169,9 @@ class Personalizer:
         Raises:
             SebpEdgeError: one of its kinds; MachineError if nothing fits, with what would.
         """
-        size = None if gpu is None else self._checked(gpu)
-        return self._plan(self._read(texts), StopSignal(), size).plan
+        preparation = self._preparation(StopSignal())
+        size = None if gpu is None else preparation.gpu_size(gpu)
+        return preparation.plan(preparation.read(texts), loaded=self._loaded_bytes(), gpu=size).plan
 
     def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
         """How sparse the base model's gradients are on `texts`; no adapter takes part, and nothing is changed.
@@ -204,10 +186,10 @@ class Personalizer:
         """
         handled = sys.exception()
         with self._at_work(stop_when), self._guard(None):
-            reading = self._read(texts)
+            preparation = self._preparation(self._signal)
+            reading = preparation.read(texts)
             base = self._load()
-            dataset = self._encode(reading, base)
-            self._tell_of(dataset, base)
+            dataset = self._announced_texts(preparation.encode(reading, base), base)
             if self._adaptation is not None:
                 self._adaptation.detach()
             try:
@@ -342,75 +324,33 @@ class Personalizer:
             self._tell(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
         return self._base
 
-    def _read(self, texts) -> Reading:
-        """Reads `texts`, unless they alone would not fit into a budget of the host's memory."""
-        if self.memory_budget is None or self.device.type == "cuda":
-            return read_texts(texts)
-        left = self.memory_budget.size - memory_of(self.device).held
-        return read_texts(texts, max(left, FEW_TEXTS))
+    def _preparation(self, signal: StopSignal) -> Preparation:
+        return Preparation(self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal)
 
-    def _checked(self, gpu: str | int) -> int:
-        """Bytes of a GPU that is not here, which a memory budget must not exceed."""
-        size = MemoryBudget.parse(gpu, "GPU's memory").size
-        if self.memory_budget is not None and self.memory_budget.size > size:
-            raise MachineError(
-                f"The memory budget is {self.memory_budget}, but the GPU has {gigabytes(size)}; give a budget within "
-                "that, or none."
-            )
-        return size
+    def _loaded_bytes(self) -> int:
+        return 0 if self._base is None else sum(weight.nbytes for weight in self._base.model.parameters())
 
-    def _plan(self, reading: Reading, signal: StopSignal, gpu: int | None = None) -> "_Planned":
-        shape = read_shape(self.reference)
-        tokenizer = Checked(tokenizer_at_hand(self.reference), signal)
-        dataset = make_dataset(reading, tokenizer, self.recipe, shape.longest)
-        schedules = schedules_of(dataset.examples, self.recipe, self.seed)
-        target, budget = self._target(gpu)
-        return _Planned(dataset, schedules, make_plan(shape, dataset, schedules, self.recipe, target, budget))
-
-    def _target(self, gpu: int | None) -> tuple[Target, MemoryBudget]:
-        """What is planned for: this machine as it is now, or a GPU of so many bytes that is not here."""
-        if gpu is not None:
-            return Target.elsewhere(gpu), self.memory_budget or MemoryBudget(gpu)
-        # A model that is loaded is part of the plan already.
-        loaded = 0 if self._base is None else sum(weight.nbytes for weight in self._base.model.parameters())
-        held = memory_of(self.device)
-        free = devices.free_memory(self.device) + held.held
-        budget = MemoryBudget(free) if self.memory_budget is None else self.memory_budget.within(free)
-        return Target.here(self.device, held.planned_besides(loaded)), budget
-
-    def _guard(self, planned: "_Planned | None") -> MemoryGuard:
+    def _guard(self, planned: Planned | None) -> MemoryGuard:
         """What may be held: as planned, or without a plan the budget, or without one all that is free."""
         if planned is not None:
             return MemoryGuard(self.device, planned.plan.budget, planned.plan.chosen.peak)
         return MemoryGuard(self.device, self.memory_budget.size if self.memory_budget else None)
 
-    def _announced(self, planned: "_Planned") -> "_Planned":
-        plan = planned.plan
+    def _announced(self, plan: Plan) -> tuple[Recipe, MemoryOptions]:
+        """The recipe and the options that a plan has chosen, once it has been told."""
         if plan.stated_budget is not None:
             budget = MemoryBudget(plan.budget, plan.stated_budget)
             self._tell(Notice(f"The memory budget is {budget}; the training keeps to that."))
         chosen, parts = plan.chosen, asdict(plan.chosen.footprint)
         method, max_rows = chosen.recipe.method, chosen.options.max_rows
         self._tell(MemoryPlanned(method, chosen.how, max_rows, plan.budget, chosen.peak, chosen.seconds, parts))
-        return planned
+        return chosen.recipe, chosen.options
 
-    def _encoded(self, reading: Reading, base: BaseModel, planned: "_Planned | None") -> tuple[Dataset, list[Schedule]]:
-        """The dataset and its schedules; those of the plan, if it had the model's own tokenizer."""
-        if planned is not None and has_own_tokenizer(self.reference):
-            self._tell_of(planned.dataset, base)
-            return planned.dataset, planned.schedules
-        dataset = self._encode(reading, base)
-        self._tell_of(dataset, base)
-        return dataset, schedules_of(dataset.examples, self.recipe, self.seed)
-
-    def _encode(self, reading: Reading, base: BaseModel) -> Dataset:
-        limit = getattr(base.model.config, "max_position_embeddings", None)
-        return make_dataset(reading, Checked(base.tokenizer, self._signal), self.recipe, limit)
-
-    def _tell_of(self, data: Dataset, base: BaseModel) -> None:
+    def _announced_texts(self, data: Dataset, base: BaseModel) -> Dataset:
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))
         left_out = tuple(asdict(item) for item in data.left_out)
         self._tell(TextsRead(data.documents, len(data.examples), data.tokens, data.padding_share, left_out))
+        return data
 
     @contextmanager
     def _at_work(self, stop_when: threading.Event | None = None) -> Iterator[None]:

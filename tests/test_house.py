@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     ["cli", "frozen"],
     ["personalizer"],
-    ["result", "saving"],
+    ["result", "saving", "preparation"],
     ["insight"],
     ["adapters"],
     ["training", "memory"],

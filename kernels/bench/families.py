@@ -37,7 +37,9 @@ from sebp_edge.models.adaptation import snapshot
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
-from sebp_edge.training.learner import Learner, Outcome
+from sebp_edge.texts.schedule import Group
+from sebp_edge.training.learner import Outcome
+from sebp_edge.training.recovery import RecoveringLearner
 
 STEPS = 6
 SHORT_TEXTS, LONG_TEXTS, BATCH_TOKENS = 70, 12, 2048
@@ -237,22 +239,22 @@ def adapt(model: Path, texts: Path, context_length: int, device: torch.device, s
 @contextmanager
 def _first_steps() -> Iterator[tuple[list[Step], list]]:
     """Within it, the first steps of a training are kept, and the config of its adapter."""
-    own, steps, configs = Learner.step, [], []
+    own, steps, configs = RecoveringLearner.step, [], []
 
-    def step(learner: Learner, examples: list[Example], learning_rate: float) -> Outcome:
+    def step(learner: RecoveringLearner, group: Group, learning_rate: float) -> Outcome:
         if len(steps) == STEPS:
-            return own(learner, examples, learning_rate)
+            return own(learner, group, learning_rate)
         configs.append(copy.deepcopy(learner.adaptation.model.peft_config["default"]))
         state = snapshot(learner.adaptation)
-        outcome = own(learner, examples, learning_rate)
-        steps.append(Step(examples, state, outcome))
+        outcome = own(learner, group, learning_rate)
+        steps.append(Step(group.examples, state, outcome))
         return outcome
 
-    Learner.step = step
+    RecoveringLearner.step = step
     try:
         yield steps, configs
     finally:
-        Learner.step = own
+        RecoveringLearner.step = own
 
 
 def dense_steps(folder: Path, run: Run, device: torch.device, dtype: torch.dtype) -> Tensor:

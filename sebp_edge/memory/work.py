@@ -16,8 +16,8 @@ class Work:
     """What the trainings of an adaptation compute.
 
     Attributes:
-        trained, evaluated: sizes of micro-batches, each once, as captured graphs are filled up to. Without graphs, sizes
-            that another one holds are left out, since they take less memory.
+        trained, evaluated: sizes of micro-batches, each once, as graphs are filled up to. Of those without graphs only
+            sizes that no other one holds, since the others take less memory.
         micro_batches: how many have gradients.
         trained_tokens, evaluated_tokens: the cost of all micro-batches, in tokens.
     """

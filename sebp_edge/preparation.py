@@ -1,0 +1,113 @@
+"""What comes before a training: texts are read, encoded and laid out, and what they will take is planned."""
+
+from dataclasses import dataclass
+
+import torch
+
+from sebp_edge.errors import MachineError
+from sebp_edge.machine import devices
+from sebp_edge.machine.process import memory_of
+from sebp_edge.memory.plan import MemoryBudget, Plan, make_plan
+from sebp_edge.memory.shape import read_shape
+from sebp_edge.memory.target import Target
+from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.loading import BaseModel, has_own_tokenizer, tokenizer_at_hand
+from sebp_edge.recipe import Recipe
+from sebp_edge.stopping import Checked, StopSignal
+from sebp_edge.texts.dataset import Dataset, make_dataset
+from sebp_edge.texts.readers import Reading, read_texts
+from sebp_edge.texts.schedule import Schedule, schedules_of
+from sebp_edge.units import gigabytes
+
+# Bytes that texts may take whatever the budget: for a few of them the plan says better what would fit.
+FEW_TEXTS = 30_000_000
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, with the dataset and the schedules that it was made for."""
+
+    dataset: Dataset
+    schedules: list[Schedule]
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Prepares one call's texts.
+
+    Attributes:
+        reference: the model.
+        device: what it will run on.
+        budget: what this process may hold; None sets no limit.
+        signal: stops it.
+    """
+
+    reference: ModelReference
+    recipe: Recipe
+    seed: int
+    device: torch.device
+    budget: MemoryBudget | None
+    signal: StopSignal
+
+    def gpu_size(self, gpu: str | int) -> int:
+        """Bytes of a GPU that is not here.
+
+        Raises:
+            MachineError: it is no size, or the budget exceeds it.
+        """
+        size = MemoryBudget.parse(gpu, "GPU's memory").size
+        if self.budget is not None and self.budget.size > size:
+            raise MachineError(
+                f"The memory budget is {self.budget}, but the GPU has {gigabytes(size)}; give a budget within that, or "
+                "none."
+            )
+        return size
+
+    def read(self, texts) -> Reading:
+        """Reads `texts`, unless they alone would not fit into a budget of the host's memory."""
+        if self.budget is None or self.device.type == "cuda":
+            return read_texts(texts)
+        left = self.budget.size - memory_of(self.device).held
+        return read_texts(texts, max(left, FEW_TEXTS))
+
+    def plan(self, reading: Reading, *, loaded: int = 0, gpu: int | None = None) -> Planned:
+        """Plans to train within the budget, or without one within what is free; nothing is loaded.
+
+        Args:
+            loaded: bytes of the model's weights, if it is loaded already.
+            gpu: bytes of a GPU that is not here, to plan for that.
+        """
+        shape = read_shape(self.reference)
+        tokenizer = Checked(tokenizer_at_hand(self.reference), self.signal)
+        dataset = make_dataset(reading, tokenizer, self.recipe, shape.longest)
+        schedules = self.lay_out(dataset)
+        if gpu is None:
+            target, budget = self._here(loaded)
+        else:
+            target, budget = Target.elsewhere(gpu), self.budget or MemoryBudget(gpu)
+        return Planned(dataset, schedules, make_plan(shape, dataset, schedules, self.recipe, target, budget))
+
+    def encode(self, reading: Reading, base: BaseModel, planned: Planned | None = None) -> Dataset:
+        """The dataset for a loaded model; the plan's, if that had the model's own tokenizer."""
+        if planned is not None and has_own_tokenizer(self.reference):
+            return planned.dataset
+        limit = getattr(base.model.config, "max_position_embeddings", None)
+        return make_dataset(reading, Checked(base.tokenizer, self.signal), self.recipe, limit)
+
+    def lay_out(self, dataset: Dataset, planned: Planned | None = None) -> list[Schedule]:
+        """The schedules of a dataset; the plan's, if it is the plan's.
+
+        Raises:
+            TextsError: too little text.
+        """
+        if planned is not None and dataset is planned.dataset:
+            return planned.schedules
+        return schedules_of(dataset.examples, self.recipe, self.seed)
+
+    def _here(self, loaded: int) -> tuple[Target, MemoryBudget]:
+        """This machine as it is now. Weights that are loaded are part of the plan already."""
+        held = memory_of(self.device)
+        free = devices.free_memory(self.device) + held.held
+        budget = MemoryBudget(free) if self.budget is None else self.budget.within(free)
+        return Target.here(self.device, held.planned_besides(loaded)), budget
