@@ -20,7 +20,7 @@ from sebp_edge.models.loading import model_of_shape
 from sebp_edge.models.small_copy import small_copy
 from sebp_edge.patches.attention import OwnAttention
 from sebp_edge.patches.norms_and_mlps import SmallOps
-from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.batches import Collator, pack
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.losses import RowLosses
 
@@ -231,7 +231,7 @@ def _kinds_of(config) -> dict[int, tuple[list[str], Kind | None]]:
             own |= set(OwnAttention(model).stand_ins())
             found = [(block, _Calls(block)) for block in blocks_of(model)]
             with torch.no_grad():
-                rows.hoisted.row_losses(rows.tokens(examples))
+                rows.hoisted.row_losses(pack(examples))
     except (SparsityError, TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError):
         # A class that takes no small sizes, or other calls than a decoder's, is counted by its linear layers.
         return {}
