@@ -1,1 +1,8 @@
-"""Which rows of a batch carry gradient, and how they are laid out."""
+"""Which rows of a batch carry gradient, and how they are laid out.
+
+row_plan               RowPlan: the active rows and loss rows of a padded batch
+batch_rows             which of them each layer computes, in decoders and encoders
+active_tokens, buckets
+                       the active rows packed one after another, and the few fixed sizes that they are filled up to
+selection, row_rules   sparsify(rows=...): exact, detect, TopN, Threshold
+"""

@@ -40,6 +40,16 @@ def test_the_readmes_file_tree_is_there():
         assert ROOT.joinpath(*folder).exists(), line
         found += 1
     assert found > 20
+    named = set(re.findall(r"^  (\w+)/", tree, re.MULTILINE))
+    assert {path.parent.name for path in (ROOT / "sebp_edge").glob("*/__init__.py")} <= named
+
+
+def test_every_module_is_in_its_folders_map():
+    """The docstrings of these folders say what each of their files is for."""
+    for folder in ("texts", "training", "rows"):
+        told = (ROOT / "sebp_edge" / folder / "__init__.py").read_text(encoding="utf-8")
+        for path in (ROOT / "sebp_edge" / folder).glob("[a-z]*.py"):
+            assert re.search(rf"\b{path.stem}\b", told), path
 
 
 def test_the_example_notes_show_what_is_left_out(tmp_path):
