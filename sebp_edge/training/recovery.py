@@ -64,7 +64,7 @@ class RecoveringLearner:
         self.limit = self.learner.rows.limit
         self.schedule = Schedule([])
         self.steps_ahead = 1 if device.type == "cuda" else 0
-        self._proven = (0, 0)  # the size of the largest micro-batch that was tried out
+        self._largest_tried = (0, 0)  # the size of the largest micro-batch that was tried out
         self._told_of_steps = False
 
     def prepare(self, schedule: Schedule) -> None:
@@ -78,15 +78,13 @@ class RecoveringLearner:
             schedule.lay_out(self.limit, one_micro_batch_each=not self.learner.adds_up)
             self._tell_of_smaller_steps()
             self._prepare_learner()
-            if self.prove():
+            if self.fits():
                 return
 
-    def prove(self) -> bool:
-        """Tries out the fullest micro-batch to come, and an update; weights, moments, gradients and random states stay
-        what they are, bit for bit.
+    def fits(self) -> bool:
+        """Whether the fullest micro-batch to come, and an update, fit into memory; if not, the limit is lower now.
 
-        Returns:
-            False if it did not fit, and the schedule is to be laid out anew.
+        They are tried out. Weights, moments, gradients and random states stay what they are, bit for bit.
 
         Raises:
             RuntimeError, MemoryError: a single example does not fit.
@@ -95,14 +93,14 @@ class RecoveringLearner:
         if not self._guard.is_set or fullest is None:
             return True
         size = self.learner.size(fullest)
-        if size <= self._proven:
+        if size <= self._largest_tried:
             return True
         self._guard.begin()
         try:
             self._attempt(self._try_out, fullest)
         except _CutSmaller:
             return False
-        self._proven = size
+        self._largest_tried = size
         self._on_event(MemoryProbed(size[0], self._guard.peak, self._guard.allocator_peak, self._guard.predicted))
         return True
 

@@ -74,8 +74,8 @@ def test_what_is_tried_out_changes_nothing_bit_for_bit(base, way, graphs, plain_
             parameter.data.view(-1)[0] = -0.0
         weights, random = snapshot(learner.adaptation), torch.get_rng_state()
         learner.events.clear()
-        learner._proven = (0, 0)
-        assert learner.prove()
+        learner._largest_tried = (0, 0)
+        assert learner.fits()
         assert equal(bits(snapshot(learner.adaptation)), bits(weights))
         assert torch.equal(torch.get_rng_state(), random)
         moments = [value for one in learner.learner._update._moments for value in one if value is not None]
@@ -83,7 +83,7 @@ def test_what_is_tried_out_changes_nothing_bit_for_bit(base, way, graphs, plain_
         assert moments
         assert not any(tensor.any() for tensor in (*moments, *gradients, learner.learner._loss))
         # What is known to fit is not tried again.
-        assert learner.prove()
+        assert learner.fits()
         assert [type(event) for event in learner.events] == [MemoryProbed]
     with learning(base, examples, recipe, padded=padded, limit=ample()) as learner:
         prepared(learner)
@@ -130,7 +130,7 @@ def test_wherever_memory_runs_out_while_trying_it_is_cut_smaller_and_tried_again
         (fullest,) = learner.limit.cut(examples)
         for number in range(1, counting.count, 1 + counting.count // 25):
             limit_rows(learner, 4096)
-            learner._proven = (0, 0)
+            learner._largest_tried = (0, 0)
             learner.events.clear()
             with Failing(number):
                 learner.prepare(schedule)

@@ -75,7 +75,7 @@ def test_gradients_come_first_and_larger_ones_before_smaller_ones(learner, monke
 def test_where_losses_are_asked_for_first_no_gradient_is_taken(learner, monkeypatch):
     examples, taken = odd_examples(), []
     monkeypatch.setattr(MicroBatchGraphs, "_take_gradients", lambda graphs, part, tokens: taken.append(tokens))
-    learner._proven = (10**9, 10**9)  # so that nothing is tried out
+    learner._largest_tried = (10**9, 10**9)  # so that nothing is tried out
     learner.prepare(Schedule([[examples]], examples[:3], examples[3:5]))
     evaluate(learner, evaluated(learner, examples[:3]))
     assert not taken
