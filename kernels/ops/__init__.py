@@ -15,20 +15,20 @@ tuning                      within it, products that run for the first time are 
 detect                      the rows that are not zero
 """
 
-from sebp_edge.ops.adamw import AdamW, Moments, adamw_
-from sebp_edge.ops.attention import Scores, sequence_attention_
-from sebp_edge.ops.backend import runs_flash_attention, runs_kernels
-from sebp_edge.ops.gated import ACTIVATIONS, Gate, gated
-from sebp_edge.ops.gated_lora_linear import gated_lora_linear
-from sebp_edge.ops.gpu.gemm import tuning
-from sebp_edge.ops.linear_cross_entropy import linear_cross_entropy
-from sebp_edge.ops.lora_linear import LoraGroup, LoraProjection, QuantisedWeight, Remake, Scratch, lora_linear
-from sebp_edge.ops.move_rows import gather_rows, scatter_rows
-from sebp_edge.ops.rms_norm import rms_norm
-from sebp_edge.ops.rows import ActiveRows, Rows, Selector, kept_rows
-from sebp_edge.ops.select_rows import detect, nonzero_rows, row_norms, select_rows
-from sebp_edge.ops.sparse_linear import sparse_linear
-from sebp_edge.ops.sparse_rowwise import sparse_rowwise
+from .adamw import AdamW, Moments, adamw_
+from .attention import Scores, sequence_attention_
+from .backend import runs_flash_attention, runs_kernels
+from .gated import ACTIVATIONS, Gate, gated
+from .gated_lora_linear import gated_lora_linear
+from .gpu.gemm import tuning
+from .linear_cross_entropy import linear_cross_entropy
+from .lora_linear import LoraGroup, LoraProjection, QuantisedWeight, Remake, Scratch, lora_linear
+from .move_rows import gather_rows, scatter_rows
+from .rms_norm import rms_norm
+from .rows import ActiveRows, Rows, Selector, kept_rows
+from .select_rows import detect, nonzero_rows, row_norms, select_rows
+from .sparse_linear import sparse_linear
+from .sparse_rowwise import sparse_rowwise
 
 __all__ = [
     "ACTIVATIONS",

@@ -24,8 +24,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sebp_edge.ops import backend
-from sebp_edge.ops.reference import BLOCK
+from . import backend
+from .reference import BLOCK
 
 
 class Moments(NamedTuple):

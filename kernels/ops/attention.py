@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import backend, reference
+from . import backend, reference
 
 # Flash attention adds up dq in fp32, in so many rows more for each sequence.
 MORE_ROWS = 128

@@ -11,8 +11,8 @@ import logging
 import torch
 from torch import Tensor
 
-from sebp_edge.ops import choices, reference
-from sebp_edge.ops.tiles import Tiles
+from . import choices, reference
+from .tiles import Tiles
 
 logger = logging.getLogger(__name__)
 

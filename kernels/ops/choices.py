@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from sebp_edge.ops.tiles import Tiles, safe_tiles
+from .tiles import Tiles, safe_tiles
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import backend
+from . import backend
 
 ACTIVATIONS = ("silu", "gelu_tanh")
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import backend
-from sebp_edge.ops.gated import Gate
-from sebp_edge.ops.lora_linear import LoraGroup
+from . import backend
+from .gated import Gate
+from .lora_linear import LoraGroup
 
 
 class _GatedLoraLinear(torch.autograd.Function):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import backend
+from . import backend
 
 # Logits of one chunk, unless other figures are asked for: 2^26 of them are 128 MB in bf16.
 MAX_LOGITS = 2**26

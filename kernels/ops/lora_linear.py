@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import backend
-from sebp_edge.ops.rows import ActiveRows, Rows, RowTarget, as_rows, kept_rows, take_gradient, take_kept, verify_skipped
+from . import backend
+from .rows import ActiveRows, Rows, RowTarget, as_rows, kept_rows, take_gradient, take_kept, verify_skipped
 
 
 class QuantisedWeight(NamedTuple):

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sebp_edge.ops import choices
-from sebp_edge.ops.gpu import move_rows, products
-from sebp_edge.ops.rows import ActiveRows
-from sebp_edge.ops.tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, Tiles
-from sebp_edge.ops.timing import milliseconds
+from . import choices
+from .gpu import move_rows, products
+from .rows import ActiveRows
+from .tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, Tiles
+from .timing import milliseconds
 
 
 class Times(NamedTuple):

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import backend
-from sebp_edge.ops.rows import ActiveRows, as_rows, take
+from . import backend
+from .rows import ActiveRows, as_rows, take
 
 
 class _Gather(torch.autograd.Function):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import backend
+from . import backend
 
 
 class _RmsNorm(torch.autograd.Function):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sebp_edge.ops import backend
+from . import backend
 
 
 class ActiveRows(NamedTuple):

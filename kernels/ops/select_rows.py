@@ -11,8 +11,8 @@ depends on either. Shapes: N rows, M columns.
 import torch
 from torch import Tensor
 
-from sebp_edge.ops import backend
-from sebp_edge.ops.rows import ActiveRows
+from . import backend
+from .rows import ActiveRows
 
 
 def row_norms(*douts_NM: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, library
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import backend
-from sebp_edge.ops.rows import (
+from . import backend
+from .rows import (
     ActiveRows,
     Rows,
     RowTarget,

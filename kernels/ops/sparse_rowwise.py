@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops.move_rows import gather_rows
-from sebp_edge.ops.rows import ActiveRows, as_rows, take_gradient, verify_skipped
+from .move_rows import gather_rows
+from .rows import ActiveRows, as_rows, take_gradient, verify_skipped
 
 
 class _StandIn(torch.autograd.Function):

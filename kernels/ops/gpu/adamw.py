@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sebp_edge.ops.reference import BLOCK
+from ..reference import BLOCK
 
 BLOCKS = 4
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sebp_edge.ops import choices
-from sebp_edge.ops.gpu import cublaslt
-from sebp_edge.ops.gpu.cublaslt import Plan, Product
+from .. import choices
+from . import cublaslt
+from .cublaslt import Plan, Product
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sebp_edge.ops.gpu.move_rows import with_dense_rows
+from .move_rows import with_dense_rows
 
 MAX_PROJECTIONS = 3
 BLOCK_N, BLOCK_M = 64, 128

@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sebp_edge.ops.gpu.move_rows import number_of_rows, sum_parts, with_dense_rows
-from sebp_edge.ops.rows import ActiveRows
-from sebp_edge.ops.tiles import Tiles
+from ..rows import ActiveRows
+from ..tiles import Tiles
+from .move_rows import number_of_rows, sum_parts, with_dense_rows
 
 # Tiles that follow each other share their rows of dY in the L2 cache.
 GROUP = 8
