@@ -118,5 +118,5 @@ def adamw_(
         raise ValueError(f"The seed must be from 0 to 2^31 - 1, but is {seed}.")
     if weight.numel():
         with torch.no_grad():
-            backend.adamw_(weight, gradient.contiguous(), moments, adamw, seed, factor)
+            backend.implementation(weight, "adamw").adamw_(weight, gradient.contiguous(), moments, adamw, seed, factor)
         torch.autograd.graph.increment_version(weight)

@@ -92,7 +92,9 @@ class _ShortAttention(torch.autograd.Function):
         rotary = None if cos_AE is None else (cos_AE, sin_AE)
         scale = q_AHE.shape[-1] ** -0.5 if scores.scale is None else scores.scale
         options = (max_len, scale, scores.window, scores.causal)
-        out_AHE, logsumexp_AH = backend.short_attention_(q_AHE, k_AGE, v_AGE, rotary, cu_seqlens, *options)
+        out_AHE, logsumexp_AH = backend.kernels("short_attention").short_attention_(
+            q_AHE, k_AGE, v_AGE, rotary, cu_seqlens, *options
+        )
         ctx.save_for_backward(q_AHE, k_AGE, v_AGE, out_AHE, logsumexp_AH, cu_seqlens, cos_AE, sin_AE)
         ctx.options = options
         return out_AHE
@@ -103,7 +105,7 @@ class _ShortAttention(torch.autograd.Function):
         *states, out_AHE, logsumexp_AH, cu_seqlens, cos, sin = ctx.saved_tensors
         rotary = None if cos is None else (cos, sin)
         dout_AHE = dout_AHE if dout_AHE.stride(-1) == 1 else dout_AHE.contiguous()
-        gradients = backend.short_attention_backward(
+        gradients = backend.kernels("short_attention").short_attention_backward(
             dout_AHE, *states, rotary, cu_seqlens, out_AHE, logsumexp_AH, *ctx.options
         )
         return *gradients, None, None, None, None, None
@@ -116,7 +118,7 @@ class _FlashAttention(torch.autograd.Function):
             # Outputs lie as queries do: head by head, whoever reads rows would copy them, and keep both.
             q_AHE = q_AHE.contiguous()
         if cos_AE is not None:
-            backend.rotate_(q_AHE, k_AGE, cos_AE, sin_AE)
+            backend.implementation(q_AHE, "rotate").rotate_(q_AHE, k_AGE, cos_AE, sin_AE)
         options = {"scale": scores.scale}
         if scores.window is not None:
             # torch counts keys to the left of the query, here the query is counted too.
@@ -157,7 +159,7 @@ class _FlashAttention(torch.autograd.Function):
             if cos is None:
                 torch._foreach_copy_(places, of_heads(heads, kv_heads))
             else:
-                backend.rotate_gradients(*of_heads(heads, kv_heads), cos, sin, places)
+                backend.implementation(q_AHE, "rotate").rotate_gradients(*of_heads(heads, kv_heads), cos, sin, places)
         return dq_AHE, dk_AGE, dv_AGE, None, None, None, None, None, None
 
 

@@ -4,19 +4,18 @@ Nothing is measured here. A choice comes from what `measure` found on this machi
 of the same kind and ship, else it is cuBLAS; rows whose number only the device knows always take our kernel.
 """
 
-import contextlib
 import ctypes
 import functools
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+from sebp_edge.files import write_whole
 
 from .tiles import Tiles, safe_tiles
 
@@ -144,22 +143,9 @@ def write(path: Path, machine: dict[str, str], choices: Mapping[Shape, Ways]) ->
         for shape, ways in sorted(choices.items())
     ]
     lines = ",\n".join(json.dumps(record) for record in records)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, f'{{"machine": {json.dumps(machine)},\n"choices": [\n{lines}\n]}}\n')
     _known.cache_clear()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file, in a new folder if need be, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
 
 
 def _tiles(value: dict | str) -> Tiles | None:

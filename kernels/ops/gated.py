@@ -34,14 +34,14 @@ class _Gated(torch.autograd.Function):
         gate_NM, up_NM = (side.reshape(-1, side.shape[-1]) for side in (gate, up))
         ctx.save_for_backward(gate_NM, up_NM)
         ctx.activation = activation
-        return backend.gated(gate_NM, up_NM, activation).view(gate.shape)
+        return backend.implementation(gate_NM, "gated").gated(gate_NM, up_NM, activation).view(gate.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
         gate_NM, up_NM = ctx.saved_tensors
         dout_NM = dout.reshape(-1, dout.shape[-1])
-        dsides_N2M = backend.gated_backward(dout_NM, gate_NM, up_NM, ctx.activation)
+        dsides_N2M = backend.implementation(gate_NM, "gated").gated_backward(dout_NM, gate_NM, up_NM, ctx.activation)
         return *dsides_N2M.view(*dout.shape[:-1], dsides_N2M.shape[1]).chunk(2, dim=-1), None
 
 

@@ -37,10 +37,13 @@ class _GatedLoraLinear(torch.autograd.Function):
     def backward(ctx, dout):
         gate_NF, up_NF, down_NR, lora_A, lora_B = ctx.saved_tensors
         group, dout_NM = ctx.group, dout.reshape(-1, dout.shape[-1])
-        up_NR, dlora_B = backend.lora_up_backward(dout_NM, down_NR, group.stacked_B, group.columns, group.scaling)
+        up_NR, dlora_B = backend.implementation(dout_NM, "lora").lora_up_backward(
+            dout_NM, down_NR, group.stacked_B, group.columns, group.scaling
+        )
         # Of the one projection, whose matrix need not stay beside what follows.
-        dproduct_NF = backend.multiply(dout_NM, next(group.matrices())[1])
-        dsides_N2F, dlora_A = backend.gated_lora_backward(
+        dproduct_NF = dout_NM.new_empty(gate_NF.shape)
+        backend.implementation(dout_NM, "gemm").multiply_(dproduct_NF, dout_NM, next(group.matrices())[1])
+        dsides_N2F, dlora_A = backend.implementation(gate_NF, "gated").gated_lora_backward(
             dproduct_NF, up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation
         )
         dgate, dup = dsides_N2F.view(*ctx.shape[:-1], dsides_N2F.shape[1]).chunk(2, dim=-1)

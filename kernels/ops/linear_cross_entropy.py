@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from . import backend
 
 # Logits of one chunk, unless other figures are asked for: 2^26 of them are 128 MB in bf16.
-MAX_LOGITS = 2**26
+CHUNK_LOGITS = 2**26
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -27,7 +27,7 @@ class _FrozenHead(torch.autograd.Function):
         dhidden_CD = torch.empty_like(hidden_CD) if ctx.needs_input_grad[0] else None
         for chunk in _chunks(hidden_CD, weight_VD, max_logits):
             logits = hidden_CD[chunk] @ weight_VD.T
-            losses_C[chunk], dlogits = backend.cross_entropy_and_dlogits_(
+            losses_C[chunk], dlogits = backend.implementation(logits, "cross_entropy").cross_entropy_and_dlogits_(
                 logits, targets_C[chunk], scale, softcap, wanted=dhidden_CD is not None
             )
             if dhidden_CD is not None:
@@ -49,7 +49,7 @@ class _TrainedHead(torch.autograd.Function):
         losses_C = hidden_CD.new_empty(hidden_CD.shape[0], dtype=torch.float32)
         for chunk in _chunks(hidden_CD, weight_VD, max_logits):
             logits = hidden_CD[chunk] @ weight_VD.T
-            losses_C[chunk], _ = backend.cross_entropy_and_dlogits_(
+            losses_C[chunk], _ = backend.implementation(logits, "cross_entropy").cross_entropy_and_dlogits_(
                 logits, targets_C[chunk], scale, softcap, wanted=False
             )
             del logits
@@ -64,7 +64,7 @@ class _TrainedHead(torch.autograd.Function):
         dhidden_CD, dweight_VD = torch.empty_like(hidden_CD), torch.zeros_like(weight_VD)
         for chunk in _chunks(hidden_CD, weight_VD, ctx.max_logits):
             logits = hidden_CD[chunk] @ weight_VD.T
-            _, dlogits = backend.cross_entropy_and_dlogits_(
+            _, dlogits = backend.implementation(logits, "cross_entropy").cross_entropy_and_dlogits_(
                 logits, targets_C[chunk], ctx.scale, ctx.softcap, wanted=True
             )
             dlogits.mul_(dlosses_C[chunk, None].to(dlogits.dtype))
@@ -86,7 +86,7 @@ def linear_cross_entropy(
     *,
     scale: float = 1.0,
     softcap: float | None = None,
-    max_logits: int = MAX_LOGITS,
+    max_logits: int = CHUNK_LOGITS,
 ) -> Tensor:
     """The cross-entropy of each row's logits, `hidden @ weight.T`, with its target.
 

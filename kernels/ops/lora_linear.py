@@ -24,8 +24,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import backend
-from .rows import ActiveRows, Rows, RowTarget, as_rows, kept_rows, take_gradient, take_kept, verify_skipped
+from . import backend, choices
+from .move_rows import RowTarget, kept_rows, put, take_gradient, take_kept
+from .rows import ActiveRows, Rows, as_rows, verify_skipped
+from .tiles import Tiles
 
 
 class QuantisedWeight(NamedTuple):
@@ -141,7 +143,9 @@ class LoraGroup:
     def low_rank(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
         """The adapters' part of all outputs side by side, with the bias, [N, M]; and D, [N, n R]."""
         down_NR = x_NK @ self.stacked_A.T
-        return backend.lora_up(down_NR, self.stacked_B, self.bias, self.columns, self.scaling), down_NR
+        return backend.implementation(down_NR, "lora").lora_up(
+            down_NR, self.stacked_B, self.bias, self.columns, self.scaling
+        ), down_NR
 
     @torch.no_grad()
     def add_product(self, x: Tensor, out_NM: Tensor) -> None:
@@ -151,7 +155,9 @@ class LoraGroup:
         multiply by its last layer's weight.
         """
         for outputs, matrix in self.matrices():
-            backend.add_product_(out_NM[:, outputs], x.reshape(-1, x.shape[-1]), matrix.T)
+            backend.implementation(out_NM, "gemm").add_product_(
+                out_NM[:, outputs], x.reshape(-1, x.shape[-1]), matrix.T
+            )
 
     def copies(self) -> tuple[list[Tensor], list[Tensor]]:
         """Where copies are, and of what; for many groups to be copied at once."""
@@ -188,7 +194,7 @@ class _LoraLinear(torch.autograd.Function):
         douts = [dout.reshape(-1, dout.shape[-1]) for dout in douts]
         num_rows, tiles = len(douts[0]), None
         if callable(rows):
-            rows, tiles = rows(tuple(douts)), backend.tiles_for_any_number(douts[0])
+            rows, tiles = rows(tuple(douts)), _tiles_for_any_number(douts[0])
             # With none of our kernels, nothing but the host can leave out what is beyond the number of rows.
             rows = rows.on_host() if tiles is None else rows
         else:
@@ -201,20 +207,39 @@ class _LoraLinear(torch.autograd.Function):
             dout_NM = _side_by_side(douts)
             dout_AM = take_gradient(dout_NM, rows)
         down_AR = take_kept(kept_down, rows, num_rows)
-        up_AR, dstacked_B = backend.lora_up_backward(dout_AM, down_AR, group.stacked_B, group.columns, group.scaling)
+        up_AR, dstacked_B = backend.implementation(dout_AM, "lora").lora_up_backward(
+            dout_AM, down_AR, group.stacked_B, group.columns, group.scaling
+        )
         kept_x = kept[0] if ctx.make is None else ctx.make(*kept).reshape(-1, num_in)
-        dstacked_A = backend.product(up_AR.T, take_kept(kept_x, rows, num_rows), dtype)
+        dstacked_A = _product(up_AR.T, take_kept(kept_x, rows, num_rows), dtype)
         del kept_x  # which is not needed beside dX
         dx = None
         if ctx.needs_input_grad[0]:
             if tiles is None:
                 dx = _dx_of_compact_rows(dout_AM, up_AR, group, rows, num_rows)
             else:
-                of_each = (backend.dx(dout_NM[:, outputs], w, rows, tiles) for outputs, w in group.matrices())
+                of_each = (
+                    backend.kernels("products").dx(dout_NM[:, outputs], w, rows, tiles)
+                    for outputs, w in group.matrices()
+                )
                 dx = functools.reduce(Tensor.add_, of_each)
-                dx.addmm_(backend.scatter_rows(up_AR, rows.places), group.stacked_A)
+                dx.addmm_(put(up_AR, rows), group.stacked_A)
             dx = dx.reshape(ctx.x_shape)
         return dx, None, None, None, None, *dstacked_A.chunk(len(douts)), *dstacked_B.to(dtype).split(group.columns)
+
+
+def _tiles_for_any_number(dout_NM: Tensor) -> Tiles | None:
+    """Tiles of dX for rows whose number only the device knows; None where our kernels do not run."""
+    if not backend.runs_kernels(dout_NM):
+        return None
+    return choices.choose_for_any_number(dout_NM.dtype.itemsize, dout_NM.device).dx
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """A B in `dtype`; a GPU does not round it to the factors' dtype first."""
+    if a.dtype == dtype:
+        return a @ b
+    return torch.mm(a, b, out_dtype=dtype) if a.is_cuda and dtype == torch.float32 else (a @ b).to(dtype)
 
 
 def _dx_of_compact_rows(
@@ -223,7 +248,7 @@ def _dx_of_compact_rows(
     target = RowTarget(rows, num_rows, group.stacked_A.shape[1], dout_AM)
     torch.mm(up_AR, group.stacked_A, out=target.part)
     for outputs, matrix in group.matrices():
-        backend.add_product_(target.part, dout_AM[:, outputs], matrix)
+        backend.implementation(dout_AM, "gemm").add_product_(target.part, dout_AM[:, outputs], matrix)
     return target.whole()
 
 

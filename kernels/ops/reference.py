@@ -59,6 +59,16 @@ def lora_up_backward(
     return torch.cat(ups, dim=1).mul_(scaling), torch.cat(dlora_Bs).mul_(scaling)
 
 
+def multiply_(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor) -> None:
+    """out = A B; on a GPU by its fastest algorithm, if `tuning` has looked for it."""
+    torch.mm(a_NK, b_KM, out=out_NM)
+
+
+def add_product_(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor) -> None:
+    """out += A B, likewise."""
+    out_NM.addmm_(a_NK, b_KM)
+
+
 def rotate(x_AHE: Tensor, cos_AE: Tensor, sin_AE: Tensor) -> Tensor:
     """Rotary embedding, in fp32 or better: x cos + half_turn(x) sin, where half_turn swaps a head's halves."""
     dtype = torch.promote_types(x_AHE.dtype, torch.float32)

@@ -16,7 +16,7 @@ from . import backend
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight_D, eps, offset):
-        out, rstd = backend.rms_norm(x, weight_D, eps, offset)
+        out, rstd = backend.implementation(x, "rms_norm").rms_norm(x, weight_D, eps, offset)
         ctx.save_for_backward(x, weight_D, rstd)
         ctx.offset = offset
         return out
@@ -26,7 +26,9 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx, dout):
         x, weight_D, rstd = ctx.saved_tensors
         wanted_dweight = ctx.needs_input_grad[1]
-        dx, dweight_D = backend.rms_norm_backward(dout, x, weight_D, rstd, ctx.offset, wanted_dweight=wanted_dweight)
+        dx, dweight_D = backend.implementation(x, "rms_norm").rms_norm_backward(
+            dout, x, weight_D, rstd, ctx.offset, wanted_dweight=wanted_dweight
+        )
         return dx, dweight_D, None, None
 
 

@@ -17,7 +17,7 @@ from .rows import ActiveRows
 
 def row_norms(*douts_NM: Tensor) -> Tensor:
     """The squared norm of each row over all the matrices, fp32 [N]; fp64 for fp64."""
-    return sum(backend.row_norms(dout_NM) for dout_NM in douts_NM)
+    return sum(backend.implementation(dout_NM, "reduce_rows").row_norms(dout_NM) for dout_NM in douts_NM)
 
 
 def select_rows(keep_N: Tensor, weights_N: Tensor | None = None, *, capacity: int | None = None) -> ActiveRows:
@@ -45,9 +45,9 @@ def select_rows(keep_N: Tensor, weights_N: Tensor | None = None, *, capacity: in
 
 def nonzero_rows(dout_NM: Tensor, *others_NM: Tensor) -> Tensor:
     """Whether a row has a non-zero element in any of the matrices, bool [N]; NaN is not zero."""
-    nonzero_N = backend.nonzero_rows(dout_NM)
+    nonzero_N = backend.implementation(dout_NM, "reduce_rows").nonzero_rows(dout_NM)
     for other_NM in others_NM:
-        nonzero_N = nonzero_N | backend.nonzero_rows(other_NM)
+        nonzero_N = nonzero_N | backend.implementation(other_NM, "reduce_rows").nonzero_rows(other_NM)
     return nonzero_N
 
 

@@ -17,18 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, library
 from torch.autograd.function import once_differentiable
 
-from . import backend
-from .rows import (
-    ActiveRows,
-    Rows,
-    RowTarget,
-    as_rows,
-    kept_rows,
-    take,
-    take_gradient,
-    take_kept,
-    verify_skipped,
-)
+from . import backend, choices
+from .move_rows import RowTarget, kept_rows, take, take_gradient, take_kept
+from .rows import ActiveRows, Rows, as_rows, verify_skipped
 
 Keep = Callable[[Tensor, Tensor, Rows], Tensor]
 
@@ -76,20 +67,15 @@ def _on_rows(
     choices_folder: str | None,
 ) -> Gradients:
     """Each product the way that is chosen for it: our kernels, which read rows where they are, or compact rows."""
-    ways = backend.choose_products(
-        dout_NM,
-        weight_MK,
-        len(rows.ids) if rows.count is None else None,
-        wanted_dx=wanted.dx,
-        wanted_dweight=wanted.dweight,
-        choices_folder=choices_folder,
-    )
+    ways = _choose_ways(dout_NM, weight_MK, rows, wanted, choices_folder)
     dx = dweight = dbias = None
     if wanted.dx and ways.dx is not None:
-        dx = backend.dx(dout_NM, weight_MK, rows, ways.dx)
+        dx = backend.kernels("products").dx(dout_NM, weight_MK, rows, ways.dx)
         wanted = wanted._replace(dx=False)
     if wanted.dweight and ways.dweight is not None:
-        dweight, dbias = backend.dweight(dout_NM, x, rows, ways.dweight, x_is_whole=x_is_whole, with_bias=wanted.dbias)
+        dweight, dbias = backend.kernels("products").dweight(
+            dout_NM, x, rows, ways.dweight, x_is_whole=x_is_whole, with_bias=wanted.dbias
+        )
         wanted = wanted._replace(dweight=False, dbias=False)
     if any(wanted):
         # With none of our kernels, nothing but the host can leave out what is beyond the number of rows.
@@ -100,6 +86,20 @@ def _on_rows(
         dx, dweight = rest.dx if wanted.dx else dx, rest.dweight if wanted.dweight else dweight
         dbias = rest.dbias if wanted.dbias else dbias
     return Gradients(dx, dweight, dbias)
+
+
+def _choose_ways(
+    dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, wanted: Wanted, choices_folder: str | None
+) -> choices.Ways:
+    """How each product is computed; PyTorch computes all where our kernels do not run."""
+    if not (backend.runs_kernels(dout_NM) and (wanted.dx or wanted.dweight)):
+        return choices.Ways()
+    itemsize, device = dout_NM.dtype.itemsize, dout_NM.device
+    if rows.count is not None:
+        return choices.choose_for_any_number(itemsize, device)
+    num_outputs, num_inputs = weight_MK.shape
+    shape = choices.Shape.of(wanted.dx, wanted.dweight, itemsize, num_inputs, num_outputs, len(rows.ids))
+    return choices.choose(shape, device, choices_folder)
 
 
 @library.custom_op("sebp_edge::sparse_linear_backward", mutates_args=())

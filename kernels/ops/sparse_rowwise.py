@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .move_rows import gather_rows
-from .rows import ActiveRows, as_rows, take_gradient, verify_skipped
+from .move_rows import gather_rows, take_gradient
+from .rows import ActiveRows, as_rows, verify_skipped
 
 
 class _StandIn(torch.autograd.Function):

@@ -80,7 +80,7 @@ class _Found(ctypes.Structure):
     )
 
 
-class Plan:
+class Matmul:
     """One product on one GPU, by any of its algorithms.
 
     Args:

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .move_rows import with_dense_rows
+
 BLOCK_M = 1024
 # Of the kernel with an adapter: rows and columns at once, and how many programs share the work; the fastest on an H100.
 LORA_BLOCK_N, LORA_BLOCK_M, MAX_PROGRAMS = 32, 32, 1024
@@ -140,7 +142,7 @@ def gated(gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
     """act(gate) * up, [N, M], contiguous."""
     out_NM = gate_NM.new_empty(gate_NM.shape)
     if out_NM.numel():
-        gate_NM, up_NM = _with_whole_rows(gate_NM), _with_whole_rows(up_NM)
+        gate_NM, up_NM = with_dense_rows(gate_NM), with_dense_rows(up_NM)
         _gated_kernel[_grid(gate_NM)](
             gate_NM, up_NM, out_NM, gate_NM.shape[1], gate_NM.stride(0), up_NM.stride(0), **_options(activation)
         )
@@ -152,7 +154,7 @@ def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: 
     num_rows, num_columns = gate_NM.shape
     dsides_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
     if dsides_N2M.numel():
-        dout_NM, gate_NM, up_NM = _with_whole_rows(dout_NM), _with_whole_rows(gate_NM), _with_whole_rows(up_NM)
+        dout_NM, gate_NM, up_NM = with_dense_rows(dout_NM), with_dense_rows(gate_NM), with_dense_rows(up_NM)
         _gated_backward_kernel[_grid(gate_NM)](
             dout_NM,
             gate_NM,
@@ -175,7 +177,7 @@ def gated_lora_backward(
     dsides_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
     if dsides_N2M.numel() == 0:
         return dsides_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32)
-    dout_NM, up_NR, gate_NM, up_NM = (_with_whole_rows(x) for x in (dout_NM, up_NR, gate_NM, up_NM))
+    dout_NM, up_NR, gate_NM, up_NM = (with_dense_rows(x) for x in (dout_NM, up_NR, gate_NM, up_NM))
     tiles = triton.cdiv(num_columns, LORA_BLOCK_M)
     shares = max(1, min(triton.cdiv(num_rows, LORA_BLOCK_N), MAX_PROGRAMS // tiles))
     share = triton.cdiv(triton.cdiv(num_rows, shares), LORA_BLOCK_N) * LORA_BLOCK_N
@@ -204,10 +206,6 @@ def gated_lora_backward(
         num_stages=2,
     )
     return dsides_N2M, dloras[0] if shares == 1 else dloras.sum(0)
-
-
-def _with_whole_rows(x_NM: Tensor) -> Tensor:
-    return x_NM if x_NM.stride(1) == 1 else x_NM.contiguous()
 
 
 def _grid(gate_NM: Tensor) -> tuple[int, int]:

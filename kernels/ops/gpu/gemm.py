@@ -18,9 +18,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sebp_edge.files import write_whole
+
 from .. import choices
 from . import cublaslt
-from .cublaslt import Plan, Product
+from .cublaslt import Matmul, Product
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +82,9 @@ def _run(out: Tensor, a: Tensor, b: Tensor, *, accumulates: bool) -> None:
     with torch.cuda.device(index):
         choice = _choice(product, index, folder, out, a, b)
         if choice is not None:
-            plan = _plan(product, index)
+            matmul = _matmul(product, index)
             try:
-                plan.run(plan.algorithms[choice], out, a, b)
+                matmul.run(matmul.algorithms[choice], out, a, b)
                 return
             except RuntimeError as error:
                 logger.warning(f"{error} From now on torch multiplies.")
@@ -97,7 +99,7 @@ def _choice(product: Product, index: int, folder: Path | None, out: Tensor, a: T
         _read_once(folder, index)
     choice = _chosen.get(key)
     # A file may know of more algorithms than there are.
-    is_known = key in _chosen and (choice is None or choice < len(_plan(product, index).algorithms))
+    is_known = key in _chosen and (choice is None or choice < len(_matmul(product, index).algorithms))
     if is_known or folder is None or torch.cuda.is_current_stream_capturing():
         return choice if is_known else None
     _chosen[key] = _fastest(product, index, out, a, b)
@@ -112,8 +114,8 @@ def _by_torch(out: Tensor, a: Tensor, b: Tensor, accumulates: bool, scale: float
 
 
 @functools.cache
-def _plan(product: Product, index: int) -> Plan:
-    return Plan(product, index)
+def _matmul(product: Product, index: int) -> Matmul:
+    return Matmul(product, index)
 
 
 # -------------------------------------------------------------------------------------------------------------- timing
@@ -121,10 +123,10 @@ def _plan(product: Product, index: int) -> Plan:
 
 def _fastest(product: Product, index: int, out: Tensor, a: Tensor, b: Tensor) -> int | None:
     """The place of the fastest algorithm, None for torch's way; out is not to be added to by it, or is A B."""
-    plan, scale = _plan(product, index), NOTHING if product.accumulates else 1.0
+    matmul, scale = _matmul(product, index), NOTHING if product.accumulates else 1.0
     ways: dict[int | None, Callable[[], None]] = {
-        choice: functools.partial(plan.run, algorithm, out, a, b, scale)
-        for choice, algorithm in enumerate(plan.algorithms)
+        choice: functools.partial(matmul.run, algorithm, out, a, b, scale)
+        for choice, algorithm in enumerate(matmul.algorithms)
     }
     for choice, way in list(ways.items()):
         # Also what is loaded on first use is loaded now.
@@ -215,4 +217,5 @@ def write(path: Path, found: Mapping[Product, int | None]) -> None:
     if (together := before | dict(found)) == before:
         return
     records = sorted(json.dumps([*product, choice]) for product, choice in together.items())
-    choices.write_whole(path, "[" + ",\n".join(records) + "]\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, "[" + ",\n".join(records) + "]\n")

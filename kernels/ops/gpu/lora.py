@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import reference
 from .move_rows import with_dense_rows
 
 MAX_PROJECTIONS = 3
@@ -201,6 +202,8 @@ def lora_up(
     down_NR: Tensor, weight_MR: Tensor, bias_M: Tensor | None, columns: tuple[int, ...], scaling: float
 ) -> Tensor:
     """The adapters' share of all outputs, and the bias; [N, M]."""
+    if len(columns) > MAX_PROJECTIONS:
+        return reference.lora_up(down_NR, weight_MR, bias_M, columns, scaling)
     num_rows, (num_columns, rank) = down_NR.shape[0], weight_MR.shape
     out_NM = down_NR.new_empty(num_rows, num_columns)
     if num_rows:
@@ -225,6 +228,8 @@ def lora_up_backward(
     dout_AM: Tensor, down_AR: Tensor, weight_MR: Tensor, columns: tuple[int, ...], scaling: float
 ) -> tuple[Tensor, Tensor]:
     """U in dY's dtype, [A, n R], and dB in fp32, [M, R]."""
+    if len(columns) > MAX_PROJECTIONS:
+        return reference.lora_up_backward(dout_AM, down_AR, weight_MR, columns, scaling)
     num_rows, (num_columns, rank) = dout_AM.shape[0], weight_MR.shape
     up_AR = torch.empty_like(down_AR)
     if num_rows == 0:

@@ -42,14 +42,14 @@ def _row_reduction_kernel(
     tl.store(out_ptr + rows, tl.sum(total, axis=1).to(out_ptr.dtype.element_ty), mask=rows < num_rows)
 
 
-def row_norms(x_NM: Tensor) -> Tensor:
+def row_norms(dout_NM: Tensor) -> Tensor:
     """The squared norm of each row, fp32 [N]."""
-    return _reduce(x_NM, squares=True)
+    return _reduce(dout_NM, squares=True)
 
 
-def nonzero_rows(x_NM: Tensor) -> Tensor:
+def nonzero_rows(dout_NM: Tensor) -> Tensor:
     """Which rows have any non-zero element; bool [N]. NaN is not zero."""
-    return _reduce(x_NM, squares=False) > 0
+    return _reduce(dout_NM, squares=False) > 0
 
 
 def _reduce(x_NM: Tensor, *, squares: bool) -> Tensor:
