@@ -21,7 +21,7 @@ ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 class Gate(NamedTuple):
-    """What a gated product was made of, as `gated` takes it."""
+    """The inputs of a gated product, as `gated` takes them."""
 
     gate: Tensor
     up: Tensor
@@ -53,10 +53,10 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
         activation: "silu", or "gelu_tanh", the tanh approximation of GELU.
 
     Returns:
-        [..., M] in their dtype, rounded once; contiguous. Twice differentiable it is not.
+        [..., M] in their dtype, rounded once; contiguous. First-order gradients only.
 
     Raises:
-        ValueError: the shapes or dtypes differ, or there is no such activation.
+        ValueError: the shapes or dtypes differ, or the activation is unknown.
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"There is no activation {activation!r} here; it is one of {', '.join(ACTIVATIONS)}.")

@@ -36,12 +36,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     """x / sqrt(mean(x²) + eps) * (offset + weight), the mean over the last dimension.
 
     Args:
-        x: [..., D]; no copy is made of a view whose last dimension is contiguous, such as one of heads.
+        x: [..., D]; a view with a contiguous last dimension, such as one of heads, is not copied.
         weight: [D], frozen or trained.
         eps: added to the mean of squares.
         offset: added to the weight.
 
     Returns:
-        [..., D] in x's dtype, rounded once; contiguous. Twice differentiable it is not.
+        [..., D] in x's dtype, rounded once; contiguous. First-order gradients only.
     """
     return _RmsNorm.apply(x, weight, eps, offset)

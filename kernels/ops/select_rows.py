@@ -1,11 +1,11 @@
-"""Rows chosen in the backward pass, from the gradient itself, on the device and without waiting for it.
+"""Chooses rows in the backward pass, from the gradient itself, on the device and without waiting for it.
 
     nonzero_rows   whether row n of any of the matrices is not zero
     row_norms      v_n = sum over the matrices and their columns of dY_nm²
-    select_rows    the ids of the rows to keep, in order, and how many they are
+    select_rows    the ids of the rows to keep, in order, and their count
 
-The ids come in a tensor of fixed capacity and their number in one element on the device, so that nothing on the host
-depends on either. Shapes: N rows, M columns.
+The ids come in a tensor of fixed capacity and their count stays on the device, so the host depends on neither.
+Shapes: N rows, M columns.
 """
 
 import torch
@@ -26,13 +26,13 @@ def select_rows(keep_N: Tensor, weights_N: Tensor | None = None, *, capacity: in
     Args:
         keep_N: bool [N].
         weights_N: fp32 [N], or None.
-        capacity: most rows to keep, the first ones; N if not given.
+        capacity: most rows to keep; later ones are dropped. N if not given.
     """
     num_rows = len(keep_N)
     capacity = num_rows if capacity is None else min(capacity, num_rows)
     places_N = keep_N.cumsum(0) - 1
     kept_N = keep_N & (places_N < capacity)
-    # What is not kept, and what is beyond the capacity, goes to one place past the end, which is cut off.
+    # Rows that are not kept go to one extra place at the end, which is cut off.
     targets_N = torch.where(kept_N, places_N, capacity)
     ids = torch.zeros(capacity + 1, dtype=torch.int64, device=keep_N.device)
     ids.scatter_(0, targets_N, torch.arange(num_rows, device=keep_N.device))
