@@ -41,8 +41,7 @@ class _GatedLoraLinear(torch.autograd.Function):
             dout_NM, down_NR, group.stacked_B, group.columns, group.scaling
         )
         # Dequantised weights need not stay for what follows.
-        dproduct_NF = dout_NM.new_empty(gate_NF.shape)
-        backend.implementation(dout_NM, "gemm").multiply_(dproduct_NF, dout_NM, next(group.matrices())[1])
+        dproduct_NF = backend.implementation(dout_NM, "gemm").multiply(dout_NM, next(group.matrices())[1])
         dsides_N2F, dlora_A = backend.implementation(gate_NF, "gated").gated_lora_backward(
             dproduct_NF, up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation
         )

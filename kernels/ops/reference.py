@@ -61,9 +61,9 @@ def lora_up_backward(
     return torch.cat(ups, dim=1).mul_(scaling), torch.cat(dlora_Bs).mul_(scaling)
 
 
-def multiply_(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor) -> None:
-    """out = A B; on a GPU by its fastest algorithm, if `tuning` has looked for it."""
-    torch.mm(a_NK, b_KM, out=out_NM)
+def multiply(a_NK: Tensor, b_KM: Tensor) -> Tensor:
+    """A B, [N, M]; on a GPU by the fastest algorithm, if `tuning` has found it."""
+    return a_NK @ b_KM
 
 
 def add_product_(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor) -> None:

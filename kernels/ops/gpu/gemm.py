@@ -3,8 +3,8 @@
 torch takes the algorithm that cuBLAS's heuristics rank first. On an H100 that is mostly the fastest, but not for a few
 hundred rows: for dX of a 3B Llama's gate and up projection at 832 rows (832 x 16384 x 3072) the first took 225 µs and
 another one 127. So within `tuning`, around the warm-up of work that will run often, each new product is timed once, by
-torch and by every algorithm, and the choice is kept for this machine. Elsewhere nothing is timed, and products that
-never were run by torch.
+torch and by every algorithm, and the choice is kept for this machine. Elsewhere nothing is timed, and torch multiplies
+whatever never was.
 """
 
 import functools
@@ -33,6 +33,12 @@ ROUNDS, CALLS = 5, 2
 SLEEP_CYCLES = 1_000_000
 # The scale of an accumulating product while it is timed: changes only elements next to zero.
 NOTHING = 2.0**-120
+
+
+def multiply(a_NK: Tensor, b_KM: Tensor) -> Tensor:
+    out_NM = a_NK.new_empty(a_NK.shape[0], b_KM.shape[1])
+    multiply_(out_NM, a_NK, b_KM)
+    return out_NM
 
 
 def multiply_(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor) -> None:
