@@ -1,7 +1,9 @@
 """The house: imports go down, every folder ships, the public names are the promised ones."""
 
 import ast
+import graphlib
 import importlib
+import importlib.util
 import subprocess
 import sys
 import tomllib
@@ -28,8 +30,8 @@ LAYERS = [
     ["models"],
     ["machine"],
     ["recipe", "events"],
-    ["errors", "stopping", "units", "files", "interruptions"],
     ["ops"],
+    ["errors", "stopping", "units", "files", "interruptions"],
 ]
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
@@ -56,13 +58,23 @@ def layer_of(path: Path) -> str:
     return path.relative_to(ROOT / "sebp_edge").parts[0].removesuffix(".py")
 
 
+def module_of(path: Path) -> str:
+    """The name that a file is imported under; kernels/ops is installed as sebp_edge.ops."""
+    is_op = path.is_relative_to(ROOT / "kernels")
+    parts = path.relative_to(ROOT / "kernels" if is_op else ROOT).with_suffix("").parts
+    return ".".join(["sebp_edge"] * is_op + list(parts)).removesuffix(".__init__")
+
+
 def imported(path: Path) -> set[str]:
+    """Full names of all that a file imports, relative imports resolved."""
+    package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            found |= {f"{module}.{alias.name}" for alias in node.names}
     return found
 
 
@@ -77,6 +89,27 @@ def test_imports_go_down():
             if parts[0] == "sebp_edge" and len(parts) > 1 and parts[1] in DEPTH and DEPTH[parts[1]] < DEPTH[layer]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong
+
+
+def test_ops_import_each_other_relatively():
+    """Tools that read the checkout cannot know that kernels/ops is installed as sebp_edge.ops."""
+    for path in (ROOT / "kernels/ops").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{'.' * node.level}{node.module or ''}.{name}" for name in names]
+            assert not any(name.startswith("sebp_edge.ops") for name in names), path
+
+
+def test_ops_import_each_other_in_one_direction():
+    """Imports within functions count, and so do kernels, which `backend` imports by name."""
+    files = {module_of(path): path for path in (ROOT / "kernels/ops").rglob("*.py") if path.name != "__init__.py"}
+    graph = {
+        module: {part for name in imported(path) for part in (name, name.rpartition(".")[0]) if part in files}
+        for module, path in files.items()
+    }
+    graph["sebp_edge.ops.backend"] |= {module for module in files if module.startswith("sebp_edge.ops.gpu.")}
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 def test_every_module_has_a_layer():

@@ -1,20 +1,20 @@
-"""AdamW (Loshchilov and Hutter 2019) of one tensor in one pass over it, as a backward pass can run it.
+"""AdamW (Loshchilov and Hutter 2019) of one tensor in one pass over it, so that a backward pass can run it.
 
     m = β1 m + (1 - β1) f g          v = β2 v + (1 - β2) (f g)²          f: a factor that clips the gradient
     w = (1 - η λ) w - η (m / (1 - β1^t)) / (sqrt(v / (1 - β2^t)) + ε)
 
-All of it runs in fp32. A weight in bf16 is rounded stochastically: 16 random bits are added below the bits that bf16
-keeps, and what is below is cut off. So of two neighbours the nearer one is the likelier, the expectation is the exact
-value, and updates far smaller than the distance of neighbours count.
+All of it runs in fp32. A bf16 weight is rounded stochastically: 16 random bits are added below the bits that bf16
+keeps, and the rest is cut off. The expectation is the exact value, so updates far smaller than the gap between
+neighbours count.
 
-Moments of bf16 weights, and others if asked for, take 8 bits each, in blocks of 256 elements (Dettmers et al. 2022). A
+Moments of bf16 weights, and others on request, take 8 bits each, in blocks of 256 elements (Dettmers et al. 2022). A
 block shares a power of two, that of its largest magnitude; m has a sign, 4 bits of exponent below it and 3 of mantissa,
-v 5 and 3. They are rounded stochastically too: v moves by a thousandth a step, less than half of what 3 bits of
-mantissa tell apart, and to the nearest it would stay where it is. As the shared factor is a power of two, a value that
-does not change is not rounded again. A v that is not zero is kept above zero: m would be divided by ε.
+v 5 and 3. They are rounded stochastically too: v moves by a thousandth a step, which rounding 3 bits of mantissa to the
+nearest would lose. The shared factor is a power of two, so a value that does not change is not rounded again. A
+non-zero v stays above zero; else m would be divided by ε.
 
-Everything that changes from step to step is read on the device, so an update can be captured in a CUDA graph. Random
-bits are a function of seed, step and place in the tensor. Shapes: any; P elements in the order of memory, Q blocks.
+Everything that changes between steps is read on the device, so an update can be captured in a CUDA graph. Random bits
+are a function of seed, step and place in the tensor. Shapes: any; P elements in the order of memory, Q blocks.
 """
 
 import math
@@ -24,8 +24,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sebp_edge.ops import backend
-from sebp_edge.ops.reference import BLOCK
+from . import backend
+from .reference import BLOCK
 
 
 class Moments(NamedTuple):
@@ -42,14 +42,14 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, weight: Tensor, *, in_8_bits: bool | None = None) -> "Moments":
-        """Zeros, in 8 bits or in fp32; if None, in 8 bits where the weight is in bf16."""
+        """Zeros, in 8 bits or in fp32; None means 8 bits for bf16 weights only."""
         if not (weight.dtype == torch.bfloat16 if in_8_bits is None else in_8_bits):
             return cls(*(torch.zeros_like(weight, dtype=torch.float32) for _ in range(2)), None)
         codes = (torch.zeros(weight.numel(), dtype=torch.uint8, device=weight.device) for _ in range(2))
         return cls(*codes, torch.zeros(2, -(-weight.numel() // BLOCK), dtype=torch.uint8, device=weight.device))
 
     def zero_(self) -> None:
-        """Forgets everything."""
+        """Sets all moments to zero."""
         for values in self:
             if values is not None:
                 values.zero_()
@@ -57,7 +57,7 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class AdamW:
-    """What all tensors of one optimizer share; its tensors are changed in place, and graphs read them.
+    """What all tensors of one optimizer share; CUDA graphs read its tensors, which change in place.
 
     Attributes:
         learning_rate: η, fp32 scalar.
@@ -74,16 +74,16 @@ class AdamW:
 
     @classmethod
     def on(cls, device: torch.device, **settings) -> "AdamW":
-        """Before its first step."""
+        """An optimizer before its first step."""
         step = torch.zeros((), dtype=torch.int64, device=device)
         return cls(torch.zeros((), device=device), step, torch.ones(2, device=device), **settings)
 
     def begin_step(self, learning_rate: float) -> None:
-        """Counts a step, whose updates are to follow. The device is not waited for."""
+        """Counts a step, before its updates; does not wait for the device."""
         self.learning_rate.fill_(learning_rate)
         self.step.add_(1)
         for correction, beta in zip(self.corrections, self.betas, strict=True):
-            # In fp64: one minus nearly one.
+            # In fp64: the difference to 1 is small.
             correction.copy_(-torch.expm1(self.step.double() * math.log(beta)))
 
     def reset(self) -> None:
@@ -94,15 +94,15 @@ class AdamW:
 def adamw_(
     weight: Tensor, gradient: Tensor, moments: Moments, adamw: AdamW, *, seed: int, factor: Tensor | None = None
 ) -> None:
-    """One AdamW update, in place. Whoever has saved the weight for a backward pass finds that it has changed.
+    """One AdamW update, in place; autograd notices the change if the weight is saved for a backward pass.
 
     Args:
         weight: bf16 or fp32, contiguous.
-        gradient: like the weight; any strides and floating dtype. NaN and infinity are carried on.
+        gradient: like the weight; any strides and floating dtype. NaN and infinity propagate.
         moments: the weight's, from `Moments.of`.
         adamw: learning rate and step; `begin_step` has been called.
-        seed: of the random bits, from 0 to 2^31 - 1; each tensor of a model needs its own.
-        factor: the gradient is multiplied by this fp32 scalar on the device; None for 1.
+        seed: seeds the random bits, from 0 to 2^31 - 1; each tensor of a model needs its own.
+        factor: fp32 scalar on the device that multiplies the gradient; None for 1.
 
     Raises:
         ValueError: the weight is not contiguous or in another dtype, or the gradient has another shape.
@@ -118,5 +118,5 @@ def adamw_(
         raise ValueError(f"The seed must be from 0 to 2^31 - 1, but is {seed}.")
     if weight.numel():
         with torch.no_grad():
-            backend.adamw_(weight, gradient.contiguous(), moments, adamw, seed, factor)
+            backend.implementation(weight, "adamw").adamw_(weight, gradient.contiguous(), moments, adamw, seed, factor)
         torch.autograd.graph.increment_version(weight)

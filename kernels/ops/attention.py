@@ -1,14 +1,13 @@
-"""Attention within each sequence of a row of sequences, rotary embedding included where it is asked for.
+"""Attention within each of several sequences that lie one after the other, rotary embedding included on request.
 
-    forward    q, k turned in place        o = softmax(scale q kᵀ + mask) v
-    backward   dq, dk, dv                  dq and dk turned back, and all three written side by side
+    forward    q, k rotated in place       o = softmax(scale q kᵀ + mask) v
+    backward   dq, dk, dv                  dq and dk rotated back, all three written side by side
 
-On an NVIDIA GPU in bf16 or fp16 it is one Function with the rotation (Su et al. 2021): nothing of before the turn is
-kept beside what is turned, and the projections' backward pass finds dq, dk and dv as one matrix. Short sequences are
-attended to by our own kernels, one launch forward and one backward, which turn keys in registers and only queries in
-place; others, and all whose weights are dropped out, by torch's flash attention for sequences of various lengths (Dao
-2023), whose backward pass is given a few heads at a time where memory is short. Elsewhere, and with a softcap, it is
-torch's attention sequence by sequence.
+On an NVIDIA GPU in bf16 or fp16 one Function includes the rotation (Su et al. 2021): only rotated queries and keys are
+kept, and the projections' backward pass finds dq, dk and dv as one matrix. Short sequences take our own kernels, one
+launch forward and one backward, which rotate keys in registers and only queries in place. Longer ones, and all with
+dropout, take torch's variable-length flash attention (Dao 2023), whose backward pass gets a few heads at a time if
+memory is short. Elsewhere, and with a softcap, torch attends sequence by sequence.
 
 Shapes: A rows, H heads, G key/value heads, E head size, S sequences, L rows of one sequence.
 """
@@ -21,22 +20,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import backend, reference
+from . import backend, reference
 
-# Flash attention adds up dq in fp32, in so many rows more for each sequence.
+# Flash attention accumulates dq in fp32, with this many extra rows per sequence.
 MORE_ROWS = 128
 
 
 class Scores(NamedTuple):
-    """What is done to the scores before the softmax, and to the weights after it.
+    """Options of the scores before the softmax, and of the weights after it.
 
     Attributes:
         scale: factor; None for 1 / sqrt(E).
         window: a query sees itself and the `window - 1` keys before it; None for all before it.
         softcap: if given, scores are softcap * tanh(scores / softcap) (Gemma 2).
-        causal: whether a query sees no key behind it; else it sees all of its sequence, and there is no window.
-        dropout: each weight is zero with this probability, by torch's generator of the device, and else divided by the
-            probability of the opposite.
+        causal: whether a query sees no later key; else it sees all of its sequence, and no window is allowed.
+        dropout: probability of zeroing a weight, by the device's default generator; the others are divided by
+            1 - dropout.
     """
 
     scale: float | None = None
@@ -56,22 +55,22 @@ def sequence_attention_(
     rotary: tuple[Tensor, Tensor] | None = None,
     max_sums: int | None = None,
 ) -> Tensor:
-    """Attention of sequences that lie one after the other; may turn `q` and `k` in place.
+    """Attention of sequences that lie one after the other; may rotate `q` and `k` in place.
 
     Args:
         q_AHE, k_AGE, v_AGE: heads may be parts of wider rows. G divides H.
         cu_seqlens: int32 [S + 1], where each sequence begins; every row must be in one. Sequences may be empty.
         max_len: of the longest sequence, or more.
-        scores: see there.
-        rotary: cosine and sine of each row's angles, [A, E], if q and k are still to be turned.
-        max_sums: bytes that flash attention's backward pass may add up dq in, but for the heads of one key/value head;
-            None for as many as all heads take.
+        scores: scale, window, softcap, mask and dropout.
+        rotary: cosine and sine of each row's angles, [A, E], if q and k are not rotated yet.
+        max_sums: most bytes in which flash attention's backward pass accumulates dq, but never less than one key/value
+            head's; None for no limit.
 
     Returns:
-        [A, H, E]. On a GPU it is not twice differentiable.
+        [A, H, E]. First-order gradients only, on a GPU.
 
     Raises:
-        ValueError: a window is asked for where queries see keys behind them.
+        ValueError: a window without causal attention.
     """
     if scores.window is not None and not scores.causal:
         raise ValueError(f"A window of {scores.window} needs causal attention; leave it out, or ask for causal=True.")
@@ -92,7 +91,9 @@ class _ShortAttention(torch.autograd.Function):
         rotary = None if cos_AE is None else (cos_AE, sin_AE)
         scale = q_AHE.shape[-1] ** -0.5 if scores.scale is None else scores.scale
         options = (max_len, scale, scores.window, scores.causal)
-        out_AHE, logsumexp_AH = backend.short_attention_(q_AHE, k_AGE, v_AGE, rotary, cu_seqlens, *options)
+        out_AHE, logsumexp_AH = backend.kernels("short_attention").short_attention_(
+            q_AHE, k_AGE, v_AGE, rotary, cu_seqlens, *options
+        )
         ctx.save_for_backward(q_AHE, k_AGE, v_AGE, out_AHE, logsumexp_AH, cu_seqlens, cos_AE, sin_AE)
         ctx.options = options
         return out_AHE
@@ -103,7 +104,7 @@ class _ShortAttention(torch.autograd.Function):
         *states, out_AHE, logsumexp_AH, cu_seqlens, cos, sin = ctx.saved_tensors
         rotary = None if cos is None else (cos, sin)
         dout_AHE = dout_AHE if dout_AHE.stride(-1) == 1 else dout_AHE.contiguous()
-        gradients = backend.short_attention_backward(
+        gradients = backend.kernels("short_attention").short_attention_backward(
             dout_AHE, *states, rotary, cu_seqlens, out_AHE, logsumexp_AH, *ctx.options
         )
         return *gradients, None, None, None, None, None
@@ -113,10 +114,10 @@ class _FlashAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q_AHE, k_AGE, v_AGE, cos_AE, sin_AE, cu_seqlens, max_len, scores, max_sums):
         if q_AHE.stride(0) < q_AHE.stride(1):
-            # Outputs lie as queries do: head by head, whoever reads rows would copy them, and keep both.
+            # Outputs are laid out like queries: if these lie head by head, readers of rows would keep a copy.
             q_AHE = q_AHE.contiguous()
         if cos_AE is not None:
-            backend.rotate_(q_AHE, k_AGE, cos_AE, sin_AE)
+            backend.implementation(q_AHE, "rotate").rotate_(q_AHE, k_AGE, cos_AE, sin_AE)
         options = {"scale": scores.scale}
         if scores.window is not None:
             # torch counts keys to the left of the query, here the query is counted too.
@@ -138,39 +139,39 @@ class _FlashAttention(torch.autograd.Function):
         done = (ctx.scores.dropout, ctx.scores.causal, rng_state, unused)
 
         def of_heads(heads: slice, kv_heads: slice):
-            """dq, dk and dv, of queries and keys as they are turned."""
+            """dq, dk and dv of rotated queries and keys."""
             of_queries, of_keys = (dout_AHE[:, heads], q_AHE[:, heads]), (k_AGE[:, kv_heads], v_AGE[:, kv_heads])
             return torch.ops.aten._flash_attention_backward(
                 *of_queries, *of_keys, out_AHE[:, heads], logsumexp_HA[heads], *lengths, *done, **ctx.options
             )
 
         num_heads, num_kv_heads = q_AHE.shape[1], k_AGE.shape[1]
-        # Which weights are dropped goes by a head's number.
+        # Dropout depends on the index of a head.
         max_sums = None if ctx.scores.dropout else ctx.max_sums
-        turns = _turns(num_heads, num_kv_heads, sums_of(*q_AHE.shape, len(cu_seqlens) - 1), max_sums)
-        if cos is None and len(turns) == 1:
-            return *of_heads(*turns[0]), None, None, None, None, None, None
+        groups = _head_groups(num_heads, num_kv_heads, sums_of(*q_AHE.shape, len(cu_seqlens) - 1), max_sums)
+        if cos is None and len(groups) == 1:
+            return *of_heads(*groups[0]), None, None, None, None, None, None
         whole = q_AHE.new_empty(len(q_AHE), num_heads + 2 * num_kv_heads, q_AHE.shape[2])
         dq_AHE, dk_AGE, dv_AGE = whole.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-        for heads, kv_heads in turns:
+        for heads, kv_heads in groups:
             places = (dq_AHE[:, heads], dk_AGE[:, kv_heads], dv_AGE[:, kv_heads])
             if cos is None:
                 torch._foreach_copy_(places, of_heads(heads, kv_heads))
             else:
-                backend.rotate_gradients(*of_heads(heads, kv_heads), cos, sin, places)
+                backend.implementation(q_AHE, "rotate").rotate_gradients(*of_heads(heads, kv_heads), cos, sin, places)
         return dq_AHE, dk_AGE, dv_AGE, None, None, None, None, None, None
 
 
 def sums_of(num_rows: int, num_heads: int, head_size: int, num_sequences: int) -> int:
-    """Bytes that flash attention's backward pass adds up dq in."""
+    """Bytes in which flash attention's backward pass accumulates dq."""
     return 4 * (num_rows + MORE_ROWS * num_sequences) * num_heads * -(-head_size // 32) * 32
 
 
-def _turns(num_heads: int, num_kv_heads: int, sums: int, max_sums: int | None) -> list[tuple[slice, slice]]:
-    """Heads, and the key/value heads that they share, that run together: of `sums` bytes `max_sums` at a time."""
+def _head_groups(num_heads: int, num_kv_heads: int, sums: int, max_sums: int | None) -> list[tuple[slice, slice]]:
+    """Heads, and the key/value heads they share, that run together, so that `sums` bytes are at most `max_sums`."""
     number = 1 if max_sums is None else min(max(1, -(-sums // max_sums)), num_kv_heads)
     each = num_heads // num_kv_heads
-    ends = pairwise(num_kv_heads * turn // number for turn in range(number + 1))
+    ends = pairwise(num_kv_heads * index // number for index in range(number + 1))
     return [(slice(each * begin, each * end), slice(begin, end)) for begin, end in ends]
 
 

@@ -1,24 +1,23 @@
-"""Which way computes the gradients of a linear layer: our kernel with these tiles, or cuBLAS on gathered rows.
+"""Chooses what computes the gradients of a linear layer: our kernel and its tiles, or cuBLAS on gathered rows.
 
-Nothing is measured here. A choice comes from what `measure` found on this machine, else from what we measured on a GPU
-of the same kind and ship, else it is cuBLAS; rows whose number only the device knows always take our kernel.
+Nothing is measured here. A choice comes from what `measure` found on this machine, else from the shipped measurements
+of a GPU of the same kind, else it is cuBLAS. Rows whose number only the device knows always take our kernel.
 """
 
-import contextlib
 import ctypes
 import functools
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from sebp_edge.ops.tiles import Tiles, safe_tiles
+from sebp_edge.files import write_whole
+
+from .tiles import Tiles, safe_tiles
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +33,9 @@ class Shape(NamedTuple):
     """What a choice depends on.
 
     Attributes:
-        wanted: "dx", "dweight" or "both"; with both, cuBLAS gathers once.
-        bits: of an element; both 16-bit dtypes run alike.
-        bucket: the smallest power of two that is no less than the number of active rows.
+        wanted: "dx", "dweight" or "both", for which cuBLAS gathers once.
+        bits: per element; both 16-bit dtypes run alike.
+        bucket: the number of active rows, rounded up to a power of two.
     """
 
     wanted: str
@@ -55,12 +54,12 @@ class Shape(NamedTuple):
 
 
 def choose(shape: Shape, device: torch.device, folder: str | None) -> Ways:
-    """The fastest way that is known for this many rows."""
+    """The fastest known ways for this many rows."""
     return _known(index_of(device), folder).get(shape, Ways())
 
 
 def choose_for_any_number(itemsize: int, device: torch.device) -> Ways:
-    """A way for rows whose number only the device knows."""
+    """Ways for rows whose number only the device knows."""
     tiles = safe_tiles(itemsize, shared_memory(index_of(device)))
     return Ways(tiles, tiles)
 
@@ -79,7 +78,7 @@ def _known(index: int, folder: str | None) -> Mapping[Shape, Ways]:
 
 
 def index_of(device: torch.device) -> int:
-    """The number of a GPU, the current one's if it has none."""
+    """The index of a GPU; the current one's if the device has none."""
     return torch.cuda.current_device() if device.index is None else device.index
 
 
@@ -88,7 +87,7 @@ def index_of(device: torch.device) -> int:
 
 @functools.cache
 def machine(index: int) -> dict[str, str]:
-    """What times depend on; its values name the file that holds them."""
+    """What timings depend on; it names the file that holds them."""
     import triton
 
     return {
@@ -102,13 +101,13 @@ def machine(index: int) -> dict[str, str]:
 def _driver_version() -> str:
     """The CUDA version of the installed driver, which is not torch's: 13000 for 13.0."""
     version = ctypes.c_int()
-    # torch has loaded this library already.
+    # torch has loaded this library.
     ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     return str(version.value)
 
 
 def shipped(gpu: str) -> dict[Shape, Ways]:
-    """What we measured on GPUs of this kind: choices-h200.json holds for every GPU with H200 in its name."""
+    """The shipped choices for a GPU: choices-h200.json is for every GPU with H200 in its name."""
     for path in sorted(Path(__file__).parent.glob("choices-*.json")):
         if path.stem.removeprefix("choices-") in gpu.lower():
             return read(path)
@@ -116,7 +115,7 @@ def shipped(gpu: str) -> dict[Shape, Ways]:
 
 
 def file_for(folder: str | Path, machine: dict[str, str], kind: str = "choices") -> Path:
-    """Where the choices of this machine are kept, or what else was found on it."""
+    """The file of this machine's choices, or of another kind of measurement."""
     digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()
     return Path(folder) / f"{kind}-{digest[:12]}.json"
 
@@ -134,7 +133,7 @@ def read(path: Path) -> dict[Shape, Ways]:
 
 
 def write(path: Path, machine: dict[str, str], choices: Mapping[Shape, Ways]) -> None:
-    """Adds these choices to a file, whole or not at all."""
+    """Adds these choices to a file, atomically."""
     choices = {**read(path), **choices}
     records = [
         {
@@ -144,22 +143,9 @@ def write(path: Path, machine: dict[str, str], choices: Mapping[Shape, Ways]) ->
         for shape, ways in sorted(choices.items())
     ]
     lines = ",\n".join(json.dumps(record) for record in records)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, f'{{"machine": {json.dumps(machine)},\n"choices": [\n{lines}\n]}}\n')
     _known.cache_clear()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file, in a new folder if need be, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
 
 
 def _tiles(value: dict | str) -> Tiles | None:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import backend
+from . import backend
 
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 class Gate(NamedTuple):
-    """What a gated product was made of, as `gated` takes it."""
+    """The inputs of a gated product, as `gated` takes them."""
 
     gate: Tensor
     up: Tensor
@@ -34,14 +34,14 @@ class _Gated(torch.autograd.Function):
         gate_NM, up_NM = (side.reshape(-1, side.shape[-1]) for side in (gate, up))
         ctx.save_for_backward(gate_NM, up_NM)
         ctx.activation = activation
-        return backend.gated(gate_NM, up_NM, activation).view(gate.shape)
+        return backend.implementation(gate_NM, "gated").gated(gate_NM, up_NM, activation).view(gate.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
         gate_NM, up_NM = ctx.saved_tensors
         dout_NM = dout.reshape(-1, dout.shape[-1])
-        dsides_N2M = backend.gated_backward(dout_NM, gate_NM, up_NM, ctx.activation)
+        dsides_N2M = backend.implementation(gate_NM, "gated").gated_backward(dout_NM, gate_NM, up_NM, ctx.activation)
         return *dsides_N2M.view(*dout.shape[:-1], dsides_N2M.shape[1]).chunk(2, dim=-1), None
 
 
@@ -53,10 +53,10 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
         activation: "silu", or "gelu_tanh", the tanh approximation of GELU.
 
     Returns:
-        [..., M] in their dtype, rounded once; contiguous. Twice differentiable it is not.
+        [..., M] in their dtype, rounded once; contiguous. First-order gradients only.
 
     Raises:
-        ValueError: the shapes or dtypes differ, or there is no such activation.
+        ValueError: the shapes or dtypes differ, or the activation is unknown.
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"There is no activation {activation!r} here; it is one of {', '.join(ACTIVATIONS)}.")

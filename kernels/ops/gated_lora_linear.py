@@ -5,8 +5,8 @@
                dh = dY W + U A         dA = Uᵀ h
                dg, du from dh          as `gated` has them
 
-One pass over dY W, g and u does the last two lines: it adds U A and makes h again tile by tile, so that neither is ever
-written in the backward pass. W and b are frozen; g and u are kept, h is not.
+One pass over dY W, g and u does the last two lines: it adds U A and recomputes h tile by tile, so the backward pass
+writes neither. W and b are frozen; g and u are kept, h is not.
 
 Shapes: N rows, F columns of gate and up, M outputs, R rank.
 """
@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import backend
-from sebp_edge.ops.gated import Gate
-from sebp_edge.ops.lora_linear import LoraGroup
+from . import backend
+from .gated import Gate
+from .lora_linear import LoraGroup
 
 
 class _GatedLoraLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate, up, hidden, activation, group, written, *adapter):
-        """The adapter's part of the output; as a matrix it is added to `written`."""
+        """The adapter's part of the output, [..., M]; appends it as a matrix to `written`."""
         gate_NF, up_NF = (side.reshape(-1, side.shape[-1]) for side in (gate, up))
         out_NM, down_NR = group.low_rank(hidden.reshape(gate_NF.shape))
         # The adapter itself, so that autograd notices if it changes before the backward pass.
         ctx.save_for_backward(gate_NF, up_NF, down_NR, *adapter)
         ctx.activation, ctx.group, ctx.shape = activation, group, gate.shape
-        written.append(out_NM.data)  # what is written there is no change, but the rest of this forward pass
+        written.append(out_NM.data)  # `.data`: completing the forward pass must not bump autograd's version
         return out_NM.view(*gate.shape[:-1], out_NM.shape[1])
 
     @staticmethod
@@ -37,10 +37,12 @@ class _GatedLoraLinear(torch.autograd.Function):
     def backward(ctx, dout):
         gate_NF, up_NF, down_NR, lora_A, lora_B = ctx.saved_tensors
         group, dout_NM = ctx.group, dout.reshape(-1, dout.shape[-1])
-        up_NR, dlora_B = backend.lora_up_backward(dout_NM, down_NR, group.stacked_B, group.columns, group.scaling)
-        # Of the one projection, whose matrix need not stay beside what follows.
-        dproduct_NF = backend.multiply(dout_NM, next(group.matrices())[1])
-        dsides_N2F, dlora_A = backend.gated_lora_backward(
+        up_NR, dlora_B = backend.implementation(dout_NM, "lora").lora_up_backward(
+            dout_NM, down_NR, group.stacked_B, group.columns, group.scaling
+        )
+        # Dequantised weights need not stay for what follows.
+        dproduct_NF = backend.implementation(dout_NM, "gemm").multiply(dout_NM, next(group.matrices())[1])
+        dsides_N2F, dlora_A = backend.implementation(gate_NF, "gated").gated_lora_backward(
             dproduct_NF, up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation
         )
         dgate, dup = dsides_N2F.view(*ctx.shape[:-1], dsides_N2F.shape[1]).chunk(2, dim=-1)
@@ -51,12 +53,12 @@ def gated_lora_linear(hidden: Tensor, source: Gate, group: LoraGroup) -> Tensor:
     """The output of one projection of a gated product, with gradients for gate, up and the adapter.
 
     Args:
-        hidden: [..., F], what `gated` made of the source; only its numbers are used, not its own gradient.
-        source: the halves that it was made of.
-        group: the one projection, as `lora_linear` takes it.
+        hidden: [..., F], the output of `gated` for this source; detached.
+        source: the inputs of that `gated`; they get the gradients.
+        group: a single projection, as `lora_linear` takes it.
 
     Returns:
-        [..., M] in hidden's dtype. Twice differentiable it is not.
+        [..., M] in hidden's dtype. First-order gradients only.
 
     Raises:
         ValueError: the group has several projections.

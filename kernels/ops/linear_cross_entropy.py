@@ -1,11 +1,11 @@
-"""Cross-entropy straight from hidden states, in chunks of rows: the logits of them all are never in memory at once.
+"""Cross-entropy straight from hidden states, in chunks of rows, so that all logits are never in memory at once.
 
     forward    l = c tanh(s h Wᵀ / c)  (s: scale; c: softcap, if there is one)        loss = logsumexp(l) - l[target]
     backward   dl = (softmax(l) - onehot(target)) * dloss                             dh = s (dl * (1 - (l / c)²)) W
 
-The gradient of a row is linear in the upstream gradient of its loss, so with a frozen head dh is computed along with
-the loss, while the chunk's logits are there, and the backward pass only scales its rows. A trained head sums over rows,
-whose upstream gradients it must know first; its logits are computed again, chunk by chunk.
+A row's gradient is linear in the upstream gradient of its loss. So with a frozen head the forward pass computes dh
+along with the loss, while it has the chunk's logits, and the backward pass only scales rows. The gradient of a trained
+head sums over rows, whose upstream gradients it needs first; the backward pass recomputes the logits chunk by chunk.
 
 Shapes: C rows, D hidden, V vocabulary.
 """
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import backend
+from . import backend
 
-# Logits of one chunk, unless other figures are asked for: 2^26 of them are 128 MB in bf16.
-MAX_LOGITS = 2**26
+# The default of logits per chunk: 128 MB in bf16.
+CHUNK_LOGITS = 2**26
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -27,12 +27,12 @@ class _FrozenHead(torch.autograd.Function):
         dhidden_CD = torch.empty_like(hidden_CD) if ctx.needs_input_grad[0] else None
         for chunk in _chunks(hidden_CD, weight_VD, max_logits):
             logits = hidden_CD[chunk] @ weight_VD.T
-            losses_C[chunk], dlogits = backend.cross_entropy_and_dlogits_(
+            losses_C[chunk], dlogits = backend.implementation(logits, "cross_entropy").cross_entropy_and_dlogits_(
                 logits, targets_C[chunk], scale, softcap, wanted=dhidden_CD is not None
             )
             if dhidden_CD is not None:
                 torch.mm(dlogits, weight_VD, out=dhidden_CD[chunk])
-            del logits, dlogits  # not beside the next chunk's
+            del logits, dlogits  # before the next chunk's
         ctx.save_for_backward(dhidden_CD)
         return losses_C
 
@@ -49,7 +49,7 @@ class _TrainedHead(torch.autograd.Function):
         losses_C = hidden_CD.new_empty(hidden_CD.shape[0], dtype=torch.float32)
         for chunk in _chunks(hidden_CD, weight_VD, max_logits):
             logits = hidden_CD[chunk] @ weight_VD.T
-            losses_C[chunk], _ = backend.cross_entropy_and_dlogits_(
+            losses_C[chunk], _ = backend.implementation(logits, "cross_entropy").cross_entropy_and_dlogits_(
                 logits, targets_C[chunk], scale, softcap, wanted=False
             )
             del logits
@@ -64,7 +64,7 @@ class _TrainedHead(torch.autograd.Function):
         dhidden_CD, dweight_VD = torch.empty_like(hidden_CD), torch.zeros_like(weight_VD)
         for chunk in _chunks(hidden_CD, weight_VD, ctx.max_logits):
             logits = hidden_CD[chunk] @ weight_VD.T
-            _, dlogits = backend.cross_entropy_and_dlogits_(
+            _, dlogits = backend.implementation(logits, "cross_entropy").cross_entropy_and_dlogits_(
                 logits, targets_C[chunk], ctx.scale, ctx.softcap, wanted=True
             )
             dlogits.mul_(dlosses_C[chunk, None].to(dlogits.dtype))
@@ -86,21 +86,21 @@ def linear_cross_entropy(
     *,
     scale: float = 1.0,
     softcap: float | None = None,
-    max_logits: int = MAX_LOGITS,
+    max_logits: int = CHUNK_LOGITS,
 ) -> Tensor:
     """The cross-entropy of each row's logits, `hidden @ weight.T`, with its target.
 
     Args:
         hidden: [C, D], the loss rows' hidden states after the final norm.
-        weight: [V, D] in hidden's dtype, the head without a bias; frozen or trained. Under autocast both are cast as
-            `F.linear` would cast them.
+        weight: [V, D] in hidden's dtype, a head without a bias; frozen or trained. Autocast casts both as for
+            `F.linear`.
         targets: int64 [C], each in [0, V).
         scale: factor on the logits (Cohere, Granite).
         softcap: if given, logits are softcap * tanh(logits / softcap) (Gemma 2).
-        max_logits: how many of them one chunk has at most, but for a single row's.
+        max_logits: most logits of a chunk, which has at least one row.
 
     Returns:
-        fp32 [C], in nats. Twice differentiable it is not.
+        fp32 [C], in nats. First-order gradients only.
     """
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)

@@ -6,10 +6,10 @@
                dA = Uᵀ X
                dX = U A + dY W                                           zero on all other rows
 
-One pass over dY gives U and dB; the small product of every sum comes first, and the large one is accumulated onto it,
-so none of the full-size terms of a layer-by-layer evaluation is ever written (Hu et al. 2021 for the adapter; Topchii
-et al., equations 1 and 2, for the rows). W and b are frozen; a W that is kept in fewer bits (Dettmers et al. 2023) is
-dequantised once in each pass, one after the other. X is kept for dA, unless it can be made again (Chen et al. 2016).
+One pass over dY gives U and dB. Each sum starts with its small product and accumulates the large one onto it, so the
+full-size terms of a layer-by-layer evaluation are never written (Hu et al. 2021 for the adapter; Topchii et al.,
+equations 1 and 2, for the rows). W and b are frozen; quantised weights (Dettmers et al. 2023) are dequantised once per
+pass, one after the other. X is kept for dA, unless it can be recomputed (Chen et al. 2016).
 
 Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their sum, R rank of each.
 """
@@ -24,43 +24,45 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import backend
-from sebp_edge.ops.rows import ActiveRows, Rows, RowTarget, as_rows, kept_rows, take_gradient, take_kept, verify_skipped
+from . import backend, choices
+from .move_rows import RowTarget, kept_rows, put, take_gradient, take_kept
+from .rows import ActiveRows, Rows, as_rows, verify_skipped
+from .tiles import Tiles
 
 
 class QuantisedWeight(NamedTuple):
-    """A frozen weight in fewer bits: the dtype that it is computed in, and what writes it to a place, [M, K]."""
+    """A quantised frozen weight: the dtype it computes in, and a function that writes it into a matrix [M, K]."""
 
     dtype: torch.dtype
     dequantise: Callable[[Tensor], None]
 
 
 class Scratch:
-    """Room for one matrix at a time, for all groups that share it: torch's allocator is not asked for each.
+    """A buffer for one matrix at a time, shared by groups, so that torch's allocator is not asked for each.
 
-    It is as large as the largest that it was told of, and there from the first use on.
+    It is allocated on first use, as large as the largest matrix that was reserved.
     """
 
     def __init__(self):
         self._size, self._flat = 0, None
 
     def reserve(self, size: int) -> None:
-        """Is told of a matrix of so many elements."""
+        """Makes sure that a matrix of this many elements will fit."""
         self._size = max(self._size, size)
 
     def room(self, num_rows: int, num_columns: int, like: Tensor) -> Tensor:
-        """[num_rows, num_columns] in the dtype and on the device of `like`, until it is asked again."""
+        """A matrix [num_rows, num_columns], like `like` in dtype and device; valid until the next call."""
         self.reserve(num_rows * num_columns)
         is_alike = self._flat is not None and (self._flat.dtype, self._flat.device) == (like.dtype, like.device)
         if not is_alike or len(self._flat) < self._size:
-            # Made in inference mode, it could be used in no other.
+            # A tensor made in inference mode cannot be used outside of it.
             with torch.inference_mode(False):
                 self._flat = torch.empty(self._size, dtype=like.dtype, device=like.device)
         return self._flat[: num_rows * num_columns].view(num_rows, num_columns)
 
 
 class Remake(NamedTuple):
-    """How a tensor is made again: `make(*tensors)` has the same bits. The tensors are detached, and kept anyway."""
+    """Recomputes a tensor: `make(*tensors)` has the same bits. The tensors are detached, and kept anyway."""
 
     make: Callable[..., Tensor]
     tensors: tuple[Tensor, ...]
@@ -78,15 +80,15 @@ class LoraProjection(NamedTuple):
 
 @dataclass(frozen=True)
 class LoraGroup:
-    """Projections of one input, stacked; what is trained stays where it is, and is copied here to compute with.
+    """Projections of one input, stacked. Trained tensors stay where they are; products use copies of them.
 
     Attributes:
-        weight: [M, K], the frozen weights one below the other; or each of them in fewer bits.
+        weight: [M, K], the frozen weights stacked; or each quantised weight.
         bias: [M], or None.
         loras_A, loras_B: each projection's trained [R, K] and [M_i, R], of any floating dtype, usually fp32.
         stacked_A, stacked_B: copies of them, [n R, K] and [M, R], in the weight's dtype.
         scaling: s, the same for all.
-        scratch: where weights in fewer bits are dequantised to; None for a new place each time.
+        scratch: where quantised weights are dequantised; None for a new matrix each time.
     """
 
     weight: Tensor | tuple[QuantisedWeight, ...]
@@ -100,7 +102,7 @@ class LoraGroup:
 
     @classmethod
     def stack(cls, projections: list[LoraProjection], scratch: Scratch | None = None) -> "LoraGroup":
-        """Stacks projections of one input; the weight of a single one, and weights in fewer bits, are not copied.
+        """Stacks projections of one input; a single weight and quantised weights are not copied.
 
         Raises:
             ValueError: their ranks or scalings differ.
@@ -128,7 +130,7 @@ class LoraGroup:
         return tuple(lora_B.shape[0] for lora_B in self.loras_B)
 
     def matrices(self) -> Iterator[tuple[slice, Tensor]]:
-        """W, [M, K], and its outputs; in fewer bits one projection's after the other, made anew, until the next one."""
+        """Outputs and their W, [M, K]; quantised weights one projection at a time, each valid until the next."""
         if isinstance(self.weight, Tensor):
             yield slice(None), self.weight
             return
@@ -141,33 +143,37 @@ class LoraGroup:
     def low_rank(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
         """The adapters' part of all outputs side by side, with the bias, [N, M]; and D, [N, n R]."""
         down_NR = x_NK @ self.stacked_A.T
-        return backend.lora_up(down_NR, self.stacked_B, self.bias, self.columns, self.scaling), down_NR
+        return backend.implementation(down_NR, "lora").lora_up(
+            down_NR, self.stacked_B, self.bias, self.columns, self.scaling
+        ), down_NR
 
     @torch.no_grad()
     def add_product(self, x: Tensor, out_NM: Tensor) -> None:
-        """Adds X Wᵀ to the outputs: last, as in PyTorch's own layers.
+        """Adds X Wᵀ to the outputs, after all that is kept for the backward pass.
 
-        A block that runs again for what it keeps (`torch.utils.checkpoint`) stops when it has that, and so does not
-        multiply by its last layer's weight.
+        So a checkpointed block (`torch.utils.checkpoint`), which stops recomputing once it has what it keeps, skips the
+        product with its last layer's weight.
         """
         for outputs, matrix in self.matrices():
-            backend.add_product_(out_NM[:, outputs], x.reshape(-1, x.shape[-1]), matrix.T)
+            backend.implementation(out_NM, "gemm").add_product_(
+                out_NM[:, outputs], x.reshape(-1, x.shape[-1]), matrix.T
+            )
 
     def copies(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Where copies are, and of what; for many groups to be copied at once."""
+        """Destinations and sources of the copies, so that many groups can be copied at once."""
         places = [*self.stacked_A.split(self.loras_A[0].shape[0]), *self.stacked_B.split(self.columns)]
         return places, [*self.loras_A, *self.loras_B]
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copies the trained tensors anew; to be called whenever they may have changed."""
+        """Copies the trained tensors again; call it whenever they may have changed."""
         torch._foreach_copy_(*self.copies())
 
 
 class _LoraLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, rows, group, remake, written, *adapters):
-        """The adapters' part of the outputs; all of them as one matrix are added to `written`."""
+        """The adapters' part of the outputs; appends all of them as one matrix to `written`."""
         x_NK = x.reshape(-1, x.shape[-1])
         out_NM, down_NR = group.low_rank(x_NK)
         kept = (kept_rows(x_NK, rows),) if remake is None else remake.tensors
@@ -175,9 +181,9 @@ class _LoraLinear(torch.autograd.Function):
         ctx.save_for_backward(kept_rows(down_NR, rows), *adapters, *kept)
         ctx.rows, ctx.x_shape, ctx.group = rows, x.shape, group
         ctx.make = None if remake is None else remake.make
-        written.append(out_NM.data)  # what is written there is no change, but the rest of this forward pass
+        written.append(out_NM.data)  # `.data`: completing the forward pass must not bump autograd's version
         outs = out_NM.view(*x.shape[:-1], out_NM.shape[1]).split(group.columns, dim=-1)
-        return tuple(out.data for out in outs)  # nobody could change views in place
+        return tuple(out.data for out in outs)  # views could not be changed in place
 
     @staticmethod
     @once_differentiable
@@ -188,8 +194,8 @@ class _LoraLinear(torch.autograd.Function):
         douts = [dout.reshape(-1, dout.shape[-1]) for dout in douts]
         num_rows, tiles = len(douts[0]), None
         if callable(rows):
-            rows, tiles = rows(tuple(douts)), backend.tiles_for_any_number(douts[0])
-            # With none of our kernels, nothing but the host can leave out what is beyond the number of rows.
+            rows, tiles = rows(tuple(douts)), _tiles_for_any_number(douts[0])
+            # Without kernels, read the count on the host and trim the rows.
             rows = rows.on_host() if tiles is None else rows
         else:
             for dout_NM in douts:
@@ -197,24 +203,43 @@ class _LoraLinear(torch.autograd.Function):
         if tiles is None:
             dout_AM = _side_by_side([take_gradient(dout_NM, rows) for dout_NM in douts])
         else:
-            # As many rows as there may be, of zeros beyond their number: no sum of rank R minds them.
+            # At full capacity: rows beyond the count are zeros, which change no sum of rank R.
             dout_NM = _side_by_side(douts)
             dout_AM = take_gradient(dout_NM, rows)
         down_AR = take_kept(kept_down, rows, num_rows)
-        up_AR, dstacked_B = backend.lora_up_backward(dout_AM, down_AR, group.stacked_B, group.columns, group.scaling)
+        up_AR, dstacked_B = backend.implementation(dout_AM, "lora").lora_up_backward(
+            dout_AM, down_AR, group.stacked_B, group.columns, group.scaling
+        )
         kept_x = kept[0] if ctx.make is None else ctx.make(*kept).reshape(-1, num_in)
-        dstacked_A = backend.product(up_AR.T, take_kept(kept_x, rows, num_rows), dtype)
-        del kept_x  # which is not needed beside dX
+        dstacked_A = _product(up_AR.T, take_kept(kept_x, rows, num_rows), dtype)
+        del kept_x  # frees it before dX is computed
         dx = None
         if ctx.needs_input_grad[0]:
             if tiles is None:
                 dx = _dx_of_compact_rows(dout_AM, up_AR, group, rows, num_rows)
             else:
-                of_each = (backend.dx(dout_NM[:, outputs], w, rows, tiles) for outputs, w in group.matrices())
+                of_each = (
+                    backend.kernels("products").dx(dout_NM[:, outputs], w, rows, tiles)
+                    for outputs, w in group.matrices()
+                )
                 dx = functools.reduce(Tensor.add_, of_each)
-                dx.addmm_(backend.scatter_rows(up_AR, rows.places), group.stacked_A)
+                dx.addmm_(put(up_AR, rows), group.stacked_A)
             dx = dx.reshape(ctx.x_shape)
         return dx, None, None, None, None, *dstacked_A.chunk(len(douts)), *dstacked_B.to(dtype).split(group.columns)
+
+
+def _tiles_for_any_number(dout_NM: Tensor) -> Tiles | None:
+    """Tiles of dX for rows whose number only the device knows; None where our kernels do not run."""
+    if not backend.runs_kernels(dout_NM):
+        return None
+    return choices.choose_for_any_number(dout_NM.dtype.itemsize, dout_NM.device).dx
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """A B in `dtype`; a GPU does not round it to the factors' dtype first."""
+    if a.dtype == dtype:
+        return a @ b
+    return torch.mm(a, b, out_dtype=dtype) if a.is_cuda and dtype == torch.float32 else (a @ b).to(dtype)
 
 
 def _dx_of_compact_rows(
@@ -223,12 +248,12 @@ def _dx_of_compact_rows(
     target = RowTarget(rows, num_rows, group.stacked_A.shape[1], dout_AM)
     torch.mm(up_AR, group.stacked_A, out=target.part)
     for outputs, matrix in group.matrices():
-        backend.add_product_(target.part, dout_AM[:, outputs], matrix)
+        backend.implementation(dout_AM, "gemm").add_product_(target.part, dout_AM[:, outputs], matrix)
     return target.whole()
 
 
 def _side_by_side(parts_AM: list[Tensor]) -> Tensor:
-    """Matrices as one, [A, M]; not copied where they lie side by side already."""
+    """Matrices as one, [A, M]; not copied if they lie side by side already."""
     first, num_columns = parts_AM[0], sum(part.shape[1] for part in parts_AM)
     place = first.storage_offset()
     for part in parts_AM:
@@ -252,11 +277,11 @@ def lora_linear(
             adapters' gradients come in the adapters' own dtype.
         rows: the only rows whose output gradients may be non-zero: int64 [A], increasing; the same as `ActiveRows`; a
             slice; a function that chooses them in the backward pass (`detect`: those that are non-zero in any of them),
-            for whose number the host does not wait where our kernels run; None for all.
-        remake: what makes x again in the backward pass; then x is not kept. None keeps its active rows.
+            whose number the host does not wait for if kernels run; None for all.
+        remake: recomputes x in the backward pass, so that x is not kept. None keeps its active rows.
 
     Returns:
-        One [..., M_i] in x's dtype for each projection, side by side in memory. Twice differentiable it is not.
+        One [..., M_i] in x's dtype for each projection, side by side in memory. First-order gradients only.
     """
     rows = as_rows(rows, x.shape[:-1].numel())
     written: list[Tensor] = []

@@ -1,7 +1,7 @@
-"""Times every way to compute the gradients of a linear layer on this GPU, and keeps the fastest for `choices`.
+"""Times every way to compute the gradients of a linear layer on this GPU, and saves the fastest for `choices`.
 
-Never called inside a training step: it takes seconds for each layer. A way is timed only after its result has been
-held against cuBLAS's error. Times are medians of replays of captured graphs, without what launches cost the host.
+It takes seconds per layer, so it never runs inside a training step. A way is timed only after its result was compared
+with cuBLAS's. Times are medians of replays of captured graphs, without the host's launches.
 """
 
 import itertools
@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sebp_edge.ops import choices
-from sebp_edge.ops.gpu import move_rows, products
-from sebp_edge.ops.rows import ActiveRows
-from sebp_edge.ops.tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, Tiles
-from sebp_edge.ops.timing import milliseconds
+from . import choices
+from .gpu import move_rows, products
+from .rows import ActiveRows
+from .tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, Tiles
+from .timing import milliseconds
 
 
 class Times(NamedTuple):
@@ -32,7 +32,7 @@ class Times(NamedTuple):
     dweight: dict[Tiles | None, float]
 
     def of(self, wanted: str, ways: choices.Ways) -> float:
-        """Milliseconds of what is wanted ("dx", "dweight" or "both"), computed in these ways."""
+        """Milliseconds of "dx", "dweight" or "both", computed in these ways."""
         parts = [(self.dx, ways.dx)] * (wanted != "dweight") + [(self.dweight, ways.dweight)] * (wanted != "dx")
         return sum(times[tiles] for times, tiles in parts) + self.gather * any(tiles is None for _, tiles in parts)
 
@@ -40,7 +40,7 @@ class Times(NamedTuple):
 def measure(
     layers: Iterable[tuple[int, int]], row_sets: list[ActiveRows], dtype: torch.dtype, folder: str
 ) -> dict[choices.Shape, choices.Ways]:
-    """Finds the fastest ways of layers, given as (inputs, outputs), on all these rows, and keeps them in `folder`."""
+    """Finds the fastest ways for layers, given as (inputs, outputs), on all these rows, and saves them in `folder`."""
     found = {}
     for num_inputs, num_outputs in layers:
         times = [(rows, time_products(num_inputs, num_outputs, rows, dtype)) for rows in row_sets]
@@ -53,7 +53,7 @@ def measure(
 def fastest(
     num_inputs: int, num_outputs: int, dtype: torch.dtype, times: list[tuple[ActiveRows, Times]]
 ) -> dict[choices.Shape, choices.Ways]:
-    """The best ways for each shape among these, whose rows may share one: the least sum of times over the best time."""
+    """The best ways per shape: those with the least summed slowdown over the row sets that share it."""
     by_shape = defaultdict(list)
     for (rows, one), wanted in itertools.product(times, [(True, False), (False, True), (True, True)]):
         shape = choices.Shape.of(*wanted, dtype.itemsize, num_inputs, num_outputs, len(rows.ids))
@@ -62,7 +62,7 @@ def fastest(
 
 
 def _best_ways(wanted: str, times: list[Times]) -> choices.Ways:
-    # What is not wanted is left to cuBLAS, which then does nothing.
+    # An unwanted product is left to cuBLAS, which then does nothing.
     options_dx = set.intersection(*(set(one.dx) for one in times)) if wanted != "dweight" else {None}
     options_dweight = set.intersection(*(set(one.dweight) for one in times)) if wanted != "dx" else {None}
     ways = [choices.Ways(*pair) for pair in itertools.product(options_dx, options_dweight)]
@@ -110,7 +110,7 @@ def time_products(num_inputs: int, num_outputs: int, rows: ActiveRows, dtype: to
 
 
 def check(ways: dict[Tiles | None, Callable[[], Tensor]], truth: Tensor) -> None:
-    """Holds every way against twice cuBLAS's error.
+    """Checks every way's error against twice that of cuBLAS.
 
     Raises:
         RuntimeError: a way is wrong.

@@ -1,4 +1,6 @@
-"""What our kernels do, in plain PyTorch: their ground truth, and the path wherever they do not run.
+"""What each op computes, in plain PyTorch: the specification of our kernels, and the path wherever they do not run.
+
+Kernels of the same name are in `gpu/`; where their results differ, the docstrings here say so.
 
 Shapes: N rows (batch times time), A active rows, K columns; C loss rows, V vocabulary; D hidden or head size; P
 elements of a weight in Q blocks.
@@ -50,7 +52,7 @@ def lora_up(
 def lora_up_backward(
     dout_AM: Tensor, down_AR: Tensor, weight_MR: Tensor, columns: tuple[int, ...], scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """U with U_i = s dY_i B_i, like D, and dB with dB_i = s dY_iᵀ D_i, like B."""
+    """U with U_i = s dY_i B_i, like D, and dB with dB_i = s dY_iᵀ D_i, like B; kernels may give dB in fp32."""
     ups, dlora_Bs = [], []
     downs = down_AR.chunk(len(columns), dim=1)
     for dout, down, lora_B in zip(dout_AM.split(columns, dim=1), downs, weight_MR.split(columns), strict=True):
@@ -59,16 +61,26 @@ def lora_up_backward(
     return torch.cat(ups, dim=1).mul_(scaling), torch.cat(dlora_Bs).mul_(scaling)
 
 
+def multiply(a_NK: Tensor, b_KM: Tensor) -> Tensor:
+    """A B, [N, M]; on a GPU by the fastest algorithm, if `tuning` has found it."""
+    return a_NK @ b_KM
+
+
+def add_product_(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor) -> None:
+    """out += A B, likewise."""
+    out_NM.addmm_(a_NK, b_KM)
+
+
 def rotate(x_AHE: Tensor, cos_AE: Tensor, sin_AE: Tensor) -> Tensor:
-    """Rotary embedding, in fp32 or better: x cos + half_turn(x) sin, where half_turn swaps a head's halves."""
+    """Rotary embedding, in fp32 or better: x cos + rotate_half(x) sin, with rotate_half(x) = [-x_2, x_1]."""
     dtype = torch.promote_types(x_AHE.dtype, torch.float32)
     first, second = x_AHE.to(dtype).chunk(2, dim=-1)
-    turned_AHE = torch.cat([-second, first], dim=-1)
-    return (x_AHE * cos_AE[:, None].to(dtype) + turned_AHE * sin_AE[:, None].to(dtype)).to(x_AHE.dtype)
+    half_AHE = torch.cat([-second, first], dim=-1)
+    return (x_AHE * cos_AE[:, None].to(dtype) + half_AHE * sin_AE[:, None].to(dtype)).to(x_AHE.dtype)
 
 
 def rotate_(q_AHE: Tensor, k_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor) -> None:
-    """Turns queries and keys in place."""
+    """Rotary embedding of queries and keys, in place."""
     q_AHE.copy_(rotate(q_AHE, cos_AE, sin_AE))
     k_AGE.copy_(rotate(k_AGE, cos_AE, sin_AE))
 
@@ -76,8 +88,8 @@ def rotate_(q_AHE: Tensor, k_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor) -> Non
 def rotate_gradients(
     dq_AHE: Tensor, dk_AGE: Tensor, dv_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor, places: tuple[Tensor, ...]
 ) -> None:
-    """Writes the gradients of what was turned, and dv, to their places."""
-    # The transpose of the turn: half_turn's transpose is its negative, applied after the sine.
+    """Writes the gradients of queries and keys before `rotate_`, and dv, to `places`, such as parts of one matrix."""
+    # The transpose of the rotation: rotate_half's is its negative, applied after the sine.
     for dout, place in zip((dq_AHE, dk_AGE), places, strict=False):
         dtype = torch.promote_types(dout.dtype, torch.float32)
         first, second = (dout.to(dtype) * sin_AE[:, None].to(dtype)).chunk(2, dim=-1)
@@ -95,7 +107,7 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float, offset: float) -> tuple[Te
 def rms_norm_backward(
     dout: Tensor, x: Tensor, weight_D: Tensor, rstd: Tensor, offset: float, *, wanted_dweight: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """dX like x, and if wanted dw, like w."""
+    """dX like x, and dw like w, if wanted."""
     dout, normal = _at_least_fp32(dout), _at_least_fp32(x) * rstd[..., None]
     dweight_D = None
     if wanted_dweight:
@@ -127,7 +139,7 @@ def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: 
 def gated_lora_backward(
     dout_NM: Tensor, up_NR: Tensor, lora_A: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: str
 ) -> tuple[Tensor, Tensor]:
-    """`gated_backward` of dy + U A, [N, 2 M]; and Uᵀ y, [R, M]. A is [R, M]."""
+    """`gated_backward` of dy + U A, [N, 2 M]; and Uᵀ y, [R, M], which kernels give in fp32. A is [R, M]."""
     dlora_A = up_NR.T @ gated(gate_NM, up_NM, activation)
     return gated_backward(torch.addmm(dout_NM, up_NR, lora_A), gate_NM, up_NM, activation), dlora_A
 
@@ -143,9 +155,9 @@ def _at_least_fp32(x: Tensor) -> Tensor:
 def cross_entropy_and_dlogits_(
     logits_CV: Tensor, targets_C: Tensor, scale: float, softcap: float | None, *, wanted: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Losses of rows of raw logits, fp32 [C], and if wanted their gradient with respect to those logits.
+    """Losses of rows of raw logits, fp32 [C], and their gradient with respect to the logits, if wanted.
 
-    The gradient is in the logits' dtype and may overwrite them; softmax runs in fp32.
+    The gradient is in the logits' dtype and may overwrite them. The softmax runs in fp32.
     """
     values = logits_CV.float().mul_(scale) if scale != 1.0 else logits_CV.float()
     slope = None
@@ -164,7 +176,7 @@ def cross_entropy_and_dlogits_(
 
 
 def adamw_(weight: Tensor, gradient: Tensor, moments, adamw, seed: int, factor: Tensor | None) -> None:
-    """One AdamW update in place, stochastically rounded where fewer bits than fp32's are kept."""
+    """One AdamW update in place; what is kept in fewer bits than fp32 is rounded stochastically."""
     weight_P, gradient_P = weight.view(-1), gradient.reshape(-1).float()
     if factor is not None:
         gradient_P = gradient_P * factor
@@ -189,10 +201,10 @@ def adamw_(weight: Tensor, gradient: Tensor, moments, adamw, seed: int, factor: 
 
 
 def round_to_bf16(values: Tensor, random: Tensor) -> Tensor:
-    """fp32 values stochastically rounded to ones that bf16 holds, still in fp32; NaN and infinity as they are.
+    """Rounds fp32 values stochastically to bf16's precision; keeps fp32, NaN and infinity.
 
     Args:
-        random: uniform whole numbers in [0, 2^16), as many as values.
+        random: uniform integers in [0, 2^16), one per value.
     """
     rounded = ((values.view(torch.int32) + random.int()) & -0x10000).view(torch.float32)
     return torch.where(values.isfinite(), rounded, values)
@@ -216,13 +228,13 @@ def encode_(codes_P: Tensor, exponents_Q: Tensor, values_P: Tensor, random_P: Te
     """Writes 8-bit codes of values and their blocks' exponents, stochastically rounded.
 
     Args:
-        random_P: uniform whole numbers in [0, 2^16).
-        signed: values may be negative; else what is not zero stays so.
+        random_P: uniform integers in [0, 2^16).
+        signed: values may be negative; else no value is rounded to zero.
     """
     # NaN and infinity keep an exponent of 255, and no sum below overflows.
     bits = (values_P.view(torch.int32) & 0x7FFFFFFF).clamp(max=0x7FF00000)
     blocks = torch.nn.functional.pad(bits, (0, -len(bits) % BLOCK)).view(-1, BLOCK)
-    # The exponent that the largest has if it is rounded up.
+    # The exponent of the largest if it is rounded up.
     exponents = blocks.amax(dim=1) + 0xFFFFF >> 23
     lowest = (exponents - _LOWER_EXPONENTS[signed] << 3).repeat_interleave(BLOCK)[: len(bits)]
     codes = (bits + (random_P.int() << 4) >> 20) - lowest
@@ -235,7 +247,7 @@ def encode_(codes_P: Tensor, exponents_Q: Tensor, values_P: Tensor, random_P: Te
 
 
 def random_bits(seed: int, step: Tensor, count: int) -> Tensor:
-    """48 random bits for each of `count` places, int64: SplitMix64 (Steele et al. 2014) of place, step and seed."""
+    """48 random bits per place, int64 [count]: SplitMix64 (Steele et al. 2014) of place, step and seed."""
     places = torch.arange(1, count + 1, device=step.device)
     return _split_mix(places * -0x61C8864680B583EB + _split_mix(step + (seed << 32))) & 0xFFFFFFFFFFFF
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import backend
+from . import backend
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight_D, eps, offset):
-        out, rstd = backend.rms_norm(x, weight_D, eps, offset)
+        out, rstd = backend.implementation(x, "rms_norm").rms_norm(x, weight_D, eps, offset)
         ctx.save_for_backward(x, weight_D, rstd)
         ctx.offset = offset
         return out
@@ -26,7 +26,9 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx, dout):
         x, weight_D, rstd = ctx.saved_tensors
         wanted_dweight = ctx.needs_input_grad[1]
-        dx, dweight_D = backend.rms_norm_backward(dout, x, weight_D, rstd, ctx.offset, wanted_dweight=wanted_dweight)
+        dx, dweight_D = backend.implementation(x, "rms_norm").rms_norm_backward(
+            dout, x, weight_D, rstd, ctx.offset, wanted_dweight=wanted_dweight
+        )
         return dx, dweight_D, None, None
 
 
@@ -34,12 +36,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     """x / sqrt(mean(x²) + eps) * (offset + weight), the mean over the last dimension.
 
     Args:
-        x: [..., D]; no copy is made of a view whose last dimension is contiguous, such as one of heads.
+        x: [..., D]; a view with a contiguous last dimension, such as one of heads, is not copied.
         weight: [D], frozen or trained.
         eps: added to the mean of squares.
         offset: added to the weight.
 
     Returns:
-        [..., D] in x's dtype, rounded once; contiguous. Twice differentiable it is not.
+        [..., D] in x's dtype, rounded once; contiguous. First-order gradients only.
     """
     return _RmsNorm.apply(x, weight, eps, offset)

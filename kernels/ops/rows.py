@@ -1,7 +1,7 @@
-"""Sets of active rows: a slice where they are contiguous, which costs nothing, or ids with their places.
+"""Sets of active rows: a slice if they are contiguous, which costs nothing, else their ids.
 
-A right-padded batch of one sequence has a slice: its rows are a view, and a product is written where it belongs.
-Shapes: N rows, A active rows, K columns.
+The active rows of a right-padded batch of one sequence are a slice: a view selects them, and a product is written
+straight into its rows. Shapes: N rows, A active rows, M columns.
 """
 
 import os
@@ -11,17 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sebp_edge.ops import backend
-
 
 class ActiveRows(NamedTuple):
-    """Scattered rows. Make it once for all layers that compute the same rows: the map is then made once too.
+    """Scattered rows. Make one for all layers that share these rows, so that `places` is computed once.
 
     Attributes:
-        ids: int64 [A], increasing. With a `count`, A is a capacity: the first `count` are the rows, the others are 0.
-        places: int32 [N], the place of each row in `ids`, or -1.
-        count: int64 [], on the device, where only the device knows how many rows there are; None: all of `ids`.
-        weights: fp32 [A], by which each row's gradient is multiplied; None for one.
+        ids: int64 [A], increasing. With a `count`, A is a capacity: only the first `count` are rows, the rest are 0.
+        places: int32 [N], the index of each row in `ids`, or -1.
+        count: int64 [], the number of rows, if only the device knows it; None for all of `ids`.
+        weights: fp32 [A], factors on the rows' gradients; None for 1.
     """
 
     ids: Tensor
@@ -36,7 +34,7 @@ class ActiveRows(NamedTuple):
         return cls(ids, places.index_copy_(0, ids, torch.arange(len(ids), dtype=torch.int32, device=ids.device)))
 
     def on_host(self) -> "ActiveRows":
-        """The same rows, without what is beyond their number; on a GPU this waits for the device."""
+        """The same rows, `ids` and `weights` trimmed to `count`; on a GPU this waits for the device."""
         if self.count is None:
             return self
         count = int(self.count)
@@ -44,22 +42,18 @@ class ActiveRows(NamedTuple):
 
 
 Selector = Callable[[tuple[Tensor, ...]], ActiveRows]
-"""Chooses rows from the output gradients [N, M_i] of the layers that are computed together."""
+"""Chooses rows from the output gradients [N, M_i] of layers that are computed together."""
 
 Rows = Tensor | ActiveRows | slice | Selector
-"""int64 ids [A], increasing; the same as `ActiveRows`, for several layers; a slice with a begin and an end; or a
-function that chooses in the backward pass, such as `detect`. None in its place means all rows."""
-
-
-KEEP_ALL_ABOVE = 0.5
-"""The share of active rows above which all of X is kept: it is there already, a copy of most of it comes on top."""
+"""int64 ids [A], increasing; `ActiveRows`; a slice with start and stop; or a function that chooses rows in the backward
+pass, such as `detect`. None stands for all rows."""
 
 VERIFY = os.environ.get("SEBP_EDGE_VERIFY") == "1"
-"""Whether backward passes check that the rows they skip are zero; costs a host synchronisation for each."""
+"""Whether backward passes check that the rows they skip are zero; costs a host synchronisation each."""
 
 
 def as_rows(rows: Rows | None, num_rows: int) -> ActiveRows | slice | Selector | None:
-    """The same rows, ids with their places."""
+    """Turns ids into `ActiveRows`; returns anything else as it is."""
     return ActiveRows.from_ids(rows, num_rows) if isinstance(rows, Tensor) else rows
 
 
@@ -79,57 +73,3 @@ def verify_skipped(dout_NM: Tensor, rows: ActiveRows | slice | None) -> None:
     wrong, of = int((dout_NM.ne(0).any(dim=1) & skipped_N).sum()), int(skipped_N.sum())
     if wrong:
         raise RuntimeError(f"{wrong} of {of} skipped rows have a gradient: these rows are not exact for this loss.")
-
-
-def take(x_NK: Tensor, rows: ActiveRows | slice | None) -> Tensor:
-    """X[A], a view where that is possible; rows beyond the number of rows are zero."""
-    if rows is None:
-        return x_NK
-    return x_NK[rows] if isinstance(rows, slice) else backend.gather_rows(x_NK, rows.ids, rows.count)
-
-
-def take_gradient(dout_NM: Tensor, rows: ActiveRows | slice | None) -> Tensor:
-    """dY[A], times the rows' weights, if there are any."""
-    if isinstance(rows, ActiveRows):
-        return backend.gather_rows(dout_NM, rows.ids, rows.count, rows.weights)
-    return take(dout_NM, rows)
-
-
-def kept_rows(x_NK: Tensor, rows: Rows | None) -> Tensor:
-    """What of X is kept for dW: a copy of X[A], or X itself where A is unknown or most of its rows.
-
-    Never a view of few rows, which would keep all of X in memory.
-    """
-    if rows is None or callable(rows):
-        return x_NK
-    rows = as_rows(rows, len(x_NK))
-    num_active = rows.stop - rows.start if isinstance(rows, slice) else len(rows.ids)
-    if num_active > KEEP_ALL_ABOVE * len(x_NK):
-        return x_NK
-    return x_NK[rows].clone() if isinstance(rows, slice) else take(x_NK, rows)
-
-
-def take_kept(kept: Tensor, rows: ActiveRows | slice | None, num_rows: int) -> Tensor:
-    """X[A] from what `kept_rows` kept."""
-    return take(kept, rows) if len(kept) == num_rows else kept
-
-
-class RowTarget:
-    """A matrix [N, K] that is zero outside its active rows; write these into `part` [A, K], then ask for `whole()`."""
-
-    def __init__(self, rows: ActiveRows | slice | None, num_rows: int, num_columns: int, like: Tensor):
-        self._rows = rows
-        if isinstance(rows, slice):
-            self._whole = like.new_empty(num_rows, num_columns)
-            self._whole[: rows.start].zero_()
-            self._whole[rows.stop :].zero_()
-            self.part = self._whole[rows]
-        else:
-            self._whole = None
-            self.part = like.new_empty(num_rows if rows is None else len(rows.ids), num_columns)
-
-    def whole(self) -> Tensor:
-        """All rows, [N, K]."""
-        if self._rows is None:
-            return self.part
-        return self._whole if self._whole is not None else backend.scatter_rows(self.part, self._rows.places)

@@ -1,23 +1,23 @@
-"""Rows chosen in the backward pass, from the gradient itself, on the device and without waiting for it.
+"""Chooses rows in the backward pass, from the gradient itself, on the device and without waiting for it.
 
     nonzero_rows   whether row n of any of the matrices is not zero
     row_norms      v_n = sum over the matrices and their columns of dY_nm²
-    select_rows    the ids of the rows to keep, in order, and how many they are
+    select_rows    the ids of the rows to keep, in order, and their count
 
-The ids come in a tensor of fixed capacity and their number in one element on the device, so that nothing on the host
-depends on either. Shapes: N rows, M columns.
+The ids come in a tensor of fixed capacity and their count stays on the device, so the host depends on neither.
+Shapes: N rows, M columns.
 """
 
 import torch
 from torch import Tensor
 
-from sebp_edge.ops import backend
-from sebp_edge.ops.rows import ActiveRows
+from . import backend
+from .rows import ActiveRows
 
 
 def row_norms(*douts_NM: Tensor) -> Tensor:
     """The squared norm of each row over all the matrices, fp32 [N]; fp64 for fp64."""
-    return sum(backend.row_norms(dout_NM) for dout_NM in douts_NM)
+    return sum(backend.implementation(dout_NM, "reduce_rows").row_norms(dout_NM) for dout_NM in douts_NM)
 
 
 def select_rows(keep_N: Tensor, weights_N: Tensor | None = None, *, capacity: int | None = None) -> ActiveRows:
@@ -26,13 +26,13 @@ def select_rows(keep_N: Tensor, weights_N: Tensor | None = None, *, capacity: in
     Args:
         keep_N: bool [N].
         weights_N: fp32 [N], or None.
-        capacity: most rows to keep, the first ones; N if not given.
+        capacity: most rows to keep; later ones are dropped. N if not given.
     """
     num_rows = len(keep_N)
     capacity = num_rows if capacity is None else min(capacity, num_rows)
     places_N = keep_N.cumsum(0) - 1
     kept_N = keep_N & (places_N < capacity)
-    # What is not kept, and what is beyond the capacity, goes to one place past the end, which is cut off.
+    # Rows that are not kept go to one extra place at the end, which is cut off.
     targets_N = torch.where(kept_N, places_N, capacity)
     ids = torch.zeros(capacity + 1, dtype=torch.int64, device=keep_N.device)
     ids.scatter_(0, targets_N, torch.arange(num_rows, device=keep_N.device))
@@ -45,9 +45,9 @@ def select_rows(keep_N: Tensor, weights_N: Tensor | None = None, *, capacity: in
 
 def nonzero_rows(dout_NM: Tensor, *others_NM: Tensor) -> Tensor:
     """Whether a row has a non-zero element in any of the matrices, bool [N]; NaN is not zero."""
-    nonzero_N = backend.nonzero_rows(dout_NM)
+    nonzero_N = backend.implementation(dout_NM, "reduce_rows").nonzero_rows(dout_NM)
     for other_NM in others_NM:
-        nonzero_N = nonzero_N | backend.nonzero_rows(other_NM)
+        nonzero_N = nonzero_N | backend.implementation(other_NM, "reduce_rows").nonzero_rows(other_NM)
     return nonzero_N
 
 

@@ -17,18 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, library
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops import backend
-from sebp_edge.ops.rows import (
-    ActiveRows,
-    Rows,
-    RowTarget,
-    as_rows,
-    kept_rows,
-    take,
-    take_gradient,
-    take_kept,
-    verify_skipped,
-)
+from . import backend, choices
+from .move_rows import RowTarget, kept_rows, take, take_gradient, take_kept
+from .rows import ActiveRows, Rows, as_rows, verify_skipped
 
 Keep = Callable[[Tensor, Tensor, Rows], Tensor]
 
@@ -52,7 +43,7 @@ class Gradients(NamedTuple):
 def _on_compact_rows(
     dout_NM: Tensor, weight_MK: Tensor, x_AK: Tensor | None, rows: ActiveRows | slice, wanted: Wanted
 ) -> Gradients:
-    """Rows are gathered, unless they are a view, and multiplied by PyTorch."""
+    """PyTorch multiplies the active rows, which are gathered unless a view selects them."""
     dout_AM = take_gradient(dout_NM, rows)
     dx = dweight = dbias = None
     if wanted.dx:
@@ -75,24 +66,19 @@ def _on_rows(
     x_is_whole: bool,
     choices_folder: str | None,
 ) -> Gradients:
-    """Each product the way that is chosen for it: our kernels, which read rows where they are, or compact rows."""
-    ways = backend.choose_products(
-        dout_NM,
-        weight_MK,
-        len(rows.ids) if rows.count is None else None,
-        wanted_dx=wanted.dx,
-        wanted_dweight=wanted.dweight,
-        choices_folder=choices_folder,
-    )
+    """Computes each product in its chosen way: our kernels on rows in place, or PyTorch on gathered rows."""
+    ways = _choose_ways(dout_NM, weight_MK, rows, wanted, choices_folder)
     dx = dweight = dbias = None
     if wanted.dx and ways.dx is not None:
-        dx = backend.dx(dout_NM, weight_MK, rows, ways.dx)
+        dx = backend.kernels("products").dx(dout_NM, weight_MK, rows, ways.dx)
         wanted = wanted._replace(dx=False)
     if wanted.dweight and ways.dweight is not None:
-        dweight, dbias = backend.dweight(dout_NM, x, rows, ways.dweight, x_is_whole=x_is_whole, with_bias=wanted.dbias)
+        dweight, dbias = backend.kernels("products").dweight(
+            dout_NM, x, rows, ways.dweight, x_is_whole=x_is_whole, with_bias=wanted.dbias
+        )
         wanted = wanted._replace(dweight=False, dbias=False)
     if any(wanted):
-        # With none of our kernels, nothing but the host can leave out what is beyond the number of rows.
+        # Without kernels, read the count on the host (synchronises) and trim the rows.
         rows = rows.on_host() if ways.dx is ways.dweight is None else rows
         if wanted.dweight:
             x = take(x, rows) if x_is_whole else x[: len(rows.ids)]
@@ -100,6 +86,20 @@ def _on_rows(
         dx, dweight = rest.dx if wanted.dx else dx, rest.dweight if wanted.dweight else dweight
         dbias = rest.dbias if wanted.dbias else dbias
     return Gradients(dx, dweight, dbias)
+
+
+def _choose_ways(
+    dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, wanted: Wanted, choices_folder: str | None
+) -> choices.Ways:
+    """How each product is computed; PyTorch computes all where our kernels do not run."""
+    if not (backend.runs_kernels(dout_NM) and (wanted.dx or wanted.dweight)):
+        return choices.Ways()
+    itemsize, device = dout_NM.dtype.itemsize, dout_NM.device
+    if rows.count is not None:
+        return choices.choose_for_any_number(itemsize, device)
+    num_outputs, num_inputs = weight_MK.shape
+    shape = choices.Shape.of(wanted.dx, wanted.dweight, itemsize, num_inputs, num_outputs, len(rows.ids))
+    return choices.choose(shape, device, choices_folder)
 
 
 @library.custom_op("sebp_edge::sparse_linear_backward", mutates_args=())
@@ -115,7 +115,7 @@ def _backward_op(
     x_is_whole: bool,
     choices_folder: str | None,
 ) -> list[Tensor]:
-    """`_on_rows` as one operation of a compiled graph; only what is wanted is returned."""
+    """`_on_rows` as one operation of a compiled graph; returns only the wanted gradients."""
     rows = ActiveRows(ids, places, count, weights)
     gradients = _on_rows(dout_NM, weight_MK, x, rows, Wanted(*wanted), x_is_whole, choices_folder)
     return [gradient for gradient in gradients if gradient is not None]
@@ -132,7 +132,7 @@ class _SparseLinear(torch.autograd.Function):
     def forward(ctx, x, weight_MK, bias_M, rows, kept_x, choices_folder):
         ctx.save_for_backward(weight_MK, kept_x)
         ctx.rows, ctx.choices_folder, ctx.x_shape = rows, choices_folder, x.shape
-        # With a bias it is a view of the product, and what a Function gives as a view nobody could change in place.
+        # With a bias the result is a view, and views that a Function returns cannot be changed in place.
         return F.linear(x, weight_MK, bias_M).data
 
     @staticmethod
@@ -181,13 +181,13 @@ def sparse_linear(
         bias: [M], or None.
         rows: the only rows whose output gradient may be non-zero: int64 [A] on x's device, increasing; the same as
             `ActiveRows`, for several layers; a slice; a function that chooses them in the backward pass (`detect` finds
-            the non-zero ones: exact for any loss); None for all rows, which is `F.linear` itself.
-        keep: gives what is kept of x for a trained weight, from x, x in the product's dtype, and rows (`kept_rows`);
-            layers that read the same x may share it. A frozen weight needs nothing of x.
-        choices_folder: where `measure` has kept this machine's fastest ways; None for the ones we know.
+            the non-zero ones, exact for any loss); None for all rows, which is `F.linear` itself.
+        keep: returns what to keep of x for a trained weight (see `kept_rows`), given x, x in the product's dtype, and
+            rows; layers that read the same x may share it. A frozen weight needs nothing of x.
+        choices_folder: where `measure` saved this machine's fastest ways; None for the shipped ones.
 
     Returns:
-        [..., M] in the dtype `F.linear` gives. Twice differentiable it is not.
+        [..., M] in the dtype `F.linear` gives. First-order gradients only.
     """
     if rows is None or not torch.is_grad_enabled():
         return F.linear(x, weight, bias)

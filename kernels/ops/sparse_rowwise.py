@@ -4,7 +4,7 @@
     backward   dx_n = (df/dx_n)ᵀ dy_n,  dx elsewhere = 0  n in A: the active rows, all that carry gradient
                dtheta = sum over A of (df/dtheta)ᵀ dy_n
 
-f runs twice: on all rows for their numbers, and on the active rows for autograd, which keeps nothing of the others.
+f runs twice: on all rows for the values, and on the active rows for autograd, which keeps nothing of the others.
 Shapes: N rows (all leading dimensions of X, flattened), A active rows, K columns of X and Y.
 """
 
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sebp_edge.ops.move_rows import gather_rows
-from sebp_edge.ops.rows import ActiveRows, as_rows, take_gradient, verify_skipped
+from .move_rows import gather_rows, take_gradient
+from .rows import ActiveRows, as_rows, verify_skipped
 
 
 class _StandIn(torch.autograd.Function):
-    """The numbers of all rows, with the gradient of the active ones."""
+    """The values of all rows, with the gradient of the active ones."""
 
     @staticmethod
     def forward(ctx, function, x, out_AK, rows):
@@ -38,13 +38,13 @@ def sparse_rowwise(function: Callable[[Tensor], Tensor], x: Tensor, rows: Tensor
     """`function(x)`, with a backward pass over the active rows only.
 
     Args:
-        function: of each row by itself, to one as wide, without randomness.
+        function: maps each row by itself to one as wide, without randomness.
         x: [..., K], any floating dtype; its leading dimensions are the rows, flattened in order.
         rows: the only rows whose output gradient may be non-zero: int64 [A] on x's device, increasing; the same as
             `ActiveRows`; or a slice.
 
     Returns:
-        [..., K], with gradients for x and for what else `function` trains.
+        [..., K], with gradients for x and for the parameters of `function`.
     """
     if not torch.is_grad_enabled():
         return function(x)

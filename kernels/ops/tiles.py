@@ -1,6 +1,6 @@
-"""How a product is cut into programs of a GPU, and whether these fit on it.
+"""Tiles: how a product is split into programs of a GPU, and whether these fit on it.
 
-The candidates are what `measure` times; the others are safe wherever nothing was measured.
+`measure` times the candidates; the others are safe defaults.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ class Tiles(NamedTuple):
     """One way to run a product kernel; a tile is [rows, columns] of the output, `depth` the step of the contraction.
 
     Attributes:
-        splits: parts of the contraction that run beside each other; their sum takes one more launch.
+        splits: parts of the contraction that run in parallel; summing them takes one more launch.
     """
 
     rows: int
@@ -21,7 +21,7 @@ class Tiles(NamedTuple):
     num_stages: int
 
     def fits(self, itemsize: int, shared_memory: int) -> bool:
-        """Whether the operands' tiles in flight, and the output's, stay within the bytes that one program may have."""
+        """Whether the operands' tiles in flight, and the output's, fit into a program's bytes of shared memory."""
         operands = self.num_stages * self.depth * (self.rows + self.columns) * itemsize
         return max(operands, self.rows * self.columns * itemsize) <= shared_memory
 
@@ -55,12 +55,12 @@ DWEIGHT_CANDIDATES = [
     *split(Tiles(256, 128, 64, 1, 8, 3), 1),
 ]
 
-# From the fastest to the one that fits everywhere.
+# From the fastest to the smallest, which fits everywhere.
 SAFE = [Tiles(64, 128, 64, 1, 4, 3), Tiles(64, 64, 32, 1, 4, 3), Tiles(32, 32, 32, 1, 4, 2)]
 
 
 def safe_tiles(itemsize: int, shared_memory: int) -> Tiles:
-    """Tiles for a GPU on which nothing was measured.
+    """Tiles for a GPU without measurements.
 
     Raises:
         ValueError: not even the smallest fit.

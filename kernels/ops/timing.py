@@ -1,4 +1,4 @@
-"""GPU time of a function, from the replays of a captured graph: no launch, no Python, no host in it."""
+"""GPU time of a function, from replays of a captured graph: without Python, launches or the host."""
 
 import functools
 import statistics
@@ -9,7 +9,7 @@ import torch
 
 @functools.cache
 def capture_stream() -> torch.cuda.Stream:
-    """The one stream that timed work is captured on: a backward pass runs on its forward pass's stream."""
+    """The one stream for capturing timed work, because a backward pass runs on its forward pass's stream."""
     return torch.cuda.Stream()
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sebp_edge.errors import ModelError
 from sebp_edge.memory.shape import layers_of
 from sebp_edge.models.architecture import is_linear, layers_behind_attention
-from sebp_edge.ops import backend, row_norms
+from sebp_edge.ops import nonzero_rows, row_norms
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
 
@@ -120,7 +120,7 @@ def _watch(place: Place, energy_T: Tensor, is_zero_T: Tensor) -> Callable:
                 "told apart by position; choose a model without experts."
             )
         energy_T.copy_(row_norms(dout_TM))
-        is_zero_T.copy_(~backend.nonzero_rows(dout_TM))
+        is_zero_T.copy_(~nonzero_rows(dout_TM))
 
     def after_forward(layer: nn.Module, inputs: tuple, output: Tensor) -> None:
         output.register_hook(look)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sebp_edge.ops.linear_cross_entropy import MAX_LOGITS
+from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
 
 MAX_ROWS = 4096
 # Logits of a chunk where memory is short: 33 MB in bf16. Smaller chunks would read a large head more often than they
@@ -35,7 +35,7 @@ class MemoryOptions:
     @property
     def max_logits(self) -> int:
         """How many logits there are at once."""
-        return FEW_LOGITS if self.in_pieces else MAX_LOGITS
+        return FEW_LOGITS if self.in_pieces else CHUNK_LOGITS
 
 
 FASTEST = MemoryOptions()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import gather_rows, linear_cross_entropy
-from sebp_edge.ops.linear_cross_entropy import MAX_LOGITS
+from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
 from sebp_edge.patches.agreement import trial_batch, why_not
 from sebp_edge.patches.last_layer import LastLayer
 from sebp_edge.rows.row_plan import RowPlan
@@ -40,7 +40,7 @@ class Head:
         SparsityError: it is not a linear layer without a bias.
     """
 
-    def __init__(self, decoder: nn.Module, max_logits: int = MAX_LOGITS):
+    def __init__(self, decoder: nn.Module, max_logits: int = CHUNK_LOGITS):
         self._linear = decoder.get_output_embeddings()
         if type(self._linear) is not nn.Linear or self._linear.bias is not None:
             raise SparsityError("its head is not a linear layer without a bias.")

@@ -19,7 +19,7 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import CONVOLUTIONS, blocks_of
 from sebp_edge.models.lora import refuse_packed_weights, without_adapter
 from sebp_edge.ops import Scores, gather_rows, runs_flash_attention, sequence_attention_
-from sebp_edge.ops.linear_cross_entropy import MAX_LOGITS
+from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
 from sebp_edge.patches.agreement import trial_batch
 from sebp_edge.patches.attention import FEW_SUMS, OwnAttention
 from sebp_edge.patches.checkpoints import Checkpoints
@@ -56,7 +56,7 @@ class Hoisted:
         checkpoints: int = 0,
         offload: bool = False,
         blocks_in_pieces: bool = False,
-        max_logits: int = MAX_LOGITS,
+        max_logits: int = CHUNK_LOGITS,
     ):
         refuse_packed_weights(model)
         self.model = model

@@ -353,10 +353,11 @@ def test_heads_take_turns_with_the_keys_that_they_share():
     sums = attention.sums_of(4096, 24, 128, num_sequences=64)
     assert sums == 4 * 3072 * (4096 + 64 * 128)
     assert attention.sums_of(7, 2, 80, num_sequences=1) == 4 * 2 * 96 * (7 + 128)
-    assert attention._turns(24, 8, sums, None) == attention._turns(24, 8, sums, sums) == [(slice(0, 24), slice(0, 8))]
-    turns = attention._turns(24, 8, sums, sums // 2 - 1)
-    assert turns == [(slice(0, 6), slice(0, 2)), (slice(6, 15), slice(2, 5)), (slice(15, 24), slice(5, 8))]
-    assert len(attention._turns(24, 8, sums, 1)) == 8
+    whole = [(slice(0, 24), slice(0, 8))]
+    assert attention._head_groups(24, 8, sums, None) == attention._head_groups(24, 8, sums, sums) == whole
+    groups = attention._head_groups(24, 8, sums, sums // 2 - 1)
+    assert groups == [(slice(0, 6), slice(0, 2)), (slice(6, 15), slice(2, 5)), (slice(15, 24), slice(5, 8))]
+    assert len(attention._head_groups(24, 8, sums, 1)) == 8
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ import torch
 
 from sebp_edge.ops import choices, tuning
 from sebp_edge.ops.gpu import cublaslt, gemm
-from sebp_edge.ops.gpu.cublaslt import Plan, Product
+from sebp_edge.ops.gpu.cublaslt import Matmul, Product
 
 PRODUCT = Product("bfloat16", 832, 3072, 5120, (3072, 3072, 5120), True, True)
 
@@ -140,7 +140,7 @@ def nothing_chosen(monkeypatch):
     gemm._read_once.cache_clear()
 
 
-class PlainPlan:
+class PlainMatmul:
     """Algorithms where there is no GPU: each is torch's, and some fail."""
 
     algorithms, failing = ["first", "second", "third"], set()
@@ -155,7 +155,7 @@ class PlainPlan:
 
 
 @pytest.fixture
-def plain_plans(monkeypatch, nothing_chosen):
+def plain_matmuls(monkeypatch, nothing_chosen):
     """The third algorithm is the fastest, of a GPU that is not there; gives how often products were timed."""
     timed, capturing = [], []
 
@@ -163,8 +163,8 @@ def plain_plans(monkeypatch, nothing_chosen):
         timed.append(list(ways))
         return {choice: 1.0 if choice is None else 0.9 - 0.1 * choice for choice in ways}
 
-    monkeypatch.setattr(gemm, "_plan", PlainPlan)
-    monkeypatch.setattr(PlainPlan, "failing", set())
+    monkeypatch.setattr(gemm, "_matmul", PlainMatmul)
+    monkeypatch.setattr(PlainMatmul, "failing", set())
     monkeypatch.setattr(gemm, "_times", times)
     monkeypatch.setattr(cublaslt, "version", lambda: "1")
     monkeypatch.setattr(choices, "index_of", lambda device: 0)
@@ -177,7 +177,7 @@ def plain_plans(monkeypatch, nothing_chosen):
 
 class TestTuning:
     @pytest.mark.parametrize("accumulates", [True, False])
-    def test_a_product_is_timed_once_and_its_result_is_right(self, accumulates, plain_plans, tmp_path):
+    def test_a_product_is_timed_once_and_its_result_is_right(self, accumulates, plain_matmuls, tmp_path):
         function = gemm.add_product_ if accumulates else gemm.multiply_
         for _ in range(2):
             out, a, b = matrices()
@@ -185,16 +185,16 @@ class TestTuning:
             with tuning(tmp_path):
                 function(out, a, b)
             assert torch.equal(out, expected)
-        assert plain_plans[1:] == [[0, 1, 2, None]]
+        assert plain_matmuls[1:] == [[0, 1, 2, None]]
         assert list(gemm._chosen.values()) == [2]
 
-    def test_outside_nothing_is_timed(self, plain_plans, tmp_path):
+    def test_outside_nothing_is_timed(self, plain_matmuls, tmp_path):
         with tuning(tmp_path):
             gemm.multiply_(*matrices())
         gemm.multiply_(*matrices(rows=40))
-        assert len(gemm._chosen) == 1 and len(plain_plans) == 2
+        assert len(gemm._chosen) == 1 and len(plain_matmuls) == 2
 
-    def test_one_that_ends_before_another_leaves_it_tuning(self, plain_plans, tmp_path):
+    def test_one_that_ends_before_another_leaves_it_tuning(self, plain_matmuls, tmp_path):
         first, second = tuning(tmp_path / "first"), tuning(tmp_path / "second")
         first.__enter__()
         second.__enter__()
@@ -205,22 +205,22 @@ class TestTuning:
         assert len(gemm._chosen) == 1
         assert [path.parent.name for path in tmp_path.rglob("*.json")] == ["second"]
 
-    def test_a_capture_times_nothing(self, plain_plans, tmp_path):
-        plain_plans[0].append("capturing")
+    def test_a_capture_times_nothing(self, plain_matmuls, tmp_path):
+        plain_matmuls[0].append("capturing")
         with tuning(tmp_path):
             gemm.multiply_(*matrices())
         assert not gemm._chosen
 
-    def test_the_next_process_takes_what_was_found(self, plain_plans, tmp_path):
+    def test_the_next_process_takes_what_was_found(self, plain_matmuls, tmp_path):
         with tuning(tmp_path):
             gemm.multiply_(*matrices())
         gemm._chosen.clear()
         gemm._read_once.cache_clear()
         with tuning(tmp_path):
             gemm.multiply_(*matrices())
-        assert list(gemm._chosen.values()) == [2] and len(plain_plans) == 2
+        assert list(gemm._chosen.values()) == [2] and len(plain_matmuls) == 2
 
-    def test_a_choice_that_is_not_there_is_made_anew(self, plain_plans, tmp_path):
+    def test_a_choice_that_is_not_there_is_made_anew(self, plain_matmuls, tmp_path):
         product = Product.of(*matrices(), accumulates=False)
         gemm.write(gemm._file(tmp_path, 0), {product: 1000})
         with tuning(tmp_path):
@@ -228,36 +228,36 @@ class TestTuning:
         assert gemm._chosen == {(0, product): 2}
         assert gemm.read(gemm._file(tmp_path, 0)) == {product: 2}
 
-    def test_an_algorithm_that_fails_is_left_out(self, plain_plans, tmp_path):
-        PlainPlan.failing = {"third"}
+    def test_an_algorithm_that_fails_is_left_out(self, plain_matmuls, tmp_path):
+        PlainMatmul.failing = {"third"}
         with tuning(tmp_path):
             gemm.multiply_(*matrices())
-        assert plain_plans[1:] == [[0, 1, None]]
+        assert plain_matmuls[1:] == [[0, 1, None]]
         assert list(gemm._chosen.values()) == [1]
 
-    def test_where_all_fail_torch_multiplies(self, plain_plans, tmp_path):
-        PlainPlan.failing = {"first", "second", "third"}
+    def test_where_all_fail_torch_multiplies(self, plain_matmuls, tmp_path):
+        PlainMatmul.failing = {"first", "second", "third"}
         out, a, b = matrices()
         with tuning(tmp_path):
             gemm.multiply_(out, a, b)
         assert torch.equal(out, a @ b)
         assert list(gemm._chosen.values()) == [None]
 
-    def test_one_that_fails_later_is_told_and_torch_multiplies(self, plain_plans, tmp_path, caplog):
+    def test_one_that_fails_later_is_told_and_torch_multiplies(self, plain_matmuls, tmp_path, caplog):
         with tuning(tmp_path):
             gemm.multiply_(*matrices())
-        PlainPlan.failing = {"third"}
+        PlainMatmul.failing = {"third"}
         out, a, b = matrices()
         gemm.multiply_(out, a, b)
         assert torch.equal(out, a @ b)
         assert list(gemm._chosen.values()) == [None] and "From now on torch multiplies" in caplog.text
 
-    def test_deterministic_algorithms_are_torchs(self, plain_plans, poisoned_memory, tmp_path):
+    def test_deterministic_algorithms_are_torchs(self, plain_matmuls, poisoned_memory, tmp_path):
         with tuning(tmp_path):
             gemm.multiply_(*matrices())
         assert not gemm._chosen
 
-    def test_a_folder_that_cannot_be_written_to_is_told_once(self, plain_plans, tmp_path, caplog):
+    def test_a_folder_that_cannot_be_written_to_is_told_once(self, plain_matmuls, tmp_path, caplog):
         (tmp_path / "file").write_text("")
         for rows in (24, 40):
             with tuning(tmp_path / "file"):
@@ -281,11 +281,11 @@ class TestOnAGpu:
         # Most of cuBLAS's kernels round a product before they add it, torch's choice too.
         allowed = 1.1 * relative(out + a @ b if accumulates else a @ b, truth) + 1e-6
         product = Product.of(out, a, b, accumulates=accumulates)
-        plan = Plan(product, 0)
-        assert plan.algorithms
-        for algorithm in plan.algorithms:
+        matmul = Matmul(product, 0)
+        assert matmul.algorithms
+        for algorithm in matmul.algorithms:
             found = out.clone()
-            plan.run(algorithm, found, a, b)
+            matmul.run(algorithm, found, a, b)
             assert relative(found, truth) <= allowed
 
     def test_parts_of_wider_matrices_are_right_and_leave_the_rest(self):
@@ -293,10 +293,10 @@ class TestOnAGpu:
         truth = out.double()
         truth[:, 128:256] += a.double() @ b[:, 128:256].double()
         part = out[:, 128:256]
-        plan = Plan(Product.of(part, a, b[:, 128:256], accumulates=True), 0)
-        for algorithm in plan.algorithms:
+        matmul = Matmul(Product.of(part, a, b[:, 128:256], accumulates=True), 0)
+        for algorithm in matmul.algorithms:
             found = out.clone()
-            plan.run(algorithm, found[:, 128:256], a, b[:, 128:256])
+            matmul.run(algorithm, found[:, 128:256], a, b[:, 128:256])
             assert torch.equal(found[:, :128], out[:, :128]) and torch.equal(found[:, 256:], out[:, 256:])
             assert relative(found, truth) < 3e-3
 
@@ -325,7 +325,7 @@ class TestOnAGpu:
     def test_a_graph_holds_any_of_them(self, tmp_path, nothing_chosen, monkeypatch):
         out, a, b = matrices(96, 256, 512, device="cuda")
         product = Product.of(out, a, b, accumulates=True)
-        for choice in range(len(Plan(product, 0).algorithms)):
+        for choice in range(len(Matmul(product, 0).algorithms)):
             gemm._chosen[0, product] = choice
             found, graph = out.clone(), torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):

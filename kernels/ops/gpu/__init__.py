@@ -1,1 +1,4 @@
-"""What runs on NVIDIA GPUs: Triton kernels with their launchers, one file for each operation, and cuBLASLt."""
+"""What runs on NVIDIA GPUs: Triton kernels with their launchers, one file per op, and cuBLASLt.
+
+`reference` documents the functions that it has too; docstrings here say only what differs.
+"""

@@ -1,14 +1,14 @@
-"""AdamW of one tensor in one pass, in Triton; the formula and the 8-bit codes are in `sebp_edge.ops.adamw`.
+"""AdamW of one tensor in one pass, in Triton; `ops/adamw.py` has the formula and the 8-bit codes.
 
-A program has four blocks of 256 elements. One Philox counter (Salmon et al. 2011), made of place and step, with the
-seed as its key, gives two neighbours their 48 random bits.
+A program updates four blocks of 256 elements. Philox (Salmon et al. 2011) with place and step as its counter and the
+seed as its key gives two neighbours their 48 random bits.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sebp_edge.ops.reference import BLOCK
+from ..reference import BLOCK
 
 BLOCKS = 4
 
@@ -115,7 +115,7 @@ def _adamw_kernel(
 
 
 def adamw_(weight: Tensor, gradient: Tensor, moments, adamw, seed: int, factor: Tensor | None) -> None:
-    """One AdamW update in place; weight, gradient and moments are contiguous, and not empty."""
+    """Weight, gradient and moments must be contiguous and not empty."""
     num_blocks = triton.cdiv(weight.numel(), BLOCK)
     (beta1, beta2), has_codes = adamw.betas, moments.exponents is not None
     _adamw_kernel[(triton.cdiv(num_blocks, BLOCKS),)](
@@ -123,7 +123,7 @@ def adamw_(weight: Tensor, gradient: Tensor, moments, adamw, seed: int, factor: 
         gradient,
         moments.first,
         moments.second,
-        # Not read without codes, nor is the factor without one.
+        # A stand-in that the kernel does not read; likewise for the factor.
         moments.exponents if has_codes else moments.first,
         adamw.learning_rate,
         adamw.step,

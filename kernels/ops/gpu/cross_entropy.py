@@ -1,4 +1,4 @@
-"""Cross-entropy of rows of logits and its gradient, in Triton, the gradient written over the logits.
+"""Cross-entropy of rows of logits, in Triton; its gradient overwrites the logits.
 
     l = c tanh(s z / c)      loss = logsumexp(l) - l[target]      dz = s (softmax(l) - onehot(target)) (1 - (l / c)²)
 
@@ -18,7 +18,7 @@ BLOCK_V = 8192
 def _capped(z, scale, softcap, HAS_SOFTCAP: tl.constexpr):
     values = z.to(tl.float32) * scale
     if HAS_SOFTCAP:
-        # tanh from the logistic function, which Triton has everywhere.
+        # tanh by way of the logistic function, which every version of Triton has.
         values = softcap * (2.0 * tl.sigmoid(2.0 * values / softcap) - 1.0)
     return values
 
@@ -49,7 +49,7 @@ def _cross_entropy_kernel(
         higher = tl.maximum(maximum, tl.max(values, axis=0))
         total = total * tl.exp(maximum - higher) + tl.sum(tl.exp(values - higher), axis=0)
         maximum = higher
-    # Differences to the maximum first: logsumexp itself has too few digits where logits are large.
+    # Subtract the maximum first: the logsumexp of large logits has too few digits.
     tl.store(losses_ptr + row, tl.log(total) - (at_target - maximum))
     if WANTED:
         for begin in range(0, vocabulary, BLOCK_V):
@@ -65,7 +65,7 @@ def _cross_entropy_kernel(
 def cross_entropy_and_dlogits_(
     logits_CV: Tensor, targets_C: Tensor, scale: float, softcap: float | None, *, wanted: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Losses of rows of raw logits, fp32 [C]; if wanted, the logits are overwritten with their gradient."""
+    """Overwrites the logits with their gradient."""
     losses_C = logits_CV.new_empty(len(logits_CV), dtype=torch.float32)
     if len(logits_CV):
         _cross_entropy_kernel[(len(logits_CV),)](

@@ -1,8 +1,7 @@
-"""cuBLASLt, as torch brings it: the algorithms that its heuristics name for a product, and a product by one of them.
+"""Binds torch's copy of cuBLASLt: asks its heuristics for algorithms and multiplies by one of them.
 
-It takes matrices by columns, ours are by rows, so what it computes is outᵀ = Bᵀ Aᵀ. Only algorithms without a workspace
-are asked for: but for its kernel's code none takes memory. Descriptors live as long as the process; there is a handful
-for each shape.
+cuBLASLt is column-major and our matrices are row-major, so it computes outᵀ = Bᵀ Aᵀ. Algorithms must need no workspace,
+so they take no memory but for their code. Descriptors live as long as the process; there are a few per shape.
 
 Names and numbers are those of NVIDIA's header, cublasLt.h.
 """
@@ -22,19 +21,19 @@ TYPES = {"bfloat16": 14, "float16": 2}  # CUDA_R_16BF, CUDA_R_16F
 _FP32, _COMPUTE_FP32 = 0, 68
 _TRANSPOSE_FIRST = 3  # an attribute of a product
 _MAX_WORKSPACE, _REDUCTIONS, _MIN_ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # attributes of a preference
-_REDUCED_IN_FP32 = 2  # if at all: no sum of parts that were rounded
+_REDUCED_IN_FP32 = 2  # split sums are not rounded in between
 _ALIGNMENT = 16
 _MOST = 8
 
 
 class Product(NamedTuple):
-    """What an algorithm depends on: out = A B, or out += A B.
+    """One kind of product, by all that an algorithm depends on: out = A B, or out += A B.
 
     Attributes:
         dtype: of all three, "bfloat16" or "float16".
         num_rows, num_inner, num_columns: A has num_rows x num_inner elements, B num_inner x num_columns.
-        strides: elements from one row to the next, of A, of B (if transposed, from one column to the next) and of out.
-        transposed: whether B's columns are contiguous, not its rows.
+        strides: elements between rows, of A, of B (between columns, if transposed) and of out.
+        transposed: whether B's columns are contiguous instead of its rows.
         accumulates: whether the product is added to out.
     """
 
@@ -48,7 +47,7 @@ class Product(NamedTuple):
 
     @classmethod
     def of(cls, out: Tensor, a: Tensor, b: Tensor, *, accumulates: bool) -> "Product | None":
-        """None where only torch takes these matrices, or says why not: of other dtypes, empty, or not aligned."""
+        """None if only torch can multiply these matrices, or refuse them: other dtypes, empty or unaligned ones."""
         fits = out.shape == (a.shape[0], b.shape[1]) and a.shape[1] == b.shape[0]
         if not (fits and out.dtype == a.dtype == b.dtype and out.device == a.device == b.device):
             return None
@@ -80,14 +79,14 @@ class _Found(ctypes.Structure):
     )
 
 
-class Plan:
-    """One product on one GPU, by any of its algorithms.
+class Matmul:
+    """A product's descriptors and algorithms on one GPU.
 
     Args:
         index: the GPU's number.
 
     Attributes:
-        algorithms: in the order of the heuristics; none where cuBLASLt cannot be had, fails or names none.
+        algorithms: in the order of the heuristics; empty if cuBLASLt is missing, fails or knows none.
     """
 
     def __init__(self, product: Product, index: int):
@@ -118,7 +117,7 @@ class Plan:
         """out = scale A B, or out += scale A B, on the current stream.
 
         Raises:
-            RuntimeError: it fails, and nothing was begun.
+            RuntimeError: cuBLASLt refuses; nothing was launched.
         """
         kept, place = c_float(float(self._accumulates)), c_void_p(out.data_ptr())
         layout_b, layout_a, layout_out = self._layouts
@@ -152,7 +151,7 @@ class Plan:
                 _set("cublasLtMatmulPreferenceSetAttribute", preference, alignment, ctypes.c_uint32(_ALIGNMENT))
             layouts = (*self._layouts, self._layouts[2])
             arguments = (_handle(self._index), self._descriptor, *layouts, preference, _MOST, found, byref(number))
-            # It fails where there is none.
+            # It fails if there is no algorithm.
             failed = _library().cublasLtMatmulAlgoGetHeuristic(*arguments)
         finally:
             _call("cublasLtMatmulPreferenceDestroy", preference)
@@ -161,7 +160,7 @@ class Plan:
 
 @functools.cache
 def version() -> str:
-    """Of cuBLASLt; empty where it cannot be had."""
+    """The version of cuBLASLt; empty if it is missing."""
     if _library() is None:
         return ""
     _library().cublasLtGetVersion.restype = c_size_t
@@ -170,7 +169,7 @@ def version() -> str:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    # torch has loaded it already.
+    # torch has loaded it.
     name = f"libcublasLt.so.{(torch.version.cuda or '0').partition('.')[0]}"
     try:
         return ctypes.CDLL(name)

@@ -1,13 +1,13 @@
-"""The gate of an MLP and its gradient, in Triton: one pass each, the activation made again in the backward pass.
+"""The gate of an MLP and its gradient, in Triton: one pass each; the backward pass recomputes the activation.
 
     forward    y = g σ(z) u
     backward   du = dy g σ(z)            dg = dy u σ(z) (1 + g (1 - σ(z)) z')
 
-With a LoRA adapter behind the gate, whose share U A of dy comes to it in the same pass, and dA = Uᵀ y out of it: y is
-made again tile by tile. A program has a tile of columns and a share of the rows; the shares' sums of dA are added up in
-a fixed order, so that two runs are bitwise equal.
+With a LoRA adapter behind the gate, the same pass adds the adapter's part of dy, U A, and computes dA = Uᵀ y, with y
+recomputed tile by tile. A program has a tile of columns and a share of the rows; the shares' sums of dA are added in a
+fixed order, so that two runs are bitwise equal.
 
-z and z' are those of the activation, see `sebp_edge.ops.gated`. Shapes: N rows, M columns, R rank.
+`ops/gated.py` defines z and z' of each activation. Shapes: N rows, M columns, R rank.
 """
 
 import torch
@@ -15,14 +15,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .move_rows import with_dense_rows
+
 BLOCK_M = 1024
-# Of the kernel with an adapter: rows and columns at once, and how many programs share the work; the fastest on an H100.
+# Tile and most programs of the kernel with an adapter: the fastest on an H100.
 LORA_BLOCK_N, LORA_BLOCK_M, MAX_PROGRAMS = 32, 32, 1024
 
 
 @triton.jit
 def _sigmoid_and_its_slope(gate, IS_GELU: tl.constexpr):
-    """σ(z), and the slope of its logarithm, (1 - σ(z)) z'."""
+    """σ(z), and the derivative of its logarithm, (1 - σ(z)) z'."""
     if IS_GELU:
         square = gate * gate
         z = 1.5957691216057308 * gate * (1.0 + 0.044715 * square)
@@ -30,7 +32,7 @@ def _sigmoid_and_its_slope(gate, IS_GELU: tl.constexpr):
     else:
         z = gate
         dz = 1.0
-    # Neither overflows, and neither is a difference.
+    # Neither overflows, and neither cancels.
     small = tl.exp(-tl.abs(z))
     sigmoid = tl.where(z >= 0.0, 1.0, small) / (1.0 + small)
     return sigmoid, tl.where(z >= 0.0, small, 1.0) / (1.0 + small) * dz
@@ -137,10 +139,9 @@ def _gated_lora_backward_kernel(
 
 
 def gated(gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
-    """act(gate) * up, [N, M], contiguous."""
     out_NM = gate_NM.new_empty(gate_NM.shape)
     if out_NM.numel():
-        gate_NM, up_NM = _with_whole_rows(gate_NM), _with_whole_rows(up_NM)
+        gate_NM, up_NM = with_dense_rows(gate_NM), with_dense_rows(up_NM)
         _gated_kernel[_grid(gate_NM)](
             gate_NM, up_NM, out_NM, gate_NM.shape[1], gate_NM.stride(0), up_NM.stride(0), **_options(activation)
         )
@@ -148,11 +149,10 @@ def gated(gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
 
 
 def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
-    """dgate and dup side by side, [N, 2 M]."""
     num_rows, num_columns = gate_NM.shape
     dsides_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
     if dsides_N2M.numel():
-        dout_NM, gate_NM, up_NM = _with_whole_rows(dout_NM), _with_whole_rows(gate_NM), _with_whole_rows(up_NM)
+        dout_NM, gate_NM, up_NM = with_dense_rows(dout_NM), with_dense_rows(gate_NM), with_dense_rows(up_NM)
         _gated_backward_kernel[_grid(gate_NM)](
             dout_NM,
             gate_NM,
@@ -170,12 +170,12 @@ def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: 
 def gated_lora_backward(
     dout_NM: Tensor, up_NR: Tensor, lora_A: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: str
 ) -> tuple[Tensor, Tensor]:
-    """`gated_backward` of dy + U A, [N, 2 M]; and Uᵀ y in fp32, [R, M]. A is [R, M]."""
+    """dA comes in fp32."""
     (num_rows, num_columns), rank = gate_NM.shape, len(lora_A)
     dsides_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
     if dsides_N2M.numel() == 0:
         return dsides_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32)
-    dout_NM, up_NR, gate_NM, up_NM = (_with_whole_rows(x) for x in (dout_NM, up_NR, gate_NM, up_NM))
+    dout_NM, up_NR, gate_NM, up_NM = (with_dense_rows(x) for x in (dout_NM, up_NR, gate_NM, up_NM))
     tiles = triton.cdiv(num_columns, LORA_BLOCK_M)
     shares = max(1, min(triton.cdiv(num_rows, LORA_BLOCK_N), MAX_PROGRAMS // tiles))
     share = triton.cdiv(triton.cdiv(num_rows, shares), LORA_BLOCK_N) * LORA_BLOCK_N
@@ -204,10 +204,6 @@ def gated_lora_backward(
         num_stages=2,
     )
     return dsides_N2M, dloras[0] if shares == 1 else dloras.sum(0)
-
-
-def _with_whole_rows(x_NM: Tensor) -> Tensor:
-    return x_NM if x_NM.stride(1) == 1 else x_NM.contiguous()
 
 
 def _grid(gate_NM: Tensor) -> tuple[int, int]:

@@ -1,10 +1,10 @@
-"""Products of whole matrices, by the fastest of the algorithms that cuBLASLt names for them.
+"""Products of whole matrices, by the fastest of cuBLASLt's algorithms.
 
-torch takes the one that cuBLAS's heuristics name first. On an H100 that is mostly the fastest, but not for some hundred
-rows: of those named for dX of a 3B Llama's gate and up projection at 832 rows (832 x 16384 x 3072), the first took
-225 µs and another one 127. So while something is rehearsed that will run often, each product is timed once, by torch
-and by all of them, and what was found is kept for this machine. Outside of that nothing is timed, and torch multiplies
-what never was.
+torch takes the algorithm that cuBLAS's heuristics rank first. On an H100 that is mostly the fastest, but not for a few
+hundred rows: for dX of a 3B Llama's gate and up projection at 832 rows (832 x 16384 x 3072) the first took 225 µs and
+another one 127. So within `tuning`, around the warm-up of work that will run often, each new product is timed once, by
+torch and by every algorithm, and the choice is kept for this machine. Elsewhere nothing is timed, and torch multiplies
+whatever never was.
 """
 
 import functools
@@ -18,38 +18,43 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sebp_edge.ops import choices
-from sebp_edge.ops.gpu import cublaslt
-from sebp_edge.ops.gpu.cublaslt import Plan, Product
+from sebp_edge.files import write_whole
+
+from .. import choices
+from . import cublaslt
+from .cublaslt import Matmul, Product
 
 logger = logging.getLogger(__name__)
 
-# Times of one product differ by so much from one time to the next.
+# Repeated timings of one product differ by this share.
 MARGIN = 0.03
 ROUNDS, CALLS = 5, 2
-# Longer than the launches of a round take the host, so that no product waits for its launch.
+# Longer than the host takes to launch a round, so that no product waits for its launch.
 SLEEP_CYCLES = 1_000_000
-# Times a product that is added to an output, it changes no element but those that are next to zero.
+# The scale of an accumulating product while it is timed: changes only elements next to zero.
 NOTHING = 2.0**-120
 
 
+def multiply(a_NK: Tensor, b_KM: Tensor) -> Tensor:
+    out_NM = a_NK.new_empty(a_NK.shape[0], b_KM.shape[1])
+    multiply_(out_NM, a_NK, b_KM)
+    return out_NM
+
+
 def multiply_(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor) -> None:
-    """out = A B."""
     _run(out_NM, a_NK, b_KM, accumulates=False)
 
 
 def add_product_(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor) -> None:
-    """out += A B."""
     _run(out_NM, a_NK, b_KM, accumulates=True)
 
 
 @contextmanager
 def tuning(folder: str | Path) -> Iterator[None]:
-    """Within it, products that were never timed on this machine are, those of all threads.
+    """Times products that were never timed on this machine, in all threads, while this context is open.
 
     Args:
-        folder: where it is kept which algorithms are the fastest here. If nothing can be written there, the next
-            process finds them anew.
+        folder: keeps the fastest algorithms. If it cannot be written to, the next process times products again.
     """
     folder, number = Path(folder), len(_chosen)
     _folders.append(folder)
@@ -61,16 +66,16 @@ def tuning(folder: str | Path) -> Iterator[None]:
             _keep(folder)
 
 
-# Of a product on a GPU the place of its algorithm among those that are named; None for torch's way.
+# Index of the algorithm chosen for a product on a GPU; None for torch's own.
 _chosen: dict[tuple[int, Product], int | None] = {}
-# Of all threads that are tuning.
+# The folders of all open `tuning` contexts.
 _folders: list[Path] = []
 
 
 def _run(out: Tensor, a: Tensor, b: Tensor, *, accumulates: bool) -> None:
     folder = next(iter(_folders), None)
     product = None
-    # Which algorithm is the fastest may be another one the next time.
+    # Timing may choose another algorithm in the next run.
     if (folder or _chosen) and not torch.are_deterministic_algorithms_enabled() and cublaslt.version():
         product = Product.of(out, a, b, accumulates=accumulates)
     if product is None:
@@ -80,9 +85,9 @@ def _run(out: Tensor, a: Tensor, b: Tensor, *, accumulates: bool) -> None:
     with torch.cuda.device(index):
         choice = _choice(product, index, folder, out, a, b)
         if choice is not None:
-            plan = _plan(product, index)
+            matmul = _matmul(product, index)
             try:
-                plan.run(plan.algorithms[choice], out, a, b)
+                matmul.run(matmul.algorithms[choice], out, a, b)
                 return
             except RuntimeError as error:
                 logger.warning(f"{error} From now on torch multiplies.")
@@ -91,13 +96,13 @@ def _run(out: Tensor, a: Tensor, b: Tensor, *, accumulates: bool) -> None:
 
 
 def _choice(product: Product, index: int, folder: Path | None, out: Tensor, a: Tensor, b: Tensor) -> int | None:
-    """The place of the algorithm to take; None for torch's way."""
+    """The index of the algorithm to take; None for torch's own."""
     key = index, product
     if folder is not None:
         _read_once(folder, index)
     choice = _chosen.get(key)
-    # A file may know of more algorithms than there are.
-    is_known = key in _chosen and (choice is None or choice < len(_plan(product, index).algorithms))
+    # A file may name an algorithm that is not offered here.
+    is_known = key in _chosen and (choice is None or choice < len(_matmul(product, index).algorithms))
     if is_known or folder is None or torch.cuda.is_current_stream_capturing():
         return choice if is_known else None
     _chosen[key] = _fastest(product, index, out, a, b)
@@ -112,22 +117,22 @@ def _by_torch(out: Tensor, a: Tensor, b: Tensor, accumulates: bool, scale: float
 
 
 @functools.cache
-def _plan(product: Product, index: int) -> Plan:
-    return Plan(product, index)
+def _matmul(product: Product, index: int) -> Matmul:
+    return Matmul(product, index)
 
 
 # -------------------------------------------------------------------------------------------------------------- timing
 
 
 def _fastest(product: Product, index: int, out: Tensor, a: Tensor, b: Tensor) -> int | None:
-    """The place of the fastest algorithm, None for torch's way; out is not to be added to by it, or is A B."""
-    plan, scale = _plan(product, index), NOTHING if product.accumulates else 1.0
+    """The index of the fastest algorithm, None for torch's own. Accumulating: `out` stays; else it holds A B."""
+    matmul, scale = _matmul(product, index), NOTHING if product.accumulates else 1.0
     ways: dict[int | None, Callable[[], None]] = {
-        choice: functools.partial(plan.run, algorithm, out, a, b, scale)
-        for choice, algorithm in enumerate(plan.algorithms)
+        choice: functools.partial(matmul.run, algorithm, out, a, b, scale)
+        for choice, algorithm in enumerate(matmul.algorithms)
     }
     for choice, way in list(ways.items()):
-        # Also what is loaded on first use is loaded now.
+        # Loads what is loaded on first use.
         try:
             way()
         except RuntimeError as error:
@@ -141,13 +146,13 @@ def _fastest(product: Product, index: int, out: Tensor, a: Tensor, b: Tensor) ->
 
 
 def best(times: Mapping[int | None, float]) -> int | None:
-    """The fastest way; torch's, None, unless another one is clearly faster."""
+    """The fastest algorithm; torch's own, None, unless another one is clearly faster."""
     choice = min(times, key=times.get)
     return choice if times[choice] < (1 - MARGIN) * times[None] else None
 
 
 def _times(ways: dict[int | None, Callable[[], None]]) -> dict[int | None, float]:
-    """Median milliseconds of each way, in turns, so that the GPU's clock is the same for all."""
+    """Median milliseconds of each algorithm, timed in turns so that the GPU's clock is the same for all."""
     rounds = []
     for _ in range(ROUNDS):
         events = {choice: [torch.cuda.Event(enable_timing=True) for _ in range(2)] for choice in ways}
@@ -190,7 +195,7 @@ def _file(folder: Path, index: int) -> Path:
 
 
 def read(path: Path) -> dict[Product, int | None]:
-    """The places in a file; none if there is no file, and none, with a warning, if it cannot be read."""
+    """The choices in a file; none if there is no file, and none, with a warning, if it cannot be read."""
     try:
         return dict(map(_entry, json.loads(path.read_text(encoding="utf-8"))))
     except (FileNotFoundError, NotADirectoryError):
@@ -210,9 +215,10 @@ def _entry(record: list) -> tuple[Product, int | None]:
 
 
 def write(path: Path, found: Mapping[Product, int | None]) -> None:
-    """Adds these to a file, whole or not at all."""
+    """Adds these to a file, atomically."""
     before = read(path)
     if (together := before | dict(found)) == before:
         return
     records = sorted(json.dumps([*product, choice]) for product, choice in together.items())
-    choices.write_whole(path, "[" + ",\n".join(records) + "]\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, "[" + ",\n".join(records) + "]\n")

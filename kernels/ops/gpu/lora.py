@@ -4,9 +4,9 @@
     lora_up_backward    U[a, i R + r] = s sum over m of dY[a, m] B[m, r]              m: the columns of projection i
                         dB[m, r] = s sum over a of dY[a, m] D[a, i R + r]
 
-The backward kernel reads dY once for both. A program has a tile of columns and a share of the rows; what it adds to U
-and, where rows are shared out, to dB goes into workspaces that a second launch sums in a fixed order, so that two runs
-are bitwise equal.
+The backward kernel reads dY once for both. A program has a tile of columns and a share of the rows; its parts of U and,
+if rows are shared out, of dB go into workspaces that a second launch sums in a fixed order, so that two runs are
+bitwise equal. Groups of more than three projections run in plain PyTorch.
 
 Shapes: N rows, A active rows, M columns of at most three projections, R rank.
 """
@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sebp_edge.ops.gpu.move_rows import with_dense_rows
+from .. import reference
+from .move_rows import with_dense_rows
 
 MAX_PROJECTIONS = 3
 BLOCK_N, BLOCK_M = 64, 128
@@ -200,7 +201,8 @@ def _sum_kernel(
 def lora_up(
     down_NR: Tensor, weight_MR: Tensor, bias_M: Tensor | None, columns: tuple[int, ...], scaling: float
 ) -> Tensor:
-    """The adapters' share of all outputs, and the bias; [N, M]."""
+    if len(columns) > MAX_PROJECTIONS:
+        return reference.lora_up(down_NR, weight_MR, bias_M, columns, scaling)
     num_rows, (num_columns, rank) = down_NR.shape[0], weight_MR.shape
     out_NM = down_NR.new_empty(num_rows, num_columns)
     if num_rows:
@@ -224,14 +226,16 @@ def lora_up(
 def lora_up_backward(
     dout_AM: Tensor, down_AR: Tensor, weight_MR: Tensor, columns: tuple[int, ...], scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """U in dY's dtype, [A, n R], and dB in fp32, [M, R]."""
+    """dB comes in fp32, but for large groups."""
+    if len(columns) > MAX_PROJECTIONS:
+        return reference.lora_up_backward(dout_AM, down_AR, weight_MR, columns, scaling)
     num_rows, (num_columns, rank) = dout_AM.shape[0], weight_MR.shape
     up_AR = torch.empty_like(down_AR)
     if num_rows == 0:
         return up_AR, weight_MR.new_zeros(weight_MR.shape, dtype=torch.float32)
     dout_AM = with_dense_rows(dout_AM)
     tiles = _num_tiles(columns)
-    # About two programs a multiprocessor of a large GPU; a share is a whole number of blocks.
+    # About two programs per multiprocessor of a large GPU; a share is a whole number of blocks.
     shares = max(1, min(triton.cdiv(num_rows, 4 * BLOCK_N), 256 // tiles))
     share = triton.cdiv(triton.cdiv(num_rows, shares), BLOCK_N) * BLOCK_N
     shares = triton.cdiv(num_rows, share)
@@ -254,7 +258,7 @@ def lora_up_backward(
         *ends,
         **blocks,
     )
-    # Few rows and many tiles a program: there may be no more than one of either to share out.
+    # With a single share the kernel has written dB itself.
     programs = triton.cdiv(num_rows, SUM_BLOCK_N)
     dweight_MR = dweights[0]
     if shares > 1:
@@ -285,7 +289,7 @@ def _num_tiles(columns: tuple[int, ...]) -> int:
 
 
 def _ends(columns: tuple[int, ...]) -> list[int]:
-    """Where each projection's columns end; projections that are not there end with the last."""
+    """Where each projection's columns end; missing projections end with the last."""
     ends = [sum(columns[: number + 1]) for number in range(len(columns))]
     return ends + [ends[-1]] * (MAX_PROJECTIONS - len(ends))
 

@@ -17,7 +17,7 @@ BLOCK_ROWS, BLOCK_COLUMNS = 8, 512
 
 @triton.jit
 def number_of_rows(count_ptr, num_active):
-    """What the device counted, where there is a count; else all."""
+    """The device's count, if there is one; else all."""
     count = num_active
     if count_ptr is not None:
         count = tl.load(count_ptr).to(tl.int32)
@@ -81,7 +81,6 @@ def _scatter_rows_kernel(
 
 
 def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weights_A: Tensor | None = None) -> Tensor:
-    """X[A], times the rows' weights; rows from place `count` on are zero; [A, K], contiguous."""
     x_NK = with_dense_rows(x_NK)
     out_AK = x_NK.new_empty(len(ids_A), x_NK.shape[1])
     if len(ids_A):
@@ -101,13 +100,12 @@ def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weight
 
 
 def scatter_rows(x_AK: Tensor, places_N: Tensor) -> Tensor:
-    """Row n is x's row places[n], or zero where that is -1; [N, K]."""
     x_AK = with_dense_rows(x_AK)
     return _scatter(x_AK[None], places_N, x_AK.new_empty(len(places_N), x_AK.shape[1]))
 
 
 def sum_parts(parts_SAK: Tensor, places_N: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The sum of contiguous fp32 parts in `dtype`, always in the same order; scattered to their rows, if places are."""
+    """Sums contiguous fp32 parts in a fixed order, rounds to `dtype`, and scatters rows if places are given."""
     num_rows = parts_SAK.shape[1] if places_N is None else len(places_N)
     return _scatter(parts_SAK, places_N, parts_SAK.new_empty(num_rows, parts_SAK.shape[2], dtype=dtype))
 
@@ -133,5 +131,5 @@ def _grid(out: Tensor) -> tuple[int, int]:
 
 
 def with_dense_rows(matrix: Tensor) -> Tensor:
-    """The same matrix, each row's elements next to each other."""
+    """The matrix itself if each row's elements are contiguous, else a copy in which they are."""
     return matrix if matrix.stride(1) == 1 else matrix.contiguous()

@@ -1,14 +1,14 @@
-"""The products of a linear layer's backward pass, on rows that stay where they are, in Triton.
+"""The products of a linear layer's backward pass, on rows that are not gathered first, in Triton.
 
     dx         dX[ids[a]] = w_a dY[ids[a]] W        every other row of dX is zero                    [N, K]
     dweight    dW = sum over a of w_a dY[ids[a]]ᵀ X[a]        db = sum over a of w_a dY[ids[a]]      [M, K], [M]
 
-Nothing is gathered or filled beforehand: products read rows through their ids, and dX is written once, by the programs
-of the products and, beside them, programs that write the zeros. How many rows there are may be known to the device
-alone: programs beyond their number end, and the sum over rows ends there.
+Products read rows through their ids, and dX is written once: active rows by the programs of the product, zeros by extra
+programs of the same launch. If only the device knows the number of rows, programs beyond it return, and sums over rows
+stop there.
 
-Where the output has too few tiles to fill a GPU the contraction is split; the parts are added in fp32, always in the
-same order, so that two runs give the same bits. Shapes: N rows, A active rows, K inputs, M outputs, S splits.
+If the output has too few tiles to fill a GPU, the contraction is split; the parts are added in fp32 in a fixed order,
+so that two runs are bitwise equal. Shapes: N rows, A active rows, K inputs, M outputs, S splits.
 """
 
 from typing import NamedTuple
@@ -18,18 +18,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sebp_edge.ops.gpu.move_rows import number_of_rows, sum_parts, with_dense_rows
-from sebp_edge.ops.rows import ActiveRows
-from sebp_edge.ops.tiles import Tiles
+from ..rows import ActiveRows
+from ..tiles import Tiles
+from .move_rows import number_of_rows, sum_parts, with_dense_rows
 
-# Tiles that follow each other share their rows of dY in the L2 cache.
+# Neighbouring tiles share their rows of dY in the L2 cache.
 GROUP = 8
 ZERO_ROWS, ZERO_COLUMNS = 128, 256
 
 
 @triton.jit
 def _tile_of(program, num_tiles_0, num_tiles_1, GROUP: tl.constexpr):
-    """The tile of a program: GROUP tiles down, then one to the right."""
+    """The tile of a program: GROUP tiles down, then the next column."""
     group = program // (GROUP * num_tiles_1)
     height = tl.minimum(num_tiles_0 - group * GROUP, GROUP)
     within = program % (GROUP * num_tiles_1)
@@ -65,7 +65,7 @@ def _dx_kernel(
 ):
     program = tl.program_id(0)
     if program >= num_programs:
-        # Only without splits: these programs write the rows that are not active.
+        # Only without splits: these programs write zeros to the rows that are not active.
         num_zero_columns = tl.cdiv(num_inputs, ZERO_COLUMNS)
         rows = (program - num_programs) // num_zero_columns * ZERO_ROWS + tl.arange(0, ZERO_ROWS)
         columns = (program - num_programs) % num_zero_columns * ZERO_COLUMNS + tl.arange(0, ZERO_COLUMNS)
@@ -87,7 +87,7 @@ def _dx_kernel(
     share = tl.cdiv(tl.cdiv(num_outputs, BLOCK_M), splits) * BLOCK_M
     begin = split * share
     end = tl.minimum(begin + share, num_outputs)
-    # Places beyond the number of rows compute row 0 again, which is not stored. 64 bits: offsets may pass 2^31.
+    # Places beyond the count recompute row 0, which is not stored. 64 bits: offsets may pass 2^31.
     rows = tl.load(ids_ptr + active, mask=active < count, other=0).to(tl.int64)
     dout_ptrs = dout_ptr + begin + rows[:, None] * stride_dn + terms[None, :]
     weight_ptrs = weight_ptr + begin.to(tl.int64) * stride_wm + terms[:, None] * stride_wm + columns[None, :]
@@ -129,7 +129,7 @@ def _store_dbias(
     stride_dn,
     BLOCK_A: tl.constexpr,
 ):
-    """The sums of dY's columns `outputs`, by the program of their first tile."""
+    """Sums dY's columns `outputs`, in the program of their first tile."""
     if tile_k == 0:
         sums = tl.zeros(outputs.shape, tl.float32)
         for first in range(begin, end, BLOCK_A):
@@ -193,7 +193,7 @@ def _dweight_kernel(
             weights = tl.load(weights_ptr + active, mask=active < end, other=0.0)
             dout = (dout * weights[:, None]).to(dout_ptr.dtype.element_ty)
         total = tl.dot(tl.trans(dout), x, total, input_precision=PRECISION)
-        # The next step's ids come one step early: tiles whose loads waited for ids could not be kept in flight.
+        # Load the next step's ids one step early: loads of tiles that wait for ids could not be kept in flight.
         active += BLOCK_A
         rows = tl.load(ids_ptr + active, mask=active < end, other=0).to(tl.int64)
     written = (outputs < num_outputs)[:, None] & (columns < num_inputs)[None, :]
@@ -202,7 +202,7 @@ def _dweight_kernel(
     tl.store(dweight_ptrs, total.to(dweight_ptr.dtype.element_ty), mask=written)
 
     if dbias_ptr is not None:
-        # A loop of its own, so that the products' loop is the same in all programs.
+        # A separate loop, so that the loop of the product is the same in all programs.
         _store_dbias(
             dout_ptr,
             ids_ptr,
@@ -263,7 +263,7 @@ def dx(dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, tiles: Tiles) -> Te
 
 
 class Parameters(NamedTuple):
-    """Gradients of a layer's parameters; dbias is None where it was not asked for."""
+    """Gradients of a layer's parameters; dbias is None unless asked for."""
 
     dweight: Tensor
     dbias: Tensor | None

@@ -1,10 +1,10 @@
-"""One number for each row in one pass over it, in Triton.
+"""One number per row in one pass over it, in Triton.
 
     row_norms      v_n = sum over m of x_nm², summed in fp32                    [N]
     nonzero_rows   whether any x_nm is not zero; NaN is not                     [N]
 
-Both are one reduction: squares are added up, or "is not zero" is. The second is not read off the first, because the
-square of a small number is zero. Shapes: N rows, M columns.
+Both are one reduction, of squares or of "is not zero". A small number's square can be zero, so the second cannot be
+read off the first. Shapes: N rows, M columns.
 """
 
 import torch
@@ -42,14 +42,12 @@ def _row_reduction_kernel(
     tl.store(out_ptr + rows, tl.sum(total, axis=1).to(out_ptr.dtype.element_ty), mask=rows < num_rows)
 
 
-def row_norms(x_NM: Tensor) -> Tensor:
-    """The squared norm of each row, fp32 [N]."""
-    return _reduce(x_NM, squares=True)
+def row_norms(dout_NM: Tensor) -> Tensor:
+    return _reduce(dout_NM, squares=True)
 
 
-def nonzero_rows(x_NM: Tensor) -> Tensor:
-    """Which rows have any non-zero element; bool [N]. NaN is not zero."""
-    return _reduce(x_NM, squares=False) > 0
+def nonzero_rows(dout_NM: Tensor) -> Tensor:
+    return _reduce(dout_NM, squares=False) > 0
 
 
 def _reduce(x_NM: Tensor, *, squares: bool) -> Tensor:

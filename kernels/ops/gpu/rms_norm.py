@@ -1,11 +1,11 @@
-"""RMSNorm and its gradient, in Triton: a whole row in registers, several short rows a program.
+"""RMSNorm and its gradient, in Triton: a program holds a whole row, or several short ones, in registers.
 
     forward    y = x r (o + w)                r = 1 / sqrt(mean(x²) + eps), kept in fp32
     backward   dx = r (g - x̂ mean(g x̂))        g = dy (o + w), x̂ = x r
                dw = sum over rows of dy x̂      each program sums its share of the rows, a second launch their sums,
                                                in a fixed order: two runs are bitwise equal
 
-Rows are found by two strides, as those of a view [A, H, E] into a wider [A, M] need.
+Two strides address the rows, as a view [A, H, E] into a wider [A, M] needs.
 Shapes: N rows, D columns.
 """
 
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Elements of one program where rows are short, and programs that share the rows of dw.
+# Elements per program if rows are short; most programs that share the rows of dw.
 BLOCK_ELEMENTS, MAX_SHARES = 1024, 256
 
 
@@ -104,7 +104,7 @@ def _rms_norm_backward_kernel(
 
 
 class _Rows(NamedTuple):
-    """A tensor whose rows lie `inner` by `inner`: row n begins at n // inner outer strides and n % inner inner ones."""
+    """A tensor whose row n begins at (n // inner) * stride_outer + (n % inner) * stride_inner."""
 
     tensor: Tensor
     inner: int
@@ -113,8 +113,8 @@ class _Rows(NamedTuple):
 
 
 def _rows(x: Tensor) -> _Rows:
-    """x's rows where they are; a contiguous copy's, where two strides do not reach them."""
-    # Sizes and strides from the inside; dimensions that one stride runs through are one.
+    """x's rows, in place if two strides can address them, else of a contiguous copy."""
+    # (size, stride) from the inside out; dimensions that one stride runs through are merged.
     levels: list[tuple[int, int]] = []
     for size, stride in zip(reversed(x.shape[:-1]), reversed(x.stride()[:-1]), strict=True):
         if levels and stride == levels[-1][0] * levels[-1][1]:
@@ -138,7 +138,6 @@ def _blocks(num_columns: int) -> dict[str, int]:
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
-    """y like x, contiguous, and r, fp32 [...]."""
     out, rstd = x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=torch.float32)
     num_rows, num_columns = rstd.numel(), x.shape[-1]
     if num_rows:
@@ -162,7 +161,6 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float, offset: float) -> tuple[Te
 def rms_norm_backward(
     dout: Tensor, x: Tensor, weight_D: Tensor, rstd: Tensor, offset: float, *, wanted_dweight: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """dX like x, contiguous, and if wanted dw, like w."""
     dx = x.new_empty(x.shape)
     num_rows, num_columns = rstd.numel(), x.shape[-1]
     if num_rows == 0:

@@ -1,9 +1,9 @@
 """Rotary embedding of queries and keys, and its inverse for their gradients, in Triton: one launch.
 
-    out[a, h] = x[a, h] cos[a] + half_turn(x[a, h]) sin[a]          half_turn(x) = [-x_2, x_1], the halves of a head
+    out[a, h] = x[a, h] cos[a] + rotate_half(x[a, h]) sin[a]          rotate_half(x) = [-x_2, x_1], the halves of a head
 
-The inverse turns by the opposite angle, and moves the values' gradients beside the others. A program has one row and
-all heads of one of the tensors. Shapes: A rows, H heads, G key/value heads, E head size.
+The inverse rotates by the opposite angle, and copies the gradients of the values to their place. A program has one row
+and all heads of one of the tensors. Shapes: A rows, H heads, G key/value heads, E head size.
 """
 
 import triton
@@ -69,7 +69,7 @@ def _rotate_kernel(
         sin_2 = tl.load(turns + half, mask=lanes < half, other=0.0).to(tl.float32)
         x_1, x_2 = first.to(tl.float32), second.to(tl.float32)
         if INVERSE:
-            # The transpose of the forward map, whatever the two halves of cos and sin hold.
+            # The transpose of the forward map, for any halves of cos and sin.
             first = (x_1 * cos_1 + x_2 * sin_2).to(first.dtype)
             second = (x_2 * cos_2 - x_1 * sin_1).to(second.dtype)
         else:
@@ -80,14 +80,12 @@ def _rotate_kernel(
 
 
 def rotate_(q_AHE: Tensor, k_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor) -> None:
-    """Turns queries and keys in place."""
     _launch(q_AHE, k_AGE, None, q_AHE, k_AGE, None, cos_AE, sin_AE, inverse=False)
 
 
 def rotate_gradients(
     dq_AHE: Tensor, dk_AGE: Tensor, dv_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor, places: tuple[Tensor, ...]
 ) -> None:
-    """Writes the gradients of what was turned, and dv, to their places."""
     _launch(dq_AHE, dk_AGE, dv_AGE, *places, cos_AE, sin_AE, inverse=True)
 
 

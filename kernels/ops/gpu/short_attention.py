@@ -1,13 +1,13 @@
 """Attention of short sequences that lie one after the other, rotary embedding inside, in Triton: one launch each way.
 
-    forward    s = scale q kᵀ where a query sees a key        p = softmax(s)        o = p v        q is turned in place
+    forward    s = scale q kᵀ where a query sees a key        p = softmax(s)        o = p v        q is rotated in place
     backward   dv = pᵀ do        ds = p (do vᵀ - sum(do o))        dq = scale ds k        dk = scale dsᵀ q
 
 The heads that share a key/value head are rows of one matrix, query by query, so that their sum in dk and dv is part of
 a product. A forward program has a tile of these rows. A backward program has a block of positions: dk and dv of its
 keys come from all queries that see them (causal: their own and later ones), dq of its queries from all keys that they
 see (causal: their own and earlier ones), so that nothing is added up in memory and two runs are bitwise equal. Keys are
-turned in registers wherever they are read. The softmax over blocks of keys, and its gradient from the logarithm of its
+rotated in registers wherever they are read. The softmax over blocks of keys, and its gradient from the logarithm of its
 sum, are Dao's (2023).
 
 Shapes: A rows of all sequences, H heads, G key/value heads, E head size, S sequences.
@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 HEAD_SIZES = (32, 64, 128, 256)
-# Below any score, and finite: minus infinity less itself is not a number.
+# Below any score, but finite: infinities would cancel to NaN.
 LOWEST = tl.constexpr(-1.0e30)
 LOG2_E = 1.4426950408889634
 
@@ -44,8 +44,8 @@ def _load_angles(cos_ptr, sin_ptr, positions, mask, HALF: tl.constexpr):
 
 
 @triton.jit
-def _load_turned(x_ptr, rows, cos_ptr, sin_ptr, positions, has_row, HALF: tl.constexpr):
-    """Whole heads, turned if there are angles; zeros where there is no row."""
+def _load_rotated(x_ptr, rows, cos_ptr, sin_ptr, positions, has_row, HALF: tl.constexpr):
+    """Whole heads, rotated if there are angles; zeros where there is no row."""
     if cos_ptr is None:
         x = _load_heads(x_ptr, rows, has_row, HALF)
     else:
@@ -61,8 +61,8 @@ def _load_turned(x_ptr, rows, cos_ptr, sin_ptr, positions, has_row, HALF: tl.con
 
 
 @triton.jit
-def _store_turned_back(x_ptr, rows, x, cos_ptr, sin_ptr, positions, has_row, HALF: tl.constexpr):
-    """Writes gradients of turned heads as those of the heads before: by the transpose of the turn."""
+def _store_rotated_back(x_ptr, rows, x, cos_ptr, sin_ptr, positions, has_row, HALF: tl.constexpr):
+    """Writes the gradients of heads from those of rotated heads, by the transpose of the rotation."""
     mask = has_row[:, None]
     if cos_ptr is None:
         tl.store(x_ptr + rows[:, None] + tl.arange(0, 2 * HALF)[None, :], x.to(x_ptr.dtype.element_ty), mask=mask)
@@ -78,8 +78,8 @@ def _store_turned_back(x_ptr, rows, x, cos_ptr, sin_ptr, positions, has_row, HAL
 
 @triton.jit
 def _sees(query, key, length, window, CAUSAL: tl.constexpr):
-    """Whether a query sees a key: itself and, of those before it, all or the last `window - 1`; or all there are."""
-    # What is beyond the sequence comes after all of its queries: where these look back only, none sees it.
+    """Whether a query sees a key. Causal: its own and the `window - 1` before it, or all before it; else every key."""
+    # Causal queries never see keys beyond the end of the sequence, which come after all of them.
     sees = key <= query if CAUSAL else (key < length) & (query >= 0)
     if window is not None:
         sees = sees & (query - key < window)
@@ -88,7 +88,7 @@ def _sees(query, key, length, window, CAUSAL: tl.constexpr):
 
 @triton.jit
 def _first_block(query, window, KEYS: tl.constexpr):
-    """Where the block of the first key begins that a query sees."""
+    """The start of the block that holds the first key that a query sees."""
     if window is None:
         return 0
     else:
@@ -135,7 +135,7 @@ def _short_attention_kernel(
     tile, kv_head, begin, length = _part_of_sequence(cu_seqlens_ptr, num_parts, num_kv_heads)
     if tile * ROWS >= length * GROUP:
         return
-    # Pointers are to the sequence's first row from here on.
+    # From here on pointers are to the sequence's first row.
     num_heads = num_kv_heads * GROUP
     q_ptr += begin * stride_qa + kv_head * GROUP * stride_qh
     k_ptr += begin * stride_ka + kv_head * stride_kh
@@ -149,9 +149,9 @@ def _short_attention_kernel(
     rows = tile * ROWS + tl.arange(0, ROWS)
     queries, heads, has_row = rows // GROUP, rows % GROUP, rows < length * GROUP
     q_rows = queries * stride_qa + heads * stride_qh
-    q = _load_turned(q_ptr, q_rows, cos_ptr, sin_ptr, queries, has_row, HALF)
+    q = _load_rotated(q_ptr, q_rows, cos_ptr, sin_ptr, queries, has_row, HALF)
     if cos_ptr is not None:
-        # No other program reads these, and every thread of this one has.
+        # No other program reads these, and every thread of this one has read them.
         tl.debug_barrier()
         tl.store(q_ptr + q_rows[:, None] + tl.arange(0, 2 * HALF)[None, :], q, mask=has_row[:, None])
     highest = tl.full((ROWS,), LOWEST, tl.float32)
@@ -163,7 +163,7 @@ def _short_attention_kernel(
     for first in range(_first_block(tile * ROWS // GROUP, window, KEYS), end, KEYS):
         keys = first + tl.arange(0, KEYS)
         has_key = keys < length
-        k = _load_turned(k_ptr, keys * stride_ka, cos_ptr, sin_ptr, keys, has_key, HALF)
+        k = _load_rotated(k_ptr, keys * stride_ka, cos_ptr, sin_ptr, keys, has_key, HALF)
         v = _load_heads(v_ptr, keys * stride_va, has_key, HALF)
         sees = _sees(queries[:, None], keys[None, :], length, window, CAUSAL)
         scores = tl.where(sees, tl.dot(q, tl.trans(k), input_precision="ieee") * scale_of_exponent, float("-inf"))
@@ -181,7 +181,7 @@ def _short_attention_kernel(
 
 @triton.jit
 def _load_tile(q_ptr, q_rows, dout_ptr, dout_rows, out_ptr, logsumexp_ptr, out_rows, has_row, HALF: tl.constexpr):
-    """What is known of a tile of rows: turned queries, dO, the logarithms of their sums, and sum(dO O)."""
+    """Of a tile of rows: rotated queries, dO, the logarithms of the softmax's sums, and sum(dO O)."""
     q = _load_heads(q_ptr, q_rows, has_row, HALF)
     dout = _load_heads(dout_ptr, dout_rows, has_row, HALF)
     out = _load_heads(out_ptr, out_rows * (2 * HALF), has_row, HALF)
@@ -235,7 +235,7 @@ def _short_attention_backward_kernel(
     own = block * KEYS
     if own >= length:
         return
-    # Pointers are to the sequence's first row from here on.
+    # From here on pointers are to the sequence's first row.
     num_heads = num_kv_heads * GROUP
     stride_ga = (num_heads + 2 * num_kv_heads) * (2 * HALF)
     dout_ptr += begin * stride_da + kv_head * GROUP * stride_dh
@@ -253,12 +253,12 @@ def _short_attention_backward_kernel(
 
     keys = own + tl.arange(0, KEYS)
     has_key = keys < length
-    k = _load_turned(k_ptr, keys * stride_ka, cos_ptr, sin_ptr, keys, has_key, HALF)
+    k = _load_rotated(k_ptr, keys * stride_ka, cos_ptr, sin_ptr, keys, has_key, HALF)
     v = _load_heads(v_ptr, keys * stride_va, has_key, HALF)
     dk = tl.zeros((KEYS, 2 * HALF), tl.float32)
     dv = tl.zeros((KEYS, 2 * HALF), tl.float32)
     end = tl.minimum(length, own + KEYS)
-    # The queries that see these keys, and where the keys end that this block's queries see.
+    # The queries that see these keys, and the end of the keys that this block's queries see.
     first_query, last, seen = 0, length, length
     if CAUSAL:
         first_query, seen = own, end
@@ -279,16 +279,16 @@ def _short_attention_backward_kernel(
         dk = tl.dot(tl.trans(dscores), q, dk, input_precision="ieee")
         if FIRST_IS_ALL and (own == 0) & (first_row < end * GROUP):
             dq = tl.dot(dscores, k, input_precision="ieee") * scale
-            _store_turned_back(dq_ptr, dq_rows, dq, cos_ptr, sin_ptr, queries, rows < end * GROUP, HALF)
+            _store_rotated_back(dq_ptr, dq_rows, dq, cos_ptr, sin_ptr, queries, rows < end * GROUP, HALF)
     dk_rows = keys * stride_ga
     offsets = dk_rows[:, None] + tl.arange(0, 2 * HALF)[None, :]
     tl.store(dv_ptr + offsets, dv.to(dv_ptr.dtype.element_ty), mask=has_key[:, None])
-    _store_turned_back(dk_ptr, dk_rows, dk * scale, cos_ptr, sin_ptr, keys, has_key, HALF)
+    _store_rotated_back(dk_ptr, dk_rows, dk * scale, cos_ptr, sin_ptr, keys, has_key, HALF)
 
-    # A single part is compiled in, and what follows is left out.
+    # With a single part the compiler leaves out what follows.
     if num_parts == 1:
         return
-    # Queries that see other blocks of keys: now that dk and dv are gone there are registers for a dq that is added to.
+    # Queries that see other blocks of keys: dk and dv are stored, so there are registers to accumulate dq.
     if own > 0 or not FIRST_IS_ALL:
         for first_row in range(own * GROUP, end * GROUP, ROWS):
             rows = first_row + tl.arange(0, ROWS)
@@ -302,17 +302,17 @@ def _short_attention_backward_kernel(
             for first in range(_first_block(first_row // GROUP, window, KEYS), seen, KEYS):
                 keys = first + tl.arange(0, KEYS)
                 has_key = keys < length
-                k = _load_turned(k_ptr, keys * stride_ka, cos_ptr, sin_ptr, keys, has_key, HALF)
+                k = _load_rotated(k_ptr, keys * stride_ka, cos_ptr, sin_ptr, keys, has_key, HALF)
                 v = _load_heads(v_ptr, keys * stride_va, has_key, HALF)
                 _, dscores = _gradients_of_scores(
                     q, k, v, dout, logsumexp, delta, queries, keys, length, scale_of_exponent, window, CAUSAL
                 )
                 dq = tl.dot(dscores, k, dq, input_precision="ieee")
-            _store_turned_back(dq_ptr, dq_rows, dq * scale, cos_ptr, sin_ptr, queries, has_row, HALF)
+            _store_rotated_back(dq_ptr, dq_rows, dq * scale, cos_ptr, sin_ptr, queries, has_row, HALF)
 
 
 class _Tiles(NamedTuple):
-    """What one step of a program takes at once: rows (queries of one key/value head's heads), and keys."""
+    """What one step of a program reads: rows (queries of one key/value head's heads), and keys."""
 
     rows: int
     keys: int
@@ -324,7 +324,7 @@ def _forward_tiles(head_size: int) -> _Tiles:
 
 
 def _backward_tiles(head_size: int, device: torch.device) -> _Tiles:
-    """The largest that fit into registers, and into shared memory: 227 KB on Hopper, 99 KB on any GPU since Ampere."""
+    """The largest that fit into registers and shared memory: 227 KB on Hopper, 99 KB on any GPU since Ampere."""
     if head_size == 256:
         return _Tiles(32, 32, 8)
     is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
@@ -332,7 +332,7 @@ def _backward_tiles(head_size: int, device: torch.device) -> _Tiles:
 
 
 def _fitted(tiles: _Tiles, max_len: int, group: int) -> _Tiles:
-    """No larger than sequences are; products take no less than 16 of anything."""
+    """Trims tiles to the longest sequence; products need at least 16 of everything."""
     keys = min(tiles.keys, max(16, triton.next_power_of_2(max_len)))
     rows = min(tiles.rows, max(16, triton.next_power_of_2(max_len * group)))
     return _Tiles(rows, keys, tiles.num_warps)
@@ -353,7 +353,7 @@ def short_attention_(
     window: int | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The outputs [A, H, E], and the logarithms to base 2 of the softmax's sums, fp32 [A, H]; may turn `q` in place."""
+    """The outputs [A, H, E], and log2 of the softmax's sums, fp32 [A, H]; may rotate `q` in place."""
     num_rows, num_heads, head_size = q_AHE.shape
     num_kv_heads, num_sequences = k_AGE.shape[1], len(cu_seqlens) - 1
     out_AHE = q_AHE.new_empty(q_AHE.shape)
@@ -402,7 +402,7 @@ def short_attention_backward(
     window: int | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv, as parts of one new matrix; q as the forward pass left it, out and logsumexp as it gave them."""
+    """dq, dk and dv as parts of one new matrix, from what the forward pass left in `q` and returned."""
     num_rows, num_heads, head_size = q_AHE.shape
     num_kv_heads, num_sequences = k_AGE.shape[1], len(cu_seqlens) - 1
     gradients = q_AHE.new_empty(num_rows, num_heads + 2 * num_kv_heads, head_size)
@@ -434,7 +434,7 @@ def short_attention_backward(
             ROWS=tiles.rows,
             KEYS=tiles.keys,
             CAUSAL=causal,
-            # Whether the queries of the first block see no other block of keys.
+            # Whether queries of the first block see no other block of keys.
             FIRST_IS_ALL=causal or num_parts == 1,
             num_warps=tiles.num_warps,
             num_stages=1,

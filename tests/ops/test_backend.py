@@ -1,0 +1,60 @@
+"""Who computes an op: kernels where they run, plain PyTorch everywhere else, with the same arguments."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sebp_edge.ops import backend, gated, reference
+
+KERNELS = sorted(path.stem for path in (Path(backend.__file__).parent / "gpu").glob("[!_]*.py"))
+# What PyTorch has as its own ops, in another form, and what those are made of.
+ONLY_KERNELS = ["cublaslt", "products", "short_attention"]
+
+
+def functions(module):
+    found = inspect.getmembers(module, inspect.isfunction)
+    return {name: one for name, one in found if one.__module__ == module.__name__ and not name.startswith("_")}
+
+
+def test_kernels_and_reference_take_the_same_arguments():
+    pytest.importorskip("triton", reason="Triton is not installed on this platform")
+    for name in KERNELS:
+        shared = functions(backend.kernels(name)).keys() & functions(reference).keys()
+        assert bool(shared) == (name not in ONLY_KERNELS), name
+        for function in shared:
+            ours, plain = getattr(backend.kernels(name), function), getattr(reference, function)
+            assert inspect.signature(ours) == inspect.signature(plain), function
+
+
+def test_without_a_gpu_pytorch_computes():
+    assert backend.implementation(torch.zeros(1), "gated") is reference
+
+
+def test_where_kernels_run_they_compute(kernels):
+    assert backend.implementation(torch.zeros(1), "gated").__name__ == "sebp_edge.ops.gpu.gated"
+
+
+def test_ops_need_no_triton():
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch; from sebp_edge.ops import gated, tuning\n"
+        "with tuning('nowhere'):\n"
+        "    print(gated(torch.ones(1, 2), torch.ones(1, 2), 'silu').shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "torch.Size([1, 2])\n", done.stderr
+
+
+def test_importing_ops_imports_no_triton():
+    code = "import sys, sebp_edge.ops; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_kernel_that_is_chosen_computes_the_op(kernels, monkeypatch):
+    monkeypatch.delattr(reference, "gated")
+    gate, up = torch.randn(2, 3, 8).unbind()
+    torch.testing.assert_close(gated(gate, up, "silu"), torch.nn.functional.silu(gate) * up)
