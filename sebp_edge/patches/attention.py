@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sebp_edge.machine.devices import ran_out_of_memory
 from sebp_edge.ops import Scores, sequence_attention_
+from sebp_edge.patches.patch import Patch, has_own_forward
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +27,8 @@ FEW_SUMS = 2**25
 TOLERANCE, TOLERANCE_LOW_PRECISION = 1e-4, 0.03
 
 
-class OwnAttention:
-    """The handle of one decoder's replaced attention blocks; `remove()` gives them their own forward back.
+class OwnAttention(Patch):
+    """The handle of one decoder's replaced attention blocks.
 
     Args:
         decoder: whose attention function is `sebp_edge.sparse.hoist.rows_attention`.
@@ -35,14 +36,13 @@ class OwnAttention:
     """
 
     def __init__(self, decoder: nn.Module, max_sums: int | None = None):
+        super().__init__()
         self._decoder, self._max_sums = decoder, max_sums
-        self._blocks: list[nn.Module] = []
 
     def attach(self) -> None:
         """Replaces the blocks that are found to be such."""
         for block, scores in self.stand_ins().items():
-            block.forward = _Forward(block, scores, self._max_sums)
-            self._blocks.append(block)
+            self._replace(block, _Forward(block, scores, self._max_sums))
 
     def stand_ins(self) -> dict[nn.Module, Scores]:
         """The blocks that are found to be such, each with what it asks to be done to its scores."""
@@ -56,12 +56,6 @@ class OwnAttention:
         found = ((block, known[_kind(block)]) for block in blocks)
         return {block: scores for block, scores in found if scores is not None}
 
-    def remove(self) -> None:
-        """Gives the blocks their own forward back."""
-        for block in self._blocks:
-            vars(block).pop("forward", None)
-        self._blocks = []
-
 
 def _has_parts(block: nn.Module) -> bool:
     names = {name for name, _ in block.named_children()}
@@ -73,7 +67,7 @@ def _has_parts(block: nn.Module) -> bool:
         and isinstance(getattr(block, "head_dim", None), int)
         # What drops weights in training shows it to no trial in evaluation.
         and not getattr(block, "attention_dropout", 0.0)
-        and "forward" not in vars(block)
+        and has_own_forward(block)
     )
 
 

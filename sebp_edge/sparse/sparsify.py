@@ -12,7 +12,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,7 @@ from sebp_edge.patches.kept_inputs import KeptInputs
 from sebp_edge.patches.last_layer import LastLayer
 from sebp_edge.patches.lora import FusedLora
 from sebp_edge.patches.loss import FusedLoss
+from sebp_edge.patches.patch import Patch, has_own_forward
 from sebp_edge.rows.batch_rows import ALL, DETECTED, BatchRows, decoder_plan, decoder_rows, encoder_rows, looks_further
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.rows.selection import DroppedRows, RowSelection, Selection
@@ -52,7 +53,7 @@ SHARDED = (
 WORTH_LEAVING_OUT, WORTH_TIMES = 2**23, 4
 
 
-class Sparsified:
+class Sparsified(Patch):
     """The handle of one sparsified model: a context manager, or `remove()` when done.
 
     Attributes:
@@ -61,6 +62,7 @@ class Sparsified:
     """
 
     def __init__(self, model: nn.Module, rows: RowSelection = "exact", *, keep_logits: bool = False):
+        super().__init__()
         self.layers = {name: layer for name, layer in model.named_modules() if is_linear(layer)}
         _refuse(model, self.layers)
         self.model = model
@@ -77,43 +79,24 @@ class Sparsified:
         self._inputs = KeptInputs()
         self._last_layer = LastLayer(self._inner)
         self._fused_lora = FusedLora(model)
-        free = [module for module in model.modules() if "forward" not in vars(module)]
+        free = [module for module in model.modules() if has_own_forward(module)]
         norms, activations = ([module for module in free if is_one(module)] for is_one in (is_norm, is_activation))
         self._latest: tuple[Callable[[], Tensor | None], Rows | None] = (lambda: None, None)
-        with ExitStack() as undo:
-            undo.callback(_give_forwards_back, [*self.layers.values(), *norms, *activations])
+        with self._attaching():
+            self._undo.append(self.layers.clear)
             for modules, rows_of in ((norms, self._norm_rows), (activations, self._latest_rows)):
                 for module in modules:
-                    module.forward = _RowwiseForward(module, rows_of)
+                    self._replace(module, _RowwiseForward(module, rows_of))
             for layer in self.layers.values():
                 forward = _SparseForward(self, layer)
                 # What an approximation counts is host state, which no compiled graph holds.
-                layer.forward = forward if self._selection.is_exact else torch.compiler.disable(forward)
-            undo.callback(self._fused_lora.remove)
-            self._fused_lora.attach(self._rows_for, alone=self._last_layer.query)
-            undo.callback(self._last_layer.remove)
-            self._last_layer.attach()
-            self._forward_before = vars(self._inner).get("forward")
+                self._replace(layer, forward if self._selection.is_exact else torch.compiler.disable(forward))
+            self._include(self._fused_lora, self._rows_for, alone=self._last_layer.query)
+            self._include(self._last_layer)
             self._own_forward = self._inner.forward
             self._own_parameters = list(inspect.signature(self._own_forward).parameters)
             self._loss = None if keep_logits else FusedLoss(self._inner, self._own_forward, self._last_layer)
-            self._inner.forward = _stand_in(self)
-            # Only the model keeps it: it keeps this handle, which then is gone with its last user.
-            self._stand_in = weakref.ref(self._inner.forward)
-            self._undo = undo.pop_all()
-
-    def remove(self) -> None:
-        """Takes the sparse backward out again; the model is as it was."""
-        # Others may have wrapped our forward in theirs; then it stays within, and passes calls on.
-        forward = vars(self._inner).get("forward")
-        if forward is not None and forward is self._stand_in():
-            del self._inner.forward
-            if self._forward_before is not None:
-                self._inner.forward = self._forward_before
-        self.layers = {}
-        self._undo.close()
-        # Again, if memory ran out before while weights were copied.
-        self._fused_lora.remove()
+            self._replace(self._inner, self._run)
 
     def dropped(self) -> list[DroppedRows]:
         """What an approximation has dropped so far, by layer; empty for exact rows. Waits for the device."""
@@ -159,13 +142,7 @@ class Sparsified:
 
         measure(sorted(shapes), [ActiveRows.from_ids(ids, num_rows)], weight.dtype, self.choices_folder)
 
-    def __enter__(self) -> "Sparsified":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.remove()
-
-    def _run(self, args: tuple, kwargs: dict):
+    def _run(self, *args, **kwargs):
         """The model's forward pass, with this batch's rows: exact ones where its inputs show them, else detected."""
         # A plan and the trials are host work, which a compiled graph would have to stop for.
         if not (self.layers and torch.is_grad_enabled()) or torch.compiler.is_compiling():
@@ -334,7 +311,7 @@ def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: boo
 def _refuse(model: nn.Module, layers: dict[str, nn.Module]) -> None:
     refuse_packed_weights(model)
     for name, layer in layers.items():
-        if "forward" in vars(layer):
+        if not has_own_forward(layer):
             raise SparsityError(f"{name} already has a replaced forward; sparsify a model once, and before others.")
     for module in model.modules():
         if isinstance(module, nn.DataParallel):
@@ -363,17 +340,3 @@ def _kind(value) -> Hashable:
     if isinstance(value, Tensor):
         return value.dim()
     return value if isinstance(value, bool | str) else type(value).__name__
-
-
-def _give_forwards_back(modules: list[nn.Module]) -> None:
-    for module in modules:
-        vars(module).pop("forward", None)
-
-
-def _stand_in(sparsified: Sparsified):
-    # Its signature is the model's own: the Trainer reads it to know which columns and keywords a model takes.
-    @functools.wraps(sparsified._own_forward)
-    def forward(*args, **kwargs):
-        return sparsified._run(args, kwargs)
-
-    return forward
