@@ -26,7 +26,7 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import behind_attention, last_block, reads_first_token, reads_labelled_tokens
 from sebp_edge.models.lora import refuse_packed_weights, without_adapter
 from sebp_edge.ops import gather_rows
-from sebp_edge.patches.agreement import TOLERANCE, evaluating, why_not
+from sebp_edge.patches.agreement import HIDDEN_STATES, evaluating, gradients_agree, why_not
 from sebp_edge.patches.checkpoints import runs_again
 from sebp_edge.patches.lora import FusedLora
 from sebp_edge.patches.patch import Patch
@@ -35,9 +35,6 @@ from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.sparse.causality import leaf_behind
 from sebp_edge.sparse.encoder_tokens import EncoderTokens
 from sebp_edge.sparse.hoist import ATTENTION
-
-# Hidden states in bf16 differ by more than losses do; a wrong position or head gives other numbers altogether.
-HIDDEN_STATES_IN_LOW_PRECISION = 0.1
 
 
 class HoistedEncoder(Patch):
@@ -147,7 +144,7 @@ class HoistedEncoder(Patch):
 
         if self._has_own_loss(inputs, trial["labels"].to(encoder.device), read_BT, tokens.targets):
             return "its loss is not that of its logits at labels."
-        return why_not(encoder, padded, on_rows, low_precision=HIDDEN_STATES_IN_LOW_PRECISION)
+        return why_not(encoder, padded, on_rows, HIDDEN_STATES)
 
     def _has_own_loss(self, inputs: dict[str, Tensor], labels: Tensor, read_BT: Tensor, targets_C: Tensor) -> bool:
         """Whether the model's loss has other gradients than the loss of the logits that its head should read."""
@@ -168,8 +165,7 @@ class HoistedEncoder(Patch):
         with evaluating(encoder), torch.autocast(encoder.device.type, enabled=False):
             if own()[0] is None:
                 return False
-            pairs = zip(_gradients(encoder, own), _gradients(encoder, of_read_logits), strict=True)
-        return not all((one - other).norm() <= TOLERANCE * one.norm() for one, other in pairs)
+            return not gradients_agree(_gradients(encoder, own), _gradients(encoder, of_read_logits))
 
     def _trial_batch(self) -> dict[str, Tensor]:
         """Two sequences of 12 and 7 tokens, padded to 12."""
