@@ -26,7 +26,7 @@ from sebp_edge.ops import (
     gated_lora_linear,
     lora_linear,
 )
-from sebp_edge.patches.patch import Patch
+from sebp_edge.patches.patch import Patch, is_wrapped
 
 # Projections that read the same input in transformers' decoders.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -63,7 +63,8 @@ class FusedLora(Patch):
         """
         scratch = Scratch()
         for parent in list(self._model.modules()):
-            plain = {name: child for name, child in parent.named_children() if plain_projection(child)}
+            children = {name: child for name, child in parent.named_children() if not is_wrapped(child)}
+            plain = {name: child for name, child in children.items() if plain_projection(child)}
             for names in _grouped(plain, alone):
                 group = _Group([plain[name] for name in names], rows_for, source_of, scratch)
                 self._undo.append(partial(self._give_back, group))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Self
 
+import torch
 from torch import nn
 
 # Where a decoder keeps the attention implementations that patches set, by patch; the first one is its own.
@@ -97,7 +98,8 @@ class _Link:
     def __call__(self, *args, **kwargs):
         if self.forward is not None:
             return self.forward(*args, **kwargs)
-        drop_removed(self.module)
+        if not torch.compiler.is_compiling():
+            drop_removed(self.module)
         return self.__wrapped__(*args, **kwargs)
 
     def remove(self) -> None:
@@ -120,3 +122,11 @@ def has_own_forward(module: nn.Module) -> bool:
     """Whether nobody replaced the module's forward."""
     drop_removed(module)
     return "forward" not in vars(module)
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether somebody else replaced the module's forward, beneath patches or over them."""
+    forward = vars(module).get("forward")
+    while type(forward) is _Link:
+        forward = forward.beneath
+    return forward is not None

@@ -75,7 +75,6 @@ def test_what_counts_as_a_failure_is_written_once():
         for folder in folders
         for path in folder.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Tuple)
-        and {"LookupError", "AttributeError"} <= {*map(ast.unparse, node.elts)}
+        if isinstance(node, ast.Tuple) and {"LookupError", "AttributeError"} <= {*map(ast.unparse, node.elts)}
     ]
     assert lists == ["agreement.py"]

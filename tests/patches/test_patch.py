@@ -227,6 +227,26 @@ def test_a_wrapper_under_a_handle_stays(kind):
     state.check()
 
 
+@pytest.mark.parametrize("kind", ["hoisted", "drop-in", "LoRA"])
+def test_a_wrapper_under_a_handle_takes_part(kind):
+    model, calls = model_for(kind), []
+    layer = without_adapter(model).model.layers[0].self_attn.k_proj
+    own = layer.forward
+    layer.forward = lambda x: calls.append(x) or own(x)
+    with HANDLES[kind](model) as handle:
+        outputs_of(model) if kind == "LoRA" else losses_of(handle)
+    assert calls
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_wrapper_over_a_removed_handle_is_compiled_without_a_break():
+    model = make_llama()
+    handle = sparsify(model)
+    wrap([model, model.model.layers[0].mlp.up_proj])
+    handle.remove()
+    torch.compile(model, backend="eager", fullgraph=True)(torch.arange(3, 9)[None])
+
+
 @pytest.mark.parametrize("kind", HANDLES)
 def test_a_wrapper_over_a_handle_works_on_without_it_and_may_be_removed(kind):
     model = model_for(kind)
