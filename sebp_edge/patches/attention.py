@@ -14,20 +14,19 @@ import logging
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.machine.devices import ran_out_of_memory
 from sebp_edge.ops import Scores, sequence_attention_
+from sebp_edge.patches.agreement import ATTENTION, why_not
+from sebp_edge.patches.patch import Patch, has_own_forward
 
 logger = logging.getLogger(__name__)
 
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 # Bytes that a backward pass adds up dq in where memory is short: beyond them heads take turns.
 FEW_SUMS = 2**25
-# In bf16 the block's own code rounds after every operation.
-TOLERANCE, TOLERANCE_LOW_PRECISION = 1e-4, 0.03
 
 
-class OwnAttention:
-    """The handle of one decoder's replaced attention blocks; `remove()` gives them their own forward back.
+class OwnAttention(Patch):
+    """The handle of one decoder's replaced attention blocks.
 
     Args:
         decoder: whose attention function is `sebp_edge.sparse.hoist.rows_attention`.
@@ -35,32 +34,24 @@ class OwnAttention:
     """
 
     def __init__(self, decoder: nn.Module, max_sums: int | None = None):
+        super().__init__()
         self._decoder, self._max_sums = decoder, max_sums
-        self._blocks: list[nn.Module] = []
 
     def attach(self) -> None:
         """Replaces the blocks that are found to be such."""
         for block, scores in self.stand_ins().items():
-            block.forward = _Forward(block, scores, self._max_sums)
-            self._blocks.append(block)
+            self._replace(block, _Forward(block, scores, self._max_sums))
 
     def stand_ins(self) -> dict[nn.Module, Scores]:
         """The blocks that are found to be such, each with what it asks to be done to its scores."""
-        embedding_VD = self._decoder.get_input_embeddings().weight
         blocks = [block for block in self._decoder.modules() if _has_parts(block)]
         known: dict[tuple, Scores | None] = {}
         for block in blocks:
             kind = _kind(block)
             if kind not in known:
-                known[kind] = _scores_if_alike(block, embedding_VD)
+                known[kind] = _scores_if_alike(block, self._decoder)
         found = ((block, known[_kind(block)]) for block in blocks)
         return {block: scores for block, scores in found if scores is not None}
-
-    def remove(self) -> None:
-        """Gives the blocks their own forward back."""
-        for block in self._blocks:
-            vars(block).pop("forward", None)
-        self._blocks = []
 
 
 def _has_parts(block: nn.Module) -> bool:
@@ -73,7 +64,7 @@ def _has_parts(block: nn.Module) -> bool:
         and isinstance(getattr(block, "head_dim", None), int)
         # What drops weights in training shows it to no trial in evaluation.
         and not getattr(block, "attention_dropout", 0.0)
-        and "forward" not in vars(block)
+        and has_own_forward(block)
     )
 
 
@@ -121,9 +112,9 @@ def _attend(
     return block.o_proj(out_AHE.flatten(1)[None])
 
 
-@torch.no_grad()
-def _scores_if_alike(block: nn.Module, embedding_VD: Tensor) -> Scores | None:
+def _scores_if_alike(block: nn.Module, decoder: nn.Module) -> Scores | None:
     """What the block asks to be done to its scores, if it gives the same numbers as `_attend`; else None."""
+    embedding_VD = decoder.get_input_embeddings().weight
     device, dtype = embedding_VD.device, embedding_VD.dtype
     draw = torch.Generator(device).manual_seed(0)
     x_1AD = torch.randn(1, 11, embedding_VD.shape[1], generator=draw, device=device).to(dtype)
@@ -137,23 +128,21 @@ def _scores_if_alike(block: nn.Module, embedding_VD: Tensor) -> Scores | None:
         inputs = {"position_embeddings": rotary, "attention_mask": None, "asked_for": asked_for}
         return block(hidden_states=x_1AD, **inputs, **lengths)[0]
 
-    try:
+    def spread() -> Tensor:
+        nonlocal x_1AD
         own()
         (scores,) = asked_for
         x_1AD = x_1AD * _factor(block, x_1AD, scores)
-        expected = own()
-        found = _attend(block, x_1AD, tuple(angles[0] for angles in rotary), cu_seqlens, 7, scores, None)
-    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
-        if ran_out_of_memory(error):
-            raise
-        logger.info("%s keeps its own attention: %s", type(block).__name__, type(error).__name__)
+        return own()
+
+    def ours() -> Tensor:
+        return _attend(block, x_1AD, tuple(angles[0] for angles in rotary), cu_seqlens, 7, asked_for[0], None)
+
+    reason = why_not(decoder, spread, ours, ATTENTION)
+    if reason is not None:
+        logger.info("%s keeps its own attention: %s", type(block).__name__, reason)
         return None
-    full = dtype in (torch.float32, torch.float64)
-    difference = float((found - expected).norm() / expected.norm())
-    if not difference <= (TOLERANCE if full else TOLERANCE_LOW_PRECISION):
-        logger.info("%s keeps its own attention: it differs by %.1g", type(block).__name__, difference)
-        return None
-    return scores
+    return asked_for[0]
 
 
 def _factor(block: nn.Module, x_1AD: Tensor, scores: Scores) -> float:

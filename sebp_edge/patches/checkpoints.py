@@ -22,13 +22,14 @@ from torch.utils.checkpoint import checkpoint
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import blocks_of
+from sebp_edge.patches.patch import Patch
 
 # Where transformers' attention layers have the share of scores that they drop.
 ATTENTIONS = "attention_dropout"
 
 
-class Checkpoints:
-    """The handle of one decoder's first blocks, in checkpoints; `remove()` gives them their own forward back.
+class Checkpoints(Patch):
+    """The handle of one decoder's first blocks, in checkpoints.
 
     The first ones: when the backward pass comes to them, it has freed what the others kept, and has room to run them
     again. So a checkpoint of the last block would save nothing.
@@ -43,6 +44,7 @@ class Checkpoints:
     """
 
     def __init__(self, decoder: nn.Module, number: int, *, offload: bool = False):
+        super().__init__()
         blocks = blocks_of(decoder)
         if number >= max(1, len(blocks)):
             raise SparsityError(f"{number} of {len(blocks)} blocks cannot be in checkpoints, but all except the last.")
@@ -53,12 +55,7 @@ class Checkpoints:
         host = None
         for block in self._blocks:
             host = _HostMemory(before=host) if self._offload else None
-            block.forward = _InCheckpoint(block, again, host)
-
-    def remove(self) -> None:
-        """Gives the blocks their own forward back."""
-        for block in self._blocks:
-            vars(block).pop("forward", None)
+            self._replace(block, _InCheckpoint(block, again, host))
 
 
 class _InCheckpoint:

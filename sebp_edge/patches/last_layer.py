@@ -18,11 +18,12 @@ from sebp_edge.models.architecture import last_block
 from sebp_edge.ops import gather_rows, scatter_rows
 from sebp_edge.patches.agreement import why_not
 from sebp_edge.patches.checkpoints import runs_again
+from sebp_edge.patches.patch import Patch
 
 logger = logging.getLogger(__name__)
 
 
-class LastLayer:
+class LastLayer(Patch):
     """The handle of one decoder's restricted last layer.
 
     Attributes:
@@ -31,6 +32,7 @@ class LastLayer:
     """
 
     def __init__(self, decoder: nn.Module):
+        super().__init__()
         block = last_block(decoder)
         attention = getattr(block, "self_attn", None)
         parts = [getattr(attention, "q_proj", None), getattr(attention, "o_proj", None), getattr(block, "mlp", None)]
@@ -38,23 +40,12 @@ class LastLayer:
         self._layers = {layer for part in self._parts for layer in part.modules()}
         self.query: nn.Module | None = self._parts[0] if self._parts else None
         self._rows: Tensor | slice | None = None
-        self._before: dict[nn.Module, Callable | None] = {}
         self._exact: bool | None = None
 
     def attach(self) -> None:
         """Puts the three parts under this handle, over whatever forward they have now."""
         for part in self._parts:
-            self._before[part] = vars(part).get("forward")
-            part.forward = _OnRows(self, part.forward)
-
-    def remove(self) -> None:
-        """Gives the parts the forward that they had."""
-        for part, before in self._before.items():
-            if before is None:
-                vars(part).pop("forward", None)
-            else:
-                part.forward = before
-        self._before = {}
+            self._replace(part, _OnRows(self, part.forward))
 
     def is_exact(self, decoder: nn.Module, losses: Callable[[bool], Tensor]) -> bool:
         """Whether a trial's losses, given whether to restrict, are the same both ways; tried once."""

@@ -7,6 +7,7 @@ lie one below the other in one storage, of which each layer's weight is a part.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 
 import torch
@@ -25,6 +26,7 @@ from sebp_edge.ops import (
     gated_lora_linear,
     lora_linear,
 )
+from sebp_edge.patches.patch import Patch, is_wrapped
 
 # Projections that read the same input in transformers' decoders.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -33,14 +35,15 @@ RowsFor = Callable[[list[nn.Module], Tensor], Rows | None]
 SourceOf = Callable[[Tensor], Remake | Gate | None]
 
 
-class FusedLora:
-    """The handle of one model's fused LoRA layers; `remove()` gives them back to PEFT.
+class FusedLora(Patch):
+    """The handle of one model's fused LoRA layers.
 
     Args:
         model: with PEFT's layers in it.
     """
 
     def __init__(self, model: nn.Module):
+        super().__init__()
         self._model = model
         self._groups: list[_Group] = []
         self._refreshed: list[_Group] = []
@@ -60,23 +63,23 @@ class FusedLora:
         """
         scratch = Scratch()
         for parent in list(self._model.modules()):
-            plain = {name: child for name, child in parent.named_children() if plain_projection(child)}
+            children = {name: child for name, child in parent.named_children() if not is_wrapped(child)}
+            plain = {name: child for name, child in children.items() if plain_projection(child)}
             for names in _grouped(plain, alone):
-                layers = [plain[name] for name in names]
-                self._groups.append(_Group(layers, rows_for, source_of, scratch))
+                group = _Group([plain[name] for name in names], rows_for, source_of, scratch)
+                self._undo.append(partial(self._give_back, group))
+                group.stack()
+                self._groups.append(group)
+                for member, layer in enumerate(group.layers):
+                    self._replace(layer, _Member(group, member))
                 if len(names) > 1:
                     # Where weights were before they were stacked; else a part of it would go to the next ones.
-                    give_memory_back(self._groups[-1].stacked.stacked_A.device)
+                    give_memory_back(group.stacked.stacked_A.device)
 
-    def remove(self) -> None:
-        """Gives the layers back to PEFT."""
+    def _give_back(self, group: "_Group") -> None:
         self._refreshed = []
-        for group in self._groups:
-            group.let_go()
-        while self._groups:
-            # One after the other: what a group stacked is freed before the next one's weights are copied.
-            self._groups[-1].unstack()
-            self._groups.pop()
+        self._groups = [other for other in self._groups if other is not group]
+        group.unstack()
 
     @contextmanager
     def refreshed(self) -> Iterator[None]:
@@ -124,31 +127,34 @@ class _Group:
     """Layers that are called one after the other with the same input: the first call computes all of them.
 
     Attributes:
-        stacked: what is computed with.
+        stacked: what is computed with; None before and after.
         is_fresh: whether what is stacked is known to be what the layers are, adapters included.
     """
 
     def __init__(self, layers: list[nn.Module], rows_for: RowsFor, source_of: SourceOf, scratch: Scratch):
         self.layers, self._scratch = layers, scratch
         self.is_fresh = False
+        self.stacked: LoraGroup | None = None
         self._rows_for, self._source_of = rows_for, source_of
         self._input: tuple[Tensor, bool] | None
         self._outputs: dict[int, Tensor]
         self.forget()
-        self._stack([plain_projection(layer) for layer in layers])
-        for member, layer in enumerate(layers):
-            layer.forward = _Member(self, member)
 
-    def let_go(self) -> None:
-        """Gives the layers the forward of their own."""
-        for layer in self.layers:
-            vars(layer).pop("forward", None)
+    def stack(self) -> None:
+        """Puts the layers' weights into one storage."""
+        self._stack([plain_projection(layer) for layer in self.layers])
 
     def unstack(self) -> None:
-        """Gives the layers' weights a storage of their own again."""
+        """Gives the layers' weights a storage of their own again, unless another handle has stacked them since."""
+        if self.stacked is None:
+            return
         if len(self.layers) > 1 and isinstance(self.stacked.weight, Tensor):
+            storage = _storage(self.stacked.weight)
             for layer in self.layers:
-                layer.base_layer.weight.data = layer.base_layer.weight.data.clone()
+                if _storage(layer.base_layer.weight) == storage:
+                    layer.base_layer.weight.data = layer.base_layer.weight.data.clone()
+        # Freed before the next group's weights are copied.
+        self.stacked = None
 
     def is_current(self) -> bool:
         """Whether what is stacked is what the layers are made of now."""
@@ -207,6 +213,10 @@ class _Group:
 def _key(projections: list[LoraProjection]) -> tuple:
     """What changes when a layer's weight has moved, or other adapters are active."""
     return tuple((_place(p.weight), _place(p.bias), id(p.lora_A), id(p.lora_B), p.scaling) for p in projections)
+
+
+def _storage(weight: Tensor) -> int:
+    return weight.untyped_storage().data_ptr()
 
 
 def _place(weight: Tensor | QuantisedWeight | None) -> int | None:

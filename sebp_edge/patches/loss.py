@@ -19,6 +19,7 @@ from sebp_edge.ops import gather_rows, linear_cross_entropy
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
 from sebp_edge.patches.agreement import trial_batch, why_not
 from sebp_edge.patches.last_layer import LastLayer
+from sebp_edge.patches.patch import has_own_forward
 from sebp_edge.rows.row_plan import RowPlan
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class FusedLoss:
     def __init__(self, decoder: nn.Module, own_forward: Callable, last_layer: LastLayer):
         self._decoder, self._own_forward, self._last_layer = decoder, own_forward, last_layer
         # What a wrapper does around the forward would not happen around the base model's.
-        self._wrapped = "forward" in vars(decoder)
+        self._wrapped = not has_own_forward(decoder)
         self._head: Head | None = None
         self._output_type: type | None = None
 

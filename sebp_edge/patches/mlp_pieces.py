@@ -15,14 +15,15 @@ from torch.utils.checkpoint import checkpoint
 
 from sebp_edge.models.architecture import blocks_of
 from sebp_edge.patches.checkpoints import dropouts_of, refuse_dropout
+from sebp_edge.patches.patch import Patch
 
 # Rows of a piece. With as many, an MLP of a 3B model needs no more memory than attention's backward pass over 3,000
 # tokens does; with half as many, a base in 4 bits would be dequantised twice as often.
 ROWS = 1024
 
 
-class MlpPieces:
-    """The handle of one decoder's MLPs in pieces; `remove()` gives them the forward that they had.
+class MlpPieces(Patch):
+    """The handle of one decoder's MLPs in pieces.
 
     Args:
         rows: of a piece, at most; None leaves MLPs whole.
@@ -32,26 +33,16 @@ class MlpPieces:
     """
 
     def __init__(self, decoder: nn.Module, rows: int | None):
+        super().__init__()
         self.rows = rows
         mlps = [getattr(block, "mlp", None) for block in blocks_of(decoder)]
         self._mlps = [] if rows is None else [mlp for mlp in mlps if isinstance(mlp, nn.Module)]
-        self._before: dict[nn.Module, Callable | None] = {}
         self.only_keeps = False
 
     def attach(self, again: Callable[[], AbstractContextManager]) -> None:
         """Cuts what goes through the MLPs; `again` gives the context in which a piece runs again."""
         for mlp in self._mlps:
-            self._before[mlp] = vars(mlp).get("forward")
-            mlp.forward = _InPieces(self, mlp, again)
-
-    def remove(self) -> None:
-        """Gives the MLPs the forward that they had."""
-        for mlp, before in self._before.items():
-            if before is None:
-                vars(mlp).pop("forward", None)
-            else:
-                mlp.forward = before
-        self._before = {}
+            self._replace(mlp, _InPieces(self, mlp, again))
 
     @contextmanager
     def only_for_what_is_kept(self) -> Iterator[None]:

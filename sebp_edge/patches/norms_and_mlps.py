@@ -13,19 +13,21 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from sebp_edge.ops import ACTIVATIONS, Gate, Remake, gated, rms_norm, runs_kernels
 from sebp_edge.patches.agreement import why_not
+from sebp_edge.patches.patch import Patch, has_own_forward
 
 # The parts of a Llama's MLP; it has nothing else.
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
-class SmallOps:
-    """The handle of one decoder's replaced norms and MLPs; `remove()` gives them their own forward back.
+class SmallOps(Patch):
+    """The handle of one decoder's replaced norms and MLPs.
 
     Attributes:
         replaced: the modules that have ours.
     """
 
     def __init__(self, decoder: nn.Module):
+        super().__init__()
         self._decoder = decoder
         self._sources = WeakTensorKeyDictionary()
         self.replaced: list[nn.Module] = []
@@ -34,23 +36,18 @@ class SmallOps:
         """Replaces the modules that are found to be such."""
         # In plain PyTorch ours are no faster than the modules' own, and making inputs again takes a little time.
         if runs_kernels(self._decoder.get_input_embeddings().weight):
+            self._undo.append(self.replaced.clear)
             for module, stand_in in self.stand_ins():
-                module.forward = stand_in
+                self._replace(module, stand_in)
                 self.replaced.append(module)
 
     def stand_ins(self) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
         """The modules that are found to be such, each with what computes the same."""
         for module in list(self._decoder.modules()):
             # A forward that others put there stays.
-            stand_in = None if "forward" in vars(module) else self._stand_in(module)
+            stand_in = self._stand_in(module) if has_own_forward(module) else None
             if stand_in is not None:
                 yield module, stand_in
-
-    def remove(self) -> None:
-        """Gives the modules their own forward back."""
-        for module in self.replaced:
-            vars(module).pop("forward", None)
-        self.replaced = []
 
     def source_of(self, x: Tensor) -> Remake | Gate | None:
         """What `x` can be made of again in the backward pass; None if it came from elsewhere."""

@@ -13,18 +13,21 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from sebp_edge.patches.patch import Patch, has_own_forward
 
-class TiedEmbedding:
-    """The handle of one decoder's embedding; `remove()` gives it its own forward back.
+
+class TiedEmbedding(Patch):
+    """The handle of one decoder's embedding.
 
     An embedding that is not the head, is frozen, or does more than look rows up is left as it is.
     """
 
     def __init__(self, decoder: nn.Module):
+        super().__init__()
         self._embedding, head = decoder.get_input_embeddings(), decoder.get_output_embeddings()
         self._is_plain = (
             type(self._embedding) is nn.Embedding
-            and "forward" not in vars(self._embedding)
+            and has_own_forward(self._embedding)
             and self._embedding.weight is head.weight
             and self._embedding.max_norm is None
             and not self._embedding.scale_grad_by_freq
@@ -35,12 +38,7 @@ class TiedEmbedding:
     def attach(self) -> None:
         """Puts the lookup in the place of the embedding's forward."""
         if self._is_plain:
-            self._embedding.forward = self._look_up
-
-    def remove(self) -> None:
-        """Undoes that."""
-        if self._is_plain:
-            vars(self._embedding).pop("forward", None)
+            self._replace(self._embedding, self._look_up)
 
     def head_weight(self, weight_VD: Tensor) -> Tensor:
         """The head's weight, to be used once after the embedding: as it is, or so that its gradient is seen."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.machine.devices import ran_out_of_memory
-from sebp_edge.patches.agreement import evaluating, trial_batch
+from sebp_edge.patches.agreement import FAILURES, evaluating, trial_batch
 from sebp_edge.rows.row_plan import RowPlan
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Causality(NamedTuple):
         """
         try:
             found = cls(*_try_out(decoder, forward, densely))
-        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
+        except FAILURES as error:
             if ran_out_of_memory(error):
                 raise
             logger.warning("Rows are found in the backward pass: a trial batch failed (%s).", type(error).__name__)

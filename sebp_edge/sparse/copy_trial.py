@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
+from sebp_edge.machine.devices import ran_out_of_memory
 from sebp_edge.models.small_copy import LONGEST, VOCABULARY, small_copy
+from sebp_edge.patches.agreement import FAILURES, gradients_agree
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.hoist import Hoisted
 
 # Beyond windows and limits, between them, and below both.
 LENGTHS = (LONGEST - 4, 24, 7)
-# Of the norm of a parameter's gradient, and of all gradients' for parameters that have hardly any.
-TOLERANCE, TOLERANCE_OF_ALL = 1e-3, 1e-5
 
 
 def why_not_on_a_copy(decoder: nn.Module) -> str | None:
@@ -32,11 +32,11 @@ def why_not_on_a_copy(decoder: nn.Module) -> str | None:
             found = _gradients(model, lambda: hoisted.row_losses(tokens))
     except SparsityError as error:
         return str(error)
-    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError) as error:
+    except FAILURES as error:
+        if ran_out_of_memory(error):
+            raise
         return f"a small copy of its class could not be tried out ({type(error).__name__})."
-    total = sum(gradient.square().sum() for gradient in expected).sqrt()
-    pairs = zip(expected, found, strict=True)
-    if all((one - other).norm() <= TOLERANCE * one.norm() + TOLERANCE_OF_ALL * total for one, other in pairs):
+    if gradients_agree(expected, found):
         return None
     return "on a small copy of its class, gradients on rows alone differ from the padded model's."
 

@@ -10,7 +10,7 @@ Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, H heads,
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -28,6 +28,7 @@ from sebp_edge.patches.lora import FusedLora
 from sebp_edge.patches.loss import Head
 from sebp_edge.patches.mlp_pieces import ROWS, MlpPieces
 from sebp_edge.patches.norms_and_mlps import SmallOps
+from sebp_edge.patches.patch import Patch
 from sebp_edge.patches.tied_embedding import TiedEmbedding
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import RowPlan
@@ -35,7 +36,7 @@ from sebp_edge.rows.row_plan import RowPlan
 ATTENTION = "sebp_edge_rows"
 
 
-class Hoisted:
+class Hoisted(Patch):
     """The handle of one hoisted model: a context manager, or `remove()` when done.
 
     Args:
@@ -58,6 +59,7 @@ class Hoisted:
         blocks_in_pieces: bool = False,
         max_logits: int = CHUNK_LOGITS,
     ):
+        super().__init__()
         refuse_packed_weights(model)
         self.model = model
         self._decoder: PreTrainedModel = without_adapter(model)
@@ -69,32 +71,18 @@ class Hoisted:
         self._small_ops = SmallOps(self._decoder)
         self._fused = FusedLora(model)
         self._pieces = MlpPieces(self._decoder, ROWS if blocks_in_pieces else None)
-        with ExitStack() as undo:
-            undo.callback(self._decoder.set_attn_implementation, self._decoder.config._attn_implementation)
-            self._decoder.set_attn_implementation(ATTENTION)
+        with self._attaching():
+            self._set_attention(self._decoder, ATTENTION)
             # Before others put anything in the way of their parts.
             if _pays(self._decoder):
-                _attach(undo, OwnAttention(self._decoder, FEW_SUMS if blocks_in_pieces else None))
-            _attach(undo, self._small_ops)
-            _attach(undo, self._fused, alone=self._last_layer.query, source_of=self._small_ops.source_of)
-            _attach(undo, self._embedding)
-            _attach(undo, self._pieces, self._fused.as_refreshed)
-            # Of the rows that it chooses it makes pieces.
-            _attach(undo, self._last_layer)
-            _attach(undo, self._checkpoints, self._running_again)
-            self._undo = undo.pop_all()
-
-    def remove(self) -> None:
-        """Gives the model its own blocks, attention, LoRA layers, norms and MLPs back."""
-        self._undo.close()
-        # Again, if memory ran out before while weights were copied.
-        self._fused.remove()
-
-    def __enter__(self) -> "Hoisted":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.remove()
+                self._include(OwnAttention(self._decoder, FEW_SUMS if blocks_in_pieces else None))
+            self._include(self._small_ops)
+            self._include(self._fused, alone=self._last_layer.query, source_of=self._small_ops.source_of)
+            self._include(self._embedding)
+            self._include(self._pieces, self._fused.as_refreshed)
+            # Over the pieces, which are then of the rows that it chooses.
+            self._include(self._last_layer)
+            self._include(self._checkpoints, self._running_again)
 
     def row_losses(self, tokens: ActiveTokens) -> Tensor:
         """The loss of every loss row, in nats: fp32 [C].
@@ -130,12 +118,6 @@ class Hoisted:
         input_ids, labels = trial_batch(self._decoder)
         plan = RowPlan.from_labels(labels).to(labels.device)
         return self._row_losses(ActiveTokens.gather(input_ids, plan), restricted)
-
-
-def _attach(undo: ExitStack, part, *given, **options) -> None:
-    """Attaches a part of a handle; what it has attached is removed in the end, also where it fails half-way."""
-    undo.callback(part.remove)
-    part.attach(*given, **options)
 
 
 def _refuse_convolutions(decoder: PreTrainedModel) -> None:

@@ -16,7 +16,7 @@ Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, L labels
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -26,20 +26,18 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import behind_attention, last_block, reads_first_token, reads_labelled_tokens
 from sebp_edge.models.lora import refuse_packed_weights, without_adapter
 from sebp_edge.ops import gather_rows
-from sebp_edge.patches.agreement import TOLERANCE, evaluating, why_not
+from sebp_edge.patches.agreement import HIDDEN_STATES, evaluating, gradients_agree, why_not
 from sebp_edge.patches.checkpoints import runs_again
 from sebp_edge.patches.lora import FusedLora
+from sebp_edge.patches.patch import Patch
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.sparse.causality import leaf_behind
 from sebp_edge.sparse.encoder_tokens import EncoderTokens
 from sebp_edge.sparse.hoist import ATTENTION
 
-# Hidden states in bf16 differ by more than losses do; a wrong position or head gives other numbers altogether.
-HIDDEN_STATES_IN_LOW_PRECISION = 0.1
 
-
-class HoistedEncoder:
+class HoistedEncoder(Patch):
     """The handle of one hoisted encoder: a context manager, or `remove()` when done.
 
     Meanwhile the model is called through this handle only.
@@ -50,6 +48,7 @@ class HoistedEncoder:
     """
 
     def __init__(self, model: nn.Module):
+        super().__init__()
         refuse_packed_weights(model)
         self.model = model
         self._encoder = encoder = without_adapter(model)
@@ -63,24 +62,11 @@ class HoistedEncoder:
         self._tokens = EncoderTokens(encoder)
         self._places: Tensor | None = None
         self._fused = FusedLora(model)
-        with ExitStack() as self._undo:
+        with self._attaching():
             reason = self._why_not()
-            if reason is None:
-                self._undo = self._undo.pop_all()
-        if reason is not None:
-            raise SparsityError(f"{type(encoder).__name__} does not run on rows alone, sparsify it instead: {reason}")
-
-    def remove(self) -> None:
-        """Gives the model its own attention and its LoRA layers back."""
-        self._undo.close()
-        # Again, if memory ran out before while weights were copied.
-        self._fused.remove()
-
-    def __enter__(self) -> "HoistedEncoder":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.remove()
+            if reason is not None:
+                name = type(encoder).__name__
+                raise SparsityError(f"{name} does not run on rows alone, sparsify it instead: {reason}")
 
     def losses(self, batch: Mapping[str, Tensor]) -> Tensor:
         """The loss of every sequence, or of every labelled token, that the model's own loss is the mean of: fp32 [C].
@@ -126,11 +112,9 @@ class HoistedEncoder:
             self._places = None
 
     def _attach(self) -> None:
-        self._undo.callback(self._encoder.set_attn_implementation, self._encoder.config._attn_implementation)
-        self._encoder.set_attn_implementation(ATTENTION)
-        self._undo.callback(self._fused.remove)
-        self._fused.attach()
-        self._undo.callback(self._behind.register_forward_pre_hook(self._take_out).remove)
+        self._set_attention(self._encoder, ATTENTION)
+        self._include(self._fused)
+        self._undo.append(self._behind.register_forward_pre_hook(self._take_out).remove)
 
     def _take_out(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Of what is [1, A, D], the rows that the head reads: [C, 1, D]."""
@@ -160,7 +144,7 @@ class HoistedEncoder:
 
         if self._has_own_loss(inputs, trial["labels"].to(encoder.device), read_BT, tokens.targets):
             return "its loss is not that of its logits at labels."
-        return why_not(encoder, padded, on_rows, low_precision=HIDDEN_STATES_IN_LOW_PRECISION)
+        return why_not(encoder, padded, on_rows, HIDDEN_STATES)
 
     def _has_own_loss(self, inputs: dict[str, Tensor], labels: Tensor, read_BT: Tensor, targets_C: Tensor) -> bool:
         """Whether the model's loss has other gradients than the loss of the logits that its head should read."""
@@ -181,8 +165,7 @@ class HoistedEncoder:
         with evaluating(encoder), torch.autocast(encoder.device.type, enabled=False):
             if own()[0] is None:
                 return False
-            pairs = zip(_gradients(encoder, own), _gradients(encoder, of_read_logits), strict=True)
-        return not all((one - other).norm() <= TOLERANCE * one.norm() for one, other in pairs)
+            return not gradients_agree(_gradients(encoder, own), _gradients(encoder, of_read_logits))
 
     def _trial_batch(self) -> dict[str, Tensor]:
         """Two sequences of 12 and 7 tokens, padded to 12."""

@@ -12,7 +12,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,7 @@ from sebp_edge.patches.kept_inputs import KeptInputs
 from sebp_edge.patches.last_layer import LastLayer
 from sebp_edge.patches.lora import FusedLora
 from sebp_edge.patches.loss import FusedLoss
+from sebp_edge.patches.patch import Patch, has_own_forward
 from sebp_edge.rows.batch_rows import ALL, DETECTED, BatchRows, decoder_plan, decoder_rows, encoder_rows, looks_further
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.rows.selection import DroppedRows, RowSelection, Selection
@@ -52,7 +53,7 @@ SHARDED = (
 WORTH_LEAVING_OUT, WORTH_TIMES = 2**23, 4
 
 
-class Sparsified:
+class Sparsified(Patch):
     """The handle of one sparsified model: a context manager, or `remove()` when done.
 
     Attributes:
@@ -61,6 +62,7 @@ class Sparsified:
     """
 
     def __init__(self, model: nn.Module, rows: RowSelection = "exact", *, keep_logits: bool = False):
+        super().__init__()
         self.layers = {name: layer for name, layer in model.named_modules() if is_linear(layer)}
         _refuse(model, self.layers)
         self.model = model
@@ -71,49 +73,28 @@ class Sparsified:
         self._modules = list(model.modules())
         # Frozen embeddings get no gradient.
         self._stream = [*_embedding_of(self._inner), *blocks_of(self._inner)[:1]]
-        self._rows: BatchRows | CheckedRows = DETECTED
         self._verification = Verification()
-        self._given_plan: RowPlan | None = None
-        self._inputs = KeptInputs()
+        # Layers called outside of the model's own forward get the rows that their gradient shows.
+        self._call = _Call(DETECTED)
         self._last_layer = LastLayer(self._inner)
         self._fused_lora = FusedLora(model)
-        free = [module for module in model.modules() if "forward" not in vars(module)]
+        free = [module for module in model.modules() if has_own_forward(module)]
         norms, activations = ([module for module in free if is_one(module)] for is_one in (is_norm, is_activation))
-        self._latest: tuple[Callable[[], Tensor | None], Rows | None] = (lambda: None, None)
-        with ExitStack() as undo:
-            undo.callback(_give_forwards_back, [*self.layers.values(), *norms, *activations])
+        with self._attaching():
+            self._undo.append(self.layers.clear)
             for modules, rows_of in ((norms, self._norm_rows), (activations, self._latest_rows)):
                 for module in modules:
-                    module.forward = _RowwiseForward(module, rows_of)
+                    self._replace(module, _RowwiseForward(module, rows_of))
             for layer in self.layers.values():
                 forward = _SparseForward(self, layer)
                 # What an approximation counts is host state, which no compiled graph holds.
-                layer.forward = forward if self._selection.is_exact else torch.compiler.disable(forward)
-            undo.callback(self._fused_lora.remove)
-            self._fused_lora.attach(self._rows_for, alone=self._last_layer.query)
-            undo.callback(self._last_layer.remove)
-            self._last_layer.attach()
-            self._forward_before = vars(self._inner).get("forward")
+                self._replace(layer, forward if self._selection.is_exact else torch.compiler.disable(forward))
+            self._include(self._fused_lora, self._rows_for, alone=self._last_layer.query)
+            self._include(self._last_layer)
             self._own_forward = self._inner.forward
             self._own_parameters = list(inspect.signature(self._own_forward).parameters)
             self._loss = None if keep_logits else FusedLoss(self._inner, self._own_forward, self._last_layer)
-            self._inner.forward = _stand_in(self)
-            # Only the model keeps it: it keeps this handle, which then is gone with its last user.
-            self._stand_in = weakref.ref(self._inner.forward)
-            self._undo = undo.pop_all()
-
-    def remove(self) -> None:
-        """Takes the sparse backward out again; the model is as it was."""
-        # Others may have wrapped our forward in theirs; then it stays within, and passes calls on.
-        forward = vars(self._inner).get("forward")
-        if forward is not None and forward is self._stand_in():
-            del self._inner.forward
-            if self._forward_before is not None:
-                self._inner.forward = self._forward_before
-        self.layers = {}
-        self._undo.close()
-        # Again, if memory ran out before while weights were copied.
-        self._fused_lora.remove()
+            self._replace(self._inner, self._run)
 
     def dropped(self) -> list[DroppedRows]:
         """What an approximation has dropped so far, by layer; empty for exact rows. Waits for the device."""
@@ -130,11 +111,8 @@ class Sparsified:
         if torch.is_grad_enabled() and self._causality.is_blind is False:
             name = type(self._inner).__name__
             raise SparsityError(f"{name} sees later tokens when it predicts one; give it a causal decoder's config.")
-        self._given_plan = plan
-        try:
+        with self._calling(_Call(DETECTED, plan)):
             logits_BTV = self.model(input_ids=input_ids_BT, use_cache=False).logits
-        finally:
-            self._given_plan = None
         return F.cross_entropy(logits_BTV.flatten(0, 1)[plan.loss_rows].float(), plan.targets, reduction="none")
 
     def measure(self, num_rows: int, num_active: int) -> None:
@@ -159,13 +137,7 @@ class Sparsified:
 
         measure(sorted(shapes), [ActiveRows.from_ids(ids, num_rows)], weight.dtype, self.choices_folder)
 
-    def __enter__(self) -> "Sparsified":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.remove()
-
-    def _run(self, args: tuple, kwargs: dict):
+    def _run(self, *args, **kwargs):
         """The model's forward pass, with this batch's rows: exact ones where its inputs show them, else detected."""
         # A plan and the trials are host work, which a compiled graph would have to stop for.
         if not (self.layers and torch.is_grad_enabled()) or torch.compiler.is_compiling():
@@ -174,23 +146,26 @@ class Sparsified:
         if type(self._inner).__name__.startswith("FSDP"):
             raise SparsityError(SHARDED)
         inputs = dict(zip(self._own_parameters, args, strict=False)) | kwargs
-        plan = self._given_plan or self._labels_plan(inputs)
-        fused = plan is not None and self._given_plan is None and self._loss and self._loss.replaces(inputs)
+        given_plan = self._call.given_plan
+        plan = given_plan or self._labels_plan(inputs)
+        fused = plan is not None and given_plan is None and self._loss and self._loss.replaces(inputs)
         rows = self._rows_of(inputs, plan)
         if rows is not DETECTED:
             rows = self._verification.checked(rows, self._kind_of_call(inputs, bool(fused)))
+        with self._calling(_Call(rows, given_plan)), self._fused_lora.refreshed(), self._watching() as watched:
+            if fused:
+                is_shown = rows is not DETECTED and isinstance(rows, BatchRows)
+                return self._loss(inputs, plan, only_loss_rows=is_shown)
+            return watched(self._own_forward(*args, **kwargs))
+
+    @contextmanager
+    def _calling(self, call: "_Call") -> Iterator[None]:
+        """Within it, layers belong to this call."""
+        before, self._call = self._call, call
         try:
-            self._rows = rows
-            with self._fused_lora.refreshed(), self._watching() as watched:
-                if fused:
-                    is_shown = rows is not DETECTED and isinstance(rows, BatchRows)
-                    return self._loss(inputs, plan, only_loss_rows=is_shown)
-                return watched(self._own_forward(*args, **kwargs))
+            yield
         finally:
-            # Layers called outside the model's own forward get the rows that their gradient shows.
-            self._rows = DETECTED
-            self._inputs.forget()
-            self._latest = (lambda: None), None
+            self._call = before
 
     def _labels_plan(self, inputs: dict) -> RowPlan | None:
         plan = decoder_plan(self._inner, inputs)
@@ -203,18 +178,14 @@ class Sparsified:
     @contextmanager
     def _all_rows(self) -> Iterator[None]:
         """Within it, backward passes are of all rows."""
-        self._rows = ALL
-        try:
-            with self._fused_lora.refreshed():
-                yield
-        finally:
-            self._rows = DETECTED
+        with self._calling(_Call(ALL)), self._fused_lora.refreshed():
+            yield
 
     def _watching(self) -> AbstractContextManager[Callable]:
         # With a given plan the loss is ours, and no one else's.
-        if self._rows is DETECTED or self._given_plan is not None:
+        if self._call.rows is DETECTED or self._call.given_plan is not None:
             return nullcontext(lambda outputs: outputs)
-        return self._verification.watching(self._rows, self._stream)
+        return self._verification.watching(self._call.rows, self._stream)
 
     def _kind_of_call(self, inputs: dict, fused: bool) -> Hashable:
         """What says which rows carry gradient, beside the batch's lengths and labels."""
@@ -223,7 +194,7 @@ class Sparsified:
         # Through a hook a loss may look at anything.
         num_hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in self._modules)
         is_cast = torch.is_autocast_enabled(device_type)
-        return given, num_hooks, is_cast, self._inner.training, fused, self._given_plan is not None
+        return given, num_hooks, is_cast, self._inner.training, fused, self._call.given_plan is not None
 
     def _rows_of(self, inputs: dict, plan: RowPlan | None) -> BatchRows:
         if not self._selection.reads_labels or self._verification.has_failed or looks_further(self._inner, inputs):
@@ -236,28 +207,43 @@ class Sparsified:
 
     def _rows_for(self, layers: list[nn.Module], x: Tensor) -> Rows | None:
         """The rows of layers that are computed together; layers of other rows choose theirs later."""
-        num_rows = x.shape[:-1].numel()
-        if self._rows is ALL or self._last_layer.restricts(layers):
+        num_rows, rows = x.shape[:-1].numel(), self._call.rows
+        if rows is ALL or self._last_layer.restricts(layers):
             return None
         # A batch's own rows would make a new graph for each batch, and are gone when a checkpoint runs again.
         if torch.compiler.is_compiling() or runs_again():
             return self._selection.selector(layers)
-        if num_rows == self._rows.num_rows:
-            if isinstance(self._rows, CheckedRows) and not _gets_gradient(layers, x):
+        if num_rows == rows.num_rows:
+            if isinstance(rows, CheckedRows) and not _gets_gradient(layers, x):
                 return None
-            return self._rows.of_layers(behind_attention=self._behind_attention.issuperset(layers))
-        return None if num_rows == self._rows.num_pooled else self._selection.selector(layers)
+            return rows.of_layers(behind_attention=self._behind_attention.issuperset(layers))
+        return None if num_rows == rows.num_pooled else self._selection.selector(layers)
 
     def _norm_rows(self, x: Tensor) -> Rows | None:
         """The rows of a norm of the batch's rows."""
-        is_batch = x.shape[:-1].numel() == self._rows.num_rows and not runs_again()
-        return self._rows.of_norms if is_batch else None
+        rows = self._call.rows
+        return rows.of_norms if x.shape[:-1].numel() == rows.num_rows and not runs_again() else None
 
     def _latest_rows(self, x: Tensor) -> Rows | None:
         """The rows of an activation of what a linear layer just gave: of what else goes through one (tokens sorted by
         their experts, a sequence's channels) nothing says in which order its rows are."""
-        latest, rows = self._latest
+        latest, rows = self._call.latest
         return rows if latest() is x else None
+
+
+class _Call:
+    """One forward pass of the model.
+
+    Attributes:
+        rows: of its batch.
+        given_plan: of its loss, if that is not the model's own.
+        inputs: what layers that read the same input keep of it.
+        latest: what a linear layer gave last, as long as it is there, and its rows.
+    """
+
+    def __init__(self, rows: BatchRows | CheckedRows, given_plan: RowPlan | None = None):
+        self.rows, self.given_plan, self.inputs = rows, given_plan, KeptInputs()
+        self.latest: tuple[Callable[[], Tensor | None], Rows | None] = (lambda: None, None)
 
 
 class _RowwiseForward:
@@ -294,10 +280,10 @@ class _SparseForward:
     def __call__(self, x: Tensor) -> Tensor:
         handle = self.sparsified
         rows = handle._rows_for([self.layer], x)
-        keep, folder = handle._inputs.keep, handle.choices_folder
+        keep, folder = handle._call.inputs.keep, handle.choices_folder
         out = sparse_linear(x, weight_MK(self.layer), self.layer.bias, rows, keep, choices_folder=folder)
         if not torch.compiler.is_compiling():
-            handle._latest = weakref.ref(out), rows
+            handle._call.latest = weakref.ref(out), rows
         return out
 
 
@@ -334,7 +320,7 @@ def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: boo
 def _refuse(model: nn.Module, layers: dict[str, nn.Module]) -> None:
     refuse_packed_weights(model)
     for name, layer in layers.items():
-        if "forward" in vars(layer):
+        if not has_own_forward(layer):
             raise SparsityError(f"{name} already has a replaced forward; sparsify a model once, and before others.")
     for module in model.modules():
         if isinstance(module, nn.DataParallel):
@@ -363,17 +349,3 @@ def _kind(value) -> Hashable:
     if isinstance(value, Tensor):
         return value.dim()
     return value if isinstance(value, bool | str) else type(value).__name__
-
-
-def _give_forwards_back(modules: list[nn.Module]) -> None:
-    for module in modules:
-        vars(module).pop("forward", None)
-
-
-def _stand_in(sparsified: Sparsified):
-    # Its signature is the model's own: the Trainer reads it to know which columns and keywords a model takes.
-    @functools.wraps(sparsified._own_forward)
-    def forward(*args, **kwargs):
-        return sparsified._run(args, kwargs)
-
-    return forward

@@ -1,18 +1,11 @@
 """The losses of a batch: on hoisted rows where a trial shows the padded model's losses, else through the drop-in."""
 
-from contextlib import ExitStack
-
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.errors import SparsityError
 from sebp_edge.events import Notice, Sink
-from sebp_edge.machine.devices import ran_out_of_memory
 from sebp_edge.memory.options import FASTEST, MemoryOptions
-from sebp_edge.models.lora import without_adapter
-from sebp_edge.rows.active_tokens import ActiveTokens
-from sebp_edge.sparse.copy_trial import why_not_on_a_copy
-from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.hoist_if_exact import hoist_if_exact
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator, pack
 from sebp_edge.texts.examples import Example
@@ -43,7 +36,15 @@ class RowLosses:
         options: MemoryOptions = FASTEST,
     ):
         self._collator, self._device = collator, device
-        self.hoisted, reason = _hoist(model, examples, collator.pad_token_id, device, options)
+        self.hoisted, reason = hoist_if_exact(
+            model,
+            [example.input_ids for example in examples],
+            collator.pad_token_id,
+            checkpoints=options.checkpoints,
+            offload=options.offload,
+            blocks_in_pieces=options.blocks_in_pieces,
+            max_logits=options.max_logits,
+        )
         self._padded = Sparsified(model) if self.hoisted is None else None
         self.limit = RowLimit.on(device, options.max_rows)
         if reason is not None:
@@ -65,45 +66,3 @@ class RowLosses:
 
     def __exit__(self, *exception) -> None:
         (self.hoisted or self._padded).remove()
-
-
-@torch.no_grad()
-def _hoist(
-    model: nn.Module, examples: list[Example], pad_token_id: int, device, options: MemoryOptions
-) -> tuple[Hoisted | None, str | None]:
-    """The model hoisted, if it computes what it computes padded; else the reason in words.
-
-    A small copy of its class is compared by gradients, the model itself by the losses of two short sequences.
-    """
-    reason = why_not_on_a_copy(without_adapter(model))
-    if reason is not None:
-        return None, reason
-    starts = [example.input_ids[:length] for example, length in zip(examples[:2], (48, 31), strict=False)]
-    collator = Collator(max(map(len, starts)) + 1, pad_token_id)
-    batch = collator([Example(ids, ids, number) for number, ids in enumerate(starts)])
-    input_ids, plan = batch.input_ids.to(device), batch.plan.to(device)
-    with Sparsified(model) as padded:
-        expected = padded.row_losses(input_ids, plan)
-    with ExitStack() as undo:
-        try:
-            handle = Hoisted(
-                model,
-                checkpoints=options.checkpoints,
-                offload=options.offload,
-                blocks_in_pieces=options.blocks_in_pieces,
-                max_logits=options.max_logits,
-            )
-            hoisted = undo.enter_context(handle)
-            found = hoisted.row_losses(ActiveTokens.gather(input_ids, plan))
-        except SparsityError as error:
-            return None, str(error)
-        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
-            if ran_out_of_memory(error):
-                raise
-            return None, f"its architecture does not take single rows ({type(error).__name__})."
-        tolerance = 1e-4 if next(model.parameters()).dtype == torch.float32 else 0.05
-        difference = float((found - expected).abs().mean() / expected.mean())
-        if not difference <= tolerance:
-            return None, f"its losses on rows alone differ by {difference:.1%}."
-        undo.pop_all()
-    return hoisted, None

@@ -1,0 +1,68 @@
+"""Hoists a decoder if it computes on active rows what it computes on padded batches, and says why if it does not."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+
+from sebp_edge.errors import SparsityError
+from sebp_edge.machine.devices import ran_out_of_memory
+from sebp_edge.models.lora import without_adapter
+from sebp_edge.patches.agreement import FAILURES, ROW_LOSSES, disagreement
+from sebp_edge.rows.active_tokens import ActiveTokens
+from sebp_edge.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.sparse.copy_trial import why_not_on_a_copy
+from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.sparsify import Sparsified
+
+# Tokens of the sequences on which losses are compared.
+LENGTHS = (48, 31)
+
+
+@torch.no_grad()
+def hoist_if_exact(
+    model: nn.Module, sequences: Sequence[Sequence[int]], pad_token_id: int, **options
+) -> tuple[Hoisted | None, str | None]:
+    """The model hoisted, if it computes what it computes padded; else the reason in words.
+
+    A small copy of its class is compared by gradients, the model itself by the losses of two short sequences.
+
+    Args:
+        sequences: token ids; the beginnings of the first two are used.
+        options: see `Hoisted`.
+    """
+    decoder = without_adapter(model)
+    reason = why_not_on_a_copy(decoder)
+    if reason is not None:
+        return None, reason
+    starts = [ids[:length] for ids, length in zip(sequences, LENGTHS, strict=False)]
+    input_ids, plan = right_padded(starts, pad_token_id)
+    device = decoder.get_input_embeddings().weight.device
+    input_ids, plan = input_ids.to(device), plan.to(device)
+    with Sparsified(model) as padded:
+        expected = padded.row_losses(input_ids, plan)
+    with ExitStack() as undo:
+        try:
+            hoisted = undo.enter_context(Hoisted(model, **options))
+            found = hoisted.row_losses(ActiveTokens.gather(input_ids, plan))
+        except SparsityError as error:
+            return None, str(error)
+        except FAILURES as error:
+            if ran_out_of_memory(error):
+                raise
+            return None, f"its architecture does not take single rows ({type(error).__name__})."
+        difference = disagreement(model, expected, found, ROW_LOSSES)
+        if difference is not None:
+            return None, f"its losses on rows alone differ by {difference:.1%}."
+        undo.pop_all()
+    return hoisted, None
+
+
+def right_padded(sequences: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, RowPlan]:
+    """Token ids [B, T], where T is one more than the longest sequence has, and the plan of a loss on every token."""
+    size = len(sequences), max(map(len, sequences)) + 1
+    input_ids_BT, labels_BT = torch.full(size, pad_token_id), torch.full(size, IGNORE)
+    for row, ids in enumerate(sequences):
+        input_ids_BT[row, : len(ids)] = labels_BT[row, : len(ids)] = torch.tensor(ids)
+    return input_ids_BT, RowPlan.from_labels(labels_BT)

@@ -1,0 +1,80 @@
+"""The probe: what rounding explains agrees, all else is told, and memory that runs out is no verdict."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import sebp_edge
+from sebp_edge.errors import SparsityError
+from sebp_edge.patches.agreement import FULL_PRECISION, OUTPUTS, disagreement, gradients_agree, why_not
+
+
+def layer(dtype=torch.float32):
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, FULL_PRECISION), (torch.float32, FULL_PRECISION), (torch.bfloat16, OUTPUTS)],
+)
+def test_the_tolerance_is_that_of_the_model_s_precision(dtype, tolerance):
+    model, expected = layer(dtype), torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+    assert disagreement(model, expected, expected * (1 + 0.99 * tolerance)) is None
+    assert disagreement(model, expected, expected * (1 + 1.01 * tolerance)) == pytest.approx(1.01 * tolerance)
+
+
+def test_under_autocast_the_precision_is_low():
+    model, expected = layer(), torch.ones(3)
+    assert disagreement(model, expected, expected + 5e-3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert disagreement(model, expected, expected + 5e-3) is None
+
+
+def test_nan_agrees_with_nothing():
+    nan = torch.full((3,), torch.nan)
+    assert why_not(layer(), lambda: torch.ones(3), lambda: nan) == "on a trial batch they differ by nan%"
+    assert why_not(layer(), lambda: nan, lambda: nan) is not None
+    assert not gradients_agree([nan], [nan])
+
+
+def test_gradients_are_compared_with_their_own_norm_and_that_of_all():
+    large, small = torch.full((4,), 1e3), torch.full((4,), 1e-3)
+    assert gradients_agree([large, small], [large, 2 * small])
+    assert not gradients_agree([small, small], [small, 1.001 * small])
+    assert not gradients_agree([large, small], [1.001 * large, small])
+
+
+@pytest.mark.parametrize("error", [TypeError, IndexError, ZeroDivisionError, SparsityError])
+def test_a_failure_is_a_reason(error):
+    def fail():
+        raise error("odd")
+
+    assert why_not(layer(), fail, fail) == f"a trial batch failed ({error.__name__}: odd)"
+
+
+def test_memory_that_runs_out_is_no_verdict_and_the_modes_are_as_they_were():
+    model = layer().train()
+    model[0].eval()
+
+    def run_out():
+        assert not any(part.training for part in model.modules())
+        assert not torch.is_grad_enabled()
+        raise torch.OutOfMemoryError("no more")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        why_not(model, run_out, run_out)
+    assert [part.training for part in model.modules()] == [True, False, True]
+
+
+def test_what_counts_as_a_failure_is_written_once():
+    folders = [Path(sebp_edge.__file__).parent / name for name in ("patches", "sparse", "training")]
+    lists = [
+        path.name
+        for folder in folders
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Tuple) and {"LookupError", "AttributeError"} <= {*map(ast.unparse, node.elts)}
+    ]
+    assert lists == ["agreement.py"]

@@ -1,0 +1,379 @@
+"""Whatever a handle changes in a model is undone, bit for bit: in any order, under wrappers, after any failure."""
+
+import itertools
+
+import pytest
+import torch
+from builders import make_encoder, make_encoder_batch, make_llama, row_losses
+from peft import LoraConfig, get_peft_model
+
+from sebp_edge.errors import SparsityError
+from sebp_edge.models.lora import without_adapter
+from sebp_edge.patches import lora, norms_and_mlps
+from sebp_edge.patches.attention import OwnAttention
+from sebp_edge.patches.checkpoints import Checkpoints
+from sebp_edge.patches.last_layer import LastLayer
+from sebp_edge.patches.lora import FusedLora
+from sebp_edge.patches.mlp_pieces import MlpPieces
+from sebp_edge.patches.norms_and_mlps import SmallOps
+from sebp_edge.patches.patch import Patch
+from sebp_edge.patches.tied_embedding import TiedEmbedding
+from sebp_edge.rows.row_plan import RowPlan
+from sebp_edge.sparse import hoist
+from sebp_edge.sparse.hoist import ATTENTION, Hoisted
+from sebp_edge.sparse.hoist_encoder import HoistedEncoder
+from sebp_edge.sparse.sparsify import Sparsified, sparsify
+
+
+def part(make, *given):
+    def attached(model):
+        handle = make(without_adapter(model))
+        handle.attach(*given)
+        return handle
+
+    return attached
+
+
+def attention(model):
+    handle = Patch()
+    handle._set_attention(without_adapter(model), ATTENTION)
+    handle._include(OwnAttention(without_adapter(model)))
+    return handle
+
+
+HANDLES = {
+    "hoisted": lambda model: Hoisted(model, checkpoints=1, offload=True, blocks_in_pieces=True),
+    "drop-in": sparsify,
+    "attention": attention,
+    "norms and MLPs": part(SmallOps),
+    "LoRA": part(FusedLora),
+    "tied embedding": part(TiedEmbedding),
+    "MLP pieces": part(lambda model: MlpPieces(model, 7), torch.no_grad),
+    "last layer": part(LastLayer),
+    "checkpoints": part(lambda model: Checkpoints(model, 1), torch.no_grad),
+    "encoder": HoistedEncoder,
+    "encoder, drop-in": sparsify,
+    "full, hoisted": Hoisted,
+    "full, drop-in": sparsify,
+}
+WHOLE = ["hoisted", "drop-in", "encoder", "encoder, drop-in", "full, hoisted", "full, drop-in"]
+PAIRS = [
+    *itertools.product([name for name in HANDLES if not name.startswith(("encoder", "full"))], repeat=2),
+    *itertools.product(["encoder", "encoder, drop-in"], repeat=2),
+    *itertools.product(["full, hoisted", "full, drop-in", "tied embedding"], repeat=2),
+]
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    """What is attached only where it is faster is attached here too."""
+    monkeypatch.setattr(hoist, "_pays", lambda decoder: True)
+    monkeypatch.setattr(norms_and_mlps, "runs_kernels", lambda tensor: True)
+
+
+def model_for(*kinds):
+    is_encoder = any(kind.startswith("encoder") for kind in kinds)
+    model = make_encoder("bert", "sequence") if is_encoder else make_llama()
+    if any(kind.startswith("full") for kind in kinds):
+        return model.eval()
+    model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)).eval()
+    # A mode that `train()` or `eval()` of the whole model would lose.
+    next(module for name, module in model.named_modules() if name.endswith("lora_dropout")).train()
+    # The tied embedding is only replaced where it is trained.
+    without_adapter(model).get_input_embeddings().weight.requires_grad_(True)
+    return model
+
+
+def batch_for(model):
+    if "bert" in type(without_adapter(model)).__name__.lower():
+        return make_encoder_batch("bert", "sequence")
+    input_ids = torch.arange(3, 35).view(2, 16)
+    labels = input_ids.clone()
+    labels[0, 9:], labels[1, :4] = -100, -100
+    return {"input_ids": input_ids, "labels": labels}
+
+
+class State:
+    """All that a handle may change of a model, to be compared with what it is later."""
+
+    def __init__(self, model):
+        self.model, self.outputs = model, outputs_of(model)
+        self.seen = self.now()
+        self.values = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def now(self):
+        modules = dict(self.model.named_modules())
+        return {
+            "attributes": {name: vars(module).keys() for name, module in modules.items()},
+            "forwards": {name: vars(module).get("forward") for name, module in modules.items()},
+            "hooks": {name: hooks_of(module) for name, module in modules.items()},
+            "modes": {name: module.training for name, module in modules.items()},
+            "attention": without_adapter(self.model).config._attn_implementation,
+            "parameters": {name: place_of(one) for name, one in self.model.named_parameters(remove_duplicate=False)},
+        }
+
+    def is_changed(self):
+        return self.now() != self.seen
+
+    def check(self):
+        now = self.now()
+        for what, before in self.seen.items():
+            assert now[what] == before, what
+        values = self.model.state_dict()
+        assert values.keys() == self.values.keys()
+        assert all(torch.equal(values[name], value) for name, value in self.values.items())
+        assert all(torch.equal(*pair) for pair in zip(self.outputs, outputs_of(self.model), strict=True))
+
+
+def hooks_of(module):
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [list(getattr(module, kind).values()) for kind in kinds]
+
+
+def place_of(parameter):
+    """The parameter itself, and its place in a storage, whose address may be another."""
+    storage = parameter.untyped_storage().nbytes()
+    return id(parameter), parameter.requires_grad, parameter.stride(), parameter.storage_offset(), storage
+
+
+def outputs_of(model):
+    """The model's own loss, logits and gradients."""
+    output = model(**batch_for(model))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [output.loss, output.logits, *torch.autograd.grad(output.loss, trained)]
+
+
+def losses_of(handle):
+    """What a handle is for."""
+    batch = batch_for(handle.model)
+    if isinstance(handle, HoistedEncoder):
+        return handle.losses(batch)
+    if isinstance(handle, Sparsified) and "attention_mask" in batch:
+        return handle.model(**batch).loss
+    return row_losses(handle, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+
+
+@pytest.mark.parametrize("kind", HANDLES)
+def test_a_removed_handle_leaves_the_model_as_it_was(kind):
+    model = model_for(kind)
+    state = State(model)
+    handle = HANDLES[kind](model)
+    assert state.is_changed()
+    handle.remove()
+    state.check()
+    handle.remove()
+    state.check()
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS, ids=[" then ".join(pair) for pair in PAIRS])
+def test_two_handles_are_removed_in_any_order(first, second):
+    model = model_for(first, second)
+    state = State(model)
+    for order in (1, -1):
+        handles = [HANDLES[first](model)]
+        under = state.now()
+        try:
+            handles.append(HANDLES[second](model))
+        except SparsityError:
+            # One that refuses to lie over the first leaves that as it was.
+            assert state.now() == under
+        for handle in handles[::order]:
+            handle.remove()
+        state.check()
+
+
+@pytest.mark.parametrize("first", ["hoisted", "drop-in"])
+def test_a_handle_works_on_when_one_beneath_it_is_removed(first):
+    model = model_for(first)
+    one, other = HANDLES[first](model), HANDLES["hoisted"](model)
+    with torch.no_grad():
+        expected = losses_of(other)
+        one.remove()
+        torch.testing.assert_close(losses_of(other), expected, rtol=1e-5, atol=1e-6)
+    other.remove()
+
+
+def test_three_handles_are_removed_in_any_order():
+    for order in itertools.permutations(range(3)):
+        model = model_for("hoisted")
+        state = State(model)
+        handles = [HANDLES[kind](model) for kind in ("drop-in", "hoisted", "hoisted")]
+        for number in order:
+            handles[number].remove()
+        state.check()
+
+
+def wrap(modules):
+    """A user's wrappers, and what lies under each."""
+    beneath = {}
+    for module in modules:
+        beneath[module] = own = module.forward
+        module.forward = lambda *args, own=own, **kwargs: own(*args, **kwargs)
+    return beneath
+
+
+@pytest.mark.parametrize("kind", HANDLES)
+def test_a_wrapper_under_a_handle_stays(kind):
+    model = model_for(kind)
+    # The drop-in refuses linear layers whose forward is another.
+    wrap([module for module in model.modules() if type(module) is not torch.nn.Linear])
+    state = State(model)
+    try:
+        handle = HANDLES[kind](model)
+    except SparsityError:
+        state.check()
+        return
+    handle.remove()
+    state.check()
+
+
+@pytest.mark.parametrize("kind", ["hoisted", "drop-in", "LoRA"])
+def test_a_wrapper_under_a_handle_takes_part(kind):
+    model, calls = model_for(kind), []
+    layer = without_adapter(model).model.layers[0].self_attn.k_proj
+    own = layer.forward
+    layer.forward = lambda x: calls.append(x) or own(x)
+    with HANDLES[kind](model) as handle:
+        outputs_of(model) if kind == "LoRA" else losses_of(handle)
+    assert calls
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_wrapper_over_a_removed_handle_is_compiled_without_a_break():
+    model = make_llama()
+    handle = sparsify(model)
+    wrap([model, model.model.layers[0].mlp.up_proj])
+    handle.remove()
+    torch.compile(model, backend="eager", fullgraph=True)(torch.arange(3, 9)[None])
+
+
+@pytest.mark.parametrize("kind", HANDLES)
+def test_a_wrapper_over_a_handle_works_on_without_it_and_may_be_removed(kind):
+    model = model_for(kind)
+    state = State(model)
+    handle = HANDLES[kind](model)
+    beneath = wrap([module for module in model.modules() if "forward" in vars(module)])
+    wrappers = {module: module.forward for module in beneath}
+    handle.remove()
+    assert all(module.forward is wrapper for module, wrapper in wrappers.items())
+    assert all(torch.equal(*pair) for pair in zip(state.outputs, outputs_of(model), strict=True))
+    for module, forward in beneath.items():
+        module.forward = forward
+    outputs_of(model)
+    state.check()
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+@pytest.mark.parametrize("share", [0, 0.3, 0.7, 1])
+def test_a_model_is_as_it_was_after_attaching_failed_half_way(kind, share, monkeypatch):
+    model, replaced, replace = model_for(kind), [], Patch._replace
+    state = State(model)
+
+    def counted(handle, module, forward):
+        replaced.append(module)
+        replace(handle, module, forward)
+
+    def failing(handle, module, forward):
+        if len(replaced) == last:
+            raise torch.OutOfMemoryError("no more")
+        counted(handle, module, forward)
+
+    monkeypatch.setattr(Patch, "_replace", counted)
+    HANDLES[kind](model).remove()
+    last = int(share * (len(replaced) - 1))
+    replaced.clear()
+    monkeypatch.setattr(Patch, "_replace", failing)
+    with pytest.raises(torch.OutOfMemoryError):
+        HANDLES[kind](model)
+    assert len(replaced) == last
+    state.check()
+
+
+@pytest.mark.parametrize("kind", ["hoisted", "drop-in", "encoder"])
+def test_a_model_is_as_it_was_after_its_weights_could_not_be_stacked(kind, monkeypatch):
+    model, made, stack = model_for(kind), [], lora.LoraGroup.stack
+    state = State(model)
+
+    def run_out(*given):
+        made.append(given)
+        if len(made) == 3:
+            raise torch.OutOfMemoryError("no more")
+        return stack(*given)
+
+    monkeypatch.setattr(lora.LoraGroup, "stack", run_out)
+    with pytest.raises(torch.OutOfMemoryError):
+        HANDLES[kind](model)
+    assert len(made) == 3
+    state.check()
+
+
+PARTS = [
+    ("hoisted", OwnAttention),
+    ("hoisted", SmallOps),
+    ("hoisted", FusedLora),
+    ("hoisted", TiedEmbedding),
+    ("hoisted", MlpPieces),
+    ("hoisted", LastLayer),
+    ("hoisted", Checkpoints),
+    ("full, hoisted", LastLayer),
+    ("drop-in", FusedLora),
+    ("drop-in", LastLayer),
+    ("encoder", FusedLora),
+]
+
+
+@pytest.mark.parametrize(("kind", "part"), PARTS, ids=str)
+def test_a_model_is_as_it_was_after_a_part_ran_out_of_memory(kind, part, monkeypatch):
+    model = model_for(kind)
+    state, attach = State(model), part.attach
+
+    def run_out(*given, **options):
+        attach(*given, **options)
+        raise torch.OutOfMemoryError("no more")
+
+    monkeypatch.setattr(part, "attach", run_out)
+    with pytest.raises(torch.OutOfMemoryError):
+        HANDLES[kind](model)
+    state.check()
+
+
+def test_an_encoder_is_as_it_was_after_its_trial_ran_out_of_memory(monkeypatch):
+    model = model_for("encoder")
+    state = State(model)
+    monkeypatch.setattr(HoistedEncoder, "row_logits", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
+    with pytest.raises(torch.OutOfMemoryError):
+        HoistedEncoder(model)
+    state.check()
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_model_is_as_it_was_after_a_forward_pass_failed(kind):
+    model = model_for(kind)
+    state = State(model)
+    norms = [module for name, module in model.named_modules() if name.endswith(("norm", "LayerNorm"))]
+    with HANDLES[kind](model) as handle:
+        # A model's trials come with the first losses.
+        losses_of(handle)
+        hook = norms[-1].register_forward_hook(lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no more")))
+        with pytest.raises(torch.OutOfMemoryError):
+            losses_of(handle)
+        hook.remove()
+    state.check()
+
+
+@pytest.mark.parametrize("kind", ["hoisted", "drop-in"])
+def test_where_weights_cannot_be_copied_the_model_has_its_own_code_all_the_same(kind, monkeypatch):
+    model = model_for(kind)
+    state = State(model)
+    handle, unstack = HANDLES[kind](model), lora._Group.unstack
+    monkeypatch.setattr(lora._Group, "unstack", lambda group: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
+    with pytest.raises(torch.OutOfMemoryError):
+        handle.remove()
+    now = state.now()
+    assert all(now[what] == before for what, before in state.seen.items() if what != "parameters")
+    assert now["parameters"] != state.seen["parameters"]
+    assert all(torch.equal(*pair) for pair in zip(state.outputs, outputs_of(model), strict=True))
+    # When there is memory again, the rest is done.
+    monkeypatch.setattr(lora._Group, "unstack", unstack)
+    handle.remove()
+    state.check()

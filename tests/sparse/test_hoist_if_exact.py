@@ -1,0 +1,57 @@
+"""A decoder is hoisted where its losses stay what they are; else the reason is told, and the model is as it was."""
+
+import re
+
+import pytest
+import torch
+from builders import make_llama
+
+from sebp_edge.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse import hoist_if_exact as module
+from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.sparse.hoist_if_exact import hoist_if_exact, right_padded
+
+SEQUENCES = [list(range(5, 60)), list(range(9, 40)), [3, 4]]
+
+
+def test_an_exact_decoder_is_hoisted_with_the_given_options():
+    model = make_llama()
+    hoisted, reason = hoist_if_exact(model, SEQUENCES, 2, checkpoints=1)
+    with hoisted:
+        assert reason is None
+        assert hoisted.row_losses(ActiveTokens.gather(*right_padded(SEQUENCES, 2))).isfinite().all()
+        assert "forward" in vars(model.model.layers[0])
+    assert not any("forward" in vars(part) for part in model.modules())
+
+
+def test_every_token_but_the_first_has_a_loss():
+    input_ids, plan = right_padded(SEQUENCES, 2)
+    assert input_ids.shape == (3, 56)
+    assert plan.targets.tolist() == [token for ids in SEQUENCES for token in ids[1:]]
+    assert (input_ids[2, 2:] == 2).all()
+
+
+@pytest.mark.parametrize(
+    ("losses", "reason"),
+    [
+        (lambda *_: torch.ones(77), r"its losses on rows alone differ by \d+\.\d%\."),
+        (lambda *_: [][0], r"its architecture does not take single rows \(IndexError\)\."),
+    ],
+)
+def test_a_decoder_that_is_not_exact_is_left_as_it_was(losses, reason, monkeypatch):
+    model = make_llama()
+    monkeypatch.setattr(module, "why_not_on_a_copy", lambda decoder: None)
+    monkeypatch.setattr(Hoisted, "row_losses", losses)
+    hoisted, found = hoist_if_exact(model, SEQUENCES, 2)
+    assert hoisted is None
+    assert re.fullmatch(reason, found)
+    assert not any("forward" in vars(part) for part in model.modules())
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_memory_that_runs_out_is_no_reason(monkeypatch):
+    model = make_llama()
+    monkeypatch.setattr(Hoisted, "row_losses", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no more")))
+    with pytest.raises(torch.OutOfMemoryError):
+        hoist_if_exact(model, SEQUENCES, 2)
+    assert not any("forward" in vars(part) for part in model.modules())
