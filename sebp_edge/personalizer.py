@@ -31,7 +31,7 @@ from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST
 from sebp_edge.memory.plan import MemoryBudget, Plan, make_plan
-from sebp_edge.memory.shape import read_shape
+from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve

@@ -11,9 +11,9 @@ Shapes: A tokens, C loss rows, D hidden, Q and K queries' and keys' width, F the
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-from sebp_edge.memory.options import FASTEST, MemoryOptions
-from sebp_edge.memory.shape import Block, DecoderShape, Kind
+from sebp_edge.memory.options import FASTEST, MAX_GRADIENTS_AT_ONCE, MemoryOptions
 from sebp_edge.models.loading import NF4_BYTES
+from sebp_edge.models.shape import Block, DecoderShape, Kind
 from sebp_edge.ops.attention import sums_of
 from sebp_edge.ops.backend import SHORT
 from sebp_edge.patches.attention import FEW_SUMS
@@ -21,7 +21,6 @@ from sebp_edge.patches.mlp_pieces import ROWS
 from sebp_edge.recipe import Recipe
 from sebp_edge.rows.buckets import Bucket
 from sebp_edge.texts.splits import NUM_FOLDS
-from sebp_edge.training.update import LARGE
 
 FP32 = 4
 # What cuBLAS keeps on each of the two streams of a training, from torch's allocator; on an H100, and less elsewhere.
@@ -274,7 +273,7 @@ class Machinery:
         if self.updates_in_backward:
             return 0  # the largest, the head's, is counted with the loss
         # Gradients of small adaptations are all there before they are added up (see `Update.take_gradients`).
-        in_pieces = self.options.in_pieces or FP32 * self._num_trained > LARGE
+        in_pieces = self.options.in_pieces or FP32 * self._num_trained > MAX_GRADIENTS_AT_ONCE
         own = self.on_gpu and self.is_hoisted and not in_pieces
         return FP32 * self._num_trained * (2 if own else 1)
 

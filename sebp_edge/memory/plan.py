@@ -12,17 +12,16 @@ from itertools import chain
 
 from sebp_edge.errors import MachineError
 from sebp_edge.memory.footprint import Footprint, Machinery
-from sebp_edge.memory.options import MAX_ROWS, MemoryOptions
-from sebp_edge.memory.shape import DecoderShape
+from sebp_edge.memory.options import MAX_PADDED_LOGITS, MAX_ROWS, MemoryOptions
 from sebp_edge.memory.target import Target
 from sebp_edge.memory.work import Sizes, Work
 from sebp_edge.models.loading import INSTALL_4_BITS, takes_4_bits
+from sebp_edge.models.shape import DecoderShape
 from sebp_edge.patches.mlp_pieces import ROWS
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import shuffled_steps
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.splits import Split, split_documents
-from sebp_edge.training.losses import MAX_LOGITS
 from sebp_edge.units import gigabytes
 
 _UNITS = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -342,7 +341,7 @@ def _limits(machinery: Machinery, dataset: Dataset) -> Iterator[int]:
     if machinery.is_hoisted:
         longest = max(example.num_active_tokens for example in dataset.examples)
     else:
-        rows = max(longest, min(rows, MAX_LOGITS // machinery.shape.vocabulary))
+        rows = max(longest, min(rows, MAX_PADDED_LOGITS // machinery.shape.vocabulary))
     while rows > longest:
         yield rows
         if 3 * rows // 4 > longest:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sebp_edge.errors import SparsityError
 from sebp_edge.events import Notice, Sink
 from sebp_edge.machine.devices import ran_out_of_memory
-from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.memory.options import FASTEST, MAX_PADDED_LOGITS, MemoryOptions
 from sebp_edge.models.lora import without_adapter
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.copy_trial import why_not_on_a_copy
@@ -17,9 +17,6 @@ from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator, micro_batches
 from sebp_edge.texts.examples import Example
-
-# Logits of a padded micro-batch: 2^27 of them are half a GB in fp32. Hoisted rows never hold all of theirs.
-MAX_LOGITS = 2**27
 
 
 class RowLosses:
@@ -50,7 +47,7 @@ class RowLosses:
         self._padded = Sparsified(model) if self.hoisted is None else None
         self.max_rows = options.max_rows
         if reason is not None:
-            self.max_rows = min(self.max_rows, MAX_LOGITS // model.get_output_embeddings().weight.shape[0])
+            self.max_rows = min(self.max_rows, MAX_PADDED_LOGITS // model.get_output_embeddings().weight.shape[0])
             on_event(Notice(f"This model runs on padded batches, which is slower: {reason}"))
 
     def __call__(self, examples: list[Example]) -> tuple[Tensor, Tensor]:

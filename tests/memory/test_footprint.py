@@ -25,9 +25,10 @@ from transformers import (
 from sebp_edge.events import StepDone
 from sebp_edge.memory.footprint import CUBLAS_WORKSPACES, Machinery
 from sebp_edge.memory.options import MemoryOptions
-from sebp_edge.memory.shape import Linear, read_shape
+from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.models.catalog import resolve
+from sebp_edge.models.shape import Linear
 from sebp_edge.ops import attention
 from sebp_edge.patches import norms_and_mlps
 from sebp_edge.recipe import Recipe

@@ -9,7 +9,7 @@ from builders import make_sentences
 from sebp_edge import Recipe
 from sebp_edge.memory.footprint import Machinery
 from sebp_edge.memory.options import FASTEST, MemoryOptions
-from sebp_edge.memory.shape import read_shape
+from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.work import Sizes
 from sebp_edge.models.catalog import resolve
 from sebp_edge.rows.buckets import Bucket

@@ -15,7 +15,7 @@ from sebp_edge.insight.bench.host_memory import limited_to
 from sebp_edge.insight.bench.result import BenchResult
 from sebp_edge.insight.bench.workload import Workload, built_in_examples, padded_to, spread_out
 from sebp_edge.machine import devices
-from sebp_edge.memory.shape import read_shape
+from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.adaptation import Adaptation, attach, trainable
 from sebp_edge.models.catalog import DEFAULT_MODEL, ModelReference, resolve_shape
 from sebp_edge.models.hub import folder_at_hand
