@@ -31,6 +31,7 @@ from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST
 from sebp_edge.memory.plan import MemoryBudget, Plan, make_plan
+from sebp_edge.memory.refusal import refuse_if_too_big
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
@@ -316,6 +317,7 @@ class Personalizer:
         if self._base is None:
             if self.device.type == "cpu" and (problem := devices.driver_problem()):
                 self._tell(Notice(problem))
+            refuse_if_too_big(self.reference, recipe or self.recipe, self.device)
             base = self._base = load_base_model(self.reference, recipe or self.recipe, self.device)
             dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
             self._tell(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
 from sebp_edge.errors import MachineError
-from sebp_edge.memory.footprint import Footprint, Machinery
+from sebp_edge.memory.footprint import Footprint, host_bytes
 from sebp_edge.memory.options import MAX_PADDED_LOGITS, MAX_ROWS, MemoryOptions
+from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.target import Target
 from sebp_edge.memory.work import Sizes, Work
 from sebp_edge.models.loading import INSTALL_4_BITS, takes_4_bits
@@ -292,19 +293,21 @@ class _Candidates:
             choices, key=lambda one: (cuts_steps and self._works[one.options.max_rows].micro_batches, one.seconds)
         )
 
-    def _choice(self, machinery: Machinery) -> Choice:
+    def _choice(self, machinery: TrainingSetup) -> Choice:
         work, recipe = self._works[machinery.options.max_rows], machinery.recipe
-        footprint = machinery.footprint(work.trained, work.evaluated, self.target.context, has_folds=self._has_folds)
+        footprint = Footprint.of(
+            machinery, work.trained, work.evaluated, self.target.context, has_folds=self._has_folds
+        )
         dtype = "nf4" if recipe.load_in_4bit else str(self.target.dtype).removeprefix("torch.")
-        on_host = machinery.on_host(work.trained, has_folds=self._has_folds)
+        on_host = host_bytes(machinery, work.trained, has_folds=self._has_folds)
         return Choice(recipe, dtype, machinery.options, footprint, on_host, _seconds(machinery, work, self.target.rate))
 
-    def _machinery(self, recipe: Recipe) -> Machinery:
+    def _machinery(self, recipe: Recipe) -> TrainingSetup:
         target = self.target
-        return Machinery(self.shape, recipe.settled(), target.on_gpu, target.has_kernels, target.dtype.itemsize)
+        return TrainingSetup(self.shape, recipe.settled(), target.on_gpu, target.has_kernels, target.dtype.itemsize)
 
 
-def _seconds(machinery: Machinery, work: Work, rate: float) -> float:
+def _seconds(machinery: TrainingSetup, work: Work, rate: float) -> float:
     """About how long the work takes, at `rate` floating-point operations a second.
 
     A token takes 2 for each parameter forward, 2 for the input's gradient, 2 for the weight's if that is trained, and 2
@@ -335,7 +338,7 @@ def _shares(number: int) -> list[int]:
     return sorted({round(number * share / 4) for share in range(5)})
 
 
-def _limits(machinery: Machinery, dataset: Dataset) -> Iterator[int]:
+def _limits(machinery: TrainingSetup, dataset: Dataset) -> Iterator[int]:
     """How many rows a micro-batch may have: two in each halving, down to the longest example, which cannot be cut."""
     rows, longest = MAX_ROWS, dataset.context_length
     if machinery.is_hoisted:

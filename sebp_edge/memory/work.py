@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import chain
 
-from sebp_edge.memory.footprint import Machinery
+from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.recipe import Recipe
 from sebp_edge.rows.buckets import Bucket, choose_buckets
 from sebp_edge.texts.batches import bucket_for, micro_batches
@@ -54,7 +54,7 @@ class Work:
 class Sizes:
     """The sizes of a training's micro-batches, as the training will cut them."""
 
-    def __init__(self, machinery: Machinery, context_length: int, max_rows: int):
+    def __init__(self, machinery: TrainingSetup, context_length: int, max_rows: int):
         self._hoisted, self._on_gpu = machinery.is_hoisted, machinery.on_gpu
         self._in_graphs = self._on_gpu and self._hoisted
         self._context_length, self._max_rows = context_length, max_rows

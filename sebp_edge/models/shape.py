@@ -125,7 +125,7 @@ class DecoderShape:
     Attributes:
         parameters: of the whole model, a tied head counted once.
         vocabulary, hidden: the head's sizes.
-        head_size: size of one attention head.
+        head_size: size of one attention head; 0 for a decoder without attention.
         longest: the longest sequence that it knows, in tokens; None if it has no limit.
         is_tied: whether the head is the embedding too.
         embeds_plainly: whether the embedding does nothing but look rows up.
@@ -144,6 +144,7 @@ class DecoderShape:
     @classmethod
     def of(cls, model: PreTrainedModel, name: str) -> "DecoderShape":
         """The shape of a model, with blocks whose kinds are not known."""
+        config = model.config.get_text_config()
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         vocabulary, hidden = weight_MK(head).shape
         return cls(
@@ -151,7 +152,7 @@ class DecoderShape:
             parameters=num_parameters(model),
             vocabulary=vocabulary,
             hidden=hidden,
-            head_size=head_size_of(model.config.get_text_config()),
+            head_size=head_size_of(config) if hasattr(config, "num_attention_heads") else 0,
             longest=getattr(model.config, "max_position_embeddings", None),
             is_tied=embedding.weight is head.weight,
             embeds_plainly=type(embedding) is nn.Embedding,
@@ -184,5 +185,6 @@ class DecoderShape:
 
 
 def _linears(block: nn.Module) -> dict[str, Linear]:
-    weights = {path: weight_MK(module).shape for path, module in block.named_modules() if is_linear(module)}
-    return {path: Linear(inputs, outputs) for path, (outputs, inputs) in weights.items()}
+    # Also subclasses of torch's, such as Falcon's, which run in 4 bits and take adapters too.
+    layers = {path: part for path, part in block.named_modules() if is_linear(part) or isinstance(part, nn.Linear)}
+    return {path: Linear(*reversed(weight_MK(layer).shape)) for path, layer in layers.items()}

@@ -7,8 +7,8 @@ import pytest
 from builders import make_sentences
 
 from sebp_edge import Recipe
-from sebp_edge.memory.footprint import Machinery
 from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.work import Sizes
 from sebp_edge.models.catalog import resolve
@@ -24,7 +24,7 @@ def test_a_plan_looks_at_few_sizes_and_counts_as_with_all(method):
     draw = random.Random(0)
     sizes = [Bucket(draw.randint(60, 4096), draw.randint(1, 64), 64, draw.randint(1, 60)) for _ in range(500)]
     of_cpu, of_gpu = (
-        Machinery(shape_3b, RECIPE.replace(method=method), on_gpu, has_kernels=on_gpu, itemsize=4)
+        TrainingSetup(shape_3b, RECIPE.replace(method=method), on_gpu, has_kernels=on_gpu, itemsize=4)
         for on_gpu in (False, True)
     )
     few = Sizes(of_cpu, 64, 4096).largest(sizes)
