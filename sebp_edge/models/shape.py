@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from sebp_edge.models.architecture import blocks_of, head_size_of, is_linear, num_parameters, weight_MK
 
@@ -125,10 +125,11 @@ class DecoderShape:
     Attributes:
         parameters: of the whole model, a tied head counted once.
         vocabulary, hidden: the head's sizes.
-        head_size: size of one attention head; 0 for a decoder without attention.
+        head_size: size of one attention head; 0 if there are none, or if it differs between blocks.
         longest: the longest sequence that it knows, in tokens; None if it has no limit.
         is_tied: whether the head is the embedding too.
         embeds_plainly: whether the embedding does nothing but look rows up.
+        linears: all its linear layers but the head, each once: those that can be in 4 bits and that adapters are for.
     """
 
     name: str
@@ -139,12 +140,12 @@ class DecoderShape:
     longest: int | None
     is_tied: bool
     embeds_plainly: bool
+    linears: tuple[Linear, ...]
     blocks: tuple[Block, ...]
 
     @classmethod
     def of(cls, model: PreTrainedModel, name: str) -> "DecoderShape":
         """The shape of a model, with blocks whose kinds are not known."""
-        config = model.config.get_text_config()
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         vocabulary, hidden = weight_MK(head).shape
         return cls(
@@ -152,10 +153,11 @@ class DecoderShape:
             parameters=num_parameters(model),
             vocabulary=vocabulary,
             hidden=hidden,
-            head_size=head_size_of(config) if hasattr(config, "num_attention_heads") else 0,
+            head_size=_head_size(model.config.get_text_config()),
             longest=getattr(model.config, "max_position_embeddings", None),
             is_tied=embedding.weight is head.weight,
             embeds_plainly=type(embedding) is nn.Embedding,
+            linears=tuple(_sizes(layer) for layer in model.modules() if _is_linear(layer) and layer is not head),
             blocks=tuple(Block(_linears(block)) for block in blocks_of(model, guess=True)),
         )
 
@@ -176,15 +178,30 @@ class DecoderShape:
 
     @property
     def linear_parameters(self) -> int:
-        """Parameters of all linear layers but the head: those that 4 bits are for."""
-        return sum(block.parameters for block in self.blocks)
+        """Parameters of all linear layers but the head."""
+        return sum(linear.size for linear in self.linears)
 
     def adapter_parameters(self, r: int) -> int:
         """Parameters of a LoRA adapter of rank `r` on every linear layer but the head."""
-        return r * sum(sum(linear) for block in self.blocks for linear in block.linears.values())
+        return r * sum(map(sum, self.linears))
 
 
 def _linears(block: nn.Module) -> dict[str, Linear]:
-    # Also subclasses of torch's, such as Falcon's, which run in 4 bits and take adapters too.
-    layers = {path: part for path, part in block.named_modules() if is_linear(part) or isinstance(part, nn.Linear)}
-    return {path: Linear(*reversed(weight_MK(layer).shape)) for path, layer in layers.items()}
+    return {path: _sizes(part) for path, part in block.named_modules() if _is_linear(part)}
+
+
+def _is_linear(part: nn.Module) -> bool:
+    # Also subclasses of torch's, such as Falcon's, which can be in 4 bits and take adapters too.
+    return is_linear(part) or isinstance(part, nn.Linear)
+
+
+def _sizes(layer: nn.Module) -> Linear:
+    outputs, inputs = weight_MK(layer).shape
+    return Linear(inputs, outputs)
+
+
+def _head_size(config: PretrainedConfig) -> int:
+    try:
+        return head_size_of(config)
+    except (AttributeError, RuntimeError):  # there is none; by transformers' own error, layers differ in it
+        return 0
