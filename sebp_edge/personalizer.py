@@ -30,6 +30,7 @@ from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.memory.plan import MemoryBudget, Plan
+from sebp_edge.memory.refusal import refuse_if_too_big
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import NonFiniteLogits, generate_text
@@ -319,6 +320,7 @@ class Personalizer:
         if self._base is None:
             if self.device.type == "cpu" and (problem := devices.driver_problem()):
                 self._tell(Notice(problem))
+            refuse_if_too_big(self.reference, recipe or self.recipe, self.device)
             base = self._base = load_base_model(self.reference, recipe or self.recipe, self.device)
             dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
             self._tell(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))

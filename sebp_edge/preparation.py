@@ -8,7 +8,7 @@ from sebp_edge.errors import MachineError
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.plan import MemoryBudget, Plan, make_plan
-from sebp_edge.memory.shape import read_shape
+from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, tokenizer_at_hand

@@ -34,6 +34,7 @@ from memory import write_texts
 from sebp_edge import Personalizer, Recipe, SebpEdgeError
 from sebp_edge.events import Event, GraphCaptured, Notice
 from sebp_edge.models.adaptation import snapshot
+from sebp_edge.models.architecture import head_size_of
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
@@ -207,7 +208,7 @@ def measure(family: Family, *, narrow: bool) -> dict:
         "layers": family.layers,
         "hidden_size": config.hidden_size,
         "heads": f"{config.num_attention_heads}/{config.num_key_value_heads}",
-        "head_size": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        "head_size": head_size_of(config),
         "vocabulary": config.vocab_size,
         "window": window or "",
         "longest_text": trained,

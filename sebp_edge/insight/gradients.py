@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sebp_edge.errors import ModelError
-from sebp_edge.memory.shape import layers_of
-from sebp_edge.models.architecture import is_linear, layers_behind_attention
+from sebp_edge.models.architecture import blocks_of, is_linear, layers_behind_attention
 from sebp_edge.ops import nonzero_rows, row_norms
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
@@ -55,7 +54,7 @@ class RowGradients:
 
 def linear_layers(model: nn.Module) -> dict[nn.Module, Place]:
     """Every linear layer of a decoder, 4-bit ones too, in the model's order; experts in one tensor are none of them."""
-    blocks = {module: number for number, block in enumerate(layers_of(model)) for module in block.modules()}
+    blocks = {module: number for number, block in enumerate(blocks_of(model, guess=True)) for module in block.modules()}
     found = {path: layer for path, layer in model.named_modules() if is_linear(layer) or isinstance(layer, nn.Linear)}
     # GPT-2 has two layers "c_proj" in each block: these are told apart by one word more.
     words = {path: path.split(".") for path in found}

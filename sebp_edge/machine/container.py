@@ -1,29 +1,29 @@
-"""How much memory a container leaves its processes: limits of Linux' control groups, versions 1 and 2.
+"""How much memory a container leaves its processes: the limits of Linux control groups, versions 1 and 2.
 
-A process is in one group, which is in others: each of them may have a limit, and none may be exceeded.
+Groups are nested. Each may have a limit, and a process must keep to those of all groups that it is in.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# Where groups are; their files of the limit and of what is used; what of this the kernel drops before it refuses more.
+# The groups' folder; the files with the limit and the use; the part of the use that the kernel can reclaim.
 _VERSION_1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _VERSION_2 = ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
 
 
 class Limit(NamedTuple):
-    """Bytes that the processes of a group may hold together, and those of them that are still free."""
+    """Bytes that the processes of a group may hold together, and how many of these are free."""
 
     total: int
     free: int
 
 
 def limits(root: Path = Path("/")) -> Iterator[Limit]:
-    """The limits on this process, in any order; none outside of Linux.
+    """The limits on this process, in any order; none on other systems than Linux.
 
     Args:
-        root: where the system's files are.
+        root: the root of the file system.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -34,7 +34,7 @@ def limits(root: Path = Path("/")) -> Iterator[Limit]:
         if controllers and "memory" not in controllers.split(","):
             continue
         top, *names = _VERSION_1 if controllers else _VERSION_2
-        # In a container the path may be the one outside of it, and then only the top is there.
+        # Inside a container the path may be the host's; then only the top folder exists.
         inner = Path(path.lstrip("/"))
         for folder in {root / top / group for group in (inner, *inner.parents)}:
             if (limit := _limit(folder, *names)) is not None:

@@ -1,4 +1,4 @@
-"""What this machine has: device, number formats, memory, speed."""
+"""The device to run on: its number format, its memory and speed, and what to do when memory has run out."""
 
 import ctypes
 import functools
@@ -32,13 +32,13 @@ def pick_device(wanted: str | None = None) -> torch.device:
 
 
 def _devices() -> dict[str, int]:
-    """How many there are of each kind, the best kind first."""
+    """The number of devices of each kind, the best kind first."""
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return {"cuda": cuda, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
 
 
 def driver_problem() -> str | None:
-    """One sentence when torch is built for CUDA and finds no usable driver, else None."""
+    """A sentence for the user if torch is built for CUDA and finds no usable driver, else None."""
     if torch.version.cuda is None or torch.cuda.is_available():
         return None
     return (
@@ -48,10 +48,10 @@ def driver_problem() -> str | None:
 
 
 def pick_dtype(device: torch.device) -> torch.dtype:
-    """The base weights' number format: bf16 where the GPU has it, else fp32.
+    """The number format of the base weights: bf16 if the GPU supports it, else fp32.
 
-    fp16 is never used: activations of some models overflow in it. bf16 weights that are trained are rounded without
-    bias (see `adamw_`); rounded to the nearest, they would not move at small learning rates.
+    Never fp16, in which activations of some models overflow. Trained bf16 weights are rounded stochastically (see
+    `adamw_`); rounded to the nearest, they would not move at small learning rates.
     """
     if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.bfloat16
@@ -59,31 +59,32 @@ def pick_dtype(device: torch.device) -> torch.dtype:
 
 
 def lacks_bf16(device: torch.device) -> bool:
-    """Whether this is an NVIDIA GPU older than Ampere, on which weights take twice the memory."""
+    """Whether this is an NVIDIA GPU older than Ampere, where weights take twice the memory."""
     return device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on `device` now; of the host's memory no more than a container leaves."""
+    """Bytes of memory that are free on `device` now; of the host's, at most what a container leaves."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min([psutil.virtual_memory().available, *(limit.free for limit in container.limits())])
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes of memory that `device` has; of the host's no more than a container may use."""
+    """Bytes of memory that `device` has; of the host's, at most what a container may use."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return min([psutil.virtual_memory().total, *(limit.total for limit in container.limits())])
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a matrix product, the best of five; measured once, in a few hundredths of a second.
+    """FLOP/s of a matrix product, the best of several; measured once per process, in a few hundredths of a second.
 
-    Of 512 rows by 1024 by 1024 on the CPU; of 4096 each on a GPU, which would take longer to launch the small one.
+    The product is [512, 1024] by [1024, 1024] on the CPU and [4096, 4096] by [4096, 4096] on a GPU, where launching the
+    small one takes longer than computing it.
 
     Raises:
-        MachineError: not even for that is there memory.
+        MachineError: too little memory is free even for that.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -112,20 +113,20 @@ def _measured_matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * rows * columns * columns / best
 
 
-# What torch says where it has no class for it: on the CPU, on Apple's GPU, in CUDA's own calls and in cuBLAS.
+# What torch says where it has no class for the error: on the CPU, on Apple's GPU, in CUDA's own calls and in cuBLAS.
 _OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
 @contextmanager
 def casting_anew(device: torch.device) -> Iterator[None]:
-    """Within it, autocast keeps no weights that it cast: they would be those of one moment, or without gradients."""
+    """Disables autocast's cache of cast weights, which may be outdated or without gradients, but not autocast."""
     enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
     with torch.autocast(device.type, dtype, enabled, cache_enabled=False):
         yield
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error says that memory ran out, or was raised while one that says so was on its way."""
+    """Whether an error, or one that it was raised from, says that memory ran out."""
     known = set()
     while isinstance(error, RuntimeError | MemoryError) and id(error) not in known:
         known.add(id(error))
@@ -137,12 +138,12 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
 
 
 def let_go(error: BaseException | None, handled: BaseException | None = None) -> None:
-    """Frees what the frames of an error hold, and of those that it came from; frames that still run keep theirs.
+    """Clears the local variables in the frames of an error and of those that it was raised from.
 
-    As long as somebody holds the error, they would hold all that had been computed.
+    Otherwise whoever holds the error keeps alive all that had been computed. Running frames are left alone.
 
     Args:
-        handled: an error that was being handled when the work began, which is somebody else's.
+        handled: an error that was being handled before the work began; it and its causes are left alone.
     """
     known, waiting = {id(None), id(handled)}, [error]
     while waiting:
@@ -154,11 +155,11 @@ def let_go(error: BaseException | None, handled: BaseException | None = None) ->
 
 
 def give_memory_back(device: torch.device) -> None:
-    """Waits for the device, and gives memory that torch or the heap holds and nobody uses back to it."""
+    """Waits for the device, and returns memory that torch or the heap holds unused."""
     synchronize(device)
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        # Of the host's, what copies to the GPU were locked for.
+        # And page-locked host memory, which copies to the GPU used.
         getattr(torch.accelerator, "empty_host_cache", lambda: None)()
     elif device.type == "mps":
         torch.mps.empty_cache()
@@ -167,7 +168,7 @@ def give_memory_back(device: torch.device) -> None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until the device has done all that it was given."""
+    """Waits until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

@@ -1,6 +1,7 @@
-"""What this process holds of a device's memory, and a cap on what torch takes of it.
+"""What this process holds of a device's memory, and a cap on what torch may allocate of a GPU's.
 
-Of a GPU that is torch's allocator and what is outside of it: CUDA's context, libraries, kernels, captured graphs.
+On a GPU the process holds what torch's allocator reserved, and what is outside of that: CUDA's context, libraries,
+kernels and captured graphs.
 """
 
 import os
@@ -16,33 +17,32 @@ import torch
 
 from sebp_edge.machine import devices, stacks
 
-# What a process was measured to hold on an H100 outside torch's allocator and beside its threads' stacks, when all that
-# a training needs was loaded: 0.63 to 0.64 GB, with bitsandbytes 0.67.
+# Bytes that a process holds outside torch's allocator, without stacks, once all that a training needs is loaded:
+# 0.63 to 0.64 GB were measured on an H100, with bitsandbytes 0.67.
 CONTEXT = 680_000_000
-# Changes of what is used on a GPU that are not looked into: the driver's answer takes longer than a step.
+# Changes of a GPU's use that are too small to ask the driver about, whose answer takes longer than a step.
 _UNNOTICED = 32 * 2**20
-# What others held of a GPU, by its UUID, when CUDA began here; None where that was not seen.
+# Bytes that other processes held of a GPU, by its UUID, before CUDA started here; None if that is not known.
 _others: dict[str, int | None] = {}
-# A context is larger than this: if so much more is used after a call, that has made it.
+# The least size of a CUDA context: if a call adds more than this, it has created the context.
 _LEAST_CONTEXT = 100 * 2**20
-# Where Linux tells of this process.
 _STATUS = Path("/proc/self/status")
 
 
 def memory_of(device: torch.device) -> "GpuMemory | HostMemory":
-    """What this process holds of the memory that `device` computes in."""
+    """Measures what this process holds of the memory of `device`."""
     return GpuMemory(device) if device.type == "cuda" else HostMemory()
 
 
 class HostMemory:
-    """The host's memory: all that is resident.
+    """What this process holds of the host's memory: its resident set.
 
     Attributes:
-        peak: bytes held at most, as far as it was seen.
-        allocator_peak: None; torch does not count here.
-        cached: bytes that are held for later use; the heap does not tell.
-        outside: bytes outside of what is capped; nothing is.
-        is_capped: whether memory runs out at the cap; here what is taken can only be seen.
+        peak: the largest measurement so far, in bytes.
+        allocator_peak: None; torch does not count the host's memory.
+        cached: 0; what the heap keeps for later use is not known.
+        outside, outside_expected: 0; there is no cap that something could be outside of.
+        is_capped: False; memory can be measured, but not capped.
     """
 
     allocator_peak, cached, outside, outside_expected, is_capped = None, 0, 0, 0, False
@@ -52,7 +52,7 @@ class HostMemory:
         self.begin()
 
     def begin(self) -> None:
-        """Begins to measure anew."""
+        """Starts a new measurement."""
         self._highest_before, self._most = peak_resident(), 0
 
     @property
@@ -61,33 +61,38 @@ class HostMemory:
         return resident()
 
     def planned_besides(self, loaded: int) -> int:
-        """Bytes that a plan must count beside a training's own, of which `loaded` are here already."""
+        """Bytes that a plan must add to a training's own.
+
+        Args:
+            loaded: bytes of what the plan counts that are in memory already.
+        """
         return max(0, resident() - loaded)
 
     def measure(self) -> int:
-        """Bytes held at most since `begin`: beyond all that was held before exactly, below that as seen by this."""
+        """Peak bytes since `begin`: exact if it is a new peak of the process, else the largest sample."""
         highest = peak_resident()
         self._most = max(self._most, resident(), highest if highest > self._highest_before else 0)
         self.peak = max(self.peak, self._most)
         return self._most
 
     def transient(self) -> int:
-        """Bytes of it that are held no more."""
+        """Bytes that were held at the peak since `begin` and are not now."""
         return self.measure() - resident()
 
 
 class GpuMemory:
-    """A GPU's memory. What is outside torch's allocator the driver tells, of each process, on most Linux machines.
+    """What this process holds of a GPU's memory.
 
-    Elsewhere (in containers, on Windows) it tells only what all processes hold together. There it is what came when
-    CUDA began here, or if that was not seen, what a process was measured to hold on an H100; and by how much more is
-    used since this was made, up to as much again: that may be other programs' too, so it is rather too much.
+    On most Linux machines the driver reports what each process holds, and so what is outside torch's allocator.
+    Elsewhere (in containers, on Windows) it reports the sum of all processes only. Then the part outside is estimated,
+    rather too high: the increase when CUDA started here, or if that was not seen, what a process held on an H100; plus
+    any increase since, which may be another program's, up to the same amount again.
 
     Attributes:
         outside: bytes outside torch's allocator, as last measured.
-        peak: bytes that the process held at most, as far as it was seen.
-        allocator_peak: bytes of tensors at most.
-        is_capped: whether memory runs out at the cap.
+        peak: the largest measurement so far, in bytes.
+        allocator_peak: peak bytes of tensors.
+        is_capped: True; beyond its cap, torch's allocator raises an out-of-memory error.
     """
 
     is_capped = True
@@ -101,7 +106,7 @@ class GpuMemory:
         self.outside = told if told is not None else seen if seen is not None else self._estimate()
 
     def begin(self) -> None:
-        """Begins to measure anew."""
+        """Starts a new measurement."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
     @property
@@ -111,30 +116,32 @@ class GpuMemory:
 
     @property
     def cached(self) -> int:
-        """Bytes that torch holds for tensors to come."""
+        """Bytes that torch's allocator has reserved and no tensor uses."""
         return torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
 
     def planned_besides(self, loaded: int) -> int:
-        """Bytes that a plan must count beside a training's own, of which `loaded` are here already."""
+        """Bytes that a plan must add to a training's own.
+
+        Args:
+            loaded: bytes of what the plan counts that are in memory already.
+        """
         return self.outside_planned + max(0, torch.cuda.memory_allocated(self._device) - loaded)
 
     @property
     def outside_planned(self) -> int:
-        """Bytes that will be outside torch's allocator with small stacks: an estimate, as kernels and graphs are still
-        to be loaded."""
+        """Bytes outside torch's allocator once all is loaded, with small stacks: an estimate."""
         return self._outside_with(stacks.least_held(self._device))
 
     @property
     def outside_expected(self) -> int:
-        """The same with the stacks that there are."""
+        """The same with the stacks as they are now."""
         return self._outside_with(stacks.held(self._device))
 
     def _outside_with(self, held: int) -> int:
         return max(CONTEXT + held, self.outside - (stacks.held(self._device) - held))
 
     def measure(self) -> int:
-        """Bytes held at most since `begin`; what is outside torch's allocator is measured anew. The GPU is not
-        waited for."""
+        """Peak bytes since `begin`; updates `outside` too. Does not synchronise with the GPU."""
         beyond = self._used_beyond_torch()
         if abs(beyond - self._beyond) > _UNNOTICED:
             told = self._told()
@@ -147,25 +154,25 @@ class GpuMemory:
         return most
 
     def transient(self) -> int:
-        """Bytes of tensors that were there at most since `begin`, and are not now."""
+        """Bytes of tensors that existed at the peak since `begin` and do not now."""
         return torch.cuda.max_memory_allocated(self._device) - torch.cuda.memory_allocated(self._device)
 
     def _used_beyond_torch(self) -> int:
-        """Bytes that all processes use, but for this one's in torch's allocator."""
+        """Bytes that all processes use, without this one's in torch's allocator."""
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free - torch.cuda.memory_reserved(self._device)
 
     def _told(self) -> int | None:
-        """Bytes outside torch's allocator by what the driver says that this process holds; None if it does not."""
+        """Bytes outside torch's allocator, if the driver reports what this process holds; else None."""
         held = held_by(os.getpid(), self._uuid(), _nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory"))
         reserved = torch.cuda.memory_reserved(self._device)
-        # Outside of a container another process may have our number.
+        # In a container this process's number may be another one's on the host.
         return None if held is None or held < reserved else held - reserved
 
     def _seen(self) -> int | None:
-        """The same, by what was used before CUDA began here; None if it had begun before this was first asked.
+        """The same by the GPU's use before and after CUDA started here; None if it had started before the first call.
 
-        What others took since is in it, so it is held to twice what a process was measured to hold.
+        It includes what others have taken since, so it is limited to twice the estimate.
         """
         uuid = self._uuid()
         if uuid not in _others:
@@ -176,7 +183,7 @@ class GpuMemory:
         return None if before is None else min(max(0, self._used_beyond_torch() - before), 2 * self._estimate())
 
     def _estimate(self) -> int:
-        """Bytes outside torch's allocator with the stacks that there are."""
+        """Bytes outside torch's allocator, as measured on an H100, with the stacks as they are now."""
         return CONTEXT + stacks.held(self._device)
 
     def _uuid(self) -> str:
@@ -184,7 +191,7 @@ class GpuMemory:
 
 
 def _nvidia_smi(query: str) -> str:
-    """What the driver's tool answers, a line for each thing asked about; nothing where it is not there."""
+    """The answer of nvidia-smi, a line for each GPU or process; empty if it is not there or fails."""
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
@@ -193,7 +200,7 @@ def _nvidia_smi(query: str) -> str:
 
 
 def held_by(process: int, gpu: str, answer: str) -> int | None:
-    """Bytes that a process holds of a GPU, from nvidia-smi's lines "GPU-uuid, process, MiB"; None if not among them."""
+    """Bytes that a process holds of a GPU, by nvidia-smi's lines "GPU-uuid, process, MiB"; None if it is not listed."""
     for line in answer.splitlines():
         match line.split(", "):
             case [uuid, number, size] if uuid.endswith(gpu) and number == str(process) and size.isdecimal():
@@ -202,7 +209,7 @@ def held_by(process: int, gpu: str, answer: str) -> int | None:
 
 
 def used_of(gpu: str, answer: str) -> int | None:
-    """Bytes that are used of a GPU, from nvidia-smi's lines "GPU-uuid, MiB"; None if not among them."""
+    """Bytes in use on a GPU, by nvidia-smi's lines "GPU-uuid, MiB"; None if it is not listed."""
     for line in answer.splitlines():
         match line.split(", "):
             case [uuid, size] if uuid.endswith(gpu) and size.isdecimal():
@@ -212,14 +219,14 @@ def used_of(gpu: str, answer: str) -> int | None:
 
 @contextmanager
 def capped(device: torch.device) -> Iterator[Callable[[int], None]]:
-    """Gives what caps torch's allocator at a number of bytes of a GPU, as often as wanted; undone in the end.
+    """Yields a function that caps torch's allocator at a number of bytes, and restores the cap in the end.
 
-    Beyond its cap it is out of memory. A CPU has no cap.
+    Beyond its cap the allocator raises an out-of-memory error. On a CPU the function does nothing.
     """
     if device.type != "cuda":
         yield lambda size: None
         return
-    # torch takes a number here, or None for the current GPU.
+    # torch takes a device's index here, or None for the current GPU.
     before = torch.cuda.get_per_process_memory_fraction(device.index)
 
     def cap(size: int) -> None:
@@ -238,13 +245,13 @@ def resident() -> int:
 
 
 def peak_resident() -> int:
-    """Bytes of the host's memory that this process held at most, ever."""
+    """Peak bytes of the host's memory that this process has held, ever."""
     if sys.platform == "win32":
         return psutil.Process().memory_info().peak_wset
     if _STATUS.exists() and (found := re.search(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)):
         return int(found[1]) * 1024
     import resource
 
-    # On Linux that may be the peak of the process that started this one.
+    # On Linux this may be the peak of the parent process.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -1,11 +1,11 @@
-"""Room for the stacks of a GPU's threads, which the driver holds for every thread that can run at once.
+"""The memory that a GPU's driver reserves for the stacks of all threads that can run at once.
 
     bytes = limit of one thread x multiprocessors x threads of one          H100: 1024 x 132 x 2048 = 0.28 GB
 
-The limit is for kernels whose need no compiler knows; to each other one the driver gives what it needs, whatever the
-limit is. So within a memory budget it is a quarter of what it usually is, which trainings on an H100 ran with.
+The limit only matters to kernels whose stack size the compiler does not know; others get what they need. So within a
+memory budget it is lowered to a quarter of the default. Trainings on an H100 ran with that.
 
-What AMD's GPUs hold for stacks was not measured: nothing is counted for them, and nothing is cut.
+AMD's GPUs were not measured: for them nothing is counted and nothing is lowered.
 """
 
 import ctypes
@@ -16,25 +16,26 @@ from contextlib import contextmanager, suppress
 
 import torch
 
+# Bytes per thread: the driver's default, and the lowered limit.
 USUAL, ENOUGH = 1024, 256
 # CU_LIMIT_STACK_SIZE of the driver's interface.
 _STACK_SIZE = 0
 
 
 def held(device: torch.device) -> int:
-    """Bytes that the driver holds."""
+    """Bytes that the driver reserves for stacks now."""
     return _bytes(device, _limit(device) or USUAL)
 
 
 def least_held(device: torch.device) -> int:
-    """The same when stacks are cut."""
+    """Bytes that it reserves within `cut`."""
     limit = _limit(device)
     return _bytes(device, USUAL if limit is None else min(limit, ENOUGH))
 
 
 @contextmanager
 def cut(device: torch.device) -> Iterator[None]:
-    """Within it, a GPU's threads have small stacks; where no driver takes the limit, what they have."""
+    """Lowers the limit of a GPU's stacks and restores it; does nothing if the driver does not take a limit."""
     before = _limit(device) if device.type == "cuda" else None
     if before is None or before <= ENOUGH:
         yield
@@ -43,14 +44,14 @@ def cut(device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        # After an error that CUDA does not come back from, nothing is there to be put back.
+        # After an error that ends CUDA for this process, there is nothing to restore.
         with suppress(RuntimeError):
             _set_limit(device, before)
 
 
 @functools.cache
 def _driver() -> ctypes.CDLL | None:
-    """NVIDIA's driver; None for other GPUs, and where its library goes by another name."""
+    """NVIDIA's driver library; None for other GPUs, or if it is not found by its usual name."""
     if torch.version.cuda is None:
         return None
     try:
@@ -67,19 +68,19 @@ def _bytes(device: torch.device, limit: int) -> int:
 
 
 def _limit(device: torch.device) -> int | None:
-    """Bytes that each thread may use; None where the driver does not tell."""
+    """Bytes of stack that each thread may use; None if the driver does not say."""
     if _driver() is None:
         return None
     limit = ctypes.c_size_t()
     with torch.cuda.device(device):
-        # The driver speaks of the thread's own context, which torch's first call of a thread makes current.
+        # The limit is the current context's, which a thread's first call through torch sets.
         torch.cuda.mem_get_info(device)
         failed = _driver().cuCtxGetLimit(ctypes.byref(limit), _STACK_SIZE)
     return None if failed else limit.value
 
 
 def _set_limit(device: torch.device, size: int) -> None:
-    """Waits for the device. A driver that refuses leaves the limit as it is."""
+    """Sets the limit, which waits for the device. If the driver refuses, the limit stays as it is."""
     with torch.cuda.device(device):
         torch.cuda.mem_get_info(device)
         _driver().cuCtxSetLimit(_STACK_SIZE, ctypes.c_size_t(size))

@@ -1,8 +1,8 @@
-"""A training is kept within its memory: a cap on a GPU, a look at what the process holds, and at what others leave.
+"""Keeps a training within its memory.
 
-The budget is what the process holds of the device, with all that is outside torch's allocator. On a GPU the allocator
-is capped at the rest, and memory runs out there; threads have small stacks meanwhile. On the CPU nothing runs out, so a
-training is stopped.
+The budget covers all that the process holds of the device, also outside torch's allocator. On a GPU the allocator is
+capped at what remains, so that exceeding the budget raises an out-of-memory error, and threads have small stacks
+meanwhile. The CPU has no cap: there a training is stopped when the process holds more than the budget.
 """
 
 from contextlib import ExitStack
@@ -13,19 +13,19 @@ from sebp_edge.errors import BudgetExceeded
 from sebp_edge.machine import devices, process, stacks
 from sebp_edge.units import gigabytes
 
-# So much must be free beside: what is loaded late takes it, and other programs.
+# Bytes that must stay free, for what is loaded late and for other programs.
 SPARE = 64 * 2**20
-# How often what others leave is looked at: counters are read, and a GPU is not waited for.
+# How often free memory is checked. That reads counters, and does not synchronise with a GPU.
 STEPS_BETWEEN_LOOKS = 8
 
 
 class MemoryGuard:
-    """What an adaptation may hold; a context manager that leaves torch's allocator capped as it was.
+    """Watches what an adaptation holds; a context manager that restores the cap of torch's allocator.
 
     Args:
-        device: what is trained on.
-        budget: bytes of it that this process may hold; None for all that is free.
-        predicted: bytes that the plan says it will hold at most.
+        device: the device of the training.
+        budget: bytes of its memory that this process may hold; None for all that is free.
+        predicted: the peak that the plan predicts, in bytes.
     """
 
     def __init__(self, device: torch.device, budget: int | None = None, predicted: int | None = None):
@@ -39,7 +39,7 @@ class MemoryGuard:
         with ExitStack() as undo:
             if self._budget is not None:
                 undo.enter_context(stacks.cut(self._device))
-                # Anew: what stacks held is free.
+                # Measured again: what stacks held is free now.
                 self._memory = process.memory_of(self._device)
                 self._cap = undo.enter_context(process.capped(self._device))
                 self._cap(self._budget - self._memory.outside_expected)
@@ -53,29 +53,30 @@ class MemoryGuard:
 
     @property
     def is_set(self) -> bool:
-        """Whether there is something to prove: a budget, or a GPU, where running out is not always survived."""
+        """Whether to check before the first step that memory suffices: with a budget, or on a GPU, where not every
+        out-of-memory error can be recovered from."""
         return self._budget is not None or self._memory.is_capped
 
     @property
     def peak(self) -> int:
-        """Bytes that the process held at most."""
+        """Peak bytes that the process held."""
         return self._memory.peak
 
     @property
     def allocator_peak(self) -> int | None:
-        """Bytes of tensors on a GPU at most; None on the CPU."""
+        """Peak bytes of tensors on a GPU; None on the CPU."""
         return self._memory.allocator_peak
 
     def begin(self) -> None:
-        """Begins to measure anew: what was held before, for example while the model was loaded, is past."""
+        """Starts a new measurement, without what was held before, for example while the model was loaded."""
         self._memory.measure()
         self._memory.begin()
 
     def check(self) -> None:
-        """Looks at what the process holds, where no cap does.
+        """Compares what the process holds with the budget, if there is no cap that does.
 
         Raises:
-            BudgetExceeded: it was more than the budget since `begin`.
+            BudgetExceeded: it has held more since `begin`.
         """
         if self._memory.is_capped:
             return
@@ -86,10 +87,10 @@ class MemoryGuard:
             )
 
     def settle(self) -> None:
-        """Notes what came and went since `begin`, which every step will need again.
+        """Records what was allocated and freed since `begin`: every step needs that again.
 
         Raises:
-            BudgetExceeded: there would be no room for it.
+            BudgetExceeded: there is no room for it.
         """
         self.check()
         self._transient = self._memory.transient()
@@ -97,7 +98,7 @@ class MemoryGuard:
             raise BudgetExceeded(f"{gigabytes(missing)} are missing for a step.")
 
     def missing(self) -> int:
-        """To be asked before each step: bytes that are short for it, if now is the time to look; 0 if it has room."""
+        """Bytes that the next step lacks; 0 if there is room. To be called before each step; checks every eighth."""
         self._num_steps += 1
         if not self.is_set or self._num_steps % STEPS_BETWEEN_LOOKS:
             return 0
@@ -105,16 +106,18 @@ class MemoryGuard:
         return missing if missing > self._borne else 0
 
     def cut(self) -> None:
-        """Is told that micro-batches are half as large from now on."""
+        """Records that micro-batches are half as large from now on."""
         self._transient //= 2
 
     def bear(self, missing: int) -> None:
-        """Is told that nothing can be cut; as long as no more is missing, that is not said again."""
+        """Records a shortfall that cannot be fixed; `missing` reports it again only if it grows."""
         self._borne = missing
 
     def _missing(self) -> int:
-        """Measures anew what the process holds outside torch's allocator, and the cap follows. A GPU is waited for only
-        if memory is to be given back."""
+        """Bytes that a step lacks now; also adjusts the cap to what the process holds outside torch's allocator.
+
+        Synchronises with a GPU only to give memory back.
+        """
         self._memory.measure()
         too_much = 0
         if self._budget is not None:

@@ -1,4 +1,7 @@
-"""How a training spends memory to save time, or time to save memory. Whatever is chosen, its steps are the same."""
+"""What a training holds in memory at once: choices that trade time for memory, and fixed limits.
+
+Whatever is chosen, the steps compute the same.
+"""
 
 from dataclasses import dataclass
 
@@ -8,21 +11,24 @@ MAX_ROWS = 4096
 # Logits of a chunk where memory is short: 33 MB in bf16. Smaller chunks would read a large head more often than they
 # multiply by it.
 FEW_LOGITS = 2**24
+# Logits of a padded micro-batch: half a GB in fp32. Hoisted rows never hold all of theirs.
+MAX_PADDED_LOGITS = 2**27
+# Above this many bytes, gradients are added up one by one as they come, and are not all held beside their sums.
+MAX_GRADIENTS_AT_ONCE = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions:
-    """What is held in memory at once; by default all that makes a training fast.
+    """What a training holds at once; the defaults are the fastest.
 
     Attributes:
-        max_rows: most rows that one micro-batch may have; a single longer example stands alone.
-        checkpoints: of how many blocks, the first ones, only the input is kept for the backward pass, which computes
-            the rest of them again.
-        offload: whether these inputs wait in the host's memory.
-        blocks_in_pieces: whether MLPs run on a piece of the rows at a time, and again in the backward pass, where heads
-            of attention take turns.
-        in_pieces: whether the loss comes in smaller chunks, and gradients are added up one by one as they come.
-        moments_in_8_bits: whether AdamW's moments of an adapter take 8 bits each, as those of bf16 weights always do.
+        max_rows: maximum rows of a micro-batch; a longer example is a micro-batch of its own.
+        checkpoints: number of blocks, from the first on, in activation checkpoints.
+        offload: whether the checkpoints' inputs wait in the host's memory.
+        blocks_in_pieces: whether each MLP runs on a piece of the rows at a time and is recomputed in the backward pass,
+            and attention's backward pass runs on a few heads at a time.
+        in_pieces: whether the loss uses smaller chunks of logits, and gradients are added up one by one as they come.
+        moments_in_8_bits: whether an adapter's AdamW moments take 8 bits each; those of bf16 weights always do.
     """
 
     max_rows: int = MAX_ROWS
@@ -34,7 +40,7 @@ class MemoryOptions:
 
     @property
     def max_logits(self) -> int:
-        """How many logits there are at once."""
+        """Maximum number of logits that exist at once."""
         return FEW_LOGITS if self.in_pieces else CHUNK_LOGITS
 
 

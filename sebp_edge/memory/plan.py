@@ -10,17 +10,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 
 from sebp_edge.errors import MachineError
-from sebp_edge.memory.footprint import Footprint, Machinery
-from sebp_edge.memory.options import MAX_ROWS, MemoryOptions
-from sebp_edge.memory.shape import DecoderShape
+from sebp_edge.memory.footprint import Footprint, host_bytes
+from sebp_edge.memory.options import MAX_PADDED_LOGITS, MAX_ROWS, MemoryOptions
+from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.target import Target
 from sebp_edge.memory.work import Work
 from sebp_edge.models.loading import INSTALL_4_BITS, takes_4_bits
+from sebp_edge.models.shape import DecoderShape
 from sebp_edge.patches.mlp_pieces import ROWS
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.schedule import RowLimit, Schedule
-from sebp_edge.training.losses import MAX_LOGITS
 from sebp_edge.units import gigabytes
 
 _UNITS = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -243,16 +243,14 @@ class _Candidates:
         )
         self._has_folds = len(schedules) > 1
         # In what order and sizes texts are trained on does not depend on what else is chosen.
-        machinery = self._machinery(recipe)
-        padded_to = None if machinery.is_hoisted else dataset.context_length
+        setup = self._setup(recipe)
+        padded_to = None if setup.is_hoisted else dataset.context_length
         self._works: dict[int, Work] = {}
-        for max_rows in _limits(machinery, dataset):
+        for max_rows in _limits(setup, dataset):
             limit = RowLimit.on(target.device, max_rows, padded_to)
             for schedule in schedules:
                 schedule.lay_out(limit)
-            self._works[max_rows] = Work.of(
-                schedules, on_gpu=machinery.on_gpu, in_graphs=machinery.on_gpu and machinery.is_hoisted
-            )
+            self._works[max_rows] = Work.of(schedules, on_gpu=setup.on_gpu, in_graphs=setup.on_gpu and setup.is_hoisted)
 
     def of(self, recipe: Recipe) -> Iterator[Choice]:
         """The fastest first; what is learnt is given up last, a little at a time."""
@@ -276,10 +274,10 @@ class _Candidates:
 
     def _all_options(self, recipe: Recipe, *, in_8_bits: bool) -> list[Choice]:
         """All that learn the same, the fastest first."""
-        machinery = self._machinery(recipe)
-        most = len(self.shape.blocks) - 1 if machinery.is_hoisted else 0
+        setup = self._setup(recipe)
+        most = len(self.shape.blocks) - 1 if setup.is_hoisted else 0
         ways = [{"checkpoints": checkpoints} for checkpoints in _shares(most)]
-        if machinery.on_gpu and most:
+        if setup.on_gpu and most:
             offloaded = ways[-1] | {"offload": True}
             ways += [offloaded, offloaded | {"blocks_in_pieces": True}]
         all_options = [MemoryOptions(max_rows=next(iter(self._works)), moments_in_8_bits=in_8_bits)]
@@ -289,46 +287,46 @@ class _Candidates:
             for way in ways
         ]
         # Where each micro-batch is a step, they should be as few as the recipe asks for.
-        cuts_steps = machinery.updates_in_backward
-        choices = [self._choice(replace(machinery, options=options)) for options in all_options]
+        cuts_steps = setup.updates_in_backward
+        choices = [self._choice(replace(setup, options=options)) for options in all_options]
         return sorted(
             choices, key=lambda one: (cuts_steps and self._works[one.options.max_rows].micro_batches, one.seconds)
         )
 
-    def _choice(self, machinery: Machinery) -> Choice:
-        work, recipe = self._works[machinery.options.max_rows], machinery.recipe
-        footprint = machinery.footprint(work.trained, work.evaluated, self.target.context, has_folds=self._has_folds)
+    def _choice(self, setup: TrainingSetup) -> Choice:
+        work, recipe = self._works[setup.options.max_rows], setup.recipe
+        footprint = Footprint.of(setup, work.trained, work.evaluated, self.target.context, has_folds=self._has_folds)
         dtype = "nf4" if recipe.load_in_4bit else str(self.target.dtype).removeprefix("torch.")
-        on_host = machinery.on_host(work.trained, has_folds=self._has_folds)
-        return Choice(recipe, dtype, machinery.options, footprint, on_host, _seconds(machinery, work, self.target.rate))
+        on_host = host_bytes(setup, work.trained, has_folds=self._has_folds)
+        return Choice(recipe, dtype, setup.options, footprint, on_host, _seconds(setup, work, self.target.rate))
 
-    def _machinery(self, recipe: Recipe) -> Machinery:
+    def _setup(self, recipe: Recipe) -> TrainingSetup:
         target = self.target
-        return Machinery(self.shape, recipe.settled(), target.on_gpu, target.has_kernels, target.dtype.itemsize)
+        return TrainingSetup(self.shape, recipe.settled(), target.on_gpu, target.has_kernels, target.dtype.itemsize)
 
 
-def _seconds(machinery: Machinery, work: Work, rate: float) -> float:
+def _seconds(setup: TrainingSetup, work: Work, rate: float) -> float:
     """About how long the work takes, at `rate` floating-point operations a second.
 
     A token takes 2 for each parameter forward, 2 for the input's gradient, 2 for the weight's if that is trained, and 2
     for what is computed again.
     """
-    parameters, again = machinery.shape.parameters, machinery.computed_again
-    passes = (2 if machinery.is_lora else 3) * parameters + again
+    parameters, again = setup.shape.parameters, setup.computed_again
+    passes = (2 if setup.is_lora else 3) * parameters + again
     tokens = work.trained_tokens
-    if machinery.recipe.load_in_4bit:
-        times = -(-machinery.options.max_rows // ROWS) if machinery.options.blocks_in_pieces else 1
+    if setup.recipe.load_in_4bit:
+        times = -(-setup.options.max_rows // ROWS) if setup.options.blocks_in_pieces else 1
         tokens += TOKENS_PER_DEQUANTISATION * work.micro_batches * times
-    if machinery.options.in_pieces:
+    if setup.options.in_pieces:
         tokens *= IN_PIECES
-    if machinery.options.blocks_in_pieces:
+    if setup.options.blocks_in_pieces:
         tokens *= BLOCKS_IN_PIECES
     operations = 2 * (passes * tokens + parameters * work.evaluated_tokens)
-    seconds = (OVERHEAD_GPU if machinery.on_gpu else OVERHEAD_CPU) * operations / rate
-    if machinery.on_gpu:
-        layers = len(machinery.shape.blocks) * (1 + again / parameters / 2)
+    seconds = (OVERHEAD_GPU if setup.on_gpu else OVERHEAD_CPU) * operations / rate
+    if setup.on_gpu:
+        layers = len(setup.shape.blocks) * (1 + again / parameters / 2)
         seconds = max(seconds, SECONDS_PER_LAYER * layers * work.micro_batches)
-    copies = machinery.offloaded_per_token * work.trained_tokens / HOST_RATE
+    copies = setup.offloaded_per_token * work.trained_tokens / HOST_RATE
     # To the host in the forward pass, a third of the work, and back in the backward pass.
     return max(seconds / 3, copies) + max(2 * seconds / 3, copies)
 
@@ -338,13 +336,13 @@ def _shares(number: int) -> list[int]:
     return sorted({round(number * share / 4) for share in range(5)})
 
 
-def _limits(machinery: Machinery, dataset: Dataset) -> Iterator[int]:
+def _limits(setup: TrainingSetup, dataset: Dataset) -> Iterator[int]:
     """How many rows a micro-batch may have: two in each halving, down to the longest example, which cannot be cut."""
     rows, longest = MAX_ROWS, dataset.context_length
-    if machinery.is_hoisted:
+    if setup.is_hoisted:
         longest = max(example.num_active_tokens for example in dataset.examples)
     else:
-        rows = max(longest, min(rows, MAX_LOGITS // machinery.shape.vocabulary))
+        rows = max(longest, min(rows, MAX_PADDED_LOGITS // setup.shape.vocabulary))
     while rows > longest:
         yield rows
         if 3 * rows // 4 > longest:

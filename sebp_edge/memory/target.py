@@ -1,4 +1,4 @@
-"""What a training is planned for: this machine, or a GPU that is not here."""
+"""The device that a training is planned for: one of this machine, or a GPU that is not here."""
 
 import math
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from sebp_edge.machine import devices, process, stacks
 from sebp_edge.models.loading import has_bitsandbytes
 from sebp_edge.ops.backend import has_triton
 
-# An H100's threads, for whose stacks memory is held (see `sebp_edge.machine.stacks`); smaller GPUs have fewer.
+# Threads of an H100, for whose stacks memory is reserved (see `sebp_edge.machine.stacks`); smaller GPUs have fewer.
 _THREADS = 132 * 2048
-# What a product's FLOP/s are taken for where nobody can measure them: plans are ordered by it, and no time is told.
+# FLOP/s of a GPU that cannot be measured: they order the plans, and no time is reported.
 _RATE = 60e12
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a training is planned for.
+    """The device that a training is planned for.
 
     Attributes:
-        device: on which it runs.
+        device: its kind, and for this machine its number.
         dtype: of the base model's weights, and of activations.
         has_kernels: whether norms, gates and the loss run on our kernels.
         has_bitsandbytes: whether a base model can be loaded in 4 bits.
@@ -55,7 +55,7 @@ class Target:
 
     @classmethod
     def elsewhere(cls, gpu: int) -> "Target":
-        """An NVIDIA GPU since Ampere with so many bytes, in a machine of which nothing else is known."""
+        """An NVIDIA GPU, Ampere or newer, with `gpu` bytes, in a machine of which nothing else is known."""
         return cls(
             device=torch.device("cuda"),
             dtype=torch.bfloat16,

@@ -7,8 +7,9 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from sebp_edge.errors import AdapterError
+from sebp_edge.models.architecture import num_parameters
 from sebp_edge.models.full import FullWeights
-from sebp_edge.models.loading import BaseModel, num_trained
+from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.lora import LoraAdapter
 from sebp_edge.recipe import Recipe
 
@@ -53,7 +54,11 @@ def load(base: BaseModel, folder: Path) -> Adaptation:
 
 def saved_bytes(base: BaseModel, recipe: Recipe) -> int:
     """What the weights of an adaptation will take on the disk."""
-    return num_trained(base.model, recipe) * (4 if recipe.method == "lora" else base.dtype.itemsize)
+    if recipe.method == "full":
+        return num_parameters(base.model) * base.dtype.itemsize
+    head = base.model.get_output_embeddings()
+    adapted = (layer for layer in base.model.modules() if isinstance(layer, nn.Linear) and layer is not head)
+    return sum(4 * recipe.settled().r * (layer.in_features + layer.out_features) for layer in adapted)
 
 
 def trainable(adaptation: Adaptation) -> list[nn.Parameter]:

@@ -5,7 +5,7 @@ Everything here is read off a model; nothing is changed.
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2CLS
 from transformers.pytorch_utils import Conv1D
 
@@ -60,15 +60,33 @@ def last_block(model: nn.Module) -> nn.Module | None:
     return last
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks between embedding and head, from the first to the last; empty where they are not found."""
+def blocks_of(model: nn.Module, *, guess: bool = False) -> list[nn.Module]:
+    """The blocks between embedding and head, from the first to the last; empty if they are not found.
+
+    Args:
+        guess: where they are not found, take the list of modules that has the most parameters, or without any list the
+            base model as one block.
+    """
     for path in ("layers", "h", "encoder.layer", "transformer.layer"):
         blocks = getattr(model, "base_model", None)
         for name in path.split("."):
             blocks = getattr(blocks, name, None)
         if isinstance(blocks, nn.ModuleList) and len(blocks):
             return list(blocks)
-    return []
+    if not guess:
+        return []
+    lists = [module for module in model.base_model.modules() if isinstance(module, nn.ModuleList)]
+    return list(max(lists, key=num_parameters, default=[model.base_model]))
+
+
+def num_parameters(module: nn.Module) -> int:
+    """How many parameters a module has, each counted once."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def head_size_of(config: PretrainedConfig) -> int:
+    """The size of one attention head, by a decoder's config."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def behind_attention(block: nn.Module | None) -> nn.Module | None:

@@ -1,4 +1,4 @@
-"""A base model and its tokenizer in memory, through transformers; refused beforehand where they cannot fit.
+"""A base model and its tokenizer in memory, through transformers.
 
 Models come from local folders only: the bundled one, the user's own, or the Hub's cache. Nothing remote is executed.
 """
@@ -30,7 +30,6 @@ from sebp_edge.models.catalog import BUNDLED_FOLDER, ModelReference
 from sebp_edge.models.fingerprint import fingerprint
 from sebp_edge.models.soundness import refuse_endless, refuse_hollow, refuse_non_finite, refuse_special_files
 from sebp_edge.recipe import Recipe
-from sebp_edge.units import gigabytes
 
 _META = torch.device("meta")
 # Code that comes with a model is never run; without this, transformers asks on the terminal.
@@ -102,13 +101,12 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
 
     Raises:
         ModelError: it cannot be had, is no decoder, or its files are damaged.
-        MachineError: it does not fit into this machine's memory; found before anything large is loaded or downloaded.
+        MachineError: memory runs out, or this machine does not run base models in 4 bits.
     """
     dtype = devices.pick_dtype(device)
     quantised = _four_bit_options(device, dtype) if recipe.load_in_4bit else {}
     folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
     config = _read_config(reference, folder)
-    refuse_if_too_big(reference, config, recipe, device, dtype)
     if reference.kind == "hub":
         folder = hub.model_folder(reference)
     needs = "cannot be loaded; its folder needs config.json, a tokenizer and whole safetensors weights"
@@ -232,53 +230,6 @@ def _read_config(reference: ModelReference, path: Path):
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder or is_encoder:
         raise ModelError(f"{reference.name!r} is a {config.model_type} model; a decoder that writes text is needed.")
     return config
-
-
-def refuse_if_too_big(
-    reference: ModelReference, config, recipe: Recipe, device: torch.device, dtype: torch.dtype
-) -> None:
-    """Raises a MachineError with the figures if weights and training state alone exceed the free memory."""
-    with _blamed_on(reference, "cannot be made from its config.json"):
-        weights, in_4bit, trained = _count_parameters(config, recipe)
-    # A trained weight takes its fp32 self (or is the base weight itself), a gradient and AdamW's two moments; in bf16
-    # no gradient is kept, and moments take 8 bits each. Full fine-tuning also keeps what the weights were and their
-    # best state, in the host's memory.
-    if recipe.method == "lora":
-        per_trained = 16
-    elif dtype == torch.bfloat16:
-        per_trained = 2
-    else:
-        per_trained = 20 if device.type == "cpu" else 12
-    needed = int((weights - in_4bit) * dtype.itemsize + in_4bit * NF4_BYTES) + trained * per_trained
-    free = devices.free_memory(device)
-    if needed > free:
-        why = " (this GPU has no bf16, so weights take 4 bytes each)" if devices.lacks_bf16(device) else ""
-        raise MachineError(
-            f"{reference.name!r} has {weights / 1e9:.2f} billion parameters and needs at least "
-            f"{gigabytes(needed)} to adapt with the recipe {recipe.name!r}{why}; this machine's "
-            f"{device.type.upper()} has {gigabytes(free)} free of "
-            f"{gigabytes(devices.total_memory(device))}; choose a smaller model or close other programs."
-        )
-
-
-def _count_parameters(config, recipe: Recipe) -> tuple[int, int, int]:
-    """Parameters: all, those in 4 bits, those trained. From the config alone."""
-    model = _on_meta(config)
-    total = sum(parameter.numel() for parameter in model.parameters())
-    in_4bit = sum(layer.weight.numel() for layer in _adapted(model)) if recipe.load_in_4bit else 0
-    return total, in_4bit, num_trained(model, recipe)
-
-
-def num_trained(model: nn.Module, recipe: Recipe) -> int:
-    """How many parameters a recipe trains: all, or those of a LoRA adapter on each linear layer but the head."""
-    if recipe.method == "full":
-        return sum(parameter.numel() for parameter in model.parameters())
-    return sum(recipe.settled().r * (layer.in_features + layer.out_features) for layer in _adapted(model))
-
-
-def _adapted(model: nn.Module) -> list[nn.Linear]:
-    head = model.get_output_embeddings()
-    return [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head]
 
 
 def model_of_shape(

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from sebp_edge.models.architecture import head_size_of
+
 # Special tokens, which must be among the few that the copy knows.
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 VOCABULARY = 128
@@ -45,7 +47,7 @@ def small_copy(config: PretrainedConfig, kind: type[PreTrainedModel] | None = No
     """
     small = copy.deepcopy(config)
     heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    head_size = head_size_of(config)
     small.num_attention_heads = 2
     if kv_heads is not None:
         small.num_key_value_heads = 2 if kv_heads == heads else 1

@@ -14,9 +14,14 @@ import logging
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.models.shape import Block
 from sebp_edge.ops import Scores, sequence_attention_
+from sebp_edge.ops.attention import sums_of
+from sebp_edge.ops.backend import SHORT
 from sebp_edge.patches.agreement import ATTENTION, why_not
+from sebp_edge.patches.execution import FP32, Execution
 from sebp_edge.patches.patch import Patch, has_own_forward
+from sebp_edge.rows.buckets import Bucket
 
 logger = logging.getLogger(__name__)
 
@@ -151,3 +156,56 @@ def _factor(block: nn.Module, x_1AD: Tensor, scores: Scores) -> float:
     scale = block.head_dim**-0.5 if scores.scale is None else scores.scale
     spread = float(q.square().mean().sqrt() * k.square().mean().sqrt()) * scale * block.head_dim**0.5
     return max(1.0, max(spread, 1e-6) ** -0.5)
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+def kept_by_attention(block: Block, head_size: int, run: Execution) -> int:
+    """Bytes of one token that autograd keeps in a block's attention, beside what norms and projections read."""
+    rotated = block.queries + block.keys
+    numbers = 2 * block.queries + 2 * block.keys  # queries, keys, values and the output
+    if _attends_in_place(block, run):
+        if block.kind.has_head_norms:
+            numbers += rotated  # before their norms and after
+    else:
+        # Rotation makes new tensors; those it reads stay as part of what the values lie in, or for a norm.
+        lies_beside = not run.trains_all or len(block.kind.attention_in) == 1
+        if block.kind.has_rotary and (lies_beside or block.kind.has_head_norms):
+            numbers += rotated
+        if not run.has_flash_attention:
+            numbers += block.queries  # the output of each sequence, and all of them concatenated
+    return run.itemsize * numbers + FP32 * (block.queries // head_size)  # and the log of each head's softmax sum
+
+
+def backward_of_attention(
+    block: Block, head_size: int, sizes: Bucket, run: Execution, *, heads_take_turns: bool = False
+) -> int:
+    """Bytes that a block's attention holds in its backward pass, beside what is kept; 0 where it runs by sequences.
+
+    They are dout, dq, dk and dv before and after they are rotated back. Of sequences that are not short also dk and dv
+    of each head, and the fp32 sums of dq; where heads take turns, copies of one turn's out and dout.
+    """
+    if not run.has_flash_attention:
+        return 0
+    queries, keys = block.queries, block.keys
+    sums = sums_of(sizes.tokens, queries // head_size, head_size, sizes.sequences) if sizes.longest > SHORT else 0
+    turns = 1
+    if heads_take_turns and _attends_in_place(block, run):
+        turns = min(max(1, -(-sums // FEW_SUMS)), keys // head_size)
+    of_turn = queries + 2 * keys + (2 * queries if sums else 0) + (2 * queries if turns > 1 else 0)
+    numbers = block.hidden + 2 * queries + 2 * keys
+    return int(sizes.tokens * run.itemsize * (numbers + of_turn / turns) + sums / turns)
+
+
+def passing_in_attention(block: Block, run: Execution) -> int:
+    """Bytes of one token that a family's own rotation allocates and frees; 0 where ours takes its place.
+
+    They are queries and keys times their cosines, turned by half, times their sines, and the sums.
+    """
+    return 0 if _attends_in_place(block, run) else run.itemsize * 4 * (block.queries + block.keys)
+
+
+def _attends_in_place(block: Block, run: Execution) -> bool:
+    """Whether attention is one operation with its rotary embedding (see `OwnAttention`)."""
+    return run.has_flash_attention and block.kind.attends_in_place

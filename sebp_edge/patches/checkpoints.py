@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import blocks_of
+from sebp_edge.models.shape import Block
 from sebp_edge.patches.patch import Patch
 
 # Where transformers' attention layers have the share of scores that they drop.
@@ -213,3 +214,22 @@ def runs_again() -> bool:
         return False
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+def inputs_on_device(checkpoints: int, *, offload: bool) -> int:
+    """How many inputs of blocks in checkpoints the device keeps; if they are offloaded, the last one."""
+    return min(1, checkpoints) if offload else checkpoints
+
+
+def inputs_on_device_at_most(checkpoints: int, *, offload: bool) -> int:
+    """The same while a block runs again; an offloaded input is fetched while the one after it is used."""
+    return inputs_on_device(checkpoints, offload=offload) + offload
+
+
+def parameters_run_again(block: Block) -> int:
+    """Parameters that the backward pass of a block in a checkpoint multiplies by once more: all but its last layer's,
+    before which it has all that it keeps."""
+    return block.parameters - block.mlp_out.size

@@ -26,6 +26,7 @@ from sebp_edge.ops import (
     gated_lora_linear,
     lora_linear,
 )
+from sebp_edge.patches.execution import Execution
 from sebp_edge.patches.patch import Patch, is_wrapped
 
 # Projections that read the same input in transformers' decoders.
@@ -231,3 +232,11 @@ class _Member:
 
     def __call__(self, x: Tensor, *args, **kwargs) -> Tensor:
         return self.group.output(self.member, x)
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+def kept_by_lora(layers: int, run: Execution) -> int:
+    """Bytes of one token that autograd keeps of so many layers' adapters: x A^T, of the adapter's rank; 0 without."""
+    return run.itemsize * run.rank * layers

@@ -18,6 +18,7 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.ops import gather_rows, linear_cross_entropy
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
 from sebp_edge.patches.agreement import trial_batch, why_not
+from sebp_edge.patches.execution import Execution
 from sebp_edge.patches.last_layer import LastLayer
 from sebp_edge.patches.patch import has_own_forward
 from sebp_edge.rows.row_plan import RowPlan
@@ -133,3 +134,26 @@ class FusedLoss:
         input_ids, labels = trial_batch(self._decoder)
         plan = RowPlan.from_labels(labels).to(labels.device)
         return self._row_losses({"input_ids": input_ids, "use_cache": False}, plan, restricted)[1]
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+def logits_at_once(loss_rows: int, vocabulary: int, max_logits: int) -> int:
+    """How many logits exist at once: of all loss rows, or of as many as `max_logits` allows, but of one at least."""
+    return vocabulary * min(loss_rows, max(1, max_logits // vocabulary))
+
+
+def bytes_of_loss(loss_rows: int, logits: int, hidden: int, run: Execution, *, with_gradients: bool) -> int:
+    """Bytes that the loss holds: a chunk of `logits`, whose gradients overwrite them; the loss rows' hidden states, and
+    gradients of these.
+
+    Without our kernels a softmax besides.
+    """
+    states = 3 if with_gradients and run.trains_all else 2
+    return run.itemsize * ((1 if run.has_kernels else 2) * logits + states * loss_rows * hidden)
+
+
+def kept_by_loss(loss_rows: int, hidden: int, run: Execution) -> int:
+    """Bytes that autograd keeps of the loss: of a frozen head the hidden states' gradient, computed along with it."""
+    return 0 if run.trains_all else run.itemsize * loss_rows * hidden

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sebp_edge.models.architecture import blocks_of
+from sebp_edge.models.shape import Block
 from sebp_edge.patches.checkpoints import dropouts_of, refuse_dropout
+from sebp_edge.patches.execution import Execution
+from sebp_edge.patches.norms_and_mlps import remakes_norms
 from sebp_edge.patches.patch import Patch
 
 # Rows of a piece. With as many, an MLP of a 3B model needs no more memory than attention's backward pass over 3,000
@@ -86,3 +89,33 @@ class _InPieces:
 
 def _joined(pieces: list[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-2)
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+def rows_of_a_piece(tokens: int) -> int:
+    """How many rows of so many tokens go through an MLP at once."""
+    return min(tokens, ROWS)
+
+
+def kept_by_pieces(block: Block, run: Execution) -> int:
+    """Bytes of one token that autograd keeps of an MLP in pieces: its input, unless a norm's output is kept anyway."""
+    return run.itemsize * block.hidden if remakes_norms(block.kind, run) and block.kind.norm_outputs else 0
+
+
+def backward_of_pieces(block: Block, tokens: int, of_row: int, run: Execution) -> int:
+    """Bytes that an MLP in pieces holds in its backward pass: one piece, and what all pieces are put together to.
+
+    That is the gradient of its input; and of all weights, one of which is there twice while it is added up.
+
+    Args:
+        of_row: bytes of one row in a piece.
+    """
+    of_weights = 4 * block.mlp_out.size if run.trains_all else 0
+    return rows_of_a_piece(tokens) * of_row + run.itemsize * (tokens * 3 * block.hidden + of_weights)
+
+
+def parameters_run_again_in_pieces(block: Block) -> int:
+    """Parameters that the backward pass of an MLP in pieces multiplies by once more: all but the last layer's."""
+    return sum(linear.size for linear in block.mlp_in)

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from sebp_edge.models.shape import Block, Kind
 from sebp_edge.ops import ACTIVATIONS, Gate, Remake, gated, rms_norm, runs_kernels
 from sebp_edge.patches.agreement import why_not
+from sebp_edge.patches.execution import FP32, Execution
 from sebp_edge.patches.patch import Patch, has_own_forward
 
 # The parts of a Llama's MLP; it has nothing else.
@@ -128,3 +130,75 @@ class _Mlp:
         if hidden.requires_grad:
             self.sources[hidden] = Gate(gate, up, activation)
         return self.module.down_proj(hidden)
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+def kept_by_norm(kind: Kind | None, run: Execution) -> int:
+    """Bytes that one norm keeps for each number that it reads, beside that number."""
+    if kind is None or kind.has_layer_norms or (run.has_kernels and kind.has_own_norms):
+        return 0
+    normalised = 1 if run.trains_all else 0  # for the gradient of the norm's own weight
+    if kind.has_own_norms and run.itemsize == FP32:
+        return FP32 * normalised
+    # In place of what it reads, that in fp32: as it is, and less its mean.
+    return FP32 * (2 + normalised) - run.itemsize
+
+
+def kept_by_norms(block: Block, head_size: int, run: Execution) -> int:
+    """Bytes of one token that autograd keeps of what a block's norms read and give."""
+    kind = block.kind
+    of_heads = block.queries + block.keys if kind.has_head_norms else 0
+    states = kind.reads + (0 if remakes_norms(kind, run) else kind.norm_outputs)
+    # In fp32: 1/rms, or mean and 1/std.
+    scales = (2 if kind.has_layer_norms else 1) * kind.norms + of_heads // head_size
+    numbers = kind.norms * block.hidden + of_heads
+    return run.itemsize * states * block.hidden + numbers * kept_by_norm(kind, run) + FP32 * scales
+
+
+def remakes_norms(kind: Kind, run: Execution) -> bool:
+    """Whether what norms give is made again in the backward pass, and not kept."""
+    return not run.trains_all and run.has_kernels and kind.has_own_norms
+
+
+def kept_by_mlp(block: Block, run: Execution) -> int:
+    """Bytes of one token that autograd keeps in a block's MLP, beside its input and what LoRA keeps."""
+    is_ours, numbers = _has_own_mlp(block, run), block.gate_and_up
+    if run.trains_all or not is_ours:
+        numbers += block.wide  # what the last layer reads
+    if block.has_gate and not is_ours:
+        numbers += block.wide  # the activated gate
+    return run.itemsize * numbers
+
+
+def gradients_in_mlp(block: Block, run: Execution) -> int:
+    """Bytes of one token that an MLP's backward pass holds: gradients of gate and up, and what the last layer read.
+
+    In a family's own code the latter takes the place of what was kept.
+    """
+    return run.itemsize * (block.gate_and_up + (block.wide if _has_own_mlp(block, run) else 0))
+
+
+def backward_of_mlp(block: Block, tokens: int, run: Execution) -> int:
+    """Bytes that a block's MLP holds in its backward pass, beside what is kept.
+
+    With gradients of hidden states, before and after each norm that follows attention or MLP; and of a weight.
+    """
+    states = (2 + block.kind.norms - block.kind.norm_outputs) * block.hidden
+    of_weight = block.mlp_out.size if run.trains_all else 0
+    return tokens * gradients_in_mlp(block, run) + run.itemsize * (tokens * states + of_weight)
+
+
+def passing_in_mlp(block: Block, run: Execution) -> int:
+    """Bytes of one row that a family's own MLP allocates and frees; 0 where our gate takes its place.
+
+    They are the activated gate, and gradients of it and of gate and up.
+    """
+    if _has_own_mlp(block, run):
+        return 0
+    return run.itemsize * (block.gate_and_up + (block.wide if block.has_gate else 0))
+
+
+def _has_own_mlp(block: Block, run: Execution) -> bool:
+    return run.has_kernels and block.kind.has_own_mlp

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.models.architecture import CONVOLUTIONS, blocks_of
+from sebp_edge.models.architecture import CONVOLUTIONS, blocks_of, head_size_of
 from sebp_edge.models.lora import refuse_packed_weights, without_adapter
 from sebp_edge.ops import Scores, gather_rows, runs_flash_attention, sequence_attention_
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
@@ -129,8 +129,7 @@ def _refuse_convolutions(decoder: PreTrainedModel) -> None:
 def _pays(decoder: PreTrainedModel) -> bool:
     """Whether an own attention block is faster: where flash attention takes its heads."""
     config, embedding_VD = decoder.config.get_text_config(), decoder.get_input_embeddings().weight
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return runs_flash_attention(embedding_VD.new_empty(0, head_size))
+    return runs_flash_attention(embedding_VD.new_empty(0, head_size_of(config)))
 
 
 # Keywords that transformers' attention layers pass along and that change nothing here.

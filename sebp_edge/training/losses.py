@@ -4,15 +4,12 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.events import Notice, Sink
-from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.memory.options import FASTEST, MAX_PADDED_LOGITS, MemoryOptions
 from sebp_edge.sparse.hoist_if_exact import hoist_if_exact
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator, pack
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import RowLimit
-
-# Logits of a padded micro-batch: 2^27 of them are half a GB in fp32. Hoisted rows never hold all of theirs.
-MAX_LOGITS = 2**27
 
 
 class RowLosses:
@@ -48,7 +45,7 @@ class RowLosses:
         self._padded = Sparsified(model) if self.hoisted is None else None
         self.limit = RowLimit.on(device, options.max_rows)
         if reason is not None:
-            max_rows = min(options.max_rows, MAX_LOGITS // model.get_output_embeddings().weight.shape[0])
+            max_rows = min(options.max_rows, MAX_PADDED_LOGITS // model.get_output_embeddings().weight.shape[0])
             self.limit = RowLimit.on(device, max_rows, padded_to=collator.context_length)
             on_event(Notice(f"This model runs on padded batches, which is slower: {reason}"))
 

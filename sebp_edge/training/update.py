@@ -6,16 +6,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.memory.options import FASTEST, MAX_GRADIENTS_AT_ONCE, MemoryOptions
 from sebp_edge.ops import AdamW, Moments, adamw_
 from sebp_edge.recipe import Recipe
 from sebp_edge.training.graphs import Graphs
 
 # Where each parameter begins in a flat tensor: at a multiple of so many elements, for wide loads.
 ALIGNMENT = 64
-
-# Above this many bytes, gradients are added one by one as they come, and are not all held beside their sums.
-LARGE = 2**30
 
 
 class Update:
@@ -117,7 +114,7 @@ class Update:
 
 def are_large(parameters: list[Tensor]) -> bool:
     """Whether so many gradients are better not all held at once."""
-    return sum(parameter.nbytes for parameter in parameters) > LARGE
+    return sum(parameter.nbytes for parameter in parameters) > MAX_GRADIENTS_AT_ONCE
 
 
 def add_gradients(loss: Tensor, parameters: list[Tensor], *, in_pieces: bool) -> None:

@@ -17,7 +17,7 @@ from sebp_edge.memory import plan as memory_plan
 from sebp_edge.memory import target
 from sebp_edge.memory.options import FASTEST
 from sebp_edge.memory.plan import MemoryBudget, make_plan
-from sebp_edge.memory.shape import read_shape
+from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.models.catalog import resolve
 from sebp_edge.texts.dataset import Dataset

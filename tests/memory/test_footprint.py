@@ -23,11 +23,14 @@ from transformers import (
 )
 
 from sebp_edge.events import StepDone
-from sebp_edge.memory.footprint import CUBLAS_WORKSPACES, Machinery
+from sebp_edge.memory.activations import Activations
+from sebp_edge.memory.footprint import CUBLAS_WORKSPACES, Footprint, states_kept
 from sebp_edge.memory.options import MemoryOptions
-from sebp_edge.memory.shape import Linear, read_shape
+from sebp_edge.memory.setup import TrainingSetup
+from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.models.catalog import resolve
+from sebp_edge.models.shape import Linear
 from sebp_edge.ops import attention
 from sebp_edge.patches import norms_and_mlps
 from sebp_edge.recipe import Recipe
@@ -129,11 +132,11 @@ def check_kept(model, recipe, tmp_path, *, on_gpu: bool = False, checkpoints: in
     if recipe.method == "lora":
         model = get_peft_model(model, LoraConfig(r=recipe.r, target_modules="all-linear", task_type="CAUSAL_LM"))
     options = MemoryOptions(checkpoints=checkpoints)
-    machinery = Machinery(shape, recipe, on_gpu, has_kernels=on_gpu, itemsize=itemsize, options=options)
+    setup = TrainingSetup(shape, recipe, on_gpu, has_kernels=on_gpu, itemsize=itemsize, options=options)
     with operations_of_a_gpu() if on_gpu else nullcontext(), Hoisted(model, checkpoints=checkpoints) as hoisted:
         tokens = some_tokens(7, 41)
         held = bytes_held_by_autograd(model, hoisted, tokens)
-    counted = machinery.kept(tokens.sizes)
+    counted = Activations(setup).kept(tokens.sizes)
     assert 0.99 * held < counted < 1.08 * held
 
 
@@ -212,21 +215,21 @@ def test_what_there_is_at_the_peak_is_counted_of_other_families(
 
 def check_peak(family, tmp_path, monkeypatch, checkpoints, offload, blocks_in_pieces):
     # Of 1,170 rows.
-    monkeypatch.setattr("sebp_edge.memory.footprint.ROWS", 200)
+    monkeypatch.setattr("sebp_edge.patches.mlp_pieces.ROWS", 200)
     monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 200)
     model = make_family(family, num_hidden_layers=8)
     shape = shape_of(model.config, tmp_path)
     model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
     how = {"checkpoints": checkpoints, "offload": offload, "blocks_in_pieces": blocks_in_pieces}
     options = MemoryOptions(**how)
-    machinery = Machinery(shape, LORA, on_gpu=False, has_kernels=False, itemsize=4, options=options)
+    setup = TrainingSetup(shape, LORA, on_gpu=False, has_kernels=False, itemsize=4, options=options)
     tokens = some_tokens(30, 41)
     with Hoisted(model, **how) as hoisted:
         # Gradients are there before, and the host's memory.
         hoisted.row_losses(tokens).sum().backward()
         with Live() as live:
             hoisted.row_losses(tokens).sum().backward()
-    found = machinery.footprint([tokens.sizes], [], 0)
+    found = Footprint.of(setup, [tokens.sizes], [], 0)
     assert live.most == pytest.approx(found.activations + found.loss, rel=0.15)
 
 
@@ -234,14 +237,14 @@ def check_peak(family, tmp_path, monkeypatch, checkpoints, offload, blocks_in_pi
 @pytest.mark.parametrize("family", ["llama", "olmo2", "phi3"])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_with_all_weights_the_gradients_that_wait_are_counted(family, blocks_in_pieces, tmp_path, monkeypatch):
-    monkeypatch.setattr("sebp_edge.memory.footprint.ROWS", 200)
+    monkeypatch.setattr("sebp_edge.patches.mlp_pieces.ROWS", 200)
     monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 200)
     monkeypatch.setattr("sebp_edge.memory.options.FEW_LOGITS", 2**19)
     # The head is most of it, and MLPs are wide.
     sizes = {"vocab_size": 40_000, "num_hidden_layers": 4, "intermediate_size": 4096}
     model = make_family(family, **sizes, tie_word_embeddings=family == "llama")
     how = {"checkpoints": 3, "blocks_in_pieces": blocks_in_pieces}
-    machinery = Machinery(
+    setup = TrainingSetup(
         shape_of(model.config, tmp_path), FULL, False, False, itemsize=4, options=MemoryOptions(**how, in_pieces=True)
     )
     tokens = some_tokens(10, 41)
@@ -251,7 +254,7 @@ def test_with_all_weights_the_gradients_that_wait_are_counted(family, blocks_in_
         gradients = [parameter.grad for parameter in model.parameters()]
         with Live() as live:
             hoisted.row_losses(tokens).sum().backward()
-    found = machinery.footprint([tokens.sizes], [], 0)
+    found = Footprint.of(setup, [tokens.sizes], [], 0)
     assert None not in gradients
     # Rather too much is counted than too little.
     counted = found.activations + found.loss
@@ -264,10 +267,10 @@ def test_an_embedding_that_scales_what_it_looks_up_has_a_gradient_beside_the_hea
     def counted(model, folder):
         shape = shape_of(model.config, folder)
         assert shape.is_tied
-        machinery = Machinery(
+        setup = TrainingSetup(
             shape, FULL, on_gpu=False, has_kernels=False, itemsize=4, options=MemoryOptions(in_pieces=True)
         )
-        found = machinery.footprint([Bucket(7, 1, 7, 7)], [], 0)
+        found = Footprint.of(setup, [Bucket(7, 1, 7, 7)], [], 0)
         return (found.activations + found.loss) / (4 * shape.head_parameters)
 
     assert counted(make_llama(**sizes), tmp_path / "llama") == pytest.approx(1, abs=0.5)
@@ -278,8 +281,8 @@ def test_an_embedding_that_scales_what_it_looks_up_has_a_gradient_beside_the_hea
 @pytest.mark.parametrize(("tokens", "measured_gib"), [(96, 6.67), (224, 6.91), (832, 8.08), (3712, 12.82)])
 def test_the_peaks_measured_on_an_h100_are_predicted(tokens, measured_gib, tmp_path):
     shape = shape_of(LlamaConfig(**SHAPE_3B), tmp_path)
-    machinery = Machinery(shape, Recipe.load("notes").settled(), on_gpu=True, has_kernels=True, itemsize=2)
-    footprint = machinery.footprint([Bucket(tokens, 64, 128, tokens)], [], context=650_000_000)
+    setup = TrainingSetup(shape, Recipe.load("notes").settled(), on_gpu=True, has_kernels=True, itemsize=2)
+    footprint = Footprint.of(setup, [Bucket(tokens, 64, 128, tokens)], [], context=650_000_000)
     tensors = footprint.total - footprint.context - footprint.reserve - footprint.graphs + CUBLAS_WORKSPACES
     assert tensors / 2**30 == pytest.approx(measured_gib, rel=0.05)
     # The weights are most of it and no guess; nor is the rest a bad one.
@@ -288,10 +291,10 @@ def test_the_peaks_measured_on_an_h100_are_predicted(tokens, measured_gib, tmp_p
 
 
 def test_what_torchs_allocator_held_on_an_h100_is_predicted(tmp_path):
-    machinery = Machinery(
+    setup = TrainingSetup(
         shape_of(LlamaConfig(**SHAPE_3B), tmp_path), Recipe.load("notes").settled(), True, has_kernels=True, itemsize=2
     )
-    footprint = machinery.footprint([Bucket(4096, 64, 2560, 4096)], [], context=0)
+    footprint = Footprint.of(setup, [Bucket(4096, 64, 2560, 4096)], [], context=0)
     assert footprint.total == pytest.approx(15_085_000_000, rel=0.02)
 
 
@@ -346,7 +349,7 @@ def test_states_to_go_back_to_are_counted(recipe, documents, make, monkeypatch):
             alive.append(before + sum(state() is not None for state in taken))
 
     make(recipe=recipe.replace(epochs=2, context_length=64), on_event=on_event).adapt(make_sentences(documents))
-    counted = Machinery(None, recipe, on_gpu=False, has_kernels=False, itemsize=4)._states(has_folds=documents < 20)
+    counted = states_kept(TrainingSetup(None, recipe, False, has_kernels=False, itemsize=4), has_folds=documents < 20)
     # Of an adapter on one split only the best one is kept; counted is also the next, which takes its place.
     assert max(alive) == counted - (recipe is LORA and documents >= 20)
 
@@ -399,8 +402,8 @@ def test_another_architecture_is_counted_by_its_linear_layers(tmp_path):
     assert not shape.is_hoisted
     assert shape.blocks[0].linears["self_attention.query_key_value"] == Linear(64, 192)
     assert len(shape.blocks[0].linears) == 4
-    machinery = Machinery(shape, LORA, on_gpu=False, has_kernels=False, itemsize=4)
-    one, two = (machinery.footprint([Bucket(rows, 1, 64, 30)], [], 0) for rows in (64, 128))
+    setup = TrainingSetup(shape, LORA, on_gpu=False, has_kernels=False, itemsize=4)
+    one, two = (Footprint.of(setup, [Bucket(rows, 1, 64, 30)], [], 0) for rows in (64, 128))
     assert one.weights == 4 * shape.parameters
     assert two.activations > 1.9 * one.activations
 
@@ -409,8 +412,8 @@ def test_every_part_is_in_the_total(tmp_path):
     shape = shape_of(make_llama(**SIZES).config, tmp_path)
     for recipe in (LORA, FULL):
         for on_gpu in (False, True):
-            machinery = Machinery(shape, recipe, on_gpu, has_kernels=on_gpu, itemsize=4)
-            found = machinery.footprint([Bucket(64, 1, 64, 64), Bucket(7, 1, 7, 1)], [Bucket(1, 1, 1, 1)], 1000)
+            setup = TrainingSetup(shape, recipe, on_gpu, has_kernels=on_gpu, itemsize=4)
+            found = Footprint.of(setup, [Bucket(64, 1, 64, 64), Bucket(7, 1, 7, 1)], [Bucket(1, 1, 1, 1)], 1000)
             assert found.total == sum(asdict(found).values())
             assert (found.graphs > 0) == on_gpu
             assert found.optimizer == 8 * (shape.parameters if recipe is FULL else shape.adapter_parameters(4))

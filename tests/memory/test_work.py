@@ -8,9 +8,10 @@ from builders import make_sentences
 
 from sebp_edge import Recipe
 from sebp_edge.memory import work
-from sebp_edge.memory.footprint import Machinery
+from sebp_edge.memory.footprint import Footprint
 from sebp_edge.memory.options import FASTEST, MemoryOptions
-from sebp_edge.memory.shape import read_shape
+from sebp_edge.memory.setup import TrainingSetup
+from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.work import Work
 from sebp_edge.models.catalog import resolve
 from sebp_edge.rows.buckets import Bucket
@@ -24,12 +25,12 @@ def test_a_plan_looks_at_few_sizes_and_counts_as_with_all(method):
     shape_3b = read_shape(resolve("llama-3.2-3b"))
     draw = random.Random(0)
     sizes = [Bucket(draw.randint(60, 4096), draw.randint(1, 64), 64, draw.randint(1, 60)) for _ in range(500)]
-    of_cpu = Machinery(shape_3b, RECIPE.replace(method=method), on_gpu=False, has_kernels=False, itemsize=4)
+    of_cpu = TrainingSetup(shape_3b, RECIPE.replace(method=method), on_gpu=False, has_kernels=False, itemsize=4)
     few = work._largest(sizes, in_graphs=False)
     assert len(few) < 50
     for options in (FASTEST, MemoryOptions(in_pieces=True), MemoryOptions(checkpoints=14, in_pieces=True)):
-        machinery = dataclasses.replace(of_cpu, options=options)
-        assert machinery.footprint(few, few, 0).total == machinery.footprint(sizes, sizes, 0).total
+        setup = dataclasses.replace(of_cpu, options=options)
+        assert Footprint.of(setup, few, few, 0).total == Footprint.of(setup, sizes, sizes, 0).total
     # There the next largest graph may be held as well.
     assert work._largest(sizes, in_graphs=True) == sorted(set(sizes))
 

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from sebp_edge import AdapterStore, Recipe
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import AdapterError, ModelError, SebpEdgeError
-from sebp_edge.memory.shape import read_shape
+from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.adaptation import attach, load
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model

@@ -49,13 +49,16 @@ LOAD = """
 import sys, torch
 from sebp_edge.errors import SebpEdgeError
 from sebp_edge.machine import devices
+from sebp_edge.memory.refusal import refuse_if_too_big
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
 devices.free_memory = lambda device: int(2e9)
 for name in sys.argv[1:]:
     try:
-        base = load_base_model(resolve(name), Recipe.load("notes"), torch.device("cpu"))
+        what = resolve(name), Recipe.load("notes"), torch.device("cpu")
+        refuse_if_too_big(*what)
+        base = load_base_model(*what)
         print("loaded", base.reference.public_name, base.fingerprint, base.tokenizer("the")["input_ids"])
     except SebpEdgeError as error:
         print(type(error).__name__, error)
@@ -274,6 +277,6 @@ def test_without_a_network_one_sentence_says_so(tmp_path):
 def test_a_model_too_big_is_refused_after_its_config_alone(small_hub, tmp_path):
     small_hub.files = {"config.json": json.dumps(LLAMA_3B).encode(), "model.safetensors": b""}
     (line,) = run(LOAD, "org/model", home=tmp_path, HF_ENDPOINT=small_hub.address)
-    assert line.startswith("MachineError 'org/model' has 3.21 billion parameters and needs at least 13.2 GB to adapt")
+    assert line.startswith("MachineError 'org/model' has 3.21 billion parameters and needs at least 13.5 GB to adapt")
     assert "2.0 GB free" in line
     assert {path.split("/")[-1] for path in small_hub.requests} == {"config.json"}

@@ -186,19 +186,6 @@ def test_a_models_own_code_is_not_run_and_nobody_is_asked(copied, monkeypatch):
 # ------------------------------------------------------------------------------------------------- memory and devices
 
 
-def test_what_cannot_fit_is_refused_with_the_figures_before_weights_are_read(copied, monkeypatch):
-    (copied / "model.safetensors").unlink()
-    change_config(copied, hidden_size=2048, intermediate_size=8192, num_attention_heads=32, num_hidden_layers=16)
-    monkeypatch.setattr(devices, "free_memory", lambda device: int(3e9))
-    monkeypatch.setattr(devices, "total_memory", lambda device: int(8e9))
-    with pytest.raises(MachineError) as refused:
-        load(copied)
-    words = str(refused.value)
-    assert "'model' has 0.82 billion parameters and needs at least 3.5 GB" in words
-    assert "recipe 'notes'" in words
-    assert "3.0 GB free of 8.0 GB" in words
-
-
 MEASURED = """
 import sys, threading
 from pathlib import Path
@@ -243,25 +230,6 @@ def test_weights_in_their_files_format_are_not_copied_in_the_hosts_memory(model_
     assert taken < 0.2 * weights
 
 
-def test_training_every_weight_needs_the_memory_for_it(copied, monkeypatch):
-    monkeypatch.setattr(devices, "free_memory", lambda device: int(1e6))
-    parameters = sum(p.numel() for p in make_llama().parameters())
-    assert 4 * parameters < 1e6 / 8 < 16 * parameters
-    monkeypatch.setattr(devices, "free_memory", lambda device: 15 * parameters)
-    with pytest.raises(MachineError, match="recipe 'full'"):
-        load(copied, FULL)
-
-
-def test_training_every_weight_in_bf16_needs_moments_of_8_bits_and_no_gradients(copied, monkeypatch):
-    monkeypatch.setattr(devices, "pick_dtype", lambda device: torch.bfloat16)
-    parameters = sum(p.numel() for p in make_llama().parameters())
-    monkeypatch.setattr(devices, "free_memory", lambda device: 4 * parameters)
-    assert load(copied, FULL).dtype is torch.bfloat16
-    monkeypatch.setattr(devices, "free_memory", lambda device: 4 * parameters - 1)
-    with pytest.raises(MachineError, match="recipe 'full'"):
-        load(copied, FULL)
-
-
 @pytest.mark.parametrize(("bf16", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_weights_are_bf16_where_the_gpu_has_it(monkeypatch, bf16, expected):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
@@ -280,13 +248,6 @@ def test_4_bits_on_a_device_that_does_not_take_them_are_refused(model_folder, mo
     monkeypatch.setattr("sebp_edge.models.loading.find_spec", lambda name: True)
     with pytest.raises(MachineError, match=r"runs on NVIDIA GPUs and CPUs, not on mps; use 16 bits\.$"):
         load_base_model(resolve(model_folder), LORA.replace(load_in_4bit=True), torch.device("mps"))
-
-
-def test_an_old_gpu_is_named_as_the_reason(copied, monkeypatch):
-    monkeypatch.setattr(devices, "free_memory", lambda device: 0)
-    monkeypatch.setattr(devices, "lacks_bf16", lambda device: True)
-    with pytest.raises(MachineError, match="this GPU has no bf16, so weights take 4 bytes each"):
-        load(copied)
 
 
 def test_the_best_device_is_taken_and_an_unusable_one_refused(monkeypatch):

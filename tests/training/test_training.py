@@ -140,7 +140,7 @@ def test_the_schedule_warms_up_and_ends_near_zero():
 
 @pytest.mark.parametrize("large", [2**30, 0])
 def test_an_update_is_torch_s_own_and_leaves_parameters_apart(monkeypatch, large):
-    monkeypatch.setattr("sebp_edge.training.update.LARGE", large)
+    monkeypatch.setattr("sebp_edge.training.update.MAX_GRADIENTS_AT_ONCE", large)
     draw = torch.Generator().manual_seed(0)
     first = [torch.randn(size, generator=draw) for size in [(3, 5), (1,), (70,), (16, 64)]]
     gradients = [[torch.randn(value.shape, generator=draw) for value in first] for _ in range(3)]

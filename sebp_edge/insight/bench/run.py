@@ -15,7 +15,8 @@ from sebp_edge.insight.bench.host_memory import limited_to
 from sebp_edge.insight.bench.result import BenchResult
 from sebp_edge.insight.bench.workload import Workload, built_in_examples, padded_to, spread_out
 from sebp_edge.machine import devices
-from sebp_edge.memory.shape import read_shape
+from sebp_edge.memory.refusal import refuse_if_too_big
+from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.adaptation import Adaptation, attach, trainable
 from sebp_edge.models.catalog import DEFAULT_MODEL, ModelReference, resolve_shape
 from sebp_edge.models.hub import folder_at_hand
@@ -76,7 +77,8 @@ def run_bench(
             "ask for less padding or a shorter context."
         )
     at_hand = folder_at_hand(reference) is not None
-    base = (load_base_model if at_hand else make_base_model)(reference, recipe, device)
+    refuse_if_too_big(reference, recipe, device)
+    base = load_base_model(reference, recipe, device) if at_hand else make_base_model(reference, device)
     if not at_hand:
         what = "which are not on this machine"
         on_event(Notice(f"Instead of the weights of {reference.name!r}, {what}, random ones of its shape are timed."))

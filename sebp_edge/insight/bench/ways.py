@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sebp_edge.events import silent
+from sebp_edge.models.architecture import head_size_of
 from sebp_edge.models.lora import without_adapter
 from sebp_edge.ops import runs_flash_attention
 from sebp_edge.recipe import Recipe
@@ -167,8 +168,7 @@ def _varlen_where_it_runs(model: nn.Module) -> Iterator[nn.Module]:
     """The model with attention within each sequence of a row, where flash attention takes its heads."""
     decoder = without_adapter(model)
     config, before = decoder.config.get_text_config(), decoder.config._attn_implementation
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if runs_flash_attention(decoder.get_input_embeddings().weight.new_empty(0, head_size)):
+    if runs_flash_attention(decoder.get_input_embeddings().weight.new_empty(0, head_size_of(config))):
         decoder.set_attn_implementation(ATTENTION)
     try:
         yield model

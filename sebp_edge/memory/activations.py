@@ -1,0 +1,167 @@
+"""What one micro-batch holds beside weights, gradients and moments: what autograd keeps of each token, and the peak.
+
+Of a block that runs on active rows it is the sum of what each patch counts at the end of its file, tensor by tensor;
+tests compare it with what autograd really keeps. Of any other block it is the input and output of every linear layer,
+and the hidden states around them. Of a block in a checkpoint it is the input.
+
+All figures are bytes.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from sebp_edge.memory.setup import TrainingSetup
+from sebp_edge.models.shape import Block, DecoderShape
+from sebp_edge.patches.attention import backward_of_attention, kept_by_attention, passing_in_attention
+from sebp_edge.patches.checkpoints import inputs_on_device, inputs_on_device_at_most
+from sebp_edge.patches.execution import FP32, Execution
+from sebp_edge.patches.lora import kept_by_lora
+from sebp_edge.patches.loss import bytes_of_loss, kept_by_loss, logits_at_once
+from sebp_edge.patches.mlp_pieces import backward_of_pieces, kept_by_pieces, rows_of_a_piece
+from sebp_edge.patches.norms_and_mlps import (
+    backward_of_mlp,
+    gradients_in_mlp,
+    kept_by_mlp,
+    kept_by_norm,
+    kept_by_norms,
+    passing_in_mlp,
+)
+from sebp_edge.patches.tied_embedding import has_one_gradient
+from sebp_edge.rows.buckets import Bucket
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What a micro-batch holds at the fullest of its moments: activations, and what the loss and its gradients take."""
+
+    activations: int
+    loss: int
+
+    @property
+    def total(self) -> int:
+        return self.activations + self.loss
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Counts the activations of a training's micro-batches."""
+
+    setup: TrainingSetup
+
+    def step(self, sizes: Bucket) -> Peak:
+        """The peak of a micro-batch with gradients.
+
+        The loss and the head's gradient come first, beside all that is kept, then one block's backward pass after the
+        other, and the embedding's gradient at last. By the time a block in a checkpoint runs again, others have freed
+        what they kept. A head's gradient that is the embedding's too waits for that.
+        """
+        head = 0 if self.setup.is_lora else self.setup.itemsize * self._shape.head_parameters
+        waiting = head if self._shape.is_tied else 0
+        of_embedding = 0 if has_one_gradient(self._shape) else head
+        loss, kept, backward = self._loss(sizes, with_gradients=True), self.kept(sizes), self._backward(sizes)
+        moments = [kept + loss + head, kept + backward + waiting, waiting + of_embedding]
+        if self.setup.options.checkpoints:
+            moments.append(sizes.tokens * self._kept_again_of_token + backward + waiting)
+        return Peak(max(moments) - loss - head, loss + head)
+
+    def evaluation(self, sizes: Bucket) -> Peak:
+        """The peak of a micro-batch without gradients: one block at a time."""
+        loss = self._loss(sizes, with_gradients=False)
+        return Peak(max(0, self._backward(sizes) - loss), loss)
+
+    def kept(self, sizes: Bucket) -> int:
+        """What autograd keeps of a micro-batch between forward and backward pass."""
+        return sizes.tokens * self._kept_of_token + kept_by_loss(sizes.loss_rows, self._shape.hidden, self._run)
+
+    def widest(self, sizes: Bucket) -> int:
+        """The widest tensor: of gate and up, of queries, keys and values, or of logits."""
+        rows = self._rows_of_mlps(sizes.tokens)
+        numbers = [self._logits(sizes)]
+        for block in self._shape.kinds:
+            numbers += [rows * block.gate_and_up, sizes.tokens * (block.queries + 2 * block.keys)]
+        return self.setup.itemsize * max(numbers)
+
+    def passing(self, sizes: Bucket) -> int:
+        """What a family's own code allocates and frees in one block where none of our operations does its work."""
+        rows = self._rows_of_mlps(sizes.tokens)
+        return max(
+            sizes.tokens * passing_in_attention(block, self._run) + rows * passing_in_mlp(block, self._run)
+            for block in self._shape.kinds
+        )
+
+    # -------------------------------------------------------------------------------------------------- kept of a token
+
+    @cached_property
+    def _kept_of_token(self) -> int:
+        options = self.setup.options
+        inputs = inputs_on_device(options.checkpoints, offload=options.offload)
+        blocks = sum(map(self._kept_of_block, self._shape.blocks[options.checkpoints :]))
+        return self._bytes_of_inputs(inputs) + blocks + self._kept_behind_blocks()
+
+    @cached_property
+    def _kept_again_of_token(self) -> int:
+        """What is kept of a token while a block in a checkpoint runs again: the inputs, and that block."""
+        options = self.setup.options
+        inputs = inputs_on_device_at_most(options.checkpoints, offload=options.offload)
+        return self._bytes_of_inputs(inputs) + max(map(self._kept_of_block, self._shape.kinds))
+
+    def _bytes_of_inputs(self, number: int) -> int:
+        return self.setup.itemsize * number * self._shape.hidden
+
+    def _kept_of_block(self, block: Block) -> int:
+        if block.kind is None:
+            numbers = sum(map(sum, block.linears.values())) + 4 * self._shape.hidden
+            return self.setup.itemsize * numbers + FP32 * 2 + kept_by_lora(len(block.linears), self._run)
+        norms = kept_by_norms(block, self._shape.head_size, self._run)
+        attention = kept_by_attention(block, self._shape.head_size, self._run)
+        attention += kept_by_lora(len(block.kind.attention_in) + 1, self._run)
+        in_pieces = self.setup.options.blocks_in_pieces
+        return norms + attention + (kept_by_pieces(block, self._run) if in_pieces else self._kept_of_mlp(block))
+
+    def _kept_of_mlp(self, block: Block) -> int:
+        return kept_by_mlp(block, self._run) + kept_by_lora(len(block.kind.mlp_in) + 1, self._run)
+
+    def _kept_behind_blocks(self) -> int:
+        """The last norm's input; if that is trained, also what the head reads. Rotary angles once for all blocks, or
+        for those with a window and those without."""
+        shape, itemsize = self._shape, self.setup.itemsize
+        states = (1 if self.setup.is_lora else 2) * shape.hidden
+        of_norm = shape.hidden * kept_by_norm(shape.blocks[-1].kind, self._run)
+        return itemsize * (states + 4 * shape.head_size) + of_norm
+
+    # ----------------------------------------------------------------------------------------------------- held at once
+
+    def _backward(self, sizes: Bucket) -> int:
+        """The most that a block's backward pass holds at once beside what is kept."""
+        return max(self._backward_of(block, sizes) for block in self._shape.kinds)
+
+    def _backward_of(self, block: Block, sizes: Bucket) -> int:
+        if block.kind is None:
+            widest = max(map(max, block.linears.values()), default=0)
+            return self.setup.itemsize * sizes.tokens * (3 * widest + 2 * self._shape.hidden)
+        head_size, kept_of_mlp = self._shape.head_size, self._kept_of_mlp(block)
+        if self.setup.options.blocks_in_pieces:
+            attention = backward_of_attention(block, head_size, sizes, self._run, heads_take_turns=True)
+            of_row = gradients_in_mlp(block, self._run) + kept_of_mlp
+            return max(attention, backward_of_pieces(block, sizes.tokens, of_row, self._run))
+        # By then the MLP has freed what it kept.
+        attention = backward_of_attention(block, head_size, sizes, self._run) - sizes.tokens * kept_of_mlp
+        return max(attention, backward_of_mlp(block, sizes.tokens, self._run))
+
+    def _loss(self, sizes: Bucket, *, with_gradients: bool) -> int:
+        hidden = self._shape.hidden
+        return bytes_of_loss(sizes.loss_rows, self._logits(sizes), hidden, self._run, with_gradients=with_gradients)
+
+    def _logits(self, sizes: Bucket) -> int:
+        return logits_at_once(sizes.loss_rows, self._shape.vocabulary, self.setup.options.max_logits)
+
+    def _rows_of_mlps(self, tokens: int) -> int:
+        return rows_of_a_piece(tokens) if self.setup.options.blocks_in_pieces else tokens
+
+    @property
+    def _shape(self) -> DecoderShape:
+        return self.setup.shape
+
+    @cached_property
+    def _run(self) -> Execution:
+        return self.setup.execution

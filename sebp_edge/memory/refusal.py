@@ -1,0 +1,40 @@
+"""Refuses to load a model that cannot be trained in this machine's memory, before anything large is downloaded."""
+
+import torch
+
+from sebp_edge.errors import MachineError
+from sebp_edge.machine import devices
+from sebp_edge.memory.footprint import Footprint
+from sebp_edge.memory.setup import TrainingSetup
+from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.loading import model_of_shape
+from sebp_edge.models.shape import DecoderShape
+from sebp_edge.recipe import Recipe
+from sebp_edge.rows.buckets import Bucket
+from sebp_edge.units import gigabytes
+
+
+def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.device) -> None:
+    """Checks the free memory of `device` against a model's weights and what training keeps for them; activations are
+    left out.
+
+    Raises:
+        MachineError: they do not fit, with the figures.
+        ModelError: the model's config cannot be had, or is no decoder's.
+    """
+    shape = DecoderShape.of(model_of_shape(reference), reference.name)
+    needed, free = _needed(shape, recipe, device), devices.free_memory(device)
+    if needed > free:
+        why = " (this GPU has no bf16, so weights take 4 bytes each)" if devices.lacks_bf16(device) else ""
+        raise MachineError(
+            f"{reference.name!r} has {shape.parameters / 1e9:.2f} billion parameters and needs at least "
+            f"{gigabytes(needed)} to adapt with the recipe {recipe.name!r}{why}; this machine's "
+            f"{device.type.upper()} has {gigabytes(free)} free of "
+            f"{gigabytes(devices.total_memory(device))}; choose a smaller model or close other programs."
+        )
+
+
+def _needed(shape: DecoderShape, recipe: Recipe, device: torch.device) -> int:
+    on_gpu, itemsize = device.type == "cuda", devices.pick_dtype(device).itemsize
+    setup = TrainingSetup(shape, recipe.settled(), on_gpu, has_kernels=on_gpu, itemsize=itemsize)
+    return Footprint.of(setup, [Bucket(1, 1, 1, 1)], [], context=0).without_activations

@@ -1,0 +1,73 @@
+"""How a training runs: all that its memory depends on but the sizes of its micro-batches."""
+
+from dataclasses import dataclass
+
+from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.models.shape import DecoderShape
+from sebp_edge.patches.checkpoints import parameters_run_again
+from sebp_edge.patches.execution import Execution
+from sebp_edge.patches.mlp_pieces import parameters_run_again_in_pieces
+from sebp_edge.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """How a training of one recipe runs on one device.
+
+    Attributes:
+        recipe: settled.
+        on_gpu: whether the device is an NVIDIA GPU, with captured graphs.
+        has_kernels: whether norms, gates and the loss run on our kernels.
+        itemsize: bytes of one number of the base model, and of activations.
+        options: what is held at once.
+    """
+
+    shape: DecoderShape
+    recipe: Recipe
+    on_gpu: bool
+    has_kernels: bool
+    itemsize: int
+    options: MemoryOptions = FASTEST
+
+    @property
+    def is_lora(self) -> bool:
+        return self.recipe.method == "lora"
+
+    @property
+    def execution(self) -> Execution:
+        """How the blocks run, as far as their patches know."""
+        return Execution(self.recipe.r if self.is_lora else 0, self.itemsize, self.on_gpu, self.has_kernels)
+
+    @property
+    def is_hoisted(self) -> bool:
+        """Whether only active rows are computed; the trial before the training has the last word."""
+        return self.shape.is_hoisted
+
+    @property
+    def num_trained(self) -> int:
+        """Parameters that are trained."""
+        return self.shape.adapter_parameters(self.recipe.r) if self.is_lora else self.shape.parameters
+
+    @property
+    def updates_in_backward(self) -> bool:
+        """Whether all weights are trained in bf16: moments take 8 bits, and gradients are not kept."""
+        return not self.is_lora and self.itemsize == 2
+
+    @property
+    def has_8_bit_moments(self) -> bool:
+        """Whether AdamW's moments take 8 bits each."""
+        return self.updates_in_backward or self.options.moments_in_8_bits
+
+    @property
+    def computed_again(self) -> int:
+        """Parameters that the backward pass multiplies by once more, for checkpoints and pieces."""
+        blocks, number = self.shape.blocks, self.options.checkpoints
+        again = sum(map(parameters_run_again, blocks[:number]))
+        if self.options.blocks_in_pieces:
+            again += sum(map(parameters_run_again_in_pieces, blocks[number:]))
+        return again
+
+    @property
+    def offloaded_per_token(self) -> int:
+        """Bytes of one token that go to the host's memory and come back: the checkpoints' inputs."""
+        return self.itemsize * self.options.checkpoints * self.shape.hidden if self.options.offload else 0

@@ -1,0 +1,137 @@
+"""Reads a decoder's shape off its config alone: its sizes, and how its blocks run.
+
+Sizes are those of the model on "meta", which has no weights. How its blocks run is observed on a small copy of its
+class (`sebp_edge.models.small_copy`): whether they run on active rows only, which layers read which hidden states, and
+where our own norms, MLPs and attention take a family's place.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from sebp_edge.errors import SparsityError
+from sebp_edge.models.architecture import blocks_of, is_linear, is_norm
+from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.loading import model_of_shape
+from sebp_edge.models.shape import DecoderShape, Kind
+from sebp_edge.models.small_copy import small_copy
+from sebp_edge.patches.attention import OwnAttention
+from sebp_edge.patches.norms_and_mlps import SmallOps
+from sebp_edge.rows.active_tokens import ActiveTokens
+from sebp_edge.rows.row_plan import RowPlan
+from sebp_edge.sparse.copy_trial import why_not_on_a_copy
+from sebp_edge.sparse.hoist import Hoisted
+
+# Where a block's MLP is that can run in pieces (see `MlpPieces`).
+MLP = "mlp."
+
+
+def read_shape(reference: ModelReference) -> DecoderShape:
+    """The shape of a model that need not be on this machine: only its config.json is read, or downloaded.
+
+    Raises:
+        ModelError: it cannot be had, or is no decoder.
+    """
+    model = model_of_shape(reference)
+    shape = DecoderShape.of(model, reference.name)
+    blocks = blocks_of(model)
+    kinds = _kinds_of(model) if blocks else []
+    if not kinds or len(kinds) != len(blocks):
+        return shape
+    known = [kind if names == _names(block) else None for block, (names, kind) in zip(blocks, kinds, strict=True)]
+    pairs = zip(shape.blocks, known, strict=True)
+    return replace(shape, blocks=tuple(replace(block, kind=kind) for block, kind in pairs))
+
+
+def _names(block: nn.Module) -> list[str]:
+    return [name for name, _ in block.named_parameters()]
+
+
+def _kinds_of(decoder: nn.Module) -> list[tuple[list[str], Kind | None]]:
+    """For each block, the parameters' names and the kind of the block that is like it in a small copy; empty if no copy
+    runs on active rows."""
+    if why_not_on_a_copy(decoder) is not None:
+        return []
+    try:
+        model, layers = small_copy(decoder.config, type(decoder))
+        own = {module for module, _ in SmallOps(model).stand_ins()}
+        input_ids_BT = torch.arange(2, 98).view(2, 48)
+        tokens = ActiveTokens.gather(input_ids_BT, RowPlan.from_labels(input_ids_BT))
+        with Hoisted(model) as hoisted:
+            own |= set(OwnAttention(model).stand_ins())
+            found = [(block, _Calls(block)) for block in blocks_of(model)]
+            with torch.no_grad():
+                hoisted.row_losses(tokens)
+    except (SparsityError, TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError):
+        # A class that takes no small sizes, or other calls than a decoder's, is counted by its linear layers.
+        return []
+    has_rotary = any("rotary" in name for name, _ in model.named_modules())
+    kinds = [(_names(block), calls.kind(own, has_rotary)) for block, calls in found]
+    return [kinds[layer] for layer in layers]
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return is_norm(module) or type(module).__name__.endswith("Norm")
+
+
+class _Calls:
+    """Records the calls of a block's norms and linear layers: which, in what order, with what input and output."""
+
+    def __init__(self, block: nn.Module):
+        self._block, self._modules = block, dict(block.named_modules())
+        self._calls: list[tuple[str, Tensor, Tensor]] = []
+        for path, module in self._modules.items():
+            if is_linear(module) or _is_norm(module):
+                module.register_forward_hook(partial(self._note, path))
+
+    def _note(self, path: str, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        self._calls.append((path, inputs[0], output))
+
+    def kind(self, own: set[nn.Module], has_rotary: bool) -> Kind | None:
+        """The kind that the calls show; None if they do not have the form of attention followed by an MLP.
+
+        Args:
+            own: the modules that run on our operations.
+            has_rotary: whether the model has rotary embeddings.
+        """
+        linears = [path for path, _, _ in self._calls if is_linear(self._modules[path])]
+        mlp = [path for path in linears if path.startswith(MLP)]
+        attention = [path for path in linears if not path.startswith(MLP)]
+        if len(attention) < 2 or len(mlp) < 2 or len(set(linears)) < len(linears) or self._has_others():
+            return None
+        first_layers = {*attention[:-1], *mlp[:-1]}
+        within = attention[-1].rpartition(".")[0] + "."
+        norms = [path for path in dict(self._of_norms()) if not path.startswith(within)]
+        outputs = {gave.data_ptr() for path, _, gave in self._calls if path in norms}
+        read_by_norms = {read.data_ptr() for path, read, _ in self._calls if path in norms}
+        read_by_linears = {read.data_ptr() for path, read, _ in self._calls if path in first_layers}
+        of_norms = [self._modules[path] for path in norms]
+        return Kind(
+            attention_in=tuple(attention[:-1]),
+            attention_out=attention[-1],
+            mlp_in=tuple(mlp[:-1]),
+            mlp_out=mlp[-1],
+            reads=len(read_by_norms | (read_by_linears - outputs)),
+            norm_outputs=len(read_by_linears & outputs),
+            norms=len(norms),
+            has_own_norms=own.issuperset(of_norms),
+            has_layer_norms=all(isinstance(norm, nn.LayerNorm) for norm in of_norms),
+            has_head_norms=any(path.startswith(within) for path, _ in self._of_norms()),
+            has_rotary=has_rotary,
+            attends_in_place=self._modules.get(within[:-1]) in own,
+            has_own_mlp=self._modules.get(MLP[:-1]) in own,
+        )
+
+    def _of_norms(self) -> Iterator[tuple[str, nn.Module]]:
+        for path, _, _ in self._calls:
+            if _is_norm(self._modules[path]):
+                yield path, self._modules[path]
+
+    def _has_others(self) -> bool:
+        """Whether the block has matrices outside of the layers that were called."""
+        called = {self._modules[path] for path, _, _ in self._calls}
+        known = {parameter for module in called for parameter in module.parameters(recurse=False)}
+        return any(parameter.dim() > 1 and parameter not in known for parameter in self._block.parameters())

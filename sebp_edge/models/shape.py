@@ -1,0 +1,207 @@
+"""The sizes of a decoder, as plain numbers: what memory and time are computed from before anything is loaded.
+
+They are read off a model, which may be on "meta" and without weights. How a block runs on active rows (`Kind`) is not
+in a model's sizes; `sebp_edge.memory.shape_reader` finds it.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from sebp_edge.models.architecture import blocks_of, head_size_of, is_linear, num_parameters, weight_MK
+
+
+class Linear(NamedTuple):
+    """A linear layer's sizes: how many numbers it reads and gives for each token."""
+
+    inputs: int
+    outputs: int
+
+    @property
+    def size(self) -> int:
+        return self.inputs * self.outputs
+
+
+class Kind(NamedTuple):
+    """How a block of a decoder's class runs on active rows. Layers are named by their paths in the block.
+
+    Attributes:
+        attention_in, attention_out, mlp_in, mlp_out: its linear layers.
+        reads: number of hidden states that are read by norms, or by linear layers without a norm before them.
+        norm_outputs: number of its norms' outputs that linear layers read.
+        norms: number of its norms of hidden states.
+        has_own_norms: whether all of them run on our operation, on a GPU.
+        has_layer_norms: whether all of them are torch's LayerNorms.
+        has_head_norms: whether queries and keys are normalised.
+        has_rotary: whether queries and keys are rotated.
+        attends_in_place: whether its attention is replaced by ours (see `OwnAttention`).
+        has_own_mlp: whether its MLP's gate runs on our operation.
+    """
+
+    attention_in: tuple[str, ...]
+    attention_out: str
+    mlp_in: tuple[str, ...]
+    mlp_out: str
+    reads: int
+    norm_outputs: int
+    norms: int
+    has_own_norms: bool
+    has_layer_norms: bool
+    has_head_norms: bool
+    has_rotary: bool
+    attends_in_place: bool
+    has_own_mlp: bool
+
+
+@dataclass(frozen=True)
+class Block:
+    """One of a decoder's blocks. All but `linears` and `parameters` needs a known kind.
+
+    Attributes:
+        linears: its linear layers, by their paths in it.
+        kind: how it runs on active rows; None if that is not known.
+    """
+
+    linears: dict[str, Linear]
+    kind: Kind | None = None
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of its linear layers."""
+        return sum(linear.size for linear in self.linears.values())
+
+    @property
+    def hidden(self) -> int:
+        """Size of a token's hidden state."""
+        return self.attention_out.outputs
+
+    @property
+    def queries(self) -> int:
+        """Size of a token's queries, of all heads together."""
+        return self.attention_out.inputs
+
+    @property
+    def keys(self) -> int:
+        """Size of a token's keys, which is that of its values."""
+        return (self._outputs(self.kind.attention_in) - self.queries) // 2
+
+    @property
+    def wide(self) -> int:
+        """Size of what the MLP's last layer reads of a token."""
+        return self.mlp_out.inputs
+
+    @property
+    def gate_and_up(self) -> int:
+        """Size of what the MLP's first layers give for a token: 2 `wide` with a gate, else `wide`."""
+        return self._outputs(self.kind.mlp_in)
+
+    @property
+    def has_gate(self) -> bool:
+        return self.gate_and_up > self.wide
+
+    @property
+    def attention_out(self) -> Linear:
+        return self.linears[self.kind.attention_out]
+
+    @property
+    def mlp_out(self) -> Linear:
+        return self.linears[self.kind.mlp_out]
+
+    @property
+    def mlp_in(self) -> list[Linear]:
+        return [self.linears[path] for path in self.kind.mlp_in]
+
+    def _outputs(self, paths: tuple[str, ...]) -> int:
+        return sum(self.linears[path].outputs for path in paths)
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """What a decoder is made of.
+
+    Attributes:
+        parameters: of the whole model, a tied head counted once.
+        vocabulary, hidden: the head's sizes.
+        head_size: size of one attention head; 0 if there are none, or if it differs between blocks.
+        longest: the longest sequence that it knows, in tokens; None if it has no limit.
+        is_tied: whether the head is the embedding too.
+        embeds_plainly: whether the embedding does nothing but look rows up.
+        linears: all its linear layers but the head, each once: those that can be in 4 bits and that adapters are for.
+    """
+
+    name: str
+    parameters: int
+    vocabulary: int
+    hidden: int
+    head_size: int
+    longest: int | None
+    is_tied: bool
+    embeds_plainly: bool
+    linears: tuple[Linear, ...]
+    blocks: tuple[Block, ...]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, name: str) -> "DecoderShape":
+        """The shape of a model, with blocks whose kinds are not known."""
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        vocabulary, hidden = weight_MK(head).shape
+        return cls(
+            name=name,
+            parameters=num_parameters(model),
+            vocabulary=vocabulary,
+            hidden=hidden,
+            head_size=_head_size(model.config.get_text_config()),
+            longest=getattr(model.config, "max_position_embeddings", None),
+            is_tied=embedding.weight is head.weight,
+            embeds_plainly=type(embedding) is nn.Embedding,
+            linears=tuple(_sizes(layer) for layer in model.modules() if _is_linear(layer) and layer is not head),
+            blocks=tuple(Block(_linears(block)) for block in blocks_of(model, guess=True)),
+        )
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters of the head, [vocabulary, hidden]."""
+        return self.vocabulary * self.hidden
+
+    @cached_property
+    def kinds(self) -> list[Block]:
+        """The distinct blocks."""
+        return [block for number, block in enumerate(self.blocks) if block not in self.blocks[:number]]
+
+    @cached_property
+    def is_hoisted(self) -> bool:
+        """Whether it runs on active rows only; the trial before a training has the last word."""
+        return all(block.kind is not None for block in self.kinds)
+
+    @property
+    def linear_parameters(self) -> int:
+        """Parameters of all linear layers but the head."""
+        return sum(linear.size for linear in self.linears)
+
+    def adapter_parameters(self, r: int) -> int:
+        """Parameters of a LoRA adapter of rank `r` on every linear layer but the head."""
+        return r * sum(map(sum, self.linears))
+
+
+def _linears(block: nn.Module) -> dict[str, Linear]:
+    return {path: _sizes(part) for path, part in block.named_modules() if _is_linear(part)}
+
+
+def _is_linear(part: nn.Module) -> bool:
+    # Also subclasses of torch's, such as Falcon's, which can be in 4 bits and take adapters too.
+    return is_linear(part) or isinstance(part, nn.Linear)
+
+
+def _sizes(layer: nn.Module) -> Linear:
+    outputs, inputs = weight_MK(layer).shape
+    return Linear(inputs, outputs)
+
+
+def _head_size(config: PretrainedConfig) -> int:
+    try:
+        return head_size_of(config)
+    except (AttributeError, RuntimeError):  # there is none; by transformers' own error, layers differ in it
+        return 0

@@ -1,0 +1,43 @@
+"""A decoder's sizes, read off its modules: which layers are counted, and what a model without some parts has."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from sebp_edge.memory.shape_reader import read_shape
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.shape import DecoderShape
+
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 320}
+FAMILIES = {
+    "llama": {"num_attention_heads": 4, "intermediate_size": 160},
+    "falcon": {"num_attention_heads": 4},  # a linear layer of its own
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4},  # weights transposed
+    "opt": {"num_attention_heads": 4, "ffn_dim": 128, "word_embed_proj_dim": 32},  # linear layers outside of the blocks
+}
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_linear_layers_are_those_that_peft_adapts(family):
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES | FAMILIES[family]))
+    shape = DecoderShape.of(model, "model")
+    peft = get_peft_model(model, LoraConfig(r=5, target_modules="all-linear", task_type="CAUSAL_LM"))
+    trained = sum(parameter.numel() for parameter in peft.parameters() if parameter.requires_grad)
+    assert shape.adapter_parameters(5) == trained > 0
+
+
+def test_a_decoder_without_attention_has_a_shape(tmp_path):
+    AutoConfig.for_model("mamba", **SIZES).save_pretrained(tmp_path)
+    shape = read_shape(resolve(tmp_path))
+    assert (shape.head_size, shape.is_hoisted) == (0, False)
+    assert shape.linear_parameters > 0
+
+
+def test_a_models_sizes_are_read_without_its_weights():
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES | FAMILIES["llama"]))
+    shape = DecoderShape.of(model, "model")
+    assert (shape.vocabulary, shape.hidden, shape.head_size, len(shape.blocks)) == (320, 64, 16, 2)
+    assert all(block.kind is None for block in shape.blocks)
