@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
     show(rows)
     if options.record:
         about = {"shape": job.shape, "trained": "all" if job.full else "LoRA", "loss_share": job.loss_share}
-        sources = [*evidence.STEP, "sebp_edge/insight/bench/ways.py", *(f"kernels/bench/{name}" for name in SOURCES)]
+        sources = [*evidence.STEP, "sebp_edge/insight/bench", *(f"kernels/bench/{name}" for name in SOURCES)]
         evidence.record(record_name(job), sources, [about | row for row in rows], options.record)
 
 
@@ -161,7 +161,7 @@ def compare(rows: list[dict], job: Job, ceilings: tuple[float, float] | None) ->
         parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(shape_config(job.shape)).parameters())
     fastest = {}
     for row in rows:
-        if row["status"] == "ok" and not ARMS[row["arm"]].ours:
+        if row["status"] == "ok" and not ARMS[row["arm"]].way.ours:
             fastest[row["texts"]] = min(row["step_ms"], fastest.get(row["texts"], row["step_ms"]))
     for row in rows:
         if row["status"] != "ok":

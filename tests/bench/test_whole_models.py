@@ -38,7 +38,7 @@ def test_tiny_shapes_are_not_recorded(command, capsys):
     assert "tiny shapes are no evidence" in capsys.readouterr().err
 
 
-def test_each_arm_gets_its_row(measured):
+def test_each_way_gets_its_row(measured):
     benchmark, case = measured
     rows = list(benchmark.measure(case, CPU))
     assert [row["way"] for row in rows] == ["dense padded", "drop-in", "hoisted"]
@@ -59,15 +59,15 @@ def test_kernels_times_are_summed_part_by_part():
     assert sums_before_waits([event(wait, 1, 7)]) == [0.0]
 
 
-def test_an_arm_with_wrong_gradients_is_not_timed(measured):
+def test_a_way_with_wrong_gradients_is_not_timed(measured):
     benchmark, case = measured
 
     def with_half_a_loss(model, batch):
-        *others, hoisted = benchmark.arms_for(model, batch)
+        *others, hoisted = benchmark.ways_for(model, batch)
         return *others, replace(hoisted, loss=lambda handle, batch: hoisted.loss(handle, batch) / 2)
 
     with pytest.raises(WrongGradients, match=r"hoisted: the gradient of .* is off"):
-        next(replace(benchmark, arms_for=with_half_a_loss).measure(case, CPU))
+        next(replace(benchmark, ways_for=with_half_a_loss).measure(case, CPU))
 
 
 def test_all_data_sets_of_the_paper_have_their_case():
