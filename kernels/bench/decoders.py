@@ -47,7 +47,7 @@ def ways_for(model: nn.Module, batch: Batch) -> tuple[Way, ...]:
 
 
 # A dense step takes a quarter of a second, whatever the text, and differs little from the next.
-DECODERS = Benchmark("decoders", cases, tiny_cases, ways_for, ("decoders.py",), samples=1, kernel_repeats=1)
+DECODERS = Benchmark("decoders", cases, tiny_cases, ways_for, __file__, samples=1, kernel_repeats=1)
 
 if __name__ == "__main__":
     main()

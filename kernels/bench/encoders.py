@@ -46,7 +46,7 @@ def ways_for(model: nn.Module, batch: Batch) -> tuple[Way, ...]:
         return ways_with(HoistedEncoder, hoisted.tokens(inputs), batch.input_ids.device)
 
 
-ENCODERS = Benchmark("encoders", cases, tiny_cases, ways_for, ("encoders.py",), samples=5, kernel_repeats=2)
+ENCODERS = Benchmark("encoders", cases, tiny_cases, ways_for, __file__, samples=5, kernel_repeats=2)
 
 if __name__ == "__main__":
     main()

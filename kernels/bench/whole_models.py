@@ -37,7 +37,11 @@ COLUMNS = {
     "gpu_backward_ms": 15,
     "gpu_step_ms": 11,
 }
-SOURCES = ("graph_time.py", "lengths.json", "models.py", "whole_models.py")
+SOURCES = (
+    *evidence.STEP,
+    "sebp_edge/insight/bench",
+    *(f"kernels/bench/{file}" for file in ("graph_time.py", "lengths.json", "models.py", "whole_models.py")),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +82,7 @@ class Benchmark:
     Attributes:
         name: of its results.
         ways_for: the ways to make a step of a batch.
-        sources: files of this folder that its figures depend on, besides `SOURCES`.
+        file: its own, one of the sources of its figures.
         samples: how often each part is timed in a round.
         kernel_repeats: how often its kernels' times are summed.
     """
@@ -87,7 +91,7 @@ class Benchmark:
     cases: Callable[[], Iterable[Case]]
     tiny_cases: Callable[[], Iterable[Case]]
     ways_for: Callable[[nn.Module, Batch], tuple[Way, ...]]
-    sources: tuple[str, ...]
+    file: str
     samples: int
     kernel_repeats: int
 
@@ -111,9 +115,7 @@ class Benchmark:
             show(case, found)
             rows += found
         if options.record:
-            names = (*SOURCES, *self.sources)
-            sources = [*evidence.STEP, "sebp_edge/insight/bench", *(f"kernels/bench/{name}" for name in names)]
-            evidence.record(self.name, sources, rows, options.record)
+            evidence.record(self.name, (*SOURCES, self.file), rows, options.record)
 
     def measure(self, case: Case, device: torch.device) -> Iterator[dict]:
         """One row of figures for each way; times in milliseconds, on a CPU without those of a GPU."""
