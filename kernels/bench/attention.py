@@ -24,6 +24,7 @@ from sebp_edge.ops.timing import milliseconds
 SHAPES = {"Llama-3.2-3B": (24, 8, 128), "Qwen3-0.6B": (16, 8, 128), "SmolLM2-135M": (9, 3, 64)}
 NUM_TEXTS = (1, 4, 16, 64)
 COLUMNS = ("flash forward", "our forward", "flash backward", "our backward")
+SOURCES = (*evidence.OPS, "kernels/bench/graph_time.py", __file__)
 
 
 def main() -> None:
@@ -47,7 +48,7 @@ def main() -> None:
             print(f"{model:>14}{count:>7}{record['tokens']:>8}{cells}{ratio:>12.2f}", flush=True)
             records.append(record)
     if options.record:
-        evidence.record("attention", [*evidence.OPS, "kernels/bench/graph_time.py", __file__], records, options.record)
+        evidence.record("attention", SOURCES, records, options.record)
 
 
 def time_attention(num_heads: int, num_kv_heads: int, head_size: int, lengths: list[int]) -> dict[str, float]:

@@ -4,8 +4,8 @@
     python kernels/bench/decoders.py --tiny              small shapes on the CPU, without a graph, to try it
 
 Llama-3.2-3B's shape, all weights trained, random; of each of the paper's data sets one text of their mean length, from
-lengths.json. First, each arm's gradients are held against those of an fp32 copy (`models`), then the arms run in turns
-(`arms`).
+lengths.json. First, each way's gradients are held against those of an fp32 copy (`models`), then the ways run in turns
+(`whole_models`).
 """
 
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from torch import nn
 from transformers import LlamaConfig
 
-from arms import Benchmark, arms_with
 from models import TINY, Case, known_config
 from sebp_edge.insight.bench.ways import Way
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.texts.batches import Batch
+from whole_models import Benchmark, ways_with
 
 TEXTS = ("Winogrande", "ARC-E", "ARC-C", "HellaSwag", "WikiText-2", "PTB")
 # The paper's largest, with no weight gradients in it.
@@ -41,13 +41,13 @@ def tiny_cases() -> Iterator[Case]:
     yield Case("tiny Llama, heads grouped", grouped, "HellaSwag", 1, 601, target=1.0)
 
 
-def arms_for(model: nn.Module, batch: Batch) -> tuple[Way, ...]:
+def ways_for(model: nn.Module, batch: Batch) -> tuple[Way, ...]:
     plan = RowPlan.from_labels(batch.labels.cpu())
-    return arms_with(Hoisted, ActiveTokens.gather(batch.input_ids.cpu(), plan), batch.input_ids.device)
+    return ways_with(Hoisted, ActiveTokens.gather(batch.input_ids.cpu(), plan), batch.input_ids.device)
 
 
 # A dense step takes a quarter of a second, whatever the text, and differs little from the next.
-DECODERS = Benchmark("decoders", cases, tiny_cases, arms_for, ("decoders.py",), samples=1, kernel_repeats=1)
+DECODERS = Benchmark("decoders", cases, tiny_cases, ways_for, __file__, samples=1, kernel_repeats=1)
 
 if __name__ == "__main__":
     main()

@@ -4,8 +4,8 @@
     python kernels/bench/encoders.py --tiny              small shapes on the CPU, without a graph, to try it
 
 BERT-base and RoBERTa-base with a classification head, padded to 512, all weights trained, random; texts' lengths are
-drawn from lengths.json, BERT's tokens for both. First, without dropout, each arm's gradients are held against those of
-an fp32 copy (`models`). Then the arms run in turns (`arms`), with dropout of 0.1.
+drawn from lengths.json, BERT's tokens for both. First, without dropout, each way's gradients are held against those of
+an fp32 copy (`models`). Then the ways run in turns (`whole_models`), with dropout of 0.1.
 """
 
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from torch import nn
 from transformers import BertConfig, RobertaConfig
 
-from arms import Benchmark, arms_with
 from models import TINY, Case
 from sebp_edge.insight.bench.ways import Way
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.texts.batches import Batch
+from whole_models import Benchmark, ways_with
 
 TASKS = ("SST-2", "MRPC", "RTE", "CoLA", "MNLI")
 TARGET = 4.0
@@ -40,13 +40,13 @@ def tiny_cases() -> Iterator[Case]:
     yield Case("tiny RoBERTa", RobertaConfig(vocab_size=320, **TINY), "MRPC", 3, 128, target=1.0)
 
 
-def arms_for(model: nn.Module, batch: Batch) -> tuple[Way, ...]:
+def ways_for(model: nn.Module, batch: Batch) -> tuple[Way, ...]:
     inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "labels": batch.labels}
     with HoistedEncoder(model) as hoisted:
-        return arms_with(HoistedEncoder, hoisted.tokens(inputs), batch.input_ids.device)
+        return ways_with(HoistedEncoder, hoisted.tokens(inputs), batch.input_ids.device)
 
 
-ENCODERS = Benchmark("encoders", cases, tiny_cases, arms_for, ("encoders.py",), samples=5, kernel_repeats=2)
+ENCODERS = Benchmark("encoders", cases, tiny_cases, ways_for, __file__, samples=5, kernel_repeats=2)
 
 if __name__ == "__main__":
     main()

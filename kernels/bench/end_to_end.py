@@ -49,6 +49,7 @@ SIZES = (60, 1000)
 # What the `sebp-edge` script does, whether or not it is on the path.
 COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()", "adapt"]
 NOT_KEPT = 3
+SOURCES = (*evidence.OPS, "sebp_edge", "recipes/notes.toml", "kernels/bench/models.py", __file__)
 # What the time before an event was spent on; captures are taken out, and go on with what they interrupted.
 ENDS = {
     "model_loaded": "load",
@@ -101,8 +102,7 @@ def main(arguments: list[str] | None = None) -> None:
             show(row)
             rows.append(row)
     if options.record:
-        sources = ("kernels/ops", "sebp_edge", "recipes/notes.toml", "kernels/bench/models.py", __file__)
-        evidence.record("end-to-end", sources, rows, options.record)
+        evidence.record("end-to-end", SOURCES, rows, options.record)
 
 
 def text_files(folder: Path) -> list[Path]:

@@ -1,10 +1,10 @@
 """What a GPU measured, and whether the code has changed since.
 
-    python kernels/bench/evidence.py        each result: fresh, or which of the files it depends on changed after it;
-                                            and which tests failed
+    python kernels/bench/evidence.py        each result: fresh, or which of its sources changed after it, and in which
+                                            commits; and which tests failed
 
-Results are in gpu-results.json. Each carries a hash of every file that it depends on, made where it was measured, so
-that neither a copy without history nor an uncommitted change can make an old figure look new.
+Results are in gpu-results.json. Each carries a hash of every file or folder that it depends on, made where it was
+measured, so that neither a copy without history nor an uncommitted change can make an old figure look new.
 """
 
 import argparse
@@ -24,7 +24,10 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "kernels" / "bench" / "gpu-results.json"
 LIBRARIES = ("torch", "triton", "transformers", "peft", "liger_kernel", "unsloth")
 OPS = ("kernels/ops",)
-STEP = (*OPS, "sebp_edge/sparse", "sebp_edge/training")
+STEP = (*OPS, *(f"sebp_edge/{folder}" for folder in ("rows", "patches", "sparse", "memory", "training")))
+TESTS = (*STEP, "sebp_edge/models", "sebp_edge/machine")
+# So many commits of a change are named.
+COMMITS = 5
 
 
 def main() -> None:
@@ -37,16 +40,17 @@ def add_record_option(arguments: argparse.ArgumentParser) -> None:
 
 
 def record(name: str, sources: Iterable[str | Path], figures: dict | list[dict], file: Path = RESULTS) -> None:
-    """Keeps one result under its name, in the place of an earlier one; other results in `file` stay.
+    """Keeps one result under its name, in place of an earlier one; other results in `file` stay.
 
     Args:
         name: of the result, fit for a file's name.
-        sources: files and folders of the project that the figures depend on.
+        sources: files and folders of the project that the figures depend on; of a folder its Python files.
         figures: what was measured; rows of a table go into results/<name>.csv beside `file`, and the entry names it.
         file: JSON, made if it is not there.
 
     Raises:
         RuntimeError: there is no GPU.
+        FileNotFoundError: a source is not there.
     """
     sources = sorted({_relative(source) for source in sources})
     entry = {
@@ -54,8 +58,7 @@ def record(name: str, sources: Iterable[str | Path], figures: dict | list[dict],
         "command": _command(),
         **_commit(sources),
         **machine(),
-        "sources": sources,
-        "hashes": hashes(sources),
+        "sources": {source: hash_of(source) for source in sources},
     }
     if isinstance(figures, list):
         table = file.parent / "results" / f"{name}.csv"
@@ -86,7 +89,7 @@ def record_tests(outcomes: dict[str, list], file: Path) -> None:
     }
     files = {report.nodeid.split("::")[0] for found in on_gpu.values() for report in found}
     name = Path(*files).stem if len(files) == 1 else "gpu-tests"
-    record(name, [*STEP, "sebp_edge/models", "sebp_edge/planning", *files], figures, file)
+    record(name, [*TESTS, *files], figures, file)
 
 
 def machine() -> dict:
@@ -102,31 +105,31 @@ def machine() -> dict:
     return {"gpu": torch.cuda.get_device_name(), "driver": _driver(), "versions": _versions()}
 
 
-def hashes(sources: Iterable[str]) -> dict[str, str]:
-    """The first 16 hexadecimal digits of SHA-256 of each source, and of each Python file in it if it is a folder.
-
-    By the files' paths in the project.
+def hash_of(source: str) -> str:
+    """The first 16 hexadecimal digits of SHA-256 of a file, or of the paths and contents of a folder's Python files.
 
     Raises:
-        FileNotFoundError: a source is not there.
+        FileNotFoundError: the source is not there.
     """
-    found = {}
-    for source in sources:
-        path = ROOT / source
-        for each in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            found[_relative(each)] = hashlib.sha256(each.read_bytes()).hexdigest()[:16]
-    return found
+    path = ROOT / source
+    if not path.is_dir():
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    lines = (
+        f"{file.relative_to(path).as_posix()} {hashlib.sha256(file.read_bytes()).hexdigest()}\n"
+        for file in sorted(path.rglob("*.py"))
+    )
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
 
 
 def changes(entry: dict) -> list[str]:
-    """What happened, since an entry was recorded, to the files that it depends on; one sentence each."""
-    before, now = entry["hashes"], hashes(source for source in entry["sources"] if (ROOT / source).exists())
-    gone = [f"{path} is gone" for path in sorted(before.keys() - now.keys())]
-    new = [f"{path} is new{_when(path)}" for path in sorted(now.keys() - before.keys())]
-    changed = [
-        f"{path} changed{_when(path)}" for path in sorted(before.keys() & now.keys()) if before[path] != now[path]
-    ]
-    return changed + new + gone
+    """What happened to the sources of an entry since it was recorded; one sentence each."""
+    found = []
+    for source, before in entry["sources"].items():
+        if not (ROOT / source).exists():
+            found.append(f"{source} is gone{_commits(source, entry['commit'])}")
+        elif hash_of(source) != before:
+            found.append(f"{source} changed{_commits(source, entry['commit'])}")
+    return found
 
 
 def report(file: Path) -> str:
@@ -137,7 +140,7 @@ def report(file: Path) -> str:
     for name, entry in json.loads(file.read_text()).items():
         found = changes(entry)
         commit = (entry["commit"] or "no commit")[:7] + ("+" if entry["uncommitted"] else "")
-        lines.append(f"{'stale' if found else 'fresh'}  {name:12} {entry['recorded'][:10]}  {commit:9}  {entry['gpu']}")
+        lines.append(f"{'stale' if found else 'fresh'}  {name:16} {entry['recorded'][:10]}  {commit:9}  {entry['gpu']}")
         failed = [f"{test} failed" for test in entry.get("figures", {}).get("wrong", [])]
         lines += [f"         {each}" for each in found + failed]
     return "\n".join(lines)
@@ -166,12 +169,16 @@ def _commit(sources: list[str]) -> dict:
     return {"commit": commit, "uncommitted": bool(_git("status", "--porcelain", "--", *sources))}
 
 
-def _when(path: str) -> str:
-    """Where the last change of a file is: " in <commit>", " in no commit yet", or "" where there is no history."""
-    status, commit = _git("status", "--porcelain", "--", path), _git("log", "-1", "--format=%h", "--", path)
-    if status is None:
+def _commits(source: str, since: str | None) -> str:
+    """Where a source changed after a commit: " in <commits>", or "" where there is no history that tells."""
+    told = _git("log", "--format=%h", "--abbrev=7", f"{since}..", "--", source)
+    if told is None:
         return ""
-    return " in no commit yet" if status or not commit else f" in {commit}"
+    commits = told.split()
+    named = commits[:COMMITS] + ([f"{len(commits) - COMMITS} more"] if len(commits) > COMMITS else [])
+    if _git("status", "--porcelain", "--", source):
+        named.insert(0, "no commit yet")
+    return f" in {', '.join(named)}" if named else ""
 
 
 def _git(*arguments: str) -> str | None:

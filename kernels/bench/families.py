@@ -141,8 +141,8 @@ FAMILIES = [
     Family("seed-oss", "seed_oss", 2, _sizes(155136, 5120, 27648, 80, 8, head_dim=128)),
 ]
 SOURCES = (
-    "kernels/ops",
-    *(f"sebp_edge/{part}" for part in ("models", "sparse", "texts", "training", "personalizer.py", "recipe.py")),
+    *evidence.STEP,
+    *(f"sebp_edge/{part}" for part in ("models", "texts", "personalizer.py", "recipe.py")),
     *(f"kernels/bench/{file}" for file in ("end_to_end.py", "memory.py", "models.py")),
     __file__,
 )

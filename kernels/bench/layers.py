@@ -26,6 +26,7 @@ NUM_ROWS = (4096, 16384)
 SHARES = (0.015, 0.05, 0.2, 0.5)
 PATTERNS = ("random", "1 span", "8 spans", "32 spans")
 RANK = 16
+SOURCES = (*evidence.OPS, "sebp_edge/models/lora.py", "kernels/bench/graph_time.py", __file__)
 
 
 def main() -> None:
@@ -35,8 +36,7 @@ def main() -> None:
     torch.manual_seed(0)
     records = [*linear_records(), *lora_records()]
     if options.record:
-        sources = [*evidence.OPS, "sebp_edge/models/lora.py", "kernels/bench/graph_time.py", __file__]
-        evidence.record("layers", sources, records, options.record)
+        evidence.record("layers", SOURCES, records, options.record)
 
 
 def linear_records():

@@ -151,9 +151,11 @@ TINY = [Run("tiny", "tiny", "lora", False, "3GB", NOTES), Run("tiny-too-small", 
 
 
 # What shows a run, or keeps what came of it, holds no memory of a GPU.
-PARTS = ("models", "planning", "sparse", "texts", "training", "personalizer.py", "recipe.py")
-BESIDE = ("end_to_end.py", "lengths.json", "memory.py", "models.py")
-SOURCES = ("kernels/ops", *(f"sebp_edge/{part}" for part in PARTS), *(f"kernels/bench/{file}" for file in BESIDE))
+SOURCES = (
+    *evidence.STEP,
+    *(f"sebp_edge/{part}" for part in ("machine", "models", "texts", "personalizer.py", "recipe.py")),
+    *(f"kernels/bench/{file}" for file in ("end_to_end.py", "lengths.json", "memory.py", "models.py")),
+)
 
 
 def main(arguments: list[str] | None = None) -> None:

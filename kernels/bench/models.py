@@ -20,7 +20,8 @@ from transformers import (
     PretrainedConfig,
 )
 
-from sebp_edge.insight.bench.gate import loss_and_gradients
+from sebp_edge.insight.bench.gate import Gradients, combined, errors, in_fp32, loss_and_gradients, norms
+from sebp_edge.insight.bench.timer import running
 from sebp_edge.insight.bench.ways import DENSE, Way
 from sebp_edge.models.architecture import ENCODERS
 from sebp_edge.models.catalog import bundled_config, resolve
@@ -34,7 +35,7 @@ OF_OWN_NORM = 0.02
 
 
 class WrongGradients(Exception):
-    """An arm does not compute what the dense model computes."""
+    """A way does not compute what the dense model computes."""
 
 
 @dataclass(frozen=True)
@@ -103,35 +104,29 @@ def without_padding(batch: Batch) -> Batch:
     return Batch(batch.input_ids[:, :longest], mask, labels, plan=None)
 
 
-def gradients(model: nn.Module, arm: Way, batch: Batch) -> list[Tensor]:
-    """All of them, in the order of the model's parameters."""
-    return loss_and_gradients(model, batch, arm, take=Tensor.clone)[1]
+def gradients(model: nn.Module, way: Way, batch: Batch) -> Gradients:
+    """All elements of all gradients."""
+    with running(model, batch, way) as step:
+        return loss_and_gradients(step, model, take=Tensor.clone)[1]
 
 
-def gradient_errors(model: nn.Module, batch: Batch, arms: tuple[Way, ...]) -> dict[str, float]:
-    """The error of each arm's gradients against those of an fp32 copy that sees no padding beyond the longest text.
+def gradient_errors(model: nn.Module, batch: Batch, ways: tuple[Way, ...]) -> dict[str, float]:
+    """The error of each way's gradients against those in fp32 with no padding beyond the longest text.
 
-    Without dropout, and over the norm of these gradients; by the arms' names, of which the dense one is the first.
+    Without dropout, and over the norm of these gradients; by the ways' names, of which the dense one is the first.
 
     Raises:
-        WrongGradients: a parameter's gradient errs by more than twice the dense arm's, 2 % of its own norm and 1e-4 of
+        WrongGradients: a parameter's gradient errs by more than twice the dense way's, 2 % of its own norm and 1e-4 of
             the norm of all.
     """
     model.eval()
-    exact = gradients(copy.deepcopy(model).float(), DENSE, without_padding(batch))
-    norms = torch.stack([gradient.norm() for gradient in exact])
-    norm = norms.norm()
-    errors = {arm.name: distances(gradients(model, arm, batch), exact) / norm for arm in arms}
-    for name, found in errors.items():
-        excess = found - (2 * errors[DENSE.name] + OF_OWN_NORM * norms / norm + 1e-4)
-        if not bool((excess <= 0).all()):
-            parameter = list(dict(model.named_parameters()))[int(excess.nan_to_num(torch.inf).argmax())]
-            raise WrongGradients(
-                f"{name}: the gradient of {parameter} is off by more than twice the dense one in bf16."
-            )
-    return {name: float(found.norm()) for name, found in errors.items()}
-
-
-def distances(found: list[Tensor], exact: list[Tensor]) -> Tensor:
-    """The norm of the difference, parameter by parameter."""
-    return torch.stack([(one.float() - other).norm() for one, other in zip(found, exact, strict=True)])
+    with in_fp32(model):
+        exact = gradients(model, DENSE, without_padding(batch))
+    own = norms(exact)
+    norm = combined(own)
+    found = {way.name: errors(gradients(model, way, batch), exact) for way in ways}
+    for way, by_parameter in found.items():
+        for name, error in by_parameter.items():
+            if not error <= 2 * found[DENSE.name][name] + OF_OWN_NORM * own[name] / norm + 1e-4:
+                raise WrongGradients(f"{way}: the gradient of {name} is off by more than twice the dense one in bf16.")
+    return {way: combined(by_parameter) for way, by_parameter in found.items()}

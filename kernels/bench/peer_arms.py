@@ -1,4 +1,4 @@
-"""The trainers that peers.py compares: for each, what loads a model, lays texts out as a batch and makes a step of it.
+"""The trainers that peers.py compares: for each, what loads its model, and the way in which it makes a step.
 
 Shapes: B texts, T positions, N tokens of all texts, C loss rows, H heads, G key/value heads, E head size.
 """
@@ -6,40 +6,29 @@ Shapes: B texts, T positions, N tokens of all texts, C loss rows, H heads, G key
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from peer_work import CONTEXT_LENGTH, PADDING_ID, PROJECTIONS, RANK, Job, make_model, shape_config
-from sebp_edge.insight.bench.ways import CapturedStep, active_on_host, trained
+from peer_work import PROJECTIONS, RANK, Job, make_model, shape_config
+from sebp_edge.insight.bench.ways import (
+    DENSE,
+    DROP_IN,
+    DYNAMIC,
+    GRAPH,
+    HOISTED,
+    Way,
+    as_it_is,
+    packed,
+    to_longest,
+)
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.sparsify import Sparsified
-from sebp_edge.texts.batches import Batch, Collator
-from sebp_edge.texts.examples import Example
+from sebp_edge.texts.batches import Batch
 
 VARLEN = "peers_varlen"
-
-LEARNING_RATE = 1e-4
-
-
-class Step(Protocol):
-    """One batch's training step, to be run over and over."""
-
-    def gradients(self) -> Tensor:
-        """The loss; leaves the gradients of this batch in the parameters' `grad`."""
-
-    def zero_grad(self) -> None:
-        """Forgets the gradients."""
-
-    def __call__(self) -> None:
-        """Forward, backward and update."""
-
-
-StepOf = Callable[[object], Step]
 
 
 @dataclass(frozen=True)
@@ -47,119 +36,51 @@ class Arm:
     """One way to train.
 
     Attributes:
-        load: the model with what is trained requiring gradients, and what makes a step of a batch.
-        lay_out: the texts as a batch for that step.
-        ours: whether it is this project's.
+        load: the model with what is trained requiring gradients.
         most_texts: larger batches are left out.
         full, loss_share: whether it is in the runs that train all weights, or have a loss on a part of each text.
         only_loss_share: whether it is in no other.
     """
 
-    load: Callable[[Job], tuple[nn.Module, StepOf]]
-    lay_out: Callable[[list[Example], Job], object]
-    ours: bool = False
+    way: Way
+    load: Callable[[Job], nn.Module] = make_model
     most_texts: int = 64
     full: bool = False
     loss_share: bool = False
     only_loss_share: bool = False
 
 
-# Layouts.
+# How models are loaded.
 
 
-def padded_to_longest(texts: list[Example], job: Job) -> dict:
-    return _keywords(_collated(texts, max(len(text.input_ids) for text in texts), job))
+def with_varlen(job: Job) -> nn.Module:
+    return make_model(job, attention=VARLEN)
 
 
-def padded_to_context(texts: list[Example], job: Job) -> dict:
-    return _keywords(_collated(texts, CONTEXT_LENGTH, job))
-
-
-def rows(texts: list[Example], job: Job) -> Batch:
-    return _collated(texts, max(len(text.input_ids) for text in texts), job)
-
-
-def all_rows(texts: list[Example], job: Job) -> tuple[Batch, Tensor]:
-    """As if every token had a loss; and which of those losses are asked for: bool [C]."""
-    batch = rows(texts, job)
-    everywhere = RowPlan.from_labels(batch.input_ids.masked_fill(batch.attention_mask == 0, IGNORE)).to(job.device)
-    return Batch(batch.input_ids, batch.attention_mask, batch.labels, everywhere), torch.isin(
-        everywhere.loss_rows, batch.plan.loss_rows
-    )
-
-
-def packed(texts: list[Example], job: Job) -> dict:
-    """All texts in one row; positions begin again with each."""
-    columns = {
-        "input_ids": [token for text in texts for token in text.input_ids],
-        "labels": [label for text in texts for label in text.labels],
-        "position_ids": [position for text in texts for position in range(len(text.input_ids))],
-    }
-    return {name: torch.tensor([column], device=job.device) for name, column in columns.items()}
-
-
-def packed_with_ends(texts: list[Example], job: Job) -> dict:
-    """Where texts begin, from the positions and once a batch, as attention functions in transformers are told it."""
-    batch = packed(texts, job)
-    positions_N = batch["position_ids"][0]
-    starts = (positions_N == 0).nonzero().squeeze(1).tolist()
-    cu_seqlens = torch.tensor([*starts, len(positions_N)], dtype=torch.int32, device=job.device)
-    longest = int(cu_seqlens.diff().max())
-    ends = {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens, "max_length_q": longest, "max_length_k": longest}
-    return batch | ends
-
-
-def packed_with_lengths(texts: list[Example], job: Job) -> dict:
-    """As Unsloth's packing is told where texts end."""
-    counts = torch.tensor([len(text.input_ids) for text in texts], dtype=torch.int32)
-    return packed(texts, job) | {"packed_seq_lengths": counts}
-
-
-def _collated(texts: list[Example], context_length: int, job: Job) -> Batch:
-    batch = Collator(context_length, PADDING_ID)(texts)
-    tensors = (each.to(job.device) for each in (batch.input_ids, batch.attention_mask, batch.labels))
-    return Batch(*tensors, batch.plan.to(job.device))
-
-
-def _keywords(batch: Batch) -> dict:
-    return {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "labels": batch.labels}
-
-
-# Arms: one function each.
-
-
-def hf(job: Job) -> tuple[nn.Module, StepOf]:
-    return _as_called(make_model(job))
-
-
-def hf_varlen(job: Job) -> tuple[nn.Module, StepOf]:
-    return _as_called(make_model(job, attention=VARLEN))
-
-
-def hf_checkpointing(job: Job) -> tuple[nn.Module, StepOf]:
+def with_checkpointing(job: Job) -> nn.Module:
     model = make_model(job)
     model.gradient_checkpointing_enable()
     model.enable_input_require_grads()
-    return _as_called(model)
+    return model
 
 
-def liger(job: Job) -> tuple[nn.Module, StepOf]:
+def with_liger(job: Job) -> nn.Module:
     _apply_liger(job)
-    return hf(job)
+    return make_model(job)
 
 
-def liger_varlen(job: Job) -> tuple[nn.Module, StepOf]:
+def with_liger_and_varlen(job: Job) -> nn.Module:
     _apply_liger(job)
-    return hf_varlen(job)
+    return with_varlen(job)
 
 
-def unsloth_lora(job: Job) -> tuple[nn.Module, StepOf]:
+def by_unsloth(job: Job) -> nn.Module:
     # Imported before all else, by peer_process.py.
     unsloth = sys.modules["unsloth"]
     model, _ = unsloth.FastLanguageModel.from_pretrained(
         str(job.model_folder), max_seq_length=4096, dtype=job.dtype, load_in_4bit=False
     )
-    model = unsloth.FastLanguageModel.get_peft_model(
+    return unsloth.FastLanguageModel.get_peft_model(
         model,
         r=RANK,
         lora_alpha=RANK,
@@ -168,84 +89,6 @@ def unsloth_lora(job: Job) -> tuple[nn.Module, StepOf]:
         target_modules=PROJECTIONS,
         use_gradient_checkpointing=False,
     ).train()
-    return model, _eager(model, lambda batch: model(**batch).loss)
-
-
-def drop_in(job: Job) -> tuple[nn.Module, StepOf]:
-    model = make_model(job)
-    Sparsified(model)
-    return _as_called(model)
-
-
-def hoisted(job: Job) -> tuple[nn.Module, StepOf]:
-    model = make_model(job)
-    handle = Hoisted(model)
-    return model, _eager(model, lambda batch: handle.row_losses(_active(batch)).mean())
-
-
-def hoisted_all_rows(job: Job) -> tuple[nn.Module, StepOf]:
-    """No row is left out of the head or the last layer: padding-free, and not completion-only."""
-    model = make_model(job)
-    handle = Hoisted(model)
-
-    def loss(batch: tuple[Batch, Tensor]) -> Tensor:
-        everywhere, asked_C = batch
-        return handle.row_losses(_active(everywhere))[asked_C].mean()
-
-    return model, _eager(model, loss)
-
-
-def captured(job: Job) -> tuple[nn.Module, StepOf]:
-    model = make_model(job)
-    handle = Hoisted(model)
-    return model, lambda batch: _CapturedStep(trained(model), handle, active_on_host(batch))
-
-
-class _CapturedStep(CapturedStep):
-    """What Personalizer's training does on a GPU; the batch is collated beforehand, as the others' is."""
-
-    learning_rate = LEARNING_RATE
-
-    def zero_grad(self) -> None:
-        self._update.reset()
-
-    def __call__(self) -> None:
-        super().__call__(lambda part: None)
-
-
-def _active(batch: Batch) -> ActiveTokens:
-    return ActiveTokens.gather(batch.input_ids, batch.plan)
-
-
-def _as_called(model: nn.Module) -> tuple[nn.Module, StepOf]:
-    """As any training loop calls a transformers model."""
-    return model, _eager(model, lambda batch: model(**batch, use_cache=False).loss)
-
-
-def _eager(model: nn.Module, loss: Callable[[object], Tensor]) -> StepOf:
-    return lambda batch: _EagerStep(model, lambda: loss(batch))
-
-
-class _EagerStep:
-    """A step as a plain training loop has it."""
-
-    def __init__(self, model: nn.Module, loss: Callable[[], Tensor]):
-        self._loss = loss
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
-
-    def gradients(self) -> Tensor:
-        loss = self._loss()
-        loss.backward()
-        return loss.detach()
-
-    def zero_grad(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
-
-    def __call__(self) -> None:
-        self.gradients()
-        self._optimizer.step()
-        self.zero_grad()
 
 
 def _apply_liger(job: Job) -> None:
@@ -253,6 +96,55 @@ def _apply_liger(job: Job) -> None:
 
     apply = getattr(transformers, f"apply_liger_kernel_to_{shape_config(job.shape).model_type}")
     apply(fused_linear_cross_entropy=True, cross_entropy=False)
+
+
+# Ways beside those of `sebp-edge bench`.
+
+
+def packed_without_ends(batch: Batch) -> dict:
+    """All texts in one row; positions begin again with each."""
+    row = packed(batch)
+    return {name: row[name] for name in ("input_ids", "labels", "position_ids")}
+
+
+def packed_with_lengths(batch: Batch) -> dict:
+    """As Unsloth's packing is told where texts end."""
+    return packed_without_ends(batch) | {"packed_seq_lengths": batch.attention_mask.sum(dim=1).int().cpu()}
+
+
+def padded_to_longest(batch: Batch) -> dict:
+    batch = to_longest(batch)
+    return {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "labels": batch.labels}
+
+
+def all_rows(batch: Batch) -> tuple[ActiveTokens, Tensor]:
+    """As if every token had a loss; and which of those losses are asked for: bool [C]."""
+    labels = batch.input_ids.masked_fill(batch.attention_mask == 0, IGNORE)
+    plan = RowPlan.from_labels(labels).to(batch.input_ids.device)
+    return ActiveTokens.gather(batch.input_ids, plan), torch.isin(plan.loss_rows, batch.plan.loss_rows)
+
+
+def _loss_of_all_rows(handle: Hoisted, everywhere: tuple[ActiveTokens, Tensor]) -> Tensor:
+    """No row is left out of the head or the last layer: padding-free, and not completion-only."""
+    tokens, asked_C = everywhere
+    return handle.row_losses(tokens)[asked_C].mean()
+
+
+def _called(model: nn.Module, row: dict) -> Tensor:
+    """As any training loop calls a transformers model."""
+    return model(**row, use_cache=False).loss
+
+
+def _unsloths_loss(model: nn.Module, batch: dict) -> Tensor:
+    return model(**batch).loss
+
+
+PACKED = Way("packed", as_it_is, _called, packed_without_ends)
+# Attention functions in transformers are told where texts end.
+PACKED_VARLEN = Way("packed varlen", as_it_is, _called, packed)
+UNSLOTH = Way("unsloth", as_it_is, _unsloths_loss, padded_to_longest)
+UNSLOTH_PACKED = Way("unsloth packed", as_it_is, _unsloths_loss, packed_with_lengths)
+ALL_ROWS = Way("all rows", Hoisted, _loss_of_all_rows, all_rows, ours=True)
 
 
 def varlen_attention(
@@ -283,17 +175,17 @@ def varlen_attention(
 AttentionInterface.register(VARLEN, varlen_attention)
 
 ARMS = {
-    "hf dynamic padding": Arm(hf, padded_to_longest, full=True),
-    "hf packed": Arm(hf, packed),
-    "hf packed varlen": Arm(hf_varlen, packed_with_ends, full=True, loss_share=True),
-    "hf packed checkpointing": Arm(hf_checkpointing, packed),
-    "liger packed": Arm(liger, packed),
-    "liger packed varlen": Arm(liger_varlen, packed_with_ends, loss_share=True),
-    "unsloth dynamic padding": Arm(unsloth_lora, padded_to_longest),
-    "unsloth packed": Arm(unsloth_lora, packed_with_lengths),
-    "hf padded to 4096": Arm(hf, padded_to_context, most_texts=4),
-    "drop-in padded to 4096": Arm(drop_in, padded_to_context, ours=True, most_texts=4),
-    "sebp-edge all rows": Arm(hoisted_all_rows, all_rows, ours=True, loss_share=True, only_loss_share=True),
-    "sebp-edge hoisted": Arm(hoisted, rows, ours=True, full=True, loss_share=True),
-    "sebp-edge step": Arm(captured, rows, ours=True, full=True, loss_share=True),
+    "hf dynamic padding": Arm(DYNAMIC, full=True),
+    "hf packed": Arm(PACKED),
+    "hf packed varlen": Arm(PACKED_VARLEN, with_varlen, full=True, loss_share=True),
+    "hf packed checkpointing": Arm(PACKED, with_checkpointing),
+    "liger packed": Arm(PACKED, with_liger),
+    "liger packed varlen": Arm(PACKED_VARLEN, with_liger_and_varlen, loss_share=True),
+    "unsloth dynamic padding": Arm(UNSLOTH, by_unsloth),
+    "unsloth packed": Arm(UNSLOTH_PACKED, by_unsloth),
+    "hf padded to 4096": Arm(DENSE, most_texts=4),
+    "drop-in padded to 4096": Arm(DROP_IN, most_texts=4),
+    "sebp-edge all rows": Arm(ALL_ROWS, loss_share=True, only_loss_share=True),
+    "sebp-edge hoisted": Arm(HOISTED, full=True, loss_share=True),
+    "sebp-edge step": Arm(GRAPH, full=True, loss_share=True),
 }

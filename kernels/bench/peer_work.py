@@ -22,6 +22,7 @@ from transformers import (
 
 from sebp_edge.models.catalog import bundled_config, resolve
 from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.texts.batches import Batch, Collator
 from sebp_edge.texts.examples import Example
 
 RANK = 16
@@ -110,6 +111,13 @@ def make_texts(count: int, job: Job) -> list[Example]:
     return texts
 
 
+def make_batch(count: int, job: Job) -> Batch:
+    """These texts, padded to the context length, on the job's device."""
+    batch = Collator(CONTEXT_LENGTH, PADDING_ID)(make_texts(count, job))
+    tensors = (each.to(job.device) for each in (batch.input_ids, batch.attention_mask, batch.labels))
+    return Batch(*tensors, batch.plan.to(job.device))
+
+
 def make_model(job: Job, attention: str = "sdpa") -> nn.Module:
     """What is trained: the base model as it is, or with LoRA adapters in fp32."""
     return with_adapters(make_base(job, attention), job)
@@ -143,10 +151,6 @@ def fill(parameters: list[nn.Parameter]) -> None:
             parameter.fill_(1.0)
         else:
             parameter.normal_(0.0, 0.02, generator=generator)
-
-
-def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def save_base(model: nn.Module, job: Job) -> None:

@@ -34,7 +34,11 @@ from peer_arms import ARMS
 from peer_work import SHAPES, TINY, Job, shape_config
 
 PROCESS = Path(__file__).with_name("peer_process.py")
-SOURCES = ("peers.py", "peer_process.py", "peer_arms.py", "peer_work.py")
+SOURCES = (
+    *evidence.STEP,
+    "sebp_edge/insight/bench",
+    *(f"kernels/bench/{file}" for file in ("peers.py", "peer_process.py", "peer_arms.py", "peer_work.py")),
+)
 # A trainer that hangs must not take the others' time.
 ARM_SECONDS = 240
 # Measured: bf16 FLOP/s of an 8192^3 matrix product on random data, bytes/s of a copy, read and write counted.
@@ -67,8 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
     show(rows)
     if options.record:
         about = {"shape": job.shape, "trained": "all" if job.full else "LoRA", "loss_share": job.loss_share}
-        sources = [*evidence.STEP, "sebp_edge/insight/bench/ways.py", *(f"kernels/bench/{name}" for name in SOURCES)]
-        evidence.record(record_name(job), sources, [about | row for row in rows], options.record)
+        evidence.record(record_name(job), SOURCES, [about | row for row in rows], options.record)
 
 
 def parse(arguments: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -161,7 +164,7 @@ def compare(rows: list[dict], job: Job, ceilings: tuple[float, float] | None) ->
         parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(shape_config(job.shape)).parameters())
     fastest = {}
     for row in rows:
-        if row["status"] == "ok" and not ARMS[row["arm"]].ours:
+        if row["status"] == "ok" and not ARMS[row["arm"]].way.ours:
             fastest[row["texts"]] = min(row["step_ms"], fastest.get(row["texts"], row["step_ms"]))
     for row in rows:
         if row["status"] != "ok":

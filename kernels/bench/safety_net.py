@@ -11,8 +11,6 @@ round, with the trials that a handle makes once.
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -21,7 +19,8 @@ from transformers import LlamaConfig
 import evidence
 from models import TINY, Case, known_config, make_batch, make_model
 from sebp_edge import sparsify
-from sebp_edge.machine.devices import give_memory_back, synchronize
+from sebp_edge.insight.bench.timer import seconds
+from sebp_edge.machine.devices import give_memory_back
 from sebp_edge.sparse.copy_trial import why_not_on_a_copy
 
 ROUNDS, PASSES = 3, 5
@@ -30,7 +29,7 @@ HANDLES = {
     "drop-in, logits returned": {"keep_logits": True},
     "detect": {"rows": "detect"},
 }
-SOURCES = (*evidence.STEP, "sebp_edge/models", "kernels/bench/models.py", __file__)
+SOURCES = (*evidence.STEP, "sebp_edge/insight/bench", "sebp_edge/models", "kernels/bench/models.py", __file__)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -45,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
     case = Case("", config, "PTB", 1, 512 if options.tiny else 4096, target=1.0)
     model = make_model(config, device).train()
     batch, _ = make_batch(case, device)
-    rows = [{"what": "trial on a small copy", "ms": timed(lambda: why_not_on_a_copy(model), device)}]
+    rows = [{"what": "trial on a small copy", "ms": 1e3 * seconds(lambda: why_not_on_a_copy(model), device)}]
     rows.append({"what": "dense", "ms": statistics.median(steps(model, batch, device, PASSES))})
     for name, chosen in HANDLES.items():
         rounds = [passes(model, batch, device, chosen) for _ in range(ROUNDS)]
@@ -84,16 +83,8 @@ def steps(model: nn.Module, batch, device: torch.device, number: int) -> list[fl
     times = []
     for _ in range(number):
         model.zero_grad()
-        times.append(timed(step, device))
+        times.append(1e3 * seconds(step, device))
     return times
-
-
-def timed(function: Callable, device: torch.device) -> float:
-    synchronize(device)
-    begin = time.perf_counter()
-    function()
-    synchronize(device)
-    return 1e3 * (time.perf_counter() - begin)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ SAMPLES = 5
 LEARNING_RATE = 1e-5
 # Both are sums in bf16 of the same products, in another order at most.
 ALLOWED_ERROR = 1e-2
+SOURCES = ("kernels/bench/lengths.json", "kernels/bench/models.py", __file__)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -53,8 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
             show(row)
             rows.append(row)
     if options.record:
-        sources = ["kernels/bench/lengths.json", "kernels/bench/models.py", __file__]
-        evidence.record("zero-offload", sources, rows, options.record)
+        evidence.record("zero-offload", SOURCES, rows, options.record)
 
 
 def cases() -> Iterator[Case]:

@@ -1,7 +1,9 @@
 """GPU results: an old figure is never called fresh, with or without history."""
 
 import csv
+import importlib
 import json
+import re
 import subprocess
 from types import SimpleNamespace
 
@@ -10,6 +12,17 @@ import torch
 
 import evidence
 
+RECORDED = (
+    "attention",
+    "end_to_end",
+    "families",
+    "layers",
+    "memory",
+    "peers",
+    "safety_net",
+    "whole_models",
+    "zero_offload",
+)
 GPU = {"gpu": "A GPU", "driver": "1.2", "versions": {"torch": "2.11"}}
 
 
@@ -48,7 +61,7 @@ def test_what_has_not_changed_is_fresh(project):
     entry = results["layers"]
     assert entry["figures"] == {"ms": 1.5}
     assert entry["gpu"] == "A GPU"
-    assert entry["hashes"].keys() == {"ops/one.py", "bench.py"}
+    assert entry["sources"].keys() == {"ops", "bench.py"}
     assert evidence.changes(entry) == []
     assert evidence.report(file).startswith("fresh  layers")
 
@@ -60,21 +73,63 @@ def test_without_history_every_change_shows_and_the_commit_is_the_one_that_was_t
     (project / "ops" / "one.py").write_text("1 ")
     (project / "ops" / "two.py").write_text("")
     (project / "bench.py").unlink()
-    assert evidence.changes(results["layers"]) == ["ops/one.py changed", "ops/two.py is new", "bench.py is gone"]
+    assert evidence.changes(results["layers"]) == ["bench.py is gone", "ops changed"]
     assert evidence.report(file).startswith("stale  layers")
 
 
-def test_with_history_a_change_is_named_by_its_commit(project):
+@pytest.mark.parametrize("change", ["edited", "added", "removed", "renamed"])
+def test_a_folder_has_changed_if_one_of_its_python_files_has(project, change):
+    _, results = record(project)
+    one = project / "ops" / "one.py"
+    (project / "ops" / "notes.txt").write_text("no code")
+    assert evidence.changes(results["layers"]) == []
+    if change == "edited":
+        one.write_text("3")
+    elif change == "added":
+        (project / "ops" / "deep").mkdir()
+        (project / "ops" / "deep" / "two.py").touch()
+    elif change == "removed":
+        one.unlink()
+    else:
+        one.rename(project / "ops" / "other.py")
+    assert evidence.changes(results["layers"]) == ["ops changed"]
+
+
+def test_with_history_a_change_is_named_by_its_commits(project):
     git(project, "init", "-q")
     first = commit(project)
     _, results = record(project)
     entry = results["layers"]
     assert (entry["commit"], entry["uncommitted"]) == (first, False)
     (project / "ops" / "one.py").write_text("3")
-    assert evidence.changes(entry) == ["ops/one.py changed in no commit yet"]
+    assert evidence.changes(entry) == ["ops changed in no commit yet"]
     assert record(project)[1]["layers"]["uncommitted"] is True
-    second = commit(project)
-    assert evidence.changes(entry) == [f"ops/one.py changed in {git(project, 'rev-parse', '--short', second)}"]
+    second = commit(project)[:7]
+    assert evidence.changes(entry) == [f"ops changed in {second}"]
+    git(project, "mv", "bench.py", "other.py")
+    third = commit(project)[:7]
+    assert evidence.changes(entry) == [f"bench.py is gone in {third}", f"ops changed in {second}"]
+
+
+def test_of_many_commits_the_latest_are_named(project):
+    git(project, "init", "-q")
+    commit(project)
+    _, results = record(project)
+    commits = []
+    for number in range(evidence.COMMITS + 2):
+        (project / "bench.py").write_text(f"more {number}")
+        commits.append(commit(project)[:7])
+    latest = ", ".join(commits[:-6:-1])
+    assert evidence.changes(results["layers"]) == [f"bench.py changed in {latest}, 2 more"]
+
+
+def test_a_commit_that_the_history_does_not_have_is_no_error(project, monkeypatch):
+    git(project, "init", "-q")
+    commit(project)
+    monkeypatch.setenv("SEBP_EDGE_COMMIT", "abcdef0123")
+    _, results = record(project)
+    (project / "ops" / "one.py").write_text("3")
+    assert evidence.changes(results["layers"]) == ["ops changed"]
 
 
 def test_a_change_taken_back_is_fresh_again(project):
@@ -123,14 +178,25 @@ def test_a_source_that_is_not_there_is_an_error(project):
         evidence.record("layers", ["missing.py"], {}, project / "gpu-results.json")
 
 
+@pytest.mark.parametrize("name", RECORDED)
+def test_all_sources_of_every_benchmark_are_there(name):
+    for source in (*importlib.import_module(name).SOURCES, *evidence.TESTS):
+        assert (evidence.ROOT / source).exists(), source
+
+
+def test_all_results_have_the_hashes_of_their_sources():
+    results = json.loads(evidence.RESULTS.read_text())
+    for entry in results.values():
+        assert all(re.fullmatch("[0-9a-f]{16}", value) for value in entry["sources"].values())
+    assert len(evidence.report(evidence.RESULTS).splitlines()) >= len(results)
+
+
 def test_no_results_yet_are_no_error(project):
     assert evidence.report(project / "gpu-results.json") == "No GPU results yet: gpu-results.json is not there."
 
 
 def test_the_tests_of_a_session_are_counted_by_outcome_and_by_mark(project, monkeypatch):
-    monkeypatch.setattr(evidence, "STEP", ("ops",))
-    for folder in ("models", "planning"):
-        (project / "sebp_edge" / folder).mkdir(parents=True)
+    monkeypatch.setattr(evidence, "TESTS", ("ops",))
     (project / "more.py").touch()
     files = {"bench.py": {"gpu": 1}, "more.py": {"gpu": 1}, "x": {}}
     marked, more, other = (SimpleNamespace(nodeid=f"{file}::test", keywords=files[file]) for file in files)

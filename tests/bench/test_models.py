@@ -28,10 +28,10 @@ def test_wrong_gradients_of_one_small_parameter_are_refused(case):
             yield dense
         handle.remove()
 
-    arms = (DENSE, Way("half", half_a_gradient, DENSE.loss))
+    ways = (DENSE, Way("half", half_a_gradient, DENSE.loss))
     last = list(dict(model.named_parameters()))[-1]
     with pytest.raises(models.WrongGradients, match=f"half: the gradient of {last} is off"):
-        models.gradient_errors(model, batch, arms)
+        models.gradient_errors(model, batch, ways)
 
 
 def test_the_reference_sees_the_same_texts_with_less_padding(case):

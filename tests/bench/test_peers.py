@@ -1,7 +1,7 @@
 """The benchmark against other trainers: the same work for all, a row for everyone, and no time for what is wrong."""
 
-import dataclasses
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,15 +92,14 @@ def test_what_is_wrong_is_not_timed(tmp_path, short):
     arm = ARMS["hf dynamic padding"]
 
     def half_a_gradient(job):
-        model, step_of = arm.load(job)
+        model = arm.load(job)
         next(p for p in model.parameters() if p.requires_grad).register_hook(lambda gradient: gradient / 2)
-        return model, step_of
+        return model
 
-    def other_labels(texts, job):
-        batch = arm.lay_out(texts, job)
-        return batch | {"labels": batch["labels"].roll(1, dims=1)}
+    def other_labels(batch):
+        return replace(batch, labels=batch.labels.roll(1, dims=1))
 
-    wrong = [dataclasses.replace(arm, load=half_a_gradient), dataclasses.replace(arm, lay_out=other_labels)]
+    wrong = [replace(arm, load=half_a_gradient), replace(arm, way=replace(arm.way, lay_out=other_labels))]
     for each, reason in zip(wrong, ("its gradients are off by", "its"), strict=True):
         for row in peer_process.measure(each, job):
             assert row["status"].startswith(f"wrong: {reason}")
@@ -112,12 +111,13 @@ def test_a_batch_that_fails_or_is_left_out_has_its_row_and_the_next_goes_on(tmp_
     peer_process.make_reference(job)
     arm = ARMS["hf dynamic padding"]
 
-    def memory_for_one(texts, job):
-        if len(texts) == 1:
+    def memory_for_one(batch):
+        if len(batch.input_ids) == 1:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return arm.lay_out(texts, job)
+        return arm.way.lay_out(batch)
 
-    rows = peer_process.measure(dataclasses.replace(arm, lay_out=memory_for_one, most_texts=2), job)
+    small = replace(arm, way=replace(arm.way, lay_out=memory_for_one), most_texts=2)
+    rows = peer_process.measure(small, job)
     assert [row["status"] for row in rows] == ["out of memory", "ok", "not run with more than 2 texts"]
 
 

@@ -9,10 +9,10 @@ from builders import make_examples, make_llama
 
 from sebp_edge.errors import MachineError, SparsityError
 from sebp_edge.insight.bench import compare as comparison
-from sebp_edge.insight.bench.compare import compare
+from sebp_edge.insight.bench.compare import compare, deviation_of
 from sebp_edge.insight.bench.gate import Reference, loss_and_gradients
 from sebp_edge.insight.bench.host_memory import limited_to
-from sebp_edge.insight.bench.timer import STEPS_PER_ROUND, time_in_turns, time_way
+from sebp_edge.insight.bench.timer import STEPS_PER_ROUND, running, time_way
 from sebp_edge.insight.bench.ways import DENSE, DROP_IN, DYNAMIC, GRAPH, HOISTED, PACKED, WAYS, Way, packed, to_longest
 from sebp_edge.insight.bench.workload import Workload
 from sebp_edge.machine.devices import ran_out_of_memory
@@ -39,7 +39,7 @@ def test_every_way_computes_what_the_model_computes_without_padding(lengths, pro
     model, batch = make_llama(), make_batch([max(2, length) for length in lengths], prompt=prompt)
     reference = Reference.of(model, batch)
     for way in HERE:
-        found = reference.deviation(model, batch, way)
+        found = deviation_of(way, reference, model, batch)
         assert max(found.loss_error, found.gradient_error) < 1e-5, way.name
         assert reference.what_is_wrong(found) is None
 
@@ -87,8 +87,7 @@ def test_the_reference_is_in_fp32_and_leaves_weights_as_they_were():
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     reference, exact = Reference.of(model, batch), Reference.of(make_llama().bfloat16().float(), batch)
     assert reference.loss == pytest.approx(exact.loss, rel=1e-6)
-    for one, other in zip(reference.gradients, exact.gradients, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(reference.gradients, exact.gradients)
     assert reference.allowed.gradient_error > 10 * exact.allowed.gradient_error > 0
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -185,7 +184,8 @@ def test_the_model_is_given_back_with_its_own_code():
     model, batch = make_llama(), make_batch()
     before = {name: vars(module).keys() for name, module in model.named_modules()}
     attention = model.config._attn_implementation
-    time_in_turns(model, batch, HERE, rounds=1)
+    for way in HERE:
+        time_way(model, batch, way)
     assert {name: vars(module).keys() for name, module in model.named_modules()} == before
     assert model.config._attn_implementation == attention
 
@@ -228,11 +228,13 @@ def test_only_ours_are_called_ours():
 
 def test_sampled_gradients_are_the_models():
     model, batch = make_llama(), make_batch()
-    _, every = loss_and_gradients(model, batch, DENSE, take=torch.Tensor.clone)
-    _, some = loss_and_gradients(model, batch, DENSE)
-    for whole, sample in zip(every, some, strict=True):
-        step = max(1, whole.numel() // 4096)
-        assert torch.equal(sample, whole.flatten()[::step])
+    with running(model, batch, DENSE) as step:
+        _, every = loss_and_gradients(step, model, take=torch.Tensor.clone)
+        _, some = loss_and_gradients(step, model)
+    assert every.keys() == some.keys() == dict(model.named_parameters()).keys()
+    for name, whole in every.items():
+        stride = max(1, whole.numel() // 4096)
+        assert torch.equal(some[name], whole.flatten()[::stride])
 
 
 def test_the_hosts_memory_runs_out_with_an_error_and_comes_back():

@@ -8,8 +8,8 @@ from typing import Literal
 from torch import nn
 
 from sebp_edge.errors import MachineError, SparsityError
-from sebp_edge.insight.bench.gate import Deviation, Reference
-from sebp_edge.insight.bench.timer import ROUNDS, Times, medians, time_way
+from sebp_edge.insight.bench.gate import Deviation, Reference, loss_and_gradients
+from sebp_edge.insight.bench.timer import ROUNDS, Times, medians, running, time_way
 from sebp_edge.insight.bench.ways import WAYS, Way
 from sebp_edge.machine.devices import give_memory_back, ran_out_of_memory
 from sebp_edge.texts.batches import Batch
@@ -90,11 +90,17 @@ def _checked(way: Way, reference: Reference, model: nn.Module, batch: Batch, gua
     missing = way.missing(batch.input_ids.device)
     if missing is not None:
         return Measured(way, "not here", missing)
-    deviation = guard.run(lambda: reference.deviation(model, batch, way))
+    deviation = guard.run(lambda: deviation_of(way, reference, model, batch))
     if isinstance(deviation, _Failure):
         return Measured(way, deviation.status, deviation.why)
     wrong = reference.what_is_wrong(deviation)
     return Measured(way, "ok" if wrong is None else "refused", wrong, deviation)
+
+
+def deviation_of(way: Way, reference: Reference, model: nn.Module, batch: Batch) -> Deviation:
+    """How far a way's loss and gradients are from what is right."""
+    with running(model, batch, way) as step:
+        return reference.deviation(*loss_and_gradients(step, model))
 
 
 @dataclass(frozen=True)

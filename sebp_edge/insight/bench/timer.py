@@ -1,4 +1,4 @@
-"""The timer: one training step, and steps of several ways in turns, so that a drifting machine slows all of them alike.
+"""The timer: training steps of one way, and their parts.
 
 On a GPU the parts of a step are told apart by events, without waiting for it within the step.
 """
@@ -6,7 +6,7 @@ On a GPU the parts of a step are told apart by events, without waiting for it wi
 import gc
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class Times:
     Attributes:
         forward, backward: None where the two cannot be told apart.
         step: both and the update.
-        peak_bytes: most that torch's allocator held on a GPU, weights included, in the steps that are timed; None
+        peak_bytes: the most that torch's allocator held on a GPU, weights, captures and the first step included; None
             elsewhere.
     """
 
@@ -38,30 +38,19 @@ class Times:
     peak_bytes: int | None
 
 
-def time_in_turns(model: nn.Module, batch: Batch, ways: Sequence[Way], *, rounds: int = ROUNDS) -> dict[str, Times]:
-    """The times of each way, by the ways' names. Whether they are right is not looked at here.
-
-    Args:
-        model: on its device, with the parameters to train requiring gradients; they are trained on the way.
-        batch: on the model's device.
-    """
-    found: dict[str, list[Times]] = {way.name: [] for way in ways}
-    for _ in range(rounds):
-        for way in ways:
-            found[way.name] += time_way(model, batch, way)
-    return {name: medians(times) for name, times in found.items()}
-
-
 def time_way(model: nn.Module, batch: Batch, way: Way) -> list[Times]:
     """The times of a few steps, after one that is not timed: a way's first batch has what training has only once."""
-    device = batch.input_ids.device
     with running(model, batch, way) as step:
+        return time_steps(step, batch.input_ids.device, warm_ups=1, repeats=STEPS_PER_ROUND)
+
+
+def time_steps(step: Step, device: torch.device, *, warm_ups: int, repeats: int) -> list[Times]:
+    """The times of steps within `running`, after some that are not timed."""
+    for _ in range(warm_ups):
         _time_one(step, device)
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        found = [_time_one(step, device) for _ in range(STEPS_PER_ROUND)]
-        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    return [_times(parts, whole, peak) for parts, whole in found]
+    found = [_time_one(step, device) for _ in range(repeats)]
+    peak = peak_bytes(device)
+    return [Times(parts.get("forward"), parts.get("backward"), whole, peak) for parts, whole in found]
 
 
 def medians(found: list[Times]) -> Times:
@@ -79,14 +68,14 @@ def _median(values: list[float | None]) -> float | None:
 
 @contextmanager
 def running(model: nn.Module, batch: Batch, way: Way) -> Iterator[Step]:
-    """A way's step on a model that is given back as it was, but for what it learnt."""
+    """A way's step; afterwards the model is what it was, but for what it learnt."""
     device = batch.input_ids.device
     # A graph that is still there would keep its gradients on the stream that it was made on.
     gc.collect()
     give_memory_back(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
     with way.attach(model) as handle:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         step = way.step(handle, model, batch)
         try:
             yield step
@@ -97,16 +86,27 @@ def running(model: nn.Module, batch: Batch, way: Way) -> Iterator[Step]:
 def _time_one(step: Step, device: torch.device) -> tuple[dict[str, float], float]:
     """Seconds of each part of a step, by its name, and of the whole."""
     clock = _EventClock(device) if device.type == "cuda" else _HostClock(device)
+
+    def marked() -> None:
+        clock.mark("begin")
+        step(clock.mark)
+
+    whole = seconds(marked, device)
+    return clock.parts(), whole
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    """How long one call takes until the device is done."""
     synchronize(device)
     begin = time.perf_counter()
-    clock.mark("begin")
-    step(clock.mark)
+    run()
     synchronize(device)
-    return clock.parts(), time.perf_counter() - begin
+    return time.perf_counter() - begin
 
 
-def _times(parts: dict[str, float], whole: float, peak: int | None) -> Times:
-    return Times(parts.get("forward"), parts.get("backward"), whole, peak)
+def peak_bytes(device: torch.device) -> int | None:
+    """The most that torch's allocator has held within `running`; None without an NVIDIA GPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 class _HostClock:

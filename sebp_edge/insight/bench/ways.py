@@ -36,22 +36,25 @@ class Step(Protocol):
     """One batch's training step, to be run over and over; `release` ends that."""
 
     def gradients(self) -> Tensor:
-        """The mean loss; leaves its gradients, and no others, in the parameters' `grad`."""
+        """Adds the gradients of the mean loss to the parameters' `grad`; returns that loss."""
+
+    def zero_grad(self) -> None:
+        """Discards the gradients."""
 
     def __call__(self, mark: Mark) -> None:
-        """Forward, backward and AdamW's update; `mark` is told the name of each part that is done."""
+        """Forward, backward and AdamW's update; calls `mark` with the name of each part that is done."""
 
     def release(self) -> None:
-        """Gives back what steps hold in memory."""
+        """Frees what steps hold in memory."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way of running a model on padded batches.
+    """A way of making a training step of a padded batch.
 
     Attributes:
         name: for the table.
-        attach: prepares a model for it; the context manager takes that back.
+        attach: prepares a model for it; the context manager undoes that.
         loss: the mean loss of a batch that was laid out, with what `attach` gave.
         lay_out: what a batch on the model's device becomes.
         ours: whether it is this project's.
@@ -70,7 +73,7 @@ class Way:
     def step(self, handle, model: nn.Module, batch: Batch) -> Step:
         """The training step of a batch, with what `attach` gave."""
         inputs = self.lay_out(batch)
-        return _EagerStep(trained(model), lambda: self.loss(handle, inputs))
+        return EagerStep(trained(model), lambda: self.loss(handle, inputs))
 
 
 @dataclass(frozen=True)
@@ -89,37 +92,45 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-class _EagerStep:
-    """A step as a plain training loop has it."""
+class EagerStep:
+    """A step as a plain training loop has it.
+
+    Attributes:
+        loss: the forward pass alone.
+    """
 
     def __init__(self, parameters: list[nn.Parameter], loss: Callable[[], Tensor]):
-        self._parameters, self._loss = parameters, loss
+        self.loss, self._parameters = loss, parameters
         on_gpu = parameters[0].is_cuda
         self._optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=on_gpu or None)
 
     def gradients(self) -> Tensor:
-        loss = self._loss()
+        loss = self.loss()
         loss.backward()
         return loss.detach()
 
+    def zero_grad(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
     def __call__(self, mark: Mark) -> None:
-        loss = self._loss()
+        loss = self.loss()
         mark("forward")
         loss.backward()
         mark("backward")
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        self.update()
         mark("update")
 
+    def update(self) -> None:
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
     def release(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
+        self.zero_grad()
 
 
 class CapturedStep:
     """A step as `Personalizer` makes it on a GPU."""
-
-    learning_rate = LEARNING_RATE
 
     def __init__(self, parameters: list[nn.Parameter], handle: Hoisted, tokens: ActiveTokens):
         self._tokens = tokens
@@ -138,8 +149,11 @@ class CapturedStep:
         self._micro_batches.accumulate(self._tokens, len(self._tokens.targets))
         return self._loss
 
+    def zero_grad(self) -> None:
+        self._update.zero_gradients()
+
     def __call__(self, mark: Mark) -> None:
-        self._update.begin(self.learning_rate)
+        self._update.begin(LEARNING_RATE)
         self.gradients()
         mark("forward and backward")
         self._update.finish()
@@ -153,7 +167,7 @@ class CapturedStep:
 
 
 @contextmanager
-def _as_it_is(model: nn.Module) -> Iterator[nn.Module]:
+def as_it_is(model: nn.Module) -> Iterator[nn.Module]:
     yield model
 
 
@@ -229,9 +243,9 @@ def active_on_host(batch: Batch) -> ActiveTokens:
     return ActiveTokens.gather(batch.input_ids.cpu(), batch.plan.to("cpu"))
 
 
-DENSE = Way("dense padded", _as_it_is, _padded_loss)
+DENSE = Way("dense padded", as_it_is, _padded_loss)
 DROP_IN = Way("drop-in", _sparsified, _padded_loss, ours=True)
-DYNAMIC = Way("dynamic padding", _as_it_is, _padded_loss, to_longest)
+DYNAMIC = Way("dynamic padding", as_it_is, _padded_loss, to_longest)
 PACKED = Way("packed", _varlen_where_it_runs, _packed_loss, packed)
 HOISTED = Way("hoisted", Hoisted, _hoisted_loss, _active, ours=True)
 GRAPH = Captured("graph", Hoisted, _hoisted_loss, active_on_host, ours=True)

@@ -1,5 +1,6 @@
 """The benchmarks of encoders and decoders, in small shapes: they measure what is right, and nothing else."""
 
+import copy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,7 +12,10 @@ import encoders
 from decoders import DECODERS
 from encoders import ENCODERS
 from graph_time import sums_before_waits
-from models import WrongGradients
+from models import WrongGradients, make_batch, make_model
+from sebp_edge.insight.bench.timer import running
+from sebp_edge.insight.bench.ways import DENSE
+from whole_models import Replayed
 
 CPU = torch.device("cpu")
 CASES = [(benchmark, case) for benchmark in (ENCODERS, DECODERS) for case in benchmark.tiny_cases()]
@@ -38,7 +42,7 @@ def test_tiny_shapes_are_not_recorded(command, capsys):
     assert "tiny shapes are no evidence" in capsys.readouterr().err
 
 
-def test_each_arm_gets_its_row(measured):
+def test_each_way_gets_its_row(measured):
     benchmark, case = measured
     rows = list(benchmark.measure(case, CPU))
     assert [row["way"] for row in rows] == ["dense padded", "drop-in", "hoisted"]
@@ -59,15 +63,36 @@ def test_kernels_times_are_summed_part_by_part():
     assert sums_before_waits([event(wait, 1, 7)]) == [0.0]
 
 
-def test_an_arm_with_wrong_gradients_is_not_timed(measured):
+def test_a_way_with_wrong_gradients_is_not_timed(measured):
     benchmark, case = measured
 
     def with_half_a_loss(model, batch):
-        *others, hoisted = benchmark.arms_for(model, batch)
+        *others, hoisted = benchmark.ways_for(model, batch)
         return *others, replace(hoisted, loss=lambda handle, batch: hoisted.loss(handle, batch) / 2)
 
     with pytest.raises(WrongGradients, match=r"hoisted: the gradient of .* is off"):
-        next(replace(benchmark, arms_for=with_half_a_loss).measure(case, CPU))
+        next(replace(benchmark, ways_for=with_half_a_loss).measure(case, CPU))
+
+
+def test_a_way_whose_forward_and_backward_pass_are_one_makes_the_same_step(measured):
+    _, case = measured
+
+    def add(model):
+        loss = DENSE.loss(model, batch)
+        loss.backward()
+        return loss.detach()
+
+    torch.manual_seed(0)
+    model, (batch, _) = make_model(case.config, CPU).eval(), make_batch(case, CPU)
+    replayed = Replayed("replayed", DENSE.attach, DENSE.loss, add=add)
+    before, states = copy.deepcopy(model.state_dict()), []
+    for way in (DENSE, replayed):
+        model.load_state_dict(before)
+        with running(model, batch, way) as step:
+            step(lambda part: None)
+        states.append(copy.deepcopy(model.state_dict()))
+    assert all(torch.equal(states[0][name], states[1][name]) for name in before)
+    assert not all(torch.equal(states[0][name], before[name]) for name in before)
 
 
 def test_all_data_sets_of_the_paper_have_their_case():

@@ -4,14 +4,12 @@
     backward    what the gradients take longer than that, of which a graph has no part of its own
     step        gradients and AdamW
 
-Each is timed until the GPU is done ("wall"), and as the sum of its kernels' times ("GPU"). Hoisted arms begin with the
+Each is timed until the GPU is done ("wall"), and as the sum of its kernels' times ("GPU"). Hoisted ways begin with the
 real tokens laid out, as a collator leaves them: eager on the GPU, for the graph on the host.
 """
 
 import argparse
-import gc
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
@@ -23,8 +21,8 @@ from torch import Tensor, nn
 import evidence
 from graph_time import milliseconds_in_kernels
 from models import Case, gradient_errors, make_batch, make_model
-from sebp_edge.insight.bench.ways import DENSE, DROP_IN, Step, Way
-from sebp_edge.machine.devices import synchronize
+from sebp_edge.insight.bench.timer import peak_bytes, running, seconds
+from sebp_edge.insight.bench.ways import DENSE, DROP_IN, EagerStep, Mark, Step, Way, trained
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.texts.batches import Batch
 from sebp_edge.training.captured_gradients import CapturedGradients
@@ -39,7 +37,11 @@ COLUMNS = {
     "gpu_backward_ms": 15,
     "gpu_step_ms": 11,
 }
-SOURCES = ("arms.py", "graph_time.py", "lengths.json", "models.py")
+SOURCES = (
+    *evidence.STEP,
+    "sebp_edge/insight/bench",
+    *(f"kernels/bench/{file}" for file in ("graph_time.py", "lengths.json", "models.py", "whole_models.py")),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,31 +49,40 @@ class Replayed(Way):
     """A way whose forward and backward pass are one.
 
     Attributes:
-        add: adds a batch's gradients, with what `attach` gave, and gives the loss.
+        add: adds a batch's gradients, with what `attach` gave; returns the loss.
     """
 
     add: Callable[[object], Tensor]
 
     def step(self, handle, model: nn.Module, batch: Batch) -> Step:
-        return _Replay(lambda: self.add(handle), model.zero_grad)
+        return ReplayedStep(trained(model), lambda: self.loss(handle, batch), lambda: self.add(handle))
 
 
-@dataclass(frozen=True)
-class _Replay:
-    """The part of a step that is one replay."""
+class ReplayedStep(EagerStep):
+    """The step of a loop of one's own whose forward and backward pass are one replay."""
 
-    gradients: Callable[[], Tensor]
-    release: Callable[[], None]
+    def __init__(self, parameters: list[nn.Parameter], loss: Callable[[], Tensor], add: Callable[[], Tensor]):
+        super().__init__(parameters, loss)
+        self._add = add
+
+    def gradients(self) -> Tensor:
+        return self._add()
+
+    def __call__(self, mark: Mark) -> None:
+        self.gradients()
+        mark("forward and backward")
+        self.update()
+        mark("update")
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Cases to be measured, by one command.
+    """Cases that one command measures.
 
     Attributes:
         name: of its results.
-        arms_for: the ways to run a model on a batch.
-        sources: files of this folder that its figures depend on, besides `SOURCES`.
+        ways_for: the ways to make a step of a batch.
+        file: its own, one of the sources of its figures.
         samples: how often each part is timed in a round.
         kernel_repeats: how often its kernels' times are summed.
     """
@@ -79,8 +90,8 @@ class Benchmark:
     name: str
     cases: Callable[[], Iterable[Case]]
     tiny_cases: Callable[[], Iterable[Case]]
-    arms_for: Callable[[nn.Module, Batch], tuple[Way, ...]]
-    sources: tuple[str, ...]
+    ways_for: Callable[[nn.Module, Batch], tuple[Way, ...]]
+    file: str
     samples: int
     kernel_repeats: int
 
@@ -104,37 +115,35 @@ class Benchmark:
             show(case, found)
             rows += found
         if options.record:
-            names = (*SOURCES, *self.sources)
-            sources = [*evidence.STEP, "sebp_edge/insight/bench", *(f"kernels/bench/{name}" for name in names)]
-            evidence.record(self.name, sources, rows, options.record)
+            evidence.record(self.name, (*SOURCES, self.file), rows, options.record)
 
     def measure(self, case: Case, device: torch.device) -> Iterator[dict]:
-        """One row of figures for each arm; times in milliseconds, on a CPU without those of a GPU."""
+        """One row of figures for each way; times in milliseconds, on a CPU without those of a GPU."""
         torch.manual_seed(0)
         model, (batch, tokens) = make_model(case.config, device), make_batch(case, device)
-        arms = self.arms_for(model, batch)
-        errors = gradient_errors(model, batch, arms)
-        turns = self._time_in_turns(model.train(), batch, arms)
+        ways = self.ways_for(model, batch)
+        errors = gradient_errors(model, batch, ways)
+        turns = self._time_in_turns(model.train(), batch, ways)
         about = {key: value for key, value in asdict(case).items() if key != "config"}
-        for arm in arms:
-            timed = [turn[arm.name] for turn in turns]
+        for way in ways:
+            timed = [turn[way.name] for turn in turns]
             wall = {part: statistics.median([ms for one in timed for ms in one.wall[part]]) for part in PARTS}
             yield about | {
                 "tokens": tokens,
-                "way": arm.name,
+                "way": way.name,
                 **_times(wall, ""),
                 **_times(timed[-1].in_kernels, "gpu_"),
                 "peak_gib": max(one.peak for one in timed) / 2**30,
-                "gradient_error": errors[arm.name],
+                "gradient_error": errors[way.name],
             }
 
-    def _time_in_turns(self, model: nn.Module, batch: Batch, arms: tuple[Way, ...]) -> list[dict[str, "Timed"]]:
-        """By the arms' names, what each turn shows; only the last one looks at single kernels."""
+    def _time_in_turns(self, model: nn.Module, batch: Batch, ways: tuple[Way, ...]) -> list[dict[str, "Timed"]]:
+        """By the ways' names, what each turn shows; only the last one looks at single kernels."""
         repeats = [0] * (ROUNDS - 1) + [self.kernel_repeats]
-        return [{arm.name: timed_arm(model, arm, batch, self.samples, each) for arm in arms} for each in repeats]
+        return [{way.name: timed_way(model, way, batch, self.samples, each) for way in ways} for each in repeats]
 
 
-def arms_with(
+def ways_with(
     hoist: Callable[[nn.Module], AbstractContextManager], tokens: ActiveTokens, device: torch.device
 ) -> tuple[Way, ...]:
     """Dense, drop-in and hoisted; in a graph only where there is a GPU.
@@ -163,36 +172,27 @@ def arms_with(
     return DENSE, DROP_IN, eager, in_graph
 
 
-@contextmanager
-def parts_of(model: nn.Module, arm: Way, batch: Batch) -> Iterator[dict[str, Callable[[], object]]]:
-    """What is timed of an arm, each made ready by one call."""
-    device = batch.input_ids.device
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=device.type == "cuda")
-    with arm.attach(model) as handle:
-        of_arm = arm.step(handle, model, batch)
+def parts_of(step: EagerStep) -> dict[str, Callable[[], object]]:
+    """What is timed of a step."""
 
-        def gradients() -> None:
-            model.zero_grad()
-            of_arm.gradients()
+    def gradients() -> None:
+        step.zero_grad()
+        step.gradients()
 
-        def step() -> None:
-            gradients()
-            optimizer.step()
+    def whole() -> None:
+        step.zero_grad()
+        step(lambda part: None)
 
-        parts = dict(zip(PARTS, (lambda: arm.loss(handle, batch), gradients, step), strict=True))
-        for part in parts.values():
-            part()
-        yield parts
-    model.zero_grad()
+    return dict(zip(PARTS, (step.loss, gradients, whole), strict=True))
 
 
 class Timed(NamedTuple):
-    """What one turn shows of an arm.
+    """What one turn shows of a way.
 
     Attributes:
         wall: milliseconds of each part until the GPU is done, several times.
         in_kernels: the summed times of each part's kernels, in milliseconds; None on a CPU, or where not asked for.
-        peak: the most bytes that were held on a GPU, preparations included; 0 on a CPU.
+        peak: the most bytes that were held on a GPU, captures and the first step included; 0 on a CPU.
     """
 
     wall: dict[str, list[float]]
@@ -200,33 +200,24 @@ class Timed(NamedTuple):
     peak: int
 
 
-def timed_arm(model: nn.Module, arm: Way, batch: Batch, samples: int, kernel_repeats: int) -> Timed:
-    """One turn of an arm.
+def timed_way(model: nn.Module, way: Way, batch: Batch, samples: int, kernel_repeats: int) -> Timed:
+    """One turn of a way.
 
     Args:
         samples: how often each part is timed.
         kernel_repeats: how often its kernels' times are summed; 0 for not at all.
     """
     device = batch.input_ids.device
-    on_gpu = device.type == "cuda"
-    if on_gpu:
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-    with parts_of(model, arm, batch) as parts:
-        wall = {part: [milliseconds_until_done(run, device) for _ in range(samples)] for part, run in parts.items()}
-        peak = torch.cuda.max_memory_allocated(device) if on_gpu else 0
+    with running(model, batch, way) as step:
+        parts = parts_of(step)
+        for run in parts.values():
+            run()
+        wall = {part: [1e3 * seconds(run, device) for _ in range(samples)] for part, run in parts.items()}
+        peak = peak_bytes(device) or 0
         # Its kernels run on another stream, which waits for nothing; the wall times end with the device done.
-        in_kernels = milliseconds_in_kernels(parts, repeats=kernel_repeats) if on_gpu and kernel_repeats else None
+        sums_kernels = device.type == "cuda" and kernel_repeats > 0
+        in_kernels = milliseconds_in_kernels(parts, repeats=kernel_repeats) if sums_kernels else None
     return Timed(wall, in_kernels, peak)
-
-
-def milliseconds_until_done(run: Callable[[], object], device: torch.device) -> float:
-    synchronize(device)
-    begin = time.perf_counter()
-    run()
-    synchronize(device)
-    return 1e3 * (time.perf_counter() - begin)
 
 
 def _times(parts: dict[str, float] | None, prefix: str) -> dict[str, float | None]:
