@@ -54,7 +54,7 @@ def test_the_readmes_file_tree_is_there():
     assert found > 20
 
 
-def test_the_example_notes_show_what_is_left_out():
+def test_the_example_notes_show_what_is_left_out(tmp_path):
     from sebp_edge.texts.readers import read_texts
 
     reading = read_texts(ROOT / "examples" / "notes")
