@@ -1,7 +1,6 @@
 """The command line as tests run it: in this process, or as a process of its own."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -24,9 +23,7 @@ def run(*arguments, **options):
 
 
 def process(*arguments, **options):
-    # One thread: two of them wait for each other for seconds where others use the machine too.
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment} | options
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
     return subprocess.Popen([*COMMAND, *map(str, arguments)], **options)
 
 

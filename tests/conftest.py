@@ -6,8 +6,10 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-# Before torch and transformers are imported: no test reaches the network.
+# Before torch and transformers are imported, and for the processes that tests start: no test reaches the network, and
+# each process computes in one thread, since the models are so small that a second one only waits for the first.
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import torch
@@ -32,8 +34,15 @@ from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import backend, choices
 from sebp_edge.ops.tiles import Tiles
 
-# The models are so small that a second thread only waits for the first.
 torch.set_num_threads(1)
+
+
+def pytest_xdist_auto_num_workers(config):
+    """One process per core, at most eight; tests that are named run in this one, as a debugger needs it."""
+    if all("::" in argument for argument in config.args):
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(cores, 8)
 
 
 def pytest_configure():

@@ -65,11 +65,13 @@ def test_the_median_step_is_within_an_epoch_and_tokens_count_once():
     assert (found["parameters"], found["notices"], found["peak_gib"]) == (7, "Something.", 1)
 
 
-def test_a_tiny_run_is_split_with_both_caches(tmp_path, capsys, monkeypatch):
+def test_a_tiny_run_is_split_with_both_caches(model_folder, tmp_path, capsys, monkeypatch):
     rows, notes_folder = [], tmp_path / "notes"
     notes_folder.mkdir()
     for number, text in enumerate(make_sentences(24, words=60)):
         (notes_folder / f"{number}.md").write_text(text)
+    # Smaller than the bundled model, which takes ten seconds a run.
+    monkeypatch.setattr(end_to_end, "TINY_MODEL", model_folder)
     show = end_to_end.show
     monkeypatch.setattr(end_to_end, "show", lambda row: (rows.append(row), show(row)))
     end_to_end.main(["--tiny", "--notes", str(notes_folder), "--work", str(tmp_path)])

@@ -384,7 +384,7 @@ def on_terminal(arguments, columns):
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env=environment | {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1"},
+        env=environment | {"TERM": "xterm-256color"},
     )
     os.close(theirs)
     drawn = b""

@@ -96,9 +96,9 @@ def test_choosing_takes_little_time_however_sizes_vary():
         tokens, longest = order.randint(50, 4096), order.choice([64, 256, 1024, 4096])
         sequences = -(-tokens // longest) * order.randint(1, 4)
         needed.append(Bucket.holding(tokens, sequences, min(longest, tokens), order.randint(1, tokens)))
-    begin = time.perf_counter()
+    begin = time.process_time()
     buckets = choose_buckets(needed)
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
     assert len(buckets) == MOST_BUCKETS
     assert all(any(bucket.holds(one) for bucket in buckets) for one in needed)
 

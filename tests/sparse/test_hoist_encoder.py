@@ -204,18 +204,21 @@ def test_in_bf16_by_autocast_gradients_err_no_more_than_dense(family, head):
         assert (found[name] - truth).norm() <= allowed, name
 
 
-DRAWS = 400
+DRAWS, COPIES = 400, 40
 
 
 def logits_by_dropout(model, batch, hoisted):
-    """The logits of many draws: [draws, B, L]."""
+    """The logits of many draws: [draws, B, L]. A batch of copies draws for each of them."""
+    copies = {name: values.repeat(COPIES, *[1] * (values.dim() - 1)) for name, values in batch.items()}
     with torch.no_grad():
-        if not hoisted:
-            inputs = {name: values for name, values in batch.items() if name != "labels"}
-            return torch.stack([model(**inputs).logits for _ in range(DRAWS)])
-        with HoistedEncoder(model) as rows:
-            tokens = rows.tokens(batch)
-            return torch.stack([rows.row_logits(tokens) for _ in range(DRAWS)])
+        if hoisted:
+            with HoistedEncoder(model) as rows:
+                tokens = rows.tokens(copies)
+                logits = [rows.row_logits(tokens) for _ in range(DRAWS // COPIES)]
+        else:
+            copies.pop("labels")
+            logits = [model(**copies).logits for _ in range(DRAWS // COPIES)]
+    return torch.cat(logits).unflatten(0, (DRAWS, len(batch["input_ids"])))
 
 
 @pytest.mark.parametrize("attention_only", [True, False])

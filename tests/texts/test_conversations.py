@@ -293,9 +293,9 @@ def test_empty_and_repeated_turns_of_the_assistant_are_rendered_soundly():
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, SMOLLM_2])
 def test_a_long_conversation_takes_seconds(template):
     content = " ".join(make_sentences(1500))
-    begin = time.perf_counter()
+    begin = time.process_time()
     encode_one(messages_of("so?", content, "and?", content), tokenizer_with(template))
-    assert time.perf_counter() - begin < 10
+    assert time.process_time() - begin < 10
 
 
 def test_texts_and_conversations_do_not_disturb_each_other():

@@ -185,9 +185,9 @@ def test_pieces_use_the_context(tokenizer):
 def test_a_megabyte_takes_seconds(tokenizer):
     text = "\n\n".join(make_sentences(11_000))
     assert len(text) > 1_000_000
-    begin = time.perf_counter()
+    begin = time.process_time()
     encode_one(text, tokenizer, 512)
-    assert time.perf_counter() - begin < 10
+    assert time.process_time() - begin < 10
 
 
 # -------------------------------------------------------------------------------------------------------- completions
