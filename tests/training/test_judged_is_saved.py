@@ -8,8 +8,9 @@ from running_out import RECIPE as SMALL
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.events import Evaluated, TrainingPlanned
 from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.dataset import make_dataset
 from sebp_edge.texts.readers import read_texts
-from sebp_edge.texts.splits import split_documents
+from sebp_edge.texts.schedule import schedules_of
 from sebp_edge.training.evaluation import evaluate
 from sebp_edge.training.recovery import RecoveringLearner
 
@@ -48,12 +49,15 @@ def test_what_is_loaded_has_the_judged_loss(method, dtype, wide_folder, notes_fo
 
 def judged_loss(personalizer, notes):
     base, recipe = personalizer._load(), personalizer.recipe.settled()
-    dataset = personalizer._encode(read_texts(notes), base)
+    limit = base.model.config.max_position_embeddings
+    dataset = make_dataset(read_texts(notes), base.tokenizer, personalizer.recipe, limit)
     adaptation, collator = personalizer._adaptation, Collator(dataset.context_length, base.pad_token_id)
     if recipe.method == "full":
         adaptation.model.requires_grad_(True)
     with RecoveringLearner(adaptation, recipe, dataset.examples, collator, lambda event: None) as learner:
-        return evaluate(learner, split_documents(dataset.examples, 0)[0].judge).mean
+        (schedule,) = schedules_of(dataset.examples, recipe, seed=0)
+        learner.prepare(schedule)
+        return evaluate(learner, schedule.judge).mean
 
 
 def test_a_last_training_that_is_worse_than_the_base_is_not_kept(make):
