@@ -8,10 +8,10 @@ from sebp_edge.ops import Rows, kept_rows
 
 
 class KeptInputs:
-    """Remembers the last X of a forward pass by identity, without keeping it alive, and what is kept of it."""
+    """Remembers the last X by identity, without keeping it alive, and what is kept of it."""
 
     def __init__(self):
-        self._x, self._key, self._rows, self._kept = lambda: None, None, None, None
+        self.forget()
 
     def keep(self, x: Tensor, x_cast: Tensor, rows: Rows) -> Tensor:
         """What the backward pass of a layer that reads `x` needs of it: see `kept_rows`.
@@ -29,3 +29,7 @@ class KeptInputs:
             self._x, self._key, self._rows = weakref.ref(x), key, rows
             self._kept = kept_rows(x_cast.detach().reshape(-1, x.shape[-1]), rows)
         return self._kept
+
+    def forget(self) -> None:
+        """Lets go of everything: after the forward pass, only the graph keeps what it needs."""
+        self._x, self._key, self._rows, self._kept = lambda: None, None, None, None

@@ -166,6 +166,7 @@ class Sparsified(Patch):
             yield
         finally:
             self._call = before
+            call.inputs.forget()
 
     def _labels_plan(self, inputs: dict) -> RowPlan | None:
         plan = decoder_plan(self._inner, inputs)

@@ -167,7 +167,7 @@ def test_what_was_offloaded_goes_with_its_handle():
     try:
         with Hoisted(model, checkpoints=2, offload=True) as rows:
             row_losses(rows, batch["input_ids"], RowPlan.from_labels(batch["labels"])).sum().backward()
-            host = [block.forward._host for block in model.get_base_model().model.layers[:2]]
+            host = [block.forward.forward._host for block in model.get_base_model().model.layers[:2]]
             buffers = [weakref.ref(one._buffers[0]) for one in host]
             del host, rows
         assert not any(buffer() for buffer in buffers)
