@@ -7,6 +7,7 @@ import pytest
 from builders import make_sentences
 
 from sebp_edge import Recipe
+from sebp_edge.memory.footprint import Footprint
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
@@ -31,7 +32,7 @@ def test_a_plan_looks_at_few_sizes_and_counts_as_with_all(method):
     assert len(few) < 50
     for options in (FASTEST, MemoryOptions(in_pieces=True), MemoryOptions(checkpoints=14, in_pieces=True)):
         machinery = dataclasses.replace(of_cpu, options=options)
-        assert machinery.footprint(few, few, 0).total == machinery.footprint(sizes, sizes, 0).total
+        assert Footprint.of(machinery, few, few, 0).total == Footprint.of(machinery, sizes, sizes, 0).total
     # There the next largest graph may be held as well.
     assert Sizes(of_gpu, 64, 4096).largest(sizes) == sorted(set(sizes))
 
