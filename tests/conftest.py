@@ -1,5 +1,6 @@
 """What tests share: a tiny model that is made here and never downloaded, and a data folder of their own."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -11,6 +12,10 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# What imports and pytest's collection make stays for good: it is not looked through for garbage, neither meanwhile nor
+# at every later collection, which would take half a second.
+gc.disable()
 
 import torch
 
@@ -43,6 +48,11 @@ def pytest_xdist_auto_num_workers(config):
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(cores, 8)
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure():

@@ -3,6 +3,7 @@
 What the process boundary does not change runs in this process; the rest shares a few processes.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -356,8 +357,7 @@ def test_a_narrow_terminal_gets_no_broken_line(adapt, store, tmp_path):
         *([*adapt, "--name", "narrow"], ["adapters", "list"], ["models"], ["recipes"], ["plan", *adapt[1:]]),
         ["analyze", *adapt[1:], "--examples", "4", "--html", str(page)],
     )
-    for number, arguments in enumerate(commands):
-        lines = on_terminal(arguments, columns)
+    for number, (arguments, lines) in enumerate(zip(commands, on_terminal(commands, columns), strict=True)):
         assert max(map(len, lines)) <= columns
         words = " ".join(" ".join(lines).split())
         assert "Traceback" not in words
@@ -369,8 +369,21 @@ def test_a_narrow_terminal_gets_no_broken_line(adapt, store, tmp_path):
     assert store.versions("narrow") == [1]
 
 
-def on_terminal(arguments, columns):
-    """The lines that a process draws on a terminal of that width, without the control sequences."""
+# One process for all: imports take seconds.
+SEVERAL = """
+import json, sys
+from sebp_edge.cli import main
+for arguments in json.loads(sys.argv[1]):
+    sys.argv[1:] = arguments
+    try:
+        main()
+    except SystemExit as end:
+        print("ended with", end.code, flush=True)
+"""
+
+
+def on_terminal(commands, columns):
+    """The lines that each command draws on a terminal of that width, without the control sequences."""
     import fcntl
     import pty
     import struct
@@ -379,8 +392,8 @@ def on_terminal(arguments, columns):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    one = process(
-        *arguments,
+    one = subprocess.Popen(
+        [sys.executable, "-c", SEVERAL, json.dumps(commands)],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -398,7 +411,9 @@ def on_terminal(arguments, columns):
         drawn += part
     os.close(ours)
     assert one.wait(timeout=60) == 0, drawn.decode()
-    return without_controls(drawn.decode())
+    *pages, rest = drawn.decode().split("ended with 0")
+    assert not rest.strip()
+    return [without_controls(page) for page in pages]
 
 
 @pytest.mark.parametrize("command", ["adapt", "plan", "analyze", "bench"])
