@@ -73,13 +73,16 @@ class RecoveringLearner:
         Raises:
             RuntimeError, MemoryError: a single example does not fit.
         """
+        self.lay_out(schedule)
+        while not self.fits():
+            self.lay_out(schedule)
+
+    def lay_out(self, schedule: Schedule) -> None:
+        """Lays a schedule out within the limit, and has its graphs planned."""
         self.schedule = schedule
-        while True:
-            schedule.lay_out(self.limit, one_micro_batch_each=not self.learner.adds_up)
-            self._tell_of_smaller_steps()
-            self._prepare_learner()
-            if self.fits():
-                return
+        schedule.lay_out(self.limit, one_micro_batch_each=not self.learner.adds_up)
+        self._tell_of_smaller_steps()
+        self._prepare_learner()
 
     def fits(self) -> bool:
         """Whether the fullest micro-batch to come, and an update, fit into memory; if not, the limit is lower now.

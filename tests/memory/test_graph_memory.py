@@ -26,7 +26,7 @@ def test_all_buckets_are_rehearsed_before_one_is_captured():
             own = getattr(graphs, name)
             setattr(graphs, name, lambda *arguments, own=own, name=name: order.append(name) or own(*arguments))
         limit_rows(learner, 630)
-        learner.prepare(Schedule([[examples]]))
+        learner.lay_out(Schedule([[examples]]))
         assert len(learner.learner.graphs._buckets) > 1
         learner.step(step_of(learner, examples), 1e-3)
     first = order.index("capture")
@@ -121,12 +121,12 @@ def test_memory_that_runs_out_while_a_graph_is_made_leaves_nothing_added(options
     rows = sum(example.num_active_tokens for example in examples)
     with make_learner(Adapted(), examples, options=options) as learner:
         limit_rows(learner, -(-rows // 2))
-        learner.prepare(Schedule([[examples]]))
+        learner.lay_out(Schedule([[examples]]))
         expected_loss, expected = step_gradients(learner, examples, monkeypatch)
     adapted, events = Adapted(), []
     hook, stream = Hook(adapted), torch.cuda.current_stream()
     with make_learner(adapted, examples, events, options) as learner:
-        learner.prepare(Schedule([[examples]]))
+        learner.lay_out(Schedule([[examples]]))
         hook.fail_at(call)
         loss, found = step_gradients(learner, examples, monkeypatch)
         assert torch.cuda.current_stream() == stream
@@ -149,7 +149,7 @@ def test_ctrl_c_while_a_graph_is_made_ends_the_training(options, call):
     hook, stream = Hook(adapted, KeyboardInterrupt), torch.cuda.current_stream()
     examples = make_examples([31, 2, 17, 40])
     with pytest.raises(KeyboardInterrupt), make_learner(adapted, examples, events, options) as learner:
-        learner.prepare(Schedule([[examples]]))
+        learner.lay_out(Schedule([[examples]]))
         hook.fail_at(call)
         learner.step(step_of(learner, examples), 1e-3)
     assert torch.cuda.current_stream() == stream and not torch.cuda.is_current_stream_capturing()
@@ -214,7 +214,7 @@ def test_what_does_not_fit_under_a_cap_is_cut_smaller_and_the_training_goes_on(g
         with make_learner(adapted, examples, events) as learner:
             if not graphs:
                 eagerly(learner)
-            learner.prepare([examples] * 3)
+            learner.lay_out(Schedule([[examples] * 3]))
             # Updates of nothing, so that all trainings here are the same.
             losses = [float(learner.step(step_of(learner, examples), 0.0).loss) for _ in range(3)]
             assert (learner.learner.graphs is not None) == graphs

@@ -40,7 +40,8 @@ def gradients(learner, micro_batches):
     loss_tokens = sum(example.num_loss_tokens for group in micro_batches for example in group)
     learner.learner._loss.zero_()
     for group in micro_batches:
-        learner._accumulate(group, loss_tokens)
+        (micro_batch,) = learner.limit.cut(group)
+        learner.learner.accumulate(micro_batch, loss_tokens)
     found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
     learner.learner._update.reset()
     return float(learner.learner._loss), found
@@ -54,7 +55,7 @@ def test_gradients_are_the_eager_ones(family, prompt):
     adapted = Adapted(MODELS[family]())
     with make_learner(adapted, examples) as learner:
         assert learner.learner.graphs is not None
-        learner.prepare(micro_batches)
+        learner.lay_out(Schedule([micro_batches]))
         loss, found = gradients(learner, micro_batches)
         again_loss, again = gradients(learner, micro_batches[::-1])
         eager_loss, eager = gradients(eagerly(learner), micro_batches)
@@ -74,7 +75,7 @@ def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt
 
     def all_gradients(options):
         with make_learner(Adapted(), examples, options=options) as learner:
-            learner.prepare(micro_batches)
+            learner.lay_out(Schedule([micro_batches]))
             found = gradients(learner, micro_batches)
             assert learner.learner.graphs is not None
             learner.step(step_of(learner, examples), 1e-3)
@@ -109,7 +110,7 @@ def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer
     adaptation = attach(base, RECIPE.replace(lora_alpha=8), seed=0)  # PEFT's own, which the twin has
     restore(adaptation, snapshot(twin))
     with make_learner(adaptation, examples, events, MemoryOptions(checkpoints=1)) as learner:
-        learner.prepare(micro_batches)
+        learner.lay_out(Schedule([micro_batches]))
         loss, found = gradients(learner, micro_batches)
         assert learner.learner.graphs is not None
         assert {event.part for event in events} == {"update", "gradients"}
@@ -131,7 +132,7 @@ def test_held_out_losses_are_the_eager_ones():
     with make_learner(Adapted(), examples) as learner:
         ((_, losses, owners),) = learner.losses(evaluated(learner, examples))
         assert learner.learner.graphs is not None
-        ((_, expected, expected_owners),) = eagerly(learner).losses(examples)
+        ((_, expected, expected_owners),) = eagerly(learner).losses(evaluated(learner, examples))
     assert torch.equal(owners, expected_owners)
     torch.testing.assert_close(losses, expected, rtol=2e-2, atol=2e-2)
 
@@ -155,7 +156,7 @@ def test_capture_leaves_weights_moments_and_random_states_as_they_were():
     before = {name: value.clone() for name, value in adapted.model.state_dict().items()}
     random_state = torch.cuda.get_rng_state()
     with make_learner(adapted, examples) as learner:
-        learner.prepare(Schedule([[examples[:2]]]))
+        learner.lay_out(Schedule([[examples[:2]]]))
         list(learner.losses(evaluated(learner, examples[:2])))
         learner.learner.graphs.accumulate(pack(examples[:2]), 1)
         assert any(parameter.grad.any() for parameter in trainable(adapted))
@@ -219,7 +220,7 @@ def test_the_loss_curve_is_that_of_eager_runs(model_folder, tmp_path, monkeypatc
 
     def make_eager(learner, *args, **options):
         make(learner, *args, **options)
-        learner.learner.graphs = None
+        learner.graphs = None
 
     monkeypatch.setattr(Learner, "__init__", make_eager)
     eager, again = curve(), curve()

@@ -110,6 +110,34 @@ def test_memory_that_runs_out_while_the_last_layer_is_tried_out_changes_nothing(
         assert learner.events == [MemoryRanOut(4096, half)]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_in_several_micro_batches_has_the_loss_and_the_gradients_of_one(base, way, monkeypatch):
+    recipe, padded, prompt = WAYS[way]
+    examples = odd_examples(prompt)
+    with learning(base, examples, recipe, padded=padded) as learner:
+        whole = gradients(learner, examples, Failing(), monkeypatch)
+    with learning(base, examples, recipe, max_rows=128 if padded else 60, padded=padded) as learner:
+        assert len(learner.limit.cut(examples)) > 2
+        parts = gradients(learner, examples, Failing(), monkeypatch)
+    for one, other in zip(parts, whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_memory_that_runs_out_in_a_later_micro_batch_begins_the_step_again(base, way, monkeypatch):
+    recipe, padded, prompt = WAYS[way]
+    examples = odd_examples(prompt)
+    with learning(base, examples, recipe, max_rows=256 if padded else 80, padded=padded) as learner:
+        gradients(learner, examples, Failing(), monkeypatch)
+        counting = Failing()
+        expected = gradients(learner, examples, counting, monkeypatch)
+        learner.events.clear()
+        found = gradients(learner, examples, Failing(counting.count - 20), monkeypatch)
+        assert [type(event) for event in learner.events] == [MemoryRanOut]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_memory_may_run_out_again_and_again(base, monkeypatch):
     examples = odd_examples()
     with learning(base, examples) as learner:
