@@ -33,7 +33,7 @@ class MemoryGuard:
         self._memory = process.memory_of(device)
         self._undo = ExitStack()
         self._cap = lambda size: None
-        self._transient = self._num_steps = self._borne = 0
+        self._transient = self._num_steps = self._accepted = 0
 
     def __enter__(self) -> "MemoryGuard":
         with ExitStack() as undo:
@@ -103,15 +103,15 @@ class MemoryGuard:
         if not self.is_set or self._num_steps % STEPS_BETWEEN_LOOKS:
             return 0
         missing = self._missing()
-        return missing if missing > self._borne else 0
+        return missing if missing > self._accepted else 0
 
     def cut(self) -> None:
         """Records that micro-batches are half as large from now on."""
         self._transient //= 2
 
-    def bear(self, missing: int) -> None:
+    def accept(self, missing: int) -> None:
         """Records a shortfall that cannot be fixed; `missing` reports it again only if it grows."""
-        self._borne = missing
+        self._accepted = missing
 
     def _missing(self) -> int:
         """Bytes that a step lacks now; also adjusts the cap to what the process holds outside torch's allocator.

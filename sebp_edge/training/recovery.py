@@ -235,7 +235,7 @@ class RecoveringLearner:
             self._cut_schedule()
             self._guard.cut()
         else:
-            self._guard.bear(missing)
+            self._guard.accept(missing)
         self._on_event(MemorySqueezed(missing, before, self.limit.max_rows))
 
     def _fullest(self) -> MicroBatch | None:
