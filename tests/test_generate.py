@@ -11,6 +11,7 @@ from sebp_edge import Personalizer
 from sebp_edge.adapters.store import AdapterRecord
 from sebp_edge.errors import AdapterError, ModelError, TextsError
 from sebp_edge.models.sampling import Sampling
+from sebp_edge.texts.dataset import make_dataset
 from sebp_edge.texts.readers import read_texts
 
 GREEDY = {"temperature": 0, "max_new_tokens": 16}
@@ -120,7 +121,7 @@ def test_chats_come_back_as_they_were_learnt_whatever_the_recipe(make):
 def test_most_documents_decide_what_a_prompt_is(make, texts, chat_template, is_chat):
     personalizer = make(recipe=make().recipe.replace(chat_template=chat_template, epochs=1))
     base = personalizer._load()
-    assert personalizer._encode(read_texts(texts), base).chat is is_chat
+    assert make_dataset(read_texts(texts), base.tokenizer, personalizer.recipe, None).chat is is_chat
 
 
 @pytest.mark.parametrize(("chat_template", "prompt"), [(True, "<|user|>the ferry<|end|>"), (False, "<|bos|>the ferry")])

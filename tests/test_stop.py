@@ -176,7 +176,7 @@ def test_what_is_over_or_was_never_begun_is_not_stopped(make, notes_folder):
 
 
 def test_a_call_from_its_first_moment_on_can_be_stopped(make, monkeypatch):
-    import sebp_edge.personalizer as module
+    import sebp_edge.preparation as module
 
     worker, read_texts = Worker(make), module.read_texts
 
