@@ -97,7 +97,7 @@ def test_blocks_that_are_compiled_alone_train_like_dense_without_a_graph_for_eac
 
 
 def test_a_model_that_was_compiled_before_is_sparsified_and_given_back():
-    model, batches = MODELS["llama"]()
+    model, batches = decoder(make_llama(use_cache=False, num_hidden_layers=1).double())
     dense = loss_and_gradients(model, batches[0])
     compiled = torch.compile(model, backend="aot_eager")
     assert_same(dense, gradients(compiled, batches[0]), tolerance=1e-10)
@@ -107,13 +107,14 @@ def test_a_model_that_was_compiled_before_is_sparsified_and_given_back():
             choose = sparsified._selection.selector
             sparsified._selection.selector = lambda layers, c=choose, w=watched: w.append(layers) or c(layers)
             assert_same(dense, gradients(compiled, batches[0]), tolerance=1e-5)
-        assert len(watched) >= 15
+        assert len(watched) >= 8
         assert not any("forward" in vars(module) for module in model.modules())
         assert_same(dense, gradients(compiled, batches[0]), tolerance=1e-10)
 
 
 def test_an_approximation_drops_the_same_rows_as_without_compiling():
-    (model, batches), rule = MODELS["llama"](), Threshold(calibration_passes=1)
+    model, batches = decoder(make_llama(use_cache=False, num_hidden_layers=1).double())
+    rule = Threshold(calibration_passes=1)
     with sparsify(model, rows=rule, keep_logits=True) as plain:
         expected = [loss_and_gradients(model, batches[0]) for _ in range(2)]
     with sparsify(model, rows=rule) as sparsified:
