@@ -327,7 +327,7 @@ def _train_in_one_of_two(rank, folder):
 
 def test_two_processes_train_like_dense(tmp_path, monkeypatch):
     # The new processes import this module by its name.
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[__name__.count(".")]))
     torch.multiprocessing.spawn(_train_in_one_of_two, args=(str(tmp_path),), nprocs=2)
 
 
