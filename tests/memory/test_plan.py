@@ -1,6 +1,7 @@
 """Personalizer.plan, and a training that keeps to its plan."""
 
 import dataclasses
+import importlib
 import json
 from pathlib import Path
 
@@ -163,6 +164,22 @@ def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, note
     assert planned_most <= least.options.max_rows < most
     for step, other in zip(steps, (e for e in planned_events if isinstance(e, StepDone)), strict=True):
         assert other.loss == pytest.approx(step.loss, rel=1e-4)
+
+
+def test_texts_are_encoded_and_laid_out_once_with_a_budget_too(make, notes_folder, monkeypatch):
+    calls = []
+    for name in ("examples.tokenise", "schedule.shuffled_batches"):
+        module, function = name.split(".")
+        module = importlib.import_module(f"sebp_edge.texts.{module}")
+        own = getattr(module, function)
+        monkeypatch.setattr(
+            module, function, lambda *given, own=own, name=name, **more: calls.append(name) or own(*given, **more)
+        )
+    make().adapt(notes_folder)
+    without = sorted(calls)
+    calls.clear()
+    make(memory_budget="4GB").adapt(notes_folder)
+    assert sorted(calls) == without
 
 
 @pytest.mark.usefixtures("nothing_besides")
