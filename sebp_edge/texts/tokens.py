@@ -36,7 +36,7 @@ class Tokenised:
     learnt: bytearray
 
     def append(self, token_id: int) -> None:
-        """Appends a token that is learnt after the end of the text."""
+        """Appends a learnt token, which starts at the end of the text."""
         self.ids.append(token_id)
         self.starts.append(len(self.text))
         self.learnt.append(1)
