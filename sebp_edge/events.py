@@ -64,7 +64,7 @@ class MemoryProbed(Event):
 
     Attributes:
         rows: the rows of that micro-batch, filler included.
-        peak: the process's peak memory so far: on a GPU with CUDA's context, on the CPU of the host.
+        peak: the process's peak memory so far: GPU memory with CUDA's context, or host memory on the CPU.
         allocator_peak: the part of it that is tensors on the GPU; None on the CPU.
         predicted: the plan's peak; None without a memory budget.
     """

@@ -26,8 +26,8 @@ class AdaptResult:
         left_out: what was not used, and why.
         padding_share: the share of padding if all examples are padded to the context length.
         tokens_per_second: tokens trained on per second of training, without padding.
-        peak_memory_bytes: the process's peak memory: on a GPU with CUDA's context and all else outside of torch's
-            allocator, on the CPU of the host.
+        peak_memory_bytes: the process's peak memory: GPU memory with CUDA's context and all else outside torch's
+            allocator, or host memory on the CPU.
         allocator_peak_bytes: the part of it that is tensors on the GPU; None on the CPU.
         predicted_peak_bytes: the peak that the plan predicted for the process; None without a memory budget.
         seconds: the time from the call to the result.

@@ -90,7 +90,7 @@ The texts it learnt from are not in this folder, but a model can repeat what it 
 
 
 def _checked(field: dataclasses.Field, values: dict):
-    """Returns the value of a record's field, or raises a ValueError if no version writes such a value."""
+    """Returns the value of a record's field, or raises a ValueError if it is not one that a record can have."""
     value = values.get(field.name)
     if field.type is str:
         fits = isinstance(value, str)

@@ -5,9 +5,9 @@ In a causal decoder with cross-entropy on shifted labels, a row (one position of
     in the head and the final norm   if its shifted label is not -100                        (loss rows)
     in every layer                   only up to the last loss row of its sequence            (active rows)
 
-since attention sends no gradient to later positions. So the gradient of padding on the right is exactly zero
-everywhere. In an encoder with an attention mask, masked keys get no gradient: the active rows are the real tokens,
-wherever the padding is, and the loss rows are those that the head reads.
+since attention sends no gradient to later positions. So rows after the last loss row, such as padding on the right, are
+exactly zero everywhere. In an encoder with an attention mask, masked keys get no gradient: the active rows are the real
+tokens, wherever the padding is, and the loss rows are those that the head reads.
 
 Shapes: B sequences, T positions, N = B*T rows, A active rows, C loss rows.
 """

@@ -93,7 +93,7 @@ def draw(probability_N: Tensor, generator: torch.Generator) -> tuple[Tensor, Ten
 
 
 class NormHistogram:
-    """A histogram of row norms over several backward passes, relative to each pass's median, to find an epsilon from.
+    """A histogram of row norms over several backward passes, relative to each pass's median, that yields an epsilon.
 
     It counts norms of rows, not elements, since rows are what is dropped: a row with some small elements is not noise.
     Norms relative to the median depend neither on the loss scale nor on the number of tokens in a mean. Bins are a

@@ -24,7 +24,7 @@ class Example:
         input_ids: its token ids, after the tokenizer's BOS. If the tokenizer sets none, each later piece of a text
             begins with the last token of the piece before.
         labels: the same ids, not shifted, where they are learnt; -100 elsewhere.
-        document: the index of the document that it comes from.
+        document: the index of its document, or of its section if a few documents were cut into sections.
     """
 
     input_ids: list[int]

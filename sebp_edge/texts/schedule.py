@@ -96,7 +96,7 @@ class Group:
         self.cut(limit)
 
     def cut(self, limit: RowLimit) -> None:
-        """Cuts the examples into micro-batches again."""
+        """Cuts the examples into micro-batches within `limit`."""
         self.micro_batches = limit.cut(self.examples, is_evaluated=self._is_evaluated)
 
     @property
