@@ -4,7 +4,7 @@
     from sebp_edge import Personalizer
     result = Personalizer().adapt(Path("notes"))
 
-Names are imported when they are first used, so that `sebp-edge --help` needs no torch.
+Names are imported on first use, so that `sebp-edge --help` does not load torch.
 """
 
 import importlib

@@ -1,22 +1,23 @@
-"""Every error the SDK raises on purpose: one clear sentence, and the exit code the command line ends with.
+"""All errors that the SDK raises on purpose, each with a message of one sentence and the exit code of the command line.
 
     SebpEdgeError
-      TextsError            what was given as texts cannot be used (no such path, nothing readable, too little)
+      TextsError            the given texts cannot be used (no such path, nothing readable, too little)
       RecipeError           unknown recipe, unknown key, wrong type
-      ModelError            the base model cannot be had or used
-        ModelAccessError    the Hub refuses it: gated, or it does not exist
-        ModelOfflineError   it is not cached and the Hub may not or cannot be reached
+      ModelError            the base model is not available or not usable
+        ModelAccessError    the Hub refuses it: it is gated, or does not exist
+        ModelOfflineError   it is not cached, and the Hub cannot or must not be reached
       MachineError          this machine cannot do it (memory, device)
-      AdapterError          unknown or unusable adapter, bad name
+      BusyError             another call of the same Personalizer is running
+      AdapterError          unknown or unusable adapter, invalid name
         BaseModelMismatch   the adapter was made for another base model
-      StorageError          the disk is full, read-only or not ours
-      SparsityError         the batch cannot be handled exactly by the sparse backward
-      TrainingStopped       training ended early; what was saved is named
+      StorageError          the disk is full, read-only or not accessible
+      SparsityError         the sparse backward pass cannot handle the batch exactly
+      TrainingStopped       training ended early; the message says what was saved
         NonFiniteLoss       the loss became NaN or infinite
         BudgetExceeded      the process holds more than its memory budget
         Interrupted         the user pressed Ctrl-C, or the app called stop()
 
-No message holds a user's text; paths appear only where the user gave them.
+No message contains a user's text; paths appear only if the user gave them.
 """
 
 import difflib
@@ -24,7 +25,11 @@ from collections.abc import Iterable
 
 
 class SebpEdgeError(Exception):
-    """Base of all deliberate errors. `str(error)` is one sentence: what was got, what was expected, what to do."""
+    """Base class of all deliberate errors. `str(error)` says what was got, what was expected and what to do.
+
+    Attributes:
+        exit_code: the exit code of the command line.
+    """
 
     exit_code = 1
 
@@ -34,19 +39,19 @@ class TextsError(SebpEdgeError):
 
 
 class RecipeError(SebpEdgeError):
-    """A recipe is unknown or holds something it should not."""
+    """A recipe is unknown, or has an invalid key or value."""
 
 
 class ModelError(SebpEdgeError):
-    """The base model cannot be had or used."""
+    """The base model is not available or not usable."""
 
 
 class ModelAccessError(ModelError):
-    """The Hub does not hand out this model: it is gated, or it does not exist."""
+    """The Hub refuses this model: it is gated, or does not exist."""
 
 
 class ModelOfflineError(ModelError):
-    """The model is not on this machine, and the Hub may not or cannot be reached."""
+    """The model is not on this machine, and the Hub cannot or must not be reached."""
 
 
 class MachineError(SebpEdgeError):
@@ -54,11 +59,11 @@ class MachineError(SebpEdgeError):
 
 
 class BusyError(SebpEdgeError):
-    """A Personalizer was asked for something while another call of it is at work."""
+    """A Personalizer was called while another call of it is running."""
 
 
 class AdapterError(SebpEdgeError):
-    """An adapter is unknown, damaged, or badly named."""
+    """An adapter is unknown or damaged, or its name is invalid."""
 
 
 class BaseModelMismatch(AdapterError):
@@ -66,18 +71,18 @@ class BaseModelMismatch(AdapterError):
 
 
 class StorageError(SebpEdgeError):
-    """Something could not be written; what existed before is untouched."""
+    """Something could not be read or written; what existed before is untouched."""
 
 
 class SparsityError(SebpEdgeError):
-    """The sparse backward cannot handle this batch exactly."""
+    """The sparse backward pass cannot handle this batch exactly."""
 
 
 class TrainingStopped(SebpEdgeError):
     """A training ended early.
 
     Attributes:
-        name, version: of the adapter that was saved, which is not active; None if nothing was saved.
+        name, version: the name and version of the adapter that was saved, not activated; None if none was saved.
     """
 
     def __init__(self, message: str, *, name: str | None = None, version: int | None = None):
@@ -90,14 +95,14 @@ class NonFiniteLoss(TrainingStopped):
 
 
 class BudgetExceeded(TrainingStopped):
-    """The process holds more memory than it may."""
+    """The process holds more memory than its budget."""
 
 
 class Interrupted(TrainingStopped):
-    """The user, or the app, interrupted the call.
+    """The user or the app interrupted the call.
 
     Attributes:
-        text: what `generate` had written; "" for every other call.
+        text: what `generate` had written so far; "" for all other calls.
     """
 
     exit_code = 130
@@ -108,7 +113,7 @@ class Interrupted(TrainingStopped):
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown word: the nearest known one, or all of them."""
+    """Returns the end of a message about an unknown word: the nearest known word, or all of them."""
     known = list(known)
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}."

@@ -1,8 +1,8 @@
-"""What happens during an adaptation, as it happens: small frozen dataclasses, and the sinks that take them.
+"""Events of an adaptation, as small frozen dataclasses, and the sinks that receive them.
 
-A sink is any callable that takes one event. `Personalizer(on_event=sink)` hands it every event, in order and in the
-thread that trains; an app that raises in its sink ends the run with its own error, and `Personalizer.stop` ends it from
-any thread. Events hold counts, losses and names, never texts.
+A sink is any callable that takes one event. `Personalizer(on_event=sink)` calls it with each event, in order and in the
+training thread. An error raised in a sink ends the run with that error; `Personalizer.stop` ends it from any thread.
+Events hold counts, losses and names, never texts.
 """
 
 import json
@@ -14,12 +14,12 @@ from typing import ClassVar, TextIO
 
 @dataclass(frozen=True)
 class Event:
-    """Base of all events; `event` is its name in JSON."""
+    """Base class of all events; `event` is the event's name in JSON."""
 
     event: ClassVar[str]
 
     def to_dict(self) -> dict:
-        """The event as JSON-ready values, its name first."""
+        """Returns the event as JSON-ready values, its name first."""
         return {"event": self.event, **asdict(self)}
 
 
@@ -36,10 +36,16 @@ class Notice(Event):
 
 @dataclass(frozen=True)
 class MemoryPlanned(Event):
-    """A way to train was chosen that fits the memory budget. Memory is in bytes; `parts` says what it is for.
+    """A memory plan was chosen that fits the budget. Memory is in bytes.
 
-    `how` says in words what was chosen; `max_rows` is the most rows that one micro-batch may have; `seconds` is about
-    how long the training takes.
+    Attributes:
+        method: "lora" or "full".
+        how: the chosen memory options, in words.
+        max_rows: the maximum rows of a micro-batch.
+        budget: the memory budget.
+        peak: the predicted peak memory of the process.
+        seconds: the estimated duration of the training.
+        parts: the predicted memory by purpose.
     """
 
     event: ClassVar[str] = "memory_planned"
@@ -54,13 +60,13 @@ class MemoryPlanned(Event):
 
 @dataclass(frozen=True)
 class MemoryProbed(Event):
-    """The fullest micro-batch has run once and fits; nothing was changed by it. Memory is in bytes.
+    """A dry run of the largest micro-batch fits into memory; it changed nothing. Memory is in bytes.
 
     Attributes:
-        rows: what that micro-batch has, filler included.
-        peak: what the process held at most so far: of a GPU with CUDA's context, of the host's memory on the CPU.
-        allocator_peak: of that, tensors on the GPU; None on the CPU.
-        predicted: the plan's peak, None without a memory budget.
+        rows: the rows of that micro-batch, filler included.
+        peak: the process's peak memory so far: GPU memory with CUDA's context, or host memory on the CPU.
+        allocator_peak: the part of it that is tensors on the GPU; None on the CPU.
+        predicted: the plan's peak; None without a memory budget.
     """
 
     event: ClassVar[str] = "memory_probed"
@@ -83,7 +89,7 @@ class ModelLoaded(Event):
 
 @dataclass(frozen=True)
 class TextsRead(Event):
-    """The texts are read and cut into examples. `left_out` holds `{"source", "reason"}` records."""
+    """The texts were read and cut into examples. `left_out` holds `{"source", "reason"}` records."""
 
     event: ClassVar[str] = "texts_read"
     documents: int
@@ -95,7 +101,11 @@ class TextsRead(Event):
 
 @dataclass(frozen=True)
 class TrainingPlanned(Event):
-    """A training begins. `phase` is "train", "fold 1" and so on, or "all documents"."""
+    """A training begins. `phase` is "train", "fold 1" and so on, or "all documents".
+
+    Attributes:
+        train_documents, select_documents, judge_documents: the sizes of the train, validation and test splits.
+    """
 
     event: ClassVar[str] = "training_planned"
     phase: str
@@ -107,7 +117,10 @@ class TrainingPlanned(Event):
 
 @dataclass(frozen=True)
 class GraphCaptured(Event):
-    """A part of the training is compiled and captured on a GPU: an "update", or "gradients" or "losses" of a bucket."""
+    """A part of the training was compiled and captured as a CUDA graph.
+
+    `part` is "update", or "gradients" or "losses" of a bucket.
+    """
 
     event: ClassVar[str] = "graph_captured"
     part: str
@@ -116,9 +129,9 @@ class GraphCaptured(Event):
 
 @dataclass(frozen=True)
 class MemoryRanOut(Event):
-    """A micro-batch did not fit into memory. It is run again in smaller ones, and all that follow are smaller too.
+    """A micro-batch ran out of memory. It is run again in smaller ones, and all later ones are smaller too.
 
-    `max_rows` is the most tokens that a micro-batch may have now (on padded batches, padding counts).
+    `max_rows` is the new maximum of tokens in a micro-batch; in padded batches, padding counts.
     """
 
     event: ClassVar[str] = "memory_ran_out"
@@ -128,10 +141,10 @@ class MemoryRanOut(Event):
 
 @dataclass(frozen=True)
 class MemorySqueezed(Event):
-    """Memory has become short, mostly since other programs took it; micro-batches are smaller from now on.
+    """Memory has become short, mostly because of other programs; micro-batches are smaller from now on.
 
-    `missing` says by how many bytes. Where `max_rows` is not less than before, nothing can be cut: single examples run
-    already, or all weights are updated within the backward pass, and a step is one micro-batch.
+    `missing` is the shortfall in bytes. If `max_rows` has not fallen, nothing can be cut: micro-batches are single
+    examples already, or all weights are updated within the backward pass, where a step is one micro-batch.
     """
 
     event: ClassVar[str] = "memory_squeezed"
@@ -142,7 +155,7 @@ class MemorySqueezed(Event):
 
 @dataclass(frozen=True)
 class StepDone(Event):
-    """One optimizer update. `loss` in nats per loss token; `seconds_left` covers this phase."""
+    """One step was done. `loss` is in nats per loss token; `seconds_left` covers this phase."""
 
     event: ClassVar[str] = "step"
     phase: str
@@ -159,7 +172,7 @@ class StepDone(Event):
 
 @dataclass(frozen=True)
 class ExamplesEvaluated(Event):
-    """An evaluation, before, between or after the steps, has come so far: `done` of `examples`."""
+    """The progress of an evaluation before, between or after the steps: `done` of `examples`."""
 
     event: ClassVar[str] = "examples_evaluated"
     done: int
@@ -168,10 +181,10 @@ class ExamplesEvaluated(Event):
 
 @dataclass(frozen=True)
 class Evaluated(Event):
-    """A loss in nats per token; `best` says whether it is the best so far.
+    """A loss was evaluated, in nats per token; `best` says whether it is the best so far.
 
-    `split` is "select" or "judge", whose documents are held out; with few documents also "train", once: the loss of the
-    last training on all of them.
+    `split` is "select" (validation) or "judge" (test), which are held out. With few documents it is also "train", once:
+    the loss on all documents after the last training, which was on all of them.
     """
 
     event: ClassVar[str] = "evaluated"
@@ -184,7 +197,7 @@ class Evaluated(Event):
 
 @dataclass(frozen=True)
 class ExampleAnalyzed(Event):
-    """The gradients of one example were looked at; `examples` is how many will be, once for each of the losses."""
+    """The gradients of an example were analysed: number `example` of `examples`, which counts it once for each loss."""
 
     event: ClassVar[str] = "example_analyzed"
     example: int
@@ -193,7 +206,7 @@ class ExampleAnalyzed(Event):
 
 @dataclass(frozen=True)
 class AdapterSaved(Event):
-    """An adapter is on disk, whole."""
+    """An adapter was saved completely."""
 
     event: ClassVar[str] = "saved"
     name: str | None
@@ -203,11 +216,11 @@ class AdapterSaved(Event):
 
 
 def silent(event: Event) -> None:
-    """The sink that does nothing."""
+    """A sink that does nothing."""
 
 
 class JsonLines:
-    """The sink that writes one JSON object a line."""
+    """A sink that writes one JSON object per line."""
 
     def __init__(self, stream: TextIO):
         self.stream = stream
@@ -216,9 +229,10 @@ class JsonLines:
         self.write(event.to_dict())
 
     def write(self, record: dict) -> None:
-        """Writes one record and flushes, so that a reading program sees it at once.
+        """Writes one record and flushes, so that the reading program sees it at once.
 
-        Only ASCII: a pipe need not be UTF-8, and names of files on disk need not be text. JSON has no NaN: null it is.
+        Writes only ASCII, since a pipe may not be UTF-8 and file names may not be valid text; writes null for NaN and
+        infinity, which JSON lacks.
         """
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         self.stream.write(json.dumps(finite) + "\n")

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, readable by their owner only; a disk that refuses is told in one sentence."""
+"""Reads small files, writes files atomically and readable by their owner only, and reports errors of the disk."""
 
 import json
 import os
@@ -15,20 +15,20 @@ from safetensors import SafetensorError
 from sebp_edge.errors import StorageError
 
 _FIRST_BYTES = 500
-# What is read as a small file, in bytes.
+# Size limit of a small file, in bytes.
 _MOST = 2**24
 
 
 def cache_folder() -> Path:
-    """Where what was measured on this machine is kept; it may be deleted at any time."""
+    """Returns the folder of measurements made on this machine; it may be deleted at any time."""
     return platformdirs.user_cache_path("sebp-edge", appauthor=False)
 
 
 def expanded(path: str | Path) -> Path:
-    """A path to write to, with the home folder in place of "~".
+    """Expands "~" in a path to write to.
 
     Raises:
-        StorageError: there is no such user, or it is no path.
+        StorageError: there is no such user, or the path has a null byte.
     """
     try:
         path = Path(path).expanduser()
@@ -42,13 +42,14 @@ def expanded(path: str | Path) -> Path:
 
 
 def refuse_other_files(path: Path, mark: bytes, kind: str) -> None:
-    """Finds out before any work is done whether a file can be written.
+    """Checks before any work is done that a file can be written.
 
     Args:
-        mark: what an earlier `kind` of ours, which may be overwritten, has within its first bytes.
+        mark: bytes near the beginning of each `kind` that this program wrote, which may be overwritten.
+        kind: what the file is, for the message.
 
     Raises:
-        StorageError: it cannot, or something else is there.
+        StorageError: the file cannot be written, or another file is there.
     """
     path = expanded(path)
     with storage_errors("Nothing can be written into", path):
@@ -70,13 +71,13 @@ def _has(mark: bytes, path: Path) -> bool:
 
 
 def read_text(path: Path) -> str:
-    """The text of a small file, which others may have written.
+    """Reads a small text file, which other programs may have written.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no file, too large, or not in UTF-8.
+        ValueError: it is not a regular file, is too large, or is not in UTF-8.
     """
-    # A FIFO is opened without waiting for who writes.
+    # O_NONBLOCK: opening a FIFO must not wait for a writer.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is no file")
@@ -87,11 +88,11 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict:
-    """The object in a small JSON file, which others may have written.
+    """Reads the object in a small JSON file, which other programs may have written.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: as `read_text`, or it is no JSON object.
+        ValueError: see `read_text`; or it is not a JSON object.
     """
     try:
         values = json.loads(read_text(path))
@@ -103,7 +104,7 @@ def read_json(path: Path) -> dict:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a text in UTF-8 in one stroke, in place of any file of that name."""
+    """Writes a text file in UTF-8 atomically, replacing any file of that name."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     temporary = Path(name)
     try:
@@ -117,7 +118,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Waits until a file or folder is on the disk. Windows has no such call for folders."""
+    """Waits until a file or folder is on the disk. Does nothing for folders on Windows, which has no such call."""
     if os.name == "nt" and path.is_dir():
         return
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() or os.name != "nt" else os.O_RDWR)
@@ -129,11 +130,11 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def storage_errors(what: str, path: Path, advice: str = "; make room or choose another place") -> Iterator[None]:
-    """Turns what the system says about a file or folder into a StorageError: `what`, its path, why, and `advice`."""
+    """Turns the system's errors into a StorageError with the message "`what` `path`: reason`advice`."."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        # safetensors wraps the system's error in its own, with the number in its text only.
+        # safetensors raises its own error, which has the system's error number in its text only.
         number = re.search(r"(?:os error|Errno) (\d+)", str(error))
         reason = os.strerror(int(number[1])) if number else "the disk does not take it"
         raise StorageError(f"{what} {str(path)!r}: {reason}{advice}.") from error

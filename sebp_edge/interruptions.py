@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP while something is at work that must be ended in order."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP during work that must end in order."""
 
 import math
 import signal
@@ -9,19 +9,20 @@ from collections.abc import Callable
 from sebp_edge.errors import Interrupted
 
 NUMBERS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-# An interruption that came to nothing for so long was lost, for example in a destructor, where Python ignores errors.
+# An interruption without effect for this long was lost, for example in a destructor, where Python ignores errors.
 _PATIENCE_SECONDS = 5
 
 
 class Interruptions:
-    """A context manager in which one signal interrupts; the next ones, and all after `hold`, wait until its end.
+    """A context manager in which the first signal interrupts; later ones, and all after `hold`, wait until its end.
 
-    A signal that waited is then handled as the process handles it, mostly by a KeyboardInterrupt; if the context ends
-    with an error, that error stands for it. Only the main thread hears signals, and only signals with a handler in
-    Python wait: one that ends the process at once still does.
+    At the end, the process's own handler gets the first signal that waited, and mostly raises a KeyboardInterrupt. If
+    the context ends with an error, signals that waited are dropped. Only the main thread receives signals, and only
+    signals with a handler in Python wait: a signal that ends the process at once still does.
 
     Attributes:
-        outcome: what has been done all the same. If it is set, Interrupted says so in place of a KeyboardInterrupt.
+        outcome: what was completed despite the interruption. If it is set, an Interrupted with this text replaces the
+            KeyboardInterrupt.
     """
 
     def __init__(self):
@@ -40,7 +41,7 @@ class Interruptions:
         return self
 
     def hold(self) -> None:
-        """From now on no signal interrupts."""
+        """Makes all signals from now on wait."""
         self._holds = True
 
     def __exit__(self, kind, error: BaseException | None, trace) -> None:
@@ -63,5 +64,5 @@ class Interruptions:
             return
         self._interrupted = time.monotonic()
         self._handlers[number](number, frame)
-        # It did not interrupt.
+        # The handler returned, so it did not interrupt.
         self._interrupted = -math.inf

@@ -1,7 +1,7 @@
-"""A recipe says how to train: few values, read from `recipes/*.toml` or from a file of the user's own.
+"""Recipes: a few values that say how to train, read from `recipes/*.toml` or from a user's own file.
 
-Recipe.load("notes")                   one of the bundled recipes
-Recipe.load("./mine.toml")             a file of one's own
+Recipe.load("notes")                   a bundled recipe
+Recipe.load("./mine.toml")             a user's own file
 Recipe.load("notes").replace(epochs=3)
 """
 
@@ -18,7 +18,7 @@ from sebp_edge.errors import RecipeError, suggest
 
 Method = Literal["lora", "full"]
 RANK = 16
-# Far above what anybody scales by; from about 1e38 on, fp32 would make infinity of it.
+# Far above any useful value; fp32 overflows from about 1e38 on.
 MAX_LORA_ALPHA = 2**20
 
 
@@ -27,22 +27,25 @@ class Recipe:
     """How one adaptation is trained.
 
     Attributes:
-        name: what the recipe is called; the file's stem.
-        description: one sentence on what it is for.
+        name: the recipe's name; the file's stem.
+        description: what the recipe is for, in one sentence.
         method: "lora" trains a low-rank adapter (Hu et al. 2021), "full" trains every weight.
-        load_in_4bit: whether the base model's linear layers are loaded in 4 bits (NF4, Dettmers et al. 2023). None, as
-            if it is left out: only where the memory budget asks for it.
-        r: rank of the adapter. None, as if it is left out: 16, or less where the memory budget asks for it.
-        lora_alpha: the adapter's product is scaled by `lora_alpha / r`.
-        learning_rate: peak of the schedule (linear warm-up, then cosine to zero).
-        warmup_ratio: share of all steps that warm up.
-        epochs: how often each training example is seen, at most.
-        patience: epochs without a better held-out loss before training stops.
-        batch_tokens: loss tokens in one optimizer step; where bf16 weights are trained, no more than fit in at once.
-        weight_decay: AdamW's decoupled weight decay.
-        max_grad_norm: gradients are clipped to this global norm; those of bf16 weights each to this norm.
-        context_length: tokens in one example, padding included; the model's own limit caps it.
-        chat_template: whether prompt/completion records are put into the model's chat template.
+        load_in_4bit: whether to load the base model's linear layers in 4 bits (NF4, Dettmers et al. 2023). None, the
+            default: only if the memory budget requires it.
+        r: rank of the adapter. None, the default: 16, or less if the memory budget requires it.
+        lora_alpha: scales the adapter's product by `lora_alpha / r`.
+        learning_rate: peak learning rate of the schedule (linear warm-up, then cosine decay to zero).
+        warmup_ratio: share of all steps that are warm-up.
+        epochs: maximum number of epochs.
+        patience: epochs without a better validation loss before training stops.
+        batch_tokens: loss tokens per step; if bf16 weights are trained, no more than fit into one micro-batch.
+        weight_decay: decoupled weight decay of AdamW.
+        max_grad_norm: maximum global gradient norm; for bf16 weights the maximum norm of each weight's gradient.
+        context_length: tokens per example, padding included; capped by the model's own limit.
+        chat_template: whether to render prompt/completion records with the model's chat template.
+
+    Raises:
+        RecipeError: a value is of the wrong type or out of range, or 4 bits are combined with method "full".
     """
 
     name: str
@@ -75,7 +78,7 @@ class Recipe:
         """Reads a bundled recipe by name, or a TOML file by path.
 
         Raises:
-            RecipeError: unknown name (the nearest one is named), unreadable file, unknown key or wrong type.
+            RecipeError: unknown name or key (the message suggests the nearest), unreadable file, or invalid value.
         """
         if isinstance(name, Recipe):
             return name
@@ -88,31 +91,31 @@ class Recipe:
 
     @classmethod
     def names(cls) -> list[str]:
-        """The bundled recipes' names, the default first."""
+        """Returns the names of the bundled recipes, the default first."""
         files = resources.files("sebp_edge.recipes").iterdir()
         names = sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
         return sorted(names, key=lambda name: name != "notes")
 
     def settled(self) -> "Recipe":
-        """What it leaves to the memory budget, as it is without one."""
+        """Returns a copy in which the values left to the memory budget have their defaults."""
         return self.replace(r=self.r or RANK, load_in_4bit=bool(self.load_in_4bit))
 
     def replace(self, **changes) -> "Recipe":
-        """A copy with some values changed; `None` keeps the recipe's own value."""
+        """Returns a copy with some values changed; None keeps the recipe's own value."""
         return dataclasses.replace(self, **{key: value for key, value in changes.items() if value is not None})
 
 
 def _read_file(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:  # no UTF-8, or a path with a null byte
+    except (OSError, ValueError) as error:  # not UTF-8, or a path with a null byte
         raise RecipeError(f"The recipe file {path} cannot be read: {getattr(error, 'strerror', error)}.") from error
 
 
 def _parse(name: str, text: str) -> Recipe:
     try:
         values = tomllib.loads(text)
-    except ValueError as error:  # a TOMLDecodeError, or Python's own of a number of more than 4,300 digits
+    except ValueError as error:  # TOMLDecodeError, or Python's error for a number of more than 4,300 digits
         raise RecipeError(f"Recipe {name!r} is not valid TOML: {error}.") from error
     except RecursionError as error:
         raise RecipeError(f"Recipe {name!r} is nested too deeply; a recipe is a list of plain values.") from error
@@ -124,17 +127,17 @@ def _parse(name: str, text: str) -> Recipe:
 
 
 _AT_LEAST = {"warmup_ratio": 0, "weight_decay": 0, "context_length": 8}
-# Every step of a training is laid out before the first.
+# Epochs are limited since all steps of a training are laid out before the first.
 _AT_MOST = {"warmup_ratio": 1, "epochs": 1000, "lora_alpha": MAX_LORA_ALPHA}
-# What any other number may be at most: floats of 32 bits hold it, and so do whole numbers of 64.
+# The limits of all other numbers, which fit into 32-bit floats and 64-bit integers.
 _AT_MOST_ANY = {float: 1e30, int: 2**62}
 
 
 def _checked(recipe: str, field: dataclasses.Field, value):
-    """Returns `value` in the field's type, or raises a RecipeError that names the key and what it should be."""
+    """Returns `value` in the field's type, or raises a RecipeError that names the key and the expected value."""
     kind = field.type
     if isinstance(kind, UnionType):
-        # What is left out stays open.
+        # None: the key is left out.
         if value is None:
             return None
         kind = get_args(kind)[0]

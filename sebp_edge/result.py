@@ -1,4 +1,4 @@
-"""What came of an adaptation."""
+"""The result of an adaptation."""
 
 import math
 import shlex
@@ -12,25 +12,26 @@ from sebp_edge.training.trial import Judgement, Trial
 
 @dataclass(frozen=True)
 class AdaptResult:
-    """What came of an adaptation.
+    """The result of an adaptation.
 
     Attributes:
-        kept: whether the new adapter was better on the judge's documents, and so was saved and activated.
-        name, version, adapter_path: where it is; None if it was not kept (name and version also if saved elsewhere).
-        heldout_loss_before, heldout_loss_after: nats per token on the judge's documents.
-        standard_error: of the difference of the two.
-        final_loss: below 20 documents, nats per token of the last training on all documents, which are those that it
-            was trained on; None if there was none.
-        documents, examples, tokens: what was used.
-        left_out: what was not, and why.
-        padding_share: of examples padded to the context length.
-        tokens_per_second: real tokens trained on, per second of training.
-        peak_memory_bytes: what the process held at most of the device: of a GPU with CUDA's context and all that is
-            outside torch's allocator, of the host's memory on the CPU.
-        allocator_peak_bytes: of that, tensors on a GPU; None on the CPU.
-        predicted_peak_bytes: what the plan said for the process; None without a memory budget.
-        seconds: from the call to the result.
-        command: what to type to use the adapter; None if it was not kept.
+        kept: whether the new adapter was better on the test documents, and so was saved and activated.
+        name, version, adapter_path: where the adapter is; None if it was not kept. Name and version are also None if it
+            was saved outside the store.
+        heldout_loss_before, heldout_loss_after: the loss on the test documents, in nats per token.
+        standard_error: the standard error of the difference of the two.
+        final_loss: with fewer than 20 documents, the loss on all of them after the last training, which was on all of
+            them, in nats per token; None if there was no such training.
+        documents, examples, tokens: the number of each that were used.
+        left_out: what was not used, and why.
+        padding_share: the share of padding if all examples are padded to the context length.
+        tokens_per_second: tokens trained on per second of training, without padding.
+        peak_memory_bytes: the process's peak memory: GPU memory with CUDA's context and all else outside torch's
+            allocator, or host memory on the CPU.
+        allocator_peak_bytes: the part of it that is tensors on the GPU; None on the CPU.
+        predicted_peak_bytes: the peak that the plan predicted for the process; None without a memory budget.
+        seconds: the time from the call to the result.
+        command: the command that uses the adapter; None if it was not kept.
     """
 
     kept: bool
@@ -57,7 +58,7 @@ class AdaptResult:
     def of(
         cls, trial: Trial, judgement: Judgement, saved: SavedAdapter | None, store: AdapterStore, seconds: float
     ) -> "AdaptResult":
-        """Gathers the figures."""
+        """Collects the figures of a trial."""
         data, trainings = trial.dataset, trial.progress
         trained = sum(training.tokens for training in trainings)
         return cls(
@@ -92,7 +93,7 @@ class AdaptResult:
 
     @property
     def summary(self) -> str:
-        """In one sentence, what happened and what can be done now."""
+        """What happened and what to do next, in one sentence."""
         change = f"{self.heldout_loss_before:.3f} to {self.heldout_loss_after:.3f} nats per token"
         if not self.kept and self.final_loss is not None:
             return (
@@ -107,7 +108,7 @@ class AdaptResult:
         return f"The held-out loss fell from {change}; try it with: {self.command}"
 
     def to_dict(self) -> dict:
-        """The result as JSON-ready values, the last line of `sebp-edge adapt --json`."""
+        """Returns the result as JSON-ready values: the last line of `sebp-edge adapt --json`."""
         path = None if self.adapter_path is None else str(self.adapter_path)
         return {"event": "result", **asdict(self), "adapter_path": path, "summary": self.summary}
 
@@ -120,7 +121,7 @@ def _perplexity(loss: float) -> float:
 
 
 def _command(saved: SavedAdapter, trial: Trial, store: AdapterStore) -> str:
-    """The command that uses the adapter: by name where the command line finds that, else by folder."""
+    """Returns the command that uses the adapter: by name if it is in the default store, else by folder."""
     first = "A question" if trial.dataset.chat else "The first words"
     words = ["sebp-edge", "generate", first]
     if saved.name is not None and store.folder == AdapterStore().folder:

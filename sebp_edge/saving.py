@@ -1,4 +1,4 @@
-"""Saves what a trial has learnt, in another place if it cannot be saved where it should be."""
+"""Saves the adapter of a trial; if its place fails, saves it elsewhere so that nothing is lost."""
 
 import secrets
 import tempfile
@@ -21,13 +21,13 @@ def save(
     out: Path | None = None,
     because: str = "",
 ) -> SavedAdapter:
-    """Saves an adaptation as a version of `name` that is not active, or into the new folder `out`.
+    """Saves an adaptation as a version of `name` without activating it, or into the new folder `out`.
 
     Args:
-        because: what an error begins with.
+        because: the beginning of an error's message.
 
     Raises:
-        StorageError: it could not be saved there; says where it was saved instead.
+        StorageError: it could not be saved there; the message says where it was saved instead.
     """
     try:
         if out is None:
@@ -39,7 +39,7 @@ def save(
 
 
 def place_of(saved: SavedAdapter) -> str:
-    """Where a saved adapter is, in words."""
+    """Says where a saved adapter is, in words."""
     if saved.name is None:
         return f"the adapter is saved in {str(saved.path)!r}"
     state = "and active" if saved.active else "but not active"
@@ -47,7 +47,7 @@ def place_of(saved: SavedAdapter) -> str:
 
 
 def record_of(trial: Trial, judgement: Judgement | None, seed: int) -> AdapterRecord:
-    """What is known about a trial's adapter; without a judgement it was not judged."""
+    """Makes the record of a trial's adapter; `judgement` is None if the adapter was not tested."""
     base, data = trial.base, trial.dataset
     return AdapterRecord(
         base_model=base.reference.public_name,
@@ -67,7 +67,7 @@ def record_of(trial: Trial, judgement: Judgement | None, seed: int) -> AdapterRe
 def _saved_elsewhere(
     store: AdapterStore, adaptation: Adaptation, record: AdapterRecord, name: str, out: Path | None
 ) -> str:
-    """Saves in the store what could not be saved in `out`, or else in the system's temporary folder; says where."""
+    """Saves into the store if `out` failed, else into the system's temporary folder, and says where."""
     if out is not None:
         with suppress(SebpEdgeError):
             saved = store.save(adaptation, record, name, activate=False)

@@ -1,18 +1,18 @@
-"""How one thread asks another to stop: a signal for each call, looked at wherever that call can safely end."""
+"""Lets one thread ask another to stop: each call has a signal, and checks it wherever it can safely end."""
 
 import threading
 from collections.abc import Callable
 
 
 class StopAsked(KeyboardInterrupt):
-    """The app asked this call to stop. Handled as Ctrl-C is."""
+    """The app asked this call to stop. It is handled like Ctrl-C."""
 
 
 class StopSignal:
     """Asks one call to stop, once.
 
     Args:
-        event: an app's own event, which asks for the same once it is set.
+        event: an event of the app, which also asks for the stop when it is set.
     """
 
     def __init__(self, event: threading.Event | None = None):
@@ -24,10 +24,10 @@ class StopSignal:
         self._events[0].set()
 
     def check(self) -> None:
-        """To be called where the call can safely end.
+        """Raises if a stop was asked for. Called wherever the call can safely end.
 
         Raises:
-            StopAsked: it was asked to. Not again afterwards, so that what was learnt can be saved.
+            StopAsked: a stop was asked for. Raised only once, so that what was learnt can be saved afterwards.
         """
         if not self._heard and any(event.is_set() for event in self._events):
             self._heard = True
@@ -35,7 +35,7 @@ class StopSignal:
 
 
 class Checked:
-    """A callable, with its attributes, that checks a signal before each call."""
+    """Wraps a callable to check a signal before each call; it keeps its attributes."""
 
     def __init__(self, function: Callable, signal: StopSignal):
         self._function, self._signal = function, signal

@@ -1,1 +1,1 @@
-"""What is kept."""
+"""Saved adapters: the store on disk, and the record that is saved with each adapter."""

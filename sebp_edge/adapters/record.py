@@ -1,4 +1,4 @@
-"""What is known about an adapter: the file sebp_edge.json beside its weights."""
+"""The record of an adapter: the file sebp_edge.json beside its weights."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -19,12 +19,17 @@ class AdapterRecord:
     """What is known about an adapter: counts, losses and settings.
 
     Attributes:
-        base_model: the base model's public name; model: what to ask for to load it again.
-        fingerprint: of the base model's weights.
+        base_model: the base model's public name.
+        model: the base model's name, which loads it again unless it is a local folder; never a path.
+        fingerprint: the fingerprint of the base model's weights.
         recipe: the recipe's values.
-        chat: whether prompts are put into the model's chat template, as most of its documents were; None in records of
-            older versions, where the recipe's chat_template says so.
-        heldout_loss_before, heldout_loss_after: nats per token on the judge's documents; None if it was never judged.
+        documents, examples, tokens: the number of each that were used.
+        heldout_loss_before, heldout_loss_after: the test loss in nats per token; None if the adapter was not tested.
+        seed: the seed of everything random in the adaptation.
+        chat: whether prompts are rendered with the model's chat template, as most of the documents were; None in
+            records of older versions, in which the recipe's chat_template decides.
+        created: when it was made, in UTC, as an ISO 8601 string.
+        sebp_edge: the version of sebp-edge that made it.
     """
 
     base_model: str
@@ -43,12 +48,12 @@ class AdapterRecord:
 
     @property
     def takes_chats(self) -> bool:
-        """Whether prompts are put into the model's chat template."""
+        """Whether prompts are rendered with the model's chat template."""
         return self.recipe.get("chat_template", False) if self.chat is None else self.chat
 
     @classmethod
     def read(cls, folder: Path) -> "AdapterRecord":
-        """The record in an adapter's folder.
+        """Reads the record in an adapter's folder.
 
         Raises:
             AdapterError: there is none, or it is damaged.
@@ -63,7 +68,7 @@ class AdapterRecord:
             ) from error
 
     def model_card(self) -> str:
-        """The folder's README.md: what it is and how to load it; no text, no path."""
+        """Returns the text of the folder's README.md, which holds no user's text and no path."""
         judged = ""
         if self.heldout_loss_before is not None and self.heldout_loss_after is not None:
             judged = (
@@ -85,7 +90,7 @@ The texts it learnt from are not in this folder, but a model can repeat what it 
 
 
 def _checked(field: dataclasses.Field, values: dict):
-    """A record's value, if it is one that is written."""
+    """Returns the value of a record's field, or raises a ValueError if it is not one that a record can have."""
     value = values.get(field.name)
     if field.type is str:
         fits = isinstance(value, str)

@@ -1,11 +1,11 @@
-"""Adapters on disk: named, versioned, written whole or not at all, readable by their owner only.
+"""Adapters on disk: named, versioned, written atomically, readable by their owner only.
 
-    <data folder>/adapters/<name>/active        the number of the version in use
+    <data folder>/adapters/<name>/active        the number of the active version
     <data folder>/adapters/<name>/<version>/    adapter_model.safetensors, adapter_config.json (PEFT's layout),
                                                 sebp_edge.json (the record), README.md
 
-A version is written into a temporary folder beside the names, flushed to the disk, and renamed. Nothing in it holds a
-user's text or a path of theirs.
+A version is written into a temporary folder beside the adapters' folders, flushed to the disk, and renamed. It holds
+none of the user's texts or paths.
 """
 
 import dataclasses
@@ -34,11 +34,11 @@ if TYPE_CHECKING:  # listing adapters needs no torch
 _ACTIVE = "active"
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _SAVING = ".saving-"
-# No file is written for so long.
+# Temporary files that have not changed for this long belong to no running process.
 _LEFTOVER_SECONDS = 3600
-# What files besides the weights take, in bytes.
+# The size of all files but the weights, in bytes; an upper bound.
 _BESIDES = 2**16
-# Windows keeps some names for devices, whatever follows their first dot.
+# Windows reserves some names for devices, whatever follows their first dot.
 _NAME = re.compile(r"(?!(?i:con|prn|aux|nul|com\d|lpt\d)(\.|$))[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -54,23 +54,27 @@ class SavedAdapter:
 
 
 class AdapterStore:
-    """The adapters of one folder; by default the OS's data folder for this program."""
+    """The adapters in one folder; by default the user's data folder for this program."""
 
     def __init__(self, folder: str | Path | None = None):
         self.folder = Path(folder or platformdirs.user_data_path("sebp-edge", appauthor=False)) / "adapters"
 
     def names(self) -> list[str]:
-        """All adapters' names, with those whose folders cannot be read."""
+        """Returns the sorted names of all adapters, including those whose folders cannot be read.
+
+        Raises:
+            StorageError: the store's folder cannot be read.
+        """
         with storage_errors("No adapter can be read in", self.folder, ""):
             if not self.folder.is_dir():
                 return []
             return sorted(path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and _is_one(path))
 
     def versions(self, name: str) -> list[int]:
-        """The numbers of all versions of one adapter, oldest first.
+        """Returns the numbers of all versions of an adapter, oldest first.
 
         Raises:
-            AdapterError: there is none of that name.
+            AdapterError: there is no adapter of that name.
             StorageError: its folder cannot be read.
         """
         folder = self._named(name)
@@ -78,10 +82,11 @@ class AdapterStore:
             return _versions(folder)
 
     def active_version(self, name: str) -> int | None:
-        """The version in use, or None.
+        """Returns the number of the active version, or None if no version is active.
 
         Raises:
-            StorageError: what says so cannot be read.
+            AdapterError: the name is not valid.
+            StorageError: this user may not read which version is active.
         """
         path = self.folder / check_name(name) / _ACTIVE
         try:
@@ -93,10 +98,11 @@ class AdapterStore:
         return int(number) if _NUMBER.fullmatch(number) else None
 
     def open(self, name: str, version: int | None = None) -> SavedAdapter:
-        """One version of an adapter, by default the active one.
+        """Opens one version of an adapter, by default the active one.
 
         Raises:
-            AdapterError: no such name or version, or none is active.
+            AdapterError: there is no such name or version, no version is active, or its record is damaged.
+            StorageError: its folder cannot be read.
         """
         self._named(name)
         active = self.active_version(name)
@@ -107,7 +113,11 @@ class AdapterStore:
         return SavedAdapter(path, AdapterRecord.read(path), name, version, version == active)
 
     def find(self, adapter: str | Path, version: int | None = None) -> tuple[Path, AdapterRecord]:
-        """The folder and the record of an adapter, given by its name in this store or by its folder.
+        """Returns the folder and the record of an adapter.
+
+        Args:
+            adapter: its name in this store, or its folder: a Path, or a string with a slash or backslash.
+            version: a version of the named adapter; None for the active one.
 
         Raises:
             AdapterError: there is no such adapter.
@@ -125,15 +135,18 @@ class AdapterStore:
         return folder, AdapterRecord.read(folder)
 
     def check_writable(self, name: str, out: Path | None) -> None:
-        """Finds out before any work is done whether an adapter can be saved.
+        """Checks before any work is done that an adapter can be saved.
+
+        Args:
+            out: a new folder outside the store; None to save into the store.
 
         Raises:
-            AdapterError: the name is no good, or something is at `out` already.
-            StorageError: the disk does not let us.
+            AdapterError: the name is not valid, or `out` exists already.
+            StorageError: nothing can be written there.
         """
         check_name(name)
         if out is not None:
-            # A link is something too, and a name may be too long.
+            # lstat also finds broken links, and fails on names that are too long.
             with storage_errors("Nothing can be saved in", out, "; choose another place"), suppress(FileNotFoundError):
                 out.lstat()
                 raise AdapterError(f"{str(out)!r} exists already; choose a new folder, so that nothing is overwritten.")
@@ -146,10 +159,14 @@ class AdapterStore:
             shutil.rmtree(tempfile.mkdtemp(prefix=".check-", dir=parent))
 
     def check_room(self, size: int, out: Path | None) -> None:
-        """Finds out before any work is done whether there is room for an adapter of `size` bytes.
+        """Checks before any work is done that there is room on the disk for an adapter.
+
+        Args:
+            size: the size of its weights in bytes.
+            out: a new folder outside the store; None to save into the store.
 
         Raises:
-            StorageError: there is not.
+            StorageError: there is not enough room.
         """
         parent = self._parent(out)
         with storage_errors("Nothing can be saved in", parent):
@@ -161,10 +178,11 @@ class AdapterStore:
             )
 
     def save(self, adaptation: "Adaptation", record: AdapterRecord, name: str, *, activate: bool) -> SavedAdapter:
-        """Saves a new version of the adapter `name`; with `activate`, it becomes the one in use.
+        """Saves a new version of the adapter `name`, and makes it the active one if `activate` is set.
 
         Raises:
-            StorageError: nothing was saved; or it is saved, and could not be made the one in use.
+            AdapterError: the name is not valid.
+            StorageError: nothing was saved, or the version was saved but not activated; the message says which.
         """
         folder = self.folder / check_name(name)
         with storage_errors("Nothing was saved in", folder):
@@ -173,17 +191,17 @@ class AdapterStore:
             _sweep(self.folder)
             _sweep(folder)
             version = 1 + max(_versions(folder), default=0)
-            # Another process may take the number meanwhile: renaming onto its folder fails, and the next one is tried.
+            # If another process takes this number first, renaming fails, and the next number is tried.
             while not _write_whole(adaptation, record, folder / str(version), self.folder):
                 version += 1
         saved = SavedAdapter(folder / str(version), record, name, version)
         return self.activate(saved) if activate else saved
 
     def activate(self, saved: SavedAdapter) -> SavedAdapter:
-        """Makes a version the one in use.
+        """Makes a version the active one.
 
         Raises:
-            StorageError: what was in use still is.
+            StorageError: the active version could not be changed.
         """
         what = f"Version {saved.version} of the adapter {saved.name!r} is saved, but is not active: nothing was written"
         with storage_errors(f"{what} in", saved.path.parent):
@@ -191,7 +209,12 @@ class AdapterStore:
         return dataclasses.replace(saved, active=True)
 
     def save_to(self, adaptation: "Adaptation", record: AdapterRecord, out: Path) -> SavedAdapter:
-        """Saves an adapter into a new folder of the user's choice, outside the store."""
+        """Saves an adapter into a new folder outside the store.
+
+        Raises:
+            AdapterError: `out` exists already.
+            StorageError: nothing was saved.
+        """
         out = out.absolute()
         with storage_errors("Nothing was saved in", out):
             if not _write_whole(adaptation, record, out, out.parent):
@@ -199,11 +222,16 @@ class AdapterStore:
         return SavedAdapter(out, record)
 
     def remove(self, name: str, version: int | None = None) -> None:
-        """Deletes one version, or the whole adapter."""
+        """Deletes one version of an adapter, or all of it if `version` is None.
+
+        Raises:
+            AdapterError: there is no such name or version.
+            StorageError: nothing was deleted, or files are left over; the message says which.
+        """
         folder = self._named(name)
         path = folder if version is None else self._version_folder(name, version)
-        # Renamed first, so that an interruption never leaves half an adapter under its name; in place, since a full
-        # disk has no room for another folder.
+        # Renamed first, so that an interruption never leaves half an adapter under its name. Renamed within its folder,
+        # since a full disk has no room for another folder.
         doomed = path.with_name(f".removed-{path.name}")
         with storage_errors("Nothing was deleted in", path, ""):
             if version is not None and version == self.active_version(name):
@@ -217,7 +245,7 @@ class AdapterStore:
                 shutil.rmtree(folder)
 
     def _parent(self, out: Path | None) -> Path:
-        """The folder that a new adapter is to be in."""
+        """Returns the folder that a new adapter is saved in."""
         return out.absolute().parent if out else self.folder
 
     def _named(self, name: str) -> Path:
@@ -234,7 +262,7 @@ class AdapterStore:
 
 
 def check_name(name: str) -> str:
-    """Returns `name` if it can be an adapter's, else raises an AdapterError."""
+    """Returns `name` if it is valid for an adapter, else raises an AdapterError."""
     if not _NAME.fullmatch(name) or ".." in name or name.endswith("."):
         raise AdapterError(
             f"{name!r} cannot be an adapter's name; use up to 64 letters, digits, '.', '_' and '-', "
@@ -244,7 +272,7 @@ def check_name(name: str) -> str:
 
 
 def _is_one(folder: Path) -> bool:
-    """Whether a folder is an adapter's: it has versions, or nobody may look."""
+    """Whether a folder is an adapter's: it has versions, or may not be read."""
     try:
         return bool(_versions(folder))
     except OSError:
@@ -261,7 +289,7 @@ def _versions(folder: Path) -> list[int]:
 
 
 def _sweep(folder: Path) -> None:
-    """Deletes what killed processes left, once nobody can be at it any more."""
+    """Deletes temporary files of killed processes, once they are too old to belong to a running one."""
     for path in folder.glob(".*-*"):
         with suppress(OSError):
             if max(each.stat().st_mtime for each in (path, *path.rglob("*"))) < time.time() - _LEFTOVER_SECONDS:
@@ -269,16 +297,16 @@ def _sweep(folder: Path) -> None:
 
 
 def _write_whole(adaptation: "Adaptation", record: AdapterRecord, target: Path, workplace: Path) -> bool:
-    """Writes an adapter's folder in one stroke; False if something is at `target` already.
+    """Writes an adapter's folder atomically; returns False if `target` exists already.
 
     Args:
-        workplace: the folder for what is not whole yet, on the disk of `target`.
+        workplace: the folder to write the temporary folder into, on the same disk as `target`.
     """
     temporary = Path(tempfile.mkdtemp(prefix=_SAVING, dir=workplace))
     try:
         adaptation.save(temporary)
         (temporary / RECORD).write_text(json.dumps(dataclasses.asdict(record), indent=2) + "\n", encoding="utf-8")
-        # A model's folder need not have a name in UTF-8.
+        # The name of a model's folder may not be valid UTF-8.
         (temporary / "README.md").write_text(record.model_card(), encoding="utf-8", errors="backslashreplace")
         for path in temporary.rglob("*"):
             path.chmod(0o700 if path.is_dir() else 0o600)
@@ -299,7 +327,7 @@ def _write_whole(adaptation: "Adaptation", record: AdapterRecord, target: Path, 
 
 
 def _move(folder: Path, target: Path) -> None:
-    """Renames a folder. Other processes may remove the one that it goes to; then that is made again."""
+    """Renames a folder; makes the target's parent folder again if another process has removed it meanwhile."""
     while True:
         _make_private(target.parent)
         try:

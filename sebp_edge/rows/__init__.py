@@ -1,8 +1,7 @@
 """Which rows of a batch carry gradient, and how they are laid out.
 
-row_plan               RowPlan: the active rows and loss rows of a padded batch
-batch_rows             which of them each layer computes, in decoders and encoders
-active_tokens, buckets
-                       the active rows packed one after another, and the few fixed sizes that they are filled up to
-selection, row_rules   sparsify(rows=...): exact, detect, TopN, Threshold
+row_plan                RowPlan: the active rows and loss rows of a padded batch
+batch_rows              the rows that each layer computes, in decoders and encoders
+active_tokens, buckets  the packed active rows, and the few fixed sizes that they are filled up to
+selection, row_rules    sparsify(rows=...): exact, detect, TopN, Threshold
 """

@@ -1,6 +1,6 @@
-"""ActiveTokens: a batch's active rows gathered, all that a hoisted model needs; filled up to a bucket if asked.
+"""ActiveTokens: the packed active rows of a batch, with everything a hoisted model needs to compute them.
 
-Shapes: B sequences, T positions, A active tokens, C loss rows, S slots of sequences (B, or a bucket's).
+Shapes: B sequences, T positions, A active tokens, C loss rows, S sequences (B, or the slots of a bucket).
 """
 
 from dataclasses import dataclass, fields, replace
@@ -16,18 +16,18 @@ from sebp_edge.rows.row_plan import RowPlan
 
 @dataclass(frozen=True)
 class ActiveTokens:
-    """The sequences of a batch one after another, their active rows only, and maybe filler.
+    """The active rows of a batch, packed sequence by sequence, with or without filler.
 
     Attributes:
         input_ids: int64 [A].
-        position_ids: int64 [A], the position of each token in its sequence, as the model counts them.
+        position_ids: int64 [A], the position of each token in its sequence, as the model counts positions.
         cu_seqlens: int32 [S + 1], where each sequence begins; sequences may be empty.
-        max_len: the longest sequence, or more.
-        loss_places: int64 [C], increasing: where the loss rows are among the active tokens.
-        targets: [C], the labels of the loss rows (a decoder's are shifted): int64, or fp32 in a regression.
+        max_len: the length of the longest sequence, or an upper bound of it.
+        loss_places: int64 [C], increasing: the indices of the loss rows among the active tokens.
+        targets: [C], the labels of the loss rows (shifted in decoders): int64, or fp32 in a regression.
         sequences: int64 [C], the sequence of the batch that each loss row belongs to; 0 for filler.
-        weights: fp32 [C], what each loss counts: 1, or 0 for filler.
-        token_type_ids: int64 [A], which text of a pair each token is of; None for models that do not ask.
+        weights: fp32 [C], the weight of each loss: 1, unless `weighted` scales it; 0 for filler.
+        token_type_ids: int64 [A], which text of a pair each token belongs to; None if the model takes none.
     """
 
     input_ids: Tensor
@@ -48,10 +48,13 @@ class ActiveTokens:
         position_ids_BT: Tensor | None = None,
         token_type_ids_BT: Tensor | None = None,
     ) -> "ActiveTokens":
-        """Takes the active rows out of a padded batch; all on one device, which is the host in a training.
+        """Gathers the active rows of a padded batch. All tensors are on one device, in training on the host.
 
         Args:
-            position_ids_BT: where a model does not count positions from 0 on.
+            input_ids_BT: int64 [B, T].
+            plan: the batch's active rows and loss rows.
+            position_ids_BT: int64 [B, T]; None if the model counts positions from 0.
+            token_type_ids_BT: int64 [B, T]; None if the model takes none.
         """
         num_positions = input_ids_BT.shape[1]
         rows = plan.active_rows
@@ -68,7 +71,7 @@ class ActiveTokens:
         )
 
     def first(self) -> "ActiveTokens":
-        """The first token alone, with a loss, for where any batch of such tokens will do; on the host."""
+        """Returns a batch of the first token alone, with a loss, for uses that need any valid batch; on the host."""
         zero = torch.zeros(1, dtype=torch.int64)
         return replace(
             self,
@@ -85,17 +88,17 @@ class ActiveTokens:
 
     @property
     def sizes(self) -> Bucket:
-        """The bucket that holds these tokens without any filler."""
+        """The sizes of these tokens, as the bucket that holds them without filler."""
         return Bucket(len(self.input_ids), len(self.cu_seqlens) - 1, self.max_len, len(self.loss_places))
 
     @property
     def inputs(self) -> dict[str, Tensor | int | None]:
-        """What transformers' models are called with, for all sequences as one row."""
+        """The keyword arguments of a transformers model, with all sequences in one row [1, A]."""
         types = {} if self.token_type_ids is None else {"token_type_ids": self.token_type_ids[None]}
         return types | {
             "input_ids": self.input_ids[None],
             "position_ids": self.position_ids[None],
-            # None, not ones: transformers would take ones for one long document.
+            # With a mask of ones, transformers would take all sequences for one long document.
             "attention_mask": None,
             "cu_seq_lens_q": self.cu_seqlens,
             "cu_seq_lens_k": self.cu_seqlens,
@@ -104,12 +107,12 @@ class ActiveTokens:
         }
 
     def filled(self, bucket: Bucket) -> "ActiveTokens":
-        """The same tokens with filler behind them, in the sizes of `bucket` and `bucket.slots`; on the host.
+        """Appends filler up to the sizes of `bucket`, in `bucket.slots` sequences; on the host.
 
-        Filler is token 0 at position 0, in sequences of its own: no token is outside a sequence, and none is at a
-        position that the batch does not have (position tables end, and some models scale by the largest position).
-        Filler losses are those of rows without a loss, filler first, each once: a row gathered twice would lose its
-        gradient. Losses and gradients of the batch, weighted, are the unfilled ones.
+        Filler tokens have id 0 and position 0, and are in sequences of their own: every token belongs to a sequence,
+        and none has a position that the batch lacks (position tables end, and some models scale by the largest
+        position). Filler losses have weight 0. They are on rows without a loss, on filler first, and each on a row of
+        its own, since a row gathered twice would lose its gradient. Weighted losses and gradients stay the same.
 
         Raises:
             SparsityError: the bucket is too small.
@@ -121,7 +124,7 @@ class ActiveTokens:
         cu_seqlens = torch.cat([self.cu_seqlens[:-1], begins])
         without_loss = torch.ones(bucket.tokens, dtype=torch.bool)
         without_loss[self.loss_places] = False
-        # From the end, where the filler is.
+        # The last rows without a loss: filler comes first.
         filler_places = without_loss.nonzero().squeeze(1)[bucket.tokens - bucket.loss_rows :]
         loss_places, order = torch.cat([self.loss_places, filler_places]).sort()
         return ActiveTokens(
@@ -137,11 +140,11 @@ class ActiveTokens:
         )
 
     def weighted(self, factor: float) -> "ActiveTokens":
-        """The same tokens with all weights times `factor`."""
+        """Returns the same tokens with all weights multiplied by `factor`."""
         return replace(self, weights=self.weights * factor)
 
     def to(self, device: torch.device | str) -> "ActiveTokens":
-        """The same tokens on `device`."""
+        """Returns the same tokens on `device`."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
         return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})

@@ -1,16 +1,16 @@
-"""Which rows of a batch the layers of a model compute in the backward pass: read off the batch, or found in dL/dY.
+"""Which rows of a batch each layer computes in the backward pass: taken from the batch, or found in dL/dY.
 
-A row set is given only where every row outside of it should be zero in dL/dY; `verification` has that shown in a
-backward pass before it is believed.
+A row set is taken from the batch only if all other rows of dL/dY should be zero. `sparse.verification` verifies this in
+a backward pass before it is relied on.
 
-    causal decoder, labels                          up to the last loss row of each sequence;
+    causal decoder, labels                          rows up to the last loss row of each sequence;
                                                     behind the last attention: loss rows
-    the same, padded on the left or otherwise       those that are found; behind the last attention: loss rows
-    encoder, attention mask and labels              real tokens, and what the head reads;
-                                                    behind the last attention: what the head reads
-    everything else                                 those that are found
+    the same, with any padding but right padding    rows found in dL/dY; behind the last attention: loss rows
+    encoder, attention mask and labels              real tokens, and rows that the head reads;
+                                                    behind the last attention: rows that the head reads
+    everything else                                 rows found in dL/dY
 
-"Behind the last attention" are the layers that work row by row on what only the head reads: see
+Layers "behind the last attention" work row by row, and only the head reads their results: see
 `layers_behind_attention`. Shapes: B sequences, T positions, N = B*T rows.
 """
 
@@ -23,9 +23,9 @@ from sebp_edge.models.architecture import is_called_causal, reads_first_token, r
 from sebp_edge.ops import ActiveRows, Rows, detect
 from sebp_edge.rows.row_plan import IGNORE, RowPlan, is_right_padded, span_of
 
-# With these, gradient may come from more than the logits of labelled rows.
+# With these options, gradient may come from more than the logits of labelled rows.
 LOOKS_FURTHER = ("output_hidden_states", "output_attentions")
-# With these, the loss is not that of the shifted labels.
+# With these options, the loss is not the one of the shifted labels.
 ANOTHER_LOSS = ("output_router_logits", "shift_labels", "ignore_index")
 
 
@@ -34,11 +34,11 @@ class BatchRows:
     """The rows of one batch.
 
     Attributes:
-        num_rows: N, or None where no set is known.
-        everywhere: for every linear layer but
-        behind_attention: those behind the last attention; None for all rows.
-        num_pooled: B where the head reads one row of each sequence; layers of B rows compute all of them.
-        leaves_out: which kinds of rows are left out: padding, and real tokens that no loss looks at.
+        num_rows: N; None if no row set is known.
+        everywhere: the rows of norms, and of linear layers not behind the last attention; None for all rows.
+        behind_attention: the rows of linear layers behind the last attention; None for all rows.
+        num_pooled: B if the head reads one row of each sequence, else None; layers of B rows compute all of them.
+        leaves_out: whether padding is left out, and whether real tokens that no loss reads are left out.
     """
 
     num_rows: int | None
@@ -48,7 +48,7 @@ class BatchRows:
     leaves_out: tuple[bool, bool] = (False, False)
 
     def of_layers(self, *, behind_attention: bool) -> Rows | None:
-        """The rows of linear layers."""
+        """Returns the rows of linear layers."""
         return self.behind_attention if behind_attention else self.everywhere
 
     @property
@@ -62,12 +62,15 @@ ALL = BatchRows(None, None, None)
 
 
 def decoder_plan(model: nn.Module, inputs: dict) -> RowPlan | None:
-    """The loss rows and their targets of a batch for what is called a causal decoder, however the batch is padded; None
-    where unknown.
+    """Makes the plan of a batch from its labels, for a causal decoder.
 
     Args:
         model: the transformers model.
-        inputs: the keywords of its call.
+        inputs: the keyword arguments of its call.
+
+    Returns:
+        The plan, on the device of the labels; its loss rows and targets hold for any padding. None if the model is not
+        called as a causal decoder, or if its loss is not the one of the shifted labels.
     """
     labels_BT = inputs.get("labels")
     if not isinstance(labels_BT, Tensor) or labels_BT.dim() != 2 or not is_called_causal(model):
@@ -78,27 +81,27 @@ def decoder_plan(model: nn.Module, inputs: dict) -> RowPlan | None:
 
 
 def decoder_rows(plan: RowPlan, attention_mask: Tensor | None) -> BatchRows:
-    """The rows of a causal decoder's layers, for a loss that sees the logits of its loss rows only."""
-    # Attention on rows that are masked altogether (left padding) is the implementation's own choice.
+    """Returns the rows of a causal decoder's layers, for a loss that reads only the logits of the loss rows."""
+    # What attention computes for fully masked rows (left padding) depends on its implementation.
     causal = attention_mask is None or (attention_mask.dim() == 2 and is_right_padded(attention_mask))
     active_rows = plan.active_span or ActiveRows.from_ids(plan.active_rows, plan.num_rows)
     loss_rows = plan.loss_span or ActiveRows.from_ids(plan.loss_rows, plan.num_rows)
     if causal and len(plan.loss_rows) == len(plan.active_rows):
-        # One object, so that all layers that read the same input share what is kept of it.
+        # The same object, so that all layers that read one input share the rows kept of it.
         loss_rows = active_rows
-    # The last row of each sequence predicts nothing; what is left out beside these is padding.
+    # The last token of each sequence predicts nothing; the other rows left out are padding.
     num_padding = plan.num_rows - len(plan.active_rows) - (len(plan.cu_seqlens) - 1)
     leaves_out = (causal and num_padding > 0, len(plan.loss_rows) < len(plan.active_rows))
     return BatchRows(plan.num_rows, active_rows if causal else detect, loss_rows, leaves_out=leaves_out)
 
 
 def encoder_rows(model: nn.Module, inputs: dict) -> BatchRows:
-    """The rows of an encoder's layers; those that are found, where mask, labels or head do not show them."""
+    """Returns the rows of an encoder's layers; found in dL/dY if mask, labels and head do not determine them."""
     mask_BT, labels = inputs.get("attention_mask"), inputs.get("labels")
     if not isinstance(labels, Tensor) or not isinstance(mask_BT, Tensor) or mask_BT.dim() != 2:
         return DETECTED
     real_BT = mask_BT.cpu().bool()
-    # A sequence without a real token spreads its attention, and its gradient, over all rows.
+    # A sequence without real tokens attends to all of its rows, and sends gradient to all of them.
     if not bool(real_BT.any(dim=1).all()):
         return DETECTED
     if reads_first_token(model):
@@ -114,7 +117,7 @@ def encoder_rows(model: nn.Module, inputs: dict) -> BatchRows:
 
 
 def looks_further(model: nn.Module, inputs: dict) -> bool:
-    """Whether more than the logits is asked for, by the call or the config: then gradient may come from anywhere."""
+    """Whether the call or the config asks for more outputs than the logits; then gradient may come from any row."""
     config = getattr(model, "config", None)
     return any(_asks(inputs.get(name)) or _asks(getattr(config, name, None)) for name in LOOKS_FURTHER)
 

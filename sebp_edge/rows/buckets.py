@@ -1,8 +1,9 @@
 """Token buckets: the few fixed sizes that batches of active tokens are filled up to.
 
 A captured graph has fixed sizes, and each capture costs seconds and memory. A grid alone would make dozens of buckets,
-since tokens, sequences, longest and loss rows vary by themselves. All micro-batches of a training are known before its
-first step, so they choose: each is rounded up to a grid, then the buckets that cost least to join are joined.
+since tokens, sequences, longest and loss rows vary independently. All micro-batches of a training are known before its
+first step, so buckets are chosen for them: their sizes are rounded up to a grid, then the buckets that cost least to
+join are joined.
 
 Shapes: K buckets.
 """
@@ -16,22 +17,22 @@ from torch import Tensor
 
 MOST_BUCKETS, MOST_WASTE = 6, 0.05
 
-# The finest step of the grid, and tokens that a GPU multiplies at once.
+# The finest step of the grid; a GPU multiplies this many tokens at once.
 GRAIN = 32
-# What else a step costs, in tokens that cost as much, for a 3B model: what it costs whatever the tokens (a captured one
-# took 9.9 ms of an H200 for 128 tokens, 28.3 for 832 and 98.4 for 3712), a loss row's share of the head, and in the
-# attention each position of a slot (1.45 ns in a layer, where a token takes 0.9 us forward and backward).
+# Further costs of a step of a 3B model, in units of the cost of one token: its fixed cost (a captured step took 9.9 ms
+# on an H200 for 128 tokens, 28.3 for 832 and 98.4 for 3712), the head's cost of a loss row, and the attention's cost of
+# each position of a slot (1.45 ns in a layer; a token takes 0.9 us, forward and backward).
 TOKENS_PER_STEP, TOKENS_PER_LOSS_ROW, TOKENS_PER_SLOT_POSITION = 300, 1 / 8, 1 / 640
 
 
 class Bucket(NamedTuple):
-    """The sizes of a batch, or the largest ones of the batches that this bucket is for.
+    """The sizes of a batch, or the maximum sizes of the batches that a bucket holds.
 
     Attributes:
         tokens: active tokens.
-        sequences: sequences of the batch's own; there is always room for the filler's beside them.
+        sequences: the batch's own sequences; `slots` adds those of the filler.
         longest: tokens of the longest sequence.
-        loss_rows: at most `tokens`.
+        loss_rows: loss rows; at most `tokens`.
     """
 
     tokens: int
@@ -41,7 +42,7 @@ class Bucket(NamedTuple):
 
     @classmethod
     def holding(cls, tokens: int, sequences: int, longest: int, loss_rows: int) -> "Bucket":
-        """The smallest bucket on the grid for a batch of these sizes."""
+        """Returns the smallest bucket on the grid for a batch of these sizes."""
         return cls(_on_grid(tokens), _power_of_two(sequences), _power_of_two(longest), _on_grid(loss_rows))
 
     def holds(self, sizes: "Bucket") -> bool:
@@ -50,18 +51,18 @@ class Bucket(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """Sequences and filler sequences; none is longer than `longest`, and all tokens may be filler."""
+        """The number of sequences, filler included: all tokens may be filler, and no sequence exceeds `longest`."""
         return self.sequences + -(-self.tokens // self.longest)
 
     @property
     def cost(self):
-        """What a step on it costs, in tokens. Sizes may be tensors, of many buckets."""
+        """The cost of a step, in units of the cost of one token. Sizes may be tensors, for many buckets at once."""
         slot_positions = TOKENS_PER_SLOT_POSITION * self.slots * self.longest
         return TOKENS_PER_STEP + self.tokens + TOKENS_PER_LOSS_ROW * self.loss_rows + slot_positions
 
 
 def _on_grid(size: int) -> int:
-    """The next power of two up to `GRAIN`, then its multiples; from 32 of them on, 16 sizes in each doubling."""
+    """Rounds up to powers of two up to `GRAIN`, to multiples of it up to 32 of them, then to 16 sizes per doubling."""
     if size <= GRAIN:
         return _power_of_two(size)
     step = max(GRAIN, _power_of_two(size) // 32)
@@ -73,10 +74,10 @@ def _power_of_two(size: int) -> int:
 
 
 def choose_buckets(needed: Iterable[Bucket]) -> list[Bucket]:
-    """Few buckets for many batches, the cheapest first; each of `needed` is held by one of them.
+    """Chooses few buckets for many batches, and returns them cheapest first; each of `needed` fits into one of them.
 
-    The two whose joining adds least to the cost of all batches are joined, until there are at most six, and further as
-    long as all that was added stays below 5 % of the cost.
+    Repeatedly joins the two buckets whose union adds least to the cost of all batches: until there are at most six, and
+    further as long as all joins together add at most 5 % of the cost.
 
     Args:
         needed: `Bucket.holding` the sizes of each micro-batch, repeated as often as it is run.
@@ -89,7 +90,7 @@ def choose_buckets(needed: Iterable[Bucket]) -> list[Bucket]:
     gone_K = torch.zeros(len(counts), dtype=torch.bool)
 
     def added_by_joining(one: int) -> Tensor:
-        """What joining this bucket with each of the others would add to the cost."""
+        """Returns the cost added by joining this bucket with each of the others, [K]; infinite if not possible."""
         joined_K = _costs(torch.maximum(sizes_K4[one], sizes_K4))
         added_K = times_K[one] * (joined_K - joined_K[one]) + times_K * (joined_K - _costs(sizes_K4))
         added_K[one] = torch.inf

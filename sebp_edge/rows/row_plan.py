@@ -1,13 +1,13 @@
-"""RowPlan: which rows of a padded batch carry gradient. Made once per batch, on the host; everything reads it.
+"""RowPlan: the rows of a padded batch that carry gradient. Made once per batch on the host; all other parts read it.
 
 In a causal decoder with cross-entropy on shifted labels, a row (one position of one sequence) has a non-zero dL/dY
 
     in the head and the final norm   if its shifted label is not -100                        (loss rows)
     in every layer                   only up to the last loss row of its sequence            (active rows)
 
-because attention sends gradient to earlier positions and to nothing else. Padding to the right of the last loss row is
-therefore exactly zero everywhere. In an encoder that is given an attention mask, masked keys get no gradient: there the
-active rows are the real tokens, wherever the padding is, and the loss rows those that its head reads.
+since attention sends no gradient to later positions. So rows after the last loss row, such as padding on the right, are
+exactly zero everywhere. In an encoder with an attention mask, masked keys get no gradient: the active rows are the real
+tokens, wherever the padding is, and the loss rows are those that the head reads.
 
 Shapes: B sequences, T positions, N = B*T rows, A active rows, C loss rows.
 """
@@ -28,12 +28,12 @@ class RowPlan:
 
     Attributes:
         num_rows: N.
-        active_rows: int64 [A], increasing; a decoder's are B contiguous spans, one a sequence.
+        active_rows: int64 [A], increasing; in decoders B contiguous spans, one per sequence.
         loss_rows: int64 [C], increasing; a subset of active_rows.
-        targets: [C], the labels of the loss rows (a decoder's are shifted): int64, or fp32 in a regression.
+        targets: [C], the labels of the loss rows (shifted in decoders): int64, or fp32 in a regression.
         cu_seqlens: int32 [B + 1], where each sequence begins in active_rows.
-        max_len: active rows of the longest sequence.
-        active_span, loss_span: the same rows as a slice, where they are contiguous (a batch of one sequence), or None.
+        max_len: the most active rows of any sequence.
+        active_span, loss_span: the same rows as a slice if they are contiguous (a batch of one sequence), else None.
     """
 
     num_rows: int
@@ -47,12 +47,16 @@ class RowPlan:
 
     @classmethod
     def from_labels(cls, labels_BT: Tensor, attention_mask_BT: Tensor | None = None) -> "RowPlan":
-        """Reads the plan off labels (-100: no loss) of a right-padded or unpadded batch.
+        """Makes the plan of a right-padded or unpadded batch from its labels.
 
-        Labels on another device are brought to the host: collators make the plan there in the first place.
+        Labels on another device are copied to the host, which waits for the device.
+
+        Args:
+            labels_BT: int64 [B, T], not shifted; -100 for no loss.
+            attention_mask_BT: [B, T], to check the padding; None for no check.
 
         Raises:
-            SparsityError: the batch is padded on the left or in the middle.
+            SparsityError: the attention mask shows padding before or between real tokens.
         """
         labels_BT = labels_BT.cpu()
         if attention_mask_BT is not None:
@@ -68,10 +72,15 @@ class RowPlan:
 
     @classmethod
     def of(cls, active_BT: Tensor, has_loss_BT: Tensor, targets_BT: Tensor) -> "RowPlan":
-        """The plan of a batch whose active rows, rows with a loss (bool [B, T]) and their targets are known.
+        """Makes the plan of a batch from its active rows, loss rows and targets.
+
+        Args:
+            active_BT: bool [B, T].
+            has_loss_BT: bool [B, T], the loss rows.
+            targets_BT: [B, T], used on loss rows only.
 
         Raises:
-            SparsityError: a row with a loss is not active.
+            SparsityError: a loss row is not active.
         """
         if bool((has_loss_BT & ~active_BT).any()):
             raise SparsityError(
@@ -94,20 +103,20 @@ class RowPlan:
         )
 
     def to(self, device: torch.device | str) -> "RowPlan":
-        """The same plan with its tensors on `device`."""
+        """Returns the same plan with its tensors on `device`."""
         names = ("active_rows", "loss_rows", "targets", "cu_seqlens")
         return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
 
 
 def span_of(rows: Tensor) -> slice | None:
-    """The slice that these increasing ids are, if they are contiguous."""
+    """Returns increasing ids as a slice, or None if there are none or they are not contiguous."""
     if len(rows) == 0 or int(rows[-1] - rows[0]) + 1 != len(rows):
         return None
     return slice(int(rows[0]), int(rows[-1]) + 1)
 
 
 def is_right_padded(attention_mask_BT: Tensor) -> bool:
-    """Whether every sequence is real tokens first and padding after."""
+    """Whether padding follows the real tokens in every sequence."""
     mask_BT = attention_mask_BT.bool()
     return not bool((mask_BT[:, 1:] & ~mask_BT[:, :-1]).any())
 

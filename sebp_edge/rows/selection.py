@@ -1,12 +1,13 @@
-"""What `sparsify(model, rows=...)` accepts: which rows of dL/dY the backward pass computes.
+"""The values of `sparsify(model, rows=...)`: which rows of dL/dY the backward pass computes.
 
-    "exact"        all that are not zero, read off the labels where they show them, else found in dL/dY; the default
-    "detect"       all that are not zero, found in dL/dY
+    "exact"        all non-zero rows, taken from the labels if these determine them, else found in dL/dY; the default
+    "detect"       all non-zero rows, found in dL/dY
     TopN           the n rows of largest norm                                     an approximation
     Threshold      the rows whose norm is not far below the others'               an approximation
 
-An approximation chooses anew in each layer, from that layer's dL/dY, and counts what it drops. Layers that are computed
-together (q, k and v with LoRA) choose together, by their common norm. Nothing waits for the device.
+An approximation selects rows in each layer separately, from that layer's dL/dY, and counts what it drops. Layers that
+are computed together (q, k and v with LoRA) share one selection, by their common norm. Selecting and counting never
+wait for the device.
 Shapes: N rows, M columns, A rows kept.
 """
 
@@ -28,13 +29,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TopN:
-    """The n rows of largest norm in each layer (Topchii et al.); of equal ones the first, and never a row of zeros.
+    """Keeps the n rows of largest norm in each layer (Topchii et al.), the first of equal ones, and never a zero row.
 
     Attributes:
-        n: rows to keep; a layer that has fewer that are not zero keeps these, and loses nothing.
-        unbiased: row i is kept with a probability in proportion to its norm, at most 1, and its gradient divided by
-            it: the mean over draws is the exact gradient. The probabilities sum up to n, and so many rows are drawn.
-        seed: of the draws; torch's own random state is not touched.
+        n: rows to keep; a layer with fewer non-zero rows keeps all of them.
+        unbiased: whether to draw rows instead, each with a probability proportional to its norm, at most 1, and divide
+            its gradient by that probability: the mean over draws is the exact gradient. The probabilities sum to n, so
+            n rows are drawn.
+        seed: the seed of the draws; torch's own random state is not touched.
+
+    Raises:
+        SparsityError: n is not a whole number of 1 or more.
     """
 
     n: int
@@ -47,19 +52,22 @@ class TopN:
 
 @dataclass(frozen=True)
 class Threshold:
-    """The rows whose norm is at least epsilon times the median norm of the layer's rows that are not zero.
+    """Keeps the rows whose norm is at least epsilon times the median norm of the layer's non-zero rows.
 
-    Without an epsilon, the first backward passes keep every row that is not zero and find one (`NormHistogram`): the
-    knee of the distribution of row norms, as the paper's, but relative to the median, for each layer.
+    Without an epsilon, each layer keeps all non-zero rows in its first backward passes and finds one from them
+    (`NormHistogram`): the knee of the distribution of row norms, as in the paper, but relative to the median.
 
     Attributes:
-        epsilon: relative to the median; None to find it.
-        max_lost: the largest share of the sum of squared norms that any backward pass of any layer may drop; where
-            epsilon would drop more, the largest of these rows are kept. 0 drops nothing, 1 sets no limit.
-        calibration_passes: backward passes of a layer in which epsilon is found.
-        unbiased: a row that would be dropped is kept with a probability in proportion to its norm, and its gradient
-            divided by it: the mean over draws is the exact gradient.
-        seed: of the draws; torch's own random state is not touched.
+        epsilon: relative to the median norm; None to find it.
+        max_lost: the largest share of the sum of squared norms that any backward pass of any layer may drop; if epsilon
+            would drop more, the largest of these rows are kept. 0 drops nothing, 1 sets no limit.
+        calibration_passes: the number of backward passes of a layer from which epsilon is found.
+        unbiased: whether to keep each row that would be dropped with a probability proportional to its norm, and divide
+            its gradient by that probability: the mean over draws is the exact gradient.
+        seed: the seed of the draws; torch's own random state is not touched.
+
+    Raises:
+        SparsityError: epsilon, max_lost or calibration_passes is out of range.
     """
 
     epsilon: float | None = None
@@ -91,14 +99,14 @@ class DroppedRows:
     """What an approximation dropped in one layer, or in layers computed together, since the model was sparsified.
 
     Attributes:
-        layers: their names.
-        passes: backward passes.
-        rows: rows of dL/dY over all passes.
-        active: those that were not zero.
-        kept: those that were computed.
-        lost_energy: the share of the squared norm in active rows that were not kept, a mean over the passes. With an
-            unbiased rule the rows that were kept stand for the others.
-        epsilon: relative to the median norm, given or found; None where none is in use (yet).
+        layers: the names of the layers.
+        passes: the number of backward passes.
+        rows: the number of rows of dL/dY over all passes.
+        active: the number of non-zero rows.
+        kept: the number of rows that were computed.
+        lost_energy: the share of the squared norm in active rows that were not kept, averaged over the passes. An
+            unbiased rule weights the rows that were kept to make up for it.
+        epsilon: relative to the median norm, given or found; None if there is none, or none yet.
     """
 
     layers: tuple[str, ...]
@@ -111,14 +119,14 @@ class DroppedRows:
 
 
 class Selection:
-    """One sparsified model's way to choose rows, with a state for each layer.
+    """The row selection of one sparsified model, with a state for each layer.
 
     Attributes:
-        reads_labels: whether rows come from the labels, where these show them; `selector` chooses all others.
-        is_exact: whether every row that is not zero is kept.
+        reads_labels: whether rows are taken from the labels if these determine them; otherwise `selector` selects them.
+        is_exact: whether every non-zero row is kept.
 
     Raises:
-        SparsityError: there is no such way.
+        SparsityError: `rows` is not a valid selection.
     """
 
     def __init__(self, model: nn.Module, rows: RowSelection):
@@ -136,7 +144,7 @@ class Selection:
             logger.info("Gradients are approximations, with %s; `dropped()` says what each layer drops.", self._rule)
 
     def selector(self, layers: Sequence[nn.Module]) -> Selector:
-        """What chooses the rows of these layers in the backward pass; the same each time."""
+        """Returns the selector of these layers' rows in the backward pass; the same object each time."""
         if self._rule is None:
             return detect
         layers = tuple(layers)
@@ -146,12 +154,12 @@ class Selection:
         return self._selectors[layers]
 
     def dropped(self) -> list[DroppedRows]:
-        """What was dropped so far, by layer; empty for exact rows. Waits for the device."""
+        """Returns what was dropped so far, by layer; empty for exact rows. Waits for the device."""
         return [selector.dropped() for selector in self._selectors.values() if selector.passes]
 
 
 class _LayerSelector:
-    """Chooses the rows of one layer, or of layers computed together, and counts them on the device."""
+    """Selects the rows of one layer, or of layers computed together, and counts them on the device."""
 
     def __init__(self, names: tuple[str, ...], choose: "_Largest | _Above"):
         self.passes = 0
@@ -178,7 +186,7 @@ class _LayerSelector:
         )
 
     def _count(self, energy_N: Tensor, selected: ActiveRows) -> None:
-        # Read off what was selected, so that rows beyond the capacity count as dropped.
+        # Counts what was selected in the end: rows beyond the capacity are dropped.
         is_row_A = torch.arange(len(selected.ids), device=energy_N.device) < selected.count
         times_N = torch.zeros_like(energy_N, dtype=torch.int64).index_add_(0, selected.ids, is_row_A.long())
         self.passes += 1
@@ -189,7 +197,7 @@ class _LayerSelector:
 
 
 class _Draw:
-    """Draws rows with a random state of its own on each device."""
+    """Draws rows with its own random generator on each device."""
 
     def __init__(self, seed: int):
         self._seed = seed
@@ -214,13 +222,13 @@ class _Largest:
     def __call__(self, energy_N: Tensor) -> ActiveRows:
         n = self._rule.n
         if self._rule.unbiased:
-            # The probabilities sum up to n but for rounding, and a draw keeps their sum, rounded up at most.
+            # The probabilities sum to n up to rounding, and a draw keeps their sum, rounded up or down.
             return self._draw(row_rules.water_filling(energy_N, n), capacity=n + 1)
         return select_rows(row_rules.largest(energy_N, n), capacity=n)
 
 
 class _Above:
-    """`Threshold` in one layer: finds its epsilon first, if it has none."""
+    """`Threshold` in one layer; finds epsilon in the first passes if it is not given."""
 
     def __init__(self, rule: Threshold, draw: _Draw):
         self._rule, self._draw = rule, draw

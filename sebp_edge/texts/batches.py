@@ -1,6 +1,6 @@
-"""Examples become tensors: their active tokens packed one after another, or right-padded to the context length.
+"""Collates examples into tensors: their active tokens packed, or all tokens right-padded to the context length.
 
-Shapes: B sequences, T = context length, A active tokens, C loss rows.
+Shapes: B sequences, T = context length, A active tokens, C loss rows, S = B.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class Batch:
     """A padded micro-batch.
 
     Attributes:
-        input_ids, attention_mask, labels: int64 [B, T]; padding is on the right, its labels are -100.
-        plan: which rows carry gradient.
+        input_ids, attention_mask, labels: int64 [B, T], padded on the right; labels are -100 on padding.
+        plan: the rows that carry gradient.
     """
 
     input_ids: Tensor
@@ -35,14 +35,14 @@ class Collator:
 
     Attributes:
         context_length: T.
-        pad_token_id: what stands in the padding; any id will do, the mask and the labels tell padding from text.
+        pad_token_id: the token id of padding. Any id works, since the mask and the labels mark the padding.
     """
 
     context_length: int
     pad_token_id: int
 
     def __call__(self, examples: list[Example]) -> Batch:
-        """Right-pads `examples` to the context length and plans their rows."""
+        """Right-pads `examples` to the context length and plans the active rows."""
         size = (len(examples), self.context_length)
         input_ids = torch.full(size, self.pad_token_id)
         attention_mask = torch.zeros(size, dtype=torch.int64)
@@ -56,7 +56,7 @@ class Collator:
 
 
 def pack(examples: list[Example]) -> ActiveTokens:
-    """The active tokens of a micro-batch, those of `ActiveTokens.gather` of the padded batch; on the host."""
+    """Packs the active tokens of a micro-batch on the host; equals `ActiveTokens.gather` of the padded batch."""
     lengths = [example.num_active_tokens for example in examples]
     begins = list(accumulate(lengths, initial=0))
     labels = [example.labels[1 : length + 1] for example, length in zip(examples, lengths, strict=True)]

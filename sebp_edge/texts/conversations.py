@@ -1,11 +1,11 @@
-"""A conversation becomes the text its model was trained to read, with the spans that the assistant wrote.
+"""Renders conversations with the model's chat template, and finds the spans that the assistant wrote.
 
-Three ways, in this order; the first one that is sound for the tokenizer's chat template is used, none is guessed:
+Uses the first of these methods that is sound for the template, and never guesses:
 
-1. generation marks: the template itself says what the assistant writes (`{% generation %}`);
-2. prefixes: the conversation rendered up to a turn is a prefix of the whole;
-3. turn by turn: a template that rewrites earlier turns (Qwen3 drops their thoughts) gives one text for each of the
-   assistant's turns, in which only that last turn is learnt.
+1. generation marks: the template marks what the assistant writes (`{% generation %}`);
+2. prefixes: the conversation rendered up to a turn is a prefix of the whole rendering;
+3. turn by turn: for templates that rewrite earlier turns (Qwen3 drops their thoughts), renders one text per assistant
+   turn, in which only that turn is learnt.
 """
 
 import re
@@ -20,25 +20,25 @@ from sebp_edge.texts.tokens import Span
 Messages = tuple[dict[str, str], ...]
 Rendered = list[tuple[str, list[Span]]]
 
-# Those that chat templates know; any other is a user's text, which no message quotes.
+# The roles that chat templates know. Any other role is a user's text, so error messages do not quote it.
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def render_conversation(messages: Messages, tokenizer) -> Rendered:
-    """Renders a conversation through the tokenizer's chat template.
+    """Renders a conversation with the tokenizer's chat template.
 
     Returns:
-        Pairs of a text and the character spans in it that the assistant wrote, its end-of-turn mark included.
+        Pairs of a text and the character spans in it that the assistant wrote, end-of-turn marks included.
 
     Raises:
         ModelError: there is no chat template, or it does not show which part is the assistant's.
-        Unreadable: the template refuses this conversation, or a message spells out a control token: in a rendered
-            conversation it could not be told from the template's own.
+        Unreadable: the template refuses this conversation, or a message contains a control token, which could not be
+            told from the template's own after rendering.
     """
     _refuse_control_tokens(messages, tokenizer)
-    # What follows the assistant's last turn teaches nothing.
+    # Nothing after the assistant's last turn is learnt.
     messages = messages[: _assistant_turns(messages)[-1] + 1]
     try:
         return _by_marks(messages, tokenizer) or _by_prefixes(messages, tokenizer) or _turn_by_turn(messages, tokenizer)
@@ -48,11 +48,11 @@ def render_conversation(messages: Messages, tokenizer) -> Rendered:
 
 
 def render_prompt(messages: Messages, tokenizer) -> str:
-    """Renders a conversation up to where the assistant is to write.
+    """Renders a conversation with the generation prompt, which starts the assistant's answer.
 
     Raises:
         ModelError: there is no chat template.
-        Unreadable: as in `render_conversation`.
+        Unreadable: see `render_conversation`.
     """
     _template(tokenizer)
     _refuse_control_tokens(messages, tokenizer)
@@ -63,7 +63,7 @@ def render_prompt(messages: Messages, tokenizer) -> str:
 
 
 def render_end_of_turn(tokenizer) -> str:
-    """What the chat template puts after the assistant's words; "" if it refuses a question with its answer."""
+    """Returns what the chat template puts after the assistant's words; "" if it refuses a question with an answer."""
     answer = "answer"
     turns = ({"role": "user", "content": "question"}, {"role": "assistant", "content": answer})
     try:
@@ -89,7 +89,7 @@ def _by_marks(messages: Messages, tokenizer) -> Rendered | None:
     )
     tokens = zip(encoding["assistant_masks"], encoding["offset_mapping"], strict=True)
     runs = [[offset for _, offset in run] for marked, run in groupby(tokens, key=lambda token: token[0]) if marked]
-    # transformers loses marks that begin or end at a blank which the offsets leave out.
+    # transformers drops marked spans that begin or end at whitespace which the token offsets leave out.
     if len(runs) != len(_assistant_turns(messages)):
         return None
     return [(_render(messages, tokenizer), [(run[0][0], run[-1][1]) for run in runs])]
@@ -123,7 +123,7 @@ def _assistant_turns(messages: Messages) -> list[int]:
 
 
 def _around(messages: Messages, turn: int, tokenizer) -> tuple[str, str]:
-    """The conversation rendered just before the assistant writes its turn, and just after."""
+    """Renders the conversation up to the beginning and up to the end of an assistant's turn."""
     if turn == 0:
         raise Unreadable("it begins with the assistant, and the model's chat template does not mark what that writes")
     return _render(messages[:turn], tokenizer, prompt=True), _render(messages[: turn + 1], tokenizer)

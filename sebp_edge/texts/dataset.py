@@ -1,4 +1,4 @@
-"""What a user gave, ready to train on: examples, what was left out, and the figures for the report."""
+"""The examples made from a user's texts, what was left out of them, and the figures for the report."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ from sebp_edge.texts.splits import MIN_DOCUMENTS
 
 @dataclass(frozen=True)
 class Dataset:
-    """Examples of at most `context_length` tokens, and where they come from.
+    """Examples of at most `context_length` tokens.
 
     Attributes:
-        documents: how many documents gave examples.
+        documents: the number of documents that the examples come from.
         left_out: what was not used, and why.
-        chat: whether more than half of these documents were put into the chat template.
+        chat: whether the chat template rendered more than half of these documents.
     """
 
     examples: list[Example]
@@ -27,23 +27,26 @@ class Dataset:
 
     @property
     def tokens(self) -> int:
-        """Real tokens of all examples."""
+        """The number of tokens in all examples, without padding."""
         return sum(len(example.input_ids) for example in self.examples)
 
     @property
     def padding_share(self) -> float:
-        """Share of padding in examples padded to the context length."""
+        """The share of padding if all examples are padded to the context length."""
         return 1 - self.tokens / max(1, len(self.examples) * self.context_length)
 
 
 def make_dataset(reading: Reading, tokenizer, recipe: Recipe, model_limit: int | None) -> Dataset:
-    """Encodes what was read.
+    """Encodes documents as examples.
 
     Args:
         reading: the documents.
-        tokenizer: the base model's.
-        recipe: for its context length and its use of the chat template.
-        model_limit: the longest sequence the model knows; None if it has no limit.
+        tokenizer: the base model's tokenizer.
+        recipe: sets the context length and whether the chat template is used.
+        model_limit: the longest sequence that the model supports; None if it has no limit.
+
+    Raises:
+        ModelError: see `encode`.
     """
     context_length = min(recipe.context_length, model_limit or recipe.context_length)
     examples, left_out = encode(reading.documents, tokenizer, context_length, chat_template=recipe.chat_template)
@@ -56,9 +59,10 @@ def make_dataset(reading: Reading, tokenizer, recipe: Recipe, model_limit: int |
 
 
 def _as_sections(reading, tokenizer, recipe, context_length, examples) -> list[Example]:
-    """Cuts a few long documents into sections that can be split like documents: a dozen if there is text enough.
+    """Cuts a few documents into sections that are split like documents: about a dozen if there is enough text.
 
-    What is learnt decides, not a prompt, and a conversation may be cut badly: so smaller sections are tried as well.
+    The section length is estimated from the loss tokens. It is halved while there are too few sections, as can happen
+    with long prompts and with conversations.
     """
     section = min(context_length, max(32, sum(example.num_loss_tokens for example in examples) // (2 * MIN_DOCUMENTS)))
     sections = examples

@@ -1,4 +1,4 @@
-"""What was read: documents, each with a plain text, a prompt with its completion, or a conversation."""
+"""Documents and their contents: a plain text, a prompt with its completion, or a conversation."""
 
 import re
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Completion(NamedTuple):
-    """A prompt, and the completion to be learnt."""
+    """A prompt and its completion; only the completion is learnt."""
 
     prompt: str
     completion: str
 
 
 class Conversation(NamedTuple):
-    """Chat messages, each with "role" and "content"; the assistant's are learnt."""
+    """Chat messages, each with "role" and "content"; only the assistant's are learnt."""
 
     messages: tuple[dict[str, str], ...]
 
@@ -26,7 +26,7 @@ class Document:
     """One source text.
 
     Attributes:
-        source: where it came from, for the report on screen; it is never saved.
+        source: where it came from; shown in the report, never saved.
         content: a plain text, a prompt with its completion, or a conversation.
     """
 
@@ -43,31 +43,31 @@ class LeftOut:
 
 
 class Unreadable(Exception):
-    """Why one file, record or document cannot be used; caught by who reads many of them, and reported."""
+    """One file, record or document cannot be used. Callers catch it and report the reason."""
 
 
 def num_bytes(content: Content) -> int:
-    """The size of a content in UTF-8."""
+    """Returns the size of a content in UTF-8, in bytes."""
     if isinstance(content, Conversation):
         content = [message["content"] for message in content.messages]
     texts = [content] if isinstance(content, str) else content
     return sum(len(text.encode(errors="surrogatepass")) for text in texts)
 
 
-# Control characters, line separators, and marks that turn the direction of writing.
+# Control characters, line separators, marks of text direction, and surrogates.
 _NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(name: str) -> str:
-    """A file's name with a question mark for each character that could not be shown, or would steer a terminal."""
+    """Replaces each character of a file's name that cannot be shown, or could control a terminal, by "?"."""
     return _NOT_SHOWN.sub("?", name)
 
 
 def record_content(record) -> Content:
-    """One record's content.
+    """Returns the content of one record.
 
     Raises:
-        Unreadable: it is neither `{"text"}`, `{"prompt", "completion"}` nor `{"messages"}`, or a value is no string.
+        Unreadable: it is none of `{"text"}`, `{"prompt", "completion"}` and `{"messages"}`, or a value is no string.
     """
     if not isinstance(record, dict):
         raise Unreadable("neither a text nor a record")
@@ -98,10 +98,10 @@ def _messages(messages) -> tuple[dict[str, str], ...]:
 
 
 def clean_content(content: Content | Unreadable) -> Content:
-    """Unix newlines; a plain text loses blank space around it.
+    """Converts newlines to Unix style, and strips a plain text.
 
     Raises:
-        Unreadable: there is nothing to learn in it, it is no Unicode text, or it was Unreadable already.
+        Unreadable: there is nothing to learn in it, it is not valid Unicode, or `content` is an Unreadable itself.
     """
     if isinstance(content, Unreadable):
         raise content
@@ -120,7 +120,7 @@ def clean_content(content: Content | Unreadable) -> Content:
 
 
 def as_learnt(content: Content, *, chat_template: bool) -> Content:
-    """What a document is learnt as: a conversation, through the chat template, or what it is."""
+    """Returns the content as it is learnt: with `chat_template`, a prompt and its completion become a conversation."""
     if not (isinstance(content, Completion) and chat_template):
         return content
     roles = ("user", "assistant")
@@ -137,5 +137,5 @@ def _sound(text: str) -> str:
 
 
 def unix_newlines(text: str) -> str:
-    """The text with its lines ended as on Unix."""
+    """Converts line endings to Unix style."""
     return text.replace("\r\n", "\n").replace("\r", "\n")

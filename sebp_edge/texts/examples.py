@@ -1,8 +1,8 @@
-"""Documents become examples: tokenised, marked where they are learnt, and cut to the context length.
+"""Encodes documents as examples: tokenised, labelled, and cut to the context length.
 
-Nothing is lost silently: a document's tokens are cut into consecutive pieces, at paragraphs if possible, then
-sentences, then words; each learnt token is learnt in exactly one example. A piece without a learnt token teaches
-nothing and is dropped.
+Nothing is lost silently. A document's tokens are cut into consecutive pieces, between paragraphs if possible, else
+between sentences, else between words. Each loss token is in exactly one example. A piece without loss tokens is
+dropped.
 """
 
 from collections.abc import Iterator
@@ -21,10 +21,10 @@ class Example:
     """One training sequence.
 
     Attributes:
-        input_ids: its tokens, BOS first where the tokenizer sets one; without, a later piece of a text begins with the
-            last token of the piece before.
-        labels: the same tokens where they are learnt, -100 elsewhere.
-        document: which document it comes from.
+        input_ids: its token ids, after the tokenizer's BOS. If the tokenizer sets none, each later piece of a text
+            begins with the last token of the piece before.
+        labels: the same ids, not shifted, where they are learnt; -100 elsewhere.
+        document: the index of its document, or of its section if a few documents were cut into sections.
     """
 
     input_ids: list[int]
@@ -33,31 +33,31 @@ class Example:
 
     @cached_property
     def num_loss_tokens(self) -> int:
-        """Tokens that are predicted and learnt; the first one has nothing before it."""
+        """The number of loss tokens. The first token never is one, since no token predicts it."""
         return sum(label != IGNORE for label in self.labels[1:])
 
     @cached_property
     def num_active_tokens(self) -> int:
-        """Tokens up to the last one that predicts a learnt one: its active rows."""
+        """The number of active rows: the tokens up to the last one that predicts a loss token."""
         return max((place for place, label in enumerate(self.labels) if label != IGNORE), default=0)
 
 
 def encode(
     documents: list[Document], tokenizer, context_length: int, *, chat_template: bool = False
 ) -> tuple[list[Example], list[LeftOut]]:
-    """Turns documents into examples of at most `context_length` tokens.
+    """Encodes documents as examples of at most `context_length` tokens.
 
     Args:
-        documents: what the readers found; an example's `document` is the index in this list.
+        documents: the documents; `Example.document` is an index into this list.
         tokenizer: a fast transformers tokenizer.
-        context_length: most tokens in one example; 8 or more.
-        chat_template: put prompt/completion records into the tokenizer's chat template.
+        context_length: the maximum number of tokens in one example, 8 or more.
+        chat_template: whether to render prompt/completion records with the tokenizer's chat template.
 
     Returns:
-        The examples in order, and the documents that gave none, with the reason.
+        The examples in order, and the documents that gave none, each with the reason.
 
     Raises:
-        ModelError: conversations for a tokenizer without a usable chat template, or a tokenizer without offsets.
+        ModelError: the tokenizer is not a fast one, or has no usable chat template for the conversations.
     """
     if not tokenizer.is_fast:
         raise ModelError("This model's tokenizer has no fast version, which is needed to cut texts without losing any.")
@@ -83,7 +83,7 @@ def encode(
 
 def _example(tokenised: Tokenised, piece: slice, bos: list[int], document: int) -> Example:
     ids, learnt = tokenised.ids[piece].tolist(), tokenised.learnt[piece]
-    # Without a BOS the token before the piece stands in: a piece's first token is learnt only with one before it.
+    # Without a BOS, the token before the piece takes its place: a first token needs one before it to be predicted.
     prefix = bos or tokenised.ids[max(0, piece.start - 1) : piece.start].tolist()
     if bos and ids[: len(bos)] == bos:
         prefix = []
@@ -99,7 +99,7 @@ def _tokenised(document: Document, tokenizer, chat_template: bool) -> Iterator[T
         return
     prompt, completion = content if isinstance(content, Completion) else ("", content)
     text = prompt + completion
-    # A user's text may spell out "<|eos|>": there it is text, never the token.
+    # If a user's text contains "<|eos|>", that is text, not the control token.
     tokenised = tokenise(text, [(len(prompt), len(text))], tokenizer, split_special_tokens=True)
     if tokenizer.eos_token_id is not None:
         tokenised.append(tokenizer.eos_token_id)
@@ -107,7 +107,7 @@ def _tokenised(document: Document, tokenizer, chat_template: bool) -> Iterator[T
 
 
 def first_tokens(tokenizer) -> list[int]:
-    """What the tokenizer puts in front of a sequence: usually its BOS, or nothing."""
+    """Returns the tokens that the tokenizer puts before a sequence: usually its BOS, or none."""
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
     for position in range(len(whole) - len(plain) + 1):
@@ -120,9 +120,9 @@ def first_tokens(tokenizer) -> list[int]:
 
 
 def _pieces(tokenised: Tokenised, capacity: int) -> Iterator[slice]:
-    """Consecutive slices of at most `capacity` tokens, cut at the best place in the last three quarters of each.
+    """Yields consecutive slices of at most `capacity` tokens, each cut at the best boundary in its last three quarters.
 
-    The last token, EOS, is never alone.
+    The last token, EOS, is never alone in a slice.
     """
     begin, total = 0, len(tokenised.ids)
     while total - begin > capacity:
@@ -133,7 +133,7 @@ def _pieces(tokenised: Tokenised, capacity: int) -> Iterator[slice]:
 
 
 def _best_cut(tokenised: Tokenised, candidates: range) -> int:
-    """The last of the best places."""
+    """Returns the last of the best candidates."""
     best, found = -1, candidates[-1]
     for token in reversed(candidates):
         boundary = _boundary(tokenised, token)
@@ -145,14 +145,14 @@ def _best_cut(tokenised: Tokenised, candidates: range) -> int:
 
 
 _PARAGRAPH, _SENTENCE, _WORD, _CHARACTER, _INSIDE = 4, 3, 2, 1, 0
-_STOPS, _WIDE_STOPS = (".", "!", "?", "…"), ("。", "！", "？")  # Chinese and Japanese put no space after theirs.
+_STOPS, _WIDE_STOPS = (".", "!", "?", "…"), ("。", "！", "？")  # Chinese and Japanese put no space after these.
 
 
 def _boundary(tokenised: Tokenised, token: int) -> int:
-    """How good a place to cut is in front of `token`."""
+    """Rates a cut before `token`."""
     text, start = tokenised.text, tokenised.starts[token]
     if start == tokenised.starts[token - 1]:
-        return _INSIDE  # a character that takes several tokens
+        return _INSIDE  # inside a character of several tokens
     before = text[max(0, start - 16) : start].rstrip(" \t")
     if before.endswith("\n\n"):
         return _PARAGRAPH

@@ -1,6 +1,6 @@
-"""File formats: what a file's ending says about how its contents are found.
+"""Reads files in the formats that their endings name.
 
-A new format comes in through `FORMATS`: a function from a path to the contents found in it.
+To add a format, add its ending to `FORMATS` with a function from a path to the contents found in it.
 """
 
 import csv
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from sebp_edge.texts.documents import Content, Unreadable, printable, record_content, unix_newlines
 
-# Bytes of the largest file that is read; its text takes 1 to 2 GB of memory once it is tokenised.
+# Size limit of a file, in bytes. The text of the largest file takes 1 to 2 GB of memory once it is tokenised.
 MAX_FILE_SIZE = 64_000_000
 
 
 def read_file(path: Path) -> Iterable[Content | Unreadable]:
-    """The contents of one file; what is wrong with one of its records stands in that record's place.
+    """Reads the contents of one file; an Unreadable takes the place of a faulty record.
 
     Raises:
         Unreadable: nothing in the file can be used.
@@ -28,7 +28,7 @@ def read_file(path: Path) -> Iterable[Content | Unreadable]:
             raise Unreadable("not a regular file")
         size = path.stat().st_size
         if not size:
-            # Files of the system (/proc) say so too, and may block or never end.
+            # System files (/proc) report size 0 too; reading them may block or never end.
             raise Unreadable("empty")
         if reader is None:
             with path.open("rb") as file:
@@ -43,7 +43,7 @@ def read_file(path: Path) -> Iterable[Content | Unreadable]:
 
 
 def text_size(path: Path) -> int:
-    """Bytes of text that `read_file` reads of a file; none of what it leaves out for its ending or its size."""
+    """Returns how many bytes `read_file` reads of a file; 0 if its ending or its size rules it out."""
     try:
         size = path.stat().st_size if path.suffix.lower() in FORMATS else 0
     except OSError:
@@ -52,9 +52,9 @@ def text_size(path: Path) -> int:
 
 
 def _decode(path: Path) -> str:
-    """The file's text: UTF-8, or UTF-16 where a byte order mark says so."""
+    """Returns the file's text, decoded from UTF-16 if it has that byte order mark, else from UTF-8."""
     data = path.read_bytes()
-    # UTF-32's mark begins like UTF-16's.
+    # UTF-32's byte order mark can begin like UTF-16's.
     utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff")) and data[2:4] != b"\0\0"
     if b"\0" in data and not utf16:
         raise Unreadable("binary file")
@@ -72,7 +72,7 @@ def _read_text(path: Path) -> Iterable[Content]:
     return [_decode(path)]
 
 
-# A blank line after the opening mark makes it a horizontal rule, as in Pandoc.
+# As in Pandoc, an opening mark before a blank line is a horizontal rule.
 _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\n(?![ \t]*\n)(?:.*\n)*?\1[ \t]*(?:\n|\Z)")
 
 
@@ -86,13 +86,13 @@ def _read_json(path: Path) -> Iterable[Content | Unreadable]:
 
 
 def _read_jsonl(path: Path) -> Iterable[Content | Unreadable]:
-    # Not splitlines(): a JSON string may hold U+2028, which that would break at.
+    # splitlines() would also split at U+2028, which a JSON string may contain.
     lines = enumerate(_decode(path).split("\n"), start=1)
     return _records(_parse_json(line, number) for number, line in lines if line.strip())
 
 
 def _parse_json(text: str, first_line: int = 1):
-    """The value, or the Unreadable that says why there is none."""
+    """Returns the value, or an Unreadable with the reason why there is none."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -113,7 +113,7 @@ def _read_csv(path: Path) -> Iterable[Content | Unreadable]:
 
 
 def _records(values: Iterable) -> Iterator[Content | Unreadable]:
-    """The contents of many records; what is wrong with one of them is yielded in its place."""
+    """Yields the content of each record, or an Unreadable in place of a faulty one."""
     for value in values:
         try:
             yield value if isinstance(value, (str, Unreadable)) else record_content(value)

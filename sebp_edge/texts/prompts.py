@@ -1,4 +1,4 @@
-"""A prompt becomes tokens in the same way as the documents that a model has learnt."""
+"""Encodes prompts in the same way as the documents that a model was trained on."""
 
 from typing import NamedTuple
 
@@ -12,14 +12,14 @@ Messages = list[dict[str, str]]
 
 
 class EncodedPrompt(NamedTuple):
-    """A prompt's tokens, and the tokens that end what is written after it."""
+    """The token ids of a prompt, and the ids of the tokens that end the generated text."""
 
     input_ids: list[int]
     end_ids: list[int]
 
 
 def check_prompt(prompt: str | Messages) -> None:
-    """Raises a TextsError if `prompt` is neither a text nor a list of messages that ask for an answer."""
+    """Raises a TextsError unless `prompt` is a text or a list of messages that ends with one of the user, not empty."""
     if isinstance(prompt, str):
         _check_text(prompt, "The prompt")
         if not prompt:
@@ -36,7 +36,7 @@ def check_prompt(prompt: str | Messages) -> None:
 
 
 def _check_message(message, number: int) -> None:
-    """Quotes nothing of it."""
+    """Raises a TextsError for a faulty message, without quoting it."""
     if not isinstance(message, dict) or message.keys() != {"role", "content"}:
         raise TextsError(f'Message {number} is not of the form {{"role": ..., "content": ...}}.')
     if message["role"] not in ROLES:
@@ -55,21 +55,21 @@ def _check_text(text: str, name: str) -> None:
 
 
 def encode_prompt(prompt: str | Messages, tokenizer, *, chat: bool) -> EncodedPrompt:
-    """Encodes what `check_prompt` lets through.
+    """Encodes a prompt that passed `check_prompt`.
 
     Args:
-        chat: put a text into the tokenizer's chat template, if there is one, as a message of the user. Messages always
-            are put into it.
+        chat: whether to render a text with the tokenizer's chat template, if it has one, as a message of the user.
+            Messages are always rendered with it.
 
     Raises:
-        TextsError: the template refuses these messages, or one of them spells out a control token.
-        ModelError: messages for a tokenizer without a chat template.
+        TextsError: the template refuses these messages, or one of them contains a control token.
+        ModelError: the prompt is a list of messages, and the tokenizer has no chat template.
     """
     bos, eos = first_tokens(tokenizer), tokenizer.eos_token_id
     ends = [] if eos is None else [eos]
     if isinstance(prompt, str):
         if not (chat and tokenizer.chat_template):
-            # "<|eos|>" spelt out in a text is text, as in training.
+            # If the text contains "<|eos|>", that is text, not the control token, as in training.
             ids = tokenizer(prompt, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
             return EncodedPrompt(bos + ids, ends)
         prompt = [{"role": "user", "content": prompt}]
@@ -83,7 +83,7 @@ def encode_prompt(prompt: str | Messages, tokenizer, *, chat: bool) -> EncodedPr
 
 
 def _end_of_turn(tokenizer) -> list[int]:
-    """The control token that ends the assistant's turn, if the template has one. It need not be the EOS."""
+    """Returns the control token that ends the assistant's turn, if the template has one. It need not be the EOS."""
     ids = tokenizer(render_end_of_turn(tokenizer), add_special_tokens=False)["input_ids"]
     control = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     return next(([number] for number in ids if number in control), [])

@@ -1,4 +1,4 @@
-"""Files, folders, strings and records become documents, with a list of what was left out and why."""
+"""Reads files, folders, strings and records into documents, and lists what was left out and why."""
 
 import hashlib
 import json
@@ -23,8 +23,8 @@ from sebp_edge.texts.documents import (
 from sebp_edge.texts.formats import FORMATS, read_file, text_size
 from sebp_edge.units import gigabytes
 
-# Memory that a byte of text takes at most while it is read and tokenised: measured on notes in one file and in 2,000,
-# on records of one sentence each, and on texts with characters of four bytes.
+# Peak memory per byte of text while it is read and tokenised: the maximum measured on notes in one file and in 2,000
+# files, on records of one sentence, and on texts with four-byte characters.
 HELD_PER_BYTE = 30
 
 
@@ -37,17 +37,18 @@ class Reading:
 
 
 def read_texts(texts, memory: int | None = None) -> Reading:
-    """Reads whatever a user calls their texts.
+    """Reads a user's texts.
 
     Args:
         texts: a text as a string, the `pathlib.Path` of a file or folder, a `{"text"}`, `{"prompt", "completion"}` or
             `{"messages"}` record, or an iterable of these. Strings are texts, never paths.
-        memory: bytes that the texts may take in this process, tokenised; None sets no limit.
+        memory: the memory that the texts may take in this process while they are read and tokenised, in bytes; None
+            for no limit.
 
     Raises:
-        TextsError: a path does not exist, something is of another type, nothing readable was found, or `texts` is the
-            path of something that exists, as a string.
-        MachineError: the texts take more than `memory`; nothing was read.
+        TextsError: a path does not exist, an item has another type, nothing readable was found, or `texts` is a string
+            that names an existing file or folder.
+        MachineError: the texts would take more than `memory`; nothing was read.
     """
     reading = Reading()
     sources = list(_sources(texts, reading.left_out))
@@ -97,11 +98,11 @@ def _nothing_readable(left_out: list[LeftOut]) -> str:
 
 
 class _Source(NamedTuple):
-    """Something that holds texts.
+    """A file, a string or a record.
 
     Attributes:
-        name: for the report.
-        size: bytes of text in it.
+        name: its name in the report.
+        size: the size of its text in bytes.
         load: reads its contents; raises Unreadable if there are none.
     """
 
@@ -111,7 +112,7 @@ class _Source(NamedTuple):
 
 
 def _sources(texts, left_out: list[LeftOut]) -> Iterator[_Source]:
-    """What `texts` holds; nothing is read yet."""
+    """Yields the sources in `texts` without reading them."""
     if isinstance(texts, str) and (path := _existing(texts)):
         kind = "folder" if path.is_dir() else "file"
         raise TextsError(
@@ -153,16 +154,16 @@ def _record(name: str, record: dict) -> _Source:
 
 
 def _existing(text: str) -> Path | None:
-    """The file or folder that a string names, if there is one."""
+    """Returns the file or folder that a string names, if it exists."""
     try:
         path = _expanded(Path(text))
         return path if text and path.exists() else None
     except (OSError, ValueError):
-        return None  # Too long for a name, in a folder that may not be opened, or nothing that could be a path.
+        return None  # The name is too long, the folder may not be opened, or this is not a valid path.
 
 
 def _expanded(path: Path) -> Path:
-    """The path with its `~` replaced, unless there is no such user."""
+    """Expands `~`; returns the path unchanged if there is no such user."""
     try:
         return path.expanduser()
     except RuntimeError:
@@ -170,7 +171,7 @@ def _expanded(path: Path) -> Path:
 
 
 def _files(path: Path, left_out: list[LeftOut]) -> Iterator[_Source]:
-    """The files of a folder, named relative to it and sorted; what is not looked into is listed as left out."""
+    """Yields the files of a folder, sorted and named relative to it; adds what it skips to `left_out`."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
@@ -196,7 +197,7 @@ def _files(path: Path, left_out: list[LeftOut]) -> Iterator[_Source]:
                 leave_out(here / name, "hidden folder", "/")
                 folders.remove(name)
             elif (here / name).is_symlink():
-                # Followed, it could lead round in a circle or out of what was given.
+                # Following it could loop, or leave the given folder.
                 leave_out(here / name, "link to a folder; give that folder itself", "/")
         for name in sorted(files):
             file = here / name

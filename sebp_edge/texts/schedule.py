@@ -1,7 +1,7 @@
-"""The schedule of a training: epochs of optimizer steps, and what is evaluated between them, in micro-batches.
+"""The schedule of a training: epochs of optimizer steps and the evaluations between them, in micro-batches.
 
-It is laid out before anything is computed. The memory plan costs it, the training carries it out, and where memory runs
-out it is cut smaller.
+It is laid out before anything is computed. The memory plan computes its cost, the training executes it, and cuts it
+into smaller micro-batches if memory runs out.
 """
 
 import random
@@ -17,7 +17,7 @@ from sebp_edge.rows.buckets import Bucket
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.splits import split_documents
 
-# Rows of a micro-batch that is only evaluated, on a CPU: larger ones are not faster, and stop later.
+# Maximum rows of an evaluation micro-batch on a CPU. Larger ones are no faster, and take longer to stop.
 EVALUATED_ON_A_CPU = 1024
 
 
@@ -25,7 +25,7 @@ class MicroBatch(NamedTuple):
     """Examples that are computed together.
 
     Attributes:
-        examples: the longest first.
+        examples: longest first.
         sizes: rows, sequences, rows of the longest sequence, and loss rows.
     """
 
@@ -35,12 +35,12 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class RowLimit:
-    """How many rows are computed at once.
+    """The maximum number of rows computed at once.
 
     Attributes:
-        max_rows: most rows of a micro-batch; a single longer example stands alone.
-        padded_to: rows of each example, if it is padded; None if only its active tokens are computed.
-        max_evaluated_rows: `max_rows` of a micro-batch that is only evaluated; None if there is no lower limit.
+        max_rows: the maximum rows of a micro-batch; a longer example is a micro-batch by itself.
+        padded_to: the rows of each example if examples are padded; None if only active tokens are computed.
+        max_evaluated_rows: a lower limit for micro-batches that are only evaluated; None if `max_rows` applies.
     """
 
     max_rows: int
@@ -49,14 +49,14 @@ class RowLimit:
 
     @classmethod
     def on(cls, device: torch.device, max_rows: int, padded_to: int | None = None) -> "RowLimit":
-        """The limit on a device."""
+        """Returns the limit for a device."""
         return cls(max_rows, padded_to, EVALUATED_ON_A_CPU if device.type == "cpu" else None)
 
     def cut(self, examples: Iterable[Example], *, is_evaluated: bool = False) -> list[MicroBatch]:
-        """Cuts examples into micro-batches.
+        """Cuts examples into micro-batches, longest examples first.
 
-        The longest come first: what does not fit into memory fails at once, sequences of about one length go together,
-        and the shorter the examples, the less of a micro-batch stays empty.
+        In this order a micro-batch that does not fit into memory fails at once, sequences of similar length share a
+        micro-batch, and micro-batches of short examples are nearly full.
         """
         max_rows = self.max_rows
         if is_evaluated:
@@ -72,7 +72,7 @@ class RowLimit:
         return [MicroBatch(group, self._sizes_of(group)) for group in groups]
 
     def halved(self, micro_batch: MicroBatch) -> "RowLimit":
-        """The limit after a micro-batch of several examples did not fit into memory: half of its rows."""
+        """Returns the limit after a micro-batch of several examples ran out of memory: half of its rows."""
         return replace(self, max_rows=min(self.max_rows, -(-micro_batch.sizes.tokens // 2)))
 
     def _rows_of(self, example: Example) -> int:
@@ -84,11 +84,11 @@ class RowLimit:
 
 
 class Group:
-    """Examples in micro-batches: those of an optimizer step, or some that are evaluated.
+    """The examples of one optimizer step or one evaluation, cut into micro-batches.
 
     Attributes:
-        examples: in no order that matters.
-        micro_batches: the same examples, as they are computed.
+        examples: in any order.
+        micro_batches: the same examples, grouped as they are computed.
     """
 
     def __init__(self, examples: list[Example], limit: RowLimit, *, is_evaluated: bool = False):
@@ -96,7 +96,7 @@ class Group:
         self.cut(limit)
 
     def cut(self, limit: RowLimit) -> None:
-        """Cuts the micro-batches anew."""
+        """Cuts the examples into micro-batches within `limit`."""
         self.micro_batches = limit.cut(self.examples, is_evaluated=self._is_evaluated)
 
     @property
@@ -109,19 +109,19 @@ class Group:
 
 
 class Schedule:
-    """One training's steps and evaluations, in micro-batches since `lay_out`.
+    """The steps and evaluations of one training; `lay_out` makes them.
 
     Args:
-        batches: by epoch, the examples of each batch that the recipe asks for.
-        select: examples that the best state is selected on.
-        judge: examples that the result is judged on.
-        learns_all: whether `judge` is what is trained on, and is evaluated after the training only.
+        batches: the batches of each epoch, as lists of examples.
+        select: the validation split, on which the best state is selected.
+        judge: the test split, on which the result is judged.
+        learns_all: whether `judge` is the training set itself, which is evaluated after the training only.
 
     Attributes:
         epochs: the steps of each epoch.
-        last_epoch: the last epoch that is trained; later ones count for the learning rate only.
-        select: is evaluated before the first epoch and after each.
-        judge: is evaluated before and after the training.
+        last_epoch: the last epoch that is trained; later ones only shape the learning rate schedule.
+        select: the validation examples, evaluated before the first epoch and after each epoch.
+        judge: the test examples, evaluated before and after the training, or after it only (`learns_all`).
     """
 
     def __init__(
@@ -139,10 +139,10 @@ class Schedule:
         self.select = self.judge = Group([], RowLimit(1))
 
     def lay_out(self, limit: RowLimit, *, one_micro_batch_each: bool = False) -> None:
-        """Makes the steps and evaluations.
+        """Makes the steps and evaluations, cut into micro-batches.
 
         Args:
-            one_micro_batch_each: whether a step has no more than one micro-batch; then a batch is several steps.
+            one_micro_batch_each: whether each step has one micro-batch only; a larger batch then becomes several steps.
         """
         self._one_micro_batch_each = one_micro_batch_each
         self.epochs = [
@@ -151,7 +151,7 @@ class Schedule:
         self.select, self.judge = (Group(part, limit, is_evaluated=True) for part in (self._select, self._judge))
 
     def cut(self, limit: RowLimit) -> None:
-        """Cuts micro-batches anew in the middle of a training, whose steps stay the same."""
+        """Cuts the micro-batches again in the middle of a training; the steps stay the same."""
         for group in (self.select, self.judge):
             group.cut(limit)
         if not self._one_micro_batch_each:
@@ -160,35 +160,35 @@ class Schedule:
 
     @property
     def num_documents(self) -> tuple[int, int, int]:
-        """How many documents are trained on, are selected on, and are judged on without being trained on."""
+        """The numbers of train, validation and test documents; test documents that are also trained on do not count."""
         train = chain.from_iterable(self._batches[0])
         parts = (train, self._select, [] if self.learns_all else self._judge)
         return tuple(len({example.document for example in part}) for part in parts)
 
     @property
     def num_tokens(self) -> int:
-        """Real tokens of all epochs."""
+        """The number of tokens in all epochs, without padding."""
         return sum(len(example.input_ids) for epoch in self._batches for batch in epoch for example in batch)
 
     @property
     def num_steps(self) -> int:
-        """All steps, those after `last_epoch` included."""
+        """The number of steps, including those after `last_epoch`."""
         return sum(map(len, self.epochs))
 
     @property
     def has_smaller_steps(self) -> bool:
-        """Whether a batch that the recipe asks for is several steps."""
+        """Whether a batch of the recipe is divided into several steps."""
         return self.num_steps > sum(map(len, self._batches))
 
     @property
     def trained(self) -> list[MicroBatch]:
-        """The micro-batches with gradients, up to `last_epoch`."""
+        """The micro-batches that are trained on, up to `last_epoch`."""
         steps = chain.from_iterable(self.epochs[: self.last_epoch])
         return [micro_batch for step in steps for micro_batch in step.micro_batches]
 
     @property
     def evaluated(self) -> Iterator[tuple[int, MicroBatch]]:
-        """The micro-batches without gradients, and how often each is computed."""
+        """Pairs of how often a micro-batch is evaluated, and the micro-batch."""
         for group, times in ((self.select, self.last_epoch + 1), (self.judge, 1 if self.learns_all else 2)):
             yield from ((times, micro_batch) for micro_batch in group.micro_batches)
 
@@ -200,10 +200,10 @@ class Schedule:
 
 
 def schedules_of(examples: list[Example], recipe: Recipe, seed: int) -> list[Schedule]:
-    """All trainings of an adaptation: one, or one for each fold and a last one on all documents.
+    """Returns the schedules of an adaptation: one, or one for each fold and a last one on all documents.
 
     Raises:
-        TextsError: too few tokens to learn from and to judge on.
+        TextsError: see `split_documents`.
     """
 
     def batches(train: list[Example]) -> list[list[list[Example]]]:
@@ -215,16 +215,16 @@ def schedules_of(examples: list[Example], recipe: Recipe, seed: int) -> list[Sch
 
 
 def shuffled_batches(examples: list[Example], batch_tokens: int, epochs: int, seed: int) -> list[list[list[Example]]]:
-    """Each epoch's batches, each a list of examples with about `batch_tokens` loss tokens.
+    """Returns the batches of each epoch: lists of examples with about `batch_tokens` loss tokens.
 
-    Every example is in exactly one batch of each epoch; the order follows `seed` alone.
+    Each example is in exactly one batch of each epoch; the order depends on `seed` only.
     """
     order = random.Random(seed)
     return [list(_batches_of(order.sample(examples, len(examples)), batch_tokens)) for _ in range(epochs)]
 
 
 def _batches_of(examples: list[Example], batch_tokens: int) -> Iterator[list[Example]]:
-    # As many batches as fit whole, and equally full: one of a few tokens would count as much as the others.
+    # Batches of about equal size: a small last one would weigh as much as the others in the updates.
     total = sum(example.num_loss_tokens for example in examples)
     share = total / max(1, round(total / batch_tokens))
     batch, before, filled = [], 0, 0

@@ -1,6 +1,7 @@
-"""Documents are split three ways: to train on, to select the best state on, to judge the result on.
+"""Splits documents three ways: train, validation (`select`) and test (`judge`).
 
-The judge never sees what it judges during training. Few documents are split by folds, so that each one is judged.
+The validation split selects the best state; the test split judges the result and is never trained on. Few documents
+are split into folds, so that each document is in a test split.
 """
 
 import random
@@ -17,7 +18,7 @@ NUM_FOLDS = 3
 
 @dataclass(frozen=True)
 class Split:
-    """Examples by their use. No document is in two of them."""
+    """The train, validation (`select`) and test (`judge`) examples. No document is in two of them."""
 
     train: list[Example]
     select: list[Example]
@@ -25,10 +26,10 @@ class Split:
 
 
 def split_documents(examples: list[Example], seed: int) -> list[Split]:
-    """One split of 20 documents or more, else three folds whose judges together are all documents.
+    """Returns one split of 20 or more documents, else three folds whose test splits together are all documents.
 
     Raises:
-        TextsError: too few tokens to learn from and to judge on.
+        TextsError: there are too few tokens or documents to train and to test on.
     """
     documents = sorted({example.document for example in examples})
     tokens = sum(example.num_loss_tokens for example in examples)
@@ -39,7 +40,7 @@ def split_documents(examples: list[Example], seed: int) -> list[Split]:
         )
     random.Random(seed).shuffle(documents)
     if len(documents) >= FOLDS_BELOW:
-        # Enough to judge by, never more than needed: a judge of 200 documents has a small standard error.
+        # A test split of 200 documents has a small standard error; more would only be lost to the training.
         judge = documents[: min(200, max(5, len(documents) * 15 // 100))]
         select = documents[len(judge) :][: min(100, max(4, len(documents) // 10))]
         return [_split(examples, select, judge)]

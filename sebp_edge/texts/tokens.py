@@ -1,8 +1,9 @@
-"""A text of any length becomes tokens, in windows: tokenised at once, a long text takes 200 times its size.
+"""Tokenises texts of any length in windows: tokenised at once, a long text takes 200 times its size in memory.
 
-Windows overlap, and two of them are joined only where they agree on the tokens before and after the joint and on the
-words that these begin. There both are cut into words alike, and no merge crosses the joint in either, so none does in
-the whole text: the tokens are those of the text tokenised at once. Windows that agree nowhere become one longer window.
+Windows overlap. Two windows are joined only where they agree on the tokens before and after the joint, and on which of
+these begin a word. There both windows are cut into the same words, and no merge crosses the joint in either, so none
+crosses it in the whole text: the tokens are those of the text tokenised at once. If two windows agree nowhere, the
+first one is made longer.
 """
 
 import math
@@ -11,9 +12,9 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# Characters of a window, and those that it shares with the next one.
+# Characters of a window, and characters that it shares with the next one.
 WINDOW, OVERLAP = 100_000, 2_000
-# Tokens that two windows agree on where they are joined, half of them before the joint and half behind it.
+# Tokens that two windows must agree on at a joint, half of them before it and half after it.
 AGREED = 16
 
 Span = tuple[int, int]
@@ -21,12 +22,12 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Tokenised:
-    """A whole rendered text as tokens.
+    """The tokens of a whole text.
 
     Attributes:
-        ids: each token's id.
-        starts: the character where each begins.
-        learnt: 1 for each that is learnt, else 0.
+        ids: token ids.
+        starts: the index of each token's first character.
+        learnt: 1 for each token that is learnt, else 0.
     """
 
     text: str
@@ -35,19 +36,19 @@ class Tokenised:
     learnt: bytearray
 
     def append(self, token_id: int) -> None:
-        """Adds a learnt token behind the text."""
+        """Appends a learnt token, which starts at the end of the text."""
         self.ids.append(token_id)
         self.starts.append(len(self.text))
         self.learnt.append(1)
 
 
 def tokenise(text: str, spans: list[Span], tokenizer, *, split_special_tokens: bool) -> Tokenised:
-    """Tokenises `text`; a token that overlaps one of the spans is learnt.
+    """Tokenises `text`; tokens that overlap one of the spans are learnt.
 
     Args:
-        spans: of characters, as [begin, end).
+        spans: character spans, as [begin, end).
         tokenizer: a fast transformers tokenizer.
-        split_special_tokens: read a special token that the text spells out as plain text.
+        split_special_tokens: whether to read special tokens in the text as plain text.
     """
     marked = bytearray(len(text))
     for begin, end in spans:
@@ -55,7 +56,7 @@ def tokenise(text: str, spans: list[Span], tokenizer, *, split_special_tokens: b
     tokenised = Tokenised(text, array("i"), array("q"), bytearray())
     covered = 0
     for token_id, start, end, _ in _tokens(text, tokenizer, split_special_tokens):
-        # Some tokenizers' offsets leave out blanks: each belongs to the token that follows or is it.
+        # Some tokenizers' offsets leave out whitespace, which belongs to the next token or is that token.
         start = min(start, covered)
         covered = max(covered, end)
         tokenised.ids.append(token_id)
@@ -64,8 +65,8 @@ def tokenise(text: str, spans: list[Span], tokenizer, *, split_special_tokens: b
     return tokenised
 
 
-# A token's id, its characters as [start, end), and whether it begins a word: one of the pieces that a tokenizer cuts a
-# text into first. Tokenizers that group digits by three do so from a number's beginning.
+# A token's id, its characters as [start, end), and whether it begins a word (a piece of the pre-tokenizer). Word starts
+# matter since some tokenizers group digits by three from the start of a number.
 _Token = tuple[int, int, int, bool]
 
 
@@ -100,7 +101,7 @@ def _tokens(text: str, tokenizer, split_special_tokens: bool) -> Iterator[_Token
 
 
 def _joint(left: list[_Token], right: list[_Token]) -> int | None:
-    """The character that begins a token in both windows, amid tokens that are in both; None if there is none."""
+    """Returns the first character that begins a token in both windows amid tokens that agree, or None."""
     shared = right[0][1] if right else math.inf
     places = {token: place for place, token in enumerate(left) if token[1] >= shared}
     for here in range(len(right) - AGREED):
@@ -108,7 +109,7 @@ def _joint(left: list[_Token], right: list[_Token]) -> int | None:
         if there is None or left[there : there + AGREED] != right[here : here + AGREED]:
             continue
         (_, start, end, _), (_, joint, _, _) = right[here + AGREED // 2 - 1 : here + AGREED // 2 + 1]
-        # Not inside of a character that takes several tokens.
+        # Not inside a character of several tokens.
         if start < joint and end <= joint:
             return joint
     return None
