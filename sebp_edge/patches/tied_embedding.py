@@ -73,7 +73,7 @@ class _HeadsGradient:
 
 
 class _Seen(torch.autograd.Function):
-    """Returns the weight itself; the embedding's backward pass returns the sum of its gradient and its own."""
+    """Returns the weight; its gradient goes to the embedding's backward pass, which returns the sum of both."""
 
     @staticmethod
     def forward(ctx, weight_VD, heads):
