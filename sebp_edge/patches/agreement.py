@@ -83,7 +83,7 @@ def gradients_agree(expected: Sequence[Tensor], found: Sequence[Tensor]) -> bool
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switches gradients and dropout off; restores each module's mode afterwards."""
+    """Context without gradients and dropout; restores each module's mode afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -3,8 +3,8 @@
     q, k, v = projections of x        q, k normalised if the block has norms for them        q, k rotated
     o = output projection of attention(q, k, v)
 
-This is the only file that rewrites a model's own code, because between projections and attention that code copies all
-of q, k and v several times. A block is replaced only if a trial on random numbers shows that it computes this and
+Only this file repeats what a model's own code computes, because that code copies all of q, k and v several times
+between projections and attention. A block is replaced only if a trial on random numbers shows that it computes this and
 nothing else. The trial also records the options of its scores (scale, window, softcap).
 
 Shapes: A rows, D hidden, H heads, G key/value heads, E head size.

@@ -1,9 +1,9 @@
 """Activation checkpoints (Chen et al. 2016): keep only a block's input, and recompute the block in the backward pass.
 
-These are torch's non-reentrant checkpoints: the backward pass runs the block again and stops once all that was kept is
-there. By then the batch is gone, but both runs must save tensors of the same shapes. So layers that read their active
-rows off the batch elsewhere find them in dL/dY inside a checkpoint. (A reentrant checkpoint saves nothing in its first
-run, which is without gradients.)
+These are torch's non-reentrant checkpoints: the backward pass runs the block again, until all saved tensors are
+recomputed. By then the batch is gone, but both runs must save tensors of the same shapes. So inside a checkpoint,
+layers find their active rows in dL/dY instead of reading them off the batch. (A reentrant checkpoint saves nothing in
+its first run, which is without gradients.)
 
 Whole blocks are recomputed, except for their last product. Per operation recomputed, that saves 13 % more of a 3B
 Llama's activations than recomputing only the gate and up projections.

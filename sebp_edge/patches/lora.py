@@ -74,7 +74,7 @@ class FusedLora(Patch):
                 for member, layer in enumerate(group.layers):
                     self._replace(layer, _Member(group, member))
                 if len(names) > 1:
-                    # Frees the memory that the weights had before; else the next group's would take only a part of it.
+                    # Else the next group's weights would take a part of the memory that these had before.
                     give_memory_back(group.stacked.stacked_A.device)
 
     def _give_back(self, group: "_Group") -> None:

@@ -149,7 +149,7 @@ class FusedLoss:
 
 
 def logits_at_once(loss_rows: int, vocabulary: int, max_logits: int) -> int:
-    """How many logits exist at once: those of all loss rows, or of as many as `max_logits` allows, but at least one."""
+    """How many logits exist at once: of all loss rows, or of as many as `max_logits` allows, but of at least one."""
     return vocabulary * min(loss_rows, max(1, max_logits // vocabulary))
 
 

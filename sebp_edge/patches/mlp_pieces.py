@@ -2,8 +2,8 @@
 
 An MLP's hidden activations are the widest of a block, and each row's depend on that row alone. So they exist for one
 piece at a time; of the other pieces only the input is kept. Each piece is a checkpoint (Chen et al. 2016) of its own,
-whether or not its block is in a checkpoint too. Recomputing such a block stops once all that it keeps is there: in most
-models that is the last piece's input, before anything of the MLP is computed.
+whether or not its block is in a checkpoint too. Such a block is recomputed only until it has all that it keeps: in most
+models that ends with the last piece's input, before anything of the MLP is computed.
 """
 
 from collections.abc import Callable, Iterator

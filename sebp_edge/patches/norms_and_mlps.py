@@ -1,4 +1,4 @@
-"""A decoder's RMSNorms and gated MLPs by our own operations, on devices for which these have kernels.
+"""Runs a decoder's RMSNorms and gated MLPs on our own operations, on devices for which these have kernels.
 
 A trial, not the class, decides what a module computes: one that is not exactly such a norm or MLP keeps its own
 forward. Outputs are cheap to recompute from what the backward passes keep anyway, so the layers that read them need not
@@ -25,7 +25,7 @@ class SmallOps(Patch):
     """Handle of one decoder's replaced norms and MLPs.
 
     Attributes:
-        replaced: the modules that run by our operations.
+        replaced: the modules that run on our operations.
     """
 
     def __init__(self, decoder: nn.Module):
@@ -52,7 +52,7 @@ class SmallOps(Patch):
                 yield module, stand_in
 
     def source_of(self, x: Tensor) -> Remake | Gate | None:
-        """What recomputes `x` in the backward pass; None unless a replaced norm or gate gave it."""
+        """What recomputes `x` in the backward pass; None unless a replaced norm or gate computed it."""
         return self._sources.get(x)
 
     def _stand_in(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
@@ -142,7 +142,7 @@ def kept_by_norm(kind: Kind | None, run: Execution) -> int:
     normalised = 1 if run.trains_all else 0  # for the gradient of the norm's own weight
     if kind.has_own_norms and run.itemsize == FP32:
         return FP32 * normalised
-    # Instead of its input it keeps two in fp32: the input itself, and that less its mean.
+    # It keeps two fp32 tensors instead of its input: the input itself, and the input less its mean.
     return FP32 * (2 + normalised) - run.itemsize
 
 
@@ -183,8 +183,8 @@ def gradients_in_mlp(block: Block, run: Execution) -> int:
 def backward_of_mlp(block: Block, tokens: int, run: Execution) -> int:
     """Bytes that a block's MLP holds in its backward pass, beside what is kept.
 
-    Includes gradients of hidden states, before and after each norm that follows attention or MLP, and if all weights
-    are trained the gradient of one.
+    Includes gradients of hidden states, before and after each norm that follows attention or MLP; and, if all weights
+    are trained, the gradient of one weight.
     """
     states = (2 + block.kind.norms - block.kind.norm_outputs) * block.hidden
     of_weight = block.mlp_out.size if run.trains_all else 0

@@ -48,7 +48,7 @@ class Hoisted(Patch):
         max_logits: most logits that exist at once, but never fewer than one row's.
 
     Raises:
-        SparsityError: the model cannot run on single rows; or, from its first batch, sequences would see each other.
+        SparsityError: the model cannot run on single rows; or, at the first batch, sequences would see each other.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ from sebp_edge.sparse.hoist import ATTENTION
 class HoistedEncoder(Patch):
     """Handle of one hoisted encoder: a context manager, or call `remove()` when done.
 
-    Until then, call the model only through this handle.
+    While attached, call the model only through this handle.
 
     Raises:
         SparsityError: the model is of another kind or has another loss, or a trial batch gives other logits than the

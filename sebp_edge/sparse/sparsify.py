@@ -228,12 +228,12 @@ class Sparsified(Patch):
         return None if num_rows == rows.num_pooled else self._selection.selector(layers)
 
     def _norm_rows(self, x: Tensor) -> Rows | None:
-        """The rows of a norm whose input is the batch's rows; None for all rows of others."""
+        """The rows of a norm whose input is the batch's rows; None, which means all, for others."""
         rows = self._call.rows
         return rows.of_norms if x.shape[:-1].numel() == rows.num_rows and not runs_again() else None
 
     def _latest_rows(self, x: Tensor) -> Rows | None:
-        """The rows of an activation whose input is the latest linear layer's output; None for all rows of others.
+        """The rows of an activation whose input is the latest linear layer's output; None, which means all, for others.
 
         The order of rows in other inputs (tokens sorted by expert, a sequence's channels) is not known.
         """

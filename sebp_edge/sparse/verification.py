@@ -36,7 +36,7 @@ INCOMPLETE = (
 
 
 class Verification:
-    """Keeps which kinds of one model's calls were verified.
+    """Records which kinds of a model's calls were verified.
 
     Attributes:
         has_failed: whether a pass had gradient in rows that its batch left out.
@@ -157,7 +157,7 @@ class _Watch:
         self._wrong: Tensor | None = None
 
     def look_at(self, tensor: Tensor, claimed: Rows | None, num_rows: int) -> None:
-        """Checks the gradient of a tensor when it comes, if that is [B, T, ...] and its rows are known beforehand."""
+        """Checks a tensor's gradient in the backward pass, if it is [B, T, ...] and its rows are known beforehand."""
         is_of_rows = tensor.requires_grad and tensor.dim() > 2 and tensor.shape[:2].numel() == num_rows
         if is_of_rows and isinstance(claimed, ActiveRows | slice):
             tensor.register_hook(lambda gradient: self._look(gradient, claimed))
