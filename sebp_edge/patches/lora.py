@@ -58,7 +58,7 @@ class FusedLora(Patch):
         """Fuses the layers: those of a group are computed together from now on.
 
         Args:
-            rows_for: gives the active rows of layers that are computed together; None, the default's answer, for all.
+            rows_for: gives the active rows of layers that are computed together; None for all rows, as by default.
             alone: a layer that is never computed together with others, if any.
             source_of: gives what recomputes an input in the backward pass, or None to keep the input.
         """

@@ -175,7 +175,7 @@ def kept_by_mlp(block: Block, run: Execution) -> int:
 def gradients_in_mlp(block: Block, run: Execution) -> int:
     """Bytes per token of the gradients in an MLP's backward pass: of gate, up and the last layer's input.
 
-    In a family's own code the last of these takes the memory of what was kept, and is not counted again.
+    In a family's own code the gradient of that input takes the memory of what was kept, so it is not counted here.
     """
     return run.itemsize * (block.gate_and_up + (block.wide if _has_own_mlp(block, run) else 0))
 
