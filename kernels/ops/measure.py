@@ -24,7 +24,7 @@ class Times(NamedTuple):
 
     Attributes:
         gather: dY[A], which cuBLAS needs, once for both products.
-        dx, dweight: of our kernels by their tiles, and of cuBLAS with what it needs after the gather, under None.
+        dx, dweight: our kernels by their tiles; under None cuBLAS, with what it needs after the gather.
     """
 
     gather: float

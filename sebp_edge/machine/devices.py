@@ -159,7 +159,7 @@ def give_memory_back(device: torch.device) -> None:
     synchronize(device)
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        # And page-locked host memory, which copies to the GPU used.
+        # Also the page-locked host memory of copies to the GPU.
         getattr(torch.accelerator, "empty_host_cache", lambda: None)()
     elif device.type == "mps":
         torch.mps.empty_cache()

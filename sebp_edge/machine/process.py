@@ -20,7 +20,7 @@ from sebp_edge.machine import devices, stacks
 # Bytes that a process holds outside torch's allocator, without stacks, once all that a training needs is loaded:
 # 0.63 to 0.64 GB were measured on an H100, with bitsandbytes 0.67.
 CONTEXT = 680_000_000
-# Changes of a GPU's use that are too small to ask the driver about, whose answer takes longer than a step.
+# Largest change of a GPU's use for which the driver is not asked again: its answer takes longer than a step.
 _UNNOTICED = 32 * 2**20
 # Bytes that other processes held of a GPU, by its UUID, before CUDA started here; None if that is not known.
 _others: dict[str, int | None] = {}
@@ -170,7 +170,7 @@ class GpuMemory:
         return None if held is None or held < reserved else held - reserved
 
     def _seen(self) -> int | None:
-        """The same by the GPU's use before and after CUDA started here; None if it had started before the first call.
+        """The same, from the GPU's use before and after CUDA started here; None if that was before the first call.
 
         It includes what others have taken since, so it is limited to twice the estimate.
         """
@@ -200,7 +200,7 @@ def _nvidia_smi(query: str) -> str:
 
 
 def held_by(process: int, gpu: str, answer: str) -> int | None:
-    """Bytes that a process holds of a GPU, by nvidia-smi's lines "GPU-uuid, process, MiB"; None if it is not listed."""
+    """Bytes that a process holds of a GPU, from nvidia-smi's lines "GPU-uuid, process, MiB"; None if not listed."""
     for line in answer.splitlines():
         match line.split(", "):
             case [uuid, number, size] if uuid.endswith(gpu) and number == str(process) and size.isdecimal():
@@ -209,7 +209,7 @@ def held_by(process: int, gpu: str, answer: str) -> int | None:
 
 
 def used_of(gpu: str, answer: str) -> int | None:
-    """Bytes in use on a GPU, by nvidia-smi's lines "GPU-uuid, MiB"; None if it is not listed."""
+    """Bytes in use on a GPU, from nvidia-smi's lines "GPU-uuid, MiB"; None if not listed."""
     for line in answer.splitlines():
         match line.split(", "):
             case [uuid, size] if uuid.endswith(gpu) and size.isdecimal():

@@ -1,6 +1,6 @@
-"""Do two ways of computing the same agree? What takes the place of a model's own code is compared with it first.
+"""Compares what replaces a model's own code with that code, before it is used.
 
-Results are compared by their mean difference, gradients by their norms; all tolerances stand here.
+Results are compared by mean difference, gradients by norm. All tolerances are defined here.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,27 +13,26 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import casting_anew, ran_out_of_memory
 from sebp_edge.rows.row_plan import IGNORE
 
-# What a model's code raises when it is called in a way, or has parts, that nobody thought of. Memory that runs out is
-# among them and says nothing of the model: see `ran_out_of_memory`.
+# What a model's code raises if it is called in an unforeseen way or has unforeseen parts. Running out of memory raises
+# one of them too, but says nothing about the model: see `ran_out_of_memory`.
 FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError, SparsityError)
 
-# Relative differences that come from rounding alone. In fp32 and fp64, of results and of gradients:
+# Largest relative differences that rounding alone explains. Of results and gradients in fp32 and fp64:
 FULL_PRECISION = 1e-4
-# In less than that, or under autocast: of one operation's output, or of a mean of losses, where rounding averages out.
+# In lower precision or under autocast: of one operation's output, or of a mean of losses, where rounding averages out.
 OUTPUTS = 1e-2
-# Of a block that rounds after every operation between its projections, where ours rounds once.
+# Of an attention block's output: the model's code rounds after every operation between projections, ours only once.
 ATTENTION = 0.03
-# Of each row's loss, where the padded model rounds its logits.
+# Of the losses of single rows: the padded model rounds its logits.
 ROW_LOSSES = 0.05
-# Of hidden states, rounded in every layer; a wrong position or head gives other numbers altogether.
+# Of hidden states, which are rounded in every layer; a wrong position or head changes them far more.
 HIDDEN_STATES = 0.1
-# Of the norm of all gradients, for parameters that have hardly any.
+# Share of the norm of all gradients, added for parameters whose own gradient is almost zero.
 ALL_GRADIENTS = 1e-5
 
 
 def trial_batch(decoder: nn.Module) -> tuple[Tensor, Tensor]:
-    """Token ids and labels [2, 12] on the decoder's device; some rows have a loss, among them, before and after rows
-    that have none."""
+    """Token ids and labels, int64 [2, 12] on the decoder's device, with rows without a loss between rows with one."""
     embedding, head = decoder.get_input_embeddings().weight, decoder.get_output_embeddings().weight
     input_ids = torch.arange(24, device=embedding.device).view(2, 12) % min(len(embedding), len(head))
     labels = input_ids.clone()
@@ -44,12 +43,14 @@ def trial_batch(decoder: nn.Module) -> tuple[Tensor, Tensor]:
 def why_not(
     model: nn.Module, expected: Callable[[], Tensor], found: Callable[[], Tensor], tolerance: float = OUTPUTS
 ) -> str | None:
-    """None if both give the same numbers, else the reason in words. Runs without gradients and without dropout.
+    """Returns None if both give the same numbers, else the reason in words. Runs without gradients and without dropout.
+
+    An error of the model's code is a reason; running out of memory is raised.
 
     Args:
-        model: whose parts compute both.
-        expected: is called before `found`.
-        tolerance: in low precision.
+        model: the model whose parts compute both.
+        expected: called before `found`.
+        tolerance: largest relative difference in low precision.
     """
     try:
         with evaluating(model):
@@ -62,10 +63,10 @@ def why_not(
 
 
 def disagreement(model: nn.Module, expected: Tensor, found: Tensor, tolerance: float = OUTPUTS) -> float | None:
-    """The mean difference of a model's results over the mean result, if it is beyond what rounding explains, or NaN.
+    """Returns None if the mean difference over the mean result is within tolerance, else that ratio (which may be NaN).
 
     Args:
-        tolerance: in low precision.
+        tolerance: largest ratio in low precision.
     """
     difference = float((found - expected).abs().mean() / expected.abs().mean())
     dtype = next(model.parameters()).dtype
@@ -74,7 +75,7 @@ def disagreement(model: nn.Module, expected: Tensor, found: Tensor, tolerance: f
 
 
 def gradients_agree(expected: Sequence[Tensor], found: Sequence[Tensor]) -> bool:
-    """Whether gradients in full precision are the same."""
+    """Whether full-precision gradients agree, each tensor with its counterpart."""
     total = sum(gradient.square().sum() for gradient in expected).sqrt()
     pairs = zip(expected, found, strict=True)
     return all((one - other).norm() <= FULL_PRECISION * one.norm() + ALL_GRADIENTS * total for one, other in pairs)
@@ -82,7 +83,7 @@ def gradients_agree(expected: Sequence[Tensor], found: Sequence[Tensor]) -> bool
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without gradients and without dropout; afterwards each module is in the mode that it was in."""
+    """Context without gradients and dropout; restores each module's mode afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -1,10 +1,11 @@
 """Attention blocks of Llama's shape, with rotary embedding and attention as one operation.
 
-    q, k, v = projections of x        q, k normalised, if the block has norms for them        turned, attended        o
+    q, k, v = projections of x        q, k normalised if the block has norms for them        q, k rotated
+    o = output projection of attention(q, k, v)
 
-This is the one place that writes down what a model's own code does, because between its projections and its attention
-that code moves all of q, k and v several times. A block is only replaced if a trial on random numbers shows that it
-does this and nothing else; what it asks to be done to its scores is learnt from that trial.
+Only this file repeats what a model's own code computes, because that code copies all of q, k and v several times
+between projections and attention. A block is replaced only if a trial on random numbers shows that it computes this and
+nothing else. The trial also records the options of its scores (scale, window, softcap).
 
 Shapes: A rows, D hidden, H heads, G key/value heads, E head size.
 """
@@ -26,15 +27,15 @@ from sebp_edge.rows.buckets import Bucket
 logger = logging.getLogger(__name__)
 
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
-# Bytes that a backward pass adds up dq in where memory is short: beyond them heads take turns.
+# Most bytes in which a backward pass sums dq if memory is short; beyond that, it takes a few heads at a time.
 FEW_SUMS = 2**25
 
 
 class OwnAttention(Patch):
-    """The handle of one decoder's replaced attention blocks.
+    """Handle of one decoder's replaced attention blocks.
 
     Args:
-        decoder: whose attention function is `sebp_edge.sparse.hoist.rows_attention`.
+        decoder: a model whose attention function is `sebp_edge.sparse.hoist.rows_attention`.
         max_sums: see `sequence_attention_`.
     """
 
@@ -43,12 +44,12 @@ class OwnAttention(Patch):
         self._decoder, self._max_sums = decoder, max_sums
 
     def attach(self) -> None:
-        """Replaces the blocks that are found to be such."""
+        """Replaces the blocks that a trial recognises."""
         for block, scores in self.stand_ins().items():
             self._replace(block, _Forward(block, scores, self._max_sums))
 
     def stand_ins(self) -> dict[nn.Module, Scores]:
-        """The blocks that are found to be such, each with what it asks to be done to its scores."""
+        """The blocks that a trial recognises, each with the options of its scores."""
         blocks = [block for block in self._decoder.modules() if _has_parts(block)]
         known: dict[tuple, Scores | None] = {}
         for block in blocks:
@@ -67,21 +68,21 @@ def _has_parts(block: nn.Module) -> bool:
         <= {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
         and ("q_norm" in names) == ("k_norm" in names)
         and isinstance(getattr(block, "head_dim", None), int)
-        # What drops weights in training shows it to no trial in evaluation.
+        # A trial in evaluation mode would not see dropout.
         and not getattr(block, "attention_dropout", 0.0)
         and has_own_forward(block)
     )
 
 
 def _kind(block: nn.Module) -> tuple:
-    """Blocks of one kind behave alike: the same class, and the same settings but for the layer's number."""
+    """A key that blocks share if they behave alike: the class, and all settings but the layer's number."""
     settings = {name: value for name, value in vars(block).items() if isinstance(value, int | float | str | None)}
     settings.pop("layer_idx", None)
     return type(block), tuple(sorted(settings.items(), key=lambda item: item[0]))
 
 
 class _Forward:
-    """Stands in for one block's `forward`."""
+    """Replacement of one block's `forward`."""
 
     def __init__(self, block: nn.Module, scores: Scores, max_sums: int | None):
         self._block, self._scores, self._max_sums = block, scores, max_sums
@@ -107,7 +108,7 @@ def _attend(
     block: nn.Module, x_1AD: Tensor, rotary, cu_seqlens: Tensor, max_len: int, scores: Scores, max_sums: int | None
 ) -> Tensor:
     q_AHE, k_AGE, v_AGE = (
-        # Not [0], whose backward pass writes a gradient once more.
+        # Not [0]: its backward pass would copy the gradient.
         project(x_1AD).squeeze(0).unflatten(-1, (-1, block.head_dim))
         for project in (block.q_proj, block.k_proj, block.v_proj)
     )
@@ -118,7 +119,7 @@ def _attend(
 
 
 def _scores_if_alike(block: nn.Module, decoder: nn.Module) -> Scores | None:
-    """What the block asks to be done to its scores, if it gives the same numbers as `_attend`; else None."""
+    """The options of the block's scores if it gives the same numbers as `_attend`, else None."""
     embedding_VD = decoder.get_input_embeddings().weight
     device, dtype = embedding_VD.device, embedding_VD.dtype
     draw = torch.Generator(device).manual_seed(0)
@@ -151,7 +152,7 @@ def _scores_if_alike(block: nn.Module, decoder: nn.Module) -> Scores | None:
 
 
 def _factor(block: nn.Module, x_1AD: Tensor, scores: Scores) -> float:
-    """The factor on x that spreads scores by about 1. If all scores are alike, angles do not change the output."""
+    """The factor on x, at least 1, that spreads scores by about 1. Equal scores would hide wrong rotary angles."""
     q, k = (project(x_1AD).float() for project in (block.q_proj, block.k_proj))
     scale = block.head_dim**-0.5 if scores.scale is None else scores.scale
     spread = float(q.square().mean().sqrt() * k.square().mean().sqrt()) * scale * block.head_dim**0.5
@@ -162,14 +163,14 @@ def _factor(block: nn.Module, x_1AD: Tensor, scores: Scores) -> float:
 
 
 def kept_by_attention(block: Block, head_size: int, run: Execution) -> int:
-    """Bytes of one token that autograd keeps in a block's attention, beside what norms and projections read."""
+    """Bytes per token that autograd keeps in a block's attention, beside what norms and projections read."""
     rotated = block.queries + block.keys
     numbers = 2 * block.queries + 2 * block.keys  # queries, keys, values and the output
     if _attends_in_place(block, run):
         if block.kind.has_head_norms:
             numbers += rotated  # before their norms and after
     else:
-        # Rotation makes new tensors; those it reads stay as part of what the values lie in, or for a norm.
+        # Rotation makes new tensors. Those it reads stay too, if they share the values' storage or a norm keeps them.
         lies_beside = not run.trains_all or len(block.kind.attention_in) == 1
         if block.kind.has_rotary and (lies_beside or block.kind.has_head_norms):
             numbers += rotated
@@ -181,10 +182,13 @@ def kept_by_attention(block: Block, head_size: int, run: Execution) -> int:
 def backward_of_attention(
     block: Block, head_size: int, sizes: Bucket, run: Execution, *, heads_take_turns: bool = False
 ) -> int:
-    """Bytes that a block's attention holds in its backward pass, beside what is kept; 0 where it runs by sequences.
+    """Bytes that a block's attention holds in its backward pass, beside what is kept; 0 if it runs by sequence.
 
-    They are dout, dq, dk and dv before and after they are rotated back. Of sequences that are not short also dk and dv
-    of each head, and the fp32 sums of dq; where heads take turns, copies of one turn's out and dout.
+    These are dout, dq, dk and dv, before and after they are rotated back. Sequences that are not short add dk and dv of
+    each query head and the fp32 sums of dq. If heads take turns, copies of one turn's out and dout are added.
+
+    Args:
+        heads_take_turns: whether the backward pass takes a few heads at a time to keep sums of dq below `FEW_SUMS`.
     """
     if not run.has_flash_attention:
         return 0
@@ -199,13 +203,13 @@ def backward_of_attention(
 
 
 def passing_in_attention(block: Block, run: Execution) -> int:
-    """Bytes of one token that a family's own rotation allocates and frees; 0 where ours takes its place.
+    """Bytes per token that a family's own rotation allocates and frees; 0 if ours replaces it.
 
-    They are queries and keys times their cosines, turned by half, times their sines, and the sums.
+    These are queries and keys: times cosines, with their halves swapped, times sines, and the sums.
     """
     return 0 if _attends_in_place(block, run) else run.itemsize * 4 * (block.queries + block.keys)
 
 
 def _attends_in_place(block: Block, run: Execution) -> bool:
-    """Whether attention is one operation with its rotary embedding (see `OwnAttention`)."""
+    """Whether attention and rotary embedding are one operation (see `OwnAttention`)."""
     return run.has_flash_attention and block.kind.attends_in_place

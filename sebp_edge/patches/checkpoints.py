@@ -1,15 +1,15 @@
-"""Activation checkpoints (Chen et al. 2016): of a block only the input is kept, and the backward pass runs it again.
+"""Activation checkpoints (Chen et al. 2016): keep only a block's input, and recompute the block in the backward pass.
 
-They are torch's, not re-entrant: what runs within one now, runs again in the backward pass, and stops as soon as it has
-all that was kept. By then the batch is gone, and both runs must save tensors of the same shapes: so where rows are
-found by what the batch was, they are found in dL/dY there. (A re-entrant checkpoint runs without gradients first, and
-saves nothing.)
+These are torch's non-reentrant checkpoints: the backward pass runs the block again, until all saved tensors are
+recomputed. By then the batch is gone, but both runs must save tensors of the same shapes. So inside a checkpoint,
+layers find their active rows in dL/dY instead of reading them off the batch. (A reentrant checkpoint saves nothing in
+its first run, which is without gradients.)
 
-Whole blocks are run again, all but their last product: for each operation that saves 13 % more of a 3B Llama's
-activations than running only the gate's and the up projection again would.
+Whole blocks are recomputed, except for their last product. Per operation recomputed, that saves 13 % more of a 3B
+Llama's activations than recomputing only the gate and up projections.
 
-Offloaded, the inputs wait in the host's memory. They go there while their block runs, and come back while the block
-behind runs again: on a stream of their own, which a captured graph has too.
+Offloaded inputs wait in host memory. They are copied there while their block runs, and back while the next block is
+recomputed, on a stream of their own, which captured graphs include.
 """
 
 import functools
@@ -25,19 +25,19 @@ from sebp_edge.models.architecture import blocks_of
 from sebp_edge.models.shape import Block
 from sebp_edge.patches.patch import Patch
 
-# Where transformers' attention layers have the share of scores that they drop.
+# Attribute of transformers' attention layers that holds their dropout probability.
 ATTENTIONS = "attention_dropout"
 
 
 class Checkpoints(Patch):
-    """The handle of one decoder's first blocks, in checkpoints.
+    """Handle of one decoder's first blocks, in checkpoints.
 
-    The first ones: when the backward pass comes to them, it has freed what the others kept, and has room to run them
-    again. So a checkpoint of the last block would save nothing.
+    The first blocks, because the backward pass reaches them last: by then it has freed what the others kept, and has
+    room to recompute them. So a checkpoint of the last block would save nothing.
 
     Args:
-        number: of blocks in checkpoints, fewer than there are.
-        offload: whether their inputs wait in the host's memory; then each backward pass comes before the next forward
+        number: how many blocks are in checkpoints; fewer than there are.
+        offload: whether their inputs wait in host memory; then each backward pass must come before the next forward
             pass.
 
     Raises:
@@ -52,7 +52,7 @@ class Checkpoints(Patch):
         self._blocks, self._offload = blocks[:number], offload
 
     def attach(self, again: Callable[[], AbstractContextManager]) -> None:
-        """Puts the blocks into checkpoints; `again` gives the context in which one runs again."""
+        """Puts the blocks into checkpoints; `again` gives the context in which one is recomputed."""
         host = None
         for block in self._blocks:
             host = _HostMemory(before=host) if self._offload else None
@@ -60,7 +60,7 @@ class Checkpoints(Patch):
 
 
 class _InCheckpoint:
-    """Stands in for one block's `forward`."""
+    """Replacement of one block's `forward`."""
 
     def __init__(self, block: nn.Module, again: Callable[[], AbstractContextManager], host: "_HostMemory | None"):
         self._forward, self._again, self._host = block.forward, again, host
@@ -85,27 +85,27 @@ class _InCheckpoint:
 
 
 class _HostMemory:
-    """Where one block's input waits, the latest. Beside a GPU its pages are locked, for copies that nobody waits for.
+    """Host memory for one block's latest input. For inputs on a GPU it is page-locked, so that copies are asynchronous.
 
     Args:
-        before: that of the block before it, whose input is needed next when blocks run again.
+        before: the host memory of the previous block, whose input is needed next in the backward pass.
 
     Attributes:
-        number: of the latest input.
+        number: how many inputs were put, which identifies the latest.
     """
 
     def __init__(self, before: "_HostMemory | None" = None):
-        # All of them: graphs that were captured with a smaller one go on with it.
+        # Outgrown buffers stay: graphs that were captured with one keep using it.
         self._buffers: list[Tensor] = []
         self._before, self._input = before, None
-        # The input itself as long as it goes there, and its copy from when that comes back.
+        # The input while it is copied to the host; later its copy, once that is fetched back.
         self._on_device: Tensor | None = None
         self.number = 0
 
     def put(self, hidden: Tensor) -> None:
-        """Has it copied, once the input before it has been; and one more in `number`."""
+        """Starts the host copy, after waiting for that of the previous block; increments `number`."""
         if self._before is not None:
-            # Not before the first one: a stream that is being captured may wait for none that is not.
+            # Not for the first block: a capturing stream may not wait for one that is not yet part of the capture.
             _wait_for_copies(hidden.device)
             self._before._on_device = None
         size = hidden.numel()
@@ -118,7 +118,7 @@ class _HostMemory:
         _copy(self._input, self._on_device)
 
     def take(self, device: torch.device) -> Tensor:
-        """The input, on the device; the one before it is fetched meanwhile."""
+        """Returns the input on the device, and starts fetching that of the previous block."""
         if self._on_device is None:
             self._fetch(device)
         _wait_for_copies(device)
@@ -135,8 +135,7 @@ class _HostMemory:
 class _Offloaded:
     """A block's input: the tensor itself for the first run, its copy for the second.
 
-    Raises:
-        SparsityError: another input has taken the copy's place.
+    `take` raises a SparsityError if another input has overwritten the copy.
     """
 
     def __init__(self, hidden: Tensor, host: _HostMemory):
@@ -160,9 +159,9 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _copy(place: Tensor, source: Tensor) -> None:
-    """On a stream of its own where one of them is a GPU's: after all that has been begun, and beside what is to come.
+    """Copies; to or from a GPU on a separate stream, after the work queued so far and in parallel with later work.
 
-    Both must stay as they are until `_wait_for_copies`.
+    Neither tensor may change before `_wait_for_copies`.
     """
     device = place.device if place.is_cuda else source.device
     if device.type != "cuda":
@@ -175,41 +174,40 @@ def _copy(place: Tensor, source: Tensor) -> None:
 
 
 def join_copies(device: torch.device) -> None:
-    """Has the current stream wait for the copies that were begun, as it must before a capture ends, or work that failed
-    is left."""
+    """Makes the current stream wait for all copies begun; needed before a capture ends and after work that failed."""
     if device.type != "cuda":
         return
     with torch.cuda.stream(_copy_stream(device)):
         forked = torch.cuda.is_current_stream_capturing()
-    # A capture may not wait for copies that are none of its own.
+    # A capture may only wait for copies that are part of it.
     if forked or not torch.cuda.is_current_stream_capturing():
         _wait_for_copies(device)
 
 
 def _wait_for_copies(device: torch.device) -> None:
-    """Has what is to come wait for them, not the host."""
+    """Makes the current stream wait for all copies begun; the host does not wait."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_stream(_copy_stream(device))
 
 
 def dropouts_of(module: nn.Module) -> list[nn.Module]:
-    """The parts of it that would drop something in training; attention drops scores without a module for it."""
+    """The parts of a module that apply dropout in training; attention drops scores without an `nn.Dropout`."""
     parts = module.modules()
     return [part for part in parts if (isinstance(part, nn.Dropout) and part.p) or getattr(part, ATTENTIONS, None)]
 
 
 def refuse_dropout(dropouts: list[nn.Module]) -> None:
-    """Random states are neither kept nor put back where something runs again: no captured graph could do it.
+    """Refuses active dropout: a recomputation would draw anew, since no captured graph could restore random states.
 
     Raises:
-        SparsityError: one of them is in training mode.
+        SparsityError: one of these modules is in training mode.
     """
     if any(dropout.training for dropout in dropouts):
         raise SparsityError("What runs again in the backward pass does not drop; switch it off with `model.eval()`.")
 
 
 def runs_again() -> bool:
-    """Whether the innermost hooks on saved tensors are those of `torch.utils.checkpoint`, in either of the two runs."""
+    """Whether the innermost hooks on saved tensors are `torch.utils.checkpoint`'s, in either of its two runs."""
     if torch.compiler.is_compiling():
         return False
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
@@ -220,16 +218,16 @@ def runs_again() -> bool:
 
 
 def inputs_on_device(checkpoints: int, *, offload: bool) -> int:
-    """How many inputs of blocks in checkpoints the device keeps; if they are offloaded, the last one."""
+    """How many inputs of blocks in checkpoints the device keeps; with `offload`, only the last one."""
     return min(1, checkpoints) if offload else checkpoints
 
 
 def inputs_on_device_at_most(checkpoints: int, *, offload: bool) -> int:
-    """The same while a block runs again; an offloaded input is fetched while the one after it is used."""
+    """The same while a block is recomputed: an offloaded input is fetched while the one after it is used."""
     return inputs_on_device(checkpoints, offload=offload) + offload
 
 
 def parameters_run_again(block: Block) -> int:
-    """Parameters that the backward pass of a block in a checkpoint multiplies by once more: all but its last layer's,
-    before which it has all that it keeps."""
+    """Parameters whose products are recomputed for a block in a checkpoint: all but its last layer's, before which
+    recomputing stops."""
     return block.parameters - block.mlp_out.size

@@ -1,4 +1,4 @@
-"""What the memory of a patched block depends on beside its sizes; each patch counts its own at the end of its file."""
+"""Settings on which a patched block's memory depends, beside its sizes; each patch counts its own at its file's end."""
 
 from typing import NamedTuple
 
@@ -9,8 +9,8 @@ class Execution(NamedTuple):
     """How a decoder's blocks run in a training.
 
     Attributes:
-        rank: of a LoRA adapter on every linear layer; 0 if all weights are trained.
-        itemsize: bytes of one number of the base model, and of activations.
+        rank: rank of the LoRA adapter on every linear layer; 0 if all weights are trained.
+        itemsize: bytes of one number of the base model and of activations.
         on_gpu: whether the device is an NVIDIA GPU, with captured graphs.
         has_kernels: whether norms, gates and the loss run on our kernels.
     """
@@ -22,10 +22,10 @@ class Execution(NamedTuple):
 
     @property
     def trains_all(self) -> bool:
-        """Whether all weights are trained, and not an adapter."""
+        """Whether all weights are trained, rather than an adapter."""
         return self.rank == 0
 
     @property
     def has_flash_attention(self) -> bool:
-        """Whether attention is one operation for all sequences; otherwise it runs sequence by sequence."""
+        """Whether one operation attends in all sequences; otherwise attention runs sequence by sequence."""
         return self.on_gpu and self.itemsize == 2

@@ -1,9 +1,9 @@
-"""A decoder's last layer on loss rows only, forward and backward: what no loss row reads is not computed.
+"""Computes a decoder's last layer on loss rows only, forward and backward.
 
-Behind the last attention every operation works row by row, so a row without a loss needs neither its query, nor its
-output projection, nor its MLP; only its key and value are read by others. Each of the three becomes gather, operation,
-scatter. A trial decides whether a model's losses stay what they are; what these rows hold otherwise is meaningless, so
-nothing but the loss may look at them.
+After the last attention every operation works row by row, so a row without a loss needs no query, no output projection
+and no MLP; other rows read only its key and value. Each of the three becomes gather, operation, scatter. A trial
+decides whether a model's losses stay the same. The hidden states of rows without a loss become meaningless, so only the
+loss may read the result.
 
 Shapes: N rows, A kept rows, K columns.
 """
@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 class LastLayer(Patch):
-    """The handle of one decoder's restricted last layer.
+    """Handle of one decoder's restricted last layer.
 
     Attributes:
-        query: the projection of queries, which may not be computed together with keys and values; None if the last
-            block has no such parts, and is left alone.
+        query: the query projection, which must not be computed together with keys and values; None if the last block
+            lacks one of the three parts and is left alone.
     """
 
     def __init__(self, decoder: nn.Module):
@@ -43,12 +43,16 @@ class LastLayer(Patch):
         self._exact: bool | None = None
 
     def attach(self) -> None:
-        """Puts the three parts under this handle, over whatever forward they have now."""
+        """Replaces the forwards of the three parts, around whatever they are now."""
         for part in self._parts:
             self._replace(part, _OnRows(self, part.forward))
 
     def is_exact(self, decoder: nn.Module, losses: Callable[[bool], Tensor]) -> bool:
-        """Whether a trial's losses, given whether to restrict, are the same both ways; tried once."""
+        """Whether restricting the last layer leaves losses the same; tried once.
+
+        Args:
+            losses: the losses of a trial batch, given whether to restrict.
+        """
         if self._exact is None:
             reason = why_not(decoder, lambda: losses(False), lambda: losses(True)) if self._parts else "other parts"
             self._exact = reason is None
@@ -58,7 +62,7 @@ class LastLayer(Patch):
 
     @contextmanager
     def on(self, rows: Tensor | slice | None) -> Iterator[None]:
-        """Within it, the parts compute these rows only and give zeros elsewhere; None for all rows."""
+        """Context in which the parts compute these rows only and give zeros elsewhere; None for all rows."""
         self._rows = rows
         try:
             yield
@@ -66,11 +70,11 @@ class LastLayer(Patch):
             self._rows = None
 
     def restricts(self, layers: list[nn.Module]) -> bool:
-        """Whether these layers are given kept rows only, now."""
+        """Whether these layers are given the kept rows only at present."""
         return self._restricted() and self._layers.issuperset(layers)
 
     def _restricted(self) -> bool:
-        # What a checkpoint runs again, it runs when the rows are gone.
+        # A checkpoint recomputes after the rows are gone, and both of its runs must save the same shapes.
         return self._rows is not None and not runs_again()
 
     def _run(self, forward: Callable, x: Tensor, args, kwargs) -> Tensor:
@@ -82,7 +86,7 @@ class LastLayer(Patch):
 
 
 class _OnRows:
-    """Stands in for one part's `forward`."""
+    """Replacement of one part's `forward`."""
 
     def __init__(self, last_layer: LastLayer, forward: Callable):
         self._last_layer, self._forward = last_layer, forward

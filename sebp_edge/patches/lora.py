@@ -1,8 +1,8 @@
 """PEFT's plain LoRA layers computed by `lora_linear`: projections of one input as one layer, without extra passes.
 
-PEFT stays the owner of parameters, settings and files; a layer that is not plain at the moment it is called (dropout,
-DoRA, several, merged or disabled adapters) runs as PEFT runs it. While layers are fused, the base weights of a group
-lie one below the other in one storage, of which each layer's weight is a part.
+PEFT keeps the parameters, settings and files. A layer that is not plain when it is called (dropout, DoRA, several,
+merged or disabled adapters) runs PEFT's code. While layers are fused, the base weights of a group are stacked in one
+storage, and each layer's weight is a view of its part.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,10 +37,10 @@ SourceOf = Callable[[Tensor], Remake | Gate | None]
 
 
 class FusedLora(Patch):
-    """The handle of one model's fused LoRA layers.
+    """Handle of one model's fused LoRA layers.
 
     Args:
-        model: with PEFT's layers in it.
+        model: a model with PEFT's layers.
     """
 
     def __init__(self, model: nn.Module):
@@ -55,12 +55,12 @@ class FusedLora(Patch):
         alone: nn.Module | None = None,
         source_of: SourceOf = lambda x: None,
     ) -> None:
-        """Computes the layers by groups from now on.
+        """Fuses the layers: those of a group are computed together from now on.
 
         Args:
-            rows_for: gives the rows of layers that are computed together; all, unless told.
-            alone: a layer that is not computed together with others, if any.
-            source_of: what an input is made of again in the backward pass; where it does not know, the input is kept.
+            rows_for: gives the active rows of layers that are computed together; None for all rows, as by default.
+            alone: a layer that is never computed together with others, if any.
+            source_of: gives what recomputes an input in the backward pass, or None to keep the input.
         """
         scratch = Scratch()
         for parent in list(self._model.modules()):
@@ -74,7 +74,7 @@ class FusedLora(Patch):
                 for member, layer in enumerate(group.layers):
                     self._replace(layer, _Member(group, member))
                 if len(names) > 1:
-                    # Where weights were before they were stacked; else a part of it would go to the next ones.
+                    # Else the next group's weights would take a part of the memory that these had before.
                     give_memory_back(group.stacked.stacked_A.device)
 
     def _give_back(self, group: "_Group") -> None:
@@ -84,9 +84,9 @@ class FusedLora(Patch):
 
     @contextmanager
     def refreshed(self) -> Iterator[None]:
-        """Within it adapters must not change: they are copied at its beginning, and not by each layer for itself.
+        """Copies all adapters once on entry, instead of layer by layer; inside, they must not change.
 
-        At its end, what a forward pass that failed has computed and not asked for is let go of.
+        On exit, drops the unused outputs of a forward pass that failed.
         """
         current = [group for group in self._groups if group.is_current()]
         if current:
@@ -100,7 +100,7 @@ class FusedLora(Patch):
 
     @contextmanager
     def as_refreshed(self) -> Iterator[None]:
-        """Within it adapters are those of the last refresh, as they must be where a part of that pass runs again."""
+        """Uses the adapters as last copied, without copying again: for recomputing parts of that forward pass."""
         for group in self._refreshed:
             group.is_fresh = True
         try:
@@ -119,17 +119,17 @@ def _grouped(plain: dict[str, nn.Module], alone: nn.Module | None) -> list[tuple
 
 
 def _alike(layers: list[nn.Module]) -> bool:
-    """Whether these can be stacked."""
+    """Whether these layers can be stacked."""
     projections = [plain_projection(layer) for layer in layers]
     return len({(p.lora_A.shape, p.scaling, type(p.weight), p.weight.dtype, p.lora_A.device) for p in projections}) == 1
 
 
 class _Group:
-    """Layers that are called one after the other with the same input: the first call computes all of them.
+    """Layers that are called one after the other with the same input: the first call computes all outputs.
 
     Attributes:
-        stacked: what is computed with; None before and after.
-        is_fresh: whether what is stacked is known to be what the layers are, adapters included.
+        stacked: the stacked projections; None before `stack` and after `unstack`.
+        is_fresh: whether `stacked` is known to match the layers, its copies of the adapters included.
     """
 
     def __init__(self, layers: list[nn.Module], rows_for: RowsFor, source_of: SourceOf, scratch: Scratch):
@@ -142,11 +142,11 @@ class _Group:
         self.forget()
 
     def stack(self) -> None:
-        """Puts the layers' weights into one storage."""
+        """Stacks the layers' weights in one storage."""
         self._stack([plain_projection(layer) for layer in self.layers])
 
     def unstack(self) -> None:
-        """Gives the layers' weights a storage of their own again, unless another handle has stacked them since."""
+        """Gives each layer's weight its own storage again, unless another handle has stacked it since."""
         if self.stacked is None:
             return
         if len(self.layers) > 1 and isinstance(self.stacked.weight, Tensor):
@@ -154,11 +154,11 @@ class _Group:
             for layer in self.layers:
                 if _storage(layer.base_layer.weight) == storage:
                     layer.base_layer.weight.data = layer.base_layer.weight.data.clone()
-        # Freed before the next group's weights are copied.
+        # Frees the stacked weights before the next group's are copied.
         self.stacked = None
 
     def is_current(self) -> bool:
-        """Whether what is stacked is what the layers are made of now."""
+        """Whether `stacked` was made from the layers' present weights and adapters; their values may have changed."""
         projections = [plain_projection(layer) for layer in self.layers]
         return None not in projections and self._key == _key(projections)
 
@@ -184,11 +184,11 @@ class _Group:
         return lora_linear(x, self.stacked, self._rows_for(self.layers, x), source)
 
     def forget(self) -> None:
-        """Lets go of what was computed for layers that were not called."""
+        """Drops outputs of layers that were not called."""
         self._input, self._outputs = None, {}
 
     def _computes(self, x: Tensor) -> bool:
-        """Whether the layers, as they are now, are computed together for `x`; what is stacked is then up to date."""
+        """Whether the layers, as they are now, can be computed together for `x`; if so, `stacked` is up to date."""
         if torch.is_autocast_enabled(x.device.type) or not (self.is_fresh or self._made_current()):
             return False
         return x.dtype == self.stacked.stacked_A.dtype
@@ -212,7 +212,7 @@ class _Group:
 
 
 def _key(projections: list[LoraProjection]) -> tuple:
-    """What changes when a layer's weight has moved, or other adapters are active."""
+    """A key that changes if a layer's weight moves or another adapter becomes active."""
     return tuple((_place(p.weight), _place(p.bias), id(p.lora_A), id(p.lora_B), p.scaling) for p in projections)
 
 
@@ -225,7 +225,7 @@ def _place(weight: Tensor | QuantisedWeight | None) -> int | None:
 
 
 class _Member:
-    """Stands in for one layer's `forward`."""
+    """Replacement of one layer's `forward`."""
 
     def __init__(self, group: _Group, member: int):
         self.group, self.member = group, member
@@ -238,5 +238,5 @@ class _Member:
 
 
 def kept_by_lora(layers: int, run: Execution) -> int:
-    """Bytes of one token that autograd keeps of so many layers' adapters: x A^T, of the adapter's rank; 0 without."""
+    """Bytes per token that autograd keeps of the adapters of `layers` layers: x Aᵀ, as wide as the rank."""
     return run.itemsize * run.rank * layers

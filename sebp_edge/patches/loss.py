@@ -1,7 +1,7 @@
-"""A causal decoder's loss from its hidden states: over loss rows only, and without ever holding all logits.
+"""Computes a causal decoder's loss from its hidden states: over loss rows only, and without ever holding all logits.
 
-Which models may have it is found by a trial: on one small batch their own loss and this one must agree. Models with
-other terms in their loss, or another head than their config says, keep their own.
+A trial decides which models use it: on one small batch, their own loss and this one must agree. Models with further
+terms in their loss, or with another head than their config says, keep their own loss.
 
 Shapes: B sequences, T positions, C loss rows, D hidden.
 """
@@ -25,21 +25,21 @@ from sebp_edge.rows.row_plan import RowPlan
 
 logger = logging.getLogger(__name__)
 
-# What Gemma 2 and its like, RecurrentGemma and xLSTM call the cap of their logits. A trial sees a cap only where logits
-# are large.
+# The config's name for the logit softcap: in Gemma 2 and its relatives, RecurrentGemma and xLSTM. Read from the config
+# because a trial shows a cap only if logits are large.
 SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-# Keywords that a model's call takes and its base model does not.
+# Keywords of a model's call that its base model does not take.
 NOT_THE_BASES = ("labels", "num_items_in_batch", "logits_to_keep", "return_dict")
 
 
 class Head:
-    """What turns a causal decoder's hidden states into losses.
+    """A causal decoder's head: turns hidden states into losses.
 
     Args:
-        max_logits: how many logits there are at once, but for a single row's.
+        max_logits: most logits that exist at once, but never fewer than one row's.
 
     Raises:
-        SparsityError: it is not a linear layer without a bias.
+        SparsityError: the head is not a linear layer without a bias.
     """
 
     def __init__(self, decoder: nn.Module, max_logits: int = CHUNK_LOGITS):
@@ -54,41 +54,50 @@ class Head:
         return self._linear.weight
 
     def losses(self, hidden_CD: Tensor, targets_C: Tensor, weight_VD: Tensor | None = None) -> Tensor:
-        """The loss of each row, in nats: fp32 [C]; by another tensor than the head's own weight, if one is given."""
+        """The loss of each row, in nats: fp32 [C].
+
+        Args:
+            hidden_CD: the hidden states of the loss rows.
+            targets_C: int64 token ids.
+            weight_VD: used instead of the head's own weight, if given.
+        """
         weight_VD = self.weight if weight_VD is None else weight_VD
         return linear_cross_entropy(hidden_CD, weight_VD, targets_C, **self._options)
 
 
 def _logit_options(config) -> dict[str, float | None]:
-    """What the model does to its logits before the softmax, as its family's config says it."""
+    """What the model does to its logits before the softmax, according to its config."""
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
     softcaps = (getattr(config, name, None) for name in SOFTCAPS)
     return {"scale": scale, "softcap": next(filter(None, softcaps), None)}
 
 
 class FusedLoss:
-    """The forward pass of a causal decoder that returns its loss and no logits."""
+    """Forward pass of a causal decoder that returns its loss and no logits."""
 
     def __init__(self, decoder: nn.Module, own_forward: Callable, last_layer: LastLayer):
         self._decoder, self._own_forward, self._last_layer = decoder, own_forward, last_layer
-        # What a wrapper does around the forward would not happen around the base model's.
+        # This calls the base model, past anything that wraps the decoder's forward.
         self._wrapped = not has_own_forward(decoder)
         self._head: Head | None = None
         self._output_type: type | None = None
 
     def replaces(self, inputs: dict) -> bool:
-        """Whether this call's loss is computed here: a training step that means all logits, and the trial passed."""
+        """Whether this call's loss is computed here: a training step on all logits of a model that passed the trial."""
         to_keep = inputs.get("logits_to_keep", 0)
         all_kept = isinstance(to_keep, int) and to_keep == 0
         return all_kept and self._decoder.training and torch.is_grad_enabled() and self._why_not is None
 
     def __call__(self, inputs: dict, plan: RowPlan, *, only_loss_rows: bool):
-        """The model's output with its loss, no logits, and all else that the base model returns.
+        """The model's output: its loss, no logits, and all else that the base model returns.
 
         Args:
             inputs: the keywords of the model's call.
             plan: the batch's loss rows and targets.
             only_loss_rows: whether the last layer may leave out rows without a loss.
+
+        Raises:
+            SparsityError: there is not one label for each token.
         """
         fewer = only_loss_rows and len(plan.loss_rows) < len(plan.active_rows)
         restricted = fewer and self._last_layer.is_exact(self._decoder, self._trial_losses)
@@ -103,7 +112,7 @@ class FusedLoss:
         return output if (self._decoder.config.return_dict if as_dict is None else as_dict) else output.to_tuple()
 
     def _row_losses(self, inputs: dict, plan: RowPlan, restricted: bool):
-        """The base model's output, and the losses of loss rows [C]."""
+        """The base model's output, and the losses of the loss rows, [C]."""
         rows = plan.loss_rows if plan.loss_span is None else plan.loss_span
         with self._last_layer.on(rows if restricted else None):
             given = {name: value for name, value in inputs.items() if name not in NOT_THE_BASES}
@@ -115,7 +124,7 @@ class FusedLoss:
 
     @functools.cached_property
     def _why_not(self) -> str | None:
-        """The reason not to replace the model's own loss, if there is one; found at the first batch."""
+        """The reason to keep the model's own loss, or None; found at the first batch."""
         reason = "its forward was wrapped before (as accelerate does for mixed precision); sparsify it first."
         if not self._wrapped:
             reason = why_not(self._decoder, self._own_loss, lambda: self._trial_losses(False).mean())
@@ -140,20 +149,23 @@ class FusedLoss:
 
 
 def logits_at_once(loss_rows: int, vocabulary: int, max_logits: int) -> int:
-    """How many logits exist at once: of all loss rows, or of as many as `max_logits` allows, but of one at least."""
+    """How many logits exist at once: of all loss rows, or of as many as `max_logits` allows, but of at least one."""
     return vocabulary * min(loss_rows, max(1, max_logits // vocabulary))
 
 
 def bytes_of_loss(loss_rows: int, logits: int, hidden: int, run: Execution, *, with_gradients: bool) -> int:
-    """Bytes that the loss holds: a chunk of `logits`, whose gradients overwrite them; the loss rows' hidden states, and
-    gradients of these.
+    """Bytes that the loss holds: logits, the loss rows' hidden states, and the gradients of these.
 
-    Without our kernels a softmax besides.
+    Gradients of logits overwrite them. Without our kernels the softmax is held as well.
+
+    Args:
+        logits: logits that exist at once.
+        with_gradients: whether gradients are computed.
     """
     states = 3 if with_gradients and run.trains_all else 2
     return run.itemsize * ((1 if run.has_kernels else 2) * logits + states * loss_rows * hidden)
 
 
 def kept_by_loss(loss_rows: int, hidden: int, run: Execution) -> int:
-    """Bytes that autograd keeps of the loss: of a frozen head the hidden states' gradient, computed along with it."""
+    """Bytes that autograd keeps of the loss: with a frozen head, hidden states' gradient, computed along with it."""
     return 0 if run.trains_all else run.itemsize * loss_rows * hidden

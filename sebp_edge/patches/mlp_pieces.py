@@ -1,9 +1,9 @@
-"""MLPs that run on a piece of the rows at a time, and again piece by piece in the backward pass.
+"""MLPs that run on a piece of the rows at a time, recomputed piece by piece in the backward pass.
 
-An MLP's hidden numbers are the widest that a block has, and belong to single rows: of the others only the input is
-kept. Each piece is a checkpoint (Chen et al. 2016) of its own, in a block that is kept as well as in one that is in a
-checkpoint itself. Such a block runs again for what it keeps, and stops when it has that: in most models with the last
-piece's input, before anything of the MLP is computed.
+An MLP's hidden activations are the widest of a block, and each row's depend on that row alone. So they exist for one
+piece at a time; of the other pieces only the input is kept. Each piece is a checkpoint (Chen et al. 2016) of its own,
+whether or not its block is in a checkpoint too. Such a block is recomputed only until it has all that it keeps: in most
+models that ends with the last piece's input, before anything of the MLP is computed.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,19 +20,19 @@ from sebp_edge.patches.execution import Execution
 from sebp_edge.patches.norms_and_mlps import remakes_norms
 from sebp_edge.patches.patch import Patch
 
-# Rows of a piece. With as many, an MLP of a 3B model needs no more memory than attention's backward pass over 3,000
-# tokens does; with half as many, a base in 4 bits would be dequantised twice as often.
+# Rows of a piece. With these, an MLP of a 3B model needs no more memory than attention's backward pass over 3,000
+# tokens. Half as many would dequantise a 4-bit base twice as often.
 ROWS = 1024
 
 
 class MlpPieces(Patch):
-    """The handle of one decoder's MLPs in pieces.
+    """Handle of one decoder's MLPs in pieces.
 
     Args:
-        rows: of a piece, at most; None leaves MLPs whole.
+        rows: most rows of a piece; None leaves MLPs whole.
 
     Attributes:
-        only_keeps: whether a block runs again, for what it keeps.
+        only_keeps: whether a block is being recomputed, only for what it keeps.
     """
 
     def __init__(self, decoder: nn.Module, rows: int | None):
@@ -43,13 +43,13 @@ class MlpPieces(Patch):
         self.only_keeps = False
 
     def attach(self, again: Callable[[], AbstractContextManager]) -> None:
-        """Cuts what goes through the MLPs; `again` gives the context in which a piece runs again."""
+        """Runs MLPs in pieces from now on; `again` gives the context in which a piece is recomputed."""
         for mlp in self._mlps:
             self._replace(mlp, _InPieces(self, mlp, again))
 
     @contextmanager
     def only_for_what_is_kept(self) -> Iterator[None]:
-        """Within it a block runs again for what it keeps."""
+        """Context in which a block is recomputed, only for what it keeps."""
         self.only_keeps = True
         try:
             yield
@@ -58,7 +58,7 @@ class MlpPieces(Patch):
 
 
 class _InPieces:
-    """Stands in for one MLP's `forward`."""
+    """Replacement of one MLP's `forward`."""
 
     def __init__(self, pieces: MlpPieces, mlp: nn.Module, again: Callable[[], AbstractContextManager]):
         self._pieces, self._forward, self._again = pieces, mlp.forward, again
@@ -75,9 +75,9 @@ class _InPieces:
             self._gave_gradient = out.requires_grad
             return out
         for piece in pieces:
-            # What it gives does not matter; the last one's input may end the run.
+            # Only the kept input counts, not the output; the last piece's input may end the recomputation.
             self._in_checkpoint(torch.empty_like, piece)
-        # Something after the MLP keeps what it is made of.
+        # Reached only if an operation after the MLP keeps something, which depends on the MLP's output.
         with torch.no_grad():
             out = _joined(list(map(self._forward, pieces)))
         return out.requires_grad_(self._gave_gradient)
@@ -95,27 +95,29 @@ def _joined(pieces: list[Tensor]) -> Tensor:
 
 
 def rows_of_a_piece(tokens: int) -> int:
-    """How many rows of so many tokens go through an MLP at once."""
+    """How many rows of a batch of `tokens` go through an MLP at once."""
     return min(tokens, ROWS)
 
 
 def kept_by_pieces(block: Block, run: Execution) -> int:
-    """Bytes of one token that autograd keeps of an MLP in pieces: its input, unless a norm's output is kept anyway."""
+    """Bytes per token that autograd keeps of an MLP in pieces: its input, unless a norm's output is kept anyway."""
     return run.itemsize * block.hidden if remakes_norms(block.kind, run) and block.kind.norm_outputs else 0
 
 
 def backward_of_pieces(block: Block, tokens: int, of_row: int, run: Execution) -> int:
-    """Bytes that an MLP in pieces holds in its backward pass: one piece, and what all pieces are put together to.
+    """Bytes that an MLP in pieces holds in its backward pass: one piece, and the gradients that all pieces add to.
 
-    That is the gradient of its input; and of all weights, one of which is there twice while it is added up.
+    The latter are the gradient of its input and, if all weights are trained, those of its weights, one of which exists
+    twice while it is summed.
 
     Args:
-        of_row: bytes of one row in a piece.
+        tokens: rows of the batch.
+        of_row: bytes per row of the piece.
     """
     of_weights = 4 * block.mlp_out.size if run.trains_all else 0
     return rows_of_a_piece(tokens) * of_row + run.itemsize * (tokens * 3 * block.hidden + of_weights)
 
 
 def parameters_run_again_in_pieces(block: Block) -> int:
-    """Parameters that the backward pass of an MLP in pieces multiplies by once more: all but the last layer's."""
+    """Parameters whose products the backward pass of an MLP in pieces recomputes: all but the last layer's."""
     return sum(linear.size for linear in block.mlp_in)

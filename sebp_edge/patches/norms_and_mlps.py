@@ -1,8 +1,8 @@
-"""A decoder's row-by-row modules by our own operations, where these have kernels: RMSNorms, and MLPs with a gate.
+"""Runs a decoder's RMSNorms and gated MLPs on our own operations, on devices for which these have kernels.
 
-What a module computes is found by trial, not by its class: one that is not exactly such a norm or MLP keeps its own
-forward. What comes out of them is quickly made again from what their backward passes keep anyway, so that the layers
-that read it need not keep it: `source_of` says how.
+A trial, not the class, decides what a module computes: one that is not exactly such a norm or MLP keeps its own
+forward. Outputs are cheap to recompute from what the backward passes keep anyway, so the layers that read them need not
+keep them: see `SmallOps.source_of`.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,15 +17,15 @@ from sebp_edge.patches.agreement import why_not
 from sebp_edge.patches.execution import FP32, Execution
 from sebp_edge.patches.patch import Patch, has_own_forward
 
-# The parts of a Llama's MLP; it has nothing else.
+# All parts of Llama's MLP.
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 class SmallOps(Patch):
-    """The handle of one decoder's replaced norms and MLPs.
+    """Handle of one decoder's replaced norms and MLPs.
 
     Attributes:
-        replaced: the modules that have ours.
+        replaced: the modules that run on our operations.
     """
 
     def __init__(self, decoder: nn.Module):
@@ -35,8 +35,8 @@ class SmallOps(Patch):
         self.replaced: list[nn.Module] = []
 
     def attach(self) -> None:
-        """Replaces the modules that are found to be such."""
-        # In plain PyTorch ours are no faster than the modules' own, and making inputs again takes a little time.
+        """Replaces the modules that a trial recognises, if our operations have kernels here."""
+        # In plain PyTorch ours are no faster than the modules' own, and recomputing inputs takes a little time.
         if runs_kernels(self._decoder.get_input_embeddings().weight):
             self._undo.append(self.replaced.clear)
             for module, stand_in in self.stand_ins():
@@ -44,19 +44,19 @@ class SmallOps(Patch):
                 self.replaced.append(module)
 
     def stand_ins(self) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
-        """The modules that are found to be such, each with what computes the same."""
+        """Yields the modules that a trial recognises, each with a function that computes the same."""
         for module in list(self._decoder.modules()):
-            # A forward that others put there stays.
+            # A forward that someone else replaced stays as it is.
             stand_in = self._stand_in(module) if has_own_forward(module) else None
             if stand_in is not None:
                 yield module, stand_in
 
     def source_of(self, x: Tensor) -> Remake | Gate | None:
-        """What `x` can be made of again in the backward pass; None if it came from elsewhere."""
+        """What recomputes `x` in the backward pass; None unless a replaced norm or gate computed it."""
         return self._sources.get(x)
 
     def _stand_in(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-        """What computes the same as the module, if there is something."""
+        """A function that computes the same as the module, or None."""
         if _looks_like_a_norm(module):
             trial = _trial_input(module.weight.numel(), module.weight.device, module.weight.dtype)
             candidates = [_Norm(module, offset, self._sources) for offset in (0.0, 1.0)]
@@ -72,7 +72,7 @@ class SmallOps(Patch):
 
 
 def _trial_input(size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """[3, size]; one row is so small that it shows what is added to its square."""
+    """Random rows [3, size]; one is so small that the norm's eps changes its output."""
     rows = torch.randn(3, size, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0], [30.0], [1e-3]])
     return rows.to(device, dtype)
 
@@ -94,21 +94,21 @@ def _looks_like_an_mlp(module: nn.Module) -> bool:
 
 
 def _is_activation(mlp: nn.Module, name: str) -> bool:
-    # In fp64, where GELU and its tanh approximation differ by far.
+    # In fp64, which tells GELU from its tanh approximation.
     values = torch.linspace(-6, 6, 49, dtype=torch.float64)
     with torch.no_grad():
         return torch.allclose(gated(values, torch.ones_like(values), name), mlp.act_fn(values), rtol=1e-6, atol=1e-9)
 
 
 class _Norm:
-    """Stands in for one RMSNorm's `forward`."""
+    """Replacement of one RMSNorm's `forward`."""
 
     def __init__(self, module: nn.Module, offset: float, sources: WeakTensorKeyDictionary):
         self.module, self.eps, self.offset, self.sources = module, _eps(module), offset, sources
 
     def __call__(self, x: Tensor) -> Tensor:
         weight, eps, offset = self.module.weight, self.eps, self.offset
-        # A module that is given another dtype than its own promotes in its own way.
+        # Each class promotes inputs of another dtype in its own way.
         if x.dtype != weight.dtype:
             return type(self.module).forward(self.module, x)
         out = rms_norm(x, weight, eps, offset)
@@ -119,7 +119,7 @@ class _Norm:
 
 
 class _Mlp:
-    """Stands in for one MLP's `forward`."""
+    """Replacement of one MLP's `forward`."""
 
     def __init__(self, module: nn.Module, activation: str, sources: WeakTensorKeyDictionary):
         self.module, self.activation, self.sources = module, activation, sources
@@ -136,18 +136,18 @@ class _Mlp:
 
 
 def kept_by_norm(kind: Kind | None, run: Execution) -> int:
-    """Bytes that one norm keeps for each number that it reads, beside that number."""
+    """Bytes that one norm keeps per number of its input, beside that number itself."""
     if kind is None or kind.has_layer_norms or (run.has_kernels and kind.has_own_norms):
         return 0
     normalised = 1 if run.trains_all else 0  # for the gradient of the norm's own weight
     if kind.has_own_norms and run.itemsize == FP32:
         return FP32 * normalised
-    # In place of what it reads, that in fp32: as it is, and less its mean.
+    # It keeps two fp32 tensors instead of its input: the input itself, and the input less its mean.
     return FP32 * (2 + normalised) - run.itemsize
 
 
 def kept_by_norms(block: Block, head_size: int, run: Execution) -> int:
-    """Bytes of one token that autograd keeps of what a block's norms read and give."""
+    """Bytes per token that autograd keeps of the inputs and outputs of a block's norms."""
     kind = block.kind
     of_heads = block.queries + block.keys if kind.has_head_norms else 0
     states = kind.reads + (0 if remakes_norms(kind, run) else kind.norm_outputs)
@@ -158,24 +158,24 @@ def kept_by_norms(block: Block, head_size: int, run: Execution) -> int:
 
 
 def remakes_norms(kind: Kind, run: Execution) -> bool:
-    """Whether what norms give is made again in the backward pass, and not kept."""
+    """Whether the outputs of norms are recomputed in the backward pass instead of kept."""
     return not run.trains_all and run.has_kernels and kind.has_own_norms
 
 
 def kept_by_mlp(block: Block, run: Execution) -> int:
-    """Bytes of one token that autograd keeps in a block's MLP, beside its input and what LoRA keeps."""
+    """Bytes per token that autograd keeps in a block's MLP, beside its input and what LoRA keeps."""
     is_ours, numbers = _has_own_mlp(block, run), block.gate_and_up
     if run.trains_all or not is_ours:
-        numbers += block.wide  # what the last layer reads
+        numbers += block.wide  # the last layer's input
     if block.has_gate and not is_ours:
         numbers += block.wide  # the activated gate
     return run.itemsize * numbers
 
 
 def gradients_in_mlp(block: Block, run: Execution) -> int:
-    """Bytes of one token that an MLP's backward pass holds: gradients of gate and up, and what the last layer read.
+    """Bytes per token of the gradients in an MLP's backward pass: of gate, up and the last layer's input.
 
-    In a family's own code the latter takes the place of what was kept.
+    In a family's own code the gradient of that input takes the memory of what was kept, so it is not counted here.
     """
     return run.itemsize * (block.gate_and_up + (block.wide if _has_own_mlp(block, run) else 0))
 
@@ -183,7 +183,8 @@ def gradients_in_mlp(block: Block, run: Execution) -> int:
 def backward_of_mlp(block: Block, tokens: int, run: Execution) -> int:
     """Bytes that a block's MLP holds in its backward pass, beside what is kept.
 
-    With gradients of hidden states, before and after each norm that follows attention or MLP; and of a weight.
+    Includes gradients of hidden states, before and after each norm that follows attention or MLP; and, if all weights
+    are trained, the gradient of one weight.
     """
     states = (2 + block.kind.norms - block.kind.norm_outputs) * block.hidden
     of_weight = block.mlp_out.size if run.trains_all else 0
@@ -191,9 +192,9 @@ def backward_of_mlp(block: Block, tokens: int, run: Execution) -> int:
 
 
 def passing_in_mlp(block: Block, run: Execution) -> int:
-    """Bytes of one row that a family's own MLP allocates and frees; 0 where our gate takes its place.
+    """Bytes per row that a family's own MLP allocates and frees; 0 if our gate replaces its own.
 
-    They are the activated gate, and gradients of it and of gate and up.
+    These are the activated gate, and gradients of it and of gate and up.
     """
     if _has_own_mlp(block, run):
         return 0

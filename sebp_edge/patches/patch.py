@@ -1,12 +1,12 @@
-"""What a handle changes in a model, and how it is undone: in any order, whatever lies over it by then.
+"""Patch: base class of the handles that change a model and undo their changes, in any order.
 
     class Doubled(Patch):
         def attach(self, layer):
             forward = layer.forward
             self._replace(layer, lambda x: 2 * forward(x))
 
-A replacement of a module's forward lies over the forward that was there. If it is removed while another one lies over
-it (a later handle's, a user's wrapper), it stays within, passes calls on, and leaves once it lies on top.
+A replacement wraps the forward that it replaces. If it is removed while something else wraps it (a later handle, a
+user's wrapper), it stays and only passes calls on, until it is outermost and can be taken out.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,20 +16,20 @@ from typing import Self
 import torch
 from torch import nn
 
-# Where a decoder keeps the attention implementations that patches set, by patch; the first one is its own.
+# Attribute of a decoder: the attention implementations that patches have set, by patch; the first is the decoder's own.
 _ATTENTIONS = "_sebp_edge_attentions"
 
 
 class Patch:
-    """A handle of changes to a model: a context manager, or `remove()` when done."""
+    """Handle of changes to a model: a context manager, or call `remove()` when done."""
 
     def __init__(self):
         self._undo: list[Callable[[], None]] = []
 
     def remove(self) -> None:
-        """Undoes all changes, the latest first; without any left, does nothing.
+        """Undoes all changes, the latest first; does nothing if none are left.
 
-        If one cannot be undone (memory ran out), the others are, its error is raised, and the next call tries it again.
+        If one fails (memory ran out), the others are still undone, its error is raised, and the next call retries it.
         """
         changes, self._undo = self._undo, []
         with ExitStack() as stack:
@@ -51,7 +51,7 @@ class Patch:
 
     @contextmanager
     def _attaching(self) -> Iterator[None]:
-        """Undoes what was attached within it if the rest fails."""
+        """Undoes all changes if the body of the `with` statement fails."""
         try:
             yield
         except BaseException:
@@ -59,7 +59,7 @@ class Patch:
             raise
 
     def _replace(self, module: nn.Module, forward: Callable) -> None:
-        """Puts `forward` in the place of the module's."""
+        """Replaces the module's forward by `forward`."""
         drop_removed(module)
         link = _Link(module, forward)
         self._undo.append(link.remove)
@@ -80,15 +80,15 @@ class Patch:
             del vars(decoder)[_ATTENTIONS]
 
     def _include(self, part: "Patch", *given, **options) -> None:
-        """Attaches a patch that is removed with this one, also if it fails half-way."""
+        """Attaches another patch, which is removed with this one even if attaching it fails half-way."""
         self._undo.append(part.remove)
         part.attach(*given, **options)
 
 
 class _Link:
-    """Lies in the place of one module's forward, over `__wrapped__`, whose signature it shows."""
+    """Replacement of one module's forward; wraps the previous one, `__wrapped__`, and shows its signature."""
 
-    # No __dict__, which `functools.wraps` would copy into a wrapper.
+    # No __dict__: `functools.wraps` would copy it into a wrapper.
     __slots__ = ("__weakref__", "__wrapped__", "beneath", "forward", "module")
 
     def __init__(self, module: nn.Module, forward: Callable):
@@ -108,7 +108,7 @@ class _Link:
 
 
 def drop_removed(module: nn.Module) -> None:
-    """Takes replacements that were removed and lie on top out of the module."""
+    """Takes removed replacements out of the module as long as they are outermost."""
     forward = vars(module).get("forward")
     while type(forward) is _Link and forward.forward is None:
         forward = forward.beneath
@@ -119,13 +119,13 @@ def drop_removed(module: nn.Module) -> None:
 
 
 def has_own_forward(module: nn.Module) -> bool:
-    """Whether nobody replaced the module's forward."""
+    """Whether the module's forward is its class's own, replaced by nothing."""
     drop_removed(module)
     return "forward" not in vars(module)
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Whether somebody else replaced the module's forward, beneath patches or over them."""
+    """Whether something other than a patch replaced the module's forward, inside of patches or around them."""
     forward = vars(module).get("forward")
     while type(forward) is _Link:
         forward = forward.beneath

@@ -1,9 +1,9 @@
-"""A trained embedding that is the head too: its rows' gradients are added to the head's, where autograd would make a
-second gradient of the whole vocabulary and add the two.
+"""A trained embedding tied to the head: adds the embedding's gradient to the head's, row by row and in place.
 
     dW = dlogitsᵀ h        dW[ids] += dX        (the head's part, then the embedding's, in the dtype of W)
 
-The head's backward pass comes first and the embedding's last, and until then the head's gradient waits.
+Autograd would make a second gradient of the whole vocabulary and add the two. The head's backward pass runs first and
+the embedding's last; in between, the head's gradient is held back.
 
 Shapes: A tokens, D hidden, V vocabulary.
 """
@@ -18,9 +18,9 @@ from sebp_edge.patches.patch import Patch, has_own_forward
 
 
 class TiedEmbedding(Patch):
-    """The handle of one decoder's embedding.
+    """Handle of one decoder's tied embedding.
 
-    An embedding that is not the head, is frozen, or does more than look rows up is left as it is.
+    An embedding that is not tied, is frozen, or does more than look rows up is left as it is.
     """
 
     def __init__(self, decoder: nn.Module):
@@ -37,12 +37,15 @@ class TiedEmbedding(Patch):
         self._heads: _HeadsGradient | None = None
 
     def attach(self) -> None:
-        """Puts the lookup in the place of the embedding's forward."""
+        """Replaces the embedding's forward."""
         if self._is_plain:
             self._replace(self._embedding, self._look_up)
 
     def head_weight(self, weight_VD: Tensor) -> Tensor:
-        """The head's weight, to be used once after the embedding: as it is, or so that its gradient is seen."""
+        """The head's weight, to be used once after each forward of the embedding.
+
+        If the embedding is being trained, the gradient of what is returned goes to the embedding's backward pass.
+        """
         if self._heads is None:
             return weight_VD
         heads, self._heads = self._heads, None
@@ -58,11 +61,11 @@ class TiedEmbedding(Patch):
 
 
 class _HeadsGradient:
-    """The head's gradient on its way to the weight.
+    """Holds the head's gradient until the embedding's backward pass takes it.
 
     Attributes:
-        gradient: once the head's backward pass has run, until the embedding's takes it.
-        is_late: whether the embedding's has run already, and will not take it.
+        gradient: [V, D], from the head's backward pass to the embedding's; None before and after.
+        is_late: whether the embedding's backward pass has run already, so that it takes no gradient any more.
     """
 
     gradient: Tensor | None = None
@@ -70,7 +73,7 @@ class _HeadsGradient:
 
 
 class _Seen(torch.autograd.Function):
-    """A weight as it is, whose gradient the embedding's backward pass gives with its own."""
+    """Returns the weight; its gradient goes to the embedding's backward pass, which returns the sum of both."""
 
     @staticmethod
     def forward(ctx, weight_VD, heads):
@@ -98,9 +101,9 @@ class _Rows(torch.autograd.Function):
     def backward(ctx, dx):
         (ids,) = ctx.saved_tensors
         if ctx.padding_idx is not None:
-            # As torch has it.
+            # Padding gets no gradient, as in torch.
             dx = dx.masked_fill((ids == ctx.padding_idx)[..., None], 0)
-        # Autograd takes a gradient that nobody else holds as it is, and copies others.
+        # Drops the other reference: autograd copies a gradient that someone else holds.
         dweight_VD, ctx.heads.gradient, ctx.heads.is_late = ctx.heads.gradient, None, True
         if dweight_VD is None:
             return _sums(dx, ids, ctx.vocabulary), None, None, None
@@ -111,13 +114,15 @@ class _Rows(torch.autograd.Function):
 
 
 def _sums(dx: Tensor, ids: Tensor, number: int) -> Tensor:
-    """The sum of the rows of each id, [number, D], as torch's own embedding has it."""
+    """The sum of the rows of each id, [number, D], as torch's own embedding computes it."""
     return torch.ops.aten.embedding_dense_backward(dx, ids, number, -1, False)
 
 
 def _groups(ids_A: Tensor) -> tuple[Tensor, Tensor]:
-    """The group of each token, those of one id together, and the id of each group; ids of groups that no token is in
-    are of one that is. Nothing is waited for."""
+    """Groups tokens by id: returns each token's group and each group's id, both int64 [A].
+
+    An empty group has the id of one that is not. Does not wait for the device.
+    """
     sorted_A, order_A = ids_A.sort(stable=True)
     group_of_sorted_A = torch.cat([sorted_A.new_zeros(1), (sorted_A[1:] != sorted_A[:-1]).long()]).cumsum(0)
     groups_A = torch.empty_like(ids_A).scatter_(0, order_A, group_of_sorted_A)
@@ -129,5 +134,5 @@ def _groups(ids_A: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def has_one_gradient(shape: DecoderShape) -> bool:
-    """Whether a trained embedding and head share one gradient, on active rows."""
+    """Whether embedding and head, if trained, share one gradient on active rows."""
     return shape.is_tied and shape.embeds_plainly and shape.is_hoisted

@@ -1,10 +1,10 @@
-"""Whether a decoder's rows are those that its labels say, found by gradients on one small batch: zero is zero, however
-small the weights of an untrained model are, and in any dtype.
+"""Tests by gradients, on one small batch, whether a decoder's labels show which of its rows carry gradient.
 
     blind to later rows    d logits[t] / d embedding[s] = 0                  for s > t
     predicts the next      d loss / d logits[t] = 0 where labels[t + 1] = -100, and negative only for labels[t + 1]
 
-Names do not say so: XLM's language model looks both ways by default, and TrOCR is given labels that are shifted.
+Zeros are exact, in any dtype and however small an untrained model's weights are. A class's name proves nothing: XLM's
+language model attends in both directions by default, and TrOCR takes labels that are already shifted.
 """
 
 import logging
@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class Causality(NamedTuple):
-    """What a trial shows of a decoder.
+    """Result of the trial of a decoder.
 
     Attributes:
-        is_blind: whether no row's logits depend on a token behind it; None where the trial failed.
+        is_blind: whether no row's logits depend on a later token; None if the trial failed.
         predicts_next: whether each row's loss is that of the next row's label.
     """
 
@@ -35,17 +35,17 @@ class Causality(NamedTuple):
 
     @property
     def shows_in_labels(self) -> bool:
-        """Whether labels alone say which rows carry gradient."""
+        """Whether labels alone show which rows carry gradient."""
         return bool(self.is_blind) and self.predicts_next
 
     @classmethod
     def of(cls, decoder: nn.Module, forward: Callable, densely: AbstractContextManager) -> "Causality":
-        """Runs the trial, without dropout; no parameter gets a gradient.
+        """Runs the trial, without dropout; parameters get no gradients. Logs a warning if labels do not show the rows.
 
         Args:
             decoder: the transformers model.
-            forward: its own.
-            densely: within it backward passes are of all rows.
+            forward: the decoder's own forward.
+            densely: a context in which backward passes compute all rows.
         """
         try:
             found = cls(*_try_out(decoder, forward, densely))
@@ -68,7 +68,7 @@ def _try_out(decoder: nn.Module, forward: Callable, densely: AbstractContextMana
         earlier = output.logits[:, :middle].float().sum()
         (of_embedded,) = torch.autograd.grad(earlier, embedded, retain_graph=True)
         (of_logits,) = torch.autograd.grad(output.loss, output.logits)
-    # XLNet's first dimension is that of positions, in its layers too.
+    # Positions come first in XLNet's layers, so its shape differs.
     is_blind = of_embedded.shape[:2] == input_ids.shape and not bool(of_embedded[:, middle:].any())
     plan, rows = RowPlan.from_labels(labels).to(labels.device), of_logits.flatten(0, 1)
     with_loss = rows.any(dim=1).nonzero().squeeze(1)
@@ -77,12 +77,12 @@ def _try_out(decoder: nn.Module, forward: Callable, densely: AbstractContextMana
 
 @contextmanager
 def leaf_behind(embedding: nn.Module) -> Iterator[list[Tensor]]:
-    """What an embedding gives comes from a leaf in it, which is put into the list."""
+    """Cuts the graph behind an embedding: each output is replaced by a leaf, which is added to the yielded list."""
     embedded: list[Tensor] = []
 
     def cut(_module, _inputs, out: Tensor) -> Tensor:
         embedded.append(out.detach().requires_grad_())
-        return embedded[-1].clone()  # which may be changed in place, as CTRL does
+        return embedded[-1].clone()  # a model may change it in place, as CTRL does
 
     handle = embedding.register_forward_hook(cut)
     try:

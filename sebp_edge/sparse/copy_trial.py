@@ -1,7 +1,7 @@
-"""Does a decoder's class give the padded model's gradients on hoisted rows? Tried on a small copy of it, in fp32.
+"""Compares hoisted with padded gradients on a small copy of a decoder's class, in fp32.
 
-The trial on the model itself has too few tokens to show what a class does to distant ones, such as a window that only
-its mask applies, or rotary angles that depend on the longest text. The copy has short windows and limits.
+A trial on the model itself has too few tokens to show what a class does to distant ones, such as a window that only its
+mask applies, or rotary angles that depend on the longest text. The copy has short windows and limits.
 
 Shapes: B sequences, T positions, C loss rows.
 """
@@ -17,12 +17,12 @@ from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.hoist import Hoisted
 
-# Beyond windows and limits, between them, and below both.
+# Longer than the copy's windows and limits, between the two, and shorter than both.
 LENGTHS = (LONGEST - 4, 24, 7)
 
 
 def why_not_on_a_copy(decoder: nn.Module) -> str | None:
-    """None if a small copy's gradients are the same hoisted and padded, else the reason in words."""
+    """Returns None if a small copy's gradients are the same hoisted and padded, else the reason in words."""
     try:
         model = small_copy(decoder.config, type(decoder)).model
         input_ids_BT, plan = _batch()
@@ -52,7 +52,7 @@ def _batch() -> tuple[Tensor, RowPlan]:
 
 
 def _padded_losses(model: nn.Module, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
-    # No mask: no row sees padding on its right, and rows that see masked tokens only give NaN in some classes.
+    # Needs no mask: no row sees padding on its right. In some classes, rows whose keys are all masked give NaN.
     logits_BTV = model(input_ids=input_ids_BT, use_cache=False).logits
     return nn.functional.cross_entropy(logits_BTV.flatten(0, 1)[plan.loss_rows], plan.targets, reduction="none")
 

@@ -1,7 +1,7 @@
-"""What a tokenizer gives an encoder becomes active tokens: the real ones, at their positions, and what its head reads.
+"""Turns a tokenizer's output into an encoder's active tokens: real tokens, their positions, and what the head reads.
 
-Made on the host, where a collator works; whatever a batch holds that the model would not take, or that has no meaning
-without padding, is refused here. Shapes: B sequences, T positions, A active rows, C loss rows.
+Runs on the host, where collators work. Refuses whatever the model would not take, or has no meaning without padding.
+Shapes: B sequences, T positions, A active rows, C loss rows.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ class EncoderTokens:
     """Gathers the active tokens of one encoder's batches.
 
     Attributes:
-        first_token: whether the head reads the first token of each sequence; else it reads labelled tokens.
+        first_token: whether the head reads the first token of each sequence, rather than labelled tokens.
         num_labels: how many labels there are.
 
     Raises:
-        SparsityError: the model's sequences have several labels each.
+        SparsityError: the model gives several labels to a sequence.
     """
 
     def __init__(self, encoder: nn.Module):
@@ -58,12 +58,12 @@ class EncoderTokens:
 
     @property
     def is_regression(self) -> bool:
-        """Whether labels are numbers, and the loss their squared distance."""
+        """Whether labels are numbers and the loss is the squared error."""
         kind = self._config.problem_type
         return self.first_token and (kind == REGRESSION or (kind is None and self.num_labels == 1))
 
     def _of_first_tokens(self, labels_B: Tensor, active_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Targets and whether there is one, both [B, T]."""
+        """Targets, and whether each position has one; both [B, T]."""
         if not bool(active_BT[:, 0].all()):
             raise SparsityError(
                 "The first token of a sequence, which the head reads, is padding; pad on the right "
@@ -77,7 +77,7 @@ class EncoderTokens:
         return targets_BT, has_loss_BT
 
     def _position_ids(self, input_ids_BT: Tensor) -> Tensor | None:
-        """RoBERTa counts by itself what is not padding; others count columns."""
+        """Position ids [B, T] as RoBERTa counts them, without padding; None for models that count columns."""
         count = getattr(self._embeddings, "create_position_ids_from_input_ids", None)
         return None if count is None else count(input_ids_BT, self._embeddings.padding_idx)
 

@@ -1,10 +1,10 @@
-"""Level 2: a decoder runs on the active rows only. Gathered once at the embedding, scattered back never.
+"""Level 2: runs a decoder on the active rows only, gathered once before the embedding and never scattered back.
 
-Gathering after one layer and scattering before the next cancel out, so the padded batch [B, T] becomes one row of A
-tokens, [1, A]: every layer, the loss and the backward pass see no padding. Losses and gradients are the padded ones.
+Scattering after one layer and gathering before the next cancel out, so the padded batch [B, T] becomes one row of A
+tokens, [1, A]: every layer, the loss and the backward pass see no padding. Losses and gradients equal the padded ones.
 
 Only transformers' own extension points are used: a registered attention function, and keywords of the model's call.
-The attention function is the one piece of state outside the model; it is a pure function of its arguments.
+The attention function is the only state outside of the model; it is a pure function of its arguments.
 
 Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, H heads, G key/value heads, E head size.
 """
@@ -37,17 +37,18 @@ ATTENTION = "sebp_edge_rows"
 
 
 class Hoisted(Patch):
-    """The handle of one hoisted model: a context manager, or `remove()` when done.
+    """Handle of one hoisted model: a context manager, or call `remove()` when done.
 
     Args:
-        checkpoints: of how many blocks, the first ones, only the input is kept for the backward pass.
-        offload: whether these inputs wait in the host's memory.
-        blocks_in_pieces: whether MLPs run on a piece of the rows at a time, and again in the backward pass, where heads
-            of attention take turns.
-        max_logits: how many logits there are at once, but for a single row's.
+        model: a causal decoder of transformers, or a PEFT model around one.
+        checkpoints: how many blocks, counted from the first, keep only their input for the backward pass.
+        offload: whether these inputs wait in host memory.
+        blocks_in_pieces: whether MLPs run on a piece of the rows at a time, recomputed in the backward pass, and
+            attention's backward pass takes a few heads at a time.
+        max_logits: most logits that exist at once, but never fewer than one row's.
 
     Raises:
-        SparsityError: it cannot run on single rows, or, when it first does, they would see other sequences'.
+        SparsityError: the model cannot run on single rows; or, at the first batch, sequences would see each other.
     """
 
     def __init__(
@@ -73,14 +74,14 @@ class Hoisted(Patch):
         self._pieces = MlpPieces(self._decoder, ROWS if blocks_in_pieces else None)
         with self._attaching():
             self._set_attention(self._decoder, ATTENTION)
-            # Before others put anything in the way of their parts.
+            # First, before other patches replace parts of the blocks.
             if _pays(self._decoder):
                 self._include(OwnAttention(self._decoder, FEW_SUMS if blocks_in_pieces else None))
             self._include(self._small_ops)
             self._include(self._fused, alone=self._last_layer.query, source_of=self._small_ops.source_of)
             self._include(self._embedding)
             self._include(self._pieces, self._fused.as_refreshed)
-            # Over the pieces, which are then of the rows that it chooses.
+            # Around the pieces, so that they split the rows that it chooses.
             self._include(self._last_layer)
             self._include(self._checkpoints, self._running_again)
 
@@ -96,7 +97,7 @@ class Hoisted(Patch):
 
     @contextmanager
     def _running_again(self) -> Iterator[None]:
-        """In it a block runs again, for what it keeps."""
+        """Context in which a block is recomputed, only for what it keeps."""
         with self._fused.as_refreshed(), self._pieces.only_for_what_is_kept():
             yield
 
@@ -106,7 +107,7 @@ class Hoisted(Patch):
             output = self._decoder.base_model(**tokens.inputs, use_cache=False, asked_for=asked_for)
         num_blocks = self._decoder.config.get_text_config().num_hidden_layers
         if len(asked_for) < num_blocks:
-            # A state that is carried along, or an attention of a model's own, goes from one sequence to the next.
+            # Recurrent states, and attention that is not the registered function, go from one sequence to the next.
             raise SparsityError(f"Only {len(asked_for)} of its {num_blocks} blocks keep sequences apart.")
         if not all(scores.causal for scores in asked_for):
             raise SparsityError("Its attention sees later tokens.")
@@ -127,12 +128,12 @@ def _refuse_convolutions(decoder: PreTrainedModel) -> None:
 
 
 def _pays(decoder: PreTrainedModel) -> bool:
-    """Whether an own attention block is faster: where flash attention takes its heads."""
+    """Whether our attention blocks are faster: if flash attention takes the model's heads."""
     config, embedding_VD = decoder.config.get_text_config(), decoder.get_input_embeddings().weight
     return runs_flash_attention(embedding_VD.new_empty(0, head_size_of(config)))
 
 
-# Keywords that transformers' attention layers pass along and that change nothing here.
+# Keywords that transformers' attention layers pass along, and that have no effect here.
 _WITHOUT_EFFECT = {"position_ids", "use_cache", "cache_position", "output_attentions", "return_dict"}
 
 
@@ -155,17 +156,20 @@ def rows_attention(
     asked_for: list[Scores] | None = None,
     **others,
 ) -> tuple[Tensor, None]:
-    """Attention within each sequence of a row of sequences, in the form that transformers registers.
+    """Attention within each sequence of a row of sequences, with the signature that transformers calls.
 
     Args:
-        module: the layer, which says whether it is causal where `is_causal` does not.
-        asked_for: is given what the layer asks to be done to its scores.
+        module: the layer, which tells whether it is causal if `is_causal` does not.
+        cu_seq_lens_q: int32 [B + 1], where each sequence begins.
+        max_length_q: rows of the longest sequence, or more.
+        asked_for: a list to which the options of the layer's scores are appended.
 
     Returns:
-        [1, A, H, E], and None for the weights.
+        [1, A, H, E], and None for the attention weights.
 
     Raises:
-        SparsityError: a keyword asks for something that is not implemented (sinks), or sequences are not given.
+        SparsityError: a keyword or a mask asks for something that is not implemented (such as sinks), or
+            `cu_seq_lens_q` is missing.
     """
     if cu_seq_lens_q is None:
         raise SparsityError("Its attention is not told where sequences begin: call a hoisted model through its handle.")

@@ -5,11 +5,11 @@
         loss.backward()                             # the padded model's gradients
 
 As in `hoist`, the real tokens of a batch [B, T] become one row of A tokens, [1, A]: the model's own code embeds them at
-the positions that they have in the batch, and each attends to all of its own sequence. Behind the last attention all
-is done row by row, and the head reads the first token of each sequence, or labelled tokens: so the rows with a loss are
+the positions that they have in the batch, and each attends to all of its own sequence. After the last attention the
+model works row by row, and the head reads the first token of each sequence, or labelled tokens. So the loss rows are
 taken out there, and the rest of the model sees each of them as a sequence of one token, [C, 1, D].
 
-Dropout is the model's own, as its mode says: each element is dropped as often as in the padded model, by other draws.
+Dropout is the model's own and follows its mode: probabilities are those of the padded model, random draws differ.
 
 Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, L labels.
 """
@@ -38,12 +38,12 @@ from sebp_edge.sparse.hoist import ATTENTION
 
 
 class HoistedEncoder(Patch):
-    """The handle of one hoisted encoder: a context manager, or `remove()` when done.
+    """Handle of one hoisted encoder: a context manager, or call `remove()` when done.
 
-    Meanwhile the model is called through this handle only.
+    While attached, call the model only through this handle.
 
     Raises:
-        SparsityError: it is no such model, has a loss of its own kind, or gives other logits on a trial batch than the
+        SparsityError: the model is of another kind or has another loss, or a trial batch gives other logits than the
             padded model.
     """
 
@@ -69,7 +69,7 @@ class HoistedEncoder(Patch):
                 raise SparsityError(f"{name} does not run on rows alone, sparsify it instead: {reason}")
 
     def losses(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """The loss of every sequence, or of every labelled token, that the model's own loss is the mean of: fp32 [C].
+        """The losses of which the model's own loss is the mean, of each sequence or labelled token: fp32 [C].
 
         Args:
             batch: see `tokens`.
@@ -77,14 +77,14 @@ class HoistedEncoder(Patch):
         return self.row_losses(self.tokens(batch).to(self._encoder.device))
 
     def tokens(self, batch: Mapping[str, Tensor]) -> ActiveTokens:
-        """What is computed of a batch, on the host.
+        """The active tokens of a batch, on the host.
 
         Args:
-            batch: `input_ids` [B, T] and, as the tokenizer gives them, `attention_mask` and `token_type_ids`, wherever
-                the padding is; `labels` [B] or [B, T], of which -100 is no label. On a GPU they are waited for.
+            batch: `input_ids` [B, T]; `labels` [B] or [B, T], -100 for none; and as the tokenizer gives them
+                `attention_mask` and `token_type_ids`, wherever the padding is. Tensors on a GPU are waited for.
 
         Raises:
-            SparsityError: the batch is not of that form.
+            SparsityError: the batch is not of that form, or the head would read padding.
         """
         return self._tokens(batch)
 
@@ -104,7 +104,7 @@ class HoistedEncoder(Patch):
 
     @contextmanager
     def _reading(self, places: Tensor) -> Iterator[None]:
-        """Within it, the head reads these rows."""
+        """Context in which the head reads these rows."""
         self._places = places
         try:
             yield
@@ -117,8 +117,8 @@ class HoistedEncoder(Patch):
         self._undo.append(self._behind.register_forward_pre_hook(self._take_out).remove)
 
     def _take_out(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Of what is [1, A, D], the rows that the head reads: [C, 1, D]."""
-        # What a checkpoint runs again, it runs when the rows are gone.
+        """Takes the rows that the head reads, [C, 1, D], out of each input [1, A, D]."""
+        # A checkpoint recomputes after the rows are gone.
         if self._places is None or runs_again():
             raise SparsityError(
                 "A hoisted encoder does not run under gradient checkpointing; turn that off, its memory has no padding."
@@ -126,7 +126,7 @@ class HoistedEncoder(Patch):
         return tuple(gather_rows(x_1AD.squeeze(0), self._places)[:, None] for x_1AD in inputs)
 
     def _why_not(self) -> str | None:
-        """The reason not to be attached, as it then is, if a trial batch shows one."""
+        """Attaches, and compares results on a trial batch; returns the reason not to stay attached, or None."""
         encoder, trial = self._encoder, self._trial_batch()
         tokens = self.tokens(trial).to(encoder.device)
         inputs = {name: values.to(encoder.device) for name, values in trial.items() if name != "labels"}
@@ -147,10 +147,10 @@ class HoistedEncoder(Patch):
         return why_not(encoder, padded, on_rows, HIDDEN_STATES)
 
     def _has_own_loss(self, inputs: dict[str, Tensor], labels: Tensor, read_BT: Tensor, targets_C: Tensor) -> bool:
-        """Whether the model's loss has other gradients than the loss of the logits that its head should read."""
+        """Whether the model's loss has other gradients than the loss of the logits at the rows that the head reads."""
         encoder = self._encoder
         if encoder.dtype not in (torch.float32, torch.float64):
-            # What rounding hides would be missing from every step.
+            # A difference that rounding hides here would still be missing from every step.
             encoder = copy.deepcopy(encoder).float()
 
         def own() -> tuple[Tensor, Tensor]:
@@ -161,7 +161,7 @@ class HoistedEncoder(Patch):
             logits = encoder(**inputs).logits
             return _losses(logits if self._tokens.first_token else logits[read_BT], targets_C).mean(), logits
 
-        # Nor may autocast round.
+        # Autocast would round as well.
         with evaluating(encoder), torch.autocast(encoder.device.type, enabled=False):
             if own()[0] is None:
                 return False
@@ -171,7 +171,7 @@ class HoistedEncoder(Patch):
         """Two sequences of 12 and 7 tokens, padded to 12."""
         input_ids = torch.arange(24).view(2, 12) % self._encoder.get_input_embeddings().num_embeddings
         mask = torch.arange(12).expand(2, 12) < torch.tensor([[12], [7]])
-        # Of several kinds, and a real token without one.
+        # Several labels, and a real token without one.
         labels = torch.arange(24).view(2, 12) % self._tokens.num_labels
         if self._tokens.is_regression:
             labels = torch.tensor([0.5, -1.5])
@@ -184,7 +184,7 @@ class HoistedEncoder(Patch):
         return {"input_ids": input_ids, "attention_mask": mask.long(), "labels": labels} | of_pair
 
     def _last_hidden(self, logits: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-        """What the last block gives to the head while logits are computed, and these."""
+        """The last block's output while logits are computed, and the logits."""
         seen: list[Tensor] = []
         hook = self._last_block.register_forward_hook(lambda block, inputs, output: seen.append(output))
         try:
@@ -196,14 +196,14 @@ class HoistedEncoder(Patch):
 
 @torch.enable_grad()
 def _gradients(encoder: nn.Module, loss: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
-    """Those of a loss for its logits, and for the embeddings, which all that it may look at is computed from."""
+    """Gradients of a loss for its logits and for the embeddings, from which all that it may read is computed."""
     with leaf_behind(encoder.get_input_embeddings()) as embedded:
         value, logits = loss()
         return torch.autograd.grad(value, (logits, *embedded))
 
 
 def _losses(logits_CL: Tensor, targets_C: Tensor) -> Tensor:
-    """Of each row, in fp32 or more."""
+    """The loss of each row, [C], in fp32 or higher precision."""
     logits_CL = logits_CL.to(torch.promote_types(logits_CL.dtype, torch.float32))
     if targets_C.is_floating_point():
         return (logits_CL.squeeze(1) - targets_C).square()
@@ -211,5 +211,5 @@ def _losses(logits_CL: Tensor, targets_C: Tensor) -> Tensor:
 
 
 def _evenly(hidden: Tensor, logits: Tensor) -> Tensor:
-    """Both as one vector, where all logits count as much as all hidden states: of a new head they are near zero."""
+    """Both as one vector, each divided by its size: a new head's few logits are near zero, and must count as well."""
     return torch.cat([hidden.flatten() / hidden.numel(), logits.flatten() / logits.numel()])

@@ -1,4 +1,4 @@
-"""Hoists a decoder if it computes on active rows what it computes on padded batches, and says why if it does not."""
+"""Hoists a decoder if it computes the same on active rows as on padded batches, else says why not."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,7 +16,7 @@ from sebp_edge.sparse.copy_trial import why_not_on_a_copy
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.sparsify import Sparsified
 
-# Tokens of the sequences on which losses are compared.
+# Lengths in tokens of the sequences whose losses are compared.
 LENGTHS = (48, 31)
 
 
@@ -24,13 +24,14 @@ LENGTHS = (48, 31)
 def hoist_if_exact(
     model: nn.Module, sequences: Sequence[Sequence[int]], pad_token_id: int, **options
 ) -> tuple[Hoisted | None, str | None]:
-    """The model hoisted, if it computes what it computes padded; else the reason in words.
+    """Returns the hoisted model and None if results stay the padded model's, else None and the reason in words.
 
-    A small copy of its class is compared by gradients, the model itself by the losses of two short sequences.
+    Compares gradients of a small copy of its class, and the model's own losses on two short sequences.
 
     Args:
         sequences: token ids; the beginnings of the first two are used.
-        options: see `Hoisted`.
+        pad_token_id: the token that pads them.
+        options: keywords of `Hoisted`.
     """
     decoder = without_adapter(model)
     reason = why_not_on_a_copy(decoder)
@@ -60,7 +61,10 @@ def hoist_if_exact(
 
 
 def right_padded(sequences: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, RowPlan]:
-    """Token ids [B, T], where T is one more than the longest sequence has, and the plan of a loss on every token."""
+    """Pads token ids on the right, to one more than the longest; returns them, int64 [B, T], and a plan.
+
+    In the plan every token is a label.
+    """
     size = len(sequences), max(map(len, sequences)) + 1
     input_ids_BT, labels_BT = torch.full(size, pad_token_id), torch.full(size, IGNORE)
     for row, ids in enumerate(sequences):

@@ -1,11 +1,11 @@
-"""Level 1, the drop-in: every linear layer of a model gets SEBP's backward pass, and gives it back.
+"""Level 1, the drop-in: gives every linear layer of a model SEBP's backward pass until the handle is removed.
 
     with sparsify(model):
         loss = model(**batch).loss
         loss.backward()                  # the same gradients, without the padding's share of the work
 
-Parameters and files are untouched. PEFT's plain LoRA layers run through one Function each; of others, the linear layers
-they are made of. What the rows of a batch are is in `batch_rows`, the loss in `loss`.
+Parameters and files are untouched. PEFT's plain LoRA layers run through one Function each; of PEFT's other layers, the
+linear layers inside are replaced. `batch_rows` finds the rows of a batch, `patches.loss` computes the loss.
 """
 
 import functools
@@ -48,17 +48,17 @@ SHARDED = (
     "DistributedDataParallel, or one device."
 )
 
-# So many elements of a norm or an activation must be left out, and so many times what is computed, or gathering rows
-# costs more than it saves: launches the host's time, the second run the GPU's.
+# Gathering the rows of a norm or an activation pays from this many skipped elements on, and from this many skipped rows
+# for each active one. Otherwise launches cost more host time, or the second forward run more GPU time, than it saves.
 WORTH_LEAVING_OUT, WORTH_TIMES = 2**23, 4
 
 
 class Sparsified(Patch):
-    """The handle of one sparsified model: a context manager, or `remove()` when done.
+    """Handle of one sparsified model: a context manager, or call `remove()` when done.
 
     Attributes:
         layers: the linear layers that have the sparse backward, by name.
-        choices_folder: where `measure` keeps what is fastest on this machine.
+        choices_folder: the folder in which `measure` keeps what is fastest on this machine.
     """
 
     def __init__(self, model: nn.Module, rows: RowSelection = "exact", *, keep_logits: bool = False):
@@ -71,10 +71,10 @@ class Sparsified(Patch):
         self._inner = inner_model(model)
         self._behind_attention = layers_behind_attention(self._inner)
         self._modules = list(model.modules())
-        # Frozen embeddings get no gradient.
+        # The first block too, since the output of a frozen embedding gets no gradient.
         self._stream = [*_embedding_of(self._inner), *blocks_of(self._inner)[:1]]
         self._verification = Verification()
-        # Layers called outside of the model's own forward get the rows that their gradient shows.
+        # Layers called outside of the model's own forward find their rows in their gradient.
         self._call = _Call(DETECTED)
         self._last_layer = LastLayer(self._inner)
         self._fused_lora = FusedLora(model)
@@ -87,7 +87,7 @@ class Sparsified(Patch):
                     self._replace(module, _RowwiseForward(module, rows_of))
             for layer in self.layers.values():
                 forward = _SparseForward(self, layer)
-                # What an approximation counts is host state, which no compiled graph holds.
+                # An approximation counts rows on the host, which a compiled graph cannot do.
                 self._replace(layer, forward if self._selection.is_exact else torch.compiler.disable(forward))
             self._include(self._fused_lora, self._rows_for, alone=self._last_layer.query)
             self._include(self._last_layer)
@@ -103,10 +103,14 @@ class Sparsified(Patch):
     def row_losses(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
         """The loss of every loss row of a right-padded batch, in nats: fp32 [C]. Rows come from `plan`.
 
-        No attention mask is needed: causality keeps the padding on the right from every row with a loss.
+        No attention mask is needed: in a causal model no row with a loss sees the padding on its right.
+
+        Args:
+            input_ids_BT: int64 token ids, on the model's device.
+            plan: the batch's loss rows and targets, on the model's device.
 
         Raises:
-            SparsityError: gradients are on their way, and a row sees later ones.
+            SparsityError: gradients are recorded, and a row sees later ones.
         """
         if torch.is_grad_enabled() and self._causality.is_blind is False:
             name = type(self._inner).__name__
@@ -116,9 +120,9 @@ class Sparsified(Patch):
         return F.cross_entropy(logits_BTV.flatten(0, 1)[plan.loss_rows].float(), plan.targets, reduction="none")
 
     def measure(self, num_rows: int, num_active: int) -> None:
-        """Finds the fastest products for batches of this many rows (batch times time), so many of them active.
+        """Finds the fastest products for batches of `num_rows` rows (batch times time), `num_active` of them active.
 
-        Takes seconds for each shape of layer; this process and later ones on the same machine then use what was found.
+        Takes seconds for each layer shape; this process and later ones on the same machine then use what was found.
 
         Raises:
             SparsityError: the model is not on an NVIDIA GPU, Triton is missing, or more rows are active than there are.
@@ -132,17 +136,17 @@ class Sparsified(Patch):
             )
         ids = torch.randperm(num_rows, device=weight.device)[:num_active].sort().values
         shapes = {(layer.in_features, layer.out_features) for layer in self.layers.values()}
-        # Triton is needed from here on only.
+        # Imported here because it needs Triton.
         from sebp_edge.ops.measure import measure
 
         measure(sorted(shapes), [ActiveRows.from_ids(ids, num_rows)], weight.dtype, self.choices_folder)
 
     def _run(self, *args, **kwargs):
-        """The model's forward pass, with this batch's rows: exact ones where its inputs show them, else detected."""
-        # A plan and the trials are host work, which a compiled graph would have to stop for.
+        """The model's forward pass on this batch's rows: read off its inputs, or else found in the backward pass."""
+        # Plans and trials run on the host, which would break a compiled graph.
         if not (self.layers and torch.is_grad_enabled()) or torch.compiler.is_compiling():
             return self._own_forward(*args, **kwargs)
-        # fully_shard gives a model another class, in place.
+        # fully_shard changes a model's class in place.
         if type(self._inner).__name__.startswith("FSDP"):
             raise SparsityError(SHARDED)
         inputs = dict(zip(self._own_parameters, args, strict=False)) | kwargs
@@ -160,7 +164,7 @@ class Sparsified(Patch):
 
     @contextmanager
     def _calling(self, call: "_Call") -> Iterator[None]:
-        """Within it, layers belong to this call."""
+        """Context in which layers belong to this call."""
         before, self._call = self._call, call
         try:
             yield
@@ -178,21 +182,21 @@ class Sparsified(Patch):
 
     @contextmanager
     def _all_rows(self) -> Iterator[None]:
-        """Within it, backward passes are of all rows."""
+        """Context for forward passes whose backward passes compute all rows."""
         with self._calling(_Call(ALL)), self._fused_lora.refreshed():
             yield
 
     def _watching(self) -> AbstractContextManager[Callable]:
-        # With a given plan the loss is ours, and no one else's.
+        # With a given plan, ours is the only loss.
         if self._call.rows is DETECTED or self._call.given_plan is not None:
             return nullcontext(lambda outputs: outputs)
         return self._verification.watching(self._call.rows, self._stream)
 
     def _kind_of_call(self, inputs: dict, fused: bool) -> Hashable:
-        """What says which rows carry gradient, beside the batch's lengths and labels."""
+        """Everything that decides which rows carry gradient, beside the batch's lengths and labels."""
         device_type = next(self._inner.parameters()).device.type
         given = frozenset((name, _kind(value)) for name, value in inputs.items() if value is not None)
-        # Through a hook a loss may look at anything.
+        # A hook may pass any tensor to a loss.
         num_hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in self._modules)
         is_cast = torch.is_autocast_enabled(device_type)
         return given, num_hooks, is_cast, self._inner.training, fused, self._call.given_plan is not None
@@ -207,11 +211,14 @@ class Sparsified(Patch):
         return decoder_rows(plan, inputs.get("attention_mask"))
 
     def _rows_for(self, layers: list[nn.Module], x: Tensor) -> Rows | None:
-        """The rows of layers that are computed together; layers of other rows choose theirs later."""
+        """The rows of layers that are computed together; found in the backward pass if `x` is not of the batch's rows.
+
+        None stands for all rows.
+        """
         num_rows, rows = x.shape[:-1].numel(), self._call.rows
         if rows is ALL or self._last_layer.restricts(layers):
             return None
-        # A batch's own rows would make a new graph for each batch, and are gone when a checkpoint runs again.
+        # A batch's own rows would make a new graph for each batch, and are gone when a checkpoint recomputes.
         if torch.compiler.is_compiling() or runs_again():
             return self._selection.selector(layers)
         if num_rows == rows.num_rows:
@@ -221,13 +228,15 @@ class Sparsified(Patch):
         return None if num_rows == rows.num_pooled else self._selection.selector(layers)
 
     def _norm_rows(self, x: Tensor) -> Rows | None:
-        """The rows of a norm of the batch's rows."""
+        """The rows of a norm whose input is the batch's rows; None, which means all, for others."""
         rows = self._call.rows
         return rows.of_norms if x.shape[:-1].numel() == rows.num_rows and not runs_again() else None
 
     def _latest_rows(self, x: Tensor) -> Rows | None:
-        """The rows of an activation of what a linear layer just gave: of what else goes through one (tokens sorted by
-        their experts, a sequence's channels) nothing says in which order its rows are."""
+        """The rows of an activation whose input is the latest linear layer's output; None, which means all, for others.
+
+        The order of rows in other inputs (tokens sorted by expert, a sequence's channels) is not known.
+        """
         latest, rows = self._call.latest
         return rows if latest() is x else None
 
@@ -236,10 +245,10 @@ class _Call:
     """One forward pass of the model.
 
     Attributes:
-        rows: of its batch.
-        given_plan: of its loss, if that is not the model's own.
+        rows: the rows of its batch.
+        given_plan: the plan of its loss, if that is not the model's own.
         inputs: what layers that read the same input keep of it.
-        latest: what a linear layer gave last, as long as it is there, and its rows.
+        latest: a weak reference to the latest output of a linear layer, and that layer's rows.
     """
 
     def __init__(self, rows: BatchRows | CheckedRows, given_plan: RowPlan | None = None):
@@ -248,10 +257,10 @@ class _Call:
 
 
 class _RowwiseForward:
-    """Stands in for the `forward` of a norm or an activation.
+    """Replacement of the `forward` of a norm or an activation.
 
     Args:
-        rows_of: those of its input, or None.
+        rows_of: gives the rows of its input, or None for all.
     """
 
     def __init__(self, module: nn.Module, rows_of: Callable[[Tensor], Rows | None]):
@@ -266,14 +275,14 @@ class _RowwiseForward:
 
 
 def _is_worth_it(x: Tensor, rows: ActiveRows | slice) -> bool:
-    """Whether leaving the other rows out of a backward pass saves time."""
+    """Whether leaving the other rows out of the backward pass saves time."""
     num_active = rows.stop - rows.start if isinstance(rows, slice) else len(rows.ids)
     left_out = x.shape[:-1].numel() - num_active
     return x.is_cuda and left_out * x.shape[-1] >= WORTH_LEAVING_OUT and left_out >= WORTH_TIMES * num_active
 
 
 class _SparseForward:
-    """Stands in for one layer's `forward`."""
+    """Replacement of one linear layer's `forward`."""
 
     def __init__(self, sparsified: Sparsified, layer: nn.Module):
         self.sparsified, self.layer = sparsified, layer
@@ -289,31 +298,31 @@ class _SparseForward:
 
 
 def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: bool = False) -> Sparsified:
-    """Puts the row-sparse backward into every linear layer of `model`, and into norms and activations of many elements
-    where rows are known beforehand.
+    """Gives every linear layer of `model` the row-sparse backward pass, and large norms and activations whose rows are
+    known beforehand.
 
-    Gradients equal the dense ones. Given `labels`, rows are read off them and the attention mask (see
-    `sebp_edge.rows.batch_rows`) once a backward pass has shown, for calls of this kind, that the others carry no
-    gradient; that pass finds its rows itself. If they do carry some, and for losses computed outside, the non-zero rows
-    of dL/dY are found in each backward pass. A loss on other rows' logits or hidden states that joins in later raises a
-    SparsityError. With SEBP_EDGE_VERIFY=1 in the environment, each layer checks in each backward pass that what it
-    skips is zero, and raises a RuntimeError if it is not.
+    Gradients equal the dense ones. Given `labels`, rows are read off the labels and the attention mask (see
+    `sebp_edge.rows.batch_rows`). The first backward pass of each kind of call still finds its rows itself, and verifies
+    that all others carry no gradient. If some do, or if the loss is computed outside of the model, every backward pass
+    finds the non-zero rows of dL/dY. If a loss on other rows' logits or hidden states is added later, the backward pass
+    raises a SparsityError. With SEBP_EDGE_VERIFY=1 in the environment, each layer checks in each backward pass that the
+    rows it skips are zero, and raises a RuntimeError if they are not.
 
-    A causal decoder that trains with labels computes its loss without logits, and `outputs.logits` is None; models for
-    which a trial batch shows another loss keep their own, and a log line says so.
+    A causal decoder that trains with labels computes its loss without logits, and `outputs.logits` is None. A model for
+    which a trial batch gives another loss keeps its own, and a log line says so.
 
-    Under torch.compile rows are found in the backward pass too, on the device, and every model keeps its own loss and
-    its logits: no graph stops for a batch's rows. The layers of an approximation run between the graphs.
+    Under torch.compile, rows are found in the backward pass, on the device, and every model keeps its own loss and
+    logits: a batch's rows never break the graph. The layers of an approximation run between the graphs.
 
     Args:
         model: a transformers model, inside PEFT and DistributedDataParallel or not, or any module.
-        rows: "exact", as above; "detect", which reads no rows off labels; or an approximation, `TopN` or `Threshold` of
-            `sebp_edge.rows.selection`, which drops rows that carry gradient and says how many (`dropped()`).
-        keep_logits: let every model compute its loss itself, from logits that it returns.
+        rows: "exact", as above; "detect", which never reads rows off labels; or an approximation, `TopN` or `Threshold`
+            of `sebp_edge.rows.selection`, which drops rows that carry gradient and counts them (`dropped()`).
+        keep_logits: let every model compute its own loss, from logits that it returns.
 
     Raises:
-        SparsityError: the model is sparsified already, or spread over devices by other means, or there is no such
-            choice of rows.
+        SparsityError: a linear layer's forward is replaced already (the model is sparsified, for example); the model is
+            sharded, in DataParallel, or packed in 4 bits for inference; or `rows` is none of these.
     """
     return Sparsified(model, rows, keep_logits=keep_logits)
 
@@ -346,7 +355,7 @@ def _gets_gradient(layers: list[nn.Module], x: Tensor) -> bool:
 
 
 def _kind(value) -> Hashable:
-    """What of a keyword's value may change which rows carry gradient; numbers, such as a loss's divisor, do not."""
+    """The part of a keyword's value that may change which rows carry gradient; a number's value does not."""
     if isinstance(value, Tensor):
         return value.dim()
     return value if isinstance(value, bool | str) else type(value).__name__

@@ -1,11 +1,11 @@
-"""Verifies that the rows which a batch's labels or mask leave out carry no gradient.
+"""Verifies that the rows that a batch's labels or mask leave out carry no gradient.
 
-The first backward pass of each kind of call is verified: every layer finds the rows of its dL/dY that are not zero,
-computes with these, so that the gradients are the dense ones, and compares them with the rows that the batch shows.
-Later passes of that kind compute the batch's rows only. If a pass finds gradient in another row, rows are found in the
-backward pass from then on.
+The first backward pass of each kind of call is verified: every layer finds the non-zero rows of its dL/dY, computes
+those, so that gradients equal the dense ones, and compares them with the rows that the batch shows. Later passes of
+that kind compute the batch's rows only. If a pass finds gradient in another row, rows are found in the backward pass
+from then on.
 
-Another loss may join in later. So every pass also looks at the gradients of what the call returned, such as logits, and
+Another loss may be added later. So every pass also checks the gradients of what the call returned, such as logits, and
 of the first hidden states, which the gradient of every hidden state reaches.
 
 Shapes: B sequences, T positions, N = B*T rows, M columns.
@@ -36,7 +36,7 @@ INCOMPLETE = (
 
 
 class Verification:
-    """Which kinds of one model's calls were verified.
+    """Records which kinds of a model's calls were verified.
 
     Attributes:
         has_failed: whether a pass had gradient in rows that its batch left out.
@@ -48,9 +48,13 @@ class Verification:
         self._finished: list[tuple[Hashable, Tensor]] = []
 
     def checked(self, rows: BatchRows, call: Hashable) -> "BatchRows | CheckedRows":
-        """The batch's rows if such a call was verified, else rows that verify them in the backward pass.
+        """Returns the batch's rows if this kind of call was verified, else rows that verify them in the backward pass.
 
-        Waits for the device where a check has finished since the last call.
+        Waits for the device if a check has finished since the last call.
+
+        Args:
+            rows: the rows that the batch shows.
+            call: the kind of call.
         """
         self._settle()
         call = (call, rows.leaves_out)
@@ -58,15 +62,15 @@ class Verification:
 
     @contextmanager
     def watching(self, rows: "BatchRows | CheckedRows", stream: Sequence[nn.Module]) -> Iterator[Callable]:
-        """Runs a forward pass within it; gives a function that takes and returns the pass's outputs.
+        """Context for a forward pass; yields a function that takes and returns the pass's outputs.
 
-        If the backward pass has gradient in a row that the batch left out, verification has failed. If the layers did
-        not compute that row, a SparsityError is raised.
+        If the backward pass finds gradient in a row that the batch left out, verification fails; if the layers did not
+        compute that row, the backward pass raises a SparsityError.
 
         Args:
-            rows: of the pass.
-            stream: modules that give all hidden states, or those of the first layers; the first one whose output gets
-                a gradient is watched.
+            rows: the rows of the pass.
+            stream: modules that give all hidden states or the first layers'; the first one whose output requires a
+                gradient is watched.
         """
         is_checked = isinstance(rows, CheckedRows)
         watch, claimed = _Watch(self, raises=not is_checked), rows.claimed if is_checked else rows
@@ -90,7 +94,7 @@ class Verification:
             yield watched
 
     def fail(self) -> None:
-        """Has rows found in every backward pass from now on, and logs that once."""
+        """Makes every later call find its rows in the backward pass; logs that once."""
         if not self.has_failed:
             self.has_failed = True
             logger.warning(NOT_SHOWN)
@@ -105,14 +109,15 @@ class Verification:
 
 
 class CheckedRows:
-    """The rows of a batch whose kind of call was not verified yet: each layer finds its own, and compares them.
+    """Rows of a batch whose kind of call is not verified yet: each layer finds its own and compares them.
 
     Args:
-        finish: is given whether a layer found another row, once all layers have run.
+        claimed: the rows that the batch shows.
+        finish: called once all layers have run, with whether one of them found another row (bool []).
 
     Attributes:
-        claimed: those of the batch.
-        num_rows, num_pooled: as of BatchRows.
+        claimed: as given.
+        num_rows, num_pooled: see `BatchRows`.
     """
 
     def __init__(self, claimed: BatchRows, finish: Callable[[Tensor], None]):
@@ -122,7 +127,7 @@ class CheckedRows:
         self._wrong: Tensor | None = None
 
     def of_layers(self, *, behind_attention: bool) -> Rows:
-        """A selector for layers whose output will get a gradient."""
+        """Returns a selector for layers whose output will get a gradient."""
         self._asked += 1
         claimed = self.claimed.of_layers(behind_attention=behind_attention)
         return lambda douts_NM: self._found(douts_NM, claimed)
@@ -138,21 +143,21 @@ class CheckedRows:
             wrong = (found_N & _left_out(claimed, found_N)).any()
             self._wrong = wrong if self._wrong is None else self._wrong | wrong
         self._answered += 1
-        # A backward pass of a part of the graph shows nothing.
+        # A backward pass through a part of the graph proves nothing.
         if self._answered == self._asked and self._wrong is not None:
             self._finish(self._wrong)
         return select_rows(found_N)
 
 
 class _Watch:
-    """Looks at gradients of one call's tensors, and tells at the end of the backward pass."""
+    """Checks gradients of one call's tensors, and reports at the end of the backward pass."""
 
     def __init__(self, verification: Verification, *, raises: bool):
         self._verification, self._raises = verification, raises
         self._wrong: Tensor | None = None
 
     def look_at(self, tensor: Tensor, claimed: Rows | None, num_rows: int) -> None:
-        """Has the gradient of a tensor [B, T, ...] looked at, if it is one and has claimed rows."""
+        """Checks a tensor's gradient in the backward pass, if it is [B, T, ...] and its rows are known beforehand."""
         is_of_rows = tensor.requires_grad and tensor.dim() > 2 and tensor.shape[:2].numel() == num_rows
         if is_of_rows and isinstance(claimed, ActiveRows | slice):
             tensor.register_hook(lambda gradient: self._look(gradient, claimed))
@@ -161,7 +166,7 @@ class _Watch:
         found_N = nonzero_rows(gradient.reshape(-1, gradient.shape[2:].numel()))
         wrong = (found_N & _left_out(claimed, found_N)).any()
         if self._wrong is None:
-            # At its end, so that the host waits for the device once.
+            # At the end of the backward pass, so that the host waits for the device only once.
             torch.autograd.Variable._execution_engine.queue_callback(self._tell)
         self._wrong = wrong if self._wrong is None else self._wrong | wrong
 
@@ -174,7 +179,7 @@ class _Watch:
 
 
 def _left_out(rows: ActiveRows | slice, like_N: Tensor) -> Tensor:
-    """bool [N]."""
+    """The rows outside of `rows`, bool [N]."""
     if isinstance(rows, ActiveRows):
         return rows.places < 0
     left_out_N = torch.ones_like(like_N)
@@ -183,6 +188,6 @@ def _left_out(rows: ActiveRows | slice, like_N: Tensor) -> Tensor:
 
 
 def _tensors(outputs) -> Iterator[Tensor]:
-    """Those that an output is or has."""
+    """The tensors that an output is or contains."""
     values = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, tuple) else [outputs]
     yield from (value for value in values if isinstance(value, Tensor))

@@ -125,7 +125,7 @@ def _matmul(product: Product, index: int) -> Matmul:
 
 
 def _fastest(product: Product, index: int, out: Tensor, a: Tensor, b: Tensor) -> int | None:
-    """The index of the fastest algorithm, None for torch's own. Accumulating: `out` stays; else it holds A B."""
+    """The index of the fastest algorithm, None for torch's own. Writes A B to `out`, unless the product accumulates."""
     matmul, scale = _matmul(product, index), NOTHING if product.accumulates else 1.0
     ways: dict[int | None, Callable[[], None]] = {
         choice: functools.partial(matmul.run, algorithm, out, a, b, scale)

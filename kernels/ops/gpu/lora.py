@@ -226,7 +226,7 @@ def lora_up(
 def lora_up_backward(
     dout_AM: Tensor, down_AR: Tensor, weight_MR: Tensor, columns: tuple[int, ...], scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """dB comes in fp32, but for large groups."""
+    """dB is in fp32, except for groups of more than three projections."""
     if len(columns) > MAX_PROJECTIONS:
         return reference.lora_up_backward(dout_AM, down_AR, weight_MR, columns, scaling)
     num_rows, (num_columns, rank) = dout_AM.shape[0], weight_MR.shape

@@ -6,7 +6,7 @@
 The heads that share a key/value head are rows of one matrix, query by query, so that their sum in dk and dv is part of
 a product. A forward program has a tile of these rows. A backward program has a block of positions: dk and dv of its
 keys come from all queries that see them (causal: their own and later ones), dq of its queries from all keys that they
-see (causal: their own and earlier ones), so that nothing is added up in memory and two runs are bitwise equal. Keys are
+see (causal: their own and earlier ones), so that nothing is summed in memory and two runs are bitwise equal. Keys are
 rotated in registers wherever they are read. The softmax over blocks of keys, and its gradient from the logarithm of its
 sum, are Dao's (2023).
 
