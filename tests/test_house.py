@@ -4,6 +4,7 @@ import ast
 import graphlib
 import importlib
 import importlib.util
+import re
 import subprocess
 import sys
 import tomllib
@@ -90,6 +91,12 @@ def test_imports_go_down():
             if parts[0] == "sebp_edge" and len(parts) > 1 and parts[1] in DEPTH and DEPTH[parts[1]] < DEPTH[layer]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong
+
+
+def test_contributing_lists_the_layers():
+    lines = re.findall(r"^\d+\. (`.*)$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+    listed = [re.findall(r"`(\w+)`", line) for line in lines]
+    assert listed[: len(LAYERS)] == LAYERS
 
 
 def test_ops_import_each_other_relatively():

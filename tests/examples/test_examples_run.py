@@ -42,8 +42,9 @@ def test_the_flat_loop_learns(checkout):
     assert after < 0.95 * before
 
 
-def test_the_readmes_file_tree_is_there():
-    tree = re.search(r"```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL).group(1)
+def test_the_guides_file_tree_is_there():
+    guide = (ROOT / "sebp_edge" / "README.md").read_text(encoding="utf-8")
+    tree = re.search(r"```text\n(.*?)```", guide, re.DOTALL).group(1)
     folder, found = [], 0
     for line in tree.splitlines():
         name = line.strip().split()[0]
