@@ -1,1 +1,1 @@
-"""A base model in memory, and an adapter on it."""
+"""Base models: finds and loads them, puts adapters on them, generates text."""
