@@ -13,7 +13,7 @@ MAX_ROWS = 4096
 FEW_LOGITS = 2**24
 # Logits of a padded micro-batch: half a GB in fp32. Hoisted rows never hold all of theirs.
 MAX_PADDED_LOGITS = 2**27
-# Above this many bytes, gradients are added up one by one as they come, and are not all held beside their sums.
+# Above this many bytes, gradients are added one by one as they come, instead of all being held beside their sums.
 MAX_GRADIENTS_AT_ONCE = 2**30
 
 
