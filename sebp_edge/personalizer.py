@@ -322,7 +322,7 @@ class Personalizer:
         return record
 
     def _load(self, recipe: Recipe | None = None) -> BaseModel:
-        """Returns the base model; loads it if necessary, also again if the plan's recipe has another precision."""
+        """Returns the base model; loads it if necessary, or anew if the plan's recipe has another precision."""
         self._signal.check()
         if recipe is not None and self._base is not None and self._base.in_4bit != recipe.load_in_4bit:
             self._base = self._adaptation = None
@@ -343,7 +343,7 @@ class Personalizer:
         return 0 if self._base is None else sum(weight.nbytes for weight in self._base.model.parameters())
 
     def _guard(self, planned: Planned | None) -> MemoryGuard:
-        """Limits memory to the plan's budget; without a plan to the memory budget, or else to all that is free."""
+        """Returns a guard for the plan's budget, without a plan for the memory budget, or else for all free memory."""
         if planned is not None:
             return MemoryGuard(self.device, planned.plan.budget, planned.plan.chosen.peak)
         return MemoryGuard(self.device, self.memory_budget.size if self.memory_budget else None)

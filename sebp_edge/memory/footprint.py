@@ -19,7 +19,7 @@ from sebp_edge.texts.splits import NUM_FOLDS
 # cuBLAS workspaces in torch's allocator, on a training's two streams: sizes of an H100, smaller on other GPUs.
 CUBLAS_WORKSPACES = 2 * 32 * 2**20
 # Relative errors of the count. Weights on a GPU are only rounded up, each to whole pages. The host's heap also keeps
-# freed memory: measured peaks on a CPU were above the count by 11 to 27 % of what comes and goes or was there before.
+# freed memory: measured peaks on a CPU exceeded the count by 11 to 27 % of activations, loss and context.
 RESERVE, RESERVE_OF_WEIGHTS, RESERVE_OF_HEAP = 0.04, 0.01, 0.3
 # Fragmentation of torch's allocator, in units of a micro-batch's widest tensor. Measured in the graph pools of 3B
 # models on an H100: 2.9 (LoRA, 4,096 tokens), 2.9 (2,546 tokens, with checkpoints), 2.9 (4 bits).
@@ -30,7 +30,7 @@ BEGUN_PIECES = 4 * 20 * 2**20
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes at the peak of a training, by what they are for.
+    """Peak memory of a training in bytes, by purpose.
 
     Attributes:
         weights: the base model's.

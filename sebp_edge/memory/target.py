@@ -1,4 +1,4 @@
-"""The device that a training is planned for: one of this machine, or a GPU that is not here."""
+"""Describes the device that a training is planned for: one of this machine, or a GPU that is not here."""
 
 import math
 from dataclasses import dataclass

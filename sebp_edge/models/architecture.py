@@ -125,9 +125,10 @@ def _is_encoder(model: nn.Module) -> bool:
 
 
 def layers_behind_attention(model: nn.Module) -> set[nn.Module]:
-    """Returns the modules that work row by row and feed only the head: the last block but keys and values, the head.
+    """Returns the modules that work row by row and feed only the head.
 
-    If the block's projections of keys and values are not found, or if it has convolutions, only the head's modules.
+    These are the head's own, and the last block's except those of keys and values. A block whose projections of keys
+    and values are not found, or that has convolutions, contributes none.
     """
     base, block = getattr(model, "base_model", model), last_block(model)
     head = set() if base is model else set(model.modules()) - set(base.modules()) - {model}

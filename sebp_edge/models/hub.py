@@ -70,8 +70,10 @@ def config_folder(reference: ModelReference) -> Path:
 
 
 def config_path(reference: ModelReference) -> Path:
-    """Returns the path of a model's folder or config file; downloads the config if the model is neither local,
-    cached, nor known."""
+    """Returns the path of a model's folder or config file.
+
+    Downloads the config if the model is neither local nor cached, and its config is not bundled.
+    """
     if reference.kind != "hub":
         return Path(reference.location)
     return cached_folder(reference.location) or bundled_config(reference) or config_folder(reference)
@@ -82,7 +84,7 @@ def model_folder(reference: ModelReference) -> Path:
 
     Raises:
         ModelAccessError: the repository is gated, private or does not exist.
-        ModelOfflineError: it is not cached, and the Hub is offline or unreachable.
+        ModelOfflineError: it is not cached, and the Hub is unreachable or HF_HUB_OFFLINE is set.
     """
     cached = cached_folder(reference.location)
     if cached is not None:

@@ -77,7 +77,9 @@ def _made(config: PretrainedConfig, kind: type[PreTrainedModel] | None, device: 
 
 
 def _cut_layers(config: PretrainedConfig) -> tuple[int, ...]:
-    """Keeps the first layer of each kind, or two layers if there is one kind; the config's per-layer lists tell kinds.
+    """Keeps the first layer of each kind, or two layers if there is only one kind.
+
+    Layers are of one kind if the config's per-layer lists have the same values for them.
 
     Returns, for each layer of the decoder, the index of the copy's layer of the same kind.
     """

@@ -41,7 +41,7 @@ class RecoveringLearner:
         learner: computes losses, gradients and updates.
         schedule: the schedule that is carried out.
         limit: how many rows a micro-batch may have now.
-        steps_ahead: number of steps that may be under way while the oldest one's outcome is unread.
+        steps_ahead: number of steps whose outcome may still be unread when the next one starts.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RecoveringLearner:
         self._told_of_steps = False
 
     def prepare(self, schedule: Schedule) -> None:
-        """Lays out a schedule, with micro-batches small enough to fit into memory.
+        """Lays out a schedule, with micro-batches that fit into memory.
 
         Raises:
             RuntimeError, MemoryError: a single example does not fit.
@@ -87,7 +87,8 @@ class RecoveringLearner:
     def fits(self) -> bool:
         """Tries out the largest micro-batch to come, with an update; if they do not fit, lowers the limit.
 
-        Returns whether they fit. Weights, moments, gradients and random states stay unchanged, bit for bit.
+        Returns whether they fit; True if there is nothing to try out, or nothing larger than before. Weights, moments,
+        gradients and random states stay unchanged, bit for bit.
 
         Raises:
             RuntimeError, MemoryError: a single example does not fit.
@@ -129,7 +130,7 @@ class RecoveringLearner:
     def step(self, step: Group, learning_rate: float) -> Outcome:
         """Runs one optimizer update on the mean loss of all loss tokens of a step, in as many micro-batches as needed.
 
-        If memory runs out, the result is that of a step which had smaller micro-batches from its beginning.
+        If memory runs out, the step begins again with smaller micro-batches.
         """
         self._look_around()
         self.learner.begin_step(learning_rate)

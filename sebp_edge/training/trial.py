@@ -102,7 +102,7 @@ class Trial:
             return replace(judgement, final=self._run_on_all(learner, last))
 
     def detach(self) -> None:
-        """Takes the adaptation off; the base model is as it was."""
+        """Detaches the adaptation and restores the base model."""
         if self.adaptation is not None:
             self.adaptation.detach()
             self.adaptation = None
