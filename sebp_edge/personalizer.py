@@ -56,24 +56,27 @@ class _InUse(Enum):
 
 
 class Personalizer:
-    """Makes a language model learn its owner's texts.
+    """Makes a language model learn its owner's texts, and generates text with it.
 
         result = Personalizer("llama-3.2-3b").adapt(Path("notes"))
 
-    One call at a time uses its model: `adapt`, `analyze`, `generate` and `load_adapter` raise BusyError meanwhile.
-    `stop()` ends that call from another thread; it raises Interrupted. A stop that may come before the call has begun
-    goes through an event of the app's own, which each of them takes: `adapt(texts, stop_when=event)`.
+    Only one call at a time may use the model; meanwhile `adapt`, `analyze`, `generate` and `load_adapter` raise
+    BusyError. `stop()` ends the running call from another thread; that call raises Interrupted. To stop a call that may
+    not have begun yet, pass an event to `adapt`, `analyze` or `generate` and set it: `adapt(texts, stop_when=event)`.
 
     Args:
         model: a known name (`sebp-edge models` lists them), a folder with a model, or a Hub id.
         recipe: a bundled recipe's name, a TOML file, or a Recipe.
-        device: "cuda", "mps" or "cpu"; by default the best there is.
-        store: where adapters are kept, also as a folder; by default the OS's data folder.
-        memory_budget: what this process may hold while it adapts, of the GPU's memory or of the host's on the CPU:
-            "8GB", "7.5GiB", a number of bytes. Where nothing fits, into it or into what other programs leave of it,
-            `adapt` refuses before it loads anything. None sets no limit.
+        device: "cuda", "mps" or "cpu"; by default the best available one.
+        store: an AdapterStore, or the folder where adapters are kept; by default the OS's data folder.
+        memory_budget: how much memory this process may hold while it adapts, on the GPU, or on the CPU of the host's:
+            "8GB", "7.5GiB", or a number of bytes. If nothing fits into it, or into what other programs leave of it,
+            `adapt` raises before it loads anything. None sets no limit.
         seed: of everything random.
         on_event: is called with every event (see `sebp_edge.events`).
+
+    Raises:
+        SebpEdgeError: an argument is invalid.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class Personalizer:
         self.seed = check_seed(seed)
         self.on_event = on_event
         self._in_use = threading.Lock()
-        self._signal = StopSignal()  # of the call at work, or of the last one
+        self._signal = StopSignal()  # of the running call, or of the last one
         self._base: BaseModel | None = None
         self._adaptation: Adaptation | None = None
         self._folder: Path | None = None
@@ -109,19 +112,19 @@ class Personalizer:
         out: str | Path | None = None,
         stop_when: threading.Event | None = None,
     ) -> AdaptResult:
-        """Learns `texts`; the adapter is saved if it is better on documents that it has not seen.
+        """Learns `texts`; saves the adapter if it is better on documents that it has not seen.
 
         Args:
             texts: a string, the `pathlib.Path` of a file or folder, a record, or a list of these (see `read_texts`).
-            name: the adapter's name in the store; each adaptation is a new version of it.
-            out: a new folder to save to instead.
-            stop_when: see `stop`.
+            name: the adapter's name in the store; each adaptation becomes a new version of it.
+            out: a new folder to save to instead of the store.
+            stop_when: an event that stops this call once it is set (see `stop`).
 
         Raises:
-            SebpEdgeError: one of its kinds, with what to do. Interrupted, NonFiniteLoss and BudgetExceeded come after
-                the best state so far, if there is one, has been saved as a version that is not active. An Interrupted
-                that comes while the accepted adapter is saved waits until it is, and says so. StorageError and
-                AdapterError at the end say where the adapter was saved instead.
+            SebpEdgeError: one of its subclasses; the message says what to do. Before Interrupted, NonFiniteLoss and
+                BudgetExceeded, the best state so far, if there is one, is saved as a version that is not active. An
+                interruption while an accepted adapter is being saved is raised after that, and says so. A StorageError
+                or AdapterError at the end says where the adapter was saved instead.
         """
         begin, out = time.perf_counter(), None if out is None else expanded(out)
         self.store.check_writable(name, out)
@@ -145,45 +148,47 @@ class Personalizer:
             return AdaptResult.of(trial, judgement, saved, self.store, time.perf_counter() - begin)
 
     def stop(self) -> None:
-        """Stops the call that is at work in another thread, as Ctrl-C would: there it raises Interrupted.
+        """Stops the call that runs in another thread, as Ctrl-C would; that call raises Interrupted.
 
-        It is heard before each text is tokenised, before and after the model is loaded, after each micro-batch of an
-        evaluation, each step of a training, each example of an analysis and each token of a text. `adapt` saves its
-        best state so far, not active. Once a training is judged, its adapter is kept or not, and `adapt` returns.
+        The call checks for a stop before each text is tokenised, before and after the model is loaded, and after each
+        micro-batch of an evaluation, each step of a training, each example of an analysis and each generated token.
+        `adapt` saves its best state so far as a version that is not active. After a training has been judged it is no
+        longer stopped: `adapt` keeps the adapter or not, and returns.
 
-        If no call is at work, nothing happens, and the next one is not stopped either. To stop a call that may not have
-        begun yet, for example since its thread is just starting, give it an event as `stop_when` and set that: it is
-        heard like `stop`, and already when the call begins.
+        Does nothing if no call is running; the next call is not stopped either. To stop a call that may not have begun
+        yet, for example because its thread is just starting, pass it an event as `stop_when` and set that: it is
+        checked when the call begins, and wherever `stop` is.
         """
         self._signal.set()
 
     def plan(self, texts, *, gpu: str | int | None = None) -> Plan:
-        """How `texts` would be learnt within the memory budget, what that takes and about how long; nothing is loaded.
+        """Plans how to learn `texts` within the memory budget: options, peak memory and about the time; loads no model.
 
-        Without a budget, it is the memory that is free now. The tokens of a model that is still to be downloaded are
-        counted by the bundled model's tokenizer, which makes more of them.
+        Without a budget, plans for the memory that is free now. If the model is still to be downloaded, its tokens are
+        counted with the bundled model's tokenizer, which makes more of them.
 
         Args:
-            gpu: the memory of a GPU that is not here, "8GB" or a number of bytes, to plan for that: an NVIDIA GPU with
-                bf16, whose speed is not known, beside as much of the host's memory as it takes. `device` plays no part.
+            texts: as for `adapt`.
+            gpu: memory of a GPU that is not here, "8GB" or a number of bytes. The plan is then for an NVIDIA GPU with
+                bf16, of unknown speed, in a host with enough memory; `device` is ignored.
 
         Raises:
-            SebpEdgeError: one of its kinds; MachineError if nothing fits, with what would.
+            SebpEdgeError: one of its subclasses; a MachineError if nothing fits, which says what would.
         """
         preparation = self._preparation(StopSignal())
         size = None if gpu is None else preparation.gpu_size(gpu)
         return preparation.plan(preparation.read(texts), loaded=self._loaded_bytes(), gpu=size).plan
 
     def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
-        """How sparse the base model's gradients are on `texts`; no adapter takes part, and nothing is changed.
+        """Measures how sparse the base model's gradients are on `texts`, without any adapter; changes nothing.
 
         Args:
-            texts: as `adapt` takes them.
-            examples: how many to look at, at most; the seed draws them.
-            stop_when: see `stop`.
+            texts: as for `adapt`.
+            examples: maximum number of examples to analyse, drawn by the seed.
+            stop_when: an event that stops this call once it is set (see `stop`).
 
         Raises:
-            SebpEdgeError: one of its kinds, with what to do.
+            SebpEdgeError: one of its subclasses; the message says what to do.
         """
         handled = sys.exception()
         with self._at_work(stop_when), self._guard(None):
@@ -221,27 +226,27 @@ class Personalizer:
         on_text: Callable[[str], None] | None = None,
         stop_when: threading.Event | None = None,
     ) -> str:
-        """Continues a text, or answers the last of some messages.
+        """Continues a text, or answers the last of several messages; returns the new text.
 
-        A text is put into the model's chat template, as a message of the user, if the adapter has learnt more
-        conversations than other documents; the base model continues it as it is. Messages always are put into it.
+        Messages are always put into the model's chat template. A text is continued as it is, unless the adapter has
+        learnt more conversations than other documents: then it is put into the template as a user message.
 
         Args:
             prompt: a text, or messages: `[{"role": "user", "content": "Where is the key?"}]`, with the roles "system",
                 "user" and "assistant", the last one the user's.
-            adapter: the name of a stored adapter, or an adapter's folder, which is then the adapter in use. None is the
-                base model: the adapter in use takes no part in this call, and is in use again after it. By default the
-                adapter that was made or loaded last, or the base model if there is none.
+            adapter: the name of a stored adapter, or an adapter's folder; it stays in use after this call. None uses
+                the base model for this call only. By default the adapter that was made or loaded last, or the base
+                model if there is none.
             version: of the stored adapter; by default the active one.
             max_new_tokens, temperature, top_p, top_k, repetition_penalty, stop, seed: see `Sampling`.
-            on_text: is given the new text piece by piece, as it is written. An error that it raises ends the call.
-            stop_when: see `Personalizer.stop`.
+            on_text: receives the new text piece by piece, as it is written. An error that it raises ends the call.
+            stop_when: an event that stops this call once it is set (see `Personalizer.stop`).
 
         Raises:
             TextsError: the prompt is neither a text nor messages, or is empty.
-            RecipeError: one of the options is out of its range.
+            RecipeError: an option is out of its range.
             AdapterError, ModelError: see `load_adapter` and `generate_text`.
-            Interrupted: it was stopped, or Ctrl-C was pressed; what was written so far is its `text`.
+            Interrupted: the call was stopped, or Ctrl-C was pressed; its `text` is what was written so far.
         """
         check_prompt(prompt)
         sampling = Sampling(
@@ -267,10 +272,15 @@ class Personalizer:
                 )
 
     def load_adapter(self, adapter: str | Path, version: int | None = None) -> AdapterRecord:
-        """Puts a saved adapter on the base model, in place of any other.
+        """Puts a saved adapter on the base model, in place of any other; returns its record.
+
+        Args:
+            adapter: the name of a stored adapter, or an adapter's folder.
+            version: of the stored adapter; by default the active one.
 
         Raises:
-            AdapterError: there is no such adapter; BaseModelMismatch: it was made for another base model.
+            AdapterError: there is no such adapter, or it is damaged.
+            BaseModelMismatch: it was made for another base model.
         """
         with self._at_work():
             return self._load_adapter(adapter, version)
@@ -279,7 +289,7 @@ class Personalizer:
 
     @contextmanager
     def _using(self, adaptation: Adaptation | None) -> Iterator[Adaptation | None]:
-        """Within it the model is adapted like this: by the adapter in use, or not at all."""
+        """Context in which the model has this adapter: the one in use, or none."""
         nothing_to_do = adaptation is self._adaptation
         try:
             with nullcontext() if nothing_to_do else self._adaptation.set_aside():
@@ -312,7 +322,7 @@ class Personalizer:
         return record
 
     def _load(self, recipe: Recipe | None = None) -> BaseModel:
-        """The base model; in another precision than it is loaded in, if a plan's recipe asks for that."""
+        """Returns the base model; loads it if necessary, or anew if the plan's recipe has another precision."""
         self._signal.check()
         if recipe is not None and self._base is not None and self._base.in_4bit != recipe.load_in_4bit:
             self._base = self._adaptation = None
@@ -333,13 +343,13 @@ class Personalizer:
         return 0 if self._base is None else sum(weight.nbytes for weight in self._base.model.parameters())
 
     def _guard(self, planned: Planned | None) -> MemoryGuard:
-        """What may be held: as planned, or without a plan the budget, or without one all that is free."""
+        """Returns a guard for the plan's budget, without a plan for the memory budget, or else for all free memory."""
         if planned is not None:
             return MemoryGuard(self.device, planned.plan.budget, planned.plan.chosen.peak)
         return MemoryGuard(self.device, self.memory_budget.size if self.memory_budget else None)
 
     def _announced(self, plan: Plan) -> tuple[Recipe, MemoryOptions]:
-        """The recipe and the options that a plan has chosen, once it has been told."""
+        """Announces a plan; returns the recipe and the memory options that it has chosen."""
         if plan.stated_budget is not None:
             budget = MemoryBudget(plan.budget, plan.stated_budget)
             self._tell(Notice(f"The memory budget is {budget}; the training keeps to that."))
@@ -356,7 +366,7 @@ class Personalizer:
 
     @contextmanager
     def _at_work(self, stop_when: threading.Event | None = None) -> Iterator[None]:
-        """Within it the model is this call's alone, and the call can be stopped."""
+        """Context in which this call alone uses the model and can be stopped."""
         if not self._in_use.acquire(blocking=False):
             raise BusyError(
                 "This Personalizer is at work already; wait until that call is back, end it with stop(), or make "
@@ -377,7 +387,7 @@ class Personalizer:
 
     @contextmanager
     def _setting_aside(self, trial: Trial, name: str, interruptions: Interruptions) -> Iterator[None]:
-        """The adapter in use makes room for a trial. Whatever stops that, it comes back; what was learnt is saved."""
+        """Context in which a trial replaces the adapter in use; on an error, saves what was learnt and puts it back."""
         handled = sys.exception()
         if self._adaptation is not None:
             self._adaptation.detach()
@@ -395,7 +405,7 @@ class Personalizer:
             raise self._ran_out(trial) from error
 
     def _ran_out_of_memory(self, error: BaseException, handled: BaseException | None) -> bool:
-        """Whether memory ran out; then what was computed is given back, but for what an error before it holds."""
+        """Whether memory ran out; if so, frees what was computed, except what an error handled before still holds."""
         if not devices.ran_out_of_memory(error):
             return False
         devices.let_go(error, handled)
@@ -403,12 +413,12 @@ class Personalizer:
         return True
 
     def _give_up(self, trial: Trial) -> None:
-        """Goes back to the adapter that was in use before the trial, if there was one."""
+        """Detaches the trial's adapter and puts the one that was in use back, if there was one."""
         trial.detach()
         self._put_back(trial.base)
 
     def _put_back(self, base: BaseModel) -> None:
-        """Puts the adapter that was in use on the base model again; none if there was none, or if it was deleted."""
+        """Puts the adapter that was in use back on the base model, unless there was none or it was deleted."""
         self._adaptation = None
         try:
             if self._folder is not None:
@@ -420,7 +430,7 @@ class Personalizer:
     def _keep(
         self, trial: Trial, judgement: Judgement, name: str, out: Path | None, interruptions: Interruptions
     ) -> SavedAdapter:
-        """Saves and activates the trial's adapter, and goes on with it."""
+        """Saves the trial's adapter, activates it unless it is saved to `out`, and keeps it in use."""
         record = record_of(trial, judgement, self.seed)
         try:
             saved = save(self.store, trial.adaptation, record, name, out=out)
@@ -435,7 +445,7 @@ class Personalizer:
         return saved
 
     def _stopped(self, stop: BaseException, trial: Trial, name: str) -> TrainingStopped:
-        """Saves the best state so far as a version that is not active, and says so in the error it returns."""
+        """Saves the best state so far as a version that is not active; returns the error that says so."""
         kind, why = (Interrupted, "Interrupted.") if isinstance(stop, KeyboardInterrupt) else (type(stop), str(stop))
         progress = trial.progress[-1] if trial.progress else Progress()
         try:
@@ -454,7 +464,7 @@ class Personalizer:
         )
 
     def _ran_out(self, trial: Trial) -> MachineError:
-        """What to say where not even a single example fits into memory."""
+        """Returns the error for a single example that does not fit into memory."""
         has_begun = any(progress.steps for progress in trial.progress)
         when = "while training" if has_begun else "before the first step"
         smaller, others = "Choose a smaller model or a shorter context", "close other programs"

@@ -1,4 +1,4 @@
-"""What comes before a training: texts are read, encoded and laid out, and what they will take is planned."""
+"""Prepares a training: reads texts, encodes them, lays out schedules and plans the memory."""
 
 from dataclasses import dataclass
 
@@ -19,13 +19,13 @@ from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.schedule import Schedule, schedules_of
 from sebp_edge.units import gigabytes
 
-# Bytes that texts may take whatever the budget: for a few of them the plan says better what would fit.
+# Memory in bytes that texts may take whatever the budget: for a few texts, the plan's error says better what would fit.
 FEW_TEXTS = 30_000_000
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan, with the dataset and the schedules that it was made for."""
+    """A plan, with the dataset and the schedules that it is for."""
 
     dataset: Dataset
     schedules: list[Schedule]
@@ -34,13 +34,13 @@ class Planned:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Prepares one call's texts.
+    """Prepares the texts of one call.
 
     Attributes:
         reference: the model.
-        device: what it will run on.
-        budget: what this process may hold; None sets no limit.
-        signal: stops it.
+        device: the device that the model will run on.
+        budget: how much memory this process may hold; None sets no limit.
+        signal: stops the preparation.
     """
 
     reference: ModelReference
@@ -51,10 +51,10 @@ class Preparation:
     signal: StopSignal
 
     def gpu_size(self, gpu: str | int) -> int:
-        """Bytes of a GPU that is not here.
+        """Returns the memory of a GPU that is not here, in bytes.
 
         Raises:
-            MachineError: it is no size, or the budget exceeds it.
+            MachineError: `gpu` is no size, or the budget exceeds it.
         """
         size = MemoryBudget.parse(gpu, "GPU's memory").size
         if self.budget is not None and self.budget.size > size:
@@ -65,18 +65,18 @@ class Preparation:
         return size
 
     def read(self, texts) -> Reading:
-        """Reads `texts`, unless they alone would not fit into a budget of the host's memory."""
+        """Reads `texts`; on the CPU with a budget, refuses texts that alone would exceed it."""
         if self.budget is None or self.device.type == "cuda":
             return read_texts(texts)
         left = self.budget.size - memory_of(self.device).held
         return read_texts(texts, max(left, FEW_TEXTS))
 
     def plan(self, reading: Reading, *, loaded: int = 0, gpu: int | None = None) -> Planned:
-        """Plans to train within the budget, or without one within what is free; nothing is loaded.
+        """Plans a training within the budget, or without one within the free memory; loads no model.
 
         Args:
-            loaded: bytes of the model's weights, if it is loaded already.
-            gpu: bytes of a GPU that is not here, to plan for that.
+            loaded: bytes of the model's weights, if the model is loaded already.
+            gpu: memory of a GPU that is not here, in bytes, to plan for.
         """
         shape = read_shape(self.reference)
         tokenizer = Checked(tokenizer_at_hand(self.reference), self.signal)
@@ -89,24 +89,24 @@ class Preparation:
         return Planned(dataset, schedules, make_plan(shape, dataset, schedules, self.recipe, target, budget))
 
     def encode(self, reading: Reading, base: BaseModel, planned: Planned | None = None) -> Dataset:
-        """The dataset for a loaded model; the plan's, if that had the model's own tokenizer."""
+        """Returns the dataset for a loaded model: the plan's, if that was made with the model's own tokenizer."""
         if planned is not None and has_own_tokenizer(self.reference):
             return planned.dataset
         limit = getattr(base.model.config, "max_position_embeddings", None)
         return make_dataset(reading, Checked(base.tokenizer, self.signal), self.recipe, limit)
 
     def lay_out(self, dataset: Dataset, planned: Planned | None = None) -> list[Schedule]:
-        """The schedules of a dataset; the plan's, if it is the plan's.
+        """Returns the schedules of a dataset: the plan's, if the dataset is the plan's.
 
         Raises:
-            TextsError: too little text.
+            TextsError: there is too little text.
         """
         if planned is not None and dataset is planned.dataset:
             return planned.schedules
         return schedules_of(dataset.examples, self.recipe, self.seed)
 
     def _here(self, loaded: int) -> tuple[Target, MemoryBudget]:
-        """This machine as it is now. Weights that are loaded are part of the plan already."""
+        """Returns this machine and its budget now; loaded weights are not counted, since the plan includes them."""
         held = memory_of(self.device)
         free = devices.free_memory(self.device) + held.held
         budget = MemoryBudget(free) if self.budget is None else self.budget.within(free)

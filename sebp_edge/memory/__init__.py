@@ -1,19 +1,19 @@
-"""How much memory a training needs, what it gives up to need less, and how it is kept within that.
+"""Predicts the memory of a training, plans it within a budget, and keeps it there.
 
 Before anything is loaded, in the order to read:
 
-- `options`: what a training may hold at once, by choice.
-- `shape_reader`: a decoder's shape and how its blocks run, from its config alone (`sebp_edge.models.shape` has the
-  types).
+- `options`: what a training holds in memory at once.
+- `shape_reader`: reads a decoder's shape, and how its blocks run, from its config alone (`sebp_edge.models.shape` has
+  the types).
 - `setup`: shape, recipe, device and options together.
-- `activations`: what one micro-batch holds, from what each patch in `sebp_edge.patches` counts for itself.
-- `footprint`: the whole, by what it is for.
-- `work`: the sizes of a training's micro-batches.
+- `activations`: counts what one micro-batch holds, from what each patch in `sebp_edge.patches` counts for itself.
+- `footprint`: counts the whole training, by purpose.
+- `work`: sizes of a training's micro-batches, and their cost.
 - `target`: the device that is planned for.
-- `plan`: the first way to train that fits into a budget.
-- `refusal`: what is refused without a budget.
+- `plan`: chooses the first way to train that fits into a budget.
+- `refusal`: refuses models that are too large, without a budget.
 
-While it runs:
+During a training:
 
-- `guard`: a cap on a GPU, and a look at what this process and others hold.
+- `guard`: caps torch's allocator on a GPU, and checks what this process and others hold.
 """

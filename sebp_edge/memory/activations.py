@@ -1,8 +1,8 @@
-"""What one micro-batch holds beside weights, gradients and moments: what autograd keeps of each token, and the peak.
+"""Counts what one micro-batch holds beside weights, gradients and moments: what autograd keeps, and the peak.
 
-Of a block that runs on active rows it is the sum of what each patch counts at the end of its file, tensor by tensor;
-tests compare it with what autograd really keeps. Of any other block it is the input and output of every linear layer,
-and the hidden states around them. Of a block in a checkpoint it is the input.
+For a block that runs on active rows, this is the sum of what each patch counts, tensor by tensor, at the end of its
+file; tests compare it with what autograd really keeps. For any other block it is the input and output of every linear
+layer, and the hidden states around them. For a block in an activation checkpoint it is the input.
 
 All figures are bytes.
 """
@@ -32,7 +32,7 @@ from sebp_edge.rows.buckets import Bucket
 
 @dataclass(frozen=True)
 class Peak:
-    """What a micro-batch holds at the fullest of its moments: activations, and what the loss and its gradients take."""
+    """Bytes that a micro-batch holds at its peak: activations, and those of the loss and its gradients."""
 
     activations: int
     loss: int
@@ -49,11 +49,11 @@ class Activations:
     setup: TrainingSetup
 
     def step(self, sizes: Bucket) -> Peak:
-        """The peak of a micro-batch with gradients.
+        """Returns the peak of a micro-batch with gradients.
 
-        The loss and the head's gradient come first, beside all that is kept, then one block's backward pass after the
-        other, and the embedding's gradient at last. By the time a block in a checkpoint runs again, others have freed
-        what they kept. A head's gradient that is the embedding's too waits for that.
+        The loss and the head's gradient come first, beside all that is kept; then the backward passes of the blocks,
+        one after another; the embedding's gradient comes last. When a block in a checkpoint is recomputed, the blocks
+        outside checkpoints have freed what they kept. The gradient of a tied head is held until the embedding's.
         """
         head = 0 if self.setup.is_lora else self.setup.itemsize * self._shape.head_parameters
         waiting = head if self._shape.is_tied else 0
@@ -65,16 +65,16 @@ class Activations:
         return Peak(max(moments) - loss - head, loss + head)
 
     def evaluation(self, sizes: Bucket) -> Peak:
-        """The peak of a micro-batch without gradients: one block at a time."""
+        """Returns the peak of a micro-batch without gradients: one block at a time."""
         loss = self._loss(sizes, with_gradients=False)
         return Peak(max(0, self._backward(sizes) - loss), loss)
 
     def kept(self, sizes: Bucket) -> int:
-        """What autograd keeps of a micro-batch between forward and backward pass."""
+        """Returns what autograd keeps of a micro-batch between forward and backward pass."""
         return sizes.tokens * self._kept_of_token + kept_by_loss(sizes.loss_rows, self._shape.hidden, self._run)
 
     def widest(self, sizes: Bucket) -> int:
-        """The widest tensor: of gate and up, of queries, keys and values, or of logits."""
+        """Returns the size of the widest tensor: gate and up, or queries, keys and values, or logits."""
         rows = self._rows_of_mlps(sizes.tokens)
         numbers = [self._logits(sizes)]
         for block in self._shape.kinds:
@@ -82,7 +82,7 @@ class Activations:
         return self.setup.itemsize * max(numbers)
 
     def passing(self, sizes: Bucket) -> int:
-        """What a family's own code allocates and frees in one block where none of our operations does its work."""
+        """Returns what a model family's own code allocates and frees within a block where our operations do not run."""
         rows = self._rows_of_mlps(sizes.tokens)
         return max(
             sizes.tokens * passing_in_attention(block, self._run) + rows * passing_in_mlp(block, self._run)
@@ -100,7 +100,7 @@ class Activations:
 
     @cached_property
     def _kept_again_of_token(self) -> int:
-        """What is kept of a token while a block in a checkpoint runs again: the inputs, and that block."""
+        """What is kept of a token while a block in a checkpoint is recomputed: the inputs, and that block."""
         options = self.setup.options
         inputs = inputs_on_device_at_most(options.checkpoints, offload=options.offload)
         return self._bytes_of_inputs(inputs) + max(map(self._kept_of_block, self._shape.kinds))
@@ -122,8 +122,8 @@ class Activations:
         return kept_by_mlp(block, self._run) + kept_by_lora(len(block.kind.mlp_in) + 1, self._run)
 
     def _kept_behind_blocks(self) -> int:
-        """The last norm's input; if that is trained, also what the head reads. Rotary angles once for all blocks, or
-        for those with a window and those without."""
+        """What is kept outside of blocks: the last norm's input, the head's input if all weights are trained, and
+        rotary angles: one set for all blocks, or one for those with a window and one for those without."""
         shape, itemsize = self._shape, self.setup.itemsize
         states = (1 if self.setup.is_lora else 2) * shape.hidden
         of_norm = shape.hidden * kept_by_norm(shape.blocks[-1].kind, self._run)
@@ -132,7 +132,7 @@ class Activations:
     # ----------------------------------------------------------------------------------------------------- held at once
 
     def _backward(self, sizes: Bucket) -> int:
-        """The most that a block's backward pass holds at once beside what is kept."""
+        """The peak of a block's backward pass beside what is kept."""
         return max(self._backward_of(block, sizes) for block in self._shape.kinds)
 
     def _backward_of(self, block: Block, sizes: Bucket) -> int:

@@ -1,7 +1,7 @@
-"""The bytes at the peak of a training, added up from a decoder's shape.
+"""Predicts the peak memory of a training from a decoder's shape.
 
-Weights, adapter, gradients and moments follow from how many parameters there are; `sebp_edge.memory.activations` counts
-what the largest micro-batch adds. The rest is what allocators hold beside tensors, and a reserve.
+Weights, adapter, gradients and moments follow from the number of parameters; `sebp_edge.memory.activations` counts what
+the largest micro-batch adds. The rest is what allocators hold beside tensors, and a reserve.
 """
 
 from collections.abc import Iterable
@@ -16,33 +16,33 @@ from sebp_edge.patches.tied_embedding import has_one_gradient
 from sebp_edge.rows.buckets import Bucket
 from sebp_edge.texts.splits import NUM_FOLDS
 
-# What cuBLAS keeps on each of the two streams of a training, from torch's allocator; on an H100, and less elsewhere.
+# cuBLAS workspaces in torch's allocator, on a training's two streams: sizes of an H100, smaller on other GPUs.
 CUBLAS_WORKSPACES = 2 * 32 * 2**20
-# What the count may be wrong by. Weights on a GPU are only rounded up, each to whole pages. The host's heap also keeps
-# what was freed: peaks on a CPU were measured 11 to 27 % of what comes and goes, or was there before, above the count.
+# Relative errors of the count. Weights on a GPU are only rounded up, each to whole pages. The host's heap also keeps
+# freed memory: measured peaks on a CPU exceeded the count by 11 to 27 % of activations, loss and context.
 RESERVE, RESERVE_OF_WEIGHTS, RESERVE_OF_HEAP = 0.04, 0.01, 0.3
-# Pieces of torch's allocator that are free but too small, in the widest tensors of a micro-batch: graphs' pools of 3B
-# models on an H100 held 2.9 more than their tensors (LoRA, 4,096 tokens), 2.9 (2,546, in checkpoints), 2.9 (4 bits).
+# Fragmentation of torch's allocator, in units of a micro-batch's widest tensor. Measured in the graph pools of 3B
+# models on an H100: 2.9 (LoRA, 4,096 tokens), 2.9 (2,546 tokens, with checkpoints), 2.9 (4 bits).
 WIDEST_IN_PIECES = 3
-# And pieces of 20 MiB that are begun: on the two streams, and in the graphs' pool, whose number a small model gave.
+# Partly used segments of 20 MiB, on the two streams and in the graphs' pool; their number is that of a small model.
 BEGUN_PIECES = 4 * 20 * 2**20
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes at the peak of a training, by what they are for.
+    """Peak memory of a training in bytes, by purpose.
 
     Attributes:
         weights: the base model's.
-        adapter: fp32 masters and the copies that are computed with; on the CPU also the states to go back to.
-        gradients: their sums; on a GPU also one micro-batch's own, unless they are added up one by one.
+        adapter: fp32 masters and the copies for computation; on the CPU also the states to go back to.
+        gradients: accumulated gradients; on a GPU also one micro-batch's own, unless they are added one by one.
         optimizer: AdamW's two moments.
-        activations: what the largest micro-batch keeps for its backward pass, and what that adds before it frees.
+        activations: what the largest micro-batch keeps for its backward pass, and what that allocates at its peak.
         loss: chunks of logits, hidden states and their gradient.
-        graphs: what is held beside the largest run: cuBLAS' workspaces; pieces of torch's allocator that are free but
-            too small; with folds the run of another graph.
+        graphs: what is held beside the largest run: cuBLAS workspaces, fragmentation of torch's allocator, and with
+            folds the run of another graph.
         context: what the process holds outside torch's allocator.
-        reserve: for what this count is wrong by.
+        reserve: margin for errors of this count.
     """
 
     weights: int
@@ -62,7 +62,7 @@ class Footprint:
 
     @property
     def without_activations(self) -> int:
-        """What the training needs at least, however small its micro-batches are."""
+        """The minimum that a training needs, however small its micro-batches are."""
         return self.weights + self.adapter + self.gradients + self.optimizer
 
     @classmethod
@@ -78,15 +78,15 @@ class Footprint:
         """Counts a training.
 
         Args:
-            trained, evaluated: the sizes of its micro-batches, each once. One that another one holds may be left out,
-                unless graphs are held beside one another.
-            context: what the process holds besides.
-            has_folds: whether there are several trainings, whose later ones may need graphs beside the first one's, and
-                all of whose best states are kept.
+            trained, evaluated: the distinct sizes of its micro-batches. Without graphs, sizes that others hold may be
+                left out.
+            context: bytes that the process holds outside torch's allocator.
+            has_folds: whether there are several trainings: later ones may need graphs beside the first one's, and the
+                best state of each is kept.
         """
         activations = Activations(setup)
         steps = [activations.step(sizes) for sizes in trained]
-        # Held-out examples may be filled up to a bucket that was made for training.
+        # Held-out examples may be filled up to a bucket of the training.
         evaluations = [activations.evaluation(sizes) for sizes in (*evaluated, *trained)] if evaluated else []
         largest, *others = sorted(steps + evaluations, key=lambda peak: peak.total, reverse=True)
         parts = {
@@ -102,9 +102,9 @@ class Footprint:
 
 
 def host_bytes(setup: TrainingSetup, trained: list[Bucket], *, has_folds: bool = False) -> int:
-    """Bytes of the host's memory that a training on a GPU holds; 0 on the CPU, where they are part of the footprint.
+    """Returns the host memory that a training on a GPU holds, in bytes; 0 on the CPU, where the footprint counts it.
 
-    They are the states to go back to, one more while it takes the best one's place, and the offloaded inputs.
+    It holds the states to go back to, one more while the best state is replaced, and the offloaded inputs.
     """
     if not setup.on_gpu:
         return 0
@@ -114,7 +114,10 @@ def host_bytes(setup: TrainingSetup, trained: list[Bucket], *, has_folds: bool =
 
 
 def states_kept(setup: TrainingSetup, *, has_folds: bool) -> int:
-    """How many states of what is trained are kept: as it was and the best; with folds, the best of each as well."""
+    """Counts the states of the trained weights that are kept: the first and the best; with folds, each fold's best too.
+
+    Folds of a full fine-tuning keep one state more.
+    """
     return 2 + (NUM_FOLDS + (not setup.is_lora) if has_folds else 0)
 
 
@@ -124,17 +127,16 @@ def _weights(setup: TrainingSetup) -> int:
 
 
 def _adapter(setup: TrainingSetup, has_folds: bool) -> int:
-    """A frozen base's adapter and its copy in the base's dtype; on a GPU, states to go back to are in the host's
-    memory."""
+    """An adapter in fp32 with its copy in the base model's dtype; on the CPU also the states to go back to."""
     snapshots = 0 if setup.on_gpu else states_kept(setup, has_folds=has_folds) * FP32
     return setup.num_trained * ((FP32 + setup.itemsize if setup.is_lora else 0) + snapshots)
 
 
 def _gradients(setup: TrainingSetup) -> int:
     if setup.updates_in_backward:
-        return 0  # the largest, the head's, is counted with the loss
+        return 0  # only one is held at a time; the largest, the head's, is counted with the loss
     sums = FP32 * setup.num_trained
-    # Gradients of small adaptations are all there before they are added up (see `Update.take_gradients`).
+    # Small gradients are all held at once before they are added (see `Update.take_gradients`).
     one_by_one = setup.options.in_pieces or sums > MAX_GRADIENTS_AT_ONCE
     return sums * (2 if setup.on_gpu and setup.is_hoisted and not one_by_one else 1)
 
@@ -144,7 +146,7 @@ def _optimizer(setup: TrainingSetup) -> int:
 
 
 def _dequantised(setup: TrainingSetup) -> int:
-    """The largest matrix of a base in 4 bits, while it is computed with; off a GPU there is a copy of it."""
+    """The largest 4-bit matrix while it is dequantised; on the CPU there is another copy of it."""
     if not setup.recipe.load_in_4bit:
         return 0
     sizes = (linear.size for block in setup.shape.kinds for linear in block.linears.values())
@@ -152,7 +154,7 @@ def _dequantised(setup: TrainingSetup) -> int:
 
 
 def _graphs(setup: TrainingSetup, largest: Bucket, others: Iterable[Peak]) -> int:
-    """What a GPU holds beside the tensors of the largest run: of cuBLAS, of torch's allocator, of other graphs."""
+    """What a GPU holds beside the largest run's tensors: cuBLAS workspaces, fragmentation, other graphs' runs."""
     if not setup.on_gpu:
         return 0
     others_run = max((peak.total for peak in others), default=0) if setup.is_hoisted else 0
@@ -160,10 +162,10 @@ def _graphs(setup: TrainingSetup, largest: Bucket, others: Iterable[Peak]) -> in
 
 
 def _pieces_too_small(setup: TrainingSetup, sizes: Bucket) -> int:
-    """Pieces of torch's allocator that are too small for what comes.
+    """Fragmentation: free blocks of torch's allocator that are too small to be used.
 
-    Of all weights' gradients the head's leaves a piece that is wide enough, unless it waits for the embedding's; if
-    that is another one then, it finds none.
+    If all weights are trained, the head's gradient leaves a block that is large enough for other tensors, unless the
+    head is tied and its gradient waits for the embedding's; if that is a tensor of its own, it needs a new block.
     """
     head = 0 if setup.is_lora else setup.itemsize * setup.shape.head_parameters
     activations, pieces = Activations(setup), 0

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
 
 MAX_ROWS = 4096
-# Logits of a chunk where memory is short: 33 MB in bf16. Smaller chunks would read a large head more often than they
-# multiply by it.
+# Logits of a chunk if memory is short: 33 MB in bf16. With smaller chunks, reading a large head would take longer than
+# multiplying by it.
 FEW_LOGITS = 2**24
 # Logits of a padded micro-batch: half a GB in fp32. Hoisted rows never hold all of theirs.
 MAX_PADDED_LOGITS = 2**27
-# Above this many bytes, gradients are added up one by one as they come, and are not all held beside their sums.
+# Above this many bytes, gradients are added one by one as they come, instead of all being held beside their sums.
 MAX_GRADIENTS_AT_ONCE = 2**30
 
 

@@ -1,8 +1,8 @@
-"""What fits into a memory budget: plans are counted before anything is loaded, and the first that fits is chosen.
+"""Chooses how to train within a memory budget: costs plans before anything is loaded, and takes the first that fits.
 
-First time is given up: a step is made of smaller micro-batches, which read the weights more often, or activations are
-computed again; the faster of the two that fits. The updates stay the same. Then what little it costs to learn with
-less: moments in 8 bits, a base model in 4 bits, a lower rank. What the recipe states is never given up.
+The first plans trade time for memory: smaller micro-batches, which read the weights more often, or recomputed
+activations, whichever fits and is faster. Their updates are the same. Later plans give up a little of what is learnt:
+moments in 8 bits, a base model in 4 bits, a lower rank. What the recipe states is never changed.
 """
 
 import re
@@ -24,32 +24,32 @@ from sebp_edge.texts.schedule import RowLimit, Schedule
 from sebp_edge.units import gigabytes
 
 _UNITS = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-# How much longer a training takes than its matrix products: a captured step on an H200, eager ones on CPUs.
+# Time of a training over that of its matrix products: for captured steps on an H200, and for eager ones on CPUs.
 OVERHEAD_GPU, OVERHEAD_CPU = 1.2, 2.0
-# What a layer of a captured micro-batch takes however little it computes: of 9.9 ms for 128 tokens on an H200, what 28
-# layers of a 3B model take beside reading their weights twice.
+# Minimum time of a layer in a captured micro-batch: 9.9 ms for 128 tokens of a 3B model on an H200, less the time of
+# reading its weights twice, over 28 layers.
 SECONDS_PER_LAYER = 0.25e-3
-# What loss and gradients in pieces add to a step, at most: a head that is read more often, a kernel for each gradient.
+# Slowdown at most by loss and gradients in pieces: the head is read more often, and each gradient takes a kernel.
 IN_PIECES = 1.03
-# What blocks in pieces add, whose products have fewer rows: 193 -> 212 ms with all blocks of a 3B model in checkpoints,
-# when a piece had 512.
+# Slowdown by blocks in pieces, whose products have fewer rows: 193 -> 212 ms with all blocks of a 3B model in
+# checkpoints and pieces of 512 rows.
 BLOCKS_IN_PIECES = 1.1
-# What dequantising the weights in every pass takes, in tokens: 2.5 bytes moved for a weight that a token takes 2
-# floating-point operations of, on GPUs that make some 200 of these in the time of a byte.
+# Cost of dequantising the weights in every pass, in tokens: it moves 2.5 bytes per weight; a token takes 2
+# floating-point operations per weight, of which GPUs do some 200 in the time that they move a byte.
 TOKENS_PER_DEQUANTISATION = 250
-# Bytes a second to the host or back, by PCI Express with 16 lanes of its fourth generation; an H100's fifth gives 55e9.
+# Bytes per second to the host or back, over PCI Express 4.0 x16; an H100's 5.0 reaches 55e9.
 HOST_RATE = 24e9
-# What the rank may be lowered to.
+# Ranks that a plan may lower an adapter to.
 LOWER_RANKS = (8, 4)
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """How much memory an adaptation may take, in bytes: of the GPU's, or of the process on the CPU.
+    """How much memory an adaptation may take, in bytes: GPU memory, or on the CPU the memory of the process.
 
     Attributes:
         size: what it may take.
-        stated: what was asked for, if less is free.
+        stated: the budget that was asked for, if less is free.
     """
 
     size: int
@@ -60,7 +60,7 @@ class MemoryBudget:
         """Reads "8GB" (10^9 bytes each), "7.5 GiB" (2^30), "8000MB", or a number of bytes.
 
         Args:
-            what: it is called in an error.
+            what: names the size in an error.
 
         Raises:
             MachineError: it is none of these, or not above zero.
@@ -79,7 +79,7 @@ class MemoryBudget:
         )
 
     def within(self, free: int) -> "MemoryBudget":
-        """No more than `free` bytes of it."""
+        """Returns this budget, limited to `free` bytes."""
         return self if self.size <= free else MemoryBudget(free, stated=self.size)
 
     def __str__(self) -> str:
@@ -90,15 +90,15 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to train, and what it would take.
+    """One way to train, with its memory and time.
 
     Attributes:
-        recipe: with everything settled that it leaves to the memory budget.
+        recipe: with every choice settled that it leaves to the memory budget.
         dtype: the base model's; "nf4" if its linear layers are in 4 bits.
         options: what is held in memory at once.
-        footprint: where the bytes go.
-        on_host: bytes of the host's memory besides, where a GPU trains.
-        seconds: about how long the training takes; None where that is not known.
+        footprint: the peak memory, by purpose.
+        on_host: bytes of the host's memory that a training on a GPU takes besides; 0 on the CPU.
+        seconds: estimated time of the training; None if unknown.
     """
 
     recipe: Recipe
@@ -115,7 +115,7 @@ class Choice:
 
     @property
     def how(self) -> str:
-        """What it does, in words."""
+        """A description in words."""
         options = self.options
         adapter = f"LoRA of rank {self.recipe.r} on {self.dtype}" if self.recipe.method == "lora" else "all weights"
         words = [adapter, f"{options.max_rows:,} tokens at a time"]
@@ -133,7 +133,7 @@ class Choice:
         return ", ".join(words)
 
     def to_dict(self) -> dict:
-        """JSON-ready values."""
+        """Returns the choice as JSON-ready values."""
         chosen = {"method": self.recipe.method, "r": self.recipe.r, "dtype": self.dtype, **asdict(self.options)}
         figures = {"peak": self.peak, "on_host": self.on_host, "seconds": self.seconds}
         return chosen | figures | {"footprint": asdict(self.footprint)}
@@ -141,18 +141,18 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """The chosen way to train, and what it will take.
+    """The chosen way to train, with its neighbours.
 
     Attributes:
-        model, device: what is trained where.
-        budget: bytes that there are: what was asked for, or less if less is free.
-        stated_budget: what was asked for in that case, else None.
-        chosen: how.
-        dearer: the next plan of the same recipe that is faster or learns more, and needs more memory; None if there is
-            none.
-        cheaper: the next plan that needs less; None if there is none.
-        full: how all weights could be trained within the budget instead of an adapter; None if they cannot.
-        gpu: bytes of the GPU that it is for, if that is not here; None for this machine.
+        model, device: what is trained, and where.
+        budget: available bytes: what was asked for, or what is free if that is less.
+        stated_budget: bytes that were asked for, if less is free; else None.
+        chosen: the way to train.
+        dearer: the next choice for the same recipe that is faster or learns more, and needs more memory; None if there
+            is none.
+        cheaper: the next choice that needs less memory; None if there is none.
+        full: how to train all weights instead of an adapter within the budget; None if that does not fit.
+        gpu: memory in bytes of the GPU that the plan is for, if that is not here; None for this machine.
     """
 
     model: str
@@ -166,7 +166,7 @@ class Plan:
     gpu: int | None = None
 
     def to_dict(self) -> dict:
-        """The plan as JSON-ready values."""
+        """Returns the plan as JSON-ready values."""
         others = {name: getattr(self, name) for name in ("dearer", "cheaper", "full")}
         place = {"model": self.model, "device": self.device, "gpu": self.gpu, "budget": self.budget}
         return (
@@ -184,16 +184,16 @@ def make_plan(
     target: Target,
     budget: MemoryBudget,
 ) -> Plan:
-    """The first plan that fits, of all from the fastest to the one that needs least.
+    """Returns the first plan that fits, in order from the fastest to the one that needs the least memory.
 
     Args:
         dataset: what will be trained on.
-        schedules: of its trainings; they are laid out in the end for the smallest micro-batches that were counted.
-        recipe: what it states stands; what it leaves out may be chosen.
-        target: what it is trained on.
+        schedules: those of its trainings; left laid out for the smallest micro-batches that were counted.
+        recipe: what it states is kept; what it leaves open is chosen.
+        target: the device to train on.
 
     Raises:
-        MachineError: none fits; it says what would.
+        MachineError: nothing fits; the message says what would.
     """
     candidates = _Candidates(shape, dataset, schedules, recipe, target)
     dearer = chosen = cheaper = None
@@ -227,12 +227,12 @@ def make_plan(
 
 
 def _as_known(one: Choice | None, target: Target) -> Choice | None:
-    """The choice without its time, where nobody knows how fast the target is."""
+    """Removes the time from a choice if the target's speed is unknown."""
     return one if one is None or target.gpu is None else replace(one, seconds=None)
 
 
 class _Candidates:
-    """All ways to train on one dataset."""
+    """Enumerates all ways to train on one dataset."""
 
     def __init__(
         self, shape: DecoderShape, dataset: Dataset, schedules: list[Schedule], recipe: Recipe, target: Target
@@ -242,7 +242,7 @@ class _Candidates:
             target.device, (linear.inputs for block in shape.blocks for linear in block.linears.values())
         )
         self._has_folds = len(schedules) > 1
-        # In what order and sizes texts are trained on does not depend on what else is chosen.
+        # The schedules do not depend on the other choices, so each row limit is laid out once.
         setup = self._setup(recipe)
         padded_to = None if setup.is_hoisted else dataset.context_length
         self._works: dict[int, Work] = {}
@@ -253,7 +253,7 @@ class _Candidates:
             self._works[max_rows] = Work.of(schedules, on_gpu=setup.on_gpu, in_graphs=setup.on_gpu and setup.is_hoisted)
 
     def of(self, recipe: Recipe) -> Iterator[Choice]:
-        """The fastest first; what is learnt is given up last, a little at a time."""
+        """Yields all choices, the fastest first; those that give up some of what is learnt come last, step by step."""
         settled = recipe.settled()
         recipes = [settled]
         yield from self._all_options(settled, in_8_bits=False)
@@ -265,7 +265,7 @@ class _Candidates:
         ):
             recipes.append(settled.replace(load_in_4bit=True))
         if settled.method == "lora" and recipe.r is None:
-            # The adapter's product is scaled as before.
+            # Keeps the scale of the adapter's product, lora_alpha / r.
             recipes += [
                 recipes[-1].replace(r=r, lora_alpha=max(1, settled.lora_alpha * r // settled.r)) for r in LOWER_RANKS
             ]
@@ -273,7 +273,7 @@ class _Candidates:
             yield from self._all_options(one, in_8_bits=True)
 
     def _all_options(self, recipe: Recipe, *, in_8_bits: bool) -> list[Choice]:
-        """All that learn the same, the fastest first."""
+        """Returns all choices that learn the same, the fastest first."""
         setup = self._setup(recipe)
         most = len(self.shape.blocks) - 1 if setup.is_hoisted else 0
         ways = [{"checkpoints": checkpoints} for checkpoints in _shares(most)]
@@ -286,7 +286,7 @@ class _Candidates:
             for max_rows in self._works
             for way in ways
         ]
-        # Where each micro-batch is a step, they should be as few as the recipe asks for.
+        # If each micro-batch is a step, fewest micro-batches come first: closest to the steps that the recipe asks for.
         cuts_steps = setup.updates_in_backward
         choices = [self._choice(replace(setup, options=options)) for options in all_options]
         return sorted(
@@ -306,10 +306,10 @@ class _Candidates:
 
 
 def _seconds(setup: TrainingSetup, work: Work, rate: float) -> float:
-    """About how long the work takes, at `rate` floating-point operations a second.
+    """Estimates the time of the work at `rate` floating-point operations per second.
 
-    A token takes 2 for each parameter forward, 2 for the input's gradient, 2 for the weight's if that is trained, and 2
-    for what is computed again.
+    Per parameter, a token takes 2 operations forward, 2 for the input's gradient, 2 for the weight's gradient if all
+    weights are trained, and 2 where it is recomputed.
     """
     parameters, again = setup.shape.parameters, setup.computed_again
     passes = (2 if setup.is_lora else 3) * parameters + again
@@ -332,12 +332,12 @@ def _seconds(setup: TrainingSetup, work: Work, rate: float) -> float:
 
 
 def _shares(number: int) -> list[int]:
-    """None of so many, a quarter of them, half, three quarters, and all."""
+    """Returns zero, a quarter, half, three quarters and all of a number."""
     return sorted({round(number * share / 4) for share in range(5)})
 
 
 def _limits(setup: TrainingSetup, dataset: Dataset) -> Iterator[int]:
-    """How many rows a micro-batch may have: two in each halving, down to the longest example, which cannot be cut."""
+    """Yields row limits of a micro-batch, two per halving, down to the longest example, which cannot be cut."""
     rows, longest = MAX_ROWS, dataset.context_length
     if setup.is_hoisted:
         longest = max(example.num_active_tokens for example in dataset.examples)
@@ -352,7 +352,7 @@ def _limits(setup: TrainingSetup, dataset: Dataset) -> Iterator[int]:
 
 
 def _useful(choices: Iterable[Choice]) -> Iterator[Choice]:
-    """Those that need less memory than all that come before them."""
+    """Yields the choices that need less memory than all before them."""
     least = None
     for one in choices:
         if least is None or one.peak < least:

@@ -15,12 +15,11 @@ from sebp_edge.units import gigabytes
 
 
 def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.device) -> None:
-    """Checks the free memory of `device` against a model's weights and what training keeps for them; activations are
-    left out.
+    """Compares the free memory of `device` with what a training needs at least, without activations.
 
     Raises:
-        MachineError: they do not fit, with the figures.
-        ModelError: the model's config cannot be had, or is no decoder's.
+        MachineError: it does not fit; the message has the figures.
+        ModelError: the model's config is not available, or is no decoder's.
     """
     shape = DecoderShape.of(model_of_shape(reference), reference.name)
     needed, free = _needed(shape, recipe, device), devices.free_memory(device)

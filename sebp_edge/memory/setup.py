@@ -1,4 +1,4 @@
-"""How a training runs: all that its memory depends on but the sizes of its micro-batches."""
+"""How a training runs: all that its memory depends on, except the sizes of its micro-batches."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ class TrainingSetup:
     """How a training of one recipe runs on one device.
 
     Attributes:
-        recipe: settled.
+        recipe: with every choice settled.
         on_gpu: whether the device is an NVIDIA GPU, with captured graphs.
         has_kernels: whether norms, gates and the loss run on our kernels.
-        itemsize: bytes of one number of the base model, and of activations.
-        options: what is held at once.
+        itemsize: bytes of an element of the base model and of activations.
+        options: what is held in memory at once.
     """
 
     shape: DecoderShape
@@ -35,22 +35,22 @@ class TrainingSetup:
 
     @property
     def execution(self) -> Execution:
-        """How the blocks run, as far as their patches know."""
+        """What the patches must know to count memory."""
         return Execution(self.recipe.r if self.is_lora else 0, self.itemsize, self.on_gpu, self.has_kernels)
 
     @property
     def is_hoisted(self) -> bool:
-        """Whether only active rows are computed; the trial before the training has the last word."""
+        """Whether only active rows are expected to be computed; the trial before the training decides."""
         return self.shape.is_hoisted
 
     @property
     def num_trained(self) -> int:
-        """Parameters that are trained."""
+        """Number of trained parameters."""
         return self.shape.adapter_parameters(self.recipe.r) if self.is_lora else self.shape.parameters
 
     @property
     def updates_in_backward(self) -> bool:
-        """Whether all weights are trained in bf16: moments take 8 bits, and gradients are not kept."""
+        """Whether all weights are trained in bf16: then moments take 8 bits, and gradients are not kept."""
         return not self.is_lora and self.itemsize == 2
 
     @property
@@ -60,7 +60,7 @@ class TrainingSetup:
 
     @property
     def computed_again(self) -> int:
-        """Parameters that the backward pass multiplies by once more, for checkpoints and pieces."""
+        """Number of parameters that the backward pass multiplies by again, to recompute checkpoints and pieces."""
         blocks, number = self.shape.blocks, self.options.checkpoints
         again = sum(map(parameters_run_again, blocks[:number]))
         if self.options.blocks_in_pieces:
@@ -69,5 +69,5 @@ class TrainingSetup:
 
     @property
     def offloaded_per_token(self) -> int:
-        """Bytes of one token that go to the host's memory and come back: the checkpoints' inputs."""
+        """Bytes per token that are copied to the host's memory and back: the checkpoints' inputs."""
         return self.itemsize * self.options.checkpoints * self.shape.hidden if self.options.offload else 0

@@ -1,8 +1,8 @@
-"""Reads a decoder's shape off its config alone: its sizes, and how its blocks run.
+"""Reads a decoder's shape from its config alone: its sizes, and how its blocks run.
 
-Sizes are those of the model on "meta", which has no weights. How its blocks run is observed on a small copy of its
-class (`sebp_edge.models.small_copy`): whether they run on active rows only, which layers read which hidden states, and
-where our own norms, MLPs and attention take a family's place.
+Sizes are read from the model on "meta", without weights. How its blocks run is observed on a small copy of its class
+(`sebp_edge.models.small_copy`): whether they run on active rows only, which layers read which hidden states, and where
+our own norms, MLPs and attention replace the model family's.
 """
 
 from collections.abc import Iterator
@@ -25,15 +25,15 @@ from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.copy_trial import why_not_on_a_copy
 from sebp_edge.sparse.hoist import Hoisted
 
-# Where a block's MLP is that can run in pieces (see `MlpPieces`).
+# Path prefix of an MLP that can run in pieces (see `MlpPieces`).
 MLP = "mlp."
 
 
 def read_shape(reference: ModelReference) -> DecoderShape:
-    """The shape of a model that need not be on this machine: only its config.json is read, or downloaded.
+    """Reads the shape of a model that need not be on this machine: reads, or downloads, only its config.json.
 
     Raises:
-        ModelError: it cannot be had, or is no decoder.
+        ModelError: its config is not available, or it is no decoder.
     """
     model = model_of_shape(reference)
     shape = DecoderShape.of(model, reference.name)
@@ -51,8 +51,10 @@ def _names(block: nn.Module) -> list[str]:
 
 
 def _kinds_of(decoder: nn.Module) -> list[tuple[list[str], Kind | None]]:
-    """For each block, the parameters' names and the kind of the block that is like it in a small copy; empty if no copy
-    runs on active rows."""
+    """Returns for each block the kind and the parameter names of its counterpart in a small copy.
+
+    Empty if no copy runs on active rows.
+    """
     if why_not_on_a_copy(decoder) is not None:
         return []
     try:
@@ -66,7 +68,7 @@ def _kinds_of(decoder: nn.Module) -> list[tuple[list[str], Kind | None]]:
             with torch.no_grad():
                 hoisted.row_losses(tokens)
     except (SparsityError, TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError):
-        # A class that takes no small sizes, or other calls than a decoder's, is counted by its linear layers.
+        # A class that does not take small sizes or a decoder's calls is counted by its linear layers.
         return []
     has_rotary = any("rotary" in name for name, _ in model.named_modules())
     kinds = [(_names(block), calls.kind(own, has_rotary)) for block, calls in found]
@@ -78,7 +80,7 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 class _Calls:
-    """Records the calls of a block's norms and linear layers: which, in what order, with what input and output."""
+    """Records the calls of a block's norms and linear layers in order, with their inputs and outputs."""
 
     def __init__(self, block: nn.Module):
         self._block, self._modules = block, dict(block.named_modules())
@@ -91,7 +93,7 @@ class _Calls:
         self._calls.append((path, inputs[0], output))
 
     def kind(self, own: set[nn.Module], has_rotary: bool) -> Kind | None:
-        """The kind that the calls show; None if they do not have the form of attention followed by an MLP.
+        """Returns the kind that the calls show; None unless they have the form of attention followed by an MLP.
 
         Args:
             own: the modules that run on our operations.
@@ -131,7 +133,7 @@ class _Calls:
                 yield path, self._modules[path]
 
     def _has_others(self) -> bool:
-        """Whether the block has matrices outside of the layers that were called."""
+        """Whether the block has matrices outside the layers that were called."""
         called = {self._modules[path] for path, _, _ in self._calls}
         known = {parameter for module in called for parameter in module.parameters(recurse=False)}
         return any(parameter.dim() > 1 and parameter not in known for parameter in self._block.parameters())

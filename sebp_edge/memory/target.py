@@ -1,4 +1,4 @@
-"""The device that a training is planned for: one of this machine, or a GPU that is not here."""
+"""Describes the device that a training is planned for: one of this machine, or a GPU that is not here."""
 
 import math
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from sebp_edge.machine import devices, process, stacks
 from sebp_edge.models.loading import has_bitsandbytes
 from sebp_edge.ops.backend import has_triton
 
-# Threads of an H100, for whose stacks memory is reserved (see `sebp_edge.machine.stacks`); smaller GPUs have fewer.
+# Threads of an H100, each with a stack in reserved memory (see `sebp_edge.machine.stacks`); smaller GPUs have fewer.
 _THREADS = 132 * 2048
-# FLOP/s of a GPU that cannot be measured: they order the plans, and no time is reported.
+# Assumed FLOP/s of a GPU that cannot be measured: only orders the plans; no time is reported.
 _RATE = 60e12
 
 
@@ -20,14 +20,14 @@ class Target:
     """The device that a training is planned for.
 
     Attributes:
-        device: its kind, and for this machine its number.
-        dtype: of the base model's weights, and of activations.
+        device: its type, and its index if it is one of this machine.
+        dtype: of the base model's weights and of activations.
         has_kernels: whether norms, gates and the loss run on our kernels.
         has_bitsandbytes: whether a base model can be loaded in 4 bits.
-        rate: floating-point operations a second.
+        rate: floating-point operations per second.
         context: bytes that the process holds outside torch's allocator.
-        host: bytes of the host's memory that are free beside a GPU's.
-        gpu: bytes of a GPU that is not here; None for this machine.
+        host: free bytes of the host's memory beside a GPU; infinite if they set no limit.
+        gpu: memory in bytes of a GPU that is not here; None for this machine.
     """
 
     device: torch.device
@@ -41,7 +41,7 @@ class Target:
 
     @classmethod
     def here(cls, device: torch.device, context: int) -> "Target":
-        """A device of this machine, whose speed is measured."""
+        """Describes a device of this machine; measures its speed."""
         dtype, on_gpu = devices.pick_dtype(device), device.type == "cuda"
         return cls(
             device=device,
@@ -55,7 +55,7 @@ class Target:
 
     @classmethod
     def elsewhere(cls, gpu: int) -> "Target":
-        """An NVIDIA GPU, Ampere or newer, with `gpu` bytes, in a machine of which nothing else is known."""
+        """Describes an NVIDIA GPU, Ampere or newer, with `gpu` bytes; nothing else is known of its machine."""
         return cls(
             device=torch.device("cuda"),
             dtype=torch.bfloat16,

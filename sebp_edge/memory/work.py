@@ -1,4 +1,4 @@
-"""What a training computes, counted from its schedule: the sizes of its micro-batches, and how many tokens' worth."""
+"""Counts the work of a training from its schedule: the sizes of its micro-batches, and their cost in tokens."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,20 +6,19 @@ from dataclasses import dataclass
 from sebp_edge.rows.buckets import Bucket, choose_buckets
 from sebp_edge.texts.schedule import Schedule
 
-# What a micro-batch on a CPU takes beside its tokens, in tokens: 45 ms of 0.84 ms for a token, the bundled model on one
-# core.
+# Fixed cost of a micro-batch on a CPU, in tokens: 45 ms at 0.84 ms per token, for the bundled model on one core.
 TOKENS_PER_STEP_CPU = 50
 
 
 @dataclass(frozen=True)
 class Work:
-    """What the trainings of an adaptation compute.
+    """The work of all trainings of an adaptation.
 
     Attributes:
-        trained, evaluated: sizes of micro-batches, each once, as graphs are filled up to. Of those without graphs only
-            sizes that no other one holds, since the others take less memory.
-        micro_batches: how many have gradients.
-        trained_tokens, evaluated_tokens: the cost of all micro-batches, in tokens.
+        trained, evaluated: distinct sizes of micro-batches; with graphs, those of their buckets. Without graphs, sizes
+            that another one holds are left out, since they take less memory.
+        micro_batches: number of micro-batches with gradients.
+        trained_tokens, evaluated_tokens: cost of all micro-batches with and without gradients, in tokens.
     """
 
     trained: list[Bucket]
@@ -30,7 +29,7 @@ class Work:
 
     @classmethod
     def of(cls, schedules: Iterable[Schedule], *, on_gpu: bool, in_graphs: bool) -> "Work":
-        """The work of schedules that are laid out."""
+        """Counts the work of schedules, which must be laid out."""
         trained: list[Bucket] = []
         evaluated: list[Bucket] = []
         evaluated_tokens = 0.0
@@ -54,14 +53,14 @@ def _needed(sizes: Bucket, in_graphs: bool) -> Bucket:
 
 
 def _filled(needed: list[Bucket]) -> list[Bucket]:
-    """The bucket that each is filled up to."""
+    """Returns the bucket that each micro-batch is filled up to."""
     buckets = choose_buckets(needed)
     return [next(bucket for bucket in buckets if bucket.holds(own)) for own in needed]
 
 
 def _largest(sizes: list[Bucket], in_graphs: bool) -> list[Bucket]:
     found: list[Bucket] = []
-    # Before each one come all that may hold it.
+    # Descending: all sizes that may hold another come before it.
     for own in sorted(set(sizes), reverse=True):
         if in_graphs or not any(other.holds(own) for other in found):
             found.append(own)
@@ -69,5 +68,5 @@ def _largest(sizes: list[Bucket], in_graphs: bool) -> list[Bucket]:
 
 
 def _cost(sizes: Bucket, on_gpu: bool) -> float:
-    """In tokens; a bucket's cost counts what a step costs whatever its tokens."""
+    """Cost of a micro-batch in tokens; on a GPU, a bucket's cost includes the fixed cost of a step."""
     return sizes.cost if on_gpu else sizes.tokens + TOKENS_PER_STEP_CPU

@@ -1,4 +1,4 @@
-"""What is trained on a base model, whichever the method: attach it, take its state, save it, take it off again."""
+"""Attaches, saves, restores and detaches trained weights, whichever the method: LoRA or full fine-tuning."""
 
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,7 +20,7 @@ class Adaptation(Protocol):
     """Trained weights on a base model.
 
     Attributes:
-        model: the model that trains and generates.
+        model: the model to train and to generate with.
     """
 
     model: nn.Module
@@ -29,10 +29,10 @@ class Adaptation(Protocol):
         """Writes the trained weights into an existing folder, as safetensors."""
 
     def set_aside(self) -> AbstractContextManager:
-        """Within it the model computes what the base model does; afterwards what it did before."""
+        """Context in which the model computes as the base model alone."""
 
     def detach(self) -> None:
-        """Gives the base model back as it was."""
+        """Restores the base model."""
 
 
 def attach(base: BaseModel, recipe: Recipe, seed: int) -> Adaptation:
@@ -53,7 +53,7 @@ def load(base: BaseModel, folder: Path) -> Adaptation:
 
 
 def saved_bytes(base: BaseModel, recipe: Recipe) -> int:
-    """What the weights of an adaptation will take on the disk."""
+    """Returns the bytes that the saved weights of an adaptation will take on disk."""
     if recipe.method == "full":
         return num_parameters(base.model) * base.dtype.itemsize
     head = base.model.get_output_embeddings()
@@ -62,16 +62,16 @@ def saved_bytes(base: BaseModel, recipe: Recipe) -> int:
 
 
 def trainable(adaptation: Adaptation) -> list[nn.Parameter]:
-    """The parameters that are trained."""
+    """Returns the trained parameters."""
     return [parameter for parameter in adaptation.model.parameters() if parameter.requires_grad]
 
 
 def snapshot(adaptation: Adaptation) -> list[Tensor]:
-    """Copies of the trained parameters, on the CPU."""
+    """Copies the trained parameters to the CPU."""
     return [parameter.detach().to("cpu", copy=True) for parameter in trainable(adaptation)]
 
 
 def restore(adaptation: Adaptation, state: list[Tensor]) -> None:
-    """Puts a snapshot back, bit for bit."""
+    """Restores a snapshot, bit for bit."""
     for parameter, value in zip(trainable(adaptation), state, strict=True):
         parameter.data.copy_(value)

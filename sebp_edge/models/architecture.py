@@ -1,6 +1,6 @@
-"""Where transformers' architectures keep what the sparse backward must know: linear layers, blocks, what a head reads.
+"""Finds what the sparse backward must know of a transformers model: linear layers, blocks, what the head reads.
 
-Everything here is read off a model; nothing is changed.
+Nothing here changes a model.
 """
 
 from torch import Tensor, nn
@@ -11,49 +11,49 @@ from transformers.pytorch_utils import Conv1D
 
 from sebp_edge.models.lora import without_adapter
 
-# Torch's and transformers' own, all of them of single elements.
+# The activations of torch and transformers that are known to work element by element.
 ACTIVATIONS = {nn.GELU} | {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
-# The projections that make a block's keys and values, by the families' names; some make the queries as well.
+# Names that model families give to the projections of keys and values; some of these make the queries too.
 KEYS_AND_VALUES = ({"k_proj", "v_proj"}, {"qkv_proj"}, {"c_attn"}, {"key", "value"}, {"k_lin", "v_lin"})
-# What is beside them in an attention module and works row by row. Anything else, such as a gate of what a state
-# forgets, may carry one row's gradient to another.
+# Other projections of an attention module that work row by row. Anything else, such as the forget gate of a recurrent
+# state, may carry one row's gradient to another.
 QUERIES_AND_OUTPUTS = {"q_proj", "query", "q_lin", "o_proj", "out_proj", "out_lin", "c_proj", "dense"}
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# Encoders whose sequence classifier reads the first token, and whose token heads read each token alone.
+# Encoders whose sequence classifier reads the first token only, and whose token heads read each token by itself.
 ENCODERS = ("bert", "roberta", "distilbert")
 
 
 def inner_model(model: nn.Module) -> nn.Module:
-    """The transformers model inside DistributedDataParallel and PEFT; any other model itself."""
+    """Returns the transformers model inside DistributedDataParallel and PEFT wrappers, or the model itself."""
     return without_adapter(model.module if isinstance(model, DistributedDataParallel) else model)
 
 
 def is_linear(layer: nn.Module) -> bool:
-    """Whether a layer is exactly Y = X Wᵀ + b: torch's, or GPT-2's with its weight transposed."""
+    """Whether a layer computes exactly Y = X Wᵀ + b: torch's Linear, or GPT-2's Conv1D, which stores Wᵀ."""
     return type(layer) in (nn.Linear, Conv1D)
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module scales each row by itself, by what the row has in its last dimension."""
+    """Whether a module normalises each row by itself, over the last dimension."""
     shape = getattr(module, "normalized_shape", 1)
     has_rows = isinstance(shape, int) or len(shape) == 1
     return has_rows and (isinstance(module, nn.LayerNorm) or type(module).__name__.endswith("RMSNorm"))
 
 
 def is_activation(module: nn.Module) -> bool:
-    """Whether a module gives a new tensor, of a function of each element."""
-    # One with parameters may have one for each row.
+    """Whether a module is an element-wise activation that returns a new tensor."""
+    # An activation with parameters may have one for each row.
     is_known = type(module) in ACTIVATIONS and not any(True for _ in module.parameters())
     return is_known and not getattr(module, "inplace", False)
 
 
 def weight_MK(layer: nn.Module) -> Tensor:
-    """A linear layer's weight as [outputs, inputs]; GPT-2's is a view of its own [inputs, outputs]."""
+    """Returns a linear layer's weight as [outputs, inputs]; for GPT-2's Conv1D a view of its [inputs, outputs]."""
     return layer.weight.T if type(layer) is Conv1D else layer.weight
 
 
 def last_block(model: nn.Module) -> nn.Module | None:
-    """The last of the blocks between embedding and head, where they are found and it is no other block as well."""
+    """Returns the last block between embedding and head; None if not found, or if it shares modules with others."""
     *earlier, last = blocks_of(model) or [None]
     if last is None or {module for block in earlier for module in block.modules()} & set(last.modules()):
         return None
@@ -61,11 +61,11 @@ def last_block(model: nn.Module) -> nn.Module | None:
 
 
 def blocks_of(model: nn.Module, *, guess: bool = False) -> list[nn.Module]:
-    """The blocks between embedding and head, from the first to the last; empty if they are not found.
+    """Returns the blocks between embedding and head, from the first to the last; empty if they are not found.
 
     Args:
-        guess: where they are not found, take the list of modules that has the most parameters, or without any list the
-            base model as one block.
+        guess: if they are not found, return the module list with the most parameters, or without any list the base
+            model as one block.
     """
     for path in ("layers", "h", "encoder.layer", "transformer.layer"):
         blocks = getattr(model, "base_model", None)
@@ -80,41 +80,43 @@ def blocks_of(model: nn.Module, *, guess: bool = False) -> list[nn.Module]:
 
 
 def num_parameters(module: nn.Module) -> int:
-    """How many parameters a module has, each counted once."""
+    """Counts a module's parameters, shared ones once."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def head_size_of(config: PretrainedConfig) -> int:
-    """The size of one attention head, by a decoder's config."""
+    """Returns the size of one attention head from a decoder's config."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def behind_attention(block: nn.Module | None) -> nn.Module | None:
-    """The first part of an encoder's block behind its attention; it and all after it work row by row. None if unknown.
+    """Returns the first module after the attention of an encoder's block: from there on all work row by row.
 
-    BERT's and RoBERTa's output projection with its norm; DistilBERT's norm.
+    That is the output projection and its norm in BERT and RoBERTa, and the norm in DistilBERT. None if unknown.
     """
     attention = getattr(block, "attention", None)
     return getattr(attention, "output", None) or getattr(block, "sa_layer_norm", None)
 
 
 def is_called_causal(model: nn.Module) -> bool:
-    """Whether a model's name says that each row of its logits depends on rows before it only, and its config does not
-    say that it depends on what is given, or that the loss looks at other rows."""
+    """Whether a model is causal by its class name and its config: no logit row depends on later rows.
+
+    Models are excluded whose config allows bidirectional attention, or adds a router's loss over all rows.
+    """
     if not (isinstance(model, PreTrainedModel) and type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))):
         return False
     config = model.config.get_text_config()
-    # Images in a text may see each other; a router's loss looks at every row, whatever its label.
+    # Image tokens may attend to each other in both directions; a router's loss reads every row, whatever its label.
     return not any(getattr(config, name, False) for name in ("use_bidirectional_attention", "output_router_logits"))
 
 
 def reads_first_token(model: nn.Module) -> bool:
-    """Whether a model is an encoder whose head sees the first token of each sequence and no other."""
+    """Whether a model is an encoder whose head reads only the first token of each sequence."""
     return _is_encoder(model) and type(model).__name__.endswith("ForSequenceClassification")
 
 
 def reads_labelled_tokens(model: nn.Module) -> bool:
-    """Whether a model is an encoder whose loss sees each labelled token's own output and no other."""
+    """Whether a model is an encoder whose loss reads only the outputs of labelled tokens."""
     return _is_encoder(model) and type(model).__name__.endswith(("ForTokenClassification", "ForMaskedLM"))
 
 
@@ -123,9 +125,10 @@ def _is_encoder(model: nn.Module) -> bool:
 
 
 def layers_behind_attention(model: nn.Module) -> set[nn.Module]:
-    """The modules that work row by row on what only the head reads: the last block's but for keys and values, the head.
+    """Returns the modules that work row by row and feed only the head.
 
-    Of a block whose projections of keys and values are not found, or that has convolutions, none.
+    These are the head's own, and the last block's except those of keys and values. A block whose projections of keys
+    and values are not found, or that has convolutions, contributes none.
     """
     base, block = getattr(model, "base_model", model), last_block(model)
     head = set() if base is model else set(model.modules()) - set(base.modules()) - {model}

@@ -1,4 +1,4 @@
-"""What a model name means: the bundled model, a local folder, or a Hub id."""
+"""Resolves a model name to the bundled model, a local folder, or a Hub id."""
 
 import re
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class CatalogEntry:
     Attributes:
         repository: its Hub id; None for the bundled model.
         parameters: in billions.
-        licence: in a word.
-        open_alternative: for a gated model, the short name of an open one of about that size.
-        description: for the list of models.
+        licence: short name of the licence.
+        open_alternative: for a gated model, the short name of an open one of about the same size.
+        description: text for the list of models.
     """
 
     repository: str | None
@@ -53,13 +53,13 @@ CATALOG = {
 
 @dataclass(frozen=True)
 class ModelReference:
-    """Where a model is to be found.
+    """Where to find a model.
 
     Attributes:
-        name: what to call it in reports and in saved adapters; never a path.
+        name: its name in reports and in saved adapters; never a path.
         kind: "bundled", "local" or "hub".
         location: a folder, or a Hub id.
-        open_alternative: the short name of an open model of that size, for a gated one.
+        open_alternative: for a gated model, the short name of an open one of about the same size.
     """
 
     name: str
@@ -69,15 +69,15 @@ class ModelReference:
 
     @property
     def public_name(self) -> str:
-        """What saved adapters call their base model: the Hub id, or a name without a path."""
+        """Name of the base model in saved adapters: the Hub id, or a name without a path."""
         return {"hub": self.location, "bundled": f"sebp-edge/{self.name}", "local": self.name}[self.kind]
 
 
 def resolve(model: str | Path) -> ModelReference:
-    """Finds out what `model` names; nothing is loaded and nobody is contacted.
+    """Resolves what `model` names, without loading anything and without network access.
 
     Raises:
-        ModelError: neither a known name, nor a folder with a model, nor of the form of a Hub id.
+        ModelError: it is neither a known name, nor a folder with a model, nor of the form of a Hub id.
     """
     name = str(model)
     entry = None if isinstance(model, Path) else CATALOG.get(name.lower())
@@ -98,7 +98,7 @@ def resolve(model: str | Path) -> ModelReference:
 
 
 def resolve_shape(model: str | Path) -> ModelReference:
-    """As `resolve`, where a config alone is enough: `model` may also be the path of a model's config.json.
+    """Like `resolve`, for uses that need a config only: `model` may also be the path of a config.json.
 
     Raises:
         ModelError: as `resolve`.
@@ -110,16 +110,16 @@ def resolve_shape(model: str | Path) -> ModelReference:
 
 
 def bundled_config(reference: ModelReference) -> Path | None:
-    """The sizes of a model that is known by name, as its config.json has them; None for any other model."""
+    """Returns the path of a bundled config with a known model's sizes; None for any other model."""
     path = _CONFIGS / f"{reference.name.removesuffix('-instruct')}.json"
     return path if reference.kind == "hub" and path.is_file() else None
 
 
 def _existing(name: str) -> Path | None:
-    """The file or folder of this name, if there is one."""
+    """Returns the file or folder of this name, or None."""
     try:
         path = Path(name).expanduser().absolute()
         return path if path.exists() else None
     except (OSError, RuntimeError):
-        # Too long for a path, or the home of a user whom nobody knows.
+        # The path is too long, or names the home of an unknown user.
         return None

@@ -1,4 +1,4 @@
-"""Full fine-tuning: every weight of the base model is trained, and the whole model is what is saved."""
+"""Full fine-tuning: trains every weight of the base model and saves the whole model."""
 
 import copy
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from sebp_edge.models.weights import blamed_on_adapter, read_weights, refuse_non
 
 
 class FullWeights:
-    """All weights of the base model, and a copy of what they were."""
+    """All weights of the base model, with a copy of the original ones on the CPU."""
 
     MARKER = "model.safetensors"
 
@@ -35,13 +35,11 @@ class FullWeights:
 
     @classmethod
     def saved(cls, base: BaseModel, folder: Path) -> "FullWeights":
-        """Loads a whole saved model over the base model's weights.
+        """Loads a saved model's weights into the base model.
 
         Raises:
-            BaseModelMismatch: its tensors are not this base model's.
-            AdapterError: its file is damaged, or holds NaN.
-
-        Either way the base model is left as it was.
+            BaseModelMismatch: its tensors are not this base model's; the base model is unchanged.
+            AdapterError: its file is damaged or holds NaN or infinity; the base model is unchanged.
         """
         with blamed_on_adapter(folder):
             found = read_weights(folder / cls.MARKER)
@@ -57,8 +55,10 @@ class FullWeights:
         return weights
 
     def save(self, folder: Path) -> None:
-        """Writes a model folder that transformers loads, in the dtype that was trained: what is loaded on such a device
-        is bit for bit what was judged."""
+        """Writes a model folder that transformers loads, in the trained dtype.
+
+        Loaded on a device of this kind, the model is bit for bit the one that was judged.
+        """
         with without_progress_bars():
             self.model.save_pretrained(
                 folder, state_dict=dict(_tensors(self.model)), max_shard_size="1TB", save_original_format=False
@@ -70,7 +70,7 @@ class FullWeights:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Within it the base model's own weights are there, and the trained ones wait where those were."""
+        """Context in which the model has the base model's weights; the trained ones are kept on the CPU meanwhile."""
         exchanged = []
         try:
             for name, parameter in self.model.named_parameters():
@@ -87,13 +87,13 @@ class FullWeights:
         self._before[name] = waiting
 
     def detach(self) -> None:
-        """Puts the base model's own weights back."""
+        """Restores the base model's weights."""
         for name, tensor in _tensors(self.model):
             tensor.copy_(self._before[name])
         self.model.requires_grad_(False)
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What is saved of a model, by name: a tied weight, which has two names in the state, has one here."""
+    """Yields the tensors to save, by name; a tied weight, which the state dict has twice, comes once."""
     own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     return ((name, tensor) for name, tensor in model.state_dict().items() if name in own)

@@ -1,4 +1,4 @@
-"""Text out."""
+"""Generates text from a prompt's tokens."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from sebp_edge.models.writing import Writing
 
 
 class NonFiniteLogits(ArithmeticError):
-    """The model computes NaN or infinite numbers, so there is no next token."""
+    """The model's logits are NaN or infinite, so no next token can be chosen."""
 
 
 def generate_text(
@@ -34,17 +34,18 @@ def generate_text(
     on_text: Callable[[str], None] | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> str:
-    """Continues a prompt.
+    """Continues a prompt; returns the new text.
 
     Args:
-        input_ids, end_ids: the prompt's tokens, and the tokens that end the text beside those that the model names.
-        on_text: is given the new text piece by piece, as it is written; no piece is empty.
-        check: is called after each token, and may raise to end it.
+        input_ids: the prompt's tokens.
+        end_ids: tokens that end the text, besides those that the model names.
+        on_text: receives the new text piece by piece, as it is written; no piece is empty.
+        check: is called after each token; may raise to end the generation.
 
     Raises:
-        ModelError: the prompt leaves no room in the model's context, or has tokens that the model does not know.
-        NonFiniteLogits: the model, as it is now, computes NaN or infinite logits.
-        Interrupted: `check`, or Ctrl-C, raised a KeyboardInterrupt; what was written so far is its `text`.
+        ModelError: the prompt is empty, leaves no room in the model's context, or has tokens unknown to the model.
+        NonFiniteLogits: the model, with its current adapter, computes NaN or infinite logits.
+        Interrupted: `check` or Ctrl-C raised a KeyboardInterrupt; its `text` is what was written so far.
     """
     length = len(input_ids)
     limit = getattr(model.config, "max_position_embeddings", None) or length + sampling.max_new_tokens
@@ -77,16 +78,16 @@ def generate_text(
 
 
 class _Finite(LogitsProcessor):
-    """Refuses logits that no token can be chosen by; masked tokens may have -inf."""
+    """Raises NonFiniteLogits if the largest logit is not finite; masked tokens may have -inf."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if not scores.amax().isfinite():  # of NaN and anything, the largest is NaN
+        if not scores.amax().isfinite():  # amax propagates NaN
             raise NonFiniteLogits
         return scores
 
 
 class _Written(StoppingCriteria):
-    """Has each new token written, and ends the generation where the text ends."""
+    """Passes each new token to `Writing`, and stops the generation where the text ends."""
 
     def __init__(self, writing: Writing, prompt_length: int, end_ids: set[int], check: Callable[[], None]):
         self._writing, self._seen, self._end_ids, self._check = writing, prompt_length, end_ids, check
@@ -94,7 +95,7 @@ class _Written(StoppingCriteria):
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **options) -> Tensor:
         self._check()
-        # transformers may notice the end late, and go on for a token or more.
+        # transformers may notice the end late and generate further tokens.
         for token in input_ids[0, self._seen :].tolist():
             self._done = self._done or token in self._end_ids or self._writing.add(token)
         self._seen = input_ids.shape[1]
@@ -102,7 +103,7 @@ class _Written(StoppingCriteria):
 
 
 def _end_ids(model: PreTrainedModel) -> list[int]:
-    """The tokens that the model's folder says end a text."""
+    """Returns the tokens that end a text by the model's generation config."""
     named = model.generation_config.eos_token_id
     named = named if isinstance(named, list) else [named]
     known = model.get_input_embeddings().weight.shape[0]
@@ -111,7 +112,7 @@ def _end_ids(model: PreTrainedModel) -> list[int]:
 
 @contextmanager
 def _only(config: GenerationConfig, model: PreTrainedModel) -> Iterator[None]:
-    """Within it nothing else applies: where a given config is silent, transformers asks the model's own."""
+    """Context in which only `config` applies: transformers fills what a given config leaves open from the model's."""
     own, model.generation_config = model.generation_config, config
     try:
         yield
@@ -121,7 +122,7 @@ def _only(config: GenerationConfig, model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _random_state(device: torch.device, seed: int | None) -> Iterator[None]:
-    """Draws by `seed`; the process's random state is left as it was."""
+    """Context that draws by `seed`, or anew if it is None, and restores the process's random state."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if seed is not None:
             torch.manual_seed(seed)

@@ -1,6 +1,7 @@
-"""A Hub id becomes a local folder: from the cache if it is there, from the Hub if it was asked for and is not.
+"""Turns a Hub id into a local folder: the cached one, or else a download.
 
-The Hub is contacted for nothing else. `HF_HOME`, `HF_HUB_OFFLINE` and `HF_TOKEN` are obeyed by huggingface_hub.
+The Hub is contacted only to download a model that was asked for. huggingface_hub obeys `HF_HOME`, `HF_HUB_OFFLINE` and
+`HF_TOKEN`.
 """
 
 import errno
@@ -21,15 +22,16 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RemoteEntryNo
 from sebp_edge.errors import ModelAccessError, ModelError, ModelOfflineError, StorageError
 from sebp_edge.models.catalog import ModelReference, bundled_config
 
-# Safetensors only: other weight formats are pickles. Sub-folders hold copies in other formats.
+# Safetensors only: other weight formats are pickles. Subfolders hold copies in other formats.
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 _UNWANTED = ["*/*", "consolidated*"]
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def cached_folder(repository: str) -> Path | None:
-    """The folder of a model that is in the cache whole, else None."""
-    # Not snapshot_download: it misses files that we never want, and some of its versions miss what it has not listed.
+    """Returns the cache folder of a model that is cached completely, else None."""
+    # Not snapshot_download: it also asks for files that are never downloaded here, and some versions of it depend on a
+    # listing of their own.
     config = try_to_load_from_cache(repository, "config.json")
     if not isinstance(config, str):
         return None
@@ -38,7 +40,7 @@ def cached_folder(repository: str) -> Path | None:
 
 
 def folder_at_hand(reference: ModelReference) -> Path | None:
-    """The folder of a model that is on this machine whole, else None."""
+    """Returns the folder of a model that is on this machine completely, else None."""
     if reference.kind == "hub":
         return cached_folder(reference.location)
     folder = Path(reference.location)
@@ -46,7 +48,7 @@ def folder_at_hand(reference: ModelReference) -> Path | None:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether there are a tokenizer's files in a folder."""
+    """Whether a folder has a tokenizer's files."""
     return any((folder / name).is_file() for name in _TOKENIZERS)
 
 
@@ -62,24 +64,27 @@ def _has_weights(folder: Path) -> bool:
 
 
 def config_folder(reference: ModelReference) -> Path:
-    """A folder with the model's config.json; of a model that is not cached, only that file is downloaded."""
+    """Returns a folder with the model's config.json; if the model is not cached, downloads only that file."""
     cached = cached_folder(reference.location)
     return cached or Path(_contact(reference, hf_hub_download, filename="config.json")).parent
 
 
 def config_path(reference: ModelReference) -> Path:
-    """What says how large a model is: its folder or its config's file. Downloaded only if the model is not known."""
+    """Returns the path of a model's folder or config file.
+
+    Downloads the config if the model is neither local nor cached, and its config is not bundled.
+    """
     if reference.kind != "hub":
         return Path(reference.location)
     return cached_folder(reference.location) or bundled_config(reference) or config_folder(reference)
 
 
 def model_folder(reference: ModelReference) -> Path:
-    """A folder with the whole model, downloaded if it is not cached.
+    """Returns a folder with the complete model; downloads it if it is not cached.
 
     Raises:
-        ModelAccessError: gated, or no such repository.
-        ModelOfflineError: not cached, and offline or unreachable.
+        ModelAccessError: the repository is gated, private or does not exist.
+        ModelOfflineError: it is not cached, and the Hub is unreachable or HF_HUB_OFFLINE is set.
     """
     cached = cached_folder(reference.location)
     if cached is not None:
@@ -91,7 +96,7 @@ def model_folder(reference: ModelReference) -> Path:
 
 
 def _contact(reference: ModelReference, download, **options) -> str:
-    """Calls the Hub, and turns each of its refusals into one sentence."""
+    """Calls `download`; turns each refusal of the Hub into an error of one sentence."""
     name = reference.location
     if constants.HF_HUB_OFFLINE:
         raise ModelOfflineError(
@@ -99,7 +104,7 @@ def _contact(reference: ModelReference, download, **options) -> str:
             "or use the bundled model 'tiny'."
         )
     try:
-        # A question first: it gets its answer, or none, at once, where a download tries again for half a minute.
+        # A metadata request fails at once, whereas a download retries for half a minute.
         get_hf_file_metadata(hf_hub_url(name, "config.json"))
         return download(name, **options)
     except GatedRepoError as error:

@@ -1,6 +1,6 @@
-"""A base model and its tokenizer in memory, through transformers.
+"""Loads a base model and its tokenizer with transformers.
 
-Models come from local folders only: the bundled one, the user's own, or the Hub's cache. Nothing remote is executed.
+Models are loaded from local folders only: the bundled one, the user's own, or the Hub's cache. No remote code is run.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,9 +32,9 @@ from sebp_edge.models.soundness import refuse_endless, refuse_hollow, refuse_non
 from sebp_edge.recipe import Recipe
 
 _META = torch.device("meta")
-# Code that comes with a model is never run; without this, transformers asks on the terminal.
+# Never run code that comes with a model; without this, transformers asks on the terminal.
 _FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
-# NF4 has a scale in 8 bits for each block, and one in fp32 for 256 of them (Dettmers et al. 2023).
+# NF4 has an 8-bit scale for each block of weights, and an fp32 scale for 256 of those (Dettmers et al. 2023).
 _NF4_BLOCK = 64
 NF4_BYTES = 0.5 + (1 + 4 / 256) / _NF4_BLOCK
 INSTALL_4_BITS = "pip install 'sebp-edge[4bit]'"
@@ -45,11 +45,11 @@ class BaseModel:
     """A base model in memory.
 
     Attributes:
-        reference: what was asked for.
+        reference: the model that was asked for.
         model: in evaluation mode, on `device`.
         tokenizer: a fast tokenizer.
-        dtype: what it computes in, and what its weights are in, but for those of linear layers if `in_4bit`.
-        fingerprint: tells base models apart; adapters carry it.
+        dtype: of its computation, and of its weights except those of linear layers if `in_4bit`.
+        fingerprint: identifies the base model; adapters record it.
     """
 
     reference: ModelReference
@@ -70,23 +70,25 @@ class BaseModel:
 
     @property
     def pad_token_id(self) -> int:
-        """What to put in padding."""
+        """The token for padding."""
         return padding_of(self.tokenizer, self.model)
 
 
 def padding_of(tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> int:
-    """What to put in padding. Many models have no pad token, or none that is embedded; then EOS does, told apart by the
-    mask."""
+    """Returns the token for padding.
+
+    Many models have no pad token, or one without an embedding; they take EOS, which the attention mask tells apart.
+    """
     known = model.get_input_embeddings().weight.shape[0]
     tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     return next(token for token in tokens if token is not None and token < known)
 
 
 def refuse_unknown_tokens(model: nn.Module, input_ids: Iterable[int]) -> None:
-    """On a GPU, a token without an embedding would end CUDA for the whole process.
+    """Refuses tokens without an embedding: on a GPU they would break CUDA for the whole process.
 
     Raises:
-        ModelError: there is one.
+        ModelError: a token has no embedding.
     """
     known, most = model.get_input_embeddings().weight.shape[0], max(input_ids, default=0)
     if most >= known:
@@ -100,8 +102,8 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
     """Loads the model that `reference` names.
 
     Raises:
-        ModelError: it cannot be had, is no decoder, or its files are damaged.
-        MachineError: memory runs out, or this machine does not run base models in 4 bits.
+        ModelError: it is not available, is no decoder, or its files are damaged.
+        MachineError: memory runs out, or this machine cannot run base models in 4 bits.
     """
     dtype = devices.pick_dtype(device)
     quantised = _four_bit_options(device, dtype) if recipe.load_in_4bit else {}
@@ -114,7 +116,7 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
         refuse_special_files(reference.name, folder)
         refuse_hollow(reference.name, _on_meta(config), folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, **_FILES_ONLY)
-        tokenizer("a")  # some damage shows only then
+        tokenizer("a")  # some damage shows only in use
         if device.type == "cuda" and not quantised:
             _make_places(config, device, dtype)
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -128,7 +130,7 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
         )
         identity = fingerprint(type(model).__name__, folder)
     if report["missing_keys"]:
-        # transformers would go on with random numbers in their place.
+        # transformers would initialise them randomly.
         raise ModelError(f"The model {reference.name!r} lacks {len(report['missing_keys'])} of its weights' tensors.")
     _make_exact(reference, model, device)
     with _blamed_on(reference, needs):
@@ -137,33 +139,33 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
 
 
 def _make_places(config, device: torch.device, dtype: torch.dtype) -> None:
-    """Has torch's allocator get memory for each weight by itself; it keeps that for the weights that are to come.
+    """Makes torch's caching allocator reserve memory for each weight separately, before the weights are loaded.
 
-    Else transformers has it get one piece for all of them. Of that nothing could ever be given back, and where weights
-    are put together later, what they leave would be lost: a gigabyte of a 3B model's.
+    Otherwise transformers makes it reserve one segment for all of them. No part of that could ever be given back, and
+    what weights leave when they are concatenated later would be lost: a gigabyte for a 3B model.
     """
     places = [torch.empty(weight.shape, dtype=dtype, device=device) for weight in _on_meta(config).parameters()]
     places.clear()
 
 
 def _on_meta(config) -> PreTrainedModel:
-    """The model of a config without its weights: nothing is allocated."""
+    """Makes the model of a config without weights: nothing is allocated."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def has_bitsandbytes() -> bool:
-    """Whether the library is installed that base models in 4 bits need."""
+    """Whether bitsandbytes is installed, which base models in 4 bits need."""
     return find_spec("bitsandbytes") is not None
 
 
 def takes_4_bits(device: torch.device, inputs: Iterable[int]) -> bool:
-    """Whether linear layers of so many inputs run in 4 bits on `device`, once bitsandbytes is installed."""
+    """Whether linear layers with these numbers of inputs can run in 4 bits on `device`, given bitsandbytes."""
     return device.type == "cuda" or (device.type == "cpu" and not any(number % _NF4_BLOCK for number in inputs))
 
 
 def _four_bit_options(device: torch.device, dtype: torch.dtype) -> dict:
-    """What makes transformers load linear layers in NF4, their scales quantised too; all else is left in `dtype`."""
+    """Returns options that make transformers load linear layers in NF4 with quantised scales, all else in `dtype`."""
     if not has_bitsandbytes():
         raise MachineError(f"A base model in 4 bits needs bitsandbytes, which is not installed; run {INSTALL_4_BITS}.")
     if device.type not in ("cuda", "cpu"):
@@ -175,13 +177,13 @@ def _four_bit_options(device: torch.device, dtype: torch.dtype) -> dict:
 
 
 def _make_exact(reference: ModelReference, model: PreTrainedModel, device: torch.device) -> None:
-    """Keeps bitsandbytes from computing with other 4-bit weights than those that were loaded; on CPUs it may."""
+    """Keeps bitsandbytes from computing with other 4-bit weights than the loaded ones, which it may do on CPUs."""
     for layer in model.modules():
         if not hasattr(layer, "support_avx512bf16_for_cpu"):
             continue
-        # Weights packed anew for inference let no gradient through, and their scales are rounded for good.
+        # Weights repacked for inference pass no gradient, and their scales are rounded irreversibly.
         layer.support_avx512bf16_for_cpu = False
-        # bitsandbytes 0.50 takes the blocks' scales in a wrong order there.
+        # On the CPU, bitsandbytes 0.50 reads the blocks' scales of such a layer in the wrong order.
         if device.type == "cpu" and layer.in_features % _NF4_BLOCK:
             raise ModelError(
                 f"{reference.name!r} has a layer of {layer.in_features} inputs, and in 4 bits on the CPU only "
@@ -191,7 +193,7 @@ def _make_exact(reference: ModelReference, model: PreTrainedModel, device: torch
 
 @contextmanager
 def _blamed_on(reference: ModelReference, fault: str) -> Iterator[None]:
-    """Turns what the libraries raise on unsound files, bare Exceptions among it, into a ModelError."""
+    """Turns what libraries raise on unsound files, bare Exceptions included, into a ModelError."""
     try:
         yield
     except SebpEdgeError:
@@ -201,7 +203,7 @@ def _blamed_on(reference: ModelReference, fault: str) -> Iterator[None]:
             f"The memory ran out while loading {reference.name!r}; choose a smaller model or close other programs."
         ) from error
     except BaseException as error:
-        # What is wrong in a library in Rust is no Exception.
+        # A panic in a Rust library is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ModelError(f"The model {reference.name!r} {fault} ({type(error).__name__}).") from error
@@ -209,7 +211,7 @@ def _blamed_on(reference: ModelReference, fault: str) -> Iterator[None]:
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """An SDK draws nothing on its host's terminal."""
+    """Context without transformers' progress bars: an SDK draws nothing on its host's terminal."""
     enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -220,12 +222,12 @@ def without_progress_bars() -> Iterator[None]:
 
 
 def _read_config(reference: ModelReference, path: Path):
-    """The config in a model's folder, or in a file."""
+    """Reads and checks the config in a model's folder, or in a file."""
     fault = "is of a kind that this version of transformers does not know, or its config.json is damaged"
     with _blamed_on(reference, fault):
         refuse_endless(reference.name, read_json(path / "config.json" if path.is_dir() else path))
         config = AutoConfig.from_pretrained(path, **_FILES_ONLY)
-    # Encoders have a class for causal language modelling too; they are what fills in masks and is not set to decode.
+    # Encoders have a causal-LM class too; they are told by a masked-LM class and by not being set to decode.
     is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder or is_encoder:
         raise ModelError(f"{reference.name!r} is a {config.model_type} model; a decoder that writes text is needed.")
@@ -235,10 +237,10 @@ def _read_config(reference: ModelReference, path: Path):
 def model_of_shape(
     reference: ModelReference, device: torch.device = _META, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
-    """The model that `reference` names with random weights, from its config alone; on "meta" without any weights.
+    """Makes the model that `reference` names with random weights, from its config alone; on "meta" without weights.
 
     Raises:
-        ModelError: it cannot be had, or is no decoder.
+        ModelError: its config is not available, or it is no decoder.
     """
     config = _read_config(reference, hub.config_path(reference))
     with _blamed_on(reference, "cannot be made from its config.json"), device:
@@ -246,7 +248,7 @@ def model_of_shape(
 
 
 def tokenizer_at_hand(reference: ModelReference) -> PreTrainedTokenizerBase:
-    """The model's tokenizer; of a model without one on this machine, the bundled model's, which counts more tokens.
+    """Loads the model's tokenizer, or if it is not on this machine, the bundled model's, which makes more tokens.
 
     Raises:
         ModelError: its files are damaged.
@@ -257,7 +259,7 @@ def tokenizer_at_hand(reference: ModelReference) -> PreTrainedTokenizerBase:
 
 
 def has_own_tokenizer(reference: ModelReference) -> bool:
-    """Whether the model's own tokenizer is on this machine, and is what `tokenizer_at_hand` gives."""
+    """Whether the model's own tokenizer is on this machine, so that `tokenizer_at_hand` returns it."""
     return _tokenizer_folder(reference) is not None
 
 

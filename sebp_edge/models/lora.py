@@ -1,4 +1,4 @@
-"""A LoRA adapter on a base model. PEFT owns its parameters, its names and its files."""
+"""Puts a LoRA adapter on a base model. PEFT owns its parameters, names and files."""
 
 import warnings
 from contextlib import AbstractContextManager
@@ -20,7 +20,7 @@ from sebp_edge.models.weights import blamed_on_adapter, read_weights, refuse_non
 from sebp_edge.ops import LoraProjection, QuantisedWeight
 from sebp_edge.recipe import MAX_LORA_ALPHA, Recipe
 
-# Of PEFT's settings in a file: those that are looked at one by one, and those that say where it comes from.
+# PEFT settings in a file that may differ from plain LoRA's: those that are read, and those that only describe it.
 _READ_OR_OF_NO_EFFECT = {
     *("r", "lora_alpha", "target_modules"),
     *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
@@ -28,7 +28,7 @@ _READ_OR_OF_NO_EFFECT = {
 
 
 class LoraAdapter:
-    """Low-rank weights next to every linear projection (Hu et al. 2021), in fp32 whatever the base's dtype."""
+    """Low-rank weights beside every linear projection (Hu et al. 2021), in fp32 whatever the base model's dtype."""
 
     MARKER = "adapter_model.safetensors"
 
@@ -37,7 +37,7 @@ class LoraAdapter:
 
     @classmethod
     def fresh(cls, base: BaseModel, recipe: Recipe, seed: int) -> "LoraAdapter":
-        """A new adapter: lora_A random by `seed`, lora_B zero, so that it changes nothing yet.
+        """Makes a new adapter: lora_A is random by `seed`, lora_B zero, so that it changes nothing yet.
 
         Raises:
             ModelError: PEFT refuses the architecture.
@@ -53,13 +53,12 @@ class LoraAdapter:
 
     @classmethod
     def saved(cls, base: BaseModel, folder: Path) -> "LoraAdapter":
-        """An adapter from its folder.
+        """Loads an adapter from its folder.
 
         Raises:
-            BaseModelMismatch: its tensors are not those of this base model's linear projections.
-            AdapterError: its files are damaged or hold NaN, or it is no plain LoRA adapter.
-
-        Either way the base model is left as it was.
+            BaseModelMismatch: its tensors do not fit this base model's linear projections; the model is unchanged.
+            AdapterError: its files are damaged, or hold NaN or infinity, or it is no plain LoRA adapter; the model is
+                unchanged.
         """
         with blamed_on_adapter(folder):
             config, weights = _read_config(folder), read_weights(folder / cls.MARKER)
@@ -76,26 +75,26 @@ class LoraAdapter:
         return adapter
 
     def _load(self, base: BaseModel, folder: Path, weights: dict[str, Tensor]) -> None:
-        """Takes saved weights in place of its own, which have shapes and no memory yet."""
+        """Loads saved weights into the adapter, whose parameters are on "meta" so far."""
         expected = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in expected.items()}:
             raise _mismatch(base, folder)
         refuse_non_finite(weights.items(), folder, self.MARKER)
-        # Copied: a tensor that lies in its file would change with that.
+        # Copied: a memory-mapped tensor would change with its file.
         weights = {name: w.to(base.device, torch.float32, copy=True) for name, w in weights.items()}
         set_peft_model_state_dict(self.model, weights, low_cpu_mem_usage=True)
 
     def save(self, folder: Path) -> None:
-        """Writes adapter_model.safetensors and adapter_config.json, PEFT's own layout."""
+        """Writes adapter_model.safetensors and adapter_config.json, in PEFT's own layout."""
         self.model.save_pretrained(str(folder), save_embedding_layers=False)
-        (folder / "README.md").unlink()  # PEFT's names the folder of the base model
+        (folder / "README.md").unlink()  # PEFT's README names the base model's folder
 
     def set_aside(self) -> AbstractContextManager:
-        """Within it the adapter takes no part."""
+        """Context in which the adapter is disabled."""
         return self.model.disable_adapter()
 
     def detach(self) -> None:
-        """Takes the adapter off the base model."""
+        """Removes the adapter from the base model."""
         self.model.unload()
 
 
@@ -111,15 +110,17 @@ def _config(r: int, lora_alpha: float, target_modules: str | list[str] = "all-li
 
 
 def _attach(base: BaseModel, config: LoraConfig, seed: int | None) -> PeftModel:
-    """Puts an adapter on `base`, with first weights by `seed`, or with shapes only; the process's random state and,
-    whatever fails, the base model are left as they were."""
-    # PEFT writes the base's folder in here, and warns if there is another. What is saved names the model, not a path.
+    """Puts an adapter on `base`, initialised by `seed`; if that is None, on "meta".
+
+    Restores the process's random state and, on failure, the base model.
+    """
+    # PEFT writes the base model's folder here, and warns if it finds another. A saved adapter names the model instead.
     config.base_model_name_or_path = None
     with (
         torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []),
         warnings.catch_warnings(),
     ):
-        # peft 0.21 asks transformers 5.23 for the old name of a property.
+        # peft 0.21 reads a property of transformers 5.23 by its deprecated name.
         warnings.simplefilter("ignore", FutureWarning)
         torch.manual_seed(seed or 0)
         try:
@@ -128,13 +129,13 @@ def _attach(base: BaseModel, config: LoraConfig, seed: int | None) -> PeftModel:
             _take_off(base.model)
             raise
     config.base_model_name_or_path = base.reference.public_name
-    if isinstance(config.target_modules, set):  # whose order is another in each process
+    if isinstance(config.target_modules, set):  # its order differs between processes
         config.target_modules = sorted(config.target_modules)
     return model.eval()
 
 
 def _take_off(model: nn.Module) -> None:
-    """Gives a model its own layers back, however far PEFT came."""
+    """Restores a model's own layers, however far PEFT came."""
     for name, layer in list(model.named_modules()):
         if isinstance(layer, BaseTunerLayer):
             model.set_submodule(name, layer.get_base_layer())
@@ -142,7 +143,7 @@ def _take_off(model: nn.Module) -> None:
 
 
 def _read_config(folder: Path) -> LoraConfig:
-    """An adapter's settings, of which only those of plain LoRA are taken: others change base weights, or run code.
+    """Reads an adapter's settings; accepts only plain LoRA's, since others change base weights or run code.
 
     Raises:
         OSError, ValueError: the file is damaged.
@@ -175,10 +176,10 @@ def _mismatch(base: BaseModel, folder: Path) -> BaseModelMismatch:
 
 
 def plain_projection(layer: nn.Module) -> LoraProjection | None:
-    """What a PEFT layer computes now, if it is a frozen linear layer with one plain LoRA adapter; else None.
+    """Returns what a PEFT layer computes now, if it is a frozen linear layer with one plain LoRA adapter; else None.
 
-    The base's weight may be in 4 bits. Dropout, DoRA and other variants, several, merged or disabled adapters, and
-    adapters with a bias are not plain.
+    The base weight may be in 4 bits. Not plain are dropout, DoRA and other variants, several, merged or disabled
+    adapters, and adapters with a bias.
     """
     if not _is_linear(layer) or layer.merged or layer.disable_adapters or len(layer.active_adapters) != 1:
         return None
@@ -197,15 +198,15 @@ def plain_projection(layer: nn.Module) -> LoraProjection | None:
 
 
 def _is_linear(layer: nn.Module) -> bool:
-    """Whether this is PEFT's layer on a linear one, in full precision or in bitsandbytes' 4 bits."""
+    """Whether this is PEFT's LoRA layer on a linear one, in full precision or in bitsandbytes' 4 bits."""
     if type(layer) is PeftLoraLinear:
         return type(layer.base_layer) is nn.Linear
-    # By its name: to import PEFT's class is to import bitsandbytes, which only 4-bit bases need.
+    # By name: importing PEFT's class imports bitsandbytes, which only 4-bit base models need.
     return f"{type(layer).__module__}.{type(layer).__name__}" == "peft.tuners.lora.bnb.Linear4bit"
 
 
 def _in_4_bits(base: nn.Module) -> QuantisedWeight | None:
-    """The weight of bitsandbytes' layer; None before its first call if it was not told what to compute in."""
+    """Returns the weight of bitsandbytes' layer; None if it is packed, or as long as its compute dtype is unknown."""
     state = base.weight.quant_state
     if state is None or base.compute_dtype is None or _is_packed(state):
         return None
@@ -213,8 +214,8 @@ def _in_4_bits(base: nn.Module) -> QuantisedWeight | None:
 
 
 def _dequantise(base: nn.Module, place: Tensor) -> None:
-    """On a GPU straight to its place, which bitsandbytes does on no CPU."""
-    weight = base.weight  # which is another one after a merge
+    """Dequantises a layer's weight into `place`; on a GPU directly, which bitsandbytes cannot do on the CPU."""
+    weight = base.weight  # read here, since a merge replaces it
     if place.is_cuda and place.dtype == weight.quant_state.dtype and len(weight) > 1:
         from bitsandbytes.functional import dequantize_4bit
 
@@ -224,12 +225,12 @@ def _dequantise(base: nn.Module, place: Tensor) -> None:
 
 
 def _is_packed(quant_state) -> bool:
-    """Whether bitsandbytes has put a weight into an order for inference, as it does on CPUs with bf16 instructions."""
+    """Whether bitsandbytes has packed a weight for inference, as it does on CPUs with bf16 instructions."""
     return getattr(quant_state, "packing_format_for_cpu", False)
 
 
 def refuse_packed_weights(model: nn.Module) -> None:
-    """Raises a SparsityError if 4-bit weights are packed for inference: PEFT would train on, with wrong gradients."""
+    """Raises a SparsityError if 4-bit weights are packed for inference: PEFT would go on with wrong gradients."""
     if any(_is_packed(getattr(parameter, "quant_state", None)) for parameter in model.parameters()):
         raise SparsityError(
             "bitsandbytes has packed this model's 4-bit weights for inference on the CPU, and no gradient flows "
@@ -238,5 +239,5 @@ def refuse_packed_weights(model: nn.Module) -> None:
 
 
 def without_adapter(model: nn.Module) -> nn.Module:
-    """The transformers model inside a PEFT model; any other model itself."""
+    """Returns the transformers model inside a PEFT model; any other model itself."""
     return model.get_base_model() if isinstance(model, PeftModel) else model

@@ -1,4 +1,4 @@
-"""A base model of the true shape with random weights, for what does not depend on their values: time and memory."""
+"""Makes base models with random weights, to measure time and memory, which do not depend on the weights' values."""
 
 import torch
 
@@ -8,10 +8,10 @@ from sebp_edge.models.loading import BaseModel, model_of_shape, tokenizer_at_han
 
 
 def make_base_model(reference: ModelReference, device: torch.device) -> BaseModel:
-    """The model that `reference` names, from its config alone; of a model known by name nothing is downloaded.
+    """Makes the model that `reference` names from its config alone; downloads nothing if the model is known by name.
 
     Raises:
-        ModelError: its config cannot be had, or it is no decoder.
+        ModelError: its config is not available, or it is no decoder.
     """
     dtype = pick_dtype(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -1,4 +1,4 @@
-"""How the next token is chosen, and where a text ends."""
+"""Options of text generation: how the next token is chosen, and where the text ends."""
 
 import math
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ class Sampling:
     """Options of one generation.
 
     Attributes:
-        max_new_tokens: the most tokens to write.
-        temperature: divides the logits; 0 takes the likeliest token each time.
+        max_new_tokens: maximum number of tokens to write.
+        temperature: divides the logits; 0 always takes the likeliest token.
         top_p: draw from the likeliest tokens that together have this probability.
-        top_k: draw from this many of the likeliest tokens; None from all.
-        repetition_penalty: divides the positive logits of tokens that are in the prompt or the text already, and
+        top_k: draw from this many of the likeliest tokens; None draws from all.
+        repetition_penalty: divides the positive logits of tokens that are already in the prompt or the text, and
             multiplies the negative ones (Keskar et al. 2019); 1 changes nothing.
         stop: the text ends before the first of these strings.
         seed: makes the text repeatable; None draws anew each time.
 
     Raises:
-        RecipeError: one of them is out of its range.
+        RecipeError: an option is out of its range.
     """
 
     max_new_tokens: int = 200
@@ -38,7 +38,7 @@ class Sampling:
         _check_count("max_new_tokens", self.max_new_tokens)
         if self.top_k is not None:
             _check_count("top_k", self.top_k)
-        # A smaller temperature makes infinite logits.
+        # Smaller temperatures would make logits infinite.
         if self.temperature != 0:
             _check_number("temperature", self.temperature, 0.001, 100, "0, or a number from 0.001 to 100")
         _check_number("top_p", self.top_p, math.ulp(0.0), 1, "a number above 0 and at most 1")
@@ -51,11 +51,11 @@ class Sampling:
             raise RecipeError("stop must be a list of strings that are not empty.")
 
     def config(self, max_new_tokens: int, **token_ids) -> GenerationConfig:
-        """transformers' options for this, and for nothing else."""
+        """Returns these options as transformers takes them."""
         draw = {"do_sample": False}
         if self.temperature > 0:
             draw = {"do_sample": True, "temperature": float(self.temperature), "top_p": float(self.top_p)}
-            # 0 is all of them; None would be transformers' own choice.
+            # 0 means all tokens; None would mean transformers' default.
             draw["top_k"] = self.top_k or 0
         penalty = float(self.repetition_penalty)
         return GenerationConfig(max_new_tokens=max_new_tokens, repetition_penalty=penalty, **draw, **token_ids)

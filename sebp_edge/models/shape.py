@@ -1,7 +1,7 @@
-"""The sizes of a decoder, as plain numbers: what memory and time are computed from before anything is loaded.
+"""The sizes of a decoder, as plain numbers, from which memory and time are computed before anything is loaded.
 
-They are read off a model, which may be on "meta" and without weights. How a block runs on active rows (`Kind`) is not
-in a model's sizes; `sebp_edge.memory.shape_reader` finds it.
+They are read from a model, which may be on "meta" without weights. How a block runs on active rows (`Kind`) cannot be
+read from a model's sizes; `sebp_edge.memory.shape_reader` finds it.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from sebp_edge.models.architecture import blocks_of, head_size_of, is_linear, nu
 
 
 class Linear(NamedTuple):
-    """A linear layer's sizes: how many numbers it reads and gives for each token."""
+    """A linear layer's sizes: its numbers of input and output features."""
 
     inputs: int
     outputs: int
@@ -26,15 +26,15 @@ class Linear(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """How a block of a decoder's class runs on active rows. Layers are named by their paths in the block.
+    """How a block of a decoder's class runs on active rows.
 
     Attributes:
-        attention_in, attention_out, mlp_in, mlp_out: its linear layers.
+        attention_in, attention_out, mlp_in, mlp_out: its linear layers, by their paths in the block.
         reads: number of hidden states that are read by norms, or by linear layers without a norm before them.
-        norm_outputs: number of its norms' outputs that linear layers read.
-        norms: number of its norms of hidden states.
-        has_own_norms: whether all of them run on our operation, on a GPU.
-        has_layer_norms: whether all of them are torch's LayerNorms.
+        norm_outputs: number of norm outputs that linear layers read.
+        norms: number of norms of hidden states.
+        has_own_norms: whether all these norms run on our operation, on a GPU.
+        has_layer_norms: whether all these norms are torch's LayerNorms.
         has_head_norms: whether queries and keys are normalised.
         has_rotary: whether queries and keys are rotated.
         attends_in_place: whether its attention is replaced by ours (see `OwnAttention`).
@@ -58,11 +58,11 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """One of a decoder's blocks. All but `linears` and `parameters` needs a known kind.
+    """One of a decoder's blocks. All attributes but `linears` and `parameters` need a known kind.
 
     Attributes:
-        linears: its linear layers, by their paths in it.
-        kind: how it runs on active rows; None if that is not known.
+        linears: its linear layers, by their paths in the block.
+        kind: how it runs on active rows; None if unknown.
     """
 
     linears: dict[str, Linear]
@@ -80,22 +80,22 @@ class Block:
 
     @property
     def queries(self) -> int:
-        """Size of a token's queries, of all heads together."""
+        """Size of a token's queries, all heads together."""
         return self.attention_out.inputs
 
     @property
     def keys(self) -> int:
-        """Size of a token's keys, which is that of its values."""
+        """Size of a token's keys, all heads together; its values have the same size."""
         return (self._outputs(self.kind.attention_in) - self.queries) // 2
 
     @property
     def wide(self) -> int:
-        """Size of what the MLP's last layer reads of a token."""
+        """Input size of the MLP's last layer."""
         return self.mlp_out.inputs
 
     @property
     def gate_and_up(self) -> int:
-        """Size of what the MLP's first layers give for a token: 2 `wide` with a gate, else `wide`."""
+        """Output size of the MLP's first layers together: 2 `wide` with a gate, else `wide`."""
         return self._outputs(self.kind.mlp_in)
 
     @property
@@ -120,16 +120,16 @@ class Block:
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """What a decoder is made of.
+    """The sizes of a decoder and of its blocks.
 
     Attributes:
         parameters: of the whole model, a tied head counted once.
         vocabulary, hidden: the head's sizes.
         head_size: size of one attention head; 0 if there are none, or if it differs between blocks.
-        longest: the longest sequence that it knows, in tokens; None if it has no limit.
-        is_tied: whether the head is the embedding too.
-        embeds_plainly: whether the embedding does nothing but look rows up.
-        linears: all its linear layers but the head, each once: those that can be in 4 bits and that adapters are for.
+        longest: the longest sequence that the model takes, in tokens; None if it has no limit.
+        is_tied: whether head and embedding share their weight.
+        embeds_plainly: whether the embedding only looks rows up.
+        linears: all linear layers but the head, each once: those that can be in 4 bits and get adapters.
     """
 
     name: str
@@ -145,7 +145,7 @@ class DecoderShape:
 
     @classmethod
     def of(cls, model: PreTrainedModel, name: str) -> "DecoderShape":
-        """The shape of a model, with blocks whose kinds are not known."""
+        """Reads the shape of a model; the kinds of its blocks are left unknown."""
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         vocabulary, hidden = weight_MK(head).shape
         return cls(
@@ -173,7 +173,7 @@ class DecoderShape:
 
     @cached_property
     def is_hoisted(self) -> bool:
-        """Whether it runs on active rows only; the trial before a training has the last word."""
+        """Whether it is expected to run on active rows only; the trial before a training decides."""
         return all(block.kind is not None for block in self.kinds)
 
     @property
@@ -191,7 +191,7 @@ def _linears(block: nn.Module) -> dict[str, Linear]:
 
 
 def _is_linear(part: nn.Module) -> bool:
-    # Also subclasses of torch's, such as Falcon's, which can be in 4 bits and take adapters too.
+    # Subclasses of torch's Linear, such as Falcon's, can be in 4 bits and get adapters too.
     return is_linear(part) or isinstance(part, nn.Linear)
 
 
@@ -203,5 +203,5 @@ def _sizes(layer: nn.Module) -> Linear:
 def _head_size(config: PretrainedConfig) -> int:
     try:
         return head_size_of(config)
-    except (AttributeError, RuntimeError):  # there is none; by transformers' own error, layers differ in it
+    except (AttributeError, RuntimeError):  # without attention heads; transformers raises if layers differ
         return 0

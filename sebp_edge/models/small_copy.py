@@ -1,6 +1,6 @@
-"""Makes a small copy of a decoder, its class with random weights, for what depends on the code alone.
+"""Makes a small copy of a decoder, of the same class with random weights, to try out what depends on its code alone.
 
-Windows are short, and positions are scaled from a few tokens on, so that a short text goes beyond both.
+Attention windows are short, and positions are scaled after a few tokens, so that a short text exceeds both.
 """
 
 import copy
@@ -12,22 +12,22 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from sebp_edge.models.architecture import head_size_of
 
-# Special tokens, which must be among the few that the copy knows.
+# Special tokens, which must be in the copy's small vocabulary.
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 VOCABULARY = 128
-# Windows, and positions from which on those that can be scaled are. A text of so many tokens fits into any copy.
+# In tokens: attention windows; the length from which positions are scaled; the longest text that fits into any copy.
 WINDOW, SCALED_FROM, LONGEST = 16, 32, 48
 NUM_EXPERTS, NUM_EXPERTS_OF_A_TOKEN = 4, 2
-# A copy of a Gemma, whose heads are large, has 4 million parameters. One of many experts would take half a minute.
+# A copy of a Gemma, which has large heads, has 4 million parameters. One with many experts would take half a minute.
 _MOST_PARAMETERS = 20_000_000
 
 
 class SmallCopy(NamedTuple):
-    """A small copy: a layer of each kind, at least two.
+    """A small copy, with one layer of each kind and at least two layers.
 
     Attributes:
         model: on the CPU, in fp32.
-        layers: for each layer of the decoder, the number of the copy's layer that is of its kind.
+        layers: for each layer of the decoder, the index of the copy's layer of the same kind.
     """
 
     model: PreTrainedModel
@@ -35,15 +35,15 @@ class SmallCopy(NamedTuple):
 
 
 def small_copy(config: PretrainedConfig, kind: type[PreTrainedModel] | None = None) -> SmallCopy:
-    """A small copy of the config's decoder.
+    """Makes a small copy of the config's decoder.
 
-    Heads are as large as there, since angles are scaled by lists of that length; the rest is as small as that allows.
+    Heads keep their size, since lists of that length scale the rotary angles; the rest is as small as that allows.
 
     Args:
-        kind: the decoder's class; by default the one that transformers has for such a config.
+        kind: the decoder's class; by default transformers' class for the config.
 
     Raises:
-        ValueError, TypeError, RuntimeError, LookupError, AttributeError: the class takes no such sizes.
+        ValueError, TypeError, RuntimeError, LookupError, AttributeError: the class does not take such sizes.
     """
     small = copy.deepcopy(config)
     heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
@@ -77,7 +77,12 @@ def _made(config: PretrainedConfig, kind: type[PreTrainedModel] | None, device: 
 
 
 def _cut_layers(config: PretrainedConfig) -> tuple[int, ...]:
-    """Leaves the first layer of each kind, by what the config's lists say of each; of one kind two."""
+    """Keeps the first layer of each kind, or two layers if there is only one kind.
+
+    Layers are of one kind if the config's per-layer lists have the same values for them.
+
+    Returns, for each layer of the decoder, the index of the copy's layer of the same kind.
+    """
     number = config.num_hidden_layers
     lists = {name: value for name, value in vars(config).items() if isinstance(value, list) and len(value) == number}
     kinds = list(zip(*lists.values(), strict=True)) if lists else [()] * number
@@ -101,17 +106,17 @@ def _shorten_reach(config: PretrainedConfig) -> None:
         for name in _names(config, word):
             setattr(config, name, min(getattr(config, name), WINDOW))
     given = getattr(config, "rope_parameters", None) or {}
-    # One set of parameters, or one for each kind of layers.
+    # One set of parameters, or one for each kind of layer.
     sets = [given] if "rope_type" in given else [each for each in given.values() if isinstance(each, dict)]
     for holder in (config, *sets):
         _set(holder, "original_max_position_embeddings", SCALED_FROM)
-    # Others than dynamic ones may have a table of positions.
+    # Dynamic scaling starts at this length. Other models may have a position table, which must hold the text.
     is_dynamic = any(each.get("rope_type") == "dynamic" for each in sets)
     config.max_position_embeddings = SCALED_FROM if is_dynamic else LONGEST + 1
 
 
 def _set(holder: PretrainedConfig | dict, name: str, value: int) -> None:
-    """Changes what is there."""
+    """Sets a number if the holder has it."""
     if isinstance(holder, dict) and name in holder:
         holder[name] = value
     elif not isinstance(holder, dict) and isinstance(getattr(holder, name, None), int):
@@ -119,5 +124,5 @@ def _set(holder: PretrainedConfig | dict, name: str, value: int) -> None:
 
 
 def _names(config: PretrainedConfig, ending: str) -> Iterator[str]:
-    """The numbers of a config whose names end so."""
+    """Yields the names of a config's integers with this ending."""
     return (name for name, value in list(vars(config).items()) if name.endswith(ending) and type(value) is int)

@@ -13,12 +13,12 @@ from sebp_edge.units import gigabytes
 # Endings of config keys that count modules. The deepest known model has 126 layers.
 _MADE_ONE_BY_ONE = ("layer", "layers", "num_labels", "experts")
 _MOST_OF_THEM = 2000
-# Models of fewer weights do no harm, whatever their files hold.
+# Models with fewer weights are harmless, whatever their files hold.
 _SMALL = 10**7
 
 
 def refuse_endless(name: str, config: dict) -> None:
-    """Raises a ModelError if a config asks for so many layers or labels that making them would not end."""
+    """Raises a ModelError if a config asks for so many layers or labels that creating them would not end."""
     for key, value in config.items():
         if isinstance(value, dict):
             refuse_endless(name, value)
@@ -27,21 +27,21 @@ def refuse_endless(name: str, config: dict) -> None:
 
 
 def refuse_special_files(name: str, folder: Path) -> None:
-    """Raises a ModelError if there is a pipe or a device in a model's folder, which would be read for ever."""
+    """Raises a ModelError if a model's folder has a pipe or a device, since reading it might never end."""
     for path in folder.iterdir():
         if not (path.is_file() or path.is_dir() or (path.is_symlink() and not path.exists())):
             raise ModelError(f"The model {name!r} has a pipe or a device in its folder: {path.name!r}.")
 
 
 def refuse_hollow(name: str, on_meta: nn.Module, folder: Path) -> None:
-    """Raises a ModelError if files hold far fewer weights than memory would be taken for.
+    """Raises a ModelError if the files hold far fewer weights than the config would allocate.
 
     Args:
-        on_meta: the model of the folder's config.
+        on_meta: the model of the folder's config, on "meta".
     """
     weights = sum(parameter.numel() for parameter in on_meta.parameters())
     held = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.is_file())
-    # Even in 2 bits they would take as much.
+    # Even 2-bit weights would take this much.
     if weights > _SMALL and held < weights / 4:
         raise ModelError(
             f"The model {name!r} cannot be loaded; its config.json speaks of {weights / 1e6:,.1f} million weights, and "
@@ -50,7 +50,7 @@ def refuse_hollow(name: str, on_meta: nn.Module, folder: Path) -> None:
 
 
 def refuse_non_finite(name: str, model: nn.Module, folder: Path) -> None:
-    """Raises a ModelError that names the first tensor with NaN or infinity, and its file if the fault is there."""
+    """Raises a ModelError that names the first tensor with NaN or infinity, and its file if that has the fault."""
     tensor = first_non_finite(_numbers(model))
     if tensor is None:
         return
@@ -62,7 +62,7 @@ def refuse_non_finite(name: str, model: nn.Module, folder: Path) -> None:
 
 
 def _numbers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """A model's weights; of those in 4 bits the scales, where NaN shows."""
+    """Yields a model's weights by name, and the scales of those in 4 bits, where NaN shows."""
     for name, parameter in model.named_parameters():
         state = getattr(parameter, "quant_state", None)
         yield name, parameter.detach()

@@ -1,4 +1,4 @@
-"""Safetensors files, which others may have written: read whole, and refused where they hold NaN or infinity."""
+"""Reads safetensors files, which may come from others, and refuses those with NaN or infinity."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -27,13 +27,13 @@ def blamed_on_adapter(folder: Path) -> Iterator[None]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """A file's tensors by name; they lie in the file until they are used.
+    """Reads a file's tensors by name; they are memory-mapped.
 
     Raises:
-        OSError, SafetensorError: it cannot be read.
-        TypeError: it holds other numbers than weights.
+        OSError, SafetensorError: the file cannot be read.
+        TypeError: a tensor is not of floating-point numbers.
     """
-    with path.open("rb"):  # safetensors says of every file that it is not there
+    with path.open("rb"):  # raises the true OSError; safetensors would report any as a missing file
         tensors = load_file(path)
     if not all(tensor.is_floating_point() for tensor in tensors.values()):
         raise TypeError
@@ -49,12 +49,12 @@ def refuse_non_finite(tensors: Iterable[tuple[str, Tensor]], folder: Path, file:
 
 
 def first_non_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
-    """The name of the first tensor with NaN or infinity; None if all are finite. Nothing of a tensor's size is held."""
+    """Returns the name of the first tensor with NaN or infinity, or None; allocates nothing of a tensor's size."""
     return next((name for name, tensor in tensors if not _is_finite(tensor)), None)
 
 
 def _is_finite(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or not tensor.numel():
         return True
-    tensor = tensor.float() if tensor.itemsize == 1 else tensor  # torch has no order on 8 bits
+    tensor = tensor.float() if tensor.itemsize == 1 else tensor  # torch cannot compare 8-bit floats
     return all(map(math.isfinite, tensor.aminmax()))

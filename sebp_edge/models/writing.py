@@ -1,4 +1,4 @@
-"""Tokens become text as they come: whole characters only, up to a stop string."""
+"""Turns tokens into text as they come: whole characters only, up to a stop string."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,24 +7,23 @@ class Writing:
     """A text that is written token by token.
 
     Args:
-        stop: the text ends before the first of these strings; none of them, and no part that is to become one, is
-            handed out.
-        on_text: is given each piece of the text, none of them empty, as soon as it cannot change any more.
+        stop: the text ends before the first of these strings; no part of it is handed out.
+        on_text: receives each piece of the text as soon as it is final; no piece is empty.
 
     Attributes:
-        text: the pieces so far.
+        text: all pieces so far.
     """
 
     def __init__(self, tokenizer, stop: Sequence[str], on_text: Callable[[str], None]):
         self.text = ""
         self._tokenizer, self._stop, self._on_text = tokenizer, stop, on_text
         self._tokens: list[int] = []
-        # Tokens before `_context` are not decoded again; those up to `_decoded` have been.
+        # Tokens before `_decoded` have been decoded; those from `_context` on are decoded again as context.
         self._context = self._decoded = 0
         self._held = ""
 
     def add(self, token: int) -> bool:
-        """Writes a token; whether the text ends with it, at a stop string."""
+        """Writes a token; returns whether the text ends with it, at a stop string."""
         self._tokens.append(token)
         return self._take(self._new_text(at_end=False))
 
@@ -34,8 +33,11 @@ class Writing:
             self._hand_out(len(self._held))
 
     def _new_text(self, *, at_end: bool) -> str:
-        """What the latest tokens add to the text. A token's text depends on the one before it; a character may take
-        several tokens, and is "\\ufffd" until the last of them."""
+        """Returns what the latest tokens add to the text.
+
+        A token's text depends on the token before it. A character may take several tokens, and decodes to "\\ufffd"
+        until the last of them.
+        """
         before = self._decode(self._tokens[self._context : self._decoded])
         text = self._decode(self._tokens[self._context :])
         if text.endswith("\ufffd") and not at_end:
@@ -47,9 +49,9 @@ class Writing:
         return self._tokenizer.decode(tokens, skip_special_tokens=True)
 
     def _take(self, piece: str) -> bool:
-        """Hands out all that can be no part of a stop string; whether one was found."""
+        """Hands out what cannot be part of a stop string; returns whether a stop string was found."""
         self._held += piece
-        # The first one that is complete, however the pieces are cut.
+        # The first one to be complete wins, however the pieces are cut.
         found = [(start + len(string), start) for string in self._stop if (start := self._held.find(string)) >= 0]
         if found:
             self._hand_out(min(found)[1])
@@ -59,7 +61,7 @@ class Writing:
         return False
 
     def _unclear(self) -> int:
-        """How many of the last characters held may be the beginning of a stop string."""
+        """Returns how many of the last held characters may begin a stop string."""
         longest = max(map(len, self._stop), default=1) - 1
         sizes = range(min(longest, len(self._held)), 0, -1)
         return next((size for size in sizes if any(s.startswith(self._held[-size:]) for s in self._stop)), 0)

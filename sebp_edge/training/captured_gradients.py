@@ -1,4 +1,4 @@
-"""Level 3 in a loop of one's own, with an optimizer of one's own: gradients of hoisted batches by replays of graphs.
+"""Captured graphs (level 3) for your own training loop and optimizer: gradients of hoisted batches by graph replay.
 
     with HoistedEncoder(model) as hoisted:
         gradients = CapturedGradients(hoisted)
@@ -7,7 +7,7 @@
             optimizer.step()
             optimizer.zero_grad()
 
-Decoders likewise, from `ActiveTokens.gather`.
+Decoders work the same way; their batches come from `ActiveTokens.gather`.
 """
 
 from collections.abc import Iterable
@@ -31,15 +31,15 @@ FIRST_GRADIENTS = "first gradients"
 class CapturedGradients:
     """Adds gradients to the `grad` of a hoisted model's trained parameters, on an NVIDIA GPU.
 
-    A bucket's first batch is run and captured, which takes seconds; later ones are replays. At that moment no loss that
-    was computed elsewhere may be held with its autograd graph. Parameters must stay the tensors that they are, and the
-    model hoisted. A learning rate may change, and the model's mode: each has its graphs, and so have a step's first
-    batch, which writes gradients, and the others, which add to them.
+    The first batch of a bucket is run and captured, which takes seconds; later ones are replayed. During a capture, no
+    loss computed elsewhere may still hold its autograd graph. The parameters must stay the same tensors, and the model
+    must stay hoisted. The learning rate may change. So may the model's mode: training and evaluation have separate
+    graphs, as have a step's first batch, which writes gradients, and its later ones, which add to them.
 
     Args:
-        hoisted: in bf16 or fp16, by its weights or by autocast around this object's calls: elsewhere attention waits
-            for the GPU.
-        on_event: is given a `GraphCaptured` for each capture.
+        hoisted: computes in bf16 or fp16, by its weights or under autocast around this object's calls; in other dtypes
+            attention synchronises with the GPU.
+        on_event: receives a `GraphCaptured` for each capture.
 
     Raises:
         MachineError: the model is not on an NVIDIA GPU.
@@ -54,22 +54,23 @@ class CapturedGradients:
         self._graphs = MicroBatchGraphs(Graphs(device, on_event), hoisted, updates, self._loss)
 
     def prepare(self, batches: Iterable[ActiveTokens]) -> None:
-        """Is told the batches to come, so that a few graphs hold them all; without it each size has its own.
+        """Chooses a few buckets that hold all batches to come; without this, each size gets a graph of its own.
 
-        Before the first capture each is run twice, as a step's first batch and as a later one: beside a captured graph
-        that would take more memory.
+        Each bucket is run twice before the first capture, as a step's first batch and as a later one: running it beside
+        a captured graph would take more memory.
         """
         self._graphs.prepare(Bucket.holding(*tokens.sizes) for tokens in batches)
 
     def add(self, tokens: ActiveTokens, loss_rows: int | None = None) -> Tensor:
-        """Adds the gradients of a batch's mean loss, and gives that loss; fp32 scalar on the device, not waited for.
+        """Adds the gradients of a batch's mean loss; returns that loss, an fp32 scalar on the device, without waiting.
 
         Args:
-            tokens: on the host, with a loss row.
-            loss_rows: what the sum of losses is divided by, where several batches make one step.
+            tokens: on the host, with at least one loss row.
+            loss_rows: divides the sum of losses; by default the batch's number of loss rows. If several batches make
+                one step, give the number of all their loss rows.
 
         Raises:
-            CannotCapture: the model does what no graph can hold; nothing was changed.
+            CannotCapture: the model does something that a graph cannot capture; nothing was changed.
         """
         is_first = self._sums.into_grad()
         self._loss.zero_()
@@ -84,7 +85,7 @@ class CapturedGradients:
         return self._loss.clone()
 
     def losses(self, tokens: ActiveTokens) -> Tensor:
-        """The loss of every loss row, without gradients; fp32 [C], on the host."""
+        """Returns the loss of every loss row, without gradients: fp32 [C], on the host."""
         return self._graphs.losses(tokens)
 
 
@@ -96,13 +97,16 @@ def _refuse_without_gpu(device: torch.device) -> None:
 
 
 class _Sums:
-    """The tensors that graphs write gradients to, whatever an optimizer's `zero_grad()` leaves in `grad`."""
+    """The fixed tensors that graphs write gradients to, also after an optimizer's `zero_grad()` has dropped `grad`."""
 
     def __init__(self, parameters: list[Tensor]):
         self.parameters, self.own = parameters, [torch.zeros_like(parameter) for parameter in parameters]
 
     def into_grad(self) -> bool:
-        """Makes them the parameters' gradients, with what is there; whether that is nothing, as after `zero_grad()`."""
+        """Makes these tensors the parameters' `grad` and copies existing gradients into them.
+
+        Returns whether no parameter had a gradient, as after `zero_grad()`.
+        """
         pairs = list(zip(self.parameters, self.own, strict=True))
         forgotten = [own for parameter, own in pairs if parameter.grad is None]
         is_first = len(forgotten) == len(pairs)
@@ -115,13 +119,13 @@ class _Sums:
         return is_first
 
     def out_of_grad(self) -> None:
-        """Undoes that where there was nothing."""
+        """Undoes `into_grad` if no parameter had a gradient."""
         for parameter in self.parameters:
             parameter.grad = None
 
 
 class _Added:
-    """A micro-batch's gradients are added to what is there."""
+    """Adds a micro-batch's gradients to the existing ones."""
 
     def __init__(self, sums: _Sums):
         self._sums = sums
@@ -131,14 +135,14 @@ class _Added:
 
 
 class _Written(_Added):
-    """A micro-batch's gradients take the place of what is there; zeros do where there are none.
+    """Overwrites the existing gradients with a micro-batch's, or with zeros if a parameter gets none.
 
-    Large ones are written one by one as they come, so that no two of a parameter are there together.
+    Large gradients are written one by one during the backward pass: all at once they would take memory twice.
     """
 
     def take_gradients(self, loss: Tensor, *, rehearsing: bool) -> None:
         if rehearsing:
-            # What is there may be a step's: a rehearsal adds zeros to it.
+            # The existing gradients may belong to a step; a rehearsal adds zeros to them.
             super().take_gradients(loss, rehearsing=True)
             return
         parameters, own = self._sums.parameters, self._sums.own

@@ -1,4 +1,4 @@
-"""Held-out losses, and the gate: a new adapter is kept only if it is measurably better."""
+"""Computes held-out losses and decides on them: a new adapter is kept only if it is measurably better."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from sebp_edge.training.recovery import RecoveringLearner
 
 @dataclass
 class HeldOutLoss:
-    """Losses by document: nats and loss tokens of each."""
+    """The loss of each document, in nats, and its number of loss tokens."""
 
     nats: dict[int, float] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class HeldOutLoss:
 
     @classmethod
     def merged(cls, parts: Sequence["HeldOutLoss"]) -> "HeldOutLoss":
-        """The losses of several folds, whose documents differ."""
+        """Merges the losses of several folds, which share no document."""
         merged = cls()
         for part in parts:
             merged.nats |= part.nats
@@ -33,7 +33,7 @@ class HeldOutLoss:
 
 
 def evaluate(learner: RecoveringLearner, group: Group) -> HeldOutLoss:
-    """The loss of a group, document by document."""
+    """Evaluates a group; returns its losses by document."""
     result = HeldOutLoss()
     for examples, losses, sequences in learner.losses(group):
         nats = torch.zeros(len(examples), dtype=torch.float64).index_add_(0, sequences, losses.double())
@@ -45,7 +45,7 @@ def evaluate(learner: RecoveringLearner, group: Group) -> HeldOutLoss:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the gate says: the fall of the loss in nats per token, its standard error, and whether to keep."""
+    """Whether to keep an adapter: by how much the loss fell, in nats per token, and the fall's standard error."""
 
     fall: float
     standard_error: float

@@ -1,9 +1,9 @@
-"""Level 3: micro-batches and updates as CUDA graphs, captured on first use and replayed from then on.
+"""Captures micro-batches and updates as CUDA graphs on first use, and replays them from then on (level 3).
 
-A captured graph runs without Python and without a launch for each kernel, but on fixed tensors of fixed sizes. So a
-micro-batch is filled up to its bucket and copied into the bucket's own tensors; gradients, the loss and the learning
-rate have theirs too. All micro-batches' graphs share one memory pool: they run one after another, and none leaves
-anything in it.
+A captured graph runs without Python and without a launch per kernel, but on fixed tensors of fixed sizes. So each
+micro-batch is filled up to its bucket and copied into the bucket's tensors; gradients, the loss and the learning rate
+have fixed tensors too. The graphs of all micro-batches share one memory pool: they run one after another, and none
+keeps results in it.
 """
 
 import functools
@@ -30,20 +30,20 @@ GRADIENTS, LOSSES = "gradients", "losses"
 
 
 class CannotCapture(Exception):
-    """A function ran, but does what no graph can hold, such as waiting for the GPU."""
+    """A function ran, but does something that a graph cannot capture, such as synchronising with the GPU."""
 
 
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all trainings of a process: for each stream that was ever used, cuBLAS keeps a workspace."""
+    """Returns one stream for all trainings of a process: cuBLAS keeps a workspace for every stream ever used."""
     return torch.cuda.Stream(device)
 
 
 class Graphs:
-    """Captures functions of one GPU: on one stream, into one memory pool, which lives as long as a graph in it does.
+    """Captures functions on one stream of a GPU, into one memory pool, which lives as long as any graph in it.
 
     Attributes:
-        rehearsing: whether a function runs only so that what it makes on first use is made.
+        rehearsing: whether a function is running only to warm up.
     """
 
     def __init__(self, device: torch.device, on_event: Sink):
@@ -54,13 +54,12 @@ class Graphs:
         self.rehearsing = False
 
     def rehearse(self, function: Callable[[], object]) -> None:
-        """Runs `function` once as it is, so that what it makes on first use is made before its capture, and products'
-        algorithms are chosen.
+        """Warms up `function`: runs it once before its capture, to initialise state and tune matrix products.
 
-        Both happen on the same side stream: autograd's accumulation stays on the stream that it first ran on.
+        Warm-up and capture share a side stream: autograd keeps accumulating gradients on the stream where it began.
         """
         begin = time.perf_counter()
-        # What an earlier rehearsal left is in pieces of other sizes: beside them this one would get its own.
+        # Cached blocks of an earlier rehearsal have other sizes; this one would allocate its own beside them.
         torch.cuda.empty_cache()
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
@@ -73,22 +72,22 @@ class Graphs:
                     join_copies(self._device)
         finally:
             self.rehearsing = False
-            # Also what a run that failed has begun comes before all that follows.
+            # Also after a failure: later work must wait for the kernels that were launched.
             current.wait_stream(self._stream)
         self._seconds += time.perf_counter() - begin
 
     def capture(self, part: str, function: Callable[[], object]) -> Callable[[], None]:
-        """Captures `function`, which has been rehearsed; gives the replay.
+        """Captures `function`, which has been rehearsed; returns the replay.
 
         Args:
-            part: what the function is called in the event that tells how long this and the rehearsals before it took.
+            part: names the function in the event that reports the time of the capture and of the rehearsals before it.
 
         Raises:
             CannotCapture: the function ran, but its capture failed.
-            RuntimeError: the function failed, or memory ran out, and nothing is left of it.
+            RuntimeError: memory ran out; what was captured is freed.
         """
         begin = time.perf_counter()
-        # A capture that fails at its end does not come back from the side stream by itself.
+        # If a capture fails at its end, torch leaves the side stream current.
         with torch.cuda.stream(torch.cuda.current_stream(self._device)), casting_anew(self._device):
             graph = torch.cuda.CUDAGraph()
             try:
@@ -96,7 +95,7 @@ class Graphs:
                     try:
                         function()
                     finally:
-                        # With a copy on its way a capture cannot end, and its memory would be lost.
+                        # A capture cannot end before its copies are joined, and its memory would leak.
                         join_copies(self._device)
             except RuntimeError as error:
                 if ran_out_of_memory(error):
@@ -108,20 +107,20 @@ class Graphs:
 
 
 class TakesGradients(Protocol):
-    """What is done with the gradients of a micro-batch."""
+    """Consumes the gradients of a micro-batch."""
 
     def take_gradients(self, loss: Tensor, *, rehearsing: bool) -> None:
-        """Runs the backward pass of `loss`; if `rehearsing`, of a loss times zero, and nothing may change by it."""
+        """Runs the backward pass of `loss`. If `rehearsing`, the loss is weighted by zero, and nothing may change."""
 
 
 class MicroBatchGraphs:
-    """The losses and the gradients of a hoisted model's micro-batches: graphs of a few buckets.
+    """Computes losses and gradients of a hoisted model's micro-batches with graphs of a few buckets.
 
-    A graph has the dropout of the mode that the model was in when it was captured, and draws anew in each replay.
+    A graph keeps the dropout of the mode that the model was captured in, and draws new random numbers in each replay.
 
     Args:
-        updates: take the gradients, each in graphs of its own, by name.
-        loss: fp32 scalar on the device; losses are added up in it.
+        updates: consume the gradients, by name; each has graphs of its own.
+        loss: accumulates the losses; fp32 scalar on the device.
     """
 
     def __init__(
@@ -134,17 +133,23 @@ class MicroBatchGraphs:
         self._captured: dict[_Key, _Captured] = {}
 
     def prepare(self, needed: Iterable[Bucket], held_out: Iterable[Bucket] = ()) -> None:
-        """Is told the buckets on the grid that are to come, with gradients and without, so that few hold them all."""
+        """Chooses a few buckets that hold all micro-batches to come.
+
+        Args:
+            needed: buckets on the grid of the micro-batches with gradients.
+            held_out: buckets on the grid of those without.
+        """
         self._buckets += choose_buckets(own for own in needed if not any(own == bucket for bucket in self._buckets))
         self._to_come |= {self._key(part, bucket) for part in self._updates for bucket in self._buckets}
         self._to_come |= {self._key(LOSSES, self.bucket(sizes)) for sizes in held_out}
 
     def accumulate(self, tokens: ActiveTokens, loss_tokens: int, part: str = GRADIENTS) -> None:
-        """Has the gradients of a micro-batch's losses over `loss_tokens` taken, and adds up the loss.
+        """Adds a micro-batch's loss and passes its gradients to an update; does not wait for the GPU.
 
         Args:
-            tokens: on the host. The GPU is not waited for.
-            part: the name of the update that takes them.
+            tokens: on the host.
+            loss_tokens: divides the sum of the losses.
+            part: name of the update that consumes the gradients.
 
         Raises:
             CannotCapture: nothing was changed.
@@ -153,7 +158,7 @@ class MicroBatchGraphs:
         self._graph_of(part, bucket, tokens)(tokens.filled(bucket).weighted(1 / loss_tokens))
 
     def rehearse(self, tokens: ActiveTokens) -> None:
-        """Captures what `accumulate` will replay, if it is not yet, and changes nothing.
+        """Captures what `accumulate` will replay, unless it is captured already; changes nothing.
 
         Raises:
             CannotCapture: as `accumulate` would.
@@ -161,22 +166,22 @@ class MicroBatchGraphs:
         self._graph_of(GRADIENTS, self.bucket(tokens.sizes), tokens)
 
     def bucket(self, sizes: Bucket) -> Bucket:
-        """What a micro-batch of these sizes is filled up to."""
+        """Returns the bucket that a micro-batch of these sizes is filled up to."""
         fitting = [bucket for bucket in self._buckets if bucket.holds(sizes)]
         return min(fitting, key=lambda bucket: bucket.cost, default=Bucket.holding(*sizes))
 
     def losses(self, tokens: ActiveTokens) -> Tensor:
-        """The loss of every loss row, in nats: fp32 [C]; tokens and losses are on the host.
+        """Returns the loss of every loss row, in nats: fp32 [C]. Tokens and losses are on the host.
 
         Raises:
-            CannotCapture: it did not come to a result.
+            CannotCapture: there is no result.
         """
         bucket = self.bucket(tokens.sizes)
         filled = tokens.filled(bucket)
         return self._graph_of(LOSSES, bucket, tokens)(filled).cpu()[filled.weights > 0]
 
     def _graph_of(self, part: str, bucket: Bucket, tokens: ActiveTokens) -> "_Captured":
-        """A part's graph of one bucket, captured on first use."""
+        """Returns a part's graph for a bucket, captured on first use."""
         key = self._key(part, bucket)
         if key not in self._captured:
             self._rehearse(key, tokens.first())
@@ -189,14 +194,14 @@ class MicroBatchGraphs:
 
     @torch.enable_grad()
     def _rehearse(self, asked: "_Key", token: ActiveTokens) -> None:
-        """Runs what is asked for, and all that is known to come, the largest first, where that has not been done.
+        """Warms up what is asked for and all that is to come, unless done before; the largest first.
 
-        All of them before one is captured: a graph holds the memory of its run, which the others' runs would need
-        beside it. Only losses where losses are asked for, which must do without gradients.
+        All are warmed up before one is captured: a graph keeps the memory of its run, and later runs would need theirs
+        beside it. If losses are asked for, only losses are warmed up, since an evaluation takes no gradients.
         """
         to_come = {key for key in self._to_come if asked.part != LOSSES or key.part == LOSSES}
         for key in sorted({asked, *to_come} - self._rehearsed, key=_Key.order):
-            # Nothing may be added.
+            # Weights of zero: gradients and loss stay what they are.
             weightless = token.filled(key.bucket).to(self._loss.device).weighted(0.0)
             self._graphs.rehearse(functools.partial(self._run, key.part, weightless))
             self._rehearsed.add(key)
@@ -222,12 +227,12 @@ class _Key(NamedTuple):
     training: bool
 
     def order(self) -> tuple[bool, str, float]:
-        """Those with gradients first, then by size."""
+        """Sort key: those with gradients first, then the largest first."""
         return self.part == LOSSES, self.part, -self.bucket.cost
 
 
 class _Captured:
-    """A function of one bucket's tokens, its graph, and the tensors that the graph reads and writes."""
+    """The graph of a function for one bucket, with the tensors that it reads and writes."""
 
     def __init__(
         self, graphs: Graphs, part: str, tokens: ActiveTokens, function: Callable[[ActiveTokens], Tensor | None]
@@ -239,12 +244,12 @@ class _Captured:
     def _run(self, function: Callable[[ActiveTokens], Tensor | None]) -> None:
         result = function(self._tokens)
         if result is not None:
-            # Outside the pool, which other graphs write to.
+            # Allocated outside the pool, whose memory other graphs overwrite.
             self._result = torch.empty_like(result) if self._result is None else self._result
             self._result.copy_(result)
 
     def __call__(self, tokens: ActiveTokens) -> Tensor | None:
-        """The function's result for tokens on the host, valid until the next call."""
+        """Returns the function's result for tokens on the host; it is valid until the next call."""
         for field in fields(tokens):
             if isinstance(place := getattr(self._tokens, field.name), Tensor):
                 place.copy_(getattr(tokens, field.name).pin_memory(), non_blocking=True)

@@ -1,7 +1,7 @@
-"""A model that learns: losses, gradients and updates, each in the fastest way that this machine has.
+"""Computes losses, gradients and updates in the fastest way that this machine supports.
 
 On a GPU with hoisted rows, micro-batches and updates are replays of captured graphs (level 3); what cannot be captured
-runs as it is, after a notice. Everywhere else all of it does. The numbers are the same to rounding.
+runs eagerly, after a notice. Everywhere else everything runs eagerly. Results agree to rounding.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,11 +26,11 @@ from sebp_edge.training.update_in_backward import UpdateInBackward
 
 
 class Outcome(NamedTuple):
-    """What one step was; on the device, so that reading it waits for the step.
+    """Outcome of one step: scalars on the device, so that reading them waits for the step.
 
     Attributes:
         loss: nats per token.
-        grad_norm: of the gradients of all parameters, before clipping.
+        grad_norm: norm of all parameters' gradients before clipping.
     """
 
     loss: Tensor
@@ -38,17 +38,17 @@ class Outcome(NamedTuple):
 
 
 class Learner:
-    """Computes with an adaptation; a context manager that leaves the model's own code as it was.
+    """Computes losses, gradients and updates of an adaptation; a context manager that restores the model's own code.
 
     Args:
-        examples: some of those to come, to try the model on.
+        examples: examples to come, to test on whether hoisting is exact.
         options: what is held in memory at once.
-        guard: is asked to check what the process holds.
+        guard: checks what the process holds.
 
     Attributes:
-        adaptation: whose parameters are trained.
-        rows: gives the losses where no graph does.
-        graphs: of micro-batches; None where they run as they are.
+        adaptation: its parameters are trained.
+        rows: computes the losses without graphs.
+        graphs: the graphs of micro-batches; None if these run eagerly.
         adds_up: whether a step may have several micro-batches.
     """
 
@@ -73,24 +73,24 @@ class Learner:
             self.adds_up = self._update.adds_up
             if device.type == "cuda" and self.rows.hoisted is not None:
                 self.begin_graphs()
-                # In a pool of its own: micro-batches' graphs may have to go, this one never does.
+                # In a pool of its own: the graphs of micro-batches may be dropped, this one never is.
                 self._captured(lambda: self._update.capture(Graphs(device, on_event)))
         except BaseException:
             self.rows.__exit__()
             raise
 
     def begin_graphs(self) -> None:
-        """Begins to capture micro-batches, in place of what was captured before."""
+        """Starts to capture micro-batches; replaces earlier graphs."""
         graphs = Graphs(self.device, self._on_event)
         self.graphs = MicroBatchGraphs(graphs, self.rows.hoisted, {GRADIENTS: self._update}, self._loss)
 
     def prepare(self, trained: Iterable[MicroBatch], evaluated: Iterable[MicroBatch]) -> None:
-        """Is told the micro-batches to come, with gradients and without, so that few graphs serve them all."""
+        """Plans a few graphs for all micro-batches to come, with gradients and without."""
         if self.graphs is not None:
             self.graphs.prepare(*([Bucket.holding(*one.sizes) for one in group] for group in (trained, evaluated)))
 
     def size(self, micro_batch: MicroBatch) -> tuple[int, int]:
-        """Rows and loss rows that a micro-batch takes memory for."""
+        """Returns the numbers of rows and loss rows that a micro-batch takes memory for."""
         sizes = micro_batch.sizes
         if self.graphs is not None:
             sizes = self.graphs.bucket(Bucket.holding(*sizes))
@@ -98,7 +98,7 @@ class Learner:
 
     @torch.no_grad()
     def losses(self, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """The losses of its loss rows, in nats: fp32 [C]; the example of each: int64 [C]; both on the host."""
+        """Returns the losses of its loss rows, in nats: fp32 [C]; the example of each: int64 [C]; both on the host."""
         if self.graphs is not None:
             tokens = pack(micro_batch.examples)
             losses = self._captured(lambda: self.graphs.losses(tokens))
@@ -109,16 +109,16 @@ class Learner:
         return losses.cpu(), sequences
 
     def begin_step(self, learning_rate: float) -> None:
-        """Begins an update, whose micro-batches are to follow."""
+        """Begins a step, before its micro-batches."""
         self._update.begin(learning_rate)
         self._loss.zero_()
 
     def accumulate(self, micro_batch: MicroBatch, loss_tokens: int, *, rehearsing: bool = False) -> None:
-        """Adds the gradients of its losses over `loss_tokens`, and that loss, to the step's."""
+        """Adds a micro-batch's gradients and loss to the step's; `loss_tokens` divides the sum of its losses."""
         if self.graphs is not None:
             tokens, graphs = pack(micro_batch.examples), self.graphs
             self._captured(lambda: graphs.rehearse(tokens) if rehearsing else graphs.accumulate(tokens, loss_tokens))
-        # Without graphs, or as of now.
+        # Also if the capture has just failed.
         if self.graphs is None:
             losses, _ = self.rows(micro_batch.examples)
             self._guard.check()
@@ -127,16 +127,16 @@ class Learner:
             self._loss += loss.detach()
 
     def begin_again(self) -> None:
-        """Forgets the gradients and the loss that were added up in a step."""
+        """Discards the step's gradients and loss so far."""
         self._update.zero_gradients()
         self._loss.zero_()
 
     def finish_step(self) -> Outcome:
-        """Updates the parameters."""
+        """Updates the parameters; returns the step's outcome."""
         return Outcome(self._loss.clone(), self._update.finish())
 
     def try_out(self, micro_batch: MicroBatch) -> None:
-        """Runs a micro-batch and an update that change nothing, bit for bit."""
+        """Dry run of a micro-batch and an update: changes nothing, bit for bit."""
         try:
             with self._update.rehearsing():
                 self.accumulate(micro_batch, loss_tokens=1, rehearsing=True)
@@ -144,12 +144,12 @@ class Learner:
             self._loss.zero_()
 
     def start_again(self, state: list[Tensor]) -> None:
-        """Forgets all that was learnt since `state`, a snapshot of the adaptation before its first step."""
+        """Restores `state`, a snapshot of the adaptation before its first step, and resets the optimizer."""
         restore(self.adaptation, state)
         self._update.reset()
 
     def release(self) -> None:
-        """Gives back the memory of graphs, gradients and moments; ends the updates."""
+        """Frees graphs, gradients and moments; ends the updates."""
         self.graphs = None
         self._update.release()
 
@@ -161,7 +161,7 @@ class Learner:
         self.rows.__exit__()
 
     def _captured(self, function: Callable):
-        """What `function` gives; if it cannot be captured, None, a notice, and no graphs any more."""
+        """Returns `function()`; if it cannot be captured, drops the graphs, sends a notice and returns None."""
         try:
             return function()
         except CannotCapture as error:
@@ -171,7 +171,7 @@ class Learner:
 
 
 def _update_for(parameters: list[Tensor], recipe: Recipe, options: MemoryOptions) -> Update | UpdateInBackward:
-    """Weights that all are trained, in bf16, are updated within the backward pass; all others after it."""
+    """Updates within the backward pass for full fine-tuning in bf16, else after it."""
     in_bf16 = any(parameter.dtype == torch.bfloat16 for parameter in parameters)
     if recipe.method == "full" and in_bf16:
         return UpdateInBackward(parameters, recipe)

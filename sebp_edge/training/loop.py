@@ -1,4 +1,4 @@
-"""From examples to the best state: schedule, steps, evaluation, early stop."""
+"""Runs one training: learning rates, steps, evaluations, early stopping, the best state."""
 
 import math
 import time
@@ -22,14 +22,15 @@ from sebp_edge.training.recovery import RecoveringLearner
 
 @dataclass
 class Progress:
-    """How far a training came; filled in as it runs.
+    """Progress of a training, updated as it runs.
 
     Attributes:
-        steps, total_steps: updates done, and planned.
-        tokens: real tokens trained on, repeats included.
-        seconds: spent on steps, evaluations excluded.
-        best_epoch: the epoch whose state is the best; 0 is the state before training.
-        best_loss: that state's held-out loss, nats per token; NaN where nothing was held out to select by.
+        steps, total_steps: updates done and planned.
+        tokens: tokens trained on, without padding; repeats count.
+        seconds: time spent on steps, without evaluations.
+        best_epoch: epoch of the best state; 0 is the state before training.
+        best_loss: held-out loss of that state, in nats per token; NaN without examples to select on.
+        best_state: the trained parameters in that state, on the CPU.
     """
 
     steps: int = 0
@@ -42,7 +43,7 @@ class Progress:
 
 
 class _Step(NamedTuple):
-    """A step that was started."""
+    """A step under way: its outcome has not been read yet."""
 
     epoch: int
     step: Group
@@ -52,13 +53,12 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Trainer:
-    """Has one adaptation trained, and leaves it in its best state.
+    """Trains one adaptation and leaves it in its best state.
 
     Attributes:
-        learner: trains it.
-        recipe: how.
-        on_event: takes events; `phase` names this training in them.
-        progress: how far it came, also when it was stopped.
+        learner: carries out the steps and evaluations.
+        on_event: receives events; `phase` names this training in them.
+        progress: how far it came, also after a stop.
     """
 
     learner: RecoveringLearner
@@ -68,10 +68,11 @@ class Trainer:
     progress: Progress = field(default_factory=Progress)
 
     def train(self, schedule: Schedule) -> Progress:
-        """Takes the steps of a schedule that the learner is prepared for.
+        """Runs the steps of a schedule that the learner is prepared for.
 
-        The best state is chosen on what the schedule selects on; without that, it is the last one.
-        However it is stopped, the adaptation is left in the best state so far; before the first evaluation, as it is.
+        The best state is the one with the lowest loss on the schedule's `select` examples; without any, the last one.
+        If the training is interrupted, the adaptation is left in the best state so far, or as it is if no epoch has
+        improved on the start.
 
         Raises:
             NonFiniteLoss: the loss or its gradient became NaN or infinite.
@@ -88,7 +89,7 @@ class Trainer:
                 if epoch - progress.best_epoch >= recipe.patience:
                     break
         except BaseException as stop:
-            # An interrupted state is worth something before the first evaluation, a diverged one never.
+            # An interrupted state is worth keeping even if no epoch is the best yet; a diverged one never is.
             if progress.best_epoch > 0 or isinstance(stop, NonFiniteLoss):
                 restore(self.learner.adaptation, progress.best_state)
             raise
@@ -96,7 +97,7 @@ class Trainer:
         return progress
 
     def _train_epoch(self, epoch: int, steps: list[Group], rates: Iterator[float]) -> None:
-        """One pass over the examples. A GPU is given the next step before the last one's numbers are waited for."""
+        """Trains one epoch. A GPU gets the next step before the last one's outcome is read."""
         begin, before = time.perf_counter(), self.progress.seconds
         under_way: deque[_Step] = deque()
         for step in steps:
@@ -108,7 +109,7 @@ class Trainer:
             self._look_at(under_way.popleft(), before + time.perf_counter() - begin)
 
     def _look_at(self, taken: _Step, seconds: float) -> None:
-        """Counts and reports one step."""
+        """Reads a step's outcome, counts the step and reports it."""
         progress, loss, grad_norm = self.progress, float(taken.outcome.loss), float(taken.outcome.grad_norm)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise NonFiniteLoss(
@@ -134,9 +135,10 @@ class Trainer:
         )
 
     def _what_to_do(self, examples: list[Example]) -> str:
-        """What may help where a loss or a gradient is not finite."""
+        """Advice for a loss or gradient that is not finite."""
         embedding_VD = self.learner.adaptation.model.get_input_embeddings().weight
-        # The first token sees itself only: zeros stay zeros, and norms multiply their gradient by 1 / sqrt(eps) each.
+        # The first token attends to itself only: zeros stay zeros, and each norm multiplies their gradient by
+        # 1 / sqrt(eps).
         first = torch.tensor(sorted({example.input_ids[0] for example in examples}), device=embedding_VD.device)
         without = first[~embedding_VD[first].any(dim=1)].tolist()
         if without:
@@ -144,7 +146,7 @@ class Trainer:
         return "lower the learning rate."
 
     def _evaluate(self, select: Group, epoch: int) -> None:
-        """Keeps this epoch's state if it is the best so far; without examples to select on, the latest is."""
+        """Evaluates an epoch and keeps its state if it is the best so far, or if there are no examples to select on."""
         progress = self.progress
         loss = evaluate(self.learner, select).mean if select.examples else math.nan
         best = not select.examples or loss < progress.best_loss
@@ -156,7 +158,7 @@ class Trainer:
 
 
 def learning_rates(recipe: Recipe, total_steps: int) -> Iterator[float]:
-    """Each step's learning rate: linear warm-up to the recipe's, then cosine to zero (Loshchilov and Hutter 2017)."""
+    """Yields each step's learning rate: linear warm-up, then cosine decay to zero (Loshchilov and Hutter 2017)."""
     warmup = max(1, round(recipe.warmup_ratio * total_steps))
     for step in range(total_steps):
         if step < warmup:

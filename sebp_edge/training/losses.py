@@ -1,4 +1,4 @@
-"""The losses of a batch: on hoisted rows where a trial shows the padded model's losses, else through the drop-in."""
+"""Computes the losses of a batch: on hoisted rows if a trial gives the padded model's losses, else by the drop-in."""
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,14 @@ from sebp_edge.texts.schedule import RowLimit
 
 
 class RowLosses:
-    """A model that gives the losses of examples; a context manager that leaves the model as it was.
+    """Computes the losses of examples; a context manager that restores the model.
 
     Args:
-        options: what is held in memory at once; of a padded batch's activations, all is.
+        examples: examples to come, to test on whether hoisting is exact.
+        options: what is held in memory at once; padded batches always hold all their activations.
 
     Attributes:
-        hoisted: the handle of the model that computes active rows only; None where the padded batch is computed.
+        hoisted: the handle of the model that computes active rows only; None if padded batches are computed.
         limit: how many rows a micro-batch may have.
     """
 
@@ -50,7 +51,7 @@ class RowLosses:
             on_event(Notice(f"This model runs on padded batches, which is slower: {reason}"))
 
     def __call__(self, examples: list[Example]) -> tuple[Tensor, Tensor]:
-        """The losses of one micro-batch's loss rows, in nats: fp32 [C], and the example of each: int64 [C]."""
+        """Returns the losses of a micro-batch's loss rows, in nats: fp32 [C]; and the example of each: int64 [C]."""
         if self.hoisted is not None:
             tokens = pack(examples)
             return self.hoisted.row_losses(tokens.to(self._device)), tokens.sequences

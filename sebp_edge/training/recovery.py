@@ -1,8 +1,8 @@
-"""A learner that recovers when memory runs out.
+"""Recovers when memory runs out.
 
-A micro-batch that memory does not hold is not the end: from then on micro-batches are cut smaller, and the step or the
-evaluation goes on with those. Only a single example that does not fit ends it. Before the first step the fullest
-micro-batch is tried out, and later on what other programs leave is looked at.
+If a micro-batch does not fit into memory, micro-batches are cut smaller from then on, and the step or the evaluation
+continues with those. Only a single example that does not fit ends the training. The largest micro-batch is tried out
+before the first step; later, the memory that other programs leave is checked.
 """
 
 import sys
@@ -26,22 +26,22 @@ from sebp_edge.training.leftovers import Leftovers
 
 
 class _CutSmaller(Exception):
-    """A micro-batch did not fit into memory. What it took is free again, and micro-batches are to be cut anew."""
+    """A micro-batch did not fit into memory. Its memory is free again; the schedule must be cut to the new limit."""
 
 
 class RecoveringLearner:
-    """Carries out a schedule; a context manager that leaves the model's own code as it was.
+    """Carries out a schedule; a context manager that restores the model's own code.
 
     Args:
         examples, options: see `Learner`.
-        guard: what may be held; by default all that is free.
+        guard: limits the memory; by default to all that is free.
 
     Attributes:
-        adaptation: whose parameters are trained.
-        learner: computes.
-        schedule: is carried out.
-        limit: how many rows a micro-batch may have by now.
-        steps_ahead: how many steps may be under way before the oldest one's outcome is looked at.
+        adaptation: its parameters are trained.
+        learner: computes losses, gradients and updates.
+        schedule: the schedule that is carried out.
+        limit: how many rows a micro-batch may have now.
+        steps_ahead: number of steps whose outcome may still be unread when the next one starts.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RecoveringLearner:
     ):
         self.adaptation, self._on_event = adaptation, on_event
         self._device = device = trainable(adaptation)[0].device
-        # Older than all that may fail.
+        # Must be older than every graph that may fail.
         self._leftovers = Leftovers(device)
         self._guard = guard or MemoryGuard(device)
         self._guard.begin()
@@ -68,7 +68,7 @@ class RecoveringLearner:
         self._told_of_steps = False
 
     def prepare(self, schedule: Schedule) -> None:
-        """Lays a schedule out, and shows that its steps fit into memory.
+        """Lays out a schedule, with micro-batches that fit into memory.
 
         Raises:
             RuntimeError, MemoryError: a single example does not fit.
@@ -78,16 +78,17 @@ class RecoveringLearner:
             self.lay_out(schedule)
 
     def lay_out(self, schedule: Schedule) -> None:
-        """Lays a schedule out within the limit, and has its graphs planned."""
+        """Lays out a schedule within the limit, and plans its graphs."""
         self.schedule = schedule
         schedule.lay_out(self.limit, one_micro_batch_each=not self.learner.adds_up)
         self._tell_of_smaller_steps()
         self._prepare_learner()
 
     def fits(self) -> bool:
-        """Whether the fullest micro-batch to come, and an update, fit into memory; if not, the limit is lower now.
+        """Tries out the largest micro-batch to come, with an update; if they do not fit, lowers the limit.
 
-        They are tried out. Weights, moments, gradients and random states stay what they are, bit for bit.
+        Returns whether they fit; True if there is nothing to try out, or nothing larger than before. Weights, moments,
+        gradients and random states stay unchanged, bit for bit.
 
         Raises:
             RuntimeError, MemoryError: a single example does not fit.
@@ -108,11 +109,11 @@ class RecoveringLearner:
         return True
 
     def losses(self, group: Group) -> Iterator[tuple[list[Example], Tensor, Tensor]]:
-        """The losses of a group that is evaluated, a micro-batch at a time.
+        """Evaluates a group, a micro-batch at a time.
 
         Yields:
-            The examples of one; the losses of its loss rows, in nats: fp32 [C]; the example of each: int64 [C]; both on
-            the host.
+            The micro-batch's examples; the losses of its loss rows, in nats: fp32 [C]; the example of each: int64 [C];
+            both on the host.
         """
         waiting, done = list(group.micro_batches), 0
         while waiting:
@@ -127,14 +128,14 @@ class RecoveringLearner:
                 yield waiting.pop(0).examples, losses, sequences
 
     def step(self, step: Group, learning_rate: float) -> Outcome:
-        """One optimizer update on the mean loss of all loss tokens of a step, in as many micro-batches as it takes.
+        """Runs one optimizer update on the mean loss of all loss tokens of a step, in as many micro-batches as needed.
 
-        If memory runs out, it is what it would have been with smaller micro-batches from its beginning.
+        If memory runs out, the step begins again with smaller micro-batches.
         """
         self._look_around()
         self.learner.begin_step(learning_rate)
         while not self._accumulated(step):
-            # A backward pass that failed may have added some of its gradients.
+            # The failed backward pass may already have added some of its gradients.
             self.learner.begin_again()
             step.cut(self.limit)
         return self.learner.finish_step()
@@ -150,7 +151,7 @@ class RecoveringLearner:
     def __exit__(self, kind, error: BaseException | None, trace) -> None:
         self.learner.release()
         if isinstance(error, KeyboardInterrupt | BudgetExceeded) or ran_out_of_memory(error):
-            # To get its own weights back a model takes memory.
+            # Restoring the model's own weights takes memory.
             let_go(error, self._handled)
             give_memory_back(self._device)
         self.learner.rows.__exit__(kind, error, trace)
@@ -158,7 +159,7 @@ class RecoveringLearner:
         give_memory_back(self._device)
 
     def _accumulated(self, step: Group) -> bool:
-        """Adds up the gradients and the loss of a step; False if memory ran out, which leaves a part of them."""
+        """Accumulates a step's gradients and loss; returns False if memory ran out, which leaves a part of them."""
         try:
             for micro_batch in step.micro_batches:
                 self._attempt(self.learner.accumulate, micro_batch, step.num_loss_tokens)
@@ -175,26 +176,26 @@ class RecoveringLearner:
             raise MemoryError(str(error)) from None
 
     def _attempt(self, run: Callable, micro_batch: MicroBatch, *arguments):
-        """What `run` gives for a micro-batch.
+        """Returns the result of `run` for a micro-batch.
 
         Raises:
             _CutSmaller: memory ran out.
-            RuntimeError, MemoryError: it ran out where there is nothing to cut, or something else failed.
+            RuntimeError, MemoryError: memory ran out and nothing is left to cut, or something else failed.
         """
         try:
             return run(micro_batch, *arguments)
         except (RuntimeError, MemoryError) as error:
-            # One example without graphs is the least that there is, and an update is not taken back.
+            # One example without graphs cannot be cut, and updates in the backward pass cannot be undone.
             is_least = len(micro_batch.examples) == 1 and self.learner.graphs is None
             is_update = run == self.learner.accumulate and not self.learner.adds_up
             if not ran_out_of_memory(error) or is_least or is_update:
                 raise
-        # Not while the error is handled: its traceback holds what had been computed.
+        # Outside the handler: the error's traceback holds the activations.
         self._make_room(micro_batch)
         raise _CutSmaller
 
     def _make_room(self, micro_batch: MicroBatch) -> None:
-        """Sees to it that what did not fit into memory is cut smaller, or is not captured any more."""
+        """Cuts micro-batches smaller, or gives graphs up if this one has a single example."""
         if len(micro_batch.examples) > 1:
             before = self.limit.max_rows
             self._cut_smaller(micro_batch)
@@ -204,28 +205,28 @@ class RecoveringLearner:
             self._on_event(Notice("Training runs without CUDA graphs, which is slower: memory ran out with them."))
 
     def _cut_smaller(self, micro_batch: MicroBatch) -> None:
-        """Limits micro-batches to half of this one's rows, with graphs of their own."""
+        """Limits micro-batches to half of this one's rows, and begins new graphs for them."""
         had_graphs = self.learner.graphs is not None
-        # All of them: they hold memory, and those for larger micro-batches will not be asked for.
+        # All graphs go: they hold memory, and larger micro-batches will not come again.
         self._let_go()
         self.limit = self.limit.halved(micro_batch)
         if had_graphs:
             self.learner.begin_graphs()
 
     def _cut_schedule(self) -> None:
-        """Cuts the micro-batches to come."""
+        """Cuts the schedule's micro-batches to the limit."""
         self.schedule.cut(self.limit)
         self._prepare_learner()
 
     def _let_go(self) -> None:
-        """Gives back what graphs and failed backward passes hold."""
+        """Frees what graphs and failed backward passes hold."""
         synchronize(self._device)  # graphs may be running
         self.learner.graphs = None
         self._leftovers.clear()
         give_memory_back(self._device)
 
     def _look_around(self) -> None:
-        """Cuts micro-batches smaller if memory has become short, for example since other programs took it."""
+        """Cuts micro-batches smaller if memory has become short, for example because other programs took it."""
         missing = self._guard.missing()
         if not missing:
             return
@@ -239,7 +240,7 @@ class RecoveringLearner:
         self._on_event(MemorySqueezed(missing, before, self.limit.max_rows))
 
     def _fullest(self) -> MicroBatch | None:
-        """The largest micro-batch of the steps to come."""
+        """The largest micro-batch that is trained; None if there is none."""
         return max(self.schedule.trained, key=self.learner.size, default=None)
 
     def _prepare_learner(self) -> None:

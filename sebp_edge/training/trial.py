@@ -1,4 +1,4 @@
-"""One adaptation, trained and judged: on one split of the documents, or on folds where there are few of them."""
+"""Trains and judges one adaptation, on one split of the documents, or on folds if there are few documents."""
 
 from dataclasses import dataclass, replace
 from statistics import median_low
@@ -18,17 +18,18 @@ from sebp_edge.training.loop import Progress, Trainer
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.units import duration
 
-# Runs that are expected to take longer than this say so first.
+# A run that is expected to take longer is announced.
 SLOW_SECONDS = 180
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judge's losses before and after, in nats per token, and the verdict on them.
+    """Losses on the test documents before and after the training, and the verdict on them.
 
     Attributes:
-        final: with folds, the losses of the last training on the documents that it was trained on, which are the
-            judge's of all folds; None if what was judged is what would be saved, or if there was no last training.
+        before, after: with folds, of all folds together.
+        final: with folds, the losses after the last training, on all documents, which it was trained on; None without
+            folds, or if there was no last training.
     """
 
     before: HeldOutLoss
@@ -41,20 +42,20 @@ class Judgement:
 
     @property
     def kept(self) -> bool:
-        """Whether the adapter is worth keeping: better on the judge's documents, and so is what would be saved."""
+        """Whether to keep the adapter: better on the test documents and, with folds, the final one better on all."""
         return self.verdict.kept and (self.final is None or judge(self.before, self.final).kept)
 
 
 class Trial:
-    """Trains and judges; afterwards, and whenever it was stopped, `adaptation` is attached in its best state.
+    """Trains and judges an adaptation; afterwards, also after a stop, `adaptation` is attached in its best state.
 
     Args:
-        schedules: of the training, or of one for each fold and a last one on all documents.
+        schedules: one, or one for each fold and a last one on all documents.
 
     Attributes:
         adaptation: what is trained; None before the first training.
-        progress: of each training, the last one's last.
-        guard: what it may hold, and what it held at most.
+        progress: of each training, in order.
+        guard: the limit and the peak of its memory.
     """
 
     def __init__(
@@ -74,11 +75,10 @@ class Trial:
         self.progress: list[Progress] = []
 
     def train_and_judge(self) -> Judgement:
-        """Trains on one split and judges on its judge's documents.
+        """Trains on one split and judges on its test documents.
 
-        With folds, each document is judged by a training that has not seen it; then, if they are worth keeping, a last
-        training sees all documents for as many epochs as did the folds good. It must be better than the base model on
-        those.
+        With folds, each document is judged by a training that has not seen it. If the result is worth keeping, a last
+        training sees all documents, for the folds' median best epoch; it must beat the base model on these documents.
         """
         self._announce_slow_run()
         self.adaptation = attach(self.base, self.recipe, self._seed)
@@ -102,7 +102,7 @@ class Trial:
             return replace(judgement, final=self._run_on_all(learner, last))
 
     def detach(self) -> None:
-        """Gives the base model back as it was."""
+        """Detaches the adaptation and restores the base model."""
         if self.adaptation is not None:
             self.adaptation.detach()
             self.adaptation = None
@@ -124,7 +124,7 @@ class Trial:
         return loss
 
     def _prepared(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> Trainer:
-        # First: what is interrupted from here on has learnt nothing yet.
+        # Before the learner prepares: an interruption must find this training's progress, not that of the fold before.
         trainer = Trainer(learner, self.recipe, self._on_event, phase)
         self.progress.append(trainer.progress)
         self._on_event(TrainingPlanned(phase, self.recipe.epochs, *schedule.num_documents))
@@ -142,9 +142,10 @@ class Trial:
             )
 
     def _expected_seconds(self) -> float:
-        """From the matrix products' work and the measured speed of one; the rest takes about as long again.
+        """Estimates the time: matrix products at this device's measured rate, and about as long again for the rest.
 
-        A token costs 2 P floating-point operations forward and 2 P backward for a frozen base (4 P if trained).
+        With P parameters, a token costs 2 P floating-point operations forward, and 2 P backward for a frozen base or
+        4 P for a trained one.
         """
         schedules = [schedule for schedule in self._schedules if not schedule.learns_all]
         passes = 4 if self.recipe.method == "lora" else 6

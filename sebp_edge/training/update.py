@@ -1,4 +1,4 @@
-"""One optimizer update: gradients are clipped to a global norm, AdamW follows them, and they are zero again."""
+"""Runs optimizer updates: clips gradients to a global norm, applies AdamW and zeroes the gradients."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,18 +11,18 @@ from sebp_edge.ops import AdamW, Moments, adamw_
 from sebp_edge.recipe import Recipe
 from sebp_edge.training.graphs import Graphs
 
-# Where each parameter begins in a flat tensor: at a multiple of so many elements, for wide loads.
+# Parameters start at multiples of this many elements in a flat tensor, for wide loads.
 ALIGNMENT = 64
 
 
 class Update:
-    """AdamW (Loshchilov and Hutter 2019) of parameters whose `grad` it owns.
+    """AdamW (Loshchilov and Hutter 2019) for parameters whose `grad` it owns.
 
-    While it lives, small parameters of one dtype, as adapters are, lie side by side in one tensor, and their gradients
-    in another: clipping, AdamW and zeroing are a kernel each, not one for a few dozen tensors.
+    Until `release`, small parameters of one dtype, such as adapters, are views of one flat tensor, and their gradients
+    of another: clipping, AdamW and zeroing then take a kernel each, instead of one for every few dozen tensors.
 
     Args:
-        options: whether gradients come in pieces, and moments take 8 bits each.
+        options: say whether gradients are added one by one, and whether moments take 8 bits each.
 
     Attributes:
         adds_up: whether a step may have several micro-batches.
@@ -46,7 +46,7 @@ class Update:
         self._learning_rate = 0.0
 
     def begin(self, learning_rate: float) -> None:
-        """Begins a step, whose micro-batches are to follow."""
+        """Begins a step, before its micro-batches."""
         self._learning_rate = learning_rate
 
     def take_gradients(self, loss: Tensor, *, rehearsing: bool = False) -> None:
@@ -54,27 +54,29 @@ class Update:
         add_gradients(loss, self._own, in_pieces=self._in_pieces)
 
     def finish(self) -> Tensor:
-        """Updates the parameters; gives the gradients' norm before clipping, on the device."""
-        # Here and not in `begin`, so that the micro-batches are under way while the host is at it.
+        """Updates the parameters; returns the gradients' norm before clipping, an fp32 scalar on the device."""
+        # Not in `begin`: here the host works while the micro-batches run.
         self._adamw.begin_step(self._learning_rate)
         (self._replay or self._step)()
         return self._norm.clone()
 
     def capture(self, graphs: Graphs) -> None:
-        """Replays a graph from now on; parameters, gradients and moments stay what they are, bit for bit.
+        """Captures the update, to be replayed from now on; changes neither parameters, gradients nor moments.
 
         Raises:
-            CannotCapture: it goes on as it was.
+            CannotCapture: updates go on without a graph.
         """
-        # Gradients and learning rate are zero: the run before the capture moves nothing.
+        # The rehearsal moves nothing: gradients and learning rate are zero.
         graphs.rehearse(self._step)
         self._replay = graphs.capture("update", self._step)
         self.reset()
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Within it micro-batches are tried out before the first step. All memory of an update is taken, and nothing
-        has changed in the end, bit for bit."""
+        """Context in which micro-batches are tried out before the first step.
+
+        On exit it runs an update, to take its memory too; nothing has changed in the end, bit for bit.
+        """
         yield
         self.begin(0.0)
         self.zero_gradients()
@@ -82,18 +84,18 @@ class Update:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets moments and gradients."""
+        """Resets the optimizer: moments, gradients and the step count."""
         self._adamw.reset()
         for moments in self._moments:
             moments.zero_()
         self.zero_gradients()
 
     def zero_gradients(self) -> None:
-        """Forgets what was added up since the last update."""
+        """Discards the gradients added since the last update."""
         torch._foreach_zero_([parameter.grad for parameter in self._parameters])
 
     def release(self) -> None:
-        """Gives the memory of gradients and moments back, and each parameter a place of its own; ends the updates."""
+        """Frees gradients and moments, and gives each parameter its own storage again; ends the updates."""
         self._replay = None
         self._moments.clear()
         for parameter in self._parameters:
@@ -105,7 +107,7 @@ class Update:
 
     def _step(self) -> None:
         self._norm.copy_(torch.nn.utils.get_total_norm([parameter.grad for parameter in self._parameters]))
-        # As torch's clip_grad_norm_ has it.
+        # As in torch's clip_grad_norm_.
         factor = (self._max_norm / (self._norm + 1e-6)).clamp_(max=1.0)
         for seed, (parameter, moments) in enumerate(zip(self._parameters, self._moments, strict=True)):
             adamw_(parameter, parameter.grad, moments, self._adamw, seed=seed, factor=factor)
@@ -113,12 +115,12 @@ class Update:
 
 
 def are_large(parameters: list[Tensor]) -> bool:
-    """Whether so many gradients are better not all held at once."""
+    """Whether these parameters' gradients are too large to hold all at once."""
     return sum(parameter.nbytes for parameter in parameters) > MAX_GRADIENTS_AT_ONCE
 
 
 def add_gradients(loss: Tensor, parameters: list[Tensor], *, in_pieces: bool) -> None:
-    """Adds the gradients of `loss` to what the parameters have in `grad`, in place: one by one, or all at once."""
+    """Adds the gradients of `loss` to the parameters' `grad` in place, one by one if `in_pieces`, else all at once."""
     if in_pieces:
         loss.backward()
     else:
@@ -128,7 +130,7 @@ def add_gradients(loss: Tensor, parameters: list[Tensor], *, in_pieces: bool) ->
 
 
 def _flattened(parameters: list[Tensor]) -> nn.Parameter:
-    """One tensor that these parameters, and with its gradient their gradients, become parts of."""
+    """Makes the parameters views of one flat tensor, and their gradients views of its gradient; returns that tensor."""
     sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters]
     flat = nn.Parameter(parameters[0].new_zeros(sum(sizes)))
     flat.grad = torch.zeros_like(flat)

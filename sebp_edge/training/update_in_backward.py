@@ -1,11 +1,11 @@
-"""Updates within the backward pass: a gradient is used as soon as it is complete, and then dropped.
+"""Updates parameters within the backward pass: each gradient is used as soon as it is complete, then dropped.
 
-So no more than a few gradients are in memory at once, and full fine-tuning takes little more than weights and moments.
-Two things follow: a micro-batch is a step, since gradients are not added up; and each tensor's gradient is clipped on
-its own, since the norm of all of them is not known yet. Weights may be in bf16: `adamw_` rounds them without bias.
+Only a few gradients are in memory at once, so full fine-tuning takes little more than weights and moments. Two
+consequences: a step has one micro-batch, since gradients are not accumulated; and each tensor's gradient is clipped by
+its own norm, since the global norm is not known yet. Weights may be in bf16: `adamw_` rounds them without bias.
 
-A parameter's gradient is complete when all layers that read it have run their backward passes, so a tied embedding has
-one gradient and one update, and no layer sees a weight that has changed: one that would raises.
+A parameter's gradient is complete when all layers that read the parameter have run their backward passes. So a tied
+embedding has one gradient and one update, and no backward pass reads a changed weight; autograd raises if one would.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from sebp_edge.training.graphs import Graphs
 
 
 class UpdateInBackward:
-    """AdamW of parameters that are updated in every backward pass; their `grad` is None before and after.
+    """AdamW in every backward pass; the parameters' `grad` is None before and after.
 
     Attributes:
         adds_up: whether a step may have several micro-batches.
@@ -42,12 +42,12 @@ class UpdateInBackward:
         ]
 
     def begin(self, learning_rate: float) -> None:
-        """Begins a step, whose one micro-batch is to follow."""
+        """Begins a step, before its one micro-batch."""
         self._adamw.begin_step(learning_rate)
         self._square.zero_()
 
     def take_gradients(self, loss: Tensor, *, rehearsing: bool = False) -> None:
-        """Runs the backward pass of `loss`, and all updates in it."""
+        """Runs the backward pass of `loss`, which updates the parameters unless `rehearsing`."""
         before, self._rehearsing = self._rehearsing, rehearsing
         try:
             loss.backward()
@@ -56,7 +56,7 @@ class UpdateInBackward:
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Within it micro-batches are tried out: gradients are dropped as they come, and nothing is changed."""
+        """Context in which micro-batches are tried out: gradients are dropped as they come, and nothing changes."""
         self._rehearsing = True
         try:
             yield
@@ -64,20 +64,20 @@ class UpdateInBackward:
             self._rehearsing = False
 
     def finish(self) -> Tensor:
-        """The norm of all gradients before clipping, on the device."""
+        """Returns the norm of all gradients before clipping, an fp32 scalar on the device."""
         return self._square.sqrt()
 
     def capture(self, graphs: Graphs) -> None:
-        """Captures nothing: updates are part of the micro-batches' graphs."""
+        """Does nothing: updates are part of the micro-batches' graphs."""
 
     def reset(self) -> None:
-        """Forgets moments and steps."""
+        """Resets the optimizer: moments and the step count."""
         self._adamw.reset()
         for moments in self._moments:
             moments.zero_()
 
     def release(self) -> None:
-        """Gives the moments' memory back, and leaves the parameters alone from now on."""
+        """Frees the moments, and removes the hooks that update the parameters."""
         for hook in self._hooks:
             hook.remove()
         self._moments.clear()
@@ -85,11 +85,11 @@ class UpdateInBackward:
     def _take(self, number: int, parameter: Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
-        # As torch's clip_grad_norm_ has it.
+        # As in torch's clip_grad_norm_.
         factor = (self._max_norm / (norm + 1e-6)).clamp_(max=1.0)
         moments = self._moments[number]
         if self._rehearsing:
-            # What is launched first is compiled; a few elements do for that, and copies of them.
+            # The first launch compiles the kernel; a copy of a few elements is enough for that.
             parameter, gradient = _few(parameter), _few(gradient)
             moments = Moments.of(parameter)
         else:
@@ -98,5 +98,5 @@ class UpdateInBackward:
 
 
 def _few(x: Tensor) -> Tensor:
-    """A copy of some elements: few, but by 16 as divisible as all of them, since kernels are compiled for either."""
+    """Copies a few elements, with the same divisibility by 16 as the whole, so that the same kernel is compiled."""
     return x.detach().flatten()[: 256 + x.numel() % 256].clone()
