@@ -117,7 +117,7 @@ class _HostClock:
         self._marks.append((part, time.perf_counter()))
 
     def parts(self) -> dict[str, float]:
-        """Seconds from each mark's predecessor to it, by the mark's name."""
+        """Seconds from the previous mark to each mark, by name."""
         return {part: end - begin for (_, begin), (part, end) in zip(self._marks, self._marks[1:], strict=False)}
 
 

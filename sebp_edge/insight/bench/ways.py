@@ -176,7 +176,7 @@ def _sparsified(model: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def _varlen_where_it_runs(model: nn.Module) -> Iterator[nn.Module]:
-    """Gives the model variable-length attention within each packed sequence, if flash attention can run its heads."""
+    """Gives the model variable-length attention over packed sequences, if flash attention runs its head size here."""
     decoder = without_adapter(model)
     config, before = decoder.config.get_text_config(), decoder.config._attn_implementation
     if runs_flash_attention(decoder.get_input_embeddings().weight.new_empty(0, head_size_of(config))):
@@ -214,7 +214,7 @@ def to_longest(batch: Batch) -> Batch:
 
 
 def packed(batch: Batch) -> dict:
-    """Packs all sequences into one row [1, N]; positions restart in each, and none predicts the next one's first token."""
+    """Packs all sequences into one row [1, N]; positions restart in each, and none predicts the next one's start."""
     real_BT = batch.attention_mask.bool()
     labels_BT = batch.labels.clone()
     labels_BT[:, 0] = IGNORE
