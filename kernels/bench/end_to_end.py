@@ -208,7 +208,7 @@ def show(row: dict) -> None:
 
 
 def made_once(folder: Path, config: PretrainedConfig) -> Path:
-    """Makes the folder of a decoder of this shape if missing, in another process to keep the GPU memory of this one."""
+    """Makes the folder of a decoder of this shape if missing; in another process, so that its GPU memory is freed."""
     if not folder.exists():
         made = multiprocessing.get_context("spawn").Process(target=make_folder, args=(folder, config))
         made.start()

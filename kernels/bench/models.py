@@ -1,7 +1,7 @@
 """Shared by benchmarks of whole models: a model, a padded batch, and the check of gradients before timing.
 
 Weights are random, in bf16, and all of them are trained. Texts are padded on the right; an encoder gets an attention
-mask, and a decoder gets none, since it needs none there.
+mask, and a decoder gets none, since right padding needs none.
 """
 
 import copy
