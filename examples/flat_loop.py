@@ -27,7 +27,7 @@ model = AutoModelForCausalLM.from_pretrained(BUNDLED_FOLDER, dtype=torch.float32
 model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 
-# `sparsify` needs padding on the right, and labels of -100 there.
+# Padding on the right, with labels of -100, is all that `sparsify` needs.
 tokenizer.padding_side = "right"
 
 

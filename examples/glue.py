@@ -247,7 +247,7 @@ def classes(train: list[Text], dev: list[Text]) -> list[str]:
     """The names of the classes; empty if the labels are numbers to predict.
 
     Raises:
-        TextsError: the labels are neither numbers in both files nor 2 to 20 classes that the train file has all of.
+        TextsError: labels mix names and numbers, there are not 2 to 20 classes, or only the dev file has some class.
     """
     numbers = {isinstance(text.label, float) for text in train + dev}
     if len(numbers) == 2:

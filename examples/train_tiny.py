@@ -157,7 +157,7 @@ class Llama(nn.Module):
         self.register_buffer("cos", angle.cos(), persistent=False)
         self.register_buffer("sin", angle.sin(), persistent=False)
         for name, p in self.named_parameters():
-            if "embed" in name:  # rows of norm about 1, so that the tied head begins with logits of standard deviation 1
+            if "embed" in name:  # rows of norm about 1, so that the tied head begins with logits of spread 1
                 nn.init.normal_(p, std=config.hidden_size**-0.5)
             elif name.endswith(("o_proj.weight", "down_proj.weight")):  # every layer begins as the identity
                 nn.init.zeros_(p)
@@ -288,8 +288,8 @@ def bits_per_byte(logits_of, tokenizer, texts, device, stride=CONTEXT):
     """Bits per UTF-8 byte of `texts`: the cost of every token after BOS (no EOS), each predicted exactly once.
 
     A document is cut into windows of T ids that begin `stride` ids apart; the first begins with BOS. Windows do not see
-    each other: with stride T, the first prediction of a later window sees only one token, where the previous window
-    stopped predicting. With a smaller stride, a window counts only what the previous one did not predict.
+    each other: with stride T, the first prediction of a later window sees only one token, the last that the previous
+    window predicted. With a smaller stride, a window counts only what the previous one did not predict.
     logits_of: int64 ids [B, T] -> logits [B, T, V].
     """
     rows, targets = [], []
