@@ -112,7 +112,7 @@ def text_files(folder: Path) -> list[Path]:
 
 
 def measure(size: int, files: list[Path], model: Path, work: Path, extra: list[str]) -> Iterator[dict]:
-    """Figures of the run with an empty Triton cache, then of the run with a filled one; times in seconds."""
+    """The figures of the run with an empty Triton cache, then of the run with a filled one; parts in seconds."""
     shutil.rmtree(runs := work / "runs", ignore_errors=True)
     notes = runs / "notes"
     notes.mkdir(parents=True)
@@ -125,7 +125,7 @@ def measure(size: int, files: list[Path], model: Path, work: Path, extra: list[s
 
 
 def timed(command: list[str], environment: dict[str, str]) -> tuple[float, Arrivals, float]:
-    """Runs a command; gives its start, its JSON lines with their arrival times, and its end.
+    """Runs a command; returns its start, its JSON lines with their arrival times, and its end.
 
     Raises:
         CommandFailed: the command failed; the message holds its standard error.

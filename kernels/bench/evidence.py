@@ -124,7 +124,7 @@ def hash_of(source: str) -> str:
 
 
 def changes(entry: dict) -> list[str]:
-    """One sentence for each source of an entry that changed since it was recorded."""
+    """One sentence for each source of an entry that changed or disappeared since it was recorded."""
     found = []
     for source, before in entry["sources"].items():
         if not (ROOT / source).exists():

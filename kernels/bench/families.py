@@ -184,7 +184,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def measure(family: Family, *, narrow: bool) -> dict:
-    """Runs one family and gives its errors; on a CPU if `narrow`."""
+    """Runs one family and returns its errors; on a CPU if `narrow`."""
     config, device = family.config(narrow=narrow), torch.device("cpu" if narrow else "cuda")
     with tempfile.TemporaryDirectory() as folder:
         model, texts = Path(folder, "model"), Path(folder, "texts.jsonl")

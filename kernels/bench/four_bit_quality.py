@@ -1,4 +1,4 @@
-"""Measures what a 4-bit base model costs in quality: the judge's loss on notes before and after, full and 4-bit.
+"""Measures what a 4-bit base model costs in quality: the judge's loss on notes, in full precision and in 4 bits.
 
     python kernels/bench/four_bit_quality.py [FOLDER] [--model tiny] [--seeds 0 1 2] [--recipe notes] [--device cpu]
 

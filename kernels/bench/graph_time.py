@@ -1,4 +1,4 @@
-"""Prepares backward passes for timing in captured graphs, and times what cannot be captured by its kernels."""
+"""Prepares backward passes for timing in captured graphs, and sums the kernel times of what cannot be captured."""
 
 from collections.abc import Callable, Iterable
 

@@ -150,7 +150,7 @@ FAMILY_RUNS = [
 TINY = [Run("tiny", "tiny", "lora", False, "3GB", NOTES), Run("tiny-too-small", "tiny", "lora", False, "100MB", NOTES)]
 
 
-# Without the command line and the stores: they hold no GPU memory.
+# The command line and the stores are left out, since they hold no GPU memory.
 SOURCES = (
     *evidence.STEP,
     *(f"sebp_edge/{part}" for part in ("machine", "models", "texts", "personalizer.py", "recipe.py")),

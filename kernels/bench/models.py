@@ -1,4 +1,4 @@
-"""Shared by benchmarks of whole models: a model, a padded batch, and the check of gradients before timing.
+"""Models, padded batches and the gradient check for benchmarks of whole models.
 
 Weights are random, in bf16, and all of them are trained. Texts are padded on the right; an encoder gets an attention
 mask, and a decoder gets none, since right padding needs none.
@@ -106,7 +106,7 @@ def without_padding(batch: Batch) -> Batch:
 
 
 def gradients(model: nn.Module, way: Way, batch: Batch) -> Gradients:
-    """All gradients of a way, whole."""
+    """Every element of every gradient of a way."""
     with running(model, batch, way) as step:
         return loss_and_gradients(step, model, take=Tensor.clone)[1]
 
@@ -119,7 +119,7 @@ def gradient_errors(model: nn.Module, batch: Batch, ways: tuple[Way, ...]) -> di
 
     Raises:
         WrongGradients: the error of a parameter's gradient exceeds the sum of twice the dense way's error, 2 % of the
-            parameter's own norm, and 1e-4 of the norm of all gradients.
+            gradient's own norm, and 1e-4 of the norm of all gradients.
     """
     model.eval()
     with in_fp32(model):

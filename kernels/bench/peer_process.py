@@ -8,7 +8,7 @@ Prints one line per batch. The reference is the loss and the gradients in fp32, 
 import sys
 
 if sys.argv[1:] and sys.argv[1].startswith("unsloth"):
-    import unsloth  # noqa: F401  changes transformers, and has to come before it
+    import unsloth  # noqa: F401  patches transformers, so it must be imported first
 
 import json
 from collections.abc import Iterator

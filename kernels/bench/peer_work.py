@@ -52,7 +52,7 @@ class Job:
         device: "cuda" (in bf16) or "cpu" (in fp32).
         full: whether all weights are trained, instead of LoRA adapters in fp32.
         loss_share: the share of each text, at its end, that has a loss; 1.0 for whole texts.
-        batches: numbers of texts in each batch.
+        batches: the number of texts in each batch.
         folder: holds the reference, and the model if an arm needs its files.
         save_model: whether the reference's process writes the model into the folder.
     """
@@ -145,7 +145,7 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
 
 @torch.no_grad()
 def fill(parameters: list[nn.Parameter]) -> None:
-    """Fills parameters from a fixed seed; lora_B too, so that the gradient of lora_A is not zero."""
+    """Fills matrices at random from a fixed seed, lora_B included so that lora_A has gradients; vectors with ones."""
     generator = torch.Generator(parameters[0].device).manual_seed(0)
     for parameter in parameters:
         if parameter.dim() == 1:

@@ -139,7 +139,7 @@ def run(names: list[str], job: Job) -> list[dict]:
 
 
 def start(name: str, job: Job) -> tuple[bool, list[dict], str]:
-    """Runs an arm's process; gives whether it succeeded, the rows it printed, and how it ended with its last error."""
+    """Runs an arm's process; returns whether it succeeded, its rows, and how it ended with its last line of errors."""
     # It runs in the job's folder, because Unsloth writes into the current folder.
     paths = (str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)
     environment = os.environ | QUIET | {"PYTHONPATH": os.pathsep.join(paths)}

@@ -13,7 +13,7 @@ from statistics import mean
 
 from selection_quality import PARTS
 
-# Colour-blind safe colours (Okabe and Ito) and line widths.
+# Colours that can be told apart with any colour vision (Okabe and Ito), and line widths.
 LINES = {
     "dense": ("#b0b0b0", 7),
     "published": ("#d55e00", 2),

@@ -5,7 +5,7 @@
 
 A decoder learns paragraphs of notes, padded to `CONTEXT`; an encoder with a new head learns tasks of `glue_texts`. All
 weights are trained, in fp32, with AdamW and a constant learning rate. The seed sets the texts, their order, the head
-and the dropout in the same way for every way, so that each is compared with "dense" at the same seed.
+and the dropout, so that each way is compared with "dense" on the same training.
 
     dense               autograd's own backward pass
     exact               sparsify(model)
@@ -246,7 +246,7 @@ def compare(setting: Setting, seeds: list[int], file: Path | None) -> bool:
 
 
 def train(setting: Setting, batches: list[dict[str, Tensor]], way: Callable, seed: int) -> dict:
-    """Runs one training; gives the held-out loss after it, and the mean training loss in each of its ten parts."""
+    """Runs one training; returns the held-out loss after it, and the mean training loss in each of its ten parts."""
     model, losses = new_model(setting, seed), []
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=setting.learning_rate, weight_decay=0.0)
     with way(model) as handle:

@@ -1,4 +1,4 @@
-"""The command line: parses arguments, calls the SDK, prints the result. Embedding the SDK needs nothing of it."""
+"""The command line: parses arguments, calls the SDK, prints the result. The SDK can be embedded without it."""
 
 import logging
 import signal

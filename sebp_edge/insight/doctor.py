@@ -1,4 +1,4 @@
-"""What this machine has, and what will run on it."""
+"""Examines what this machine has and what will run on it."""
 
 import importlib.metadata
 import os

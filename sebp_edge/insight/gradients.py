@@ -138,7 +138,7 @@ def _loss(model: nn.Module, batch: Batch, device: torch.device) -> Tensor:
 
 @contextmanager
 def _only_activations(model: nn.Module) -> Iterator[None]:
-    """Within it, gradients flow down to the embedding's output, and no weight gets one."""
+    """Lets gradients flow down to the embedding's output, and gives none to weights."""
     trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
     hook = model.get_input_embeddings().register_forward_hook(lambda layer, inputs, output: output.requires_grad_())
     model.requires_grad_(False)

@@ -1,6 +1,6 @@
 """Renders an analysis as one HTML page: its tables and figures, with the paper's tables beside them.
 
-The page contains no text of the user's and loads nothing. `report.html` is the template, and `figures` lays out the
+The page contains none of the user's text and loads nothing. `report.html` is the template, and `figures` lays out the
 figures.
 """
 

@@ -1,4 +1,4 @@
-"""Turns measurements into one sentence of advice, also if this project gains nothing."""
+"""Turns measurements into one sentence of advice, which also says if this project gains nothing."""
 
 from collections.abc import Iterable
 

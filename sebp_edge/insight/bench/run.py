@@ -114,7 +114,7 @@ def _examples(texts, reference: ModelReference, recipe: Recipe, count: int) -> l
 
 @torch.no_grad()
 def _attach(base: BaseModel, recipe: Recipe) -> Adaptation:
-    """Attaches the method; fills adapters at random, because a zero lora_B makes the gradients of lora_A zero."""
+    """Attaches what is trained; fills adapters at random, because a zero lora_B makes lora_A's gradients zero."""
     adaptation = attach(base, recipe, seed=0)
     if recipe.method == "lora":
         draw = torch.Generator(base.device).manual_seed(0)
