@@ -1,4 +1,4 @@
-"""The same training without the SDK's classes: plain transformers and peft, and `sparsify` around the loop.
+"""Trains without the SDK's classes: a plain transformers and PEFT loop with `sparsify` around it.
 
 python examples/flat_loop.py [FOLDER]
 """
@@ -27,7 +27,7 @@ model = AutoModelForCausalLM.from_pretrained(BUNDLED_FOLDER, dtype=torch.float32
 model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 
-# Padding goes to the right, and out of the loss: that is all that `sparsify` needs to see.
+# Padding on the right, with labels of -100, is all that `sparsify` needs.
 tokenizer.padding_side = "right"
 
 

@@ -1,10 +1,10 @@
-"""GLUE on one's own files: fine-tunes an encoder with a classification head, in a plain loop with `sparsify` around it.
+"""Fine-tunes an encoder on your GLUE files, in a plain training loop with `sparsify` around it.
 
     python examples/glue.py --model FOLDER --data FOLDER [--recipe glue] [--dense] [--seed 0] [--device cpu]
 
-The data folder holds a file with "train" in its name and one with "dev" or "val" (of several the first by name), in
-GLUE's own formats: TSV with a header (CoLA's has none), or JSONL. Labels are classes, or as STS-B's numbers to predict.
-With --dense the same training runs without SEBP.
+The data folder holds a file with "train" in its name and one with "dev" or "val"; if there are several, the first by
+name is used. Formats are GLUE's own: TSV with a header (CoLA's has none), or JSONL. Labels are classes, or numbers to
+predict as in STS-B. With --dense, the same training runs without SEBP.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from sebp_edge.errors import ModelError, TextsError
 from sebp_edge.machine.devices import pick_device, synchronize
 from sebp_edge.training.loop import learning_rates
 
-# What GLUE's tasks call their texts, one or two, and their labels.
+# The names of text columns (one or two) and label columns in GLUE's tasks.
 TEXTS = (
     ("sentence1", "sentence2"),
     ("question1", "question2"),
@@ -41,7 +41,7 @@ COLA = ("source", "label", "star", "sentence")
 
 
 class Text(NamedTuple):
-    """What is classified, one text or two, and as what: a class's name, or a number to predict."""
+    """One or two texts to classify, and their label: the name of a class, or a number to predict."""
 
     texts: tuple[str, ...]
     label: str | float
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def train_epoch(classifier: "Classifier", batches: list[list[Text]], optimizer, rates, recipe: Recipe) -> float:
-    """One pass over the texts; gives the mean loss."""
+    """Trains on all batches once and returns the mean loss."""
     parameters, total = list(classifier.model.parameters()), 0.0
     classifier.model.train()
     for step, batch in enumerate(batches, start=1):
@@ -103,10 +103,10 @@ def train_epoch(classifier: "Classifier", batches: list[list[Text]], optimizer, 
 
 
 class Classifier:
-    """An encoder with a new head for the labels `names`, or without names for numbers; nothing is downloaded.
+    """An encoder with a new classification head for `names`, or a regression head without names; downloads nothing.
 
     Attributes:
-        context_length: what texts are padded to, on the right, as in the paper.
+        context_length: tokens that texts are padded to, on the right, as in the paper.
     """
 
     def __init__(self, folder: Path, names: list[str], recipe: Recipe, device: torch.device):
@@ -126,7 +126,7 @@ class Classifier:
         self.context_length = min(recipe.context_length, *limits)
 
     def __call__(self, texts: list[Text]):
-        """What the model makes of a batch: its loss and logits, in bf16 where there is a GPU."""
+        """The model's output for a batch, with loss and logits; in bf16 autocast on a GPU."""
         batch = self._tokenizer(
             *map(list, zip(*(text.texts for text in texts), strict=True)),
             padding="max_length",
@@ -140,7 +140,7 @@ class Classifier:
 
     @torch.no_grad()
     def judge(self, texts: list[Text]) -> str:
-        """Its scores on `texts`."""
+        """The scores on `texts`, in words."""
         self.model.eval()
         logits = torch.cat([self(batch).logits for batch in cut(texts, self._batch_size)])
         if not self._names:
@@ -156,7 +156,7 @@ def cut(texts: list[Text], size: int) -> list[list[Text]]:
 
 
 def scores(said: list[int], right: list[int], num_labels: int) -> str:
-    """Accuracy; of two labels also the second one's F1, and Matthews' correlation, CoLA's score."""
+    """Accuracy; for two labels also the F1 of the second, and Matthews' correlation, which is CoLA's score."""
     pairs = list(zip(said, right, strict=True))
     accuracy = f"accuracy {sum(one == other for one, other in pairs) / len(pairs):.3f}"
     if num_labels != 2:
@@ -168,9 +168,9 @@ def scores(said: list[int], right: list[int], num_labels: int) -> str:
 
 
 def correlations(said: list[float], right: list[float]) -> str:
-    """Pearson's and Spearman's, STS-B's scores; 0 where one side is all the same."""
+    """Pearson's and Spearman's correlation, STS-B's scores; 0 if one side is constant."""
     values = torch.tensor([said, right], dtype=torch.float64)
-    # Equal values share the mean of their ranks.
+    # Equal values get the mean of their ranks.
     ranks = [(one[:, None] > one).sum(1) + 0.5 * (one[:, None] == one).sum(1) for one in values]
     pearson, spearman = (torch.corrcoef(pair)[0, 1].nan_to_num() for pair in (values, torch.stack(ranks)))
     return f"Pearson {pearson:.3f}, Spearman {spearman:.3f}"
@@ -180,7 +180,7 @@ def correlations(said: list[float], right: list[float]) -> str:
 
 
 def find(folder: Path, words: tuple[str, ...]) -> Path:
-    """The first file by name with one of `words` in it."""
+    """The first file, by name, whose name contains one of `words`."""
     if not folder.is_dir():
         raise TextsError(f"There is no folder {str(folder)!r}; give one with a train and a dev file.")
     endings = (".tsv", ".jsonl")
@@ -225,7 +225,7 @@ def _text(value: str | int) -> str:
 
 
 def label_of(value: str | float, column: str) -> str | float:
-    """A score is a number, as is a label that JSON has with a decimal point; all others are names of classes."""
+    """Reads a label: a score or a JSON float is a number to predict, anything else the name of a class."""
     if column != "score" and not isinstance(value, float):
         return _text(value)
     number = float(value)
@@ -237,17 +237,17 @@ def label_of(value: str | float, column: str) -> str | float:
 def records_of(ending: str, lines: list[str]) -> Iterator[dict]:
     if ending == ".jsonl":
         return map(json.loads, lines)
-    # GLUE's files are not quoted: a quotation mark is part of a text.
+    # GLUE's files have no quoting: a quotation mark is part of the text.
     first = lines[0].split("\t")
     is_cola = len(first) == len(COLA) and first[1] in ("0", "1")
     return csv.DictReader(lines, COLA if is_cola else None, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
 def classes(train: list[Text], dev: list[Text]) -> list[str]:
-    """The names of the classes, or none if the labels are numbers to predict.
+    """The names of the classes; empty if the labels are numbers to predict.
 
     Raises:
-        TextsError: they are not a few classes, the same in both files, nor numbers in both.
+        TextsError: labels mix names and numbers, there are not 2 to 20 classes, or only the dev file has some class.
     """
     numbers = {isinstance(text.label, float) for text in train + dev}
     if len(numbers) == 2:

@@ -1,9 +1,9 @@
-"""The paper's language modelling on one's own files, with the SDK: WinoGrande, ARC, HellaSwag, WikiText-2, PTB.
+"""Runs the paper's language modelling on your files with the SDK: WinoGrande, ARC, HellaSwag, WikiText-2, PTB.
 
     python examples/lm.py --model llama-3.2-3b --data FILE... [--recipe lm] [--out FOLDER] [--seed 0] [--device cuda]
 
-A .jsonl file holds one of the three sets of questions as published: a question with all its choices and the answer is a
-text. Of a .txt file each line is one.
+A .jsonl file holds WinoGrande, ARC or HellaSwag as published; a question with all its choices and its answer becomes
+one text. In a .txt file, each line is one text.
 """
 
 import argparse
@@ -56,12 +56,12 @@ def read(path: Path) -> Iterator[str]:
 
 
 def question_of(record: dict) -> tuple[str, list[str], int]:
-    """A question, its choices, and which of them is right."""
+    """A question, its choices, and the index of the right one."""
     if "option1" in record:  # WinoGrande
         return record["sentence"], [record["option1"], record["option2"]], int(record["answer"]) - 1
     if "endings" in record:  # HellaSwag
         return record["ctx"], record["endings"], int(record["label"])
-    question = record["question"]  # ARC, in its authors' form and in that of a table
+    question = record["question"]  # ARC, in its authors' nested form or as a flat table
     if isinstance(question, dict):
         choices = question["choices"]
         texts, labels, question = [one["text"] for one in choices], [one["label"] for one in choices], question["stem"]

@@ -1,4 +1,4 @@
-"""The README's four lines, and one that lets it write."""
+"""Runs the four lines from the README, then generates text with the adapter."""
 
 from pathlib import Path
 

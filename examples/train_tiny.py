@@ -1,18 +1,18 @@
-"""Make the bundled demonstration model: a byte-level BPE tokenizer and a small Llama, trained from scratch on a GPU.
+"""Trains the bundled demonstration model on a GPU from scratch: a byte-level BPE tokenizer and a small Llama.
 
     python examples/train_tiny.py --corpus DIR --out teacher-1 --seed 1 --shape 512,8,8,4,1408 --dropout 0.3 --epochs 12
     python examples/train_tiny.py --corpus DIR --out teacher-2 --seed 2 --shape 512,8,8,4,1408 --dropout 0.3 --epochs 12
     python examples/train_tiny.py --corpus DIR --out tiny --teachers teacher-1 teacher-2
 
-A teacher is a larger network trained by the same command; several can be trained at once, each on a GPU of its own
+A teacher is a larger network trained by the same command. Several can be trained at once, each on a GPU of its own
 (--device cuda:1).
 
-DIR of --corpus holds `*.txt.xz` files: documents separated by a line `<|doc|>`; `heldout-*` files are only scored,
-`dialogue-*` files hold "User: ..." / "Assistant: ..." paragraphs and are rendered through the chat template.
+The --corpus folder holds `*.txt.xz` files of documents separated by a line `<|doc|>`. `heldout-*` files are only
+scored. `dialogue-*` files hold "User: ..." / "Assistant: ..." paragraphs and are rendered with the chat template.
 
-The corpus is small, so it is read many times, and what limits the result is overfitting. Three things hold it back:
-dropout, a large learning rate with strong weight decay (Muon), and teachers: larger networks of the same
-kind, whose mean prediction the small one learns beside the text.
+The corpus is small and trained on for many epochs, so overfitting limits the result. Three things reduce it: dropout, a
+large learning rate with strong weight decay (Muon), and teachers, which are larger networks of the same kind whose mean
+prediction the small network learns beside the text.
 
 Shape letters: B windows in a batch, T tokens in a window, D hidden size, F intermediate size, H query heads,
 K key/value heads, E size of one head, V vocabulary, N matrices of one shape.
@@ -33,13 +33,13 @@ from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import nn
 
-CONTEXT, VOCAB = 512, 8192  # T: tokens the model sees at once; V
+CONTEXT, VOCAB = 512, 8192  # T and V
 SPECIAL = ["<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]  # ids 0 to 6
 BOS, EOS, PAD, END = 0, 1, 2, 6
-# Learning rate and weight decay (per unit of learning rate) of Muon, for matrices, and of AdamW, for the rest;
-# warm-up in steps; weight of the teachers' predictions in the loss.
+# Learning rate and weight decay (per unit of learning rate) of Muon for matrices and of AdamW for the rest; warm-up
+# steps; weight of the teachers' predictions in the loss.
 MUON_LR, MUON_DECAY, ADAM_LR, ADAM_DECAY, WARMUP, TEACHER_SHARE = 0.04, 0.15, 0.004, 0.05, 200, 0.8
-# Llama 3's splitting rules, letter for letter: programs that know them (llama.cpp: "llama-bpe") can read it.
+# Exactly Llama 3's splitting rules, so that programs that know them (llama.cpp: "llama-bpe") can use the tokenizer.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -58,7 +58,7 @@ CHAT_TEMPLATE = """{{- bos_token -}}
 
 
 def read_documents(folder, pattern):
-    """Return the documents (list of str, no blank lines around them) of the files in `folder` that match `pattern`."""
+    """Return the documents, without surrounding newlines, of the files in `folder` that match `pattern`."""
     files = sorted(Path(folder).glob(pattern))
     if not files:
         raise SystemExit(f"no {pattern} in {folder}")
@@ -75,12 +75,12 @@ def to_messages(dialogue):
 
 def train_tokenizer(texts, vocab_size):
     """Train a byte-level BPE of `vocab_size` tokens on `texts` and return it as a transformers tokenizer."""
-    bpe = Tokenizer(models.BPE(ignore_merges=True))  # as in Llama 3: a word of the vocabulary is one token
+    bpe = Tokenizer(models.BPE(ignore_merges=True))  # as in Llama 3, a word in the vocabulary is always one token
     split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bpe.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     bpe.decoder = decoders.ByteLevel()
-    alphabet = to_bytes.alphabet()  # all 256 bytes: whatever the text, nothing is unknown
+    alphabet = to_bytes.alphabet()  # all 256 bytes, so no text has unknown tokens
     options = {"special_tokens": SPECIAL, "initial_alphabet": alphabet, "show_progress": False}
     bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab_size, **options))
     bpe.post_processor = processors.TemplateProcessing("<|bos|> $A", "<|bos|> $A $B:1", [("<|bos|>", BOS)])
@@ -92,18 +92,18 @@ def train_tokenizer(texts, vocab_size):
 
 
 def encode(tokenizer, texts, add_bos=True):
-    """Return one int64 tensor of token ids per text; BOS in front unless the text brings it."""
+    """Return one int64 tensor of token ids per text, with BOS in front if `add_bos`."""
     encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=add_bos)
     return [torch.tensor(encoding.ids) for encoding in encodings]
 
 
 def linears(**sizes):
-    """Return a ModuleDict of linear layers without bias, by name, from (size in, size out)."""
+    """Return a ModuleDict of linear layers without bias, from their names and (in, out) sizes."""
     return nn.ModuleDict({name: nn.Linear(*size, bias=False) for name, size in sizes.items()})
 
 
 class Block(nn.Module):
-    """One Llama layer; its parameters are named as transformers names them."""
+    """One Llama layer; its parameters have transformers' names."""
 
     def __init__(self, config, dropout):
         super().__init__()
@@ -133,16 +133,16 @@ class Block(nn.Module):
 
 
 def rotate(x, cos, sin):
-    """Rotary positions: x [B, H, T, E], its two halves being the coordinates of E/2 points; cos, sin [T, E/2]."""
+    """Apply rotary embeddings to x [B, H, T, E], rotating its two halves as E/2 pairs; cos, sin [T, E/2]."""
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
 class Llama(nn.Module):
-    """The network of LlamaForCausalLM with tied embeddings, plus dropout, which transformers' class does not have.
+    """LlamaForCausalLM with tied embeddings and with dropout, which transformers' class lacks.
 
-    Written out because dropout on the residual branches is what keeps dozens of epochs over a small corpus useful;
-    its state dict loads into LlamaForCausalLM as it is.
+    Dropout on the residual branches keeps dozens of epochs over a small corpus useful. The state dict loads into
+    LlamaForCausalLM once the tied head is added.
     """
 
     def __init__(self, config, dropout):
@@ -157,7 +157,7 @@ class Llama(nn.Module):
         self.register_buffer("cos", angle.cos(), persistent=False)
         self.register_buffer("sin", angle.sin(), persistent=False)
         for name, p in self.named_parameters():
-            if "embed" in name:  # rows of length 1, so that the tied output head begins with logits of spread 1
+            if "embed" in name:  # rows of norm about 1, so that the tied head begins with logits of spread 1
                 nn.init.normal_(p, std=config.hidden_size**-0.5)
             elif name.endswith(("o_proj.weight", "down_proj.weight")):  # every layer begins as the identity
                 nn.init.zeros_(p)
@@ -184,7 +184,7 @@ def make_config(shape):
 
 
 def orthogonalise(g):
-    """Push the singular values of g [N, rows, cols] towards 1: five Newton-Schulz steps, in bfloat16."""
+    """Push the singular values of g [N, rows, cols] towards 1 with five Newton-Schulz steps in bfloat16."""
     tall = g.shape[-2] > g.shape[-1]
     x = (g.mT if tall else g).bfloat16()
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
@@ -195,7 +195,7 @@ def orthogonalise(g):
 
 
 class Muon:
-    """Orthogonalised momentum for float32 matrices (K. Jordan 2024); matrices of one shape go in one batch."""
+    """Orthogonalised momentum for float32 matrices (K. Jordan 2024); matrices of one shape are updated together."""
 
     def __init__(self, params, momentum=0.95):
         self.momentum, self.orthogonalise = momentum, torch.compile(orthogonalise, dynamic=False)
@@ -219,7 +219,7 @@ class Muon:
 
 
 def batches(documents, batch, generator, device):
-    """One epoch: documents in a new order, cut at a new offset. Yields int64 [B, T + 1]; neighbours overlap by one."""
+    """Yield one epoch of int64 [B, T + 1] windows, from documents in a new order; neighbours overlap by one token."""
     order = torch.randperm(len(documents), generator=generator).tolist()
     stream = torch.cat([documents[i] for i in order]).to(device)
     offset = int(torch.randint(CONTEXT, (1,), generator=generator))
@@ -230,10 +230,10 @@ def batches(documents, batch, generator, device):
 
 
 def train(model, documents, args, report, teachers):
-    """Train `model` in place: bf16 autocast over fp32 weights, Muon and AdamW, learning rate linearly to zero.
+    """Train `model` in place: bf16 autocast over fp32 weights, Muon and AdamW, linear decay of the learning rate to 0.
 
-    documents: int64 ids of every document, with BOS and EOS. args.epochs is the length, args.minutes cuts it short on a
-    slow GPU (the schedule then follows the clock). report(model, epoch) is called every fourth epoch.
+    documents: int64 ids of every document, with BOS and EOS. Training takes args.epochs, or args.minutes on a slow GPU,
+    where the schedule follows the clock. report(model, epoch) is called every fourth epoch and at the end.
     With teachers, the loss is the cross-entropy against a mix of the next token and the mean of their distributions.
     """
     device = next(model.parameters()).device
@@ -275,7 +275,7 @@ def train(model, documents, args, report, teachers):
             adam.step()
             adam.zero_grad()
             step += 1
-            if step % 100 == 0:  # reading the loss waits for the GPU, so the clock above stays honest
+            if step % 100 == 0:  # reading the loss waits for the GPU, so that the clock above is right
                 print(f"step {step}/{total} loss {loss.item():.3f} {time.time() - begun:.0f} s", flush=True)
             if step % (4 * per_epoch) == 0:
                 report(model, step / per_epoch)
@@ -287,9 +287,9 @@ def train(model, documents, args, report, teachers):
 def bits_per_byte(logits_of, tokenizer, texts, device, stride=CONTEXT):
     """Bits per UTF-8 byte of `texts`: the cost of every token after BOS (no EOS), each predicted exactly once.
 
-    A document is cut into windows of T ids that begin `stride` ids apart, its first with BOS. Windows know nothing of
-    each other: with stride T, the first prediction of a later window sees one token, the last one of the window before.
-    With a smaller stride only what the window before did not predict is counted.
+    A document is cut into windows of T ids that begin `stride` ids apart; the first begins with BOS. Windows do not see
+    each other: with stride T, the first prediction of a later window sees only one token, the last that the previous
+    window predicted. With a smaller stride, a window counts only what the previous one did not predict.
     logits_of: int64 ids [B, T] -> logits [B, T, V].
     """
     rows, targets = [], []
@@ -309,14 +309,14 @@ def bits_per_byte(logits_of, tokenizer, texts, device, stride=CONTEXT):
 
 
 def save(model, tokenizer, out):
-    """Write the folder that transformers loads: weights in bfloat16, tokenizer, generation settings."""
+    """Write a folder that transformers loads: weights in bfloat16, tokenizer, generation settings."""
     hf = transformers.LlamaForCausalLM(model.config)
     hf.load_state_dict(model.state_dict() | {"lm_head.weight": model.model["embed_tokens"].weight})  # they are tied
     ends = {"bos_token_id": BOS, "eos_token_id": [EOS, END], "pad_token_id": PAD}  # an answer in a chat ends with END
     hf.generation_config = transformers.GenerationConfig(do_sample=True, temperature=0.7, top_p=0.9, **ends)
     hf.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
-    file = Path(out) / "tokenizer.json"  # without its indentation it is half the size
+    file = Path(out) / "tokenizer.json"  # half the size without indentation
     file.write_text(json.dumps(json.loads(file.read_text("utf-8")), ensure_ascii=False, separators=(",", ":")), "utf-8")
     for file in Path(out).iterdir():
         file.chmod(0o644)
@@ -349,7 +349,7 @@ def parse_args():
 
 
 def main():
-    """Train, save, load what was saved with transformers, and score that."""
+    """Train and save the model, then load it with transformers and score it."""
     args, start = parse_args(), time.time()
     device = torch.device(args.device)
     torch.manual_seed(args.seed)
@@ -375,7 +375,7 @@ def main():
     train(model, documents, args, report, teachers)
     save(model, tokenizer, args.out)
 
-    # The figures that count: what was written, rounded to bfloat16, as transformers loads it, computed in float32.
+    # The final figures are those of the saved model, rounded to bfloat16, loaded by transformers and run in float32.
     saved = transformers.AutoModelForCausalLM.from_pretrained(args.out, dtype=torch.float32).to(device).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.out)
     for name, texts in held.items():

@@ -1,4 +1,4 @@
-"""Padded batches, and the losses and gradients that a dense model gives for them."""
+"""Makes padded batches, and compares losses and gradients with those of a dense model."""
 
 import torch
 from builders import row_losses
@@ -63,7 +63,7 @@ def loss_and_gradients(model, batch):
 
 
 def dense_losses(model, batch):
-    """Losses of the loss rows by transformers itself, on the padded batch."""
+    """The losses of the loss rows, computed by transformers on the padded batch."""
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
     losses = torch.nn.functional.cross_entropy(
         logits[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten(), reduction="none"
@@ -91,14 +91,15 @@ def assert_same(expected, found, tolerance):
     largest = max(gradient.norm() for gradient in dense.values())
     assert largest > 0
     for name, gradient in dense.items():
-        # Some gradients are zero in exact arithmetic (a key's bias): only noise, far below the others.
+        # A gradient that is zero in exact arithmetic, such as that of a key's bias, is only noise far below the others.
         assert (gradient - sparse[name]).norm() <= tolerance * gradient.norm() + 1e-15 * largest, name
 
 
 def assert_same_training(model, batch):
-    """With the model's own loss, and with the one without logits: in fp32, as is most of transformers' own.
+    """Compares losses and gradients with the dense ones, for the model's own loss and for the loss without logits.
 
-    Each of them twice: the first pass finds its rows, the second believes what the first has shown.
+    The loss without logits is computed in fp32, hence its tolerance. Each runs twice: the first pass detects its rows,
+    the second relies on what the first has shown.
     """
     dense = loss_and_gradients(model, batch)
     for keep_logits, tolerance in ((True, 1e-10), (False, 1e-5)):
@@ -108,7 +109,7 @@ def assert_same_training(model, batch):
 
 
 def watch_rows(sparsified):
-    """Collects the rows that are given out from now on."""
+    """A list that collects the rows of every layer's call from now on."""
     chosen, choose = [], sparsified._rows_for
 
     def note(layers, x):

@@ -1,4 +1,4 @@
-"""Small things that tests build: a tokenizer, a random Llama, sentences. Nothing is downloaded."""
+"""Builds what tests need: a tokenizer, small random models, batches, sentences. Nothing is downloaded."""
 
 import random
 import warnings
@@ -36,7 +36,7 @@ WORDS = "the ferry left at six and the wind was from the west so we took the bre
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with a BOS, an EOS, a pad token and a chat template with generation marks."""
+    """A byte-level BPE tokenizer with BOS, EOS and pad tokens, and a chat template with generation marks."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -68,7 +68,7 @@ SIZES = {
 
 
 def make_llama(**changes) -> LlamaForCausalLM:
-    """A random Llama of two layers, the same each time."""
+    """A random two-layer Llama, the same each time."""
     config = {**SIZES, "bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": True}
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -93,7 +93,7 @@ DISTILBERT_SIZES = {
 
 
 def make_encoder(family: str, head: str, dropout: float = 0.0, **changes) -> PreTrainedModel:
-    """A random BERT, RoBERTa or DistilBERT of two layers in training mode, the same each time; `dropout` everywhere."""
+    """A random two-layer BERT, RoBERTa or DistilBERT in training mode, the same each time; `dropout` sets all of it."""
     if family == "distilbert":
         drops = dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), dropout)
         config = DistilBertConfig(**(DISTILBERT_SIZES | drops | {"num_labels": 3} | changes))
@@ -107,13 +107,13 @@ def make_encoder(family: str, head: str, dropout: float = 0.0, **changes) -> Pre
 
 
 def make_encoder_batch(family: str, head: str, lengths=(9, 1, 16, 7), length: int = 20, seed: int = 0) -> dict:
-    """What a tokenizer gives for texts of these lengths, padded to `length` on the right, with labels."""
+    """A tokenizer's output for texts of these lengths, padded to `length` on the right, with labels."""
     draw = torch.Generator().manual_seed(seed)
     size = (len(lengths), length)
     mask = torch.arange(length) < torch.tensor(lengths)[:, None]
     labels = torch.randint(0, 2, (size[0],) if head == "sequence" else size, generator=draw)
     if head != "sequence":
-        # Every third token has no label, nor has padding.
+        # Padding and every third token have no label.
         labels = labels.masked_fill(~mask | (torch.arange(length) % 3 == 1), -100)
     batch = {
         "input_ids": torch.randint(3, 320, size, generator=draw).masked_fill(~mask, 2),
@@ -125,7 +125,7 @@ def make_encoder_batch(family: str, head: str, lengths=(9, 1, 16, 7), length: in
 
 
 def dequantised_llama(model: LlamaForCausalLM, **changes) -> LlamaForCausalLM:
-    """A Llama of `make_llama(**changes)`'s sizes with the weights that `model` has in 4 bits, in fp32."""
+    """`make_llama(**changes)` with the 4-bit weights of `model`, dequantised to fp32."""
     from bitsandbytes.functional import dequantize_4bit
 
     twin = make_llama(**changes)
@@ -138,14 +138,14 @@ def dequantised_llama(model: LlamaForCausalLM, **changes) -> LlamaForCausalLM:
 
 
 def row_losses(rows, input_ids, plan):
-    """The losses of a padded batch's loss rows, by either level."""
+    """The losses of a padded batch's loss rows, from hoisted rows or from the drop-in."""
     if isinstance(rows, Hoisted):
         return rows.row_losses(ActiveTokens.gather(input_ids, plan))
     return rows.row_losses(input_ids, plan)
 
 
 def make_examples(lengths, prompt=0):
-    """Random tokens; the first `prompt` of each example, or all but the last, have no loss."""
+    """Examples of random tokens; the first `prompt` tokens have no loss, but the last one always has."""
     draw = torch.Generator().manual_seed(len(lengths))
     examples = []
     for number, length in enumerate(lengths):
@@ -156,16 +156,16 @@ def make_examples(lengths, prompt=0):
 
 
 def make_sentences(count: int, seed: int = 0, words: int = 24) -> list[str]:
-    """Short texts that share a vocabulary, so that a model can learn from some what helps with the others."""
+    """Short texts that share a vocabulary, so that learning some of them helps with the others."""
     order = random.Random(seed)
     return [" ".join(order.choices(WORDS, k=words)) + "." for _ in range(count)]
 
 
 @contextmanager
 def waiting_for_the_gpu_is_an_error():
-    """Within it, an operation that makes the host wait for the GPU raises a RuntimeError."""
+    """Makes every operation on which the host waits for the GPU raise a RuntimeError."""
     with warnings.catch_warnings():
-        # torch says that this mode is new.
+        # torch warns that this mode is a prototype.
         warnings.simplefilter("ignore", UserWarning)
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -175,7 +175,7 @@ def waiting_for_the_gpu_is_an_error():
 
 
 def train(trainer, examples, select):
-    """A whole training: what is to come, then its steps."""
+    """Runs a whole training: prepares the learner for the schedule, then takes its steps."""
     recipe = trainer.recipe
     batches = shuffled_batches(examples, recipe.batch_tokens, recipe.epochs, seed=0)
     schedule = Schedule(batches, select)
@@ -184,15 +184,15 @@ def train(trainer, examples, select):
 
 
 def step_of(learner, examples):
-    """A step on these examples, cut as the learner's memory has it by now."""
+    """A step on these examples, cut into micro-batches by the learner's current limit."""
     return Group(examples, learner.limit)
 
 
 def evaluated(learner, examples):
-    """These examples to be evaluated, likewise."""
+    """An evaluation of these examples, cut in the same way."""
     return Group(examples, learner.limit, is_evaluated=True)
 
 
 def limit_rows(learner, max_rows):
-    """Has micro-batches of at most so many rows."""
+    """Limits the learner's micro-batches to `max_rows` rows."""
     learner.limit = replace(learner.limit, max_rows=max_rows)

@@ -1,4 +1,4 @@
-"""The command line as tests run it: in this process, or as a process of its own."""
+"""Runs the command line for tests, in this process or in one of its own."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from sebp_edge.cli import app
 
 RECIPE = "r = 4\nlearning_rate = 2e-2\nepochs = 3\nbatch_tokens = 200\ncontext_length = 64\n"
-# What a shell runs in the background ignores Ctrl-C, under nohup SIGHUP too, and so would all that it starts.
+# A background job of a shell ignores SIGINT (under nohup SIGHUP too), and its child processes inherit that.
 HEARS_SIGNALS = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "signal.signal(signal.SIGHUP, signal.SIG_DFL)"

@@ -1,4 +1,4 @@
-"""What tests share: a tiny model that is made here and never downloaded, and a data folder of their own."""
+"""Shared fixtures: a tiny random model, a data folder for each test, and settings for the whole session."""
 
 import gc
 import os
@@ -7,25 +7,25 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-# Before torch and transformers are imported, and for the processes that tests start: no test reaches the network, and
-# each process computes in one thread, since the models are so small that a second one only waits for the first.
+# Set before torch and transformers are imported, and inherited by the processes that tests start. No test reaches the
+# network, and each process uses one thread, since a second one only waits with models this small.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-# What imports and pytest's collection make stays for good: it is not looked through for garbage, neither meanwhile nor
-# at every later collection, which would take half a second.
+# Objects from imports and from pytest's collection live until the exit. Keeping them out of garbage collection saves
+# half a second at every later collection.
 gc.disable()
 
 import torch
 
-# Without a GPU, Triton's kernels run in its interpreter; it must know before it is imported.
+# Without a GPU, kernels run in Triton's interpreter, which must be chosen before Triton is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 
-# What an `assert` of these compares is shown, as in a test's own file.
+# Failed assertions in these modules show the compared values, as in a test file.
 pytest.register_assert_rewrite("against_dense", "command", "damage", "memory_plans", "random_cases")
 
 import command
@@ -43,7 +43,7 @@ torch.set_num_threads(1)
 
 
 def pytest_xdist_auto_num_workers(config):
-    """One process per core, at most eight; tests that are named run in this one, as a debugger needs it."""
+    """One process per core, at most eight; tests named one by one run in this process, which a debugger needs."""
     if all("::" in argument for argument in config.args):
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -57,20 +57,20 @@ def pytest_collection_finish():
 
 def pytest_configure():
     if os.environ.get("SEBP_EDGE_RECORD"):
-        evidence.machine()  # before the tests, not after them: without a GPU there is nothing to record
+        evidence.machine()  # fails before the tests, not after them, if there is no GPU
 
 
 def pytest_terminal_summary(terminalreporter):
-    """SEBP_EDGE_RECORD=FILE keeps how the tests went on this GPU; a run that was not asked to writes nothing."""
+    """Records the outcomes of the tests on this GPU in FILE, if SEBP_EDGE_RECORD=FILE is set."""
     file = os.environ.get("SEBP_EDGE_RECORD")
-    # One process of several knows of its own tests only.
+    # A worker process knows only its own tests.
     if file and not os.environ.get("PYTEST_XDIST_WORKER"):
         evidence.record_tests(terminalreporter.stats, Path(file))
 
 
 @pytest.fixture(autouse=True)
 def own_data_folder(tmp_path, monkeypatch):
-    """Adapters of a test, and what it measures, go into its temporary folder."""
+    """Puts a test's adapters and caches into its temporary folder."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "data" / "sebp-edge" / "adapters"
@@ -78,7 +78,7 @@ def own_data_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def poisoned_memory():
-    """Fills what `torch.empty` gives with NaN, so that an element that nobody wrote shows."""
+    """Fills new tensors of `torch.empty` with NaN, so that unwritten elements show."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -86,7 +86,7 @@ def poisoned_memory():
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """Our kernels run on the CPU, in Triton's interpreter."""
+    """Runs our kernels on the CPU, in Triton's interpreter."""
     if torch.cuda.is_available():
         pytest.skip("tensors on the CPU need Triton's interpreter")
     pytest.importorskip("triton", reason="Triton is not installed on this platform")
@@ -97,7 +97,7 @@ def kernels(monkeypatch):
 
 @pytest.fixture
 def no_waiting(monkeypatch):
-    """A context in which reading an element on the host, as a GPU's synchronisation would, fails."""
+    """A context manager within which reading an element on the host fails, since on a GPU it would synchronize."""
 
     def refuse(tensor, *_):
         raise AssertionError("the host waits for an element")
@@ -119,7 +119,7 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory, tokenizer):
-    """A folder with a tiny random Llama and its tokenizer, as a user would have one."""
+    """A folder with a tiny random Llama and its tokenizer, as a user would have."""
     folder = tmp_path_factory.mktemp("models") / "micro-llama"
     make_llama().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -128,13 +128,13 @@ def model_folder(tmp_path_factory, tokenizer):
 
 @pytest.fixture
 def base(model_folder):
-    """That model, loaded on the CPU."""
+    """The model of `model_folder`, loaded on the CPU."""
     return load_base_model(resolve(model_folder), Recipe.load("notes"), torch.device("cpu"))
 
 
 @pytest.fixture
 def plain_graphs(monkeypatch):
-    """Captured graphs where there is no GPU: a replay is the function itself."""
+    """Replaces captured graphs where there is no GPU; a replay calls the function itself."""
     for module in ("sebp_edge.training.learner", "sebp_edge.insight.bench.ways"):
         monkeypatch.setattr(f"{module}.Graphs", PlainGraphs)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
@@ -152,7 +152,7 @@ def notes_folder(tmp_path):
 
 @pytest.fixture
 def make(model_folder, tmp_path):
-    """Makes a Personalizer of the tiny random Llama, on the CPU, with a store of its own and these options."""
+    """A function that makes a Personalizer of the tiny random Llama, on the CPU, with a store of its own."""
 
     def personalizer(**options):
         options = {"recipe": RECIPE, "device": "cpu", "store": AdapterStore(tmp_path / "store")} | options
@@ -163,7 +163,7 @@ def make(model_folder, tmp_path):
 
 @pytest.fixture
 def recipe(tmp_path):
-    """A recipe's file, for the command line."""
+    """A recipe file for the command line."""
     path = tmp_path / "quick.toml"
     path.write_text(command.RECIPE)
     return path
@@ -171,13 +171,13 @@ def recipe(tmp_path):
 
 @pytest.fixture
 def adapt(notes_folder, model_folder, recipe):
-    """The arguments of an adaptation that takes a second and is kept."""
+    """Command-line arguments of an adaptation that takes a second and is kept."""
     return ["adapt", str(notes_folder), "--model", str(model_folder), "--recipe", str(recipe)]
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """An empty folder, and a file in it that is always readable."""
+    """A folder with one readable file."""
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "kept.md").write_text("This one is kept.", encoding="utf-8")
@@ -186,7 +186,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def mounted(tmp_path):
-    """Mounts a disk of the given size, such as "64k"."""
+    """A function that mounts a disk of the given size, such as "64k", and gives its folder."""
     folder = tmp_path / "disk"
 
     def mount(size: str) -> Path:

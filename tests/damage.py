@@ -1,4 +1,4 @@
-"""Damages files as a bad disk, a bad program or a bad person would; the same for the same seed."""
+"""Damages files as a bad disk, a faulty program or an attacker would; deterministic by seed."""
 
 import json
 import os
@@ -20,7 +20,7 @@ NUMBERS = [float("nan"), float("inf"), -float("inf"), 3e38]
 
 
 def damage(path: Path, draw: random.Random) -> str:
-    """Damages a file, or what lies in its place; says how."""
+    """Damages a file, or replaces it with something else; returns how, in words."""
     if draw.random() < 0.1:
         return _replaced(path, draw)
     content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""A GPU that this machine does not have: what torch and the driver would say of it."""
+"""Fakes a GPU that this machine does not have: the answers of torch and of the driver."""
 
 import ctypes
 from contextlib import nullcontext
@@ -13,7 +13,7 @@ H100 = SimpleNamespace(multi_processor_count=132, max_threads_per_multi_processo
 
 
 class Driver:
-    """A driver's limit on stacks; it may refuse."""
+    """A driver with a stack limit, which may refuse to report or to set it."""
 
     def __init__(self, limit, *, refuses_to_set=False, refuses_to_tell=False):
         self.limit, self._refuses_to_set, self._refuses_to_tell = limit, refuses_to_set, refuses_to_tell
@@ -36,7 +36,7 @@ def put_h100(monkeypatch, driver):
 
 
 class Gpu:
-    """Its memory, of 24 GB; `used` is all processes' but for stacks, `told` what the driver tells of ours."""
+    """A GPU of 24 GB; `used` is the memory of all processes without stacks, `told` what the driver reports for ours."""
 
     def __init__(self, monkeypatch, told, before="", driver=None):
         self.used, self.reserved, self.told = 3 * GB, GB, told

@@ -1,4 +1,4 @@
-"""Learners on the GPU whose steps run as captured graphs, and the same ones without graphs."""
+"""Makes learners on the GPU whose steps run as captured graphs, and the same learners without graphs."""
 
 import torch
 from builders import make_llama
@@ -13,7 +13,7 @@ RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_toke
 
 
 class Adapted:
-    """A small model with a random adapter, as an adaptation."""
+    """An adaptation: a small model with a random adapter."""
 
     def __init__(self, model=None, dtype=torch.bfloat16):
         model = (model or make_llama(hidden_size=64, intermediate_size=96, num_hidden_layers=3)).to("cuda", dtype)
@@ -27,7 +27,7 @@ class Adapted:
 
 
 class Whole:
-    """A model in bf16 whose every weight is trained, as an adaptation."""
+    """An adaptation: a model in bf16 with all weights trained."""
 
     def __init__(self, **changes):
         self.model = make_llama(**changes).to("cuda", torch.bfloat16).requires_grad_(True).eval()

@@ -1,4 +1,4 @@
-"""Small random models of many families."""
+"""Makes small random models of many families."""
 
 import torch
 from builders import SIZES, make_llama
@@ -34,7 +34,7 @@ MODELS = {
     "llama": make_llama,
     "qwen3": lambda: make_model(Qwen3Config(**SIZES, head_dim=8)),
     "mistral": lambda: make_model(MistralConfig(**SIZES, sliding_window=5)),
-    # Its softcap is only in transformers' eager attention, which gives NaN for padding rows that see no key in fp64.
+    # Only transformers' eager attention has a softcap; in fp64 it gives NaN for padding rows that see no key.
     "gemma2": lambda: make_model(
         Gemma2Config(
             **SIZES,
@@ -71,7 +71,7 @@ DECODERS = {
     "qwen2": lambda: Qwen2Config(**SIZES),
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=8),
     "mistral": lambda: MistralConfig(**SIZES, sliding_window=5),
-    # Its attention is eager: in a window without a real token the dense model itself is NaN, so the window is wide.
+    # The window is wide because the dense model's eager attention gives NaN in a window without a real token.
     "gemma2": lambda: Gemma2Config(**SIZES, head_dim=8, sliding_window=24, final_logit_softcapping=1.5),
     "gemma3": lambda: Gemma3TextConfig(**SIZES, head_dim=8, **SLIDING),
     "phi": lambda: PhiConfig(**SIZES, resid_pdrop=0.0),

@@ -1,4 +1,4 @@
-"""Random inputs of the operations, and how near to the truth their results must be."""
+"""Makes random inputs for the operations, and checks their results against tolerances."""
 
 import weakref
 
@@ -61,7 +61,7 @@ def random_group(num_rows, num_in, outs, rank, active, dtype=torch.float64, adap
 
 
 def in_fewer_bits(projection, made):
-    """The same projection with its weight in 8 bits, and that weight in full; `made` counts dequantisations."""
+    """The projection with its weight in 8 bits, and with that weight in full; `made` collects each dequantisation."""
     scale = projection.weight.abs().max() / 127
     packed = (projection.weight / scale).round().to(torch.int8)
 
@@ -74,7 +74,7 @@ def in_fewer_bits(projection, made):
 
 
 def random_energy(num_rows, seed=0, spread=1.5, zeros=0.3):
-    """Squared norms over several decades, some of them zero; fp64."""
+    """Squared norms that span several decades, some of them zero; fp64 [N]."""
     generator = torch.Generator().manual_seed(seed)
     energy = 10 ** (2 * spread * torch.randn(num_rows, generator=generator, dtype=torch.float64))
     return energy * (torch.rand(num_rows, generator=generator) >= zeros)
@@ -92,12 +92,12 @@ def selector(rule):
 
 
 def assert_no_worse_than_torch(found, plain, truth):
-    """The error is no more than twice that of PyTorch in the same dtype."""
+    """Checks that the error is at most twice that of PyTorch in the same dtype, plus 1e-4 of the truth."""
     assert found.dtype == plain.dtype
     error, allowed = ((value.double() - truth).norm() for value in (found, plain))
     assert error <= 2 * allowed + 1e-4 * truth.norm()
 
 
 def assert_as_good(found, truth, dtype):
-    """Sums in fp32, rounded to the dtype once."""
+    """Checks that the error is that of sums in fp32, rounded once to `dtype`."""
     assert (found.double() - truth).norm() <= max(1e-6, torch.finfo(dtype).eps) * truth.norm()

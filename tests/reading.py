@@ -1,4 +1,4 @@
-"""What the readers make of texts, for tests of formats and of files."""
+"""Calls the readers for tests of formats and files: the contents, what was left out, the refusal."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def left_out(texts) -> dict[str, str]:
 
 
 def put(folder: Path, name: str, data: str | bytes) -> Path:
-    """Writes a file exactly as given: no newline is translated."""
+    """Writes a file exactly as given, without newline translation."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data.encode() if isinstance(data, str) else data)

@@ -1,4 +1,4 @@
-"""Lets memory run out: a learner of a few odd examples, operations that fail, and what a step then comes to."""
+"""Makes memory run out in a step: a learner on a few odd examples, operations that fail, the resulting gradients."""
 
 from contextlib import contextmanager
 
@@ -24,7 +24,7 @@ def odd_examples(prompt=6):
 
 @contextmanager
 def learning(base, examples, recipe=RECIPE, max_rows=4096, padded=False, limit=None):
-    """A learner on fresh weights that are not zero, and its events."""
+    """A learner on a new adaptation with non-zero weights; its events are in `learner.events`."""
     adaptation, events = attach(base, recipe, 0), []
     draw = torch.Generator().manual_seed(2)
     if recipe.method == "lora":
@@ -48,7 +48,7 @@ def learning(base, examples, recipe=RECIPE, max_rows=4096, padded=False, limit=N
 
 
 class Failing(TorchDispatchMode):
-    """Memory runs out in the operations of these numbers, counted over all that ran within it."""
+    """Raises out-of-memory errors in the operations with these numbers, counted from 1 over all that run within it."""
 
     def __init__(self, *numbers, error=torch.OutOfMemoryError):
         super().__init__()
@@ -62,7 +62,7 @@ class Failing(TorchDispatchMode):
 
 
 def gradients(learner, examples, failing, monkeypatch):
-    """The gradients of a step whose micro-batches run within `failing`, and its loss."""
+    """The loss and the gradients of a step whose micro-batches run within `failing`, loss first."""
     accumulate, found = Learner.accumulate, []
 
     def watched(self, *arguments):
@@ -86,7 +86,7 @@ def equal(one, other):
 
 
 class PlainGraphs:
-    """Stands in for captured graphs where there is no GPU: a replay is the function itself."""
+    """Stands in for captured graphs where there is no GPU; a replay calls the function itself."""
 
     rehearsing = False
 

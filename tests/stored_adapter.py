@@ -1,4 +1,4 @@
-"""What a store keeps of an adaptation: a record, and files that stand for weights."""
+"""What a store keeps of an adaptation: a record, and files in place of weights."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ RECORD = {
 
 
 class Weights:
-    """Stands for an adaptation: its files, in a sub-folder too."""
+    """Stands in for an adaptation; saves files, one of them in a subfolder."""
 
     def __init__(self, content=b"weights"):
         self.content = content

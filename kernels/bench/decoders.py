@@ -1,11 +1,11 @@
-"""A 3B decoder on a GPU, in bf16, one short text padded to 4096: dense, drop-in, hoisted, and hoisted in a graph.
+"""Times a 3B decoder on a GPU, with one short text padded to 4096: dense, drop-in, hoisted, and hoisted in a graph.
 
     python kernels/bench/decoders.py [--record [FILE]]
     python kernels/bench/decoders.py --tiny              small shapes on the CPU, without a graph, to try it
 
-Llama-3.2-3B's shape, all weights trained, random; of each of the paper's data sets one text of their mean length, from
-lengths.json. First, each way's gradients are held against those of an fp32 copy (`models`), then the ways run in turns
-(`whole_models`).
+The model has the shape of Llama-3.2-3B and random bf16 weights, all of them trained. Each of the paper's data sets
+gives one text of its mean length, from lengths.json. Each way's gradients are first compared with those in fp32
+(`models`); then the ways run in turns (`whole_models`).
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from sebp_edge.texts.batches import Batch
 from whole_models import Benchmark, ways_with
 
 TEXTS = ("Winogrande", "ARC-E", "ARC-C", "HellaSwag", "WikiText-2", "PTB")
-# The paper's largest, with no weight gradients in it.
+# The largest speed-up in the paper, whose code computes no weight gradients.
 TARGET = 2.08
 
 
@@ -46,7 +46,7 @@ def ways_for(model: nn.Module, batch: Batch) -> tuple[Way, ...]:
     return ways_with(Hoisted, ActiveTokens.gather(batch.input_ids.cpu(), plan), batch.input_ids.device)
 
 
-# A dense step takes a quarter of a second, whatever the text, and differs little from the next.
+# A dense step takes a quarter of a second for any text and varies little, so one sample is enough.
 DECODERS = Benchmark("decoders", cases, tiny_cases, ways_for, __file__, samples=1, kernel_repeats=1)
 
 if __name__ == "__main__":

@@ -1,22 +1,22 @@
-"""From the command to the saved adapter: where the time of `sebp-edge adapt` goes, with the shape of Llama-3.2-3B.
+"""Shows where the time of `sebp-edge adapt` goes, from the command to the saved adapter, at the shape of Llama-3.2-3B.
 
     python kernels/bench/end_to_end.py --notes FOLDER [--record [FILE]]     60 and 1000 notes of FOLDER, on a GPU
-    python kernels/bench/end_to_end.py --sizes 60                           of this project's own notes
+    python kernels/bench/end_to_end.py --sizes 60                           60 of this project's own notes
     python kernels/bench/end_to_end.py --tiny                               the bundled model on the CPU, to try it
 
-A folder with random bf16 weights and the bundled model's tokenizer is made once; it stays in --work. The command runs
-as a process of its own, once with an empty Triton cache and once more with what that run left in it. Its events are
-timed as they arrive, and so split the run:
+A folder with random bf16 weights and the bundled model's tokenizer is made once and stays in --work. The command runs
+in a process of its own, first with an empty Triton cache, then with the cache of the first run. The arrival times of
+its events split the run into parts:
 
     import      from the start of the process to the call of `adapt`: Python, libraries, recipe, device
-    load        files read, model in memory        texts       texts cut into tokens
+    load        read the files, load the model     texts       tokenize the texts
     attach      adapter, trials of the kernels, gradients and moments
-    capture     every graph compiled and captured, as the command tells; also those in the middle of the training
-    steps       updates, captures excluded         evaluation  held-out losses and copies of the best state
-    save        the adapter on disk                exit        result told, process gone
+    capture     compile and capture all graphs, as the command reports them, those during training included
+    steps       updates, without captures          evaluation  held-out losses and copies of the best state
+    save        write the adapter                  exit        report the result, end the process
 
-Files are warm: libraries are imported once before, and weights were read or written before. A run is one run: nothing
-is a median here but the time between two steps.
+The page cache is warm: the libraries were imported and the weights read or written before. Each row is a single run;
+only the time between steps is a median.
 """
 
 import argparse
@@ -50,7 +50,7 @@ SIZES = (60, 1000)
 COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()", "adapt"]
 NOT_KEPT = 3
 SOURCES = (*evidence.OPS, "sebp_edge", "recipes/notes.toml", "kernels/bench/models.py", __file__)
-# What the time before an event was spent on; captures are taken out, and go on with what they interrupted.
+# By event: the part that the time before it counts as, without the captures in that time.
 ENDS = {
     "model_loaded": "load",
     "texts_read": "texts",
@@ -106,13 +106,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def text_files(folder: Path) -> list[Path]:
-    """Its files in the formats that are read, in an order that depends on their names alone."""
+    """The folder's files in known formats, in a random order that depends only on their names."""
     files = sorted(path for path in folder.rglob("*") if path.suffix in FORMATS and path.is_file())
     return random.Random(0).sample(files, len(files))
 
 
 def measure(size: int, files: list[Path], model: Path, work: Path, extra: list[str]) -> Iterator[dict]:
-    """The run with an empty Triton cache, then the one that finds it filled; seconds."""
+    """The figures of the run with an empty Triton cache, then of the run with a filled one; parts in seconds."""
     shutil.rmtree(runs := work / "runs", ignore_errors=True)
     notes = runs / "notes"
     notes.mkdir(parents=True)
@@ -125,10 +125,10 @@ def measure(size: int, files: list[Path], model: Path, work: Path, extra: list[s
 
 
 def timed(command: list[str], environment: dict[str, str]) -> tuple[float, Arrivals, float]:
-    """When a process began, when each of its JSON lines came, and when it ended.
+    """Runs a command; returns its start, its JSON lines with their arrival times, and its end.
 
     Raises:
-        CommandFailed: the message holds what it said.
+        CommandFailed: the command failed; the message holds its standard error.
     """
     begin = time.perf_counter()
     with (
@@ -146,10 +146,10 @@ def timed(command: list[str], environment: dict[str, str]) -> tuple[float, Arriv
 
 
 def split(begin: float, arrivals: Arrivals, end: float) -> dict[str, float]:
-    """Seconds of each part; they sum to the run's."""
+    """Seconds of each part; they add up to the whole run."""
     result_came, result = arrivals[-1]
     seconds = dict.fromkeys(PARTS, 0.0)
-    # The call's own clock tells when it began; nothing is told before the model is there.
+    # No event comes before the model is loaded, so the start of the call follows from its own duration.
     seconds["import"] = result_came - result["seconds"] - begin
     before, captured = result_came - result["seconds"], 0.0
     for came, event in arrivals:
@@ -164,7 +164,7 @@ def split(begin: float, arrivals: Arrivals, end: float) -> dict[str, float]:
 
 
 def figures(arrivals: Arrivals) -> dict:
-    """What was done in that time, and how well."""
+    """The amount of work in a run, and its result."""
     loaded = next(event for _, event in arrivals if event["event"] == "model_loaded")
     steps = [(came, event) for came, event in arrivals if event["event"] == "step"]
     result = arrivals[-1][1]
@@ -186,7 +186,7 @@ def figures(arrivals: Arrivals) -> dict:
 
 
 def between(steps: Arrivals) -> list[float]:
-    """Seconds between each two steps of one epoch."""
+    """Seconds between consecutive steps of the same epoch."""
     return [
         came - before
         for (before, last), (came, event) in itertools.pairwise(steps)
@@ -208,7 +208,7 @@ def show(row: dict) -> None:
 
 
 def made_once(folder: Path, config: PretrainedConfig) -> Path:
-    """A folder with a decoder of this shape. Made in a process of its own, so that this one takes no GPU memory."""
+    """Makes the folder of a decoder of this shape if missing; in another process, so that its GPU memory is freed."""
     if not folder.exists():
         made = multiprocessing.get_context("spawn").Process(target=make_folder, args=(folder, config))
         made.start()
@@ -219,7 +219,7 @@ def made_once(folder: Path, config: PretrainedConfig) -> Path:
 
 
 def make_folder(folder: Path, config: PretrainedConfig) -> None:
-    """Random bf16 weights in safetensors shards, and the bundled model's tokenizer; whole or not there."""
+    """Writes random bf16 weights in safetensors shards and the bundled model's tokenizer, all or nothing."""
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     torch.manual_seed(0)

@@ -1,10 +1,10 @@
-"""What a GPU measured, and whether the code has changed since.
+"""Records what was measured on a GPU, and reports whether the code has changed since.
 
-    python kernels/bench/evidence.py        each result: fresh, or which of its sources changed after it, and in which
-                                            commits; and which tests failed
+    python kernels/bench/evidence.py        reports per result: fresh or stale, the changed sources with their commits,
+                                            and the tests that failed
 
-Results are in gpu-results.json. Each carries a hash of every file or folder that it depends on, made where it was
-measured, so that neither a copy without history nor an uncommitted change can make an old figure look new.
+Results are in gpu-results.json. Each contains hashes of the files and folders that it depends on, computed where it was
+measured, so that an old figure cannot look new in a copy without history or through an uncommitted change.
 """
 
 import argparse
@@ -26,7 +26,7 @@ LIBRARIES = ("torch", "triton", "transformers", "peft", "liger_kernel", "unsloth
 OPS = ("kernels/ops",)
 STEP = (*OPS, *(f"sebp_edge/{folder}" for folder in ("rows", "patches", "sparse", "memory", "training")))
 TESTS = (*STEP, "sebp_edge/models", "sebp_edge/machine")
-# So many commits of a change are named.
+# The most commits that are named for a change.
 COMMITS = 5
 
 
@@ -35,22 +35,22 @@ def main() -> None:
 
 
 def add_record_option(arguments: argparse.ArgumentParser) -> None:
-    """--record [FILE]: where a benchmark's result is to be kept; without it, nowhere."""
+    """Adds --record [FILE], which records a benchmark's result."""
     arguments.add_argument("--record", type=Path, nargs="?", const=RESULTS, metavar="FILE")
 
 
 def record(name: str, sources: Iterable[str | Path], figures: dict | list[dict], file: Path = RESULTS) -> None:
-    """Keeps one result under its name, in place of an earlier one; other results in `file` stay.
+    """Records one result under its name, replacing an earlier one; other results in `file` stay.
 
     Args:
-        name: of the result, fit for a file's name.
-        sources: files and folders of the project that the figures depend on; of a folder its Python files.
-        figures: what was measured; rows of a table go into results/<name>.csv beside `file`, and the entry names it.
-        file: JSON, made if it is not there.
+        name: name of the result, usable as a file name.
+        sources: files and folders of the project that the figures depend on; a folder stands for its Python files.
+        figures: the measurements; a list of rows goes to results/<name>.csv beside `file`, and the entry names it.
+        file: the JSON file, created if missing.
 
     Raises:
         RuntimeError: there is no GPU.
-        FileNotFoundError: a source is not there.
+        FileNotFoundError: a source is missing.
     """
     sources = sorted({_relative(source) for source in sources})
     entry = {
@@ -71,14 +71,16 @@ def record(name: str, sources: Iterable[str | Path], figures: dict | list[dict],
 
 
 def record_tests(outcomes: dict[str, list], file: Path) -> None:
-    """Keeps how a session's GPU tests went, and all of its tests, and which failed; those of one file under its name.
+    """Records the outcomes of a pytest session: counts for GPU tests and for all tests, and the tests that failed.
+
+    The result is named after the test file if all GPU tests are in one, else "gpu-tests".
 
     Args:
         outcomes: pytest's reports by outcome.
         file: see `record`.
     """
     reports = {name: outcomes.get(name, []) for name in ("passed", "failed", "error", "skipped")}
-    # A file that is skipped as a whole has a report without keywords.
+    # The report of a file that is skipped as a whole has no keywords.
     on_gpu = {
         name: [each for each in found if "gpu" in getattr(each, "keywords", ())] for name, found in reports.items()
     }
@@ -93,7 +95,7 @@ def record_tests(outcomes: dict[str, list], file: Path) -> None:
 
 
 def machine() -> dict:
-    """GPU, its driver, and the versions of the libraries that matter.
+    """The GPU, its driver, and the versions of the relevant libraries.
 
     Raises:
         RuntimeError: there is no GPU.
@@ -109,7 +111,7 @@ def hash_of(source: str) -> str:
     """The first 16 hexadecimal digits of SHA-256 of a file, or of the paths and contents of a folder's Python files.
 
     Raises:
-        FileNotFoundError: the source is not there.
+        FileNotFoundError: the source is missing.
     """
     path = ROOT / source
     if not path.is_dir():
@@ -122,7 +124,7 @@ def hash_of(source: str) -> str:
 
 
 def changes(entry: dict) -> list[str]:
-    """What happened to the sources of an entry since it was recorded; one sentence each."""
+    """One sentence for each source of an entry that changed or disappeared since it was recorded."""
     found = []
     for source, before in entry["sources"].items():
         if not (ROOT / source).exists():
@@ -133,7 +135,7 @@ def changes(entry: dict) -> list[str]:
 
 
 def report(file: Path) -> str:
-    """One line for each result in `file`, one for each change that made it stale, and one for each test that failed."""
+    """One line per result in `file`, one per change that made it stale, and one per failed test."""
     if not file.exists():
         return f"No GPU results yet: {file.name} is not there."
     lines = []
@@ -147,21 +149,21 @@ def report(file: Path) -> str:
 
 
 def _command() -> str:
-    """The command that this process was started with, without the folders of the machine."""
+    """The command that started this process, with absolute paths cut to their last part."""
     words = (word if not Path(word).is_absolute() else Path(word).name for word in sys.orig_argv[1:])
     return " ".join(["python", *words])
 
 
 def _relative(path: str | Path) -> str:
-    """A path in the project, from its top; one outside as it is."""
+    """A path relative to the project's root; a path outside the project stays absolute."""
     path = (ROOT / path).resolve()
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
 
 
 def _commit(sources: list[str]) -> dict:
-    """The commit that was measured, and whether a source differs from it; None for what is not known.
+    """The measured commit, and whether a source differs from it; None for what is unknown.
 
-    A copy without its history can be told its commit by SEBP_EDGE_COMMIT; the hashes say whether it is true.
+    SEBP_EDGE_COMMIT names the commit of a copy without history; the hashes show whether that is true.
     """
     commit, told = _git("rev-parse", "HEAD"), os.environ.get("SEBP_EDGE_COMMIT")
     if commit is None or told is not None:
@@ -170,7 +172,7 @@ def _commit(sources: list[str]) -> dict:
 
 
 def _commits(source: str, since: str | None) -> str:
-    """Where a source changed after a commit: " in <commits>", or "" where there is no history that tells."""
+    """The commits since `since` that changed a source, as " in <commits>"; "" if the history does not name any."""
     told = _git("log", "--format=%h", "--abbrev=7", f"{since}..", "--", source)
     if told is None:
         return ""
@@ -182,8 +184,8 @@ def _commits(source: str, since: str | None) -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says about this project; None without git, or in a copy without its history."""
-    # Without .git here, git would answer for a repository around the project.
+    """The output of a git command on this project; None without git, without history, or if the command fails."""
+    # Without .git here, git would use a repository around the project.
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         return None
     done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
@@ -214,7 +216,7 @@ def _write(table: Path, rows: list[dict]) -> None:
 
 
 def _replace(file: Path, text: str) -> None:
-    """All of the new text or all of the old, whatever happens."""
+    """Replaces the file atomically."""
     part = file.with_name(f"{file.name}.{os.getpid()}.part")
     part.write_text(text)
     part.replace(file)

@@ -1,14 +1,14 @@
-"""Whole `adapt` runs of decoder families on a GPU, their first steps beside those of the dense model in fp32.
+"""Checks the first steps of whole `adapt` runs of decoder families on a GPU against the dense model in fp32.
 
     python kernels/bench/families.py [--only NAME ...] [--record [FILE]]     on a GPU
     python kernels/bench/families.py --tiny [--only NAME ...]                narrow shapes on a CPU, to try it
 
-Each family has its true width and a few layers, two of them all their layers. Weights are random, in bf16; some texts
-are longer than the family's window, most are short. The loss and the gradient norm of each of the first steps are
-computed once more by the dense model in fp32, padded, with transformers' own attention and PEFT's own layers, from the
-adapter as it was before the step. A step is wrong if its error is more than twice that of the dense model in bf16, plus
-1e-3 for the loss and 1e-2 for the norm; a family is wrong if one of its steps is, or if none has a text longer than its
-window.
+Each family has its true width and a few layers; two families have all their layers. Weights are random, in bf16. Most
+texts are short, and some are longer than the family's window. The loss and the gradient norm of each of the first steps
+are recomputed by the dense model in fp32, on padded batches, with transformers' attention and PEFT's layers, from the
+adapter as it was before the step. A step is wrong if its error exceeds twice that of the dense model in bf16 plus 1e-3
+for the loss or 1e-2 for the norm. A family is wrong if one of these steps is, or if none of them trains a text longer
+than its window.
 """
 
 import argparse
@@ -44,7 +44,8 @@ from sebp_edge.training.recovery import RecoveringLearner
 
 STEPS = 6
 SHORT_TEXTS, LONG_TEXTS, BATCH_TOKENS = 70, 12, 2048
-# Beyond the window; of a family without one, beyond what attention kernels take at once.
+# Long texts exceed the window by BEYOND tokens; without a window, they exceed a length that is already beyond what
+# attention kernels take at once.
 BEYOND, LONGEST_WITHOUT_WINDOW = 200, 1500
 LOSS_TOLERANCE, NORM_TOLERANCE = 1e-3, 1e-2
 NARROW = {
@@ -63,8 +64,8 @@ class Family(NamedTuple):
     """One family's published sizes.
 
     Attributes:
-        layers: how many are computed, all kinds of layers among them.
-        sizes: keywords of its config.
+        layers: number of layers used, which covers all kinds of layers.
+        sizes: keyword arguments of its config.
     """
 
     name: str
@@ -149,7 +150,7 @@ SOURCES = (
 
 
 class Step(NamedTuple):
-    """One step of a training: its examples, the trained parameters before it, and what it was."""
+    """One training step: its examples, the trained parameters before it, and its outcome."""
 
     examples: list[Example]
     state: list[Tensor]
@@ -157,7 +158,7 @@ class Step(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What is kept of one `adapt`: its first steps, its events, and the PEFT config of its adapter."""
+    """One `adapt` run: its first steps, its events, and the PEFT config of its adapter."""
 
     steps: list[Step]
     events: list[Event]
@@ -183,7 +184,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def measure(family: Family, *, narrow: bool) -> dict:
-    """One family's run, and its errors; on a CPU if narrow."""
+    """Runs one family and returns its errors; on a CPU if `narrow`."""
     config, device = family.config(narrow=narrow), torch.device("cpu" if narrow else "cuda")
     with tempfile.TemporaryDirectory() as folder:
         model, texts = Path(folder, "model"), Path(folder, "texts.jsonl")
@@ -225,7 +226,7 @@ def measure(family: Family, *, narrow: bool) -> dict:
 
 
 def adapt(model: Path, texts: Path, context_length: int, device: torch.device, store: Path) -> Run:
-    """A whole `adapt` of one epoch, and its first steps."""
+    """Runs a whole `adapt` of one epoch and keeps its first steps."""
     events: list[Event] = []
     recipe = Recipe.load("notes").replace(epochs=1, context_length=context_length, batch_tokens=BATCH_TOKENS)
     personalizer = Personalizer(model, recipe=recipe, device=device.type, store=store, on_event=events.append)
@@ -239,7 +240,7 @@ def adapt(model: Path, texts: Path, context_length: int, device: torch.device, s
 
 @contextmanager
 def _first_steps() -> Iterator[tuple[list[Step], list]]:
-    """Within it, the first steps of a training are kept, and the config of its adapter."""
+    """Records the first steps of a training within it, and the config of the adapter."""
     own, steps, configs = RecoveringLearner.step, [], []
 
     def step(learner: RecoveringLearner, group: Group, learning_rate: float) -> Outcome:
@@ -259,7 +260,7 @@ def _first_steps() -> Iterator[tuple[list[Step], list]]:
 
 
 def dense_steps(folder: Path, run: Run, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The loss and the gradient norm of each step as transformers and PEFT compute them; fp64 [steps, 2]."""
+    """The loss and the gradient norm of each step, computed by transformers and PEFT alone; fp64 [steps, 2]."""
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
     model = get_peft_model(base, copy.deepcopy(run.peft_config))
     found = torch.tensor([_dense_step(model, step) for step in run.steps], dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""What a base in 4 bits costs in quality: the judge's loss on notes before and after, in full precision and in 4 bits.
+"""Measures what a 4-bit base model costs in quality: the judge's loss on notes, in full precision and in 4 bits.
 
     python kernels/bench/four_bit_quality.py [FOLDER] [--model tiny] [--seeds 0 1 2] [--recipe notes] [--device cpu]
 
-Both precisions see the same documents in the same order; each adapter is judged on the base that it was trained on.
+Both precisions see the same documents in the same order; each adapter is judged on the base it was trained on.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Texts and labels of four GLUE tasks, from a folder with the files as their publishers name them.
+"""Reads the texts and labels of four GLUE tasks, from files named as their publishers name them.
 
     rte     full_train_*.json (text_a, text_b, label), dev.tsv
     cola    in_domain_train.tsv, in_domain_dev.tsv
     sst2    train.tsv, test.tsv: phrases to train on, whole sentences to judge on
     mrpc    msr-para-train.tsv, msr-para-val.tsv
 
-Each in a folder of its task's name, any of them compressed as .xz. No texts are part of this project.
+Each task has a folder of its own name; any file may be compressed as .xz. The texts are not part of this project.
 """
 
 import csv
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 
 class Labelled(NamedTuple):
-    """One text or two, and the class: 0 or 1."""
+    """One or two texts, and their class: 0 or 1."""
 
     texts: tuple[str, ...]
     label: int
@@ -32,7 +32,7 @@ def read_task(folder: Path, name: str) -> Task:
     """Reads the task `name` of `TASKS` in `folder`.
 
     Raises:
-        FileNotFoundError: a file is not there.
+        FileNotFoundError: a file is missing.
     """
     return Task(*(list(part) for part in TASKS[name](folder / name)))
 

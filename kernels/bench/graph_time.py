@@ -1,4 +1,4 @@
-"""Backward passes to be timed in captured graphs (`sebp_edge.ops.timing`), and what is timed without one."""
+"""Prepares backward passes for timing in captured graphs, and sums the kernel times of what cannot be captured."""
 
 from collections.abc import Callable, Iterable
 
@@ -10,9 +10,9 @@ from sebp_edge.ops.timing import capture_stream
 
 
 def backward_of(forward: Callable, inputs: list[Tensor] | tuple[Tensor, ...], *douts: Tensor) -> Callable:
-    """A function that runs only the backward pass of `forward`, over and over; it returns the inputs' gradients."""
+    """A function that runs only the backward pass of `forward`, any number of times, and returns the gradients."""
     stream = capture_stream()
-    # What this stream reads was made on another one.
+    # The inputs were made on the current stream.
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         outputs = forward()
@@ -21,9 +21,10 @@ def backward_of(forward: Callable, inputs: list[Tensor] | tuple[Tensor, ...], *d
 
 
 def milliseconds_in_kernels(parts: dict[str, Callable], *, repeats: int = 7) -> dict[str, float]:
-    """Means of the summed times of one call's kernels, by torch's profiler: for what cannot be captured.
+    """The summed times of the kernels of one call, as a mean over calls, from torch's profiler.
 
-    One trace holds all parts, since to begin one takes longer than most of them; between them a kernel waits.
+    For functions that cannot be captured. All parts share one trace, since starting a trace takes longer than most
+    parts; a waiting kernel separates them.
     """
     from torch.profiler import ProfilerActivity, profile
 
@@ -31,7 +32,7 @@ def milliseconds_in_kernels(parts: dict[str, Callable], *, repeats: int = 7) -> 
         for run in parts.values():
             run()
         torch.cuda.synchronize()
-        # Accumulating events keeps the profiler from warning that it forgets those of an earlier cycle.
+        # acc_events avoids the profiler's warning that it drops the events of earlier cycles.
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
             for run in parts.values():
                 for _ in range(repeats):
@@ -43,7 +44,7 @@ def milliseconds_in_kernels(parts: dict[str, Callable], *, repeats: int = 7) -> 
 
 
 def sums_before_waits(events: Iterable) -> list[float]:
-    """Microseconds of a GPU's events that ran before each waiting kernel, and after the one before it."""
+    """Summed microseconds of the GPU events between each waiting kernel and the one before it."""
     sums, current = [], 0.0
     for event in sorted(events, key=lambda event: event.time_range.start):
         if "spin_kernel" in event.name:

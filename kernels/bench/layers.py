@@ -1,10 +1,11 @@
-"""One layer's backward pass on a GPU: dense, ours, and the limit; each shape checked before it is timed.
+"""Times one layer on a GPU: sparse_linear's backward pass beside dense and the limit, lora_linear beside PEFT.
 
     python kernels/bench/layers.py [--record [FILE]]
 
-sparse_linear: dX and dW, with a zero-filled dX of full size, as the paper has it. The limit is cuBLAS on rows that are
-compact already, plus the time of the zero fill. lora_linear: a group of projections with fp32 adapters on a bf16 base,
-forward and backward, against PEFT's layers on the same rows. Milliseconds are medians of captured graphs' replays.
+sparse_linear: dX and dW, with a zero-filled dX of full size, as in the paper. The limit is cuBLAS on rows that are
+already compact, plus the zero fill. lora_linear: forward and backward of a group of projections with fp32 adapters on a
+bf16 base, against PEFT's layers on the same rows. Each shape is checked before it is timed. Milliseconds are medians
+over replays of captured graphs.
 """
 
 import argparse
@@ -61,7 +62,7 @@ def linear_records():
 
 
 def make_rows(num_rows: int, share: float, pattern: str) -> Tensor:
-    """Increasing ids of about `share` of the rows: scattered, or as that many right-padded sequences have them."""
+    """Increasing ids of about `share` of the rows: scattered, or one span in each of several right-padded sequences."""
     active = round(num_rows * share)
     if pattern == "random":
         return torch.randperm(num_rows)[:active].sort().values.cuda()
@@ -71,7 +72,7 @@ def make_rows(num_rows: int, share: float, pattern: str) -> Tensor:
 
 
 def as_span(rows: Tensor) -> Tensor | slice:
-    """The slice that the rows are if they are contiguous, as a plan would give it."""
+    """The rows as a slice if they are contiguous, as in a RowPlan; else the ids."""
     begin, end = int(rows[0]), int(rows[-1]) + 1
     return slice(begin, end) if end - begin == len(rows) else rows
 

@@ -1,12 +1,12 @@
-"""A model in the format of llama2.c (version 1) becomes a folder that transformers loads.
+"""Converts a model in llama2.c's format (version 1) to a folder that transformers loads.
 
     python kernels/bench/llama2c.py CHECKPOINT TOKENIZER FOLDER
 
-CHECKPOINT begins with "ak42" and the version, then seven sizes, a flag (is the head the embedding?), and at byte 256
-the weights in fp32: all norms, the embedding, then q, k, v, o, gate, down, up, each of all layers. TOKENIZER holds the
-length of the longest token, then score, length and text of each; the higher a score, the earlier a merge. Rotary
-embeddings turn neighbouring pairs there, and halves in transformers: rows of q and k are put in that order.
-Source of the format: export.py and run.c of github.com/karpathy/llama2.c.
+CHECKPOINT begins with "ak42" and the version, then seven sizes and a flag (whether the head is tied to the embedding).
+The weights follow from byte 256 in fp32: all norms, the embedding, then q, k, v, o, gate, down and up, each for all
+layers. TOKENIZER holds the length of the longest token, then the score, length and text of each token; a higher score
+means an earlier merge. llama2.c rotates neighbouring pairs and transformers rotates halves, so the rows of q and k are
+reordered. Source of the format: export.py and run.c of github.com/karpathy/llama2.c.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def read_model(checkpoint: Path) -> LlamaForCausalLM:
-    """Reads the weights.
+    """Reads a checkpoint.
 
     Raises:
         ValueError: the file is not of version 1, or has too few or too many weights.
@@ -72,7 +72,7 @@ def read_model(checkpoint: Path) -> LlamaForCausalLM:
 
 
 def in_order(model: LlamaForCausalLM, tied: bool) -> list[Tensor]:
-    """The parameters, in the order that the file has them in."""
+    """The parameters in the order of the file."""
     layers = model.model.layers
     norms = [layer.input_layernorm.weight for layer in layers] + [
         layer.post_attention_layernorm.weight for layer in layers
@@ -84,7 +84,7 @@ def in_order(model: LlamaForCausalLM, tied: bool) -> list[Tensor]:
 
 
 def halves(weight: Tensor, heads: int) -> Tensor:
-    """Rows 0, 2, 4, ... of each head, then 1, 3, 5, ..."""
+    """Reorders the rows of each head: 0, 2, 4, ..., then 1, 3, 5, ..."""
     return weight.view(heads, -1, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 

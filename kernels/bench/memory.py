@@ -1,4 +1,4 @@
-"""What `sebp-edge adapt --memory` takes of a GPU, beside what its plan predicted.
+"""Compares the GPU memory that `sebp-edge adapt --memory` takes with what its plan predicted.
 
     python kernels/bench/memory.py [--record [FILE]]              Llamas from 135M to 8B, on a GPU
     python kernels/bench/memory.py --families [--record [FILE]]   six other families, on a GPU
@@ -6,11 +6,11 @@
 
 `--only` takes the names of runs or shapes, `--csv` writes the rows as they come, `--gpus 2` runs two side by side.
 
-Each run is the command, as a process of its own, on texts that have the token lengths of real ones (lengths.json:
-paragraphs of notes, and OASST1's conversations as the long case), with random bf16 weights of the true shape, a context
-of 4096 and 4096 loss tokens a step. The peak is what the process holds of the GPU, CUDA's context and libraries
-included; the allocator's is what torch counts, and what peers quote. Runs that cannot fit must fail before the first
-step. Of a run that fails later, the figures are those of its rehearsal.
+Each run is the command in a process of its own, with random bf16 weights of the true shape, a context of 4096 and 4096
+loss tokens a step. Texts have the token lengths of real ones (lengths.json): paragraphs of notes, or OASST1's
+conversations as the long case. The peak is what the process holds on the GPU, CUDA's context and libraries included;
+the allocator's peak is what torch counts and what peers quote. Runs that cannot fit must fail before the first step.
+For a run that fails later, the figures are those of its rehearsal.
 """
 
 import argparse
@@ -33,15 +33,15 @@ from models import known_config
 LENGTHS = Path(__file__).with_name("lengths.json")
 NOTES, CHATS = "notes, paragraphs", "OASST1"
 CONTEXT = BATCH_TOKENS = 4096
-# So many tokens that twelve steps remain after some texts are held out.
+# Enough tokens for twelve steps after some texts are held out.
 TOKENS = 14 * BATCH_TOKENS
-# What Llama 3.1 with 8 billion parameters has otherwise than Llama 3.2 with 3, but for its untied head.
+# The differences of Llama 3.1 8B from Llama 3.2 3B, apart from its untied head.
 LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
-# Families with other parts than Llama's, by their config's model_type; what is left out is as transformers has it.
+# Families that differ from Llama: their config's model_type and sizes; other values are transformers' defaults.
 FAMILIES = {
     # Fused projections.
     "phi-3-mini": ("phi3", {"sliding_window": 2047}),
-    # Norms behind attention and MLP, and of all queries and keys together.
+    # Norms after attention and MLP, and over all heads of queries and keys.
     "olmo-2-1b": (
         "olmo2",
         {
@@ -55,7 +55,7 @@ FAMILIES = {
             "pad_token_id": 100277,
         },
     ),
-    # Four norms, windows, one key/value head of size 256, a large vocabulary.
+    # Four norms a layer, sliding windows, one key/value head of size 256, a large vocabulary.
     "gemma-3-1b": (
         "gemma3_text",
         {
@@ -74,7 +74,7 @@ FAMILIES = {
         "starcoder2",
         {"max_position_embeddings": 16384, "sliding_window": 4096, "bos_token_id": 0, "eos_token_id": 0},
     ),
-    # A part of each head is turned, pair by pair; gate and up are one projection.
+    # Partial rotary embeddings on neighbouring pairs; gate and up are one projection.
     "glm-edge-1.5b": (
         "glm",
         {
@@ -94,7 +94,7 @@ FAMILIES = {
 
 
 def config_of(shape: str) -> PretrainedConfig:
-    """A known model's, that of Llama 3.1 with 8 billion parameters, or that of another family."""
+    """The config of a known model, of Llama 3.1 8B, or of another family."""
     if shape in FAMILIES:
         family, sizes = FAMILIES[shape]
         return AutoConfig.for_model(family, **sizes)
@@ -104,7 +104,7 @@ def config_of(shape: str) -> PretrainedConfig:
 
 
 class Run(NamedTuple):
-    """One run: a shape, how it is trained, its budget, and whose lengths its texts have."""
+    """One run: a shape, how it is trained, its memory budget, and the data set whose text lengths it uses."""
 
     name: str
     shape: str
@@ -132,7 +132,7 @@ RUNS = [
     Run("8b-4bit-8gb", "llama-3.1-8b", "lora", True, "8GB", NOTES),
     Run("3b-lora-6gb", "llama-3.2-3b", "lora", False, "6GB", NOTES),
 ]
-# For LoRA with room and without, in 4 bits, and for all weights.
+# For LoRA with plenty of memory, LoRA with little, 4 bits, and full training.
 BUDGETS = {
     "phi-3-mini": ("100GB", "10GB", "5GB", "100GB"),
     "olmo-2-1b": ("100GB", "5GB", "3.2GB", "12GB"),
@@ -150,7 +150,7 @@ FAMILY_RUNS = [
 TINY = [Run("tiny", "tiny", "lora", False, "3GB", NOTES), Run("tiny-too-small", "tiny", "lora", False, "100MB", NOTES)]
 
 
-# What shows a run, or keeps what came of it, holds no memory of a GPU.
+# The command line and the stores are left out, since they hold no GPU memory.
 SOURCES = (
     *evidence.STEP,
     *(f"sebp_edge/{part}" for part in ("machine", "models", "texts", "personalizer.py", "recipe.py")),
@@ -189,7 +189,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def measured(runs: list[Run], work: Path, gpus: int, *, on_cpu: bool) -> Iterator[dict]:
-    """Each run's figures in order, as they come; on several GPUs each run has one of its own."""
+    """The figures of each run, in order, as soon as they are known; with several GPUs, each run has one to itself."""
     free = queue.SimpleQueue()
     for number in range(gpus):
         free.put({"CUDA_VISIBLE_DEVICES": str(number)} if gpus > 1 else {})
@@ -208,7 +208,7 @@ def measured(runs: list[Run], work: Path, gpus: int, *, on_cpu: bool) -> Iterato
 
 
 def measure(run: Run, work: Path, *, on_cpu: bool, environment: dict[str, str] | None = None) -> dict:
-    """The command's own figures of one run; what it said, if it failed."""
+    """The figures that the command reports for one run, or its error message if it failed."""
     model = TINY_MODEL if on_cpu else made_once(work / run.shape, config_of(run.shape))
     row = run._asdict() | {"failed": ""}
     with tempfile.TemporaryDirectory(dir=work) as folder:
@@ -236,7 +236,7 @@ def measure(run: Run, work: Path, *, on_cpu: bool, environment: dict[str, str] |
 
 
 def planned(events: list[dict]) -> dict:
-    """What the plan said."""
+    """The plan's prediction."""
     plan = next(event for event in events if event["event"] == "memory_planned")
     return {
         "predicted_gb": plan["peak"] / 1e9,
@@ -246,7 +246,7 @@ def planned(events: list[dict]) -> dict:
 
 
 def rehearsed(events: list[dict]) -> dict:
-    """Plan and peak of a run that failed, if it came as far as its rehearsal."""
+    """Plan and peak of a failed run, if it got as far as its rehearsal."""
     probed = [event for event in events if event["event"] == "memory_probed"]
     if not probed:
         return {}
@@ -261,7 +261,7 @@ def write_csv(file: Path, rows: list[dict]) -> None:
 
 
 def lengths_like(data: str, tokens: int, longest: int) -> list[int]:
-    """Token counts drawn from a data set's, until they sum to `tokens`; the longest are cut."""
+    """Draws lengths from a data set's distribution until they add up to `tokens`; each is cut to `longest`."""
     counts = json.loads(LENGTHS.read_text())[data]["counts"]
     draw, lengths = random.Random(0), []
     while sum(lengths) < tokens:
@@ -271,7 +271,7 @@ def lengths_like(data: str, tokens: int, longest: int) -> list[int]:
 
 
 def write_texts(file: Path, lengths: list[int], tokenizer: PreTrainedTokenizerBase) -> None:
-    """One text a line, each of random words that are one token and so of the wanted length, BOS and EOS included.
+    """Writes one text per line, of random single-token words, so that it has the wanted length with BOS and EOS.
 
     Raises:
         RuntimeError: a text has another length.
@@ -280,7 +280,7 @@ def write_texts(file: Path, lengths: list[int], tokenizer: PreTrainedTokenizerBa
     spelt = sorted(
         word[1:] for word in tokenizer.get_vocab() if word[0] == "Ġ" and word[1:].isalpha() and len(word) > 4
     )
-    # Alone and within a text: a word of the vocabulary need not be what the text is cut into.
+    # A word in the vocabulary may still be split, so each is tokenized, both at the start of a text and within it.
     alone, within = (
         tokenizer([form + word for word in spelt], add_special_tokens=False)["input_ids"] for form in ("", " ")
     )

@@ -1,7 +1,7 @@
-"""What benchmarks of whole models share: a model, a padded batch, and the gate that gradients pass before being timed.
+"""Models, padded batches and the gradient check for benchmarks of whole models.
 
-Weights are random, in bf16, and all of them are trained. A decoder's texts are padded on the right, where no mask is
-needed and none is given; an encoder gets one.
+Weights are random, in bf16, and all of them are trained. Texts are padded on the right; an encoder gets an attention
+mask, and a decoder gets none, since right padding needs none.
 """
 
 import copy
@@ -30,12 +30,13 @@ from sebp_edge.texts.batches import Batch
 
 LENGTHS = Path(__file__).with_name("lengths.json")
 TINY = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
-# Two numbers of a head's bias, say, are off by chance by more than twice as much as another way's.
+# Tolerance relative to a parameter's own gradient: the error of a bias with two elements varies by more than 2x by
+# chance.
 OF_OWN_NORM = 0.02
 
 
 class WrongGradients(Exception):
-    """A way does not compute what the dense model computes."""
+    """The gradients of a way differ from the dense model's."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Case:
     """One model on one batch.
 
     Attributes:
-        texts: whose lengths these are, in lengths.json.
-        target: the least ratio of the dense backward pass's GPU time to the hoisted ones' that is hoped for.
+        texts: the data set in lengths.json whose text lengths are used.
+        target: the hoped-for speed-up of the hoisted backward pass over the dense one, in GPU time.
     """
 
     model: str
@@ -56,16 +57,16 @@ class Case:
 
 
 def known_config(name: str) -> PretrainedConfig:
-    """The sizes of a model that is known by name."""
+    """The config of a model known by name."""
     return AutoConfig.from_pretrained(bundled_config(resolve(name)))
 
 
 def make_model(config: PretrainedConfig, device: torch.device) -> nn.Module:
-    """Random bf16 weights, no row of the embedding zero.
+    """A model with random bf16 weights and no zero row in the embedding.
 
-    transformers leaves the padding token's row zero. In Gemma's configs that is token 0, which begins every text of the
-    bundled tokenizer: a first row that stays zero through all RMSNorms multiplies its gradient by 1 / sqrt(eps) in each
-    of them, until it overflows in any dtype.
+    transformers leaves the padding token's embedding zero. In Gemma's configs that is token 0, with which the bundled
+    tokenizer begins every text. A row that stays zero through all RMSNorms has its gradient multiplied by 1 / sqrt(eps)
+    in each of them, which overflows in any dtype.
     """
     auto = AutoModelForSequenceClassification if config.model_type in ENCODERS else AutoModelForCausalLM
     with device:
@@ -77,7 +78,7 @@ def make_model(config: PretrainedConfig, device: torch.device) -> nn.Module:
 
 
 def make_batch(case: Case, device: torch.device) -> tuple[Batch, int]:
-    """Random tokens in texts of `text_lengths`, padded on the right; and how many tokens they are."""
+    """A right-padded batch of random tokens with the lengths of `text_lengths`, and its number of real tokens."""
     lengths_B = text_lengths(case.texts, case.batch_size)
     mask_BT = torch.arange(case.context_length) < lengths_B[:, None]
     input_ids_BT = torch.randint(10, case.config.vocab_size, mask_BT.shape) * mask_BT
@@ -89,7 +90,7 @@ def make_batch(case: Case, device: torch.device) -> tuple[Batch, int]:
 
 
 def text_lengths(texts: str, batch_size: int) -> Tensor:
-    """Lengths drawn from those of a data set; of a single text, their mean."""
+    """Lengths drawn from a data set's distribution; for a single text, its mean length."""
     counts = json.loads(LENGTHS.read_text())[texts]["counts"]
     if batch_size == 1:
         return torch.tensor([round(sum(length * count for length, count in enumerate(counts)) / sum(counts))])
@@ -97,7 +98,7 @@ def text_lengths(texts: str, batch_size: int) -> Tensor:
 
 
 def without_padding(batch: Batch) -> Batch:
-    """The same texts, padded to the longest of them only; id 0 is padding, and there alone."""
+    """Pads the same texts to the longest of them only; id 0 occurs only as padding."""
     longest = int(batch.input_ids.ne(0).sum(dim=1).max())
     mask = None if batch.attention_mask is None else batch.attention_mask[:, :longest]
     labels = batch.labels if batch.labels.dim() == 1 else batch.labels[:, :longest]
@@ -105,19 +106,20 @@ def without_padding(batch: Batch) -> Batch:
 
 
 def gradients(model: nn.Module, way: Way, batch: Batch) -> Gradients:
-    """All elements of all gradients."""
+    """Every element of every gradient of a way."""
     with running(model, batch, way) as step:
         return loss_and_gradients(step, model, take=Tensor.clone)[1]
 
 
 def gradient_errors(model: nn.Module, batch: Batch, ways: tuple[Way, ...]) -> dict[str, float]:
-    """The error of each way's gradients against those in fp32 with no padding beyond the longest text.
+    """The relative error of each way's gradients against those in fp32, without padding beyond the longest text.
 
-    Without dropout, and over the norm of these gradients; by the ways' names, of which the dense one is the first.
+    Dropout is off. Errors are relative to the norm of the fp32 gradients, by the names of the ways; `ways` must contain
+    DENSE.
 
     Raises:
-        WrongGradients: a parameter's gradient errs by more than twice the dense way's, 2 % of its own norm and 1e-4 of
-            the norm of all.
+        WrongGradients: the error of a parameter's gradient exceeds the sum of twice the dense way's error, 2 % of the
+            gradient's own norm, and 1e-4 of the norm of all gradients.
     """
     model.eval()
     with in_fp32(model):

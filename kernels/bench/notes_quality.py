@@ -1,8 +1,8 @@
-"""How much the bundled model learns from real notes: the judge's loss before and after, over seeds.
+"""Measures how much the bundled model learns from real notes: the judge's loss before and after, over seeds.
 
     python kernels/bench/notes_quality.py FOLDER... [--notes 200] [--seeds 0 1 2] [--recipe notes] [--device cpu]
 
-Of each folder, that many notes are drawn at random by the seed; the seed also splits, shuffles and initialises.
+The seed draws --notes notes from each folder; it also sets the splits, the shuffling and the initial weights.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The trainers that peers.py compares: for each, what loads its model, and the way in which it makes a step.
+"""The trainers that peers.py compares: how each loads its model and makes a step.
 
 Shapes: B texts, T positions, N tokens of all texts, C loss rows, H heads, G key/value heads, E head size.
 """
@@ -36,10 +36,11 @@ class Arm:
     """One way to train.
 
     Attributes:
-        load: the model with what is trained requiring gradients.
-        most_texts: larger batches are left out.
-        full, loss_share: whether it is in the runs that train all weights, or have a loss on a part of each text.
-        only_loss_share: whether it is in no other.
+        load: makes the model; what is trained requires gradients.
+        most_texts: the most texts in a batch; larger batches are left out.
+        full: whether it is in the runs that train all weights.
+        loss_share: whether it is in the runs with a loss on a part of each text.
+        only_loss_share: whether it is in no other runs.
     """
 
     way: Way
@@ -48,9 +49,6 @@ class Arm:
     full: bool = False
     loss_share: bool = False
     only_loss_share: bool = False
-
-
-# How models are loaded.
 
 
 def with_varlen(job: Job) -> nn.Module:
@@ -75,7 +73,7 @@ def with_liger_and_varlen(job: Job) -> nn.Module:
 
 
 def by_unsloth(job: Job) -> nn.Module:
-    # Imported before all else, by peer_process.py.
+    # peer_process.py has imported it, before everything else.
     unsloth = sys.modules["unsloth"]
     model, _ = unsloth.FastLanguageModel.from_pretrained(
         str(job.model_folder), max_seq_length=4096, dtype=job.dtype, load_in_4bit=False
@@ -98,17 +96,14 @@ def _apply_liger(job: Job) -> None:
     apply(fused_linear_cross_entropy=True, cross_entropy=False)
 
 
-# Ways beside those of `sebp-edge bench`.
-
-
 def packed_without_ends(batch: Batch) -> dict:
-    """All texts in one row; positions begin again with each."""
+    """Packs all texts into one row; positions restart in each."""
     row = packed(batch)
     return {name: row[name] for name in ("input_ids", "labels", "position_ids")}
 
 
 def packed_with_lengths(batch: Batch) -> dict:
-    """As Unsloth's packing is told where texts end."""
+    """Packs all texts into one row, with their lengths in the form that Unsloth takes."""
     return packed_without_ends(batch) | {"packed_seq_lengths": batch.attention_mask.sum(dim=1).int().cpu()}
 
 
@@ -118,20 +113,20 @@ def padded_to_longest(batch: Batch) -> dict:
 
 
 def all_rows(batch: Batch) -> tuple[ActiveTokens, Tensor]:
-    """As if every token had a loss; and which of those losses are asked for: bool [C]."""
+    """The active tokens as if every token had a loss, and which of those losses count: bool [C]."""
     labels = batch.input_ids.masked_fill(batch.attention_mask == 0, IGNORE)
     plan = RowPlan.from_labels(labels).to(batch.input_ids.device)
     return ActiveTokens.gather(batch.input_ids, plan), torch.isin(plan.loss_rows, batch.plan.loss_rows)
 
 
 def _loss_of_all_rows(handle: Hoisted, everywhere: tuple[ActiveTokens, Tensor]) -> Tensor:
-    """No row is left out of the head or the last layer: padding-free, and not completion-only."""
+    """The loss with all rows computed in the head and the last layer: padding-free, but not completion-only."""
     tokens, asked_C = everywhere
     return handle.row_losses(tokens)[asked_C].mean()
 
 
 def _called(model: nn.Module, row: dict) -> Tensor:
-    """As any training loop calls a transformers model."""
+    """Calls the model as an ordinary training loop does."""
     return model(**row, use_cache=False).loss
 
 
@@ -140,7 +135,7 @@ def _unsloths_loss(model: nn.Module, batch: dict) -> Tensor:
 
 
 PACKED = Way("packed", as_it_is, _called, packed_without_ends)
-# Attention functions in transformers are told where texts end.
+# The attention function receives the boundaries of the texts as keywords.
 PACKED_VARLEN = Way("packed varlen", as_it_is, _called, packed)
 UNSLOTH = Way("unsloth", as_it_is, _unsloths_loss, padded_to_longest)
 UNSLOTH_PACKED = Way("unsloth packed", as_it_is, _unsloths_loss, packed_with_lengths)
@@ -159,12 +154,12 @@ def varlen_attention(
     scaling: float,
     **others,
 ) -> tuple[Tensor, None]:
-    """torch's own attention within each text of a packed row, registered as transformers has it: [1, N, H, E], None."""
+    """torch's variable-length attention over a packed row, as an attention function of transformers: [1, N, H, E]."""
     from torch.nn.attention.varlen import varlen_attn
 
     groups = query_1HNE.shape[1] // key_1GNE.shape[1]
     query_NHE = query_1HNE[0].transpose(0, 1)
-    # torch 2.11's takes as many heads of keys as of queries.
+    # In torch 2.11 it needs as many key/value heads as query heads.
     key_NHE, value_NHE = (
         states[0].transpose(0, 1).repeat_interleave(groups, dim=1) for states in (key_1GNE, value_1GNE)
     )

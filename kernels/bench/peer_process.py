@@ -1,14 +1,14 @@
-"""One trainer of peers.py, in a process of its own: first whether its step is right, then how long it takes.
+"""Checks and times the step of one trainer of peers.py, in a process of its own.
 
     python kernels/bench/peer_process.py ARM JOB        an arm's name or "reference"; the job as JSON, from peers.py
 
-Prints a line for each batch. What is right: loss and gradients in fp32, one text at a time.
+Prints one line per batch. The reference is the loss and the gradients in fp32, one text at a time.
 """
 
 import sys
 
 if sys.argv[1:] and sys.argv[1].startswith("unsloth"):
-    import unsloth  # noqa: F401  changes transformers, and has to come before it
+    import unsloth  # noqa: F401  patches transformers, so it must be imported first
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from sebp_edge.insight.bench.ways import trained
 from sebp_edge.texts.batches import Batch
 
 WARM_UPS, REPEATS = 2, 7
-# The relative error of a loss in bf16 that is still called right.
+# The largest accepted relative error of a loss in bf16.
 LOSS_TOLERANCE = 0.005
 
 
@@ -38,17 +38,14 @@ def main() -> None:
 
 
 def make_reference(job: Job) -> None:
-    """Writes what is right for each batch into the job's folder, with the arms' weights.
-
-    Leaves the model in the folder too, if an arm needs its files.
-    """
+    """Writes the reference for each batch into the job's folder, and the base model too if an arm needs its files."""
     base = make_base(job)
     if job.save_model:
         save_base(base, job)
     model = with_adapters(base, job)
     fill(trained(model))
     references = {count: Reference.of(model, make_batch(count, job), LOSS_TOLERANCE) for count in job.batches}
-    # Plain values, which are read without pickle.
+    # Plain values can be read without pickle.
     values = {count: vars(each) | {"allowed": vars(each.allowed)} for count, each in references.items()}
     torch.save(values, job.reference)
 
@@ -59,7 +56,7 @@ def read_references(job: Job) -> dict[int, Reference]:
 
 
 def measure(arm: Arm, job: Job) -> Iterator[dict]:
-    """One row for each batch: `status` is "ok", or why there is no time."""
+    """One row per batch: `status` is "ok", or the reason why there is no time."""
     model, references = arm.load(job), read_references(job)
     for count in job.batches:
         batch = make_batch(count, job)
@@ -72,14 +69,14 @@ def measure(arm: Arm, job: Job) -> Iterator[dict]:
         except torch.OutOfMemoryError:
             row |= {"status": "out of memory"}
         except Exception as error:
-            # Peers fail in ways of their own; a row says so, and the other batches go on.
+            # Peers fail with errors of many kinds; the row reports it, and the other batches go on.
             row |= {"status": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
         yield row
 
 
 def measure_batch(arm: Arm, model: nn.Module, batch: Batch, reference: Reference) -> dict:
     model.zero_grad(set_to_none=True)
-    # The batch before has trained them.
+    # The previous batch has changed the weights.
     fill(trained(model))
     with running(model, batch, arm.way) as step:
         loss, gradients = loss_and_gradients(step, model)

@@ -1,6 +1,6 @@
-"""The work that peers.py gives to every trainer: a model's shape, its weights and its texts, the same in each process.
+"""The work that peers.py gives to every trainer: the same model shape, weights and texts in each process.
 
-Weights and tokens are drawn by seed: weights on the device that they are for, tokens on the CPU.
+A fixed seed draws the weights, on their device, and the tokens, on the CPU.
 """
 
 import math
@@ -45,16 +45,16 @@ TINY_SIZES = {
 
 @dataclass(frozen=True)
 class Job:
-    """What all arms of one run have in common.
+    """The settings that all arms of one run share.
 
     Attributes:
         shape: one of SHAPES, or TINY.
-        device: "cuda", in bf16, or "cpu", in fp32.
-        full: whether all weights are trained; else LoRA adapters in fp32.
+        device: "cuda" (in bf16) or "cpu" (in fp32).
+        full: whether all weights are trained, instead of LoRA adapters in fp32.
         loss_share: the share of each text, at its end, that has a loss; 1.0 for whole texts.
-        batches: numbers of texts.
-        folder: for the reference, and for the model where an arm needs files.
-        save_model: whether the reference's process leaves the model in the folder.
+        batches: the number of texts in each batch.
+        folder: holds the reference, and the model if an arm needs its files.
+        save_model: whether the reference's process writes the model into the folder.
     """
 
     shape: str
@@ -79,7 +79,7 @@ class Job:
 
 
 def shape_config(shape: str) -> PretrainedConfig:
-    """The config of a model, as its authors published it; the small one is for trying the benchmark."""
+    """The config of a model as its authors published it; TINY is for trying the benchmark."""
     tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": PADDING_ID}
     if shape == TINY:
         return LlamaConfig(**TINY_SIZES, **tokens)
@@ -87,10 +87,11 @@ def shape_config(shape: str) -> PretrainedConfig:
 
 
 def lengths(loss_share: float) -> list[int]:
-    """Tokens of each of 64 texts.
+    """Token counts of 64 texts.
 
-    Whole texts: 26 to 196 tokens, mean 57. With a loss on a part: instructions with answers, from the log-normal that
-    has the median 128, the mean 193, the 90th and the 99th percentile (402, 1027) of Dolly's in Llama 3's tokens.
+    Whole texts have 26 to 196 tokens, 57 on average. Texts with a loss on a part stand for instructions with answers:
+    their log-normal has the median (128), the mean (193), the 90th and the 99th percentile (402, 1027) of Dolly, in
+    Llama 3's tokens.
     """
     draw = random.Random(0)
     if loss_share == 1.0:
@@ -99,7 +100,7 @@ def lengths(loss_share: float) -> list[int]:
 
 
 def make_texts(count: int, job: Job) -> list[Example]:
-    """The first `count` of the 64 texts: random tokens, the same in every process."""
+    """The first `count` of the 64 texts, with random tokens that are the same in every process."""
     generator = torch.Generator().manual_seed(0)
     highest = min(128000, shape_config(job.shape).vocab_size)
     texts = []
@@ -112,19 +113,19 @@ def make_texts(count: int, job: Job) -> list[Example]:
 
 
 def make_batch(count: int, job: Job) -> Batch:
-    """These texts, padded to the context length, on the job's device."""
+    """The first `count` texts, padded to the context length, on the job's device."""
     batch = Collator(CONTEXT_LENGTH, PADDING_ID)(make_texts(count, job))
     tensors = (each.to(job.device) for each in (batch.input_ids, batch.attention_mask, batch.labels))
     return Batch(*tensors, batch.plan.to(job.device))
 
 
 def make_model(job: Job, attention: str = "sdpa") -> nn.Module:
-    """What is trained: the base model as it is, or with LoRA adapters in fp32."""
+    """The model to train: the base model itself, or with LoRA adapters in fp32."""
     return with_adapters(make_base(job, attention), job)
 
 
 def make_base(job: Job, attention: str = "sdpa") -> nn.Module:
-    """The base model in the job's precision, with weights by seed."""
+    """The base model in the job's precision, with weights from the fixed seed."""
     with torch.device(job.device):
         model = AutoModelForCausalLM.from_config(
             shape_config(job.shape), dtype=job.dtype, attn_implementation=attention
@@ -144,7 +145,7 @@ def with_adapters(model: nn.Module, job: Job) -> nn.Module:
 
 @torch.no_grad()
 def fill(parameters: list[nn.Parameter]) -> None:
-    """Random weights by seed; both of an adapter's matrices, so that neither's gradient is zero."""
+    """Fills matrices at random from a fixed seed, lora_B included so that lora_A has gradients; vectors with ones."""
     generator = torch.Generator(parameters[0].device).manual_seed(0)
     for parameter in parameters:
         if parameter.dim() == 1:
@@ -154,7 +155,7 @@ def fill(parameters: list[nn.Parameter]) -> None:
 
 
 def save_base(model: nn.Module, job: Job) -> None:
-    """The base model and a tokenizer of bytes, for arms that load from a folder."""
+    """Saves the base model and a byte tokenizer, for arms that load from a folder."""
     model.save_pretrained(job.model_folder)
     names = ["<unk>", "<s>", "</s>", "<pad>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, []))

@@ -1,4 +1,4 @@
-"""A training step of this project against other trainers without padding, on one GPU and the same work.
+"""Times a training step of this project beside other trainers, most of them padding-free, on one GPU and the same work.
 
     python kernels/bench/peers.py [--record [FILE]]                 LoRA on the shape of Llama-3.2-3B
     python kernels/bench/peers.py --shape qwen3-0.6b                or smollm2-135m
@@ -7,13 +7,15 @@
     python kernels/bench/peers.py --arms "hf packed,sebp-edge step" --batches 4
     python kernels/bench/peers.py --tiny                            a small shape on the CPU, to try the benchmark
 
-Random bf16 weights, LoRA r = 16 on all seven projections with fp32 adapters, fused AdamW, short texts. One optimizer
-step (forward, backward, update), median of 7 after 2 warm-ups. Each trainer runs in a process of its own (see
-peer_process.py), one after the other; one that is not installed, fails or runs out of memory gets a row that says so.
+Random bf16 weights, LoRA r = 16 on all seven projections with fp32 adapters, fused AdamW, short texts. Times are of one
+optimizer step (forward, backward, update), the median of 7 after 2 warm-ups. Each trainer runs in a process of its own
+(see peer_process.py), one after the other; one that is not installed, fails or runs out of memory gets a row that says
+so.
 
-The limit is max(k * parameters * tokens / FLOP/s, bytes / bytes a second): k = 4 and the weights read twice for LoRA; 6
-and ten passes over the weights (reads of forward and backward, the gradient out and in, weight and both moments in and
-out) for training all. Steps of a few texts are bound by launches, so by the host's CPU as well.
+The limit is max(k * parameters * tokens / FLOP/s, bytes / bytes per second). For LoRA, k = 4 and the weights are read
+twice. For full training, k = 6 and there are ten passes over the weights: reads in forward and backward, the gradient
+written and read, the weight and both moments read and written. Steps on a few texts are bound by launches, and so by
+the host's CPU as well.
 """
 
 import argparse
@@ -39,9 +41,9 @@ SOURCES = (
     "sebp_edge/insight/bench",
     *(f"kernels/bench/{file}" for file in ("peers.py", "peer_process.py", "peer_arms.py", "peer_work.py")),
 )
-# A trainer that hangs must not take the others' time.
+# A trainer that hangs is stopped after this time, so that the others can run.
 ARM_SECONDS = 240
-# Measured: bf16 FLOP/s of an 8192^3 matrix product on random data, bytes/s of a copy, read and write counted.
+# Measured: bf16 FLOP/s of an 8192^3 matrix product on random data, and bytes/s of a copy (read plus write).
 CEILINGS = {"NVIDIA H100 80GB HBM3": (765e12, 3.0e12), "NVIDIA H200": (788e12, 4.3e12)}
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -100,7 +102,7 @@ def parse(arguments: list[str] | None) -> tuple[argparse.ArgumentParser, argpars
 
 
 def chosen(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
-    """The arms that were asked for, else those that this kind of run is about."""
+    """The arms named in the options, else the arms meant for this kind of run."""
     if options.arms:
         names = [name.strip() for name in options.arms.split(",")]
         unknown = [name for name in names if name not in ARMS]
@@ -116,12 +118,12 @@ def chosen(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list
 
 
 def needs_files(name: str) -> bool:
-    """Whether this arm will load the model from a folder."""
+    """Whether this arm loads the model from a folder."""
     return name.startswith("unsloth") and importlib.util.find_spec("unsloth") is not None
 
 
 def run(names: list[str], job: Job) -> list[dict]:
-    """The rows of all arms; every batch of each has one, in order."""
+    """The rows of all arms in order, one per arm and batch."""
     done, _, complaint = start("reference", job)
     if not done:
         raise RuntimeError(f"The reference, which says what is right, could not be computed: {complaint}")
@@ -137,8 +139,8 @@ def run(names: list[str], job: Job) -> list[dict]:
 
 
 def start(name: str, job: Job) -> tuple[bool, list[dict], str]:
-    """Whether an arm's process came to its end, the rows that it printed, and why it did not if so."""
-    # In the job's folder, because Unsloth writes into the one it runs in.
+    """Runs an arm's process; returns whether it succeeded, its rows, and how it ended with its last line of errors."""
+    # It runs in the job's folder, because Unsloth writes into the current folder.
     paths = (str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)
     environment = os.environ | QUIET | {"PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, str(PROCESS), name, json.dumps(asdict(job))]
@@ -159,7 +161,7 @@ def start(name: str, job: Job) -> tuple[bool, list[dict], str]:
 
 
 def compare(rows: list[dict], job: Job, ceilings: tuple[float, float] | None) -> None:
-    """Adds to each row the limit, and the step's ratios to it and to the fastest other trainer of this run."""
+    """Adds to each row the limit, and the ratios of the step to the limit and to the fastest other trainer."""
     with torch.device("meta"):
         parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(shape_config(job.shape)).parameters())
     fastest = {}
@@ -177,7 +179,7 @@ def compare(rows: list[dict], job: Job, ceilings: tuple[float, float] | None) ->
 
 
 def limit_ms(parameters: int, tokens: int, full: bool, flops: float, bytes_per_second: float) -> float:
-    """See the top of this file; two bytes a weight."""
+    """The limit as defined in this module's docstring, at two bytes per weight."""
     products, passes = (6, 10) if full else (4, 2)
     return 1e3 * max(products * parameters * tokens / flops, passes * 2 * parameters / bytes_per_second)
 

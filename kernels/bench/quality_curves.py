@@ -1,8 +1,8 @@
-"""Draws what `selection_quality` found: training loss in ten parts of each training, the mean over seeds, as one SVG.
+"""Draws the results of `selection_quality` as one SVG: training loss over ten parts of each training, mean over seeds.
 
     python kernels/bench/quality_curves.py CSV SVG
 
-The dense curve is wide and grey, and the exact one thin and on top, so that both show.
+The dense curve is wide and grey, and the exact curve thin and on top, so that both are visible.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from statistics import mean
 
 from selection_quality import PARTS
 
-# Colours that are told apart with any colour vision (Okabe and Ito), and the widths of lines.
+# Colours that can be told apart with any colour vision (Okabe and Ito), and line widths.
 LINES = {
     "dense": ("#b0b0b0", 7),
     "published": ("#d55e00", 2),
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def read(file: Path) -> dict[str, Curves]:
-    """Curves by way, by model and texts."""
+    """Reads the curves: by model and texts, then by way."""
     found: dict[str, dict[str, list[list[float]]]] = {}
     for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
         curve = [float(row[f"train_{part}"]) for part in range(PARTS)]
@@ -63,7 +63,7 @@ def drawn(panels: dict[str, Curves]) -> str:
 
 
 def panel(name: str, curves: Curves, x: float, y: float) -> str:
-    """One model's curves, on a scale of their own."""
+    """The curves of one model, on their own scale."""
     values = [value for curve in curves.values() for value in curve]
     low, high = min(values), max(values)
     height, step = HEIGHT - TOP - BOTTOM, (WIDTH - LEFT - 10) / (PARTS - 1)

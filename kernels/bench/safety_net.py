@@ -1,12 +1,12 @@
-"""What the drop-in's safety net and the trials at attach cost: the first pass of a kind of call beside later ones.
+"""Measures what the drop-in's safety net and the trials at attach cost: the first pass beside later ones.
 
     python kernels/bench/safety_net.py [--record [FILE]]     the shape of Llama-3.2-3B on a GPU, 1 x 4096, 3 % text
     python kernels/bench/safety_net.py --tiny                a small shape on the CPU, to try it
 
-A first pass finds its rows in every layer, compares them with the claimed ones and keeps all inputs; later passes
-compute the claimed rows, and look at the gradients of what is returned and of the embeddings. "detect" finds its rows
-in each pass. Each figure is the median of the rounds, in milliseconds. The first pass is that of a new handle in each
-round, with the trials that a handle makes once.
+The first pass of a kind of call detects the active rows in every layer, compares them with the claimed rows, and keeps
+all inputs. Later passes compute the claimed rows, and check the gradients of the outputs and of the embeddings.
+"detect" detects the rows in every pass. Each figure is the median over rounds, in milliseconds. Each round measures the
+first pass on a new handle, with the trials that a handle runs once.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def passes(model: nn.Module, batch, device: torch.device, chosen: dict) -> tuple[float, float, list[float | None]]:
-    """The first pass of a new handle, trials included, the median of later ones, and the peaks of both, in GiB."""
+    """Milliseconds of a new handle's first pass, trials included, and of later ones (median); both peaks in GiB."""
     give_memory_back(device)
     with sparsify(model, **chosen):
         (first,), peak_first = measured(model, batch, device, 1)
@@ -75,7 +75,7 @@ def measured(model: nn.Module, batch, device: torch.device, number: int) -> tupl
 
 
 def steps(model: nn.Module, batch, device: torch.device, number: int) -> list[float]:
-    """Milliseconds of forward and backward passes."""
+    """Milliseconds of each of `number` forward and backward passes."""
 
     def step() -> None:
         model(input_ids=batch.input_ids, labels=batch.labels, use_cache=False).loss.backward()

@@ -1,20 +1,20 @@
-"""What choosing rows of dL/dY costs in quality: one training, dense and with the rows chosen in other ways, over seeds.
+"""Measures what selecting rows of dL/dY costs in quality: the same training with each way to select them, over seeds.
 
     python kernels/bench/selection_quality.py --decoder tiny --notes FOLDER... [--csv FILE]
     python kernels/bench/selection_quality.py --encoder FOLDER --glue FOLDER [--tasks rte cola] [--csv FILE]
 
 A decoder learns paragraphs of notes, padded to `CONTEXT`; an encoder with a new head learns tasks of `glue_texts`. All
-weights are trained, in fp32, with AdamW and a constant learning rate. A seed draws the texts, their order, the head and
-the dropout, alike for every way, so that differences to "dense" are within a seed.
+weights are trained, in fp32, with AdamW and a constant learning rate. The seed sets the texts, their order, the head
+and the dropout, so that each way is compared with "dense" on the same training.
 
     dense               autograd's own backward pass
     exact               sparsify(model)
-    top n               sparsify(model, rows=TopN(n)), n a fifth of the padded rows: what the paper's N is nearly
-    threshold           sparsify(model, rows=Threshold()), found in each layer's first passes
-    published           what the code published with the paper does: every linear layer but the head computes dL/dX for
-                        the first n rows, whatever they hold, and never a weight's gradient
+    top n               sparsify(model, rows=TopN(n)), with n a fifth of the padded rows, close to the paper's N
+    threshold           sparsify(model, rows=Threshold()), with thresholds found in each layer's first passes
+    published           the backward pass of the code published with the paper: every linear layer but the head computes
+                        dL/dX for the first n rows, whatever they hold, and never a weight's gradient
 
-Rows of results are added to FILE. If "exact" is further from "dense" than the seeds are from each other, this fails.
+Appends rows of results to FILE. Fails if "exact" is further from "dense" than the seeds are from each other.
 """
 
 import argparse
@@ -49,7 +49,7 @@ DECODER_RATE, ENCODER_RATE = 5e-4, 1.23e-4
 CONTEXT = {"notes": 128, "rte": 96, "mrpc": 80, "cola": 64, "sst2": 64}
 STEPS = {"notes": 40, "rte": 30, "mrpc": 30, "cola": 50, "sst2": 50}
 BATCH_SIZE, HELD_OUT, PARTS = 8, 160, 10
-# Notes whose paragraphs are judged on, and those to train on.
+# Numbers of notes to evaluate on and to train on.
 HELD_OUT_NOTES, NOTES = 100, 600
 HEADS = ("lm_head", "classifier")
 DENSE, EXACT = "dense", "exact"
@@ -60,10 +60,10 @@ class Setting:
     """One model and what it learns.
 
     Attributes:
-        weights: which are pretrained, in words.
-        make_model: a new copy.
-        batches: of one training, by its seed: the keywords of the model's call.
-        heldout: batches that it is judged on.
+        weights: which weights are pretrained, in words.
+        make_model: makes a new copy of the model.
+        batches: the batches of one training by its seed, as keyword arguments of the model's call.
+        heldout: the batches that it is evaluated on.
         rows: padded rows of a batch.
     """
 
@@ -109,7 +109,7 @@ def decoder_setting(name: str, folders: list[Path], steps: int) -> Setting:
     tokenizer = AutoTokenizer.from_pretrained(reference.location)
     documents = read_texts(folders).documents
     random.Random(0).shuffle(documents)
-    # Whole notes are held out, so that no paragraph is judged beside one of its own note that was learnt.
+    # Whole notes are held out, so that no paragraph is evaluated after training on others of the same note.
     parts = documents[:HELD_OUT_NOTES], documents[HELD_OUT_NOTES:][:NOTES]
     heldout, pool = (_paragraphs(part, tokenizer, context) for part in parts)
     collate = Collator(context, pad_token_id=tokenizer.pad_token_id or 0)
@@ -169,7 +169,7 @@ def _drawn(pool: list, steps: int, seed: int) -> list:
 
 
 def _groups(examples: list) -> Iterator[list]:
-    """What goes into each batch; the last one may be smaller."""
+    """The examples of each batch; the last batch may be smaller."""
     return (examples[begin : begin + BATCH_SIZE] for begin in range(0, len(examples), BATCH_SIZE))
 
 
@@ -190,7 +190,7 @@ def ways(rows: int) -> dict[str, Callable[[nn.Module], AbstractContextManager]]:
 
 @contextmanager
 def published(model: nn.Module, num_rows: int) -> Iterator[None]:
-    """Every linear layer but the head gets the published backward pass."""
+    """Gives every linear layer but the head the published backward pass."""
     layers = [
         layer
         for name, layer in model.named_modules()
@@ -206,7 +206,7 @@ def published(model: nn.Module, num_rows: int) -> Iterator[None]:
 
 
 class _FirstRows(torch.autograd.Function):
-    """dX of the first rows of a flattened batch; zero elsewhere, and no dW."""
+    """A linear layer with dX for the first rows of the flattened batch only, zero elsewhere, and no dW."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight_MK: Tensor, bias: Tensor | None, num_rows: int) -> Tensor:
@@ -227,7 +227,7 @@ class _FirstRows(torch.autograd.Function):
 
 
 def compare(setting: Setting, seeds: list[int], file: Path | None) -> bool:
-    """Trains in every way with every seed and prints what came of it; False if "exact" is not on the dense curve."""
+    """Trains in every way with every seed and prints the results; returns False if "exact" differs from "dense"."""
     records = []
     for seed in seeds:
         batches = setting.batches(seed)
@@ -246,7 +246,7 @@ def compare(setting: Setting, seeds: list[int], file: Path | None) -> bool:
 
 
 def train(setting: Setting, batches: list[dict[str, Tensor]], way: Callable, seed: int) -> dict:
-    """One training: the loss on held-out texts after it, and the mean losses of ten equal parts of it."""
+    """Runs one training; returns the held-out loss after it, and the mean training loss in each of its ten parts."""
     model, losses = new_model(setting, seed), []
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=setting.learning_rate, weight_decay=0.0)
     with way(model) as handle:
@@ -265,13 +265,13 @@ def train(setting: Setting, batches: list[dict[str, Tensor]], way: Callable, see
 
 
 def new_model(setting: Setting, seed: int) -> nn.Module:
-    """The same for the same seed, a random head included, with torch's random state after it the same too."""
+    """A new model; the seed fixes its random head and torch's random state after it."""
     torch.manual_seed(seed)
     return setting.make_model()
 
 
 def _kept(dropped: list[DroppedRows]) -> dict[str, float | None]:
-    """The share of rows with gradient that was computed, and of squared norm that was not; means over layers."""
+    """The share of active rows that was computed, over all layers, and the mean share of squared norm that was not."""
     if not dropped:
         return {"kept": None, "lost_energy": None}
     return {
@@ -282,7 +282,7 @@ def _kept(dropped: list[DroppedRows]) -> dict[str, float | None]:
 
 @torch.no_grad()
 def judge(model: nn.Module, batches: list[dict[str, Tensor]]) -> tuple[float, float | None]:
-    """The mean loss of tokens, or of texts with their accuracy."""
+    """The mean loss per token, or per text, for which the accuracy is given too."""
     model.eval()
     losses, right = [], []
     for batch in batches:
@@ -298,7 +298,10 @@ def judge(model: nn.Module, batches: list[dict[str, Tensor]]) -> tuple[float, fl
 
 
 def show(records: list[dict]) -> bool:
-    """The means over seeds; differences are within a seed. Gives whether "exact" is on the dense curve."""
+    """Prints means over seeds, with differences at the same seed.
+
+    Returns whether the held-out loss of "exact" is within the seeds' standard deviation of that of "dense".
+    """
     by_way: dict[str, list[dict]] = {}
     for each in records:
         by_way.setdefault(each["way"], []).append(each)

@@ -2,9 +2,9 @@
 
     python kernels/bench/tune.py [--write kernels/ops/choices-h200.json] [--csv FILE]
 
-For each layer and set of rows: cuBLAS with a gather and a scatter, our fastest kernels, and the fastest of all ways
-together, in milliseconds, for dX and dW. The limit is cuBLAS on rows that are compact already, plus the zero fill. The
-CSV has the times of all tiles.
+Prints for each layer and set of rows the milliseconds of dX and dW together: cuBLAS with a gather and a scatter, our
+fastest kernels, and the fastest combination. The limit is cuBLAS on rows that are already compact, plus the zero fill.
+The CSV has the times of all tiles.
 """
 
 import argparse

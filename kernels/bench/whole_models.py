@@ -1,11 +1,11 @@
-"""Whole models run in four ways, in turns: dense, in the drop-in, hoisted, and hoisted in a captured graph.
+"""Times whole models in four ways, in turns: dense, in the drop-in, hoisted, and hoisted in a captured graph.
 
-    forward     the loss; a graph's is without what a backward pass would need
-    backward    what the gradients take longer than that, of which a graph has no part of its own
+    forward     the loss; a graph's forward pass keeps nothing for a backward pass
+    backward    the time of the gradients minus that of the forward pass; a graph has no backward pass of its own
     step        gradients and AdamW
 
-Each is timed until the GPU is done ("wall"), and as the sum of its kernels' times ("GPU"). Hoisted ways begin with the
-real tokens laid out, as a collator leaves them: eager on the GPU, for the graph on the host.
+Each is timed until the GPU is done ("wall"), and as the sum of its kernels' times ("GPU"). Hoisted ways start from the
+real tokens, laid out as a collator leaves them: on the GPU for the eager way, on the host for the graph.
 """
 
 import argparse
@@ -46,10 +46,10 @@ SOURCES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed(Way):
-    """A way whose forward and backward pass are one.
+    """A way whose forward and backward pass are one replay.
 
     Attributes:
-        add: adds a batch's gradients, with what `attach` gave; returns the loss.
+        add: takes what `attach` yields, adds a batch's gradients, and returns the loss.
     """
 
     add: Callable[[object], Tensor]
@@ -59,7 +59,7 @@ class Replayed(Way):
 
 
 class ReplayedStep(EagerStep):
-    """The step of a loop of one's own whose forward and backward pass are one replay."""
+    """The step of a user's own training loop whose forward and backward pass are one replay."""
 
     def __init__(self, parameters: list[nn.Parameter], loss: Callable[[], Tensor], add: Callable[[], Tensor]):
         super().__init__(parameters, loss)
@@ -77,14 +77,15 @@ class ReplayedStep(EagerStep):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Cases that one command measures.
+    """A benchmark command and its cases.
 
     Attributes:
-        name: of its results.
+        name: the name its results are recorded under.
+        cases, tiny_cases: what it measures on a GPU, and with --tiny on the CPU.
         ways_for: the ways to make a step of a batch.
-        file: its own, one of the sources of its figures.
+        file: the benchmark's own file, one of the sources of its figures.
         samples: how often each part is timed in a round.
-        kernel_repeats: how often its kernels' times are summed.
+        kernel_repeats: number of calls over which kernel times are averaged.
     """
 
     name: str
@@ -118,7 +119,7 @@ class Benchmark:
             evidence.record(self.name, (*SOURCES, self.file), rows, options.record)
 
     def measure(self, case: Case, device: torch.device) -> Iterator[dict]:
-        """One row of figures for each way; times in milliseconds, on a CPU without those of a GPU."""
+        """One row of figures per way, with times in milliseconds; GPU times are None on a CPU."""
         torch.manual_seed(0)
         model, (batch, tokens) = make_model(case.config, device), make_batch(case, device)
         ways = self.ways_for(model, batch)
@@ -138,7 +139,7 @@ class Benchmark:
             }
 
     def _time_in_turns(self, model: nn.Module, batch: Batch, ways: tuple[Way, ...]) -> list[dict[str, "Timed"]]:
-        """By the ways' names, what each turn shows; only the last one looks at single kernels."""
+        """The measurements of each turn, by the names of the ways; only the last turn sums kernel times."""
         repeats = [0] * (ROUNDS - 1) + [self.kernel_repeats]
         return [{way.name: timed_way(model, way, batch, self.samples, each) for way in ways} for each in repeats]
 
@@ -146,12 +147,12 @@ class Benchmark:
 def ways_with(
     hoist: Callable[[nn.Module], AbstractContextManager], tokens: ActiveTokens, device: torch.device
 ) -> tuple[Way, ...]:
-    """Dense, drop-in and hoisted; in a graph only where there is a GPU.
+    """The dense, drop-in and hoisted ways, and on a GPU the hoisted way in a graph.
 
     Args:
-        hoist: makes a model's hoisted handle.
-        tokens: the batch's, on the host.
-        device: the model's.
+        hoist: makes the hoisted handle of a model.
+        tokens: the active tokens of the batch, on the host.
+        device: the model's device.
     """
     on_device = tokens.to(device)
     eager = Way("hoisted", hoist, lambda hoisted, _: hoisted.row_losses(on_device).mean())
@@ -173,7 +174,7 @@ def ways_with(
 
 
 def parts_of(step: EagerStep) -> dict[str, Callable[[], object]]:
-    """What is timed of a step."""
+    """The parts of a step that are timed, by name."""
 
     def gradients() -> None:
         step.zero_grad()
@@ -187,12 +188,12 @@ def parts_of(step: EagerStep) -> dict[str, Callable[[], object]]:
 
 
 class Timed(NamedTuple):
-    """What one turn shows of a way.
+    """The measurements of a way in one turn.
 
     Attributes:
-        wall: milliseconds of each part until the GPU is done, several times.
-        in_kernels: the summed times of each part's kernels, in milliseconds; None on a CPU, or where not asked for.
-        peak: the most bytes that were held on a GPU, captures and the first step included; 0 on a CPU.
+        wall: milliseconds of each part until the GPU is done, one per sample.
+        in_kernels: summed kernel times of each part, in milliseconds; None on a CPU or if not requested.
+        peak: peak bytes of torch's allocator on a GPU, captures and the first step included; 0 on a CPU.
     """
 
     wall: dict[str, list[float]]
@@ -201,11 +202,14 @@ class Timed(NamedTuple):
 
 
 def timed_way(model: nn.Module, way: Way, batch: Batch, samples: int, kernel_repeats: int) -> Timed:
-    """One turn of a way.
+    """Runs one turn of a way.
 
     Args:
+        model: on its device.
+        way: the way to time.
+        batch: on the model's device.
         samples: how often each part is timed.
-        kernel_repeats: how often its kernels' times are summed; 0 for not at all.
+        kernel_repeats: number of calls over which kernel times are averaged; 0 leaves them out.
     """
     device = batch.input_ids.device
     with running(model, batch, way) as step:
@@ -214,7 +218,7 @@ def timed_way(model: nn.Module, way: Way, batch: Batch, samples: int, kernel_rep
             run()
         wall = {part: [1e3 * seconds(run, device) for _ in range(samples)] for part, run in parts.items()}
         peak = peak_bytes(device) or 0
-        # Its kernels run on another stream, which waits for nothing; the wall times end with the device done.
+        # Kernel times are taken on another stream, which waits for nothing; the device is idle after the wall times.
         sums_kernels = device.type == "cuda" and kernel_repeats > 0
         in_kernels = milliseconds_in_kernels(parts, repeats=kernel_repeats) if sums_kernels else None
     return Timed(wall, in_kernels, peak)

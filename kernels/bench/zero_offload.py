@@ -1,14 +1,14 @@
-"""DeepSpeed's ZeRO-2 with its optimizer's states on the host, the paper's other column, beside the same dense step.
+"""Times DeepSpeed's ZeRO-2 with optimizer states on the host, the paper's other column, beside the dense step.
 
     pip install deepspeed
     python kernels/bench/zero_offload.py [--record [FILE]]
     python kernels/bench/zero_offload.py --tiny              a small shape on the CPU, to try it
 
-The models, batches and lengths of `models`, all weights trained, random, in bf16, padded to the context. Dense: PyTorch
-with its fused AdamW on the GPU. DeepSpeed: one process, ZeRO stage 2, AdamW in fp32 by PyTorch on the host, since its
-own needs a compiler; so its forward and backward pass can be compared, and its step is not at its best. Its gradients,
-before the first update, are held against the dense ones. Each part is timed until the GPU is done, median of several;
-the peak is torch's allocator's.
+Models and batches come from `models`: random bf16 weights, all trained, texts padded to the context length. Dense is
+PyTorch with its fused AdamW on the GPU. DeepSpeed is one process with ZeRO stage 2 and PyTorch's AdamW in fp32 on the
+host, because its own AdamW needs a compiler: so forward and backward can be compared, but its step is not at its best.
+Its gradients are compared with the dense ones before the first update. Each part is timed until the GPU is done, as the
+median of several; the peak is that of torch's allocator.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from sebp_edge.texts.batches import Batch
 PARTS = ("forward", "backward", "step")
 SAMPLES = 5
 LEARNING_RATE = 1e-5
-# Both are sums in bf16 of the same products, in another order at most.
+# Both sum the same products in bf16, at most in another order.
 ALLOWED_ERROR = 1e-2
 SOURCES = ("kernels/bench/lengths.json", "kernels/bench/models.py", __file__)
 
@@ -68,7 +68,7 @@ def tiny_cases() -> Iterator[Case]:
 
 
 def join_a_group_of_one(device: torch.device) -> None:
-    """What a launcher would set for a single process."""
+    """Sets the environment variables that a launcher would set for a single process."""
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
     for name, value in (alone | {"DS_ACCELERATOR": device.type}).items():
         os.environ.setdefault(name, value)
@@ -78,13 +78,13 @@ def measure(case: Case, device: torch.device) -> Iterator[dict]:
     """One row for the dense step, and one for DeepSpeed's.
 
     Raises:
-        WrongGradients: DeepSpeed's are others.
+        WrongGradients: DeepSpeed's gradients differ from the dense ones.
     """
     torch.manual_seed(0)
     model, (batch, tokens) = make_model(case.config, device), make_batch(case, device)
     about = {"model": case.model, "texts": case.texts, "batch_size": case.batch_size, "tokens": tokens}
     about["context_length"] = case.context_length
-    # Its gradients, without dropout, on the host: beside DeepSpeed's there might be no room.
+    # The dense gradients, without dropout, wait on the host: the GPU may have no room for both models' gradients.
     model.eval()
     loss_of(model, batch).backward()
     expected = [parameter.grad.cpu() for parameter in model.parameters()]
@@ -107,7 +107,7 @@ def measure(case: Case, device: torch.device) -> Iterator[dict]:
 
 
 def with_zero_2(model: nn.Module, batch_size: int):
-    """DeepSpeed's engine of a model."""
+    """A model in DeepSpeed's engine."""
     import deepspeed
 
     config = {
@@ -124,7 +124,7 @@ def with_zero_2(model: nn.Module, batch_size: int):
 
 
 def gradient_error(engine, batch: Batch, expected: list[Tensor]) -> float:
-    """The distance of its gradients from these, over their norm; a step ends the batch."""
+    """The error of the engine's gradients, relative to the norm of `expected`; ends the batch with a step."""
     from deepspeed.utils import safe_get_full_grad
 
     engine.backward(loss_of(engine, batch))
@@ -148,7 +148,7 @@ def timed(
     step: Callable[[], object],
     zero: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Milliseconds of forward, backward and both with the update, in training mode; the peak in GiB."""
+    """Milliseconds of forward, backward and the whole step with the update, in training mode; the peak in GiB."""
     model.train()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()

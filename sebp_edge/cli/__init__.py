@@ -1,4 +1,4 @@
-"""The command line: arguments in, SDK called, result printed. Nothing here is needed to embed the SDK."""
+"""The command line: parses arguments, calls the SDK, prints the result. The SDK can be embedded without it."""
 
 import logging
 import signal
@@ -43,20 +43,20 @@ def _root(
 
 
 def main() -> None:
-    """The `sebp-edge` command. Who closes its terminal, or asks it to end, interrupts it as Ctrl-C does."""
+    """Runs the `sebp-edge` command; SIGTERM and SIGHUP interrupt it as Ctrl-C does."""
     for number in NUMBERS:
-        # `nohup` ignores SIGHUP.
+        # A signal that is ignored stays ignored, as SIGHUP under `nohup`.
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
-        # A name of a file need not be text, and a pipe need not be UTF-8.
+        # File names may hold bytes that are not text, and a pipe may have another encoding than UTF-8.
         stream.reconfigure(errors="backslashreplace")
-    # PEFT imports bitsandbytes wherever it is installed; it warns of what its layers lack, and none are used here.
+    # PEFT imports bitsandbytes if it is installed, and bitsandbytes then warns about layers that are not used here.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         with Interruptions():
             app()
     finally:
-        # How it ended is said; while Python cleans up, there is nothing to interrupt.
+        # The outcome has been reported; nothing is left to interrupt while Python shuts down.
         for number in NUMBERS:
             signal.signal(number, signal.SIG_IGN)

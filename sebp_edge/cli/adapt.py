@@ -1,4 +1,4 @@
-"""`sebp-edge adapt PATH...`: notes in, a saved adapter out."""
+"""`sebp-edge adapt PATH...`: trains an adapter on notes and saves it."""
 
 from pathlib import Path
 from typing import Annotated

@@ -21,7 +21,7 @@ def _described(saved) -> dict:
 
 
 def _readable(store) -> Iterator:
-    """All versions of all adapters; a note says which cannot be read."""
+    """All readable versions of all adapters; prints a note about each that cannot be read."""
     for name in store.names():
         try:
             versions = store.versions(name)
@@ -40,7 +40,7 @@ def _note(error: SebpEdgeError) -> None:
 
 
 def _plain(text: str) -> str:
-    """A text of a record, which others may have written, without what a terminal takes for commands."""
+    """Replaces unprintable characters: others may have written the record, with control sequences for a terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 

@@ -1,4 +1,4 @@
-"""`sebp-edge analyze PATH...`: how sparse the gradients on these texts really are."""
+"""`sebp-edge analyze PATH...`: shows how sparse the gradients on these texts are."""
 
 from pathlib import Path
 from typing import Annotated
@@ -55,7 +55,7 @@ def analyze(
 
 
 def show_analysis(found) -> None:
-    """A table for each loss, and what it says."""
+    """Prints a table and a summary for each loss."""
     for sparsity in found.losses:
         if len(found.losses) > 1:
             out.print(f"[bold]with a loss on {sparsity.loss}[/]")

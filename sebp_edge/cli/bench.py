@@ -1,4 +1,4 @@
-"""`sebp-edge bench [PATH...]`: what a training step takes on this machine, in all ways that there are."""
+"""`sebp-edge bench [PATH...]`: times a training step on this machine in every way."""
 
 from pathlib import Path
 from typing import Annotated
@@ -73,12 +73,12 @@ def bench(
             show_bench(found)
 
 
-# What tells a table and a plot of ours from any other file: its columns, its colours.
+# Bytes that identify our own tables and plots, which may be overwritten: column names, colours.
 TABLE, PLOT = b"examples,model,weights,method,", b"--forward: #8bb8e8; --backward: #2f6fb3;"
 
 
 def _refuse_targets(csv: Path | None, plot: Path | None) -> None:
-    """Says what cannot be written, or holds something else, before minutes are spent on it."""
+    """Refuses a target that is not ours to overwrite, or has the wrong suffix, before minutes are spent on timing."""
     if plot is not None and plot.suffix.lower() != ".svg":
         raise StorageError(f"The plot is an SVG file, so {plot.name!r} must end in .svg.")
     for path, mark in ((csv, TABLE), (plot, PLOT)):
@@ -87,7 +87,7 @@ def _refuse_targets(csv: Path | None, plot: Path | None) -> None:
 
 
 def show_bench(found) -> None:
-    """What was timed, a row for each way, why some have no times, and what to do."""
+    """Prints what was timed, a row per way, why some ways have no times, and the recommendation."""
     from rich.markup import escape
 
     texts = f"{len(found.lengths)} texts of {found.lengths[0]} to {found.lengths[-1]} tokens"

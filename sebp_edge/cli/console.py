@@ -1,4 +1,4 @@
-"""How the command line speaks: to people with rich, to programs in JSON lines, and in one sentence when it fails."""
+"""Output of the command line: rich text for people, JSON lines for programs, one sentence for an error."""
 
 import contextlib
 import errno
@@ -20,27 +20,27 @@ from sebp_edge.events import JsonLines
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        # rich would end the process, whatever it is at.
+        # rich would exit the process, in the middle of whatever it is doing.
         raise
 
 
 for stream in ("stdout", "stderr"):
-    # A service may have none.
+    # A service may have no standard streams.
     if getattr(sys, stream) is None:
         setattr(sys, stream, Path(os.devnull).open("w"))  # noqa: SIM115
 
-# Lines are folded at words on a terminal, and left whole on a pipe.
+# Lines are wrapped at words on a terminal and left whole on a pipe.
 out = _Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 err = _Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 
-# The least width of a table's last column, in characters.
+# Minimum width of a table's last column, in characters.
 LAST_COLUMN = 20
-# What an output that cannot be written to says: a full disk, a terminal that was closed.
+# Errors of an output that cannot be written: the disk is full, the terminal was closed.
 NO_OUTPUT = (errno.ENOSPC, errno.EIO)
 
 
 def given_path(text: str) -> Path:
-    """A path of the command line; an empty one, as from a variable that is not set, would be the current folder."""
+    """Parses a path; refuses an empty one, as from an unset variable, which would mean the current folder."""
     if not text:
         raise typer.BadParameter("the path is empty; write . for the current folder.")
     return Path(text)
@@ -55,7 +55,7 @@ Paths = Annotated[
 def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
     """Turns every deliberate error into its sentence and its exit code; Ctrl-C exits with 130.
 
-    An output that nobody reads, or that a full disk does not take, is no error of ours either.
+    A standard output that cannot be written (a closed pipe, a full disk) ends the command without a traceback too.
     """
     try:
         quiet_libraries()
@@ -65,7 +65,7 @@ def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         _fail("Interrupted", "Interrupted; nothing was changed.", 130, as_json)
     except BrokenPipeError:
-        # The reading program went away; there is nobody left to tell.
+        # The reading program is gone, so nobody would see a message.
         forget_output()
         raise typer.Exit(1) from None
     except OSError as error:
@@ -76,16 +76,16 @@ def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
 
 
 def forget_output() -> None:
-    """Nothing more is written to a standard output that takes nothing, not even what it still holds."""
+    """Discards what is still to be written to the standard output, what it has buffered included."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
 def quick_imports() -> Iterator[None]:
-    """Imports what takes seconds, without looking for garbage meanwhile, at every later collection and at the exit.
+    """Speeds up slow imports: disables garbage collection during them, then excludes their objects from it.
 
-    What libraries make when they are imported stays for good. Only for a process of our own. On a terminal a line says
-    so meanwhile, and is gone afterwards.
+    What libraries create on import lives until the exit, so collecting it is wasted work. Changes the whole process,
+    so it is only for a process of our own. A terminal shows a status line meanwhile.
     """
     gc.disable()
     try:
@@ -97,7 +97,7 @@ def quick_imports() -> Iterator[None]:
 
 
 def _fail(kind: str, message: str, exit_code: int, as_json: bool) -> None:
-    # Who asked may be gone.
+    # Either stream may have lost its reader.
     with contextlib.suppress(OSError):
         if as_json:
             print_json({"event": "error", "error": kind, "message": message})
@@ -113,19 +113,19 @@ def _escaped(text: str) -> str:
 
 
 def quiet_libraries() -> None:
-    """Keeps the libraries' own warnings and progress bars away from the user; our own messages remain."""
+    """Hides the libraries' warnings and progress bars from the user; our own messages remain."""
     warnings.simplefilter("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def print_json(record: dict) -> None:
-    """One JSON object on one line of the standard output."""
+    """Prints one JSON object on one line of the standard output."""
     JsonLines(sys.stdout).write(record)
 
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
-    """A plain table whose last column is folded; a line for each cell in a narrow window; tabs on a pipe."""
+    """Prints a table whose last column wraps; one line per cell in a narrow window; tab-separated rows on a pipe."""
     if not out.is_terminal:
         for row in rows:
             typer.echo("\t".join(row))  # rich would turn the tabs into spaces

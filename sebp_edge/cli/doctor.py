@@ -1,4 +1,4 @@
-"""`sebp-edge doctor`: what this machine has, and what will run on it."""
+"""`sebp-edge doctor`: shows what this machine has and what will run on it."""
 
 from dataclasses import asdict
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`sebp-edge generate PROMPT`: text out, with an adapter."""
+"""`sebp-edge generate PROMPT`: generates text with an adapter."""
 
 import json
 import re
@@ -12,12 +12,12 @@ from typer.core import TyperCommand
 from sebp_edge.cli.console import err, given_path, one_sentence_errors, out, print_json, quick_imports
 from sebp_edge.errors import AdapterError, Interrupted, TextsError
 
-# A list, front matter: an option has no space before its "=".
+# A prompt such as a Markdown list or front matter; an option has no space before its "=".
 _BEGINS_WITH_DASH = re.compile(r"-[^=]*\s|---")
 
 
 class TakesAnyPrompt(TyperCommand):
-    """Also a prompt that begins with a dash."""
+    """A command that also accepts a prompt that begins with a dash."""
 
     def parse_args(self, ctx, args: list[str]) -> list[str]:
         if "--" in args:
@@ -117,7 +117,7 @@ def _print_event(piece: str) -> None:
 
 
 def _asked(prompt: str | None, system: str | None, messages: str | None) -> str | list:
-    """What `Personalizer.generate` is to continue or to answer."""
+    """The prompt or the chat for `Personalizer.generate`."""
     if messages is not None:
         if prompt is not None or system is not None:
             raise TextsError("--messages is a whole chat; leave out PROMPT and --system.")
@@ -143,13 +143,13 @@ def _read_messages(file: str) -> list:
 
 
 def _base_of(record) -> str:
-    """The name that loads an adapter's base model. A record has nothing downloaded: others may have written it."""
+    """The name of an adapter's base model; refuses to download it, because others may have written the record."""
     from sebp_edge.models.catalog import resolve
     from sebp_edge.models.hub import folder_at_hand
 
     reference = resolve(record.model) if "/" in record.base_model else None
     if reference is None or reference.kind == "local":
-        # A folder of the user's own: adapters hold its name, never its path.
+        # For a model in a folder of the user's, adapters record the folder's name, never its path.
         raise AdapterError(
             f"The adapter was made for the model in a folder {record.base_model!r}; give that folder with --model."
         )

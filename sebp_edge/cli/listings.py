@@ -1,4 +1,4 @@
-"""`sebp-edge models` and `sebp-edge recipes`: what there is to choose from."""
+"""`sebp-edge models` and `sebp-edge recipes`: list what there is to choose from."""
 
 from dataclasses import asdict
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`sebp-edge plan PATH...`: what an adaptation would take, before anything is loaded or downloaded."""
+"""`sebp-edge plan PATH...`: predicts an adaptation's memory and time without loading the model."""
 
 from typing import Annotated
 
@@ -54,7 +54,7 @@ def plan(
 
 
 def show_plan(found) -> None:
-    """Where the bytes go, what that comes to, and the plans on either side."""
+    """Prints where the memory goes, the total, and the neighbouring plans."""
     from dataclasses import asdict
 
     from rich.markup import escape
@@ -83,7 +83,7 @@ def show_plan(found) -> None:
 
 
 def about(seconds: float | None) -> str:
-    """How long it takes, to be put behind a plan; nothing where that is not known."""
+    """The duration as a suffix to a plan; empty if it is unknown."""
     from sebp_edge.units import duration
 
     return "" if seconds is None else f", about {duration(seconds)}"

@@ -1,4 +1,4 @@
-"""An adaptation as it is seen: a progress bar on a terminal, plain lines on a pipe, JSON lines for programs."""
+"""Shows progress and results: a progress bar on a terminal, plain lines on a pipe, JSON lines for programs."""
 
 import sys
 import time
@@ -32,13 +32,13 @@ from sebp_edge.units import duration, gigabytes
 
 SHOWN_LEFT_OUT = 10
 SECONDS_BETWEEN_LINES = 5
-# Characters; in narrower windows steps and the time that is left are told.
+# In characters; a progress bar in a narrower window leaves out the tokens per second.
 ROOM_FOR_SPEED = 60
 
 
 @contextmanager
 def show_progress(as_json: bool) -> Iterator[Sink]:
-    """Yields the sink that fits where the output goes. What cannot be told interrupts what is told of, once."""
+    """Yields the sink that fits the output. A failed write stops the run once, as Ctrl-C does."""
     if as_json:
         yield _Heard(JsonLines(sys.stdout))
     elif out.is_terminal:
@@ -56,7 +56,10 @@ def show_progress(as_json: bool) -> Iterator[Sink]:
 
 
 class _Heard:
-    """A sink whose output may go away, as with `| head`, or be full. Then what was learnt is saved, as after Ctrl-C."""
+    """A sink whose first failed write interrupts the run as Ctrl-C does, so that what was learnt is saved.
+
+    Writes fail if the reader goes away, as with `| head`, or if the disk is full.
+    """
 
     def __init__(self, sink: Sink):
         self._sink: Sink | None = sink
@@ -73,15 +76,14 @@ class _Heard:
 
 
 class _Steps(MofNCompleteColumn):
-    """How many there were of how many, if that is known."""
+    """The number of steps done and of all steps; empty while the total is unknown."""
 
     def render(self, task: Task) -> Text:
         return Text() if task.total is None else super().render(task)
 
 
 class Lines:
-    """Events in words. With a bar, which says what is done, steps move it; without, one of them is printed every few
-    seconds."""
+    """Prints events in words. Steps move the bar; without a bar, a step is printed every few seconds."""
 
     def __init__(self, bar: Progress | None):
         self._bar = bar
@@ -123,7 +125,7 @@ class Lines:
                 self._analyzed(event)
 
     def _note(self, words: str) -> None:
-        # Between what is printed and the bar, where both are seen on one terminal.
+        # The bar's own console keeps a note above the bar, if both streams go to a terminal.
         console = out if self._bar is not None and err.is_terminal else err
         console.print(f"[yellow]note:[/] {words}")
 
@@ -183,7 +185,7 @@ def _count(number: int, what: str) -> str:
 
 
 def show_result(result: AdaptResult) -> None:
-    """The figures, and what can be done now."""
+    """Prints the figures and the summary."""
     before, after = result.heldout_loss_before, result.heldout_loss_after
     figures = {
         "judge's loss": f"{before:.3f} → {after:.3f} nats per token ({after / before - 1:+.1%})",
@@ -200,7 +202,7 @@ def show_result(result: AdaptResult) -> None:
 
 
 def _peaks(result: AdaptResult) -> str:
-    """What the process held at most, in one line."""
+    """The peak memory of the process, in one line."""
     line = gigabytes(result.peak_memory_bytes)
     if result.allocator_peak_bytes is not None:
         line += f" of the GPU, {gigabytes(result.allocator_peak_bytes)} of it tensors"

@@ -1,1 +1,1 @@
-"""What the gradients, the machine and a run look like."""
+"""Analyzes gradients, examines the machine, and benchmarks training steps."""

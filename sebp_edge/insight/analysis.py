@@ -1,7 +1,7 @@
-"""How sparse the gradients of a model on its owner's texts really are, by layer and projection.
+"""How sparse the gradients of a model are on its owner's texts, by layer and projection.
 
-What is counted are rows of dL/dY: those that are exactly zero, those below the knee of the distribution of norms, and
-how few of them hold 99 % of the squared norm. Nothing in an analysis is text: it has counts, norms and positions.
+Counts the rows of dL/dY that are exactly zero, those below the knee of the distribution of norms, and the fewest that
+hold 99 % of the squared norm. An analysis contains counts, norms and positions, and no text.
 """
 
 import random
@@ -28,7 +28,7 @@ EVERY_TOKEN, LEARNT_TOKENS = "every token", "learnt tokens"
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of examples, and what part of them is padding if each is padded to the context length."""
+    """Token counts of examples, and the share of padding if each is padded to the context length."""
 
     examples: int
     tokens: int
@@ -39,7 +39,7 @@ class Lengths:
 
     @classmethod
     def of(cls, examples: list[Example], context_length: int) -> "Lengths":
-        """Counts them."""
+        """Counts the tokens of `examples`."""
         lengths = [len(example.input_ids) for example in examples]
         padding_share = 1 - sum(lengths) / (len(lengths) * context_length)
         return cls(len(lengths), sum(lengths), fmean(lengths), max(lengths), min(lengths), padding_share)
@@ -47,18 +47,18 @@ class Lengths:
 
 @dataclass(frozen=True)
 class LayerRows:
-    """The rows of dL/dY of one linear layer, all examples together, padding included.
+    """Counts of the rows of dL/dY of one linear layer, over all examples, padding included.
 
     Attributes:
-        block: the number of its block, from 0; None for the head.
+        block: index of its block, from 0; None for the head.
         projection: its name within the block.
-        rows: all of them.
-        zero: those whose elements are all exactly zero.
-        computed: those that SEBP computes in the backward pass: read off the labels, before it begins.
-        below_knee: those with a norm below the knee; the zero ones are among them.
-        holding: the fewest that hold 99 % of the squared norm.
-        knee: where the distribution of norms has its knee, relative to the median norm of the rows that are not zero.
-        energy_below_knee: the share of the squared norm in the rows below the knee.
+        rows: all rows.
+        zero: rows whose elements are all exactly zero.
+        computed: rows that SEBP computes in the backward pass, known from the labels beforehand.
+        below_knee: rows with a norm below the knee, zero rows included.
+        holding: the fewest rows that hold 99 % of the squared norm.
+        knee: the knee of the distribution of norms, relative to the median norm of the non-zero rows.
+        energy_below_knee: share of the squared norm in the rows below the knee.
     """
 
     block: int | None
@@ -74,7 +74,7 @@ class LayerRows:
 
 @dataclass(frozen=True)
 class GroupShares:
-    """One projection in several layers: the means of their shares of rows, and of squared norm below the knee."""
+    """Mean shares of rows, and of squared norm below the knee, over several layers of one projection."""
 
     projection: str
     zero: float
@@ -84,7 +84,7 @@ class GroupShares:
 
     @classmethod
     def of(cls, projection: str, layers: list[LayerRows]) -> "GroupShares":
-        """Takes the means."""
+        """Averages over `layers`."""
         zero, below, holding = (
             fmean(getattr(layer, name) / layer.rows for layer in layers) for name in ("zero", "below_knee", "holding")
         )
@@ -96,15 +96,15 @@ class Sparsity:
     """How sparse the gradients of one loss are.
 
     Attributes:
-        loss: what has a loss, "every token" or "learnt tokens": an assistant's turns, completions.
-        rows: of each layer, all examples together, padding included.
-        loss_rows: those whose next token has a loss.
-        computed_share: the part of a dense backward pass's work in linear layers that SEBP does.
+        loss: the tokens that have a loss: "every token", or "learnt tokens" (an assistant's turns, completions).
+        rows: rows of each layer over all examples, padding included.
+        loss_rows: rows whose next token has a loss.
+        computed_share: share of a dense backward pass's work in linear layers that SEBP does.
         layers: in the model's order.
-        knee: of the norms in all layers together, each layer's relative to their median.
-        histogram: of these norms: where each bin begins, as a power of 10, and how many rows are in it.
-        examples: heat maps of the longest and of the shortest example, a block's projections together.
-        projections: a heat map of each projection, all examples together.
+        knee: knee of the norms in all layers, each layer's norms relative to their median.
+        histogram: of the same norms: lower edge, as a power of 10, and number of rows of each bin.
+        examples: heat maps of the longest and of the shortest example, over all projections of a block.
+        projections: one heat map per projection, over all examples.
     """
 
     loss: str
@@ -119,22 +119,22 @@ class Sparsity:
 
     @property
     def zero_share(self) -> float:
-        """The share of rows that are exactly zero, over all layers."""
+        """Share of the rows of all layers that are exactly zero."""
         return sum(layer.zero for layer in self.layers) / (self.rows * len(self.layers))
 
     @property
     def holding_share(self) -> float:
-        """The share of the rows that are not zero which holds 99 % of the squared norm; the mean over layers."""
+        """Share of the non-zero rows that hold 99 % of the squared norm; mean over layers."""
         return fmean(layer.holding / max(1, layer.rows - layer.zero) for layer in self.layers)
 
     @property
     def energy_below_knee(self) -> float:
-        """The share of the squared norm in rows below their layer's knee; the mean over layers."""
+        """Share of the squared norm in rows below their layer's knee; mean over layers."""
         return fmean(layer.energy_below_knee for layer in self.layers)
 
     @property
     def summary(self) -> tuple[str, str]:
-        """In two sentences, what is sparse and what is not."""
+        """Two sentences: what is sparse, and what is not."""
         return (
             f"{self.zero_share:.1%} of the rows are exactly zero. By the sizes of the layers, SEBP does "
             f"{self.computed_share:.1%} of the work that a dense backward pass has in them, "
@@ -145,7 +145,7 @@ class Sparsity:
         )
 
     def grouped(self) -> dict[str, list[GroupShares]]:
-        """By groups of layers (the lower half, the upper half, the last one, the head) and projection."""
+        """Shares by group of layers (lower half, upper half, last block, head) and projection."""
         last = max(layer.block for layer in self.layers if layer.block is not None)
         groups: dict[tuple[int, str], dict[str, list[LayerRows]]] = {}
         for layer in self.layers:
@@ -157,7 +157,7 @@ class Sparsity:
 
 
 def _group(block: int | None, last: int) -> tuple[int, str]:
-    """The group that a block belongs to: its place among the groups, and its name."""
+    """The group of a block: its position among the groups, and its name."""
     if block is None:
         return 3, "head"
     if block == last:
@@ -173,12 +173,12 @@ class Analysis:
 
     Attributes:
         model: its public name.
-        dtype, device: what it ran in, and on.
-        context_length: what each example was padded to.
-        seed: which drew the examples that were looked at.
-        texts: all examples that the texts give.
-        looked_at: those whose gradients were looked at.
-        losses: with a loss on every token, and, if that is not the same, on the learnt tokens only.
+        dtype, device: what the model ran in and on.
+        context_length: tokens that each example was padded to.
+        seed: seed of the draw of examples.
+        texts: all examples of the texts.
+        looked_at: the examples whose gradients were computed.
+        losses: with a loss on every token and, if that differs, on the learnt tokens only.
     """
 
     model: str
@@ -191,7 +191,7 @@ class Analysis:
     losses: tuple[Sparsity, ...]
 
     def to_dict(self) -> dict:
-        """The analysis as JSON-ready values, without its heat maps."""
+        """The analysis as JSON-ready values, without the heat maps."""
         values = asdict(self)
         for loss, sparsity in zip(values["losses"], self.losses, strict=True):
             del loss["examples"], loss["projections"]
@@ -199,22 +199,23 @@ class Analysis:
         return {"event": "analysis", **values}
 
     def to_html(self) -> str:
-        """One page that holds all of it, drawn, and loads nothing."""
+        """The analysis as one self-contained HTML page, with tables and figures."""
         return draw(self)
 
 
 def analyze(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_event: Sink) -> Analysis:
-    """Looks at the gradients of some examples.
+    """Analyzes the gradients of some examples.
 
     Args:
-        base: as it is; its weights and what of them requires a gradient are left so.
-        dataset: what the texts give.
-        examples: how many to look at, at most.
-        seed: which ones.
+        base: the model; its weights and their `requires_grad` are left as they are.
+        dataset: the examples to draw from.
+        examples: the most examples to analyze.
+        seed: seed of the draw.
+        on_event: receives an ExampleAnalyzed after each example.
 
     Raises:
-        TextsError: there are none.
-        ModelError: the model's gradients cannot be looked at by row.
+        TextsError: the dataset is empty, or `examples` is not a positive integer.
+        ModelError: the gradients cannot be told apart by row, are all zero, or are not finite.
     """
     if not isinstance(examples, int) or examples < 1:
         raise TextsError(f"examples={examples!r}; expected how many examples to look at, 1 or more.")
@@ -224,7 +225,7 @@ def analyze(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_even
         )
     chosen = random.Random(seed).sample(dataset.examples, min(examples, len(dataset.examples)))
     losses = {EVERY_TOKEN: [Example(one.input_ids, one.input_ids, one.document) for one in chosen]}
-    # The first token has nothing before it that could predict it.
+    # The first token is never predicted, so its label does not count.
     if any(one.labels[1:] != one.input_ids[1:] for one in chosen):
         losses[LEARNT_TOKENS] = chosen
     collator = Collator(dataset.context_length, base.pad_token_id)
@@ -272,7 +273,7 @@ def _layer_rows(one: RowGradients, computed: int) -> LayerRows:
     energy_N = one.energy_ET.flatten()
     histogram = row_rules.NormHistogram(energy_N.device)
     histogram.add(energy_N)
-    # The knee itself, however much is below it.
+    # A max_lost of 1 gives the knee itself, however much energy is below it.
     knee = histogram.epsilon(1)
     keep_N, _ = row_rules.above(energy_N, knee, 1)
     return LayerRows(
@@ -289,7 +290,7 @@ def _layer_rows(one: RowGradients, computed: int) -> LayerRows:
 
 
 def _bins(histogram: row_rules.NormHistogram) -> Iterable[tuple[float, int]]:
-    """The bins from the first to the last one that has rows."""
+    """The bins from the first to the last non-empty one: lower edge as a power of 10, number of rows."""
     counts = histogram.counts_J.tolist()
     filled = [place for place, count in enumerate(counts) if count]
     for place in range(filled[0], filled[-1] + 1):

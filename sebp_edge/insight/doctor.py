@@ -1,4 +1,4 @@
-"""What this machine has, and what will run on it."""
+"""Examines what this machine has and what will run on it."""
 
 import importlib.metadata
 import os
@@ -21,7 +21,7 @@ from sebp_edge.units import gigabytes
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; `problem` says what to do about it, or is None."""
+    """One thing that was checked; `problem` says what needs attention, or is None."""
 
     subject: str
     state: str
@@ -29,7 +29,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Looks at everything an adaptation depends on; nothing is changed, nobody is contacted."""
+    """Checks everything an adaptation depends on; changes nothing and contacts nobody."""
     return [*_versions(), _device(), _driver(), _kernels(), _memory(), _hub_cache(), _adapters()]
 
 
@@ -69,7 +69,7 @@ def _nvidia_driver() -> str:
 
 
 def _kernels() -> Finding:
-    # Its package is called otherwise on some systems.
+    # Triton's distribution has another name on some systems.
     packages = importlib.metadata.packages_distributions().get("triton")
     triton = f"Triton {importlib.metadata.version(packages[0])} is installed" if packages else "Triton is not installed"
     ours = devices.pick_device().type == "cuda" and has_triton()
@@ -95,7 +95,7 @@ def _adapters() -> Finding:
 
 
 def _write_problem(folder: Path) -> str | None:
-    """Why nothing could be written into a folder, or into the nearest one above it that exists."""
+    """Why nothing can be written into a folder, or into its nearest existing parent; None if it can."""
     try:
         while not folder.exists():
             folder = folder.parent

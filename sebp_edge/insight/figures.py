@@ -1,11 +1,11 @@
-"""Where the marks of a figure are, in the units of its SVG: the template only writes them down."""
+"""Lays out the figures of a report in SVG units; the template only prints the numbers."""
 
 import math
 from dataclasses import dataclass
 
 from sebp_edge.insight.heat_maps import HeatMap
 
-# Of a heat map's colours each stands for a quarter of a decade; what is below the lowest has the lowest.
+# Each colour of a heat map covers a quarter of a decade; smaller norms get the lowest colour.
 LEVELS = 12
 LEVELS_PER_DECADE = 4
 WIDTH, LEFT, RIGHT, BOTTOM, TOP = 320, 30, 14, 32, 6
@@ -16,45 +16,45 @@ HISTOGRAM_HEIGHT = 150
 
 @dataclass(frozen=True)
 class Tick:
-    """A label at a place along an axis."""
+    """A label at a position along an axis."""
 
     at: float
     label: str
 
 
 def power_of_10(exponent: float) -> str:
-    """Such as 10⁻² or 10⁻¹·⁵."""
+    """Formats a power of 10, such as 10⁻² or 10⁻¹·⁵."""
     return "10" + f"{exponent:g}".translate(str.maketrans("-.0123456789", "⁻·⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The colours of several heat maps: level 0 ends at `lowest` + 1 / LEVELS_PER_DECADE, in powers of 10."""
+    """The colour scale of several heat maps; level 0 begins at 10^lowest, and smaller norms belong to it too."""
 
     lowest: float
 
     @classmethod
     def of(cls, maps: list[HeatMap]) -> "Scale":
-        """The scale whose top level holds the largest norm."""
+        """The scale whose top level contains the largest norm."""
         top = max(norm for one in maps for row in one.norms for norm in row)
         return cls(math.floor(math.log10(top) * LEVELS_PER_DECADE + 1 - LEVELS) / LEVELS_PER_DECADE)
 
     def level(self, norm: float) -> int | None:
-        """The level of a norm, from 0; None of a row that is exactly zero."""
+        """The level of a norm, from 0; None if the norm is exactly zero."""
         if norm == 0:
             return None
         return min(LEVELS - 1, max(0, math.floor((math.log10(norm) - self.lowest) * LEVELS_PER_DECADE)))
 
     @property
     def decades(self) -> list[Tick]:
-        """The whole powers of 10 on the scale, in levels from its begin."""
+        """Ticks at the whole powers of 10, in levels from the start of the scale."""
         first, last = math.ceil(self.lowest), math.floor(self.lowest + LEVELS / LEVELS_PER_DECADE)
         return [Tick((power - self.lowest) * LEVELS_PER_DECADE, power_of_10(power)) for power in range(first, last + 1)]
 
 
 @dataclass(frozen=True)
 class MapFigure:
-    """A heat map: cells of one level are one path, in units of a bin and a block."""
+    """A heat map; all cells of one level form one SVG path, in units of one bin by one block."""
 
     what: str
     height: float
@@ -67,7 +67,7 @@ class MapFigure:
 
 
 def map_figure(heat_map: HeatMap, scale: Scale, num_positions: int) -> MapFigure:
-    """Draws a heat map, its first block at the bottom."""
+    """Lays out a heat map, with the first block at the bottom."""
     rows, columns = len(heat_map.blocks), len(heat_map.norms[0])
     row = min(MOST_ROW, max(LEAST_ROW, MAP_HEIGHT / rows))
     paths: dict[int, str] = {}
@@ -97,7 +97,7 @@ def map_figure(heat_map: HeatMap, scale: Scale, num_positions: int) -> MapFigure
 
 
 def _runs(levels: list[int | None]) -> list[tuple[int, int, int | None]]:
-    """Neighbours of one level: where they begin, where they end, their level."""
+    """Runs of equal levels, as (begin, end, level)."""
     changes = [place for place in range(1, len(levels)) if levels[place] != levels[place - 1]]
     begins, ends = [0, *changes], [*changes, len(levels)]
     return [(begin, end, levels[begin]) for begin, end in zip(begins, ends, strict=True)]
@@ -115,10 +115,10 @@ class Bar:
 
 @dataclass(frozen=True)
 class HistogramFigure:
-    """The histogram of row norms, its knee, and how many rows are to the left of it.
+    """The histogram of row norms, its knee, and the share of rows to the left of it.
 
     Attributes:
-        below: the share of the rows that are not zero to the left of the knee.
+        below: share of the non-zero rows to the left of the knee.
     """
 
     bars: list[Bar]
@@ -130,7 +130,7 @@ class HistogramFigure:
 
 
 def histogram_figure(histogram: tuple[tuple[float, int], ...], knee: float) -> HistogramFigure:
-    """Draws a histogram of bins a tenth of a decade wide; heights are logarithms of counts, from half a row on."""
+    """Lays out a histogram with bins a tenth of a decade wide; heights are log counts, zero at half a row."""
     first, last = histogram[0][0], max(histogram[-1][0] + 0.1, math.log10(knee))
     unit = PLOT / (last - first)
     most = max(count for _, count in histogram)
@@ -138,7 +138,7 @@ def histogram_figure(histogram: tuple[tuple[float, int], ...], knee: float) -> H
     def height(count: float) -> float:
         return HISTOGRAM_HEIGHT * math.log(2 * count) / math.log(2 * most * 1.1)
 
-    # The knee is an edge of a bin, but for rounding.
+    # The knee lies on the edge of a bin, up to rounding.
     dropped = {begin: begin + 0.05 < math.log10(knee) for begin, _ in histogram}
     total = sum(count for _, count in histogram)
     step = -(-(math.floor(last) - math.ceil(first)) // 5) or 1

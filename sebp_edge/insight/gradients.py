@@ -1,7 +1,7 @@
-"""How large each row of dL/dY is, in every linear layer of a decoder: a plain forward pass and a dense backward pass.
+"""Row norms of dL/dY in every linear layer of a decoder, from a plain forward pass and a dense backward pass.
 
-Nothing is sparsified and no weight gets a gradient. L is the sum of the losses in nats, not their mean: so a row's norm
-depends on its own example alone. Examples run one by one, each padded to the context length as in any larger batch.
+Nothing is sparsified, and no weight gets a gradient. L is the sum of the losses in nats, not their mean, so a row's
+norm depends on its own example only. Examples run one by one, each padded to the context length as in a larger batch.
 Shapes: E examples, T positions, M outputs of a layer.
 """
 
@@ -23,13 +23,14 @@ from sebp_edge.texts.batches import Batch
 
 @dataclass(frozen=True)
 class Place:
-    """Where a linear layer is in a decoder.
+    """The position of a linear layer in a decoder.
 
     Attributes:
-        block: the number of its block, from 0; None for the head.
+        block: index of its block, from 0; None for the head.
         projection: its name within the block, such as "q_proj".
-        weights: how many it has; a row of the backward pass costs two or four operations for each.
-        behind_attention: whether it works on what only the head reads, so that only loss rows carry gradient.
+        weights: number of its weights; each costs two or four operations per row of the backward pass.
+        behind_attention: whether it is the head or in the last block (keys and values aside), where only loss rows
+            carry gradient.
     """
 
     block: int | None
@@ -44,7 +45,7 @@ class RowGradients:
 
     Attributes:
         energy_ET: squared norms, fp64.
-        is_zero_ET: whether all M elements are exactly zero.
+        is_zero_ET: whether all M elements are exactly zero; bool.
     """
 
     place: Place
@@ -53,10 +54,10 @@ class RowGradients:
 
 
 def linear_layers(model: nn.Module) -> dict[nn.Module, Place]:
-    """Every linear layer of a decoder, 4-bit ones too, in the model's order; experts in one tensor are none of them."""
+    """Every linear layer of a decoder in the model's order, 4-bit ones included, experts fused into one tensor not."""
     blocks = {module: number for number, block in enumerate(blocks_of(model, guess=True)) for module in block.modules()}
     found = {path: layer for path, layer in model.named_modules() if is_linear(layer) or isinstance(layer, nn.Linear)}
-    # GPT-2 has two layers "c_proj" in each block: these are told apart by one word more.
+    # A name that occurs twice in a block, as "c_proj" in GPT-2, gets its parent's name in front.
     words = {path: path.split(".") for path in found}
     times = Counter((blocks.get(found[path]), parts[-1]) for path, parts in words.items())
     behind = layers_behind_attention(model)
@@ -69,20 +70,20 @@ def linear_layers(model: nn.Module) -> dict[nn.Module, Place]:
 
 
 def _num_weights(layer: nn.Module) -> int:
-    # Weights in 4 bits are packed.
+    # A 4-bit weight is packed, so its numel() is smaller.
     return layer.in_features * layer.out_features if isinstance(layer, nn.Linear) else layer.weight.numel()
 
 
 def row_gradients(model: nn.Module, batches: list[Batch], on_example: Callable[[], None]) -> list[RowGradients]:
-    """The rows of dL/dY of each linear layer for these batches of one example, as the model is now.
+    """The rows of dL/dY of each linear layer, for batches of one example each.
 
     Args:
         model: a decoder on its device, in evaluation mode.
-        batches: on the host; right-padded to one length.
-        on_example: called after each of them.
+        batches: on the host, right-padded to the same length.
+        on_example: called after each batch.
 
     Raises:
-        ModelError: a layer has other rows than the batch, or gradients are not finite, or all zero.
+        ModelError: a layer's number of rows differs from the batch's, or the gradients are not finite or all zero.
     """
     places, device = linear_layers(model), next(model.parameters()).device
     size = (len(places), len(batches), batches[0].input_ids.shape[1])
@@ -109,7 +110,7 @@ def row_gradients(model: nn.Module, batches: list[Batch], on_example: Callable[[
 
 
 def _watch(place: Place, energy_T: Tensor, is_zero_T: Tensor) -> Callable:
-    """A forward hook that has a layer's dL/dY looked at, on its device, when it is there."""
+    """A forward hook that records the row norms of a layer's dL/dY on its device, once the backward pass gets there."""
 
     def look(dout: Tensor) -> None:
         dout_TM = dout.flatten(0, -2)
@@ -128,7 +129,7 @@ def _watch(place: Place, energy_T: Tensor, is_zero_T: Tensor) -> Callable:
 
 
 def _loss(model: nn.Module, batch: Batch, device: torch.device) -> Tensor:
-    """The sum of the losses of a batch, as transformers computes it from all logits, in nats."""
+    """The summed loss of a batch in nats, from all logits, as transformers computes it."""
     inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": batch.attention_mask.to(device)}
     logits_NV = model(**inputs, use_cache=False).logits[:, :-1].flatten(0, 1)
     labels_N = batch.labels[:, 1:].flatten().to(device)
@@ -137,7 +138,7 @@ def _loss(model: nn.Module, batch: Batch, device: torch.device) -> Tensor:
 
 @contextmanager
 def _only_activations(model: nn.Module) -> Iterator[None]:
-    """Within it gradient flows down to the embedding's output, and no weight gets any."""
+    """Lets gradients flow down to the embedding's output, and gives none to weights."""
     trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
     hook = model.get_input_embeddings().register_forward_hook(lambda layer, inputs, output: output.requires_grad_())
     model.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Row norms by block and position, as they are drawn.
+"""Row norms by block and position, binned for drawing.
 
 Shapes: E examples, T positions, K blocks.
 """
@@ -16,13 +16,13 @@ COLUMNS = 64
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Root mean squares of row norms, by block, in bins of positions.
+    """Root mean square of row norms, by block and by bin of positions.
 
     Attributes:
-        what: a projection's name, or which example.
-        blocks: their numbers.
-        positions: how many each bin has; the last one may have fewer.
-        norms: of each block, in each bin; 0 is exactly zero.
+        what: the name of the projection, or which example.
+        blocks: indices of the blocks.
+        positions: positions per bin; the last bin may have fewer.
+        norms: by block, then by bin; 0 means exactly zero.
     """
 
     what: str
@@ -32,7 +32,7 @@ class HeatMap:
 
 
 def of_projections(gradients: list[RowGradients]) -> Iterator[HeatMap]:
-    """One heat map of each projection, over all examples."""
+    """One heat map per projection, over all examples."""
     in_blocks = [one for one in gradients if one.place.block is not None]
     for projection in dict.fromkeys(one.place.projection for one in in_blocks):
         layers = {one.place.block: one.energy_ET for one in in_blocks if one.place.projection == projection}
@@ -40,10 +40,11 @@ def of_projections(gradients: list[RowGradients]) -> Iterator[HeatMap]:
 
 
 def of_examples(gradients: list[RowGradients], lengths: list[int]) -> Iterator[HeatMap]:
-    """One of the longest example and one of the shortest: the common norm of all projections of each block.
+    """Heat maps of the longest and of the shortest example, with the norm over all projections of each block.
 
     Args:
-        lengths: of the examples, in tokens.
+        gradients: of all layers.
+        lengths: tokens of each example.
     """
     blocks = sorted({one.place.block for one in gradients if one.place.block is not None})
     for word, length in (("longest", max(lengths)), ("shortest", min(lengths))):

@@ -1,12 +1,13 @@
-"""The paper's tables of sparsity as they are printed, and what can be said of them beside one's own figures.
+"""The paper's sparsity tables as printed, with remarks for comparing them with one's own figures.
 
 Topchii, Panchenko, Chekalina: Acceleration of Backpropagation in Linear Layers of Transformer Models Based on Gradient
-Structure, Tables 1, 2 and 11. Rows are average, largest and smallest: of tokens over samples, of shares over layers.
+Structure, Tables 1, 2 and 11. Rows are the average, the maximum and the minimum: of token counts over samples, of
+shares over layers.
 """
 
 from dataclasses import dataclass
 
-# What the paper calls an MLP's linear layers, by the families' names.
+# The MLP layers that the paper calls "intermediate" and "output", by their names in the model families.
 INTERMEDIATE = ("gate_proj", "up_proj", "gate_up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h")
 OUTPUT = ("down_proj", "mlp.c_proj", "fc2", "fc_out", "dense_4h_to_h")
 
@@ -20,10 +21,10 @@ class PaperTable:
 
     Attributes:
         number, model: as printed.
-        contexts: tokens that samples may have been padded to; the first one is what the paper says.
-        datasets: its columns.
-        tokens, intermediate, output: its rows, by `STATISTICS`.
-        remark: what its figures can and cannot be.
+        contexts: context lengths that samples may have been padded to; the paper states the first.
+        datasets: the columns.
+        tokens, intermediate, output: the rows, by `STATISTICS`.
+        remark: what the figures can and cannot mean.
     """
 
     number: int
@@ -36,7 +37,7 @@ class PaperTable:
     remark: str
 
     def padding(self, context: int) -> tuple[float, ...]:
-        """The share of padding in each dataset's samples, from their printed average length."""
+        """Share of padding in each dataset, from the printed average length of its samples."""
         return tuple(max(0.0, 1 - mean / context) for mean in self.tokens[0])
 
 

@@ -1,6 +1,7 @@
-"""An analysis as one HTML page: its tables and figures, with the paper's beside them. It has no text and loads nothing.
+"""Renders an analysis as one HTML page: its tables and figures, with the paper's tables beside them.
 
-`report.html` is its template; where the marks of its figures are is in `figures`.
+The page contains none of the user's text and loads nothing. `report.html` is the template, and `figures` lays out the
+figures.
 """
 
 from collections.abc import Callable
@@ -16,22 +17,22 @@ from sebp_edge.insight import figures, paper
 if TYPE_CHECKING:
     from sebp_edge.insight.analysis import Analysis, LayerRows
 
-# What tells a page of ours, which may be overwritten, from any other file. It stands within the first bytes.
+# Identifies our own pages, which may be overwritten; stands within the first bytes of a page.
 MARK = '<meta name="generator" content="sebp-edge analyze">'
 
 
 def write(analysis: "Analysis", page: Path) -> None:
-    """Draws an analysis into a file, whole or not at all.
+    """Writes an analysis into an HTML file, whole or not at all.
 
     Raises:
-        StorageError: the disk does not let us.
+        StorageError: the file cannot be written.
     """
     with storage_errors("Nothing was drawn into", page):
         write_whole(page.expanduser(), draw(analysis))
 
 
 def draw(analysis: "Analysis") -> str:
-    """The page. Everything that is put into it is escaped."""
+    """The HTML page; every inserted value is escaped."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -51,7 +52,7 @@ def draw(analysis: "Analysis") -> str:
 
 
 def _share(value: float) -> str:
-    """A share as the paper prints it: two places, and a third below a hundredth."""
+    """Formats a share as the paper does: two decimals, or three below 0.01."""
     return f"{value:.3f}" if 0 < value < 0.01 else f"{value:.2f}"
 
 

@@ -1,1 +1,1 @@
-"""Times training steps of one model on one batch side by side, and refuses to time what is wrong."""
+"""Times the ways to make a training step of one model on one batch, and refuses to time a wrong one."""

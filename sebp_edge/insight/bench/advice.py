@@ -1,13 +1,13 @@
-"""What to do about what was measured, in one sentence; it says so too where this project gains nothing."""
+"""Turns measurements into one sentence of advice, which also says if this project gains nothing."""
 
 from collections.abc import Iterable
 
 from sebp_edge.insight.bench.compare import Measured
 from sebp_edge.insight.bench.ways import DENSE
 
-# A way of ours that takes at most so many times as long as the fastest other one is as good as that.
+# Our fastest way is recommended if it takes at most this many times as long as the fastest other one.
 AS_FAST = 1.05
-# The way in words, the verb, and how to train that way.
+# By way: the beginning of the sentence, and how to train that way.
 WORDS = {
     "dense padded": ("the dense padded step is the fastest:", "there is too little padding to gain from"),
     "drop-in": ("the drop-in takes", "put `sparsify(model)` around your training loop"),
@@ -19,7 +19,7 @@ WORDS = {
 
 
 def recommend(measured: Iterable[Measured]) -> str:
-    """One sentence on the fastest way, beside the dense padded one and the fastest one without this project."""
+    """One sentence on the fastest way, compared with dense padding and the fastest way without this project."""
     measured = list(measured)
     timed = {one.way.name: one.times.step for one in measured if one.times}
     rival = _fastest(timed, [one for one in measured if not one.way.ours])
@@ -43,5 +43,5 @@ def recommend(measured: Iterable[Measured]) -> str:
 
 
 def _fastest(timed: dict[str, float], candidates: list[Measured]) -> str | None:
-    """The name of the fastest of those that were timed."""
+    """The name of the fastest candidate that was timed; None if none was."""
     return min((one.way.name for one in candidates if one.times), key=timed.__getitem__, default=None)

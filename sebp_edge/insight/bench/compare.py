@@ -1,4 +1,4 @@
-"""All ways on one model and one batch: first whether each is right, then how long the right ones take, in turns."""
+"""Compares all ways on one model and one batch: checks each one, then times the correct ones in turns."""
 
 import traceback
 from collections.abc import Callable, Iterable
@@ -21,14 +21,14 @@ Status = Literal["ok", "refused", "out of memory", "not here", "failed"]
 
 @dataclass(frozen=True)
 class Measured:
-    """What became of one way.
+    """The result of one way.
 
     Attributes:
-        status: "ok"; "refused", as it is wrong; "out of memory"; "not here", as this machine or model cannot run it; or
-            "failed".
-        why: in words, unless it is "ok" or "out of memory".
-        deviation: how far its loss and gradients are from what is right; None if it did not come to that.
-        times: None unless it is "ok".
+        status: "ok", "refused" (its loss or gradients are wrong), "out of memory", "not here" (this machine or model
+            cannot run it), or "failed".
+        why: the reason in words; None if the status is "ok" or "out of memory".
+        deviation: the errors of its loss and gradients; None if they were not computed.
+        times: None unless the status is "ok".
     """
 
     way: Way
@@ -46,16 +46,17 @@ def compare(
     rounds: int = ROUNDS,
     on_progress: Callable[[str], None] = lambda state: None,
 ) -> list[Measured]:
-    """Measures each of `ways`; one that fails, is wrong or runs out of memory has no times, and the others go on.
+    """Measures each of `ways`; one that fails, is wrong or runs out of memory gets no times, and the others go on.
 
     Args:
-        model: a decoder on its device, with the parameters to train requiring gradients; they are trained on the way.
+        model: a decoder on its device; its trained parameters require gradients, and the timed steps update them.
         batch: right-padded, on the model's device.
+        ways: the ways to compare.
         rounds: how often the ways take turns.
-        on_progress: is told what is done next.
+        on_progress: called with a description of what is done next.
 
     Raises:
-        MachineError: memory runs out before anything is compared: then nothing can be called right.
+        MachineError: the fp32 reference cannot be computed, so no way can be checked.
     """
     guard = _Guard(model, batch)
     on_progress("computing what is right, in fp32")
@@ -98,7 +99,7 @@ def _checked(way: Way, reference: Reference, model: nn.Module, batch: Batch, gua
 
 
 def deviation_of(way: Way, reference: Reference, model: nn.Module, batch: Batch) -> Deviation:
-    """How far a way's loss and gradients are from what is right."""
+    """The errors of a way's loss and gradients."""
     with running(model, batch, way) as step:
         return reference.deviation(*loss_and_gradients(step, model))
 
@@ -110,14 +111,14 @@ class _Failure:
 
 
 class _Guard:
-    """Runs what may fail, and clears away what a failure leaves."""
+    """Runs functions that may fail, and frees the memory that a failure leaves behind."""
 
     def __init__(self, model: nn.Module, batch: Batch):
         self._model, self._device = model, batch.input_ids.device
         self._leftovers = Leftovers(self._device)
 
     def run(self, function: Callable):
-        """What `function` gives, or the _Failure that it came to."""
+        """The result of `function`, or a _Failure if it failed."""
         try:
             return function()
         except (SparsityError, CannotCapture) as error:
@@ -127,7 +128,7 @@ class _Guard:
                 failure = _Failure("out of memory")
             else:
                 failure = _Failure("failed", f"{type(error).__name__}: {error}".splitlines()[0][:200])
-            # Its traceback holds what had been computed.
+            # The traceback's frames keep computed tensors alive.
             traceback.clear_frames(error.__traceback__)
         self._model.zero_grad()
         self._leftovers.clear()

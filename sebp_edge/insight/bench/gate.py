@@ -1,8 +1,8 @@
-"""What is right, and how far from it a way may be: no way is timed that computes another loss or other gradients.
+"""The reference and the tolerances: a way whose loss or gradients are wrong is not timed.
 
-Right are the loss and the gradients of the dense model in fp32, one sequence at a time: those of the padded batch, to
-which padding on the right adds exact zeros, in far less memory. In bf16 a way may err by twice as much as the dense
-model itself does without padding.
+The reference is the loss and the gradients of the dense model in fp32, one unpadded sequence at a time. They equal
+those of the padded batch, to which right padding adds exact zeros, and take far less memory. In bf16, a way's gradients
+may err by twice as much as those of the dense model without padding, plus 1e-4.
 
 Shapes: B sequences, T positions.
 """
@@ -19,19 +19,18 @@ from sebp_edge.insight.bench.ways import Step
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
 
-# So many gradients of each parameter are compared, evenly spread.
+# The least number of elements of each gradient that are compared, evenly spread; smaller gradients are compared whole.
 SAMPLE = 4096
-# Relative errors of a loss that are still called right. In bf16, dense transformers were found 6e-3 off, of a 3B shape
-# with random weights.
+# The largest accepted relative error of a loss. In bf16, a dense 3B model with random weights was 6e-3 off.
 LOSS_TOLERANCE, LOSS_TOLERANCE_FP32 = 2e-2, 1e-4
 
-# Of each trained parameter, by its name.
+# By the names of the trained parameters.
 Gradients = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far a way is from what is right: the loss's relative error, and the gradients' by their norm."""
+    """The relative errors of a way's loss and of its gradients, the latter by their norm."""
 
     loss_error: float
     gradient_error: float
@@ -39,11 +38,11 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Reference:
-    """What is right for a batch, and how far from it is still called right.
+    """The reference loss and gradients of a batch, and the tolerance.
 
     Attributes:
-        gradients: samples, fp32 on the CPU.
-        allowed: the largest deviation.
+        gradients: sampled, fp32 on the CPU.
+        allowed: the largest accepted deviation.
     """
 
     loss: float
@@ -52,12 +51,12 @@ class Reference:
 
     @classmethod
     def of(cls, model: nn.Module, batch: Batch, loss_tolerance: float = LOSS_TOLERANCE) -> "Reference":
-        """Computes it, in the model's own memory.
+        """Computes the reference with the model itself, whose weights are in fp32 meanwhile.
 
         Args:
-            model: a dense decoder on its device, with the parameters to train requiring gradients.
+            model: a dense decoder on its device; its trained parameters require gradients.
             batch: right-padded, on the model's device.
-            loss_tolerance: of a model that is not in fp32.
+            loss_tolerance: relative tolerance of the loss for a model that is not in fp32.
         """
         is_fp32 = all(weight.dtype == torch.float32 for weight in model.parameters())
         rounded = {} if is_fp32 else _one_by_one(model, batch)[1]
@@ -67,15 +66,15 @@ class Reference:
         return cls(loss, gradients, Deviation(LOSS_TOLERANCE_FP32 if is_fp32 else loss_tolerance, 2 * rounding + 1e-4))
 
     def deviation(self, loss: float, gradients: Gradients) -> Deviation:
-        """How far a loss and gradients are from these.
+        """The deviation of a loss and gradients from the reference.
 
         Raises:
-            ValueError: the gradients are those of other parameters.
+            ValueError: the gradients belong to other parameters.
         """
         return Deviation(abs(loss / self.loss - 1), combined(errors(gradients, self.gradients)))
 
     def what_is_wrong(self, found: Deviation) -> str | None:
-        """In words, what is too far off; None if all is within tolerance, which NaN never is."""
+        """Describes what exceeds the tolerance; returns None if all is within tolerance, which NaN never is."""
         if not found.loss_error <= self.allowed.loss_error:
             return f"its loss is off by {found.loss_error:.1e}, above {self.allowed.loss_error:.1e}"
         if not found.gradient_error <= self.allowed.gradient_error:
@@ -84,15 +83,15 @@ class Reference:
 
 
 def sampled(gradient: Tensor) -> Tensor:
-    """A copy of at most about SAMPLE of a gradient's elements, fp32 on the CPU."""
+    """A copy of evenly spread elements of a gradient, fewer than 2 * SAMPLE, in fp32 on the CPU."""
     return gradient.flatten()[:: max(1, gradient.numel() // SAMPLE)].to("cpu", torch.float32, copy=True)
 
 
 def loss_and_gradients(
     step: Step, model: nn.Module, take: Callable[[Tensor], Tensor] = sampled
 ) -> tuple[float, Gradients]:
-    """The mean loss of a step within `running`, and what `take` copies of each gradient."""
-    # The drop-in's first pass finds its rows; what is timed, and so looked at here, are those after it.
+    """The mean loss of a step within `running`, and what `take` copies from each gradient."""
+    # The drop-in detects its rows in its first pass. Only later passes are timed, so one of those is checked.
     step.gradients()
     step.zero_grad()
     loss = float(step.gradients())
@@ -102,10 +101,10 @@ def loss_and_gradients(
 
 
 def errors(found: Gradients, right: Gradients) -> dict[str, float]:
-    """The norm of each parameter's difference, over the norm of all that is right.
+    """The norm of each parameter's error, relative to the norm of all reference gradients together.
 
     Raises:
-        ValueError: they are those of different parameters.
+        ValueError: the gradients belong to different parameters.
     """
     if found.keys() != right.keys():
         raise ValueError(f"it trains other parameters, such as {min(found.keys() ^ right.keys())}")
@@ -118,12 +117,12 @@ def norms(gradients: Gradients) -> dict[str, float]:
 
 
 def combined(by_parameter: dict[str, float]) -> float:
-    """The norm of all parameters together."""
+    """The norm over all parameters, from the norm of each."""
     return math.hypot(*by_parameter.values())
 
 
 def _one_by_one(model: nn.Module, batch: Batch) -> tuple[float, Gradients]:
-    """The batch's mean loss and its sampled gradients, from sequences without padding."""
+    """The batch's mean loss and sampled gradients, computed one unpadded sequence at a time."""
     counts_B = (batch.labels[:, 1:] != IGNORE).sum(dim=1).tolist()
     lengths_B = batch.attention_mask.sum(dim=1).tolist()
     mean = 0.0
@@ -147,7 +146,7 @@ def _norm(gradient: Tensor) -> float:
 
 @contextmanager
 def in_fp32(model: nn.Module) -> Iterator[None]:
-    """Within it the model's weights are in fp32; afterwards they are what they were, bit for bit."""
+    """Holds the model's weights in fp32 within it, and restores them bit for bit afterwards."""
     tensors = [each for each in (*model.parameters(), *model.buffers()) if each.is_floating_point()]
     dtypes = [each.dtype for each in tensors]
     try:

@@ -1,4 +1,4 @@
-"""The host's memory runs out with an error that can be handled: Linux would end the process, without a word."""
+"""Limits the process's host memory, so that running out raises an error: Linux would kill the process silently."""
 
 import sys
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import psutil
 
 @contextmanager
 def limited_to(size: int) -> Iterator[None]:
-    """Within it this process can take `size` bytes more of the host's memory, on Linux; elsewhere there is no limit."""
+    """Lets this process take at most `size` more bytes of host memory within it; has no effect outside Linux."""
     if sys.platform != "linux":
         yield
         return

@@ -1,4 +1,4 @@
-"""The figures of a benchmark as one SVG file: bars of time and of memory, readable on light and on dark ground."""
+"""Draws a benchmark's figures as one SVG file: bars of time and memory, readable on light and dark backgrounds."""
 
 from collections.abc import Iterator
 from html import escape
@@ -27,7 +27,7 @@ STYLE = """
 
 
 def write_plot(result: BenchResult, path: Path) -> None:
-    """Writes the plot; nothing else is needed to look at it.
+    """Writes the plot as a self-contained SVG file.
 
     Raises:
         StorageError: the file cannot be written.
@@ -60,7 +60,7 @@ def draw(result: BenchResult) -> str:
 
 
 class _Bar(NamedTuple):
-    """One way's: its parts from left to right, each of a kind and in any unit, and what stands behind them."""
+    """The bar of one way: its parts from left to right as (kind, size in any unit), and the text after them."""
 
     label: str
     parts: list[tuple[str, float]]
@@ -97,7 +97,7 @@ def _folded(text: str, width: int) -> Iterator[str]:
 
 
 class _Page:
-    """Shapes from top to bottom."""
+    """Collects SVG shapes from top to bottom."""
 
     def __init__(self):
         self._shapes: list[str] = []
@@ -116,7 +116,7 @@ class _Page:
         self._y += LINE + GAP
 
     def bars(self, bars: list[_Bar]) -> None:
-        """In proportion to the longest of them."""
+        """Draws bars in proportion to the longest one."""
         full = WIDTH - 2 * MARGIN - LABEL - FIGURE
         longest = max((sum(size for _, size in bar.parts) for bar in bars), default=0) or 1
         for bar in bars:

@@ -1,4 +1,4 @@
-"""What a benchmark found: the figures for programs, as CSV, and one sentence for people."""
+"""The result of a benchmark: figures for programs, a CSV table, and one sentence for people."""
 
 import csv
 import math
@@ -12,13 +12,13 @@ from sebp_edge.insight.bench.compare import Measured
 
 @dataclass(frozen=True)
 class BenchResult:
-    """One model on one batch on one machine, and what became of each way.
+    """The results of all ways for one model on one batch on one machine.
 
     Attributes:
         weights: "its own" or "random".
         lengths: tokens of each example of the batch.
-        loss_tokens: of these, how many are predicted.
-        padding_share: of the batch padded to `context_length`.
+        loss_tokens: how many of these tokens are predicted.
+        padding_share: share of padding in the batch padded to `context_length`.
     """
 
     model: str
@@ -41,11 +41,11 @@ class BenchResult:
 
     @property
     def recommendation(self) -> str:
-        """One sentence: what is the fastest here, and how to train that way."""
+        """One sentence: the fastest way here, and how to train that way."""
         return recommend(self.measured)
 
     def rows(self) -> list[dict]:
-        """One row for each way: its status, its deviation from what is right, and its times in milliseconds."""
+        """One row per way: its status, its errors, its times in milliseconds, and its peak memory in bytes."""
         return [self._row(one) for one in self.measured]
 
     def _row(self, one: Measured) -> dict:
@@ -64,12 +64,12 @@ class BenchResult:
         }
 
     def to_dict(self) -> dict:
-        """All of it as JSON-ready values."""
+        """The whole result as JSON-ready values."""
         about = {key: value for key, value in vars(self).items() if key != "measured"}
         return {**about, "tokens": self.tokens, "ways": self.rows(), "recommendation": self.recommendation}
 
     def write_csv(self, path: Path) -> None:
-        """One line for each way.
+        """Writes one line per way.
 
         Raises:
             StorageError: the file cannot be written.
@@ -87,5 +87,5 @@ class BenchResult:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has neither NaN nor infinity."""
+    """The value, or None if it is NaN or infinite: JSON has neither."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""The whole benchmark: a model and texts' lengths in, the figures of all ways out. Behind `sebp-edge bench`."""
+"""Runs the benchmark of `sebp-edge bench`: from a model and the lengths of texts to the figures of all ways."""
 
 import importlib.metadata
 import math
@@ -27,7 +27,7 @@ from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.readers import read_texts
 
 BATCH_SIZE = 4
-# Of the host's free memory; the rest is for other programs.
+# Share of the host's free memory to use; the rest is for other programs.
 FREE_SHARE = 0.9
 
 
@@ -43,22 +43,22 @@ def run_bench(
     on_event: Sink = silent,
     on_progress: Callable[[str], None] = lambda state: None,
 ) -> BenchResult:
-    """Times one training step of `model` in all ways that there are, after each was held against what is right.
+    """Times one training step of `model` in every way, after checking each way against an fp32 reference.
 
     Args:
-        model: a known name, a folder, a Hub id, or a config.json. Without its weights on this machine, random ones of
-            its shape are made; weights are never downloaded.
-        texts: what `read_texts` takes, for their lengths; None for built-in ones.
-        recipe: for the method, the rank and the context length.
-        context_length: tokens that examples are padded to, at most the model's own limit.
-        padding: the share of the padded batch that is padding, which then sets the context length.
-        batch_size: examples in the batch, at most.
-        device: "cuda", "mps" or "cpu"; by default the best there is.
-        on_event: is given notices.
-        on_progress: is told what is done next.
+        model: a known name, a folder, a Hub id, or a config.json. If its weights are not on this machine, random
+            weights of its shape are used; weights are never downloaded.
+        texts: what `read_texts` takes, used for their lengths; None for built-in lengths.
+        recipe: sets the method, the rank and the default context length.
+        context_length: tokens that examples are padded to; at most the model's limit.
+        padding: share of padding in the padded batch; if given, it sets the context length.
+        batch_size: the most examples in the batch.
+        device: "cuda", "mps" or "cpu"; by default the best available one.
+        on_event: receives notices.
+        on_progress: called with a description of what is done next.
 
     Raises:
-        SebpEdgeError: one of its kinds, with what to do.
+        SebpEdgeError: a subclass of it, whose message says what to do.
     """
     on_progress("loading the model")
     reference, recipe, device = resolve_shape(model), Recipe.load(recipe), devices.pick_device(device)
@@ -114,7 +114,7 @@ def _examples(texts, reference: ModelReference, recipe: Recipe, count: int) -> l
 
 @torch.no_grad()
 def _attach(base: BaseModel, recipe: Recipe) -> Adaptation:
-    """What is trained, with none of its gradients zero: a fresh adapter's lora_A has none while lora_B is zero."""
+    """Attaches what is trained; fills adapters at random, because a zero lora_B makes lora_A's gradients zero."""
     adaptation = attach(base, recipe, seed=0)
     if recipe.method == "lora":
         draw = torch.Generator(base.device).manual_seed(0)

@@ -1,6 +1,6 @@
-"""The timer: training steps of one way, and their parts.
+"""Times the training steps of one way, and their parts.
 
-On a GPU the parts of a step are told apart by events, without waiting for it within the step.
+On a GPU, events mark the parts of a step, so the host does not wait for the GPU within the step.
 """
 
 import gc
@@ -26,10 +26,9 @@ class Times:
     """Seconds of one training step, by part.
 
     Attributes:
-        forward, backward: None where the two cannot be told apart.
-        step: both and the update.
-        peak_bytes: the most that torch's allocator held on a GPU, weights, captures and the first step included; None
-            elsewhere.
+        forward, backward: None if the two cannot be told apart.
+        step: forward, backward and update.
+        peak_bytes: the peak of torch's allocator on a GPU, with weights, captures and the first step; None elsewhere.
     """
 
     forward: float | None
@@ -39,13 +38,13 @@ class Times:
 
 
 def time_way(model: nn.Module, batch: Batch, way: Way) -> list[Times]:
-    """The times of a few steps, after one that is not timed: a way's first batch has what training has only once."""
+    """Times a few steps after one untimed step, which pays the costs that a training has only once."""
     with running(model, batch, way) as step:
         return time_steps(step, batch.input_ids.device, warm_ups=1, repeats=STEPS_PER_ROUND)
 
 
 def time_steps(step: Step, device: torch.device, *, warm_ups: int, repeats: int) -> list[Times]:
-    """The times of steps within `running`, after some that are not timed."""
+    """Times `repeats` steps within `running`, after `warm_ups` untimed ones."""
     for _ in range(warm_ups):
         _time_one(step, device)
     found = [_time_one(step, device) for _ in range(repeats)]
@@ -68,9 +67,9 @@ def _median(values: list[float | None]) -> float | None:
 
 @contextmanager
 def running(model: nn.Module, batch: Batch, way: Way) -> Iterator[Step]:
-    """A way's step; afterwards the model is what it was, but for what it learnt."""
+    """Yields a way's step, and detaches the way afterwards; updates of the weights remain."""
     device = batch.input_ids.device
-    # A graph that is still there would keep its gradients on the stream that it was made on.
+    # An autograd graph that is still alive would accumulate gradients on the stream it was created on.
     gc.collect()
     give_memory_back(device)
     with way.attach(model) as handle:
@@ -84,7 +83,7 @@ def running(model: nn.Module, batch: Batch, way: Way) -> Iterator[Step]:
 
 
 def _time_one(step: Step, device: torch.device) -> tuple[dict[str, float], float]:
-    """Seconds of each part of a step, by its name, and of the whole."""
+    """Seconds of each part of a step, by name, and of the whole step."""
     clock = _EventClock(device) if device.type == "cuda" else _HostClock(device)
 
     def marked() -> None:
@@ -96,7 +95,7 @@ def _time_one(step: Step, device: torch.device) -> tuple[dict[str, float], float
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """How long one call takes until the device is done."""
+    """Seconds of one call, until the device is done."""
     synchronize(device)
     begin = time.perf_counter()
     run()
@@ -105,7 +104,7 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """The most that torch's allocator has held within `running`; None without an NVIDIA GPU."""
+    """The peak of torch's allocator within `running`; None without an NVIDIA GPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
@@ -118,7 +117,7 @@ class _HostClock:
         self._marks.append((part, time.perf_counter()))
 
     def parts(self) -> dict[str, float]:
-        """Seconds from each mark's predecessor to it, by the mark's name."""
+        """Seconds from the previous mark to each mark, by name."""
         return {part: end - begin for (_, begin), (part, end) in zip(self._marks, self._marks[1:], strict=False)}
 
 
@@ -132,6 +131,6 @@ class _EventClock:
         self._marks.append((part, event))
 
     def parts(self) -> dict[str, float]:
-        """Seconds from each mark's predecessor to it, by the mark's name; the device has to be done."""
+        """Seconds from the previous mark to each mark, by name; the device must be done."""
         pairs = zip(self._marks, self._marks[1:], strict=False)
         return {part: begin.elapsed_time(end) / 1e3 for (_, begin), (part, end) in pairs}

@@ -1,6 +1,6 @@
-"""The ways of making a training step that are compared: what each does to a model, and what it gives it to read.
+"""The ways to make a training step that are compared: how each prepares the model and lays out the batch.
 
-A batch is right-padded to the context length; each way lays it out in its own form before the clock starts.
+A batch is right-padded to the context length; each way converts it to its own layout before the clock starts.
 
 Shapes: B sequences, T positions, N real tokens of all sequences.
 """
@@ -33,7 +33,7 @@ Mark = Callable[[str], None]
 
 
 class Step(Protocol):
-    """One batch's training step, to be run over and over; `release` ends that."""
+    """A training step of one batch that can be run repeatedly, until `release`."""
 
     def gradients(self) -> Tensor:
         """Adds the gradients of the mean loss to the parameters' `grad`; returns that loss."""
@@ -42,21 +42,21 @@ class Step(Protocol):
         """Discards the gradients."""
 
     def __call__(self, mark: Mark) -> None:
-        """Forward, backward and AdamW's update; calls `mark` with the name of each part that is done."""
+        """Runs forward, backward and AdamW's update; calls `mark` with the name of each part when it is done."""
 
     def release(self) -> None:
-        """Frees what steps hold in memory."""
+        """Frees the memory that steps hold."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way of making a training step of a padded batch.
+    """A way to make a training step of a padded batch.
 
     Attributes:
-        name: for the table.
-        attach: prepares a model for it; the context manager undoes that.
-        loss: the mean loss of a batch that was laid out, with what `attach` gave.
-        lay_out: what a batch on the model's device becomes.
+        name: its name in tables.
+        attach: prepares a model; leaving the context manager restores it.
+        loss: the mean loss, from what `attach` yields and the laid-out batch.
+        lay_out: converts a batch on the model's device to this way's layout.
         ours: whether it is this project's.
     """
 
@@ -67,18 +67,18 @@ class Way:
     ours: bool = False
 
     def missing(self, device: torch.device) -> str | None:
-        """What this way needs and `device` does not have, in words."""
+        """What this way needs and `device` lacks, in words; None if nothing."""
         return None
 
     def step(self, handle, model: nn.Module, batch: Batch) -> Step:
-        """The training step of a batch, with what `attach` gave."""
+        """The training step of a batch; `handle` is what `attach` yields."""
         inputs = self.lay_out(batch)
         return EagerStep(trained(model), lambda: self.loss(handle, inputs))
 
 
 @dataclass(frozen=True)
 class Captured(Way):
-    """Level 3: forward and backward are one replay of a captured graph, the update another."""
+    """Level 3: replays one captured graph for forward and backward, and one for the update."""
 
     def missing(self, device: torch.device) -> str | None:
         return None if device.type == "cuda" else "CUDA graphs need an NVIDIA GPU"
@@ -93,10 +93,10 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 class EagerStep:
-    """A step as a plain training loop has it.
+    """The step of a plain training loop.
 
     Attributes:
-        loss: the forward pass alone.
+        loss: runs the forward pass alone.
     """
 
     def __init__(self, parameters: list[nn.Parameter], loss: Callable[[], Tensor]):
@@ -130,7 +130,7 @@ class EagerStep:
 
 
 class CapturedStep:
-    """A step as `Personalizer` makes it on a GPU."""
+    """The step that `Personalizer` makes on a GPU."""
 
     def __init__(self, parameters: list[nn.Parameter], handle: Hoisted, tokens: ActiveTokens):
         self._tokens = tokens
@@ -163,9 +163,6 @@ class CapturedStep:
         self._update.release()
 
 
-# The ways.
-
-
 @contextmanager
 def as_it_is(model: nn.Module) -> Iterator[nn.Module]:
     yield model
@@ -179,7 +176,7 @@ def _sparsified(model: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def _varlen_where_it_runs(model: nn.Module) -> Iterator[nn.Module]:
-    """The model with attention within each sequence of a row, where flash attention takes its heads."""
+    """Gives the model variable-length attention over packed sequences, if flash attention runs its head size here."""
     decoder = without_adapter(model)
     config, before = decoder.config.get_text_config(), decoder.config._attn_implementation
     if runs_flash_attention(decoder.get_input_embeddings().weight.new_empty(0, head_size_of(config))):
@@ -191,7 +188,7 @@ def _varlen_where_it_runs(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _padded_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """As any training loop calls a transformers model."""
+    """Calls the model as an ordinary training loop does."""
     return model(
         input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels, use_cache=False
     ).loss
@@ -200,7 +197,7 @@ def _padded_loss(model: nn.Module, batch: Batch) -> Tensor:
 def _packed_loss(model: nn.Module, row: dict) -> Tensor:
     ends = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     varlen = without_adapter(model).config._attn_implementation == ATTENTION
-    # Without them transformers makes a block-diagonal mask from the positions.
+    # Without these keywords, transformers builds a block-diagonal mask from the position ids.
     keywords = row if varlen else {name: value for name, value in row.items() if name not in ends}
     return model(**keywords, use_cache=False).loss
 
@@ -210,14 +207,14 @@ def _hoisted_loss(handle: Hoisted, tokens: ActiveTokens) -> Tensor:
 
 
 def to_longest(batch: Batch) -> Batch:
-    """The same sequences, padded to the longest of them only."""
+    """Pads the same sequences to the longest of them only."""
     longest = int(batch.attention_mask.sum(dim=1).max())
     shorter = (each[:, :longest] for each in (batch.input_ids, batch.attention_mask, batch.labels))
     return Batch(*shorter, batch.plan)
 
 
 def packed(batch: Batch) -> dict:
-    """All sequences in one row [1, N]; positions begin again with each, and none predicts the next one's first."""
+    """Packs all sequences into one row [1, N]; positions restart in each, and none predicts the next one's start."""
     real_BT = batch.attention_mask.bool()
     labels_BT = batch.labels.clone()
     labels_BT[:, 0] = IGNORE
@@ -239,7 +236,7 @@ def _active(batch: Batch) -> ActiveTokens:
 
 
 def active_on_host(batch: Batch) -> ActiveTokens:
-    """A batch's active tokens, as captured steps take them."""
+    """A batch's active tokens on the host, where captured steps take them from."""
     return ActiveTokens.gather(batch.input_ids.cpu(), batch.plan.to("cpu"))
 
 

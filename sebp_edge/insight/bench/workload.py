@@ -1,6 +1,6 @@
-"""What a step is timed on: a few texts of lengths as the user's own have, or of a built-in spread, and their padding.
+"""The batch that steps are timed on: a few padded texts, as long as the user's own or of built-in lengths.
 
-Only lengths and the places of losses are taken from texts; the tokens are random, since no time depends on them.
+Only the lengths and the loss positions of texts are used; tokens are random, since no time depends on them.
 """
 
 import math
@@ -15,24 +15,24 @@ from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch, Collator
 from sebp_edge.texts.examples import Example
 
-# Tokens of a paragraph in real notes: the median, and of one in ten at least.
+# Tokens of a paragraph of real notes: the median and the 90th percentile.
 MEDIAN_LENGTH, NINETIETH_LENGTH = 30, 90
 
 
 def built_in_lengths(count: int) -> list[int]:
-    """Tokens of `count` short texts, spread evenly over the log-normal that has the median and the 90th percentile."""
+    """Token counts of `count` short texts: evenly spaced quantiles of the log-normal with these two percentiles."""
     spread = math.log(NINETIETH_LENGTH / MEDIAN_LENGTH) / NormalDist().inv_cdf(0.9)
     places = (NormalDist().inv_cdf((number + 0.5) / count) for number in range(count))
     return [max(2, round(MEDIAN_LENGTH * math.exp(spread * place))) for place in places]
 
 
 def built_in_examples(count: int) -> list[Example]:
-    """Texts of the built-in lengths, all of whose tokens are learnt."""
+    """Examples of the built-in lengths, with a loss on every token."""
     return [Example([0] * length, [0] * length, number) for number, length in enumerate(built_in_lengths(count))]
 
 
 def spread_out(examples: list[Example], count: int) -> list[Example]:
-    """`count` of the examples, spread evenly over their lengths; all of them if there are no more."""
+    """Picks `count` examples, evenly spaced when sorted by length; all of them if there are no more."""
     by_length = sorted(examples, key=lambda example: len(example.input_ids))
     if len(by_length) <= count:
         return by_length
@@ -40,10 +40,10 @@ def spread_out(examples: list[Example], count: int) -> list[Example]:
 
 
 def parse_share(text: str) -> float:
-    """Reads "90%" or "0.9".
+    """Parses a share such as "90%" or "0.9".
 
     Raises:
-        TextsError: it is neither, or not between 0 and 1.
+        TextsError: the text is neither, or the share is not at least 0 and below 1.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text, re.ASCII)
     share = float(found[1]) / (100 if found[2] else 1) if found else math.nan
@@ -53,10 +53,10 @@ def parse_share(text: str) -> float:
 
 
 def padded_to(examples: list[Example], share: float) -> int:
-    """The context length at which at least `share` of the padded batch is padding.
+    """The smallest context length at which at least `share` of the padded batch is padding.
 
     Raises:
-        TextsError: the longest example is longer.
+        TextsError: the longest example does not fit into it.
     """
     lengths = [len(example.input_ids) for example in examples]
     context_length = math.ceil(sum(lengths) / len(lengths) / (1 - share) - 1e-9)
@@ -71,11 +71,11 @@ def padded_to(examples: list[Example], share: float) -> int:
 
 @dataclass(frozen=True)
 class Workload:
-    """One batch, and how it looks from outside.
+    """One batch and its sizes.
 
     Attributes:
-        lengths: tokens of each example, increasing.
-        loss_tokens: tokens that are predicted.
+        lengths: tokens of each example, in increasing order.
+        loss_tokens: number of predicted tokens.
     """
 
     batch: Batch
@@ -84,7 +84,7 @@ class Workload:
 
     @classmethod
     def of(cls, examples: list[Example], context_length: int, vocabulary: int, device: torch.device) -> "Workload":
-        """Lays random tokens out as `examples` are, cut to the context length; the same ones each time."""
+        """Fills `examples`, cut to the context length, with random tokens; they are the same each time."""
         draw = torch.Generator().manual_seed(0)
         filled = []
         for example in sorted(examples, key=lambda example: len(example.input_ids)):
