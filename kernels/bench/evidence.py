@@ -8,20 +8,24 @@ measured, so that an old figure cannot look new in a copy without history or thr
 """
 
 import argparse
+import ast
 import csv
 import hashlib
 import importlib.metadata
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "kernels" / "bench" / "gpu-results.json"
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 LIBRARIES = ("torch", "triton", "transformers", "peft", "liger_kernel", "unsloth")
 OPS = ("kernels/ops",)
 STEP = (*OPS, *(f"sebp_edge/{folder}" for folder in ("rows", "patches", "sparse", "memory", "training")))
@@ -110,17 +114,41 @@ def machine() -> dict:
 def hash_of(source: str) -> str:
     """The first 16 hexadecimal digits of SHA-256 of a file, or of the paths and contents of a folder's Python files.
 
+    Docstrings, comments and blank lines of Python files do not count: words make no figure old.
+
     Raises:
-        FileNotFoundError: the source is missing.
+        FileNotFoundError: the source is not there.
     """
     path = ROOT / source
     if not path.is_dir():
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        return hashlib.sha256(_content(path)).hexdigest()[:16]
     lines = (
-        f"{file.relative_to(path).as_posix()} {hashlib.sha256(file.read_bytes()).hexdigest()}\n"
+        f"{file.relative_to(path).as_posix()} {hashlib.sha256(_content(file)).hexdigest()}\n"
         for file in sorted(path.rglob("*.py"))
     )
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
+
+
+def _content(path: Path) -> bytes:
+    """What counts of a file."""
+    return code_of(path.read_text(encoding="utf-8")).encode() if path.suffix == ".py" else path.read_bytes()
+
+
+def code_of(text: str) -> str:
+    """Python code without docstrings, comments and blank lines; the same text for every version of Python."""
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            line, column = token.start
+            lines[line - 1] = lines[line - 1][:column]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
+            docstring = node.body[0]
+            # A docstring on the line of its function stays.
+            if docstring.lineno > getattr(node, "lineno", 0):
+                for line in range(docstring.lineno - 1, docstring.end_lineno):
+                    lines[line] = ""
+    return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def changes(entry: dict) -> list[str]:

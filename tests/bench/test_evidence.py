@@ -95,6 +95,33 @@ def test_a_folder_has_changed_if_one_of_its_python_files_has(project, change):
     assert evidence.changes(results["layers"]) == ["ops changed"]
 
 
+BEFORE = '''"""Does it."""
+
+
+def f(x):
+    """Adds one."""
+    return x + 1  # as asked
+'''
+
+
+@pytest.mark.parametrize(
+    ("after", "is_fresh"),
+    [
+        (BEFORE.replace("Adds one.", "Adds\n\n    one.").replace("as asked", "why not"), True),
+        (BEFORE.replace("Does it.", "#").replace("\n\n\n", "\n# A line.\n"), True),
+        (BEFORE.replace("+ 1", "+ 2"), False),
+        (BEFORE.replace('"""Adds one."""', '"#"'), True),
+        (BEFORE.replace("x + 1", '"#" + x'), False),
+        (BEFORE + "f(1)\n", False),
+    ],
+)
+def test_words_make_no_figure_old_and_code_does(project, after, is_fresh):
+    (project / "ops" / "one.py").write_text(BEFORE)
+    _, results = record(project)
+    (project / "ops" / "one.py").write_text(after)
+    assert (evidence.changes(results["layers"]) == []) is is_fresh
+
+
 def test_with_history_a_change_is_named_by_its_commits(project):
     git(project, "init", "-q")
     first = commit(project)
@@ -117,7 +144,7 @@ def test_of_many_commits_the_latest_are_named(project):
     _, results = record(project)
     commits = []
     for number in range(evidence.COMMITS + 2):
-        (project / "bench.py").write_text(f"more {number}")
+        (project / "bench.py").write_text(f"more = {number}")
         commits.append(commit(project)[:7])
     latest = ", ".join(commits[:-6:-1])
     assert evidence.changes(results["layers"]) == [f"bench.py changed in {latest}, 2 more"]
