@@ -123,11 +123,11 @@ def test_a_batch_that_fails_or_is_left_out_has_its_row_and_the_next_goes_on(tmp_
 
 def test_arms_that_cannot_start_have_rows_that_say_why(capsys, monkeypatch):
     monkeypatch.setitem(peers.QUIET, "OMP_NUM_THREADS", "1")
-    peers.main(["--tiny", "--batches", "1,2", "--arms", "unsloth packed,sebp-edge hoisted"])
+    peers.main(["--tiny", "--batches", "1", "--arms", "unsloth packed,sebp-edge hoisted"])
     said = capsys.readouterr().out
-    # Once as it was found and once in the table, for each batch.
-    assert said.count("ModuleNotFoundError: No module named 'unsloth'") == 4
-    assert said.count("sebp-edge hoisted") == 4
+    # Once as it was found and once in the table.
+    assert said.count("ModuleNotFoundError: No module named 'unsloth'") == 2
+    assert said.count("sebp-edge hoisted") == 2
 
 
 @pytest.mark.parametrize(
