@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from enum import Enum
-from itertools import chain
 from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
@@ -22,7 +21,7 @@ from sebp_edge.errors import (
     NonFiniteLoss,
     TrainingStopped,
 )
-from sebp_edge.events import AdapterSaved, Event, MemoryPlanned, ModelLoaded, Notice, Sink, TextsRead, silent
+from sebp_edge.events import AdapterSaved, Event, MemoryPlanned, ModelLoaded, Notice, Sink, silent
 from sebp_edge.files import expanded
 from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.interruptions import Interruptions
@@ -34,20 +33,14 @@ from sebp_edge.memory.refusal import refuse_if_too_big
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import NonFiniteLogits, generate_text
-from sebp_edge.models.loading import (
-    BaseModel,
-    load_base_model,
-    refuse_unknown_tokens,
-)
+from sebp_edge.models.loading import BaseModel, load_base_model
 from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.preparation import Planned, Preparation
 from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
-from sebp_edge.saving import place_of, record_of, save
+from sebp_edge.saving import place_of, record_of, save, save_best_state
 from sebp_edge.stopping import StopAsked, StopSignal
-from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
-from sebp_edge.training.loop import Progress
 from sebp_edge.training.trial import Judgement, Trial
 
 
@@ -138,7 +131,7 @@ class Personalizer:
             with self._guard(planned) as guard:
                 base = self._load(recipe)
                 self.store.check_room(saved_bytes(base, recipe), out)
-                dataset = self._announced_texts(preparation.encode(reading, base, planned), base)
+                dataset = preparation.encode(reading, base, planned)
                 schedules = preparation.lay_out(dataset, planned)
                 trial = Trial(base, dataset, schedules, recipe, self.seed, self._tell, options, guard)
                 with self._setting_aside(trial, name, interruptions):
@@ -195,7 +188,7 @@ class Personalizer:
             preparation = self._preparation(self._signal)
             reading = preparation.read(texts)
             base = self._load()
-            dataset = self._announced_texts(preparation.encode(reading, base), base)
+            dataset = preparation.encode(reading, base)
             if self._adaptation is not None:
                 self._adaptation.detach()
             try:
@@ -337,7 +330,7 @@ class Personalizer:
         return self._base
 
     def _preparation(self, signal: StopSignal) -> Preparation:
-        return Preparation(self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal)
+        return Preparation(self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal, self._tell)
 
     def _loaded_bytes(self) -> int:
         return 0 if self._base is None else sum(weight.nbytes for weight in self._base.model.parameters())
@@ -357,12 +350,6 @@ class Personalizer:
         method, max_rows = chosen.recipe.method, chosen.options.max_rows
         self._tell(MemoryPlanned(method, chosen.how, max_rows, plan.budget, chosen.peak, chosen.seconds, parts))
         return chosen.recipe, chosen.options
-
-    def _announced_texts(self, data: Dataset, base: BaseModel) -> Dataset:
-        refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))
-        left_out = tuple(asdict(item) for item in data.left_out)
-        self._tell(TextsRead(data.documents, len(data.examples), data.tokens, data.padding_share, left_out))
-        return data
 
     @contextmanager
     def _at_work(self, stop_when: threading.Event | None = None) -> Iterator[None]:
@@ -441,27 +428,22 @@ class Personalizer:
         if out is None:
             saved = self.store.activate(saved)
         interruptions.outcome = f"The training was over: {place_of(saved)}."
-        self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
+        self._tell_saved(saved)
         return saved
 
     def _stopped(self, stop: BaseException, trial: Trial, name: str) -> TrainingStopped:
         """Saves the best state so far as a version that is not active; returns the error that says so."""
-        kind, why = (Interrupted, "Interrupted.") if isinstance(stop, KeyboardInterrupt) else (type(stop), str(stop))
-        progress = trial.progress[-1] if trial.progress else Progress()
         try:
-            if not progress.steps or (kind is NonFiniteLoss and not progress.best_epoch):
-                return kind(f"{why} This training had no better state yet, so nothing was saved.")
-            record = record_of(trial, None, self.seed)
-            saved = save(self.store, trial.adaptation, record, name, because=why)
+            error, saved = save_best_state(self.store, trial, stop, name, self.seed)
         finally:
             self._give_up(trial)
+        if saved is not None:
+            self._tell_saved(saved)
+        return error
+
+    def _tell_saved(self, saved: SavedAdapter) -> None:
+        # Not `_tell`: what is saved is no longer stopped.
         self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
-        return kind(
-            f"{why} The best state so far is saved as version {saved.version} of the adapter {name!r}; "
-            "it is not active.",
-            name=name,
-            version=saved.version,
-        )
 
     def _ran_out(self, trial: Trial) -> MachineError:
         """Returns the error for a single example that does not fit into memory."""

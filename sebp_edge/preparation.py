@@ -1,17 +1,19 @@
 """Prepares a training: reads texts, encodes them, lays out schedules and plans the memory."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import chain
 
 import torch
 
 from sebp_edge.errors import MachineError
+from sebp_edge.events import Sink, TextsRead
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.plan import MemoryBudget, Plan, make_plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.models.catalog import ModelReference
-from sebp_edge.models.loading import BaseModel, has_own_tokenizer, tokenizer_at_hand
+from sebp_edge.models.loading import BaseModel, has_own_tokenizer, refuse_unknown_tokens, tokenizer_at_hand
 from sebp_edge.recipe import Recipe
 from sebp_edge.stopping import Checked, StopSignal
 from sebp_edge.texts.dataset import Dataset, make_dataset
@@ -41,6 +43,7 @@ class Preparation:
         device: the device that the model will run on.
         budget: how much memory this process may hold; None sets no limit.
         signal: stops the preparation.
+        tell: receives what was read.
     """
 
     reference: ModelReference
@@ -49,6 +52,7 @@ class Preparation:
     device: torch.device
     budget: MemoryBudget | None
     signal: StopSignal
+    tell: Sink
 
     def gpu_size(self, gpu: str | int) -> int:
         """Returns the memory of a GPU that is not here, in bytes.
@@ -89,11 +93,20 @@ class Preparation:
         return Planned(dataset, schedules, make_plan(shape, dataset, schedules, self.recipe, target, budget))
 
     def encode(self, reading: Reading, base: BaseModel, planned: Planned | None = None) -> Dataset:
-        """Returns the dataset for a loaded model: the plan's, if that was made with the model's own tokenizer."""
+        """Returns the dataset for a loaded model: the plan's, if that was made with the model's own tokenizer.
+
+        Raises:
+            ModelError: the tokenizer makes tokens that the model does not know.
+        """
         if planned is not None and has_own_tokenizer(self.reference):
-            return planned.dataset
-        limit = getattr(base.model.config, "max_position_embeddings", None)
-        return make_dataset(reading, Checked(base.tokenizer, self.signal), self.recipe, limit)
+            data = planned.dataset
+        else:
+            limit = getattr(base.model.config, "max_position_embeddings", None)
+            data = make_dataset(reading, Checked(base.tokenizer, self.signal), self.recipe, limit)
+        refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))
+        left_out = tuple(asdict(item) for item in data.left_out)
+        self.tell(TextsRead(data.documents, len(data.examples), data.tokens, data.padding_share, left_out))
+        return data
 
     def lay_out(self, dataset: Dataset, planned: Planned | None = None) -> list[Schedule]:
         """Returns the schedules of a dataset: the plan's, if the dataset is the plan's.

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
-from sebp_edge.errors import SebpEdgeError, StorageError
+from sebp_edge.errors import Interrupted, NonFiniteLoss, SebpEdgeError, StorageError, TrainingStopped
 from sebp_edge.models.adaptation import Adaptation
+from sebp_edge.training.loop import Progress
 from sebp_edge.training.trial import Judgement, Trial
 
 
@@ -36,6 +37,31 @@ def save(
     except SebpEdgeError as error:
         message = " ".join(filter(None, [because, str(error), _saved_elsewhere(store, adaptation, record, name, out)]))
         raise StorageError(message) from error
+
+
+def save_best_state(
+    store: AdapterStore, trial: Trial, stop: BaseException, name: str, seed: int
+) -> tuple[TrainingStopped, SavedAdapter | None]:
+    """Saves a stopped trial's best state as a version of `name` that is not active, if it has one worth saving.
+
+    Args:
+        stop: what ended the training: a KeyboardInterrupt, NonFiniteLoss or BudgetExceeded.
+
+    Returns:
+        The error to raise, which says what was saved; and the saved adapter, or None.
+
+    Raises:
+        StorageError: see `save`.
+    """
+    kind, why = (Interrupted, "Interrupted.") if isinstance(stop, KeyboardInterrupt) else (type(stop), str(stop))
+    progress = trial.progress[-1] if trial.progress else Progress()
+    if not progress.steps or (kind is NonFiniteLoss and not progress.best_epoch):
+        return kind(f"{why} This training had no better state yet, so nothing was saved."), None
+    saved = save(store, trial.adaptation, record_of(trial, None, seed), name, because=why)
+    message = (
+        f"{why} The best state so far is saved as version {saved.version} of the adapter {name!r}; it is not active."
+    )
+    return kind(message, name=name, version=saved.version), saved
 
 
 def place_of(saved: SavedAdapter) -> str:

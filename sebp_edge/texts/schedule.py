@@ -211,7 +211,9 @@ def schedules_of(examples: list[Example], recipe: Recipe, seed: int) -> list[Sch
 
     splits = split_documents(examples, seed)
     schedules = [Schedule(batches(split.train), split.select, split.judge) for split in splits]
-    return schedules + [Schedule(batches(examples), judge=examples, learns_all=True)] * (len(splits) > 1)
+    if len(splits) > 1:
+        schedules.append(Schedule(batches(examples), judge=examples, learns_all=True))
+    return schedules
 
 
 def shuffled_batches(examples: list[Example], batch_tokens: int, epochs: int, seed: int) -> list[list[list[Example]]]:

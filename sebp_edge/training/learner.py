@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 
 
 class Learner:
-    """Computes losses, gradients and updates of an adaptation; a context manager that restores the model's own code.
+    """Computes losses, gradients and updates of an adaptation, until `release` and `remove`.
 
     Args:
         examples: examples to come, to test on whether hoisting is exact.
@@ -76,7 +76,7 @@ class Learner:
                 # In a pool of its own: the graphs of micro-batches may be dropped, this one never is.
                 self._captured(lambda: self._update.capture(Graphs(device, on_event)))
         except BaseException:
-            self.rows.__exit__()
+            self.remove()
             raise
 
     def begin_graphs(self) -> None:
@@ -126,7 +126,7 @@ class Learner:
             loss.backward()
             self._loss += loss.detach()
 
-    def begin_again(self) -> None:
+    def discard_step(self) -> None:
         """Discards the step's gradients and loss so far."""
         self._update.zero_gradients()
         self._loss.zero_()
@@ -153,11 +153,8 @@ class Learner:
         self.graphs = None
         self._update.release()
 
-    def __enter__(self) -> "Learner":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.release()
+    def remove(self) -> None:
+        """Restores the model's own code."""
         self.rows.__exit__()
 
     def _captured(self, function: Callable):

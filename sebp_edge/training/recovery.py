@@ -136,7 +136,7 @@ class RecoveringLearner:
         self.learner.begin_step(learning_rate)
         while not self._accumulated(step):
             # The failed backward pass may already have added some of its gradients.
-            self.learner.begin_again()
+            self.learner.discard_step()
             step.cut(self.limit)
         return self.learner.finish_step()
 
@@ -154,15 +154,16 @@ class RecoveringLearner:
             # Restoring the model's own weights takes memory.
             let_go(error, self._handled)
             give_memory_back(self._device)
-        self.learner.rows.__exit__(kind, error, trace)
+        self.learner.remove()
         self._leftovers.clear()
         give_memory_back(self._device)
 
     def _accumulated(self, step: Group) -> bool:
         """Accumulates a step's gradients and loss; returns False if memory ran out, which leaves a part of them."""
+        loss_tokens = step.num_loss_tokens
         try:
             for micro_batch in step.micro_batches:
-                self._attempt(self.learner.accumulate, micro_batch, step.num_loss_tokens)
+                self._attempt(self.learner.accumulate, micro_batch, loss_tokens)
         except _CutSmaller:
             self._cut_schedule()
             return False
