@@ -11,6 +11,8 @@ from sebp_edge.errors import AdapterError
 from sebp_edge.files import read_json
 
 RECORD = "sebp_edge.json"
+# The layout of an adapter's folder and record. A record without `format` is of format 1, which 0.1.0 wrote.
+FORMAT = 1
 _MOST_LOSS = 1e30
 
 
@@ -30,6 +32,7 @@ class AdapterRecord:
             records of older versions, in which the recipe's chat_template decides.
         created: when it was made, in UTC, as an ISO 8601 string.
         sebp_edge: the version of sebp-edge that made it.
+        format: the format of the folder and this record (see FORMAT).
     """
 
     base_model: str
@@ -45,6 +48,7 @@ class AdapterRecord:
     chat: bool | None = None
     created: str = dataclasses.field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     sebp_edge: str = sebp_edge.__version__
+    format: int = FORMAT
 
     @property
     def takes_chats(self) -> bool:
@@ -56,10 +60,15 @@ class AdapterRecord:
         """Reads the record in an adapter's folder.
 
         Raises:
-            AdapterError: there is none, or it is damaged.
+            AdapterError: there is none, it is damaged, or a newer sebp-edge wrote it.
         """
         try:
-            values = read_json(folder / RECORD)
+            values = {"format": 1} | read_json(folder / RECORD)
+            if type(values["format"]) is int and values["format"] > FORMAT:
+                raise AdapterError(
+                    f"The adapter in {str(folder)!r} was saved by a newer sebp-edge, in format {values['format']}; "
+                    f"this one reads up to format {FORMAT}. Upgrade sebp-edge."
+                )
             return cls(**{field.name: _checked(field, values) for field in dataclasses.fields(cls)})
         except (OSError, ValueError) as error:
             reason = f" ({error.strerror})" if isinstance(error, PermissionError) else ""
