@@ -12,7 +12,7 @@ from pathlib import Path
 import platformdirs
 from safetensors import SafetensorError
 
-from sebp_edge.errors import StorageError
+from sebp_edge.errors import OptionError, StorageError
 
 _FIRST_BYTES = 500
 # Size limit of a small file, in bytes.
@@ -28,16 +28,16 @@ def expanded(path: str | Path) -> Path:
     """Expands "~" in a path to write to.
 
     Raises:
-        StorageError: there is no such user, or the path has a null byte.
+        OptionError: there is no such user, or the path has a null byte.
     """
     try:
         path = Path(path).expanduser()
     except RuntimeError as error:
-        raise StorageError(
+        raise OptionError(
             f"{str(path)!r} names a user whom this machine does not know; write the whole path."
         ) from error
     if "\0" in str(path):
-        raise StorageError(f"{str(path)!r} is no path: it holds a null byte.")
+        raise OptionError(f"{str(path)!r} is no path: it holds a null byte.")
     return path
 
 

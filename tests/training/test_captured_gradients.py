@@ -17,7 +17,6 @@ from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.training import captured_gradients
 from sebp_edge.training.captured_gradients import CapturedGradients
-from sebp_edge.training.graphs import CannotCapture
 
 ON_GPU = [
     pytest.mark.gpu,
