@@ -49,14 +49,15 @@ def refuse_other_files(path: Path, mark: bytes, kind: str) -> None:
         kind: what the file is, for the message.
 
     Raises:
-        StorageError: the file cannot be written, or another file is there.
+        OptionError: another file is there.
+        StorageError: the file cannot be written.
     """
     path = expanded(path)
     with storage_errors("Nothing can be written into", path):
         if not path.parent.is_dir():
             raise StorageError(f"There is no folder {str(path.parent)!r} to write into; make it, or choose another.")
         if path.exists() and not _has(mark, path):
-            raise StorageError(
+            raise OptionError(
                 f"{str(path)!r} exists already and is no {kind}; choose another file, so that nothing is overwritten."
             )
         with tempfile.TemporaryFile(dir=path.parent):

@@ -1,7 +1,7 @@
 """SEBP's operations: tensors in, tensors out.
 
 Each file here is an op: its formulas, its autograd.Function and its public function. `backend` chooses what computes
-it: kernels of `gpu/`, or plain PyTorch in `reference`, whose docstrings say what both compute. A line below makes it
+it: kernels of `gpu/`, or plain PyTorch in `reference`, whose docstrings say what both compute. `__all__` lists what is
 public.
 """
 

@@ -28,7 +28,7 @@ def pick_device(wanted: str | None = None) -> torch.device:
         return torch.device(next(iter(counts)))
     found = re.fullmatch(r"(cuda|mps|cpu)(?::([0-9]{1,4}))?", wanted) if isinstance(wanted, str) else None
     if found is None:
-        raise OptionError(f"The device is {wanted!r}, but must be one of this machine's, {', '.join(counts)}.")
+        raise OptionError(f"Unknown device {wanted!r}; usable on this machine are {', '.join(counts)}.")
     if int(found[2] or 0) >= counts.get(found[1], 0):
         raise MachineError(f"Device {wanted!r} is not usable on this machine; usable are {', '.join(counts)}.")
     return torch.device(wanted)
