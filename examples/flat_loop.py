@@ -12,8 +12,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sebp_edge import sparsify
-from sebp_edge.models.catalog import BUNDLED_FOLDER
 
+MODEL = Path(__file__).parents[1] / "sebp_edge" / "models" / "tiny"  # or any decoder's folder or Hub id
 CONTEXT_LENGTH = 512
 BATCH_SIZE = 4
 HELD_OUT = 8
@@ -22,8 +22,8 @@ notes = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "not
 texts = [path.read_text(encoding="utf-8") for path in sorted(notes.rglob("*.md")) if not path.name.startswith(".")]
 random.Random(0).shuffle(texts)
 
-tokenizer = AutoTokenizer.from_pretrained(BUNDLED_FOLDER)
-model = AutoModelForCausalLM.from_pretrained(BUNDLED_FOLDER, dtype=torch.float32)
+tokenizer = AutoTokenizer.from_pretrained(MODEL)
+model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
 model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 

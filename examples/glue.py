@@ -24,8 +24,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from sebp_edge import Recipe, SebpEdgeError, sparsify
 from sebp_edge.errors import ModelError, TextsError
-from sebp_edge.machine.devices import pick_device, synchronize
-from sebp_edge.training.loop import learning_rates
+from sebp_edge.research import learning_rates
 
 # The names of text columns (one or two) and label columns in GLUE's tasks.
 TEXTS = (
@@ -54,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--recipe", default="glue", help="a recipe's name, or a TOML file")
     parser.add_argument("--dense", action="store_true", help="leave SEBP out")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", help="cuda, mps or cpu")
+    parser.add_argument("--device", choices=("cuda", "mps", "cpu"), help="by default the best there is")
     options = parser.parse_args(arguments)
     try:
         run(options)
@@ -63,7 +62,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    recipe, device = Recipe.load(options.recipe), pick_device(options.device)
+    recipe = Recipe.load(options.recipe)
+    device = torch.device(options.device or torch.accelerator.current_accelerator(check_available=True) or "cpu")
     train, dev = (read(find(options.data, words)) for words in (("train",), ("dev", "val")))
     names = classes(train, dev)
     torch.manual_seed(options.seed)
@@ -80,7 +80,8 @@ def run(options: argparse.Namespace) -> None:
         for number, batches in enumerate(epochs, start=1):
             begin = time.perf_counter()
             loss = train_epoch(classifier, batches, optimizer, rates, recipe)
-            synchronize(device)
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
             seconds = time.perf_counter() - begin
             print(f"epoch {number}: loss {loss:.4f}, {seconds:.1f} s; {classifier.judge(dev)}", flush=True)
 

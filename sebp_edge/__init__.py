@@ -4,7 +4,8 @@
     from sebp_edge import Personalizer
     result = Personalizer().adapt(Path("notes"))
 
-Names are imported on first use, so that `sebp-edge --help` does not load torch.
+Names are imported on first use, so that `sebp-edge --help` does not load torch. `sebp_edge.events`, `sebp_edge.errors`,
+`sebp_edge.research` and `sebp_edge.ops` are public too; all other modules are internal.
 """
 
 import importlib
@@ -14,18 +15,37 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AdaptResult": "sebp_edge.result",
+    "AdapterRecord": "sebp_edge.adapters.record",
     "AdapterStore": "sebp_edge.adapters.store",
+    "Analysis": "sebp_edge.insight.analysis",
     "Personalizer": "sebp_edge.personalizer",
+    "Plan": "sebp_edge.memory.plan",
     "Recipe": "sebp_edge.recipe",
+    "SavedAdapter": "sebp_edge.adapters.store",
     "SebpEdgeError": "sebp_edge.errors",
     "sparsify": "sebp_edge.sparse.sparsify",
 }
 
-__all__ = ["AdaptResult", "AdapterStore", "Personalizer", "Recipe", "SebpEdgeError", "__version__", "sparsify"]
+__all__ = [
+    "AdaptResult",
+    "AdapterRecord",
+    "AdapterStore",
+    "Analysis",
+    "Personalizer",
+    "Plan",
+    "Recipe",
+    "SavedAdapter",
+    "SebpEdgeError",
+    "__version__",
+    "sparsify",
+]
 
 if TYPE_CHECKING:
-    from sebp_edge.adapters.store import AdapterStore
+    from sebp_edge.adapters.record import AdapterRecord
+    from sebp_edge.adapters.store import AdapterStore, SavedAdapter
     from sebp_edge.errors import SebpEdgeError
+    from sebp_edge.insight.analysis import Analysis
+    from sebp_edge.memory.plan import Plan
     from sebp_edge.personalizer import Personalizer
     from sebp_edge.recipe import Recipe
     from sebp_edge.result import AdaptResult

@@ -1,8 +1,9 @@
 """All errors that the SDK raises on purpose, each with a message of one sentence and the exit code of the command line.
 
     SebpEdgeError
+      OptionError           an argument or option has an invalid value, or does not go with another one
       TextsError            the given texts cannot be used (no such path, nothing readable, too little)
-      RecipeError           unknown recipe, unknown key, wrong type
+      RecipeError           unknown recipe, or a recipe file with an unknown key or an invalid value
       ModelError            the base model is not available or not usable
         ModelAccessError    the Hub refuses it: it is gated, or does not exist
         ModelOfflineError   it is not cached, and the Hub cannot or must not be reached
@@ -11,7 +12,8 @@
       AdapterError          unknown or unusable adapter, invalid name
         BaseModelMismatch   the adapter was made for another base model
       StorageError          the disk is full, read-only or not accessible
-      SparsityError         the sparse backward pass cannot handle the batch exactly
+      SparsityError         the sparse backward pass cannot handle the batch or the model exactly
+      CannotCapture         the model does something that a CUDA graph cannot capture
       TrainingStopped       training ended early; the message says what was saved
         NonFiniteLoss       the loss became NaN or infinite
         BudgetExceeded      the process holds more than its memory budget
@@ -23,6 +25,27 @@ No message contains a user's text; paths appear only if the user gave them.
 import difflib
 from collections.abc import Iterable
 
+__all__ = [
+    "AdapterError",
+    "BaseModelMismatch",
+    "BudgetExceeded",
+    "BusyError",
+    "CannotCapture",
+    "Interrupted",
+    "MachineError",
+    "ModelAccessError",
+    "ModelError",
+    "ModelOfflineError",
+    "NonFiniteLoss",
+    "OptionError",
+    "RecipeError",
+    "SebpEdgeError",
+    "SparsityError",
+    "StorageError",
+    "TextsError",
+    "TrainingStopped",
+]
+
 
 class SebpEdgeError(Exception):
     """Base class of all deliberate errors. `str(error)` says what was got, what was expected and what to do.
@@ -32,6 +55,12 @@ class SebpEdgeError(Exception):
     """
 
     exit_code = 1
+
+
+class OptionError(SebpEdgeError):
+    """An argument or option has an invalid value, or does not go with another one."""
+
+    exit_code = 2
 
 
 class TextsError(SebpEdgeError):
@@ -75,7 +104,11 @@ class StorageError(SebpEdgeError):
 
 
 class SparsityError(SebpEdgeError):
-    """The sparse backward pass cannot handle this batch exactly."""
+    """The sparse backward pass cannot handle this batch or model exactly."""
+
+
+class CannotCapture(SebpEdgeError):
+    """A function ran, but does something that a CUDA graph cannot capture, such as synchronising with the GPU."""
 
 
 class TrainingStopped(SebpEdgeError):

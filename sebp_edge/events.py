@@ -11,6 +11,27 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import ClassVar, TextIO
 
+__all__ = [
+    "AdapterSaved",
+    "Evaluated",
+    "Event",
+    "ExampleAnalyzed",
+    "ExamplesEvaluated",
+    "GraphCaptured",
+    "JsonLines",
+    "MemoryPlanned",
+    "MemoryProbed",
+    "MemoryRanOut",
+    "MemorySqueezed",
+    "ModelLoaded",
+    "Notice",
+    "Sink",
+    "StepDone",
+    "TextsRead",
+    "TrainingPlanned",
+    "silent",
+]
+
 
 @dataclass(frozen=True)
 class Event:

@@ -12,7 +12,7 @@ from pathlib import Path
 import platformdirs
 from safetensors import SafetensorError
 
-from sebp_edge.errors import StorageError
+from sebp_edge.errors import OptionError, StorageError
 
 _FIRST_BYTES = 500
 # Size limit of a small file, in bytes.
@@ -28,16 +28,16 @@ def expanded(path: str | Path) -> Path:
     """Expands "~" in a path to write to.
 
     Raises:
-        StorageError: there is no such user, or the path has a null byte.
+        OptionError: there is no such user, or the path has a null byte.
     """
     try:
         path = Path(path).expanduser()
     except RuntimeError as error:
-        raise StorageError(
+        raise OptionError(
             f"{str(path)!r} names a user whom this machine does not know; write the whole path."
         ) from error
     if "\0" in str(path):
-        raise StorageError(f"{str(path)!r} is no path: it holds a null byte.")
+        raise OptionError(f"{str(path)!r} is no path: it holds a null byte.")
     return path
 
 
@@ -49,14 +49,15 @@ def refuse_other_files(path: Path, mark: bytes, kind: str) -> None:
         kind: what the file is, for the message.
 
     Raises:
-        StorageError: the file cannot be written, or another file is there.
+        OptionError: another file is there.
+        StorageError: the file cannot be written.
     """
     path = expanded(path)
     with storage_errors("Nothing can be written into", path):
         if not path.parent.is_dir():
             raise StorageError(f"There is no folder {str(path.parent)!r} to write into; make it, or choose another.")
         if path.exists() and not _has(mark, path):
-            raise StorageError(
+            raise OptionError(
                 f"{str(path)!r} exists already and is no {kind}; choose another file, so that nothing is overwritten."
             )
         with tempfile.TemporaryFile(dir=path.parent):

@@ -19,6 +19,7 @@ from sebp_edge.errors import (
     MachineError,
     ModelError,
     NonFiniteLoss,
+    OptionError,
     TrainingStopped,
 )
 from sebp_edge.events import AdapterSaved, Event, MemoryPlanned, ModelLoaded, Notice, Sink, silent
@@ -117,7 +118,7 @@ class Personalizer:
             SebpEdgeError: one of its subclasses; the message says what to do. Before Interrupted, NonFiniteLoss and
                 BudgetExceeded, the best state so far, if there is one, is saved as a version that is not active. An
                 interruption while an accepted adapter is being saved is raised after that, and says so. A StorageError
-                or AdapterError at the end says where the adapter was saved instead.
+                at the end says where the adapter was saved instead.
         """
         begin, out = time.perf_counter(), None if out is None else expanded(out)
         self.store.check_writable(name, out)
@@ -236,8 +237,8 @@ class Personalizer:
             stop_when: an event that stops this call once it is set (see `Personalizer.stop`).
 
         Raises:
-            TextsError: the prompt is neither a text nor messages, or is empty.
-            RecipeError: an option is out of its range.
+            TextsError: the prompt is neither a text nor messages, is empty, or is longer than the model's context.
+            OptionError: a sampling option is out of its range, or there is a version without an adapter.
             AdapterError, ModelError: see `load_adapter` and `generate_text`.
             Interrupted: the call was stopped, or Ctrl-C was pressed; its `text` is what was written so far.
         """
@@ -253,7 +254,7 @@ class Personalizer:
         )
         is_named = adapter not in (None, _InUse.ADAPTER)
         if version is not None and not is_named:
-            raise AdapterError(f"version={version!r} is of no adapter; name that with adapter=.")
+            raise OptionError(f"version={version!r} is of no adapter; name that with adapter=.")
         with self._at_work(stop_when):
             if is_named:
                 self._load_adapter(adapter, version)

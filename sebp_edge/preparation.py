@@ -5,7 +5,7 @@ from itertools import chain
 
 import torch
 
-from sebp_edge.errors import MachineError
+from sebp_edge.errors import OptionError
 from sebp_edge.events import Sink, TextsRead
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
@@ -58,11 +58,11 @@ class Preparation:
         """Returns the memory of a GPU that is not here, in bytes.
 
         Raises:
-            MachineError: `gpu` is no size, or the budget exceeds it.
+            OptionError: `gpu` is no size, or the budget exceeds it.
         """
         size = MemoryBudget.parse(gpu, "GPU's memory").size
         if self.budget is not None and self.budget.size > size:
-            raise MachineError(
+            raise OptionError(
                 f"The memory budget is {self.budget}, but the GPU has {gigabytes(size)}; give a budget within that, or "
                 "none."
             )

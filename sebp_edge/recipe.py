@@ -14,7 +14,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Literal, get_args
 
-from sebp_edge.errors import RecipeError, suggest
+from sebp_edge.errors import OptionError, RecipeError, suggest
 
 Method = Literal["lora", "full"]
 RANK = 16
@@ -101,8 +101,15 @@ class Recipe:
         return self.replace(r=self.r or RANK, load_in_4bit=bool(self.load_in_4bit))
 
     def replace(self, **changes) -> "Recipe":
-        """Returns a copy with some values changed; None keeps the recipe's own value."""
-        return dataclasses.replace(self, **{key: value for key, value in changes.items() if value is not None})
+        """Returns a copy with some values changed; None keeps the recipe's own value.
+
+        Raises:
+            OptionError: a value is of the wrong type or out of range, or does not go with the others.
+        """
+        try:
+            return dataclasses.replace(self, **{key: value for key, value in changes.items() if value is not None})
+        except RecipeError as error:
+            raise OptionError(str(error)) from error
 
 
 def _read_file(path: Path) -> str:

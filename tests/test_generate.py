@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from sebp_edge import Personalizer
 from sebp_edge.adapters.store import AdapterRecord
-from sebp_edge.errors import AdapterError, ModelError, TextsError
+from sebp_edge.errors import AdapterError, ModelError, OptionError, TextsError
 from sebp_edge.models.sampling import Sampling
 from sebp_edge.texts.dataset import make_dataset
 from sebp_edge.texts.readers import read_texts
@@ -78,7 +78,7 @@ def test_without_an_adapter_none_is_the_base_model_as_well(make):
 
 @pytest.mark.parametrize("options", [{}, {"adapter": None}])
 def test_a_version_of_no_adapter_is_refused(make, options):
-    with pytest.raises(AdapterError, match="version=2 is of no adapter"):
+    with pytest.raises(OptionError, match="version=2 is of no adapter"):
         make().generate(PROMPT, version=2, **options)
 
 

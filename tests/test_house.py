@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 import sebp_edge
+from sebp_edge import errors, events
 
 ROOT = Path(__file__).parents[1]
 
 # From the top down. A module may import from its own layer and from those below it.
 LAYERS = [
     ["cli", "frozen"],
-    ["personalizer"],
+    ["personalizer", "research"],
     ["result", "saving", "preparation"],
     ["insight"],
     ["adapters"],
@@ -48,6 +49,54 @@ HOMES = {
     "platformdirs": ("sebp_edge/adapters/", "sebp_edge/files.py"),
 }
 
+# What apps and researchers import. All else is internal.
+PUBLIC = {
+    "sebp_edge": """
+        AdaptResult AdapterRecord AdapterStore Analysis Personalizer Plan Recipe SavedAdapter SebpEdgeError
+        __version__ sparsify
+    """,
+    "sebp_edge.errors": """
+        AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture Interrupted MachineError
+        ModelAccessError ModelError ModelOfflineError NonFiniteLoss OptionError RecipeError SebpEdgeError
+        SparsityError StorageError TextsError TrainingStopped
+    """,
+    "sebp_edge.events": """
+        AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JsonLines MemoryPlanned
+        MemoryProbed MemoryRanOut MemorySqueezed ModelLoaded Notice Sink StepDone TextsRead TrainingPlanned
+        silent
+    """,
+    "sebp_edge.ops": """
+        ACTIVATIONS ActiveRows AdamW Gate LoraGroup LoraProjection Moments QuantisedWeight Remake Rows Scores
+        Scratch Selector adamw_ detect gated gated_lora_linear gather_rows kept_rows linear_cross_entropy
+        lora_linear nonzero_rows rms_norm row_norms runs_flash_attention runs_kernels scatter_rows select_rows
+        sequence_attention_ sparse_linear sparse_rowwise tuning
+    """,
+    "sebp_edge.research": """
+        ActiveTokens CapturedGradients DroppedRows Hoisted HoistedEncoder RowPlan Sparsified Threshold TopN
+        learning_rates sparsify
+    """,
+}
+
+# Errors outside of errors.py's tree: those that Python and the libraries ask for, and signals that the package catches
+# itself.
+OTHER_ERRORS = {
+    "kernels/ops/": "ValueError RuntimeError",  # as torch's own operations; docstrings list them
+    "sebp_edge/__init__.py": "AttributeError",  # of a module that lacks a name
+    "sebp_edge/cli/": "typer.Exit typer.BadParameter KeyboardInterrupt",
+    # Reasons to refuse a file, which become an AdapterError, a ModelError or an entry of `left_out`.
+    "sebp_edge/adapters/record.py": "ValueError",
+    "sebp_edge/files.py": "ValueError",
+    "sebp_edge/models/lora.py": "ValueError",
+    "sebp_edge/models/weights.py": "TypeError",
+    "sebp_edge/texts/": "Unreadable",
+    # Signals from within a computation to whoever started it.
+    "sebp_edge/insight/bench/gate.py": "ValueError",
+    "sebp_edge/models/generation.py": "NonFiniteLogits",
+    "sebp_edge/models/small_copy.py": "ValueError",
+    "sebp_edge/stopping.py": "StopAsked",
+    "sebp_edge/training/recovery.py": "_CutSmaller MemoryError",
+}
+
 
 def sources():
     for folder in ("sebp_edge", "kernels/ops"):
@@ -70,8 +119,13 @@ def module_of(path: Path) -> str:
 def imported(path: Path) -> set[str]:
     """Full names of all that a file imports, relative imports resolved."""
     package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
+    return names_in(ast.parse(path.read_text(encoding="utf-8")), package)
+
+
+def names_in(tree: ast.AST, package: str) -> set[str]:
+    """Full names of all that Python code imports; relative imports are from `package`."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -159,20 +213,77 @@ def test_nothing_shadows_the_kernels_package():
     assert not (ROOT / "kernels" / "triton").exists()
 
 
-def test_the_public_names():
-    assert sebp_edge.__all__ == [
-        "AdaptResult",
-        "AdapterStore",
-        "Personalizer",
-        "Recipe",
-        "SebpEdgeError",
-        "__version__",
-        "sparsify",
-    ]
-    for name in sebp_edge.__all__:
-        assert getattr(sebp_edge, name) is not None
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_public_names(module):
+    found = importlib.import_module(module)
+    assert found.__all__ == PUBLIC[module].split()
+    for name in found.__all__:
+        assert getattr(found, name) is not None
+
+
+def test_other_names_are_not_there():
     with pytest.raises(AttributeError):
         _ = sebp_edge.nonsense
+
+
+def test_every_event_and_every_error_is_public():
+    for module, base in ((events, events.Event), (errors, errors.SebpEdgeError)):
+        named = {name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)}
+        assert named <= set(module.__all__)
+
+
+def test_every_other_folder_says_that_it_is_internal():
+    for path in sources():
+        if path.name == "__init__.py" and module_of(path) not in PUBLIC:
+            public = "`sebp_edge.ops`" if layer_of(path) == "ops" else "`sebp_edge` or `sebp_edge.research`"
+            assert f"Internal: import from {public}." in ast.get_docstring(ast.parse(path.read_text())).split("\n"), (
+                path
+            )
+
+
+def taught() -> dict[str, str]:
+    """The examples and the documents' Python, by place."""
+    found = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "examples").rglob("*.py")}
+    for path in ROOT.rglob("*.md"):
+        blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        found |= {f"{path.relative_to(ROOT)}, block {number}": block for number, block in enumerate(blocks, start=1)}
+    return found
+
+
+def test_examples_and_documents_import_public_names_only():
+    public = {f"{module}.{name}" for module, names in PUBLIC.items() for name in names.split()} | PUBLIC.keys()
+    used = {
+        (place, name)
+        for place, text in taught().items()
+        for name in names_in(ast.parse(text), "")
+        if name.split(".")[0] == "sebp_edge"
+    }
+    assert ("quickstart.py", "sebp_edge.Personalizer") in used
+    assert {(place, name) for place, name in used if name not in public} == set()
+
+
+def raised() -> set[tuple[str, str]]:
+    """Each file of the package, with the classes of errors that it raises by name."""
+    found = set()
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                name = ast.unparse(node.exc.func if isinstance(node.exc, ast.Call) else node.exc)
+                if name.split(".")[-1].lstrip("_")[:1].isupper():
+                    found.add((path.relative_to(ROOT).as_posix(), name))
+    return found
+
+
+def test_every_error_is_one_of_the_tree_or_of_the_list():
+    others = {(file, name) for file, name in raised() if name not in errors.__all__}
+    unknown = {
+        (file, name)
+        for file, name in others
+        if not any(file.startswith(place) and name in names.split() for place, names in OTHER_ERRORS.items())
+    }
+    assert unknown == set()
+    for place, names in OTHER_ERRORS.items():
+        assert {name for file, name in others if file.startswith(place)} == set(names.split()), place
 
 
 def test_the_version_is_the_packages():

@@ -17,13 +17,12 @@ from transformers import AutoModelForCausalLM
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import (
-    AdapterError,
     BaseModelMismatch,
     BusyError,
     Interrupted,
     MachineError,
     NonFiniteLoss,
-    RecipeError,
+    OptionError,
     StorageError,
     TextsError,
 )
@@ -339,7 +338,7 @@ def test_a_few_questions_with_answers_are_learnt_or_refused_in_a_sentence(make, 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.5])
 def test_a_seed_that_no_generator_takes_is_refused(make, seed):
-    with pytest.raises(RecipeError, match="The seed must be a whole number"):
+    with pytest.raises(OptionError, match="The seed must be a whole number"):
         make(seed=seed)
 
 
@@ -359,7 +358,7 @@ def test_out_saves_elsewhere_and_never_over_something(make, notes_folder, tmp_pa
     other = make()
     other.load_adapter(out)
     assert torch.equal(logits(personalizer), logits(other))
-    with pytest.raises(AdapterError, match="exists already"):
+    with pytest.raises(OptionError, match="exists already"):
         make().adapt(notes_folder, out=out)
 
 

@@ -105,7 +105,8 @@ def adamw_(
         factor: fp32 scalar on the device that multiplies the gradient; None for 1.
 
     Raises:
-        ValueError: the weight is not contiguous or in another dtype, or the gradient has another shape.
+        ValueError: the weight is not contiguous or in another dtype, the gradient has another
+            shape, or the seed is out of range.
     """
     if weight.dtype not in (torch.bfloat16, torch.float32) or not weight.is_contiguous():
         raise ValueError(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import platformdirs
 
 from sebp_edge.adapters.record import RECORD, AdapterRecord
-from sebp_edge.errors import AdapterError, StorageError, suggest
+from sebp_edge.errors import AdapterError, OptionError, StorageError, suggest
 from sebp_edge.files import flush, read_text, storage_errors, write_whole
 from sebp_edge.units import gigabytes
 
@@ -141,7 +141,8 @@ class AdapterStore:
             out: a new folder outside the store; None to save into the store.
 
         Raises:
-            AdapterError: the name is not valid, or `out` exists already.
+            AdapterError: the name is not valid.
+            OptionError: `out` exists already.
             StorageError: nothing can be written there.
         """
         check_name(name)
@@ -149,7 +150,7 @@ class AdapterStore:
             # lstat also finds broken links, and fails on names that are too long.
             with storage_errors("Nothing can be saved in", out, "; choose another place"), suppress(FileNotFoundError):
                 out.lstat()
-                raise AdapterError(f"{str(out)!r} exists already; choose a new folder, so that nothing is overwritten.")
+                raise OptionError(f"{str(out)!r} exists already; choose a new folder, so that nothing is overwritten.")
         parent = self._parent(out)
         with storage_errors("Nothing can be saved in", parent):
             _make_private(parent)
@@ -212,13 +213,12 @@ class AdapterStore:
         """Saves an adapter into a new folder outside the store.
 
         Raises:
-            AdapterError: `out` exists already.
-            StorageError: nothing was saved.
+            StorageError: `out` exists already, or nothing could be saved.
         """
         out = out.absolute()
         with storage_errors("Nothing was saved in", out):
             if not _write_whole(adaptation, record, out, out.parent):
-                raise AdapterError(f"{str(out)!r} exists already; nothing was overwritten.")
+                raise StorageError(f"{str(out)!r} exists already; nothing was overwritten.")
         return SavedAdapter(out, record)
 
     def remove(self, name: str, version: int | None = None) -> None:

@@ -1,4 +1,7 @@
-"""The command line: parses arguments, calls the SDK, prints the result. The SDK can be embedded without it."""
+"""The command line: parses arguments, calls the SDK, prints the result. The SDK can be embedded without it.
+
+Internal: import from `sebp_edge` or `sebp_edge.research`.
+"""
 
 import logging
 import signal

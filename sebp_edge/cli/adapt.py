@@ -31,7 +31,7 @@ def adapt(
 ) -> None:
     """Learn the texts in PATH and keep the adapter if it is measurably better.
 
-    Exit codes: 0 kept, 3 not kept (what was active still is), 130 interrupted, 1 anything wrong.
+    Exit codes: 0 kept, 3 not kept (what was active still is), 130 interrupted, 2 a wrong option, 1 anything else.
     """
     with one_sentence_errors(as_json=as_json):
         with quick_imports():

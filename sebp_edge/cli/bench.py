@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sebp_edge.cli.console import err, given_path, one_sentence_errors, out, print_json, print_table, quick_imports
-from sebp_edge.errors import RecipeError, StorageError
+from sebp_edge.errors import OptionError
 from sebp_edge.files import refuse_other_files
 
 
@@ -44,7 +44,7 @@ def bench(
             from sebp_edge.insight.bench.workload import parse_share
 
         if padding is not None and context is not None:
-            raise RecipeError("--padding sets the context length by itself; leave out --context, or --padding.")
+            raise OptionError("--padding sets the context length by itself; leave out --context, or --padding.")
         _refuse_targets(csv, plot)
         share = None if padding is None else parse_share(padding)
 
@@ -80,7 +80,7 @@ TABLE, PLOT = b"examples,model,weights,method,", b"--forward: #8bb8e8; --backwar
 def _refuse_targets(csv: Path | None, plot: Path | None) -> None:
     """Refuses a target that is not ours to overwrite, or has the wrong suffix, before minutes are spent on timing."""
     if plot is not None and plot.suffix.lower() != ".svg":
-        raise StorageError(f"The plot is an SVG file, so {plot.name!r} must end in .svg.")
+        raise OptionError(f"The plot is an SVG file, so {plot.name!r} must end in .svg.")
     for path, mark in ((csv, TABLE), (plot, PLOT)):
         if path is not None:
             refuse_other_files(path, mark, "benchmark")

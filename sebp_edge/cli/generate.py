@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from sebp_edge.cli.console import err, given_path, one_sentence_errors, out, print_json, quick_imports
-from sebp_edge.errors import AdapterError, Interrupted, TextsError
+from sebp_edge.errors import Interrupted, ModelError, ModelOfflineError, OptionError, TextsError
 
 # A prompt such as a Markdown list or front matter; an option has no space before its "=".
 _BEGINS_WITH_DASH = re.compile(r"-[^=]*\s|---")
@@ -74,7 +74,7 @@ def generate(
             from sebp_edge.recipe import Recipe
 
         if adapter is not None and (name is not None or version is not None):
-            raise AdapterError("--adapter names a folder by itself; leave out --name and --version.")
+            raise OptionError("--adapter names a folder by itself; leave out --name and --version.")
         store = AdapterStore()
         chosen = adapter or name or ("default" if version is not None else None)
         if chosen is None and model is None and store.active_version("default") is not None:
@@ -120,10 +120,10 @@ def _asked(prompt: str | None, system: str | None, messages: str | None) -> str 
     """The prompt or the chat for `Personalizer.generate`."""
     if messages is not None:
         if prompt is not None or system is not None:
-            raise TextsError("--messages is a whole chat; leave out PROMPT and --system.")
+            raise OptionError("--messages is a whole chat; leave out PROMPT and --system.")
         return _read_messages(messages)
     if prompt is None:
-        raise TextsError("There is no prompt; give PROMPT, or a chat with --messages.")
+        raise OptionError("There is no prompt; give PROMPT, or a chat with --messages.")
     if system is None:
         return prompt
     return [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
@@ -150,11 +150,11 @@ def _base_of(record) -> str:
     reference = resolve(record.model) if "/" in record.base_model else None
     if reference is None or reference.kind == "local":
         # For a model in a folder of the user's, adapters record the folder's name, never its path.
-        raise AdapterError(
+        raise ModelError(
             f"The adapter was made for the model in a folder {record.base_model!r}; give that folder with --model."
         )
     if folder_at_hand(reference) is None:
-        raise AdapterError(
+        raise ModelOfflineError(
             f"The adapter was made for {record.model!r}, which is not on this machine; to download it, pass "
             f"--model {record.model}."
         )

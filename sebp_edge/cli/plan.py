@@ -38,12 +38,12 @@ def plan(
     """
     with one_sentence_errors(as_json=as_json):
         with quick_imports():
-            from sebp_edge.errors import MachineError
+            from sebp_edge.errors import OptionError
             from sebp_edge.personalizer import Personalizer
             from sebp_edge.recipe import Recipe
 
         if gpu is not None and device is not None:
-            raise MachineError("--gpu plans for a GPU that is not here, and --device names one that is; give only one.")
+            raise OptionError("--gpu plans for a GPU that is not here, and --device names one that is; give only one.")
         chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
         personalizer = Personalizer(model, recipe=chosen, device=device, memory_budget=memory, seed=seed)
         found = personalizer.plan(paths, gpu=gpu)

@@ -1,4 +1,7 @@
-"""What PyInstaller brings along into an app that embeds this package; it looks for it here by itself."""
+"""What PyInstaller brings along into an app that embeds this package; it looks for it here by itself.
+
+Internal: import from `sebp_edge` or `sebp_edge.research`.
+"""
 
 from pathlib import Path
 

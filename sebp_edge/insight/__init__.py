@@ -1,1 +1,4 @@
-"""Analyzes gradients, examines the machine, and benchmarks training steps."""
+"""Analyzes gradients, examines the machine, and benchmarks training steps.
+
+Internal: import from `sebp_edge` or `sebp_edge.research`.
+"""

@@ -11,7 +11,7 @@ from statistics import fmean
 
 import torch
 
-from sebp_edge.errors import TextsError
+from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.events import ExampleAnalyzed, Sink
 from sebp_edge.insight.gradients import RowGradients, row_gradients
 from sebp_edge.insight.heat_maps import HeatMap, of_examples, of_projections
@@ -214,11 +214,12 @@ def analyze(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_even
         on_event: receives an ExampleAnalyzed after each example.
 
     Raises:
-        TextsError: the dataset is empty, or `examples` is not a positive integer.
+        OptionError: `examples` is not a positive integer.
+        TextsError: the dataset is empty.
         ModelError: the gradients cannot be told apart by row, are all zero, or are not finite.
     """
     if not isinstance(examples, int) or examples < 1:
-        raise TextsError(f"examples={examples!r}; expected how many examples to look at, 1 or more.")
+        raise OptionError(f"examples={examples!r}; expected how many examples to look at, 1 or more.")
     if not dataset.examples:
         raise TextsError(
             "Nothing in these texts can be learnt, so there are no gradients to look at; give other texts."

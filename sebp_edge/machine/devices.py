@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import psutil
 import torch
 
-from sebp_edge.errors import MachineError
+from sebp_edge.errors import MachineError, OptionError
 from sebp_edge.machine import container
 
 
@@ -20,13 +20,16 @@ def pick_device(wanted: str | None = None) -> torch.device:
     """The device to run on: the one asked for, else a CUDA GPU, else Apple's, else the CPU.
 
     Raises:
+        OptionError: the name is not a device's.
         MachineError: the device asked for is not usable here.
     """
     counts = {name: count for name, count in _devices().items() if count}
     if wanted is None:
         return torch.device(next(iter(counts)))
-    found = re.fullmatch(r"([a-z]+)(?::([0-9]{1,4}))?", wanted) if isinstance(wanted, str) else None
-    if found is None or int(found[2] or 0) >= counts.get(found[1], 0):
+    found = re.fullmatch(r"(cuda|mps|cpu)(?::([0-9]{1,4}))?", wanted) if isinstance(wanted, str) else None
+    if found is None:
+        raise OptionError(f"Unknown device {wanted!r}; usable on this machine are {', '.join(counts)}.")
+    if int(found[2] or 0) >= counts.get(found[1], 0):
         raise MachineError(f"Device {wanted!r} is not usable on this machine; usable are {', '.join(counts)}.")
     return torch.device(wanted)
 

@@ -1,5 +1,7 @@
 """Predicts the memory of a training, plans it within a budget, and keeps it there.
 
+Internal: import from `sebp_edge` or `sebp_edge.research`.
+
 Before anything is loaded, in the order to read:
 
 - `options`: what a training holds in memory at once.

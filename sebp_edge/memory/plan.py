@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 
-from sebp_edge.errors import MachineError
+from sebp_edge.errors import MachineError, OptionError
 from sebp_edge.memory.footprint import Footprint, host_bytes
 from sebp_edge.memory.options import MAX_PADDED_LOGITS, MAX_ROWS, MemoryOptions
 from sebp_edge.memory.setup import TrainingSetup
@@ -63,7 +63,7 @@ class MemoryBudget:
             what: names the size in an error.
 
         Raises:
-            MachineError: it is none of these, or not above zero.
+            OptionError: it is none of these, or not above zero.
         """
         if isinstance(text, MemoryBudget):
             return text
@@ -73,7 +73,7 @@ class MemoryBudget:
             size = int(float(found[1]) * _UNITS[found[2]])
             if size > 0:
                 return cls(size)
-        raise MachineError(
+        raise OptionError(
             f"The {what} is {text!r}, but must be a size above zero such as '8GB', '7.5GiB', '8000MB' or a "
             "number of bytes."
         )

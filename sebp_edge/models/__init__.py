@@ -1,5 +1,7 @@
 """Base models: finds and loads them, puts adapters on them, generates text.
 
+Internal: import from `sebp_edge` or `sebp_edge.research`.
+
 catalog, hub           a model's name -> the bundled model, a local folder or a download
 loading                loads a base model and its tokenizer
 soundness, weights     refuse damaged or hostile model folders and weight files

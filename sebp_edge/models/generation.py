@@ -14,7 +14,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from sebp_edge.errors import Interrupted, ModelError
+from sebp_edge.errors import Interrupted, TextsError
 from sebp_edge.models.loading import padding_of, refuse_unknown_tokens
 from sebp_edge.models.sampling import Sampling
 from sebp_edge.models.writing import Writing
@@ -43,14 +43,15 @@ def generate_text(
         check: is called after each token; may raise to end the generation.
 
     Raises:
-        ModelError: the prompt is empty, leaves no room in the model's context, or has tokens unknown to the model.
+        TextsError: the prompt is empty, or leaves no room in the model's context.
+        ModelError: the prompt has tokens unknown to the model.
         NonFiniteLogits: the model, with its current adapter, computes NaN or infinite logits.
         Interrupted: `check` or Ctrl-C raised a KeyboardInterrupt; its `text` is what was written so far.
     """
     length = len(input_ids)
     limit = getattr(model.config, "max_position_embeddings", None) or length + sampling.max_new_tokens
     if length == 0 or length >= limit:
-        raise ModelError(f"The prompt has {length} tokens; this model takes 1 to {limit - 1}, so give another.")
+        raise TextsError(f"The prompt has {length} tokens; this model takes 1 to {limit - 1}, so give another.")
     refuse_unknown_tokens(model, input_ids)
     ends = sorted({*end_ids, *_end_ids(model)})
     writing = Writing(tokenizer, sampling.stop, on_text or (lambda piece: None))

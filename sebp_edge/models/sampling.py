@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from transformers import GenerationConfig
 
-from sebp_edge.errors import RecipeError
+from sebp_edge.errors import OptionError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Sampling:
         seed: makes the text repeatable; None draws anew each time.
 
     Raises:
-        RecipeError: an option is out of its range.
+        OptionError: an option is out of its range.
     """
 
     max_new_tokens: int = 200
@@ -46,9 +46,9 @@ class Sampling:
         if self.seed is not None:
             check_seed(self.seed)
         if not isinstance(self.stop, list | tuple):
-            raise RecipeError(f"stop must be a list of strings, but is of type {type(self.stop).__name__}.")
+            raise OptionError(f"stop must be a list of strings, but is of type {type(self.stop).__name__}.")
         if not all(isinstance(string, str) and string for string in self.stop):
-            raise RecipeError("stop must be a list of strings that are not empty.")
+            raise OptionError("stop must be a list of strings that are not empty.")
 
     def config(self, max_new_tokens: int, **token_ids) -> GenerationConfig:
         """Returns these options as transformers takes them."""
@@ -62,17 +62,17 @@ class Sampling:
 
 
 def check_seed(seed: int) -> int:
-    """Returns `seed` if random generators take it, else raises a RecipeError."""
+    """Returns `seed` if random generators take it, else raises a OptionError."""
     if type(seed) is not int or not 0 <= seed < 2**63:
-        raise RecipeError(f"The seed must be a whole number from 0 to 2^63 - 1, but is {seed!r}.")
+        raise OptionError(f"The seed must be a whole number from 0 to 2^63 - 1, but is {seed!r}.")
     return seed
 
 
 def _check_count(name: str, value: int) -> None:
     if type(value) is not int or value < 1:
-        raise RecipeError(f"{name} must be a whole number of at least 1, but is {value!r}.")
+        raise OptionError(f"{name} must be a whole number of at least 1, but is {value!r}.")
 
 
 def _check_number(name: str, value: float, least: float, most: float, wanted: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise RecipeError(f"{name} must be {wanted}, but is {value!r}.")
+        raise OptionError(f"{name} must be {wanted}, but is {value!r}.")

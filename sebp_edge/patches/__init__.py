@@ -1,5 +1,7 @@
 """Replacements for parts of a model, each with its undo.
 
+Internal: import from `sebp_edge` or `sebp_edge.research`.
+
 patch             the base class: replaces forwards and puts them back, in any order
 agreement         compares a replacement with the model's own code; all tolerances
 attention         a block's attention and rotary embedding as one operation

@@ -1,5 +1,7 @@
 """Which rows of a batch carry gradient, and how they are laid out.
 
+Internal: import from `sebp_edge` or `sebp_edge.research`.
+
 row_plan                RowPlan: the active rows and loss rows of a padded batch
 batch_rows              the rows that each layer computes, in decoders and encoders
 active_tokens, buckets  the packed active rows, and the few fixed sizes that they are filled up to

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.errors import SparsityError
+from sebp_edge.errors import OptionError
 from sebp_edge.ops import ActiveRows, Selector, detect, row_norms, select_rows
 from sebp_edge.rows import row_rules
 
@@ -39,7 +39,7 @@ class TopN:
         seed: the seed of the draws; torch's own random state is not touched.
 
     Raises:
-        SparsityError: n is not a whole number of 1 or more.
+        OptionError: n is not a whole number of 1 or more.
     """
 
     n: int
@@ -67,7 +67,7 @@ class Threshold:
         seed: the seed of the draws; torch's own random state is not touched.
 
     Raises:
-        SparsityError: epsilon, max_lost or calibration_passes is out of range.
+        OptionError: epsilon, max_lost or calibration_passes is out of range.
     """
 
     epsilon: float | None = None
@@ -126,14 +126,12 @@ class Selection:
         is_exact: whether every non-zero row is kept.
 
     Raises:
-        SparsityError: `rows` is not a valid selection.
+        OptionError: `rows` is not a valid selection.
     """
 
     def __init__(self, model: nn.Module, rows: RowSelection):
         known = rows in ("exact", "detect") if isinstance(rows, str) else isinstance(rows, TopN | Threshold)
-        _require(
-            known, f"rows={rows!r}; expected 'exact', 'detect', TopN(n) or Threshold() of sebp_edge.rows.selection"
-        )
+        _require(known, f"rows={rows!r}; expected 'exact', 'detect', TopN(n) or Threshold() of sebp_edge.research")
         self.reads_labels = rows == "exact"
         self.is_exact = isinstance(rows, str)
         self._rule = None if self.is_exact else rows
@@ -262,4 +260,4 @@ def _is_number(value) -> bool:
 
 def _require(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise SparsityError(f"{otherwise}.")
+        raise OptionError(f"{otherwise}.")

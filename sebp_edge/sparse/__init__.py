@@ -1,5 +1,7 @@
 """SEBP in a model.
 
+Internal: import from `sebp_edge` or `sebp_edge.research`.
+
 sparsify          level 1, the drop-in: each layer's backward pass computes only the rows that carry gradient
 causality         whether labels show which of a decoder's rows carry gradient, tested on one small batch
 verification      verifies in first backward passes that the rows left out carry no gradient

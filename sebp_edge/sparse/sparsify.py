@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sebp_edge.errors import SparsityError
+from sebp_edge.errors import MachineError, OptionError, SparsityError
 from sebp_edge.files import cache_folder
 from sebp_edge.models.architecture import (
     blocks_of,
@@ -125,13 +125,14 @@ class Sparsified(Patch):
         Takes seconds for each layer shape; this process and later ones on the same machine then use what was found.
 
         Raises:
-            SparsityError: the model is not on an NVIDIA GPU, Triton is missing, or more rows are active than there are.
+            OptionError: `num_active` is below 1 or above `num_rows`.
+            MachineError: the model is not on an NVIDIA GPU, or Triton is missing.
         """
         weight = next(layer.weight for layer in self.layers.values())
         if not 0 < num_active <= num_rows:
-            raise SparsityError(f"{num_active} of {num_rows} rows cannot be active; give at least 1 and at most all.")
+            raise OptionError(f"{num_active} of {num_rows} rows cannot be active; give at least 1 and at most all.")
         if not (weight.is_cuda and backend.has_triton()):
-            raise SparsityError(
+            raise MachineError(
                 f"There is nothing to choose on {weight.device.type}: only NVIDIA GPUs have our kernels."
             )
         ids = torch.randperm(num_rows, device=weight.device)[:num_active].sort().values

@@ -1,5 +1,7 @@
 """Turns texts into examples, and examples into a schedule.
 
+Internal: import from `sebp_edge` or `sebp_edge.research`.
+
 documents, formats, readers      strings, files, folders and records -> documents
 conversations, tokens, examples  documents -> tokens -> examples of at most the context length
 dataset                          all of the above, with the figures for the report

@@ -1,5 +1,7 @@
 """Trains an adapter: from its first step to its best state.
 
+Internal: import from `sebp_edge` or `sebp_edge.research`.
+
 trial                 trains and judges, on one split or on folds
 loop                  runs one training: learning rates, steps, evaluations, the best state
 evaluation            computes held-out losses and decides whether to keep an adapter

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from sebp_edge.errors import CannotCapture
 from sebp_edge.events import GraphCaptured, Sink
 from sebp_edge.files import cache_folder
 from sebp_edge.machine.devices import casting_anew, ran_out_of_memory
@@ -27,10 +28,6 @@ from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 
 # Parts of a micro-batch's work.
 GRADIENTS, LOSSES = "gradients", "losses"
-
-
-class CannotCapture(Exception):
-    """A function ran, but does something that a graph cannot capture, such as synchronising with the GPU."""
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sebp_edge.errors import CannotCapture
 from sebp_edge.events import Notice, Sink
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
@@ -19,7 +20,7 @@ from sebp_edge.rows.buckets import Bucket
 from sebp_edge.texts.batches import Collator, pack
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import MicroBatch
-from sebp_edge.training.graphs import GRADIENTS, CannotCapture, Graphs, MicroBatchGraphs
+from sebp_edge.training.graphs import GRADIENTS, Graphs, MicroBatchGraphs
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.update import Update
 from sebp_edge.training.update_in_backward import UpdateInBackward

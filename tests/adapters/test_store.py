@@ -16,7 +16,7 @@ from stored_adapter import RECORD, Weights
 
 from sebp_edge.adapters import store as store_module
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, check_name
-from sebp_edge.errors import AdapterError, StorageError
+from sebp_edge.errors import AdapterError, OptionError, StorageError
 
 # A process of its own that saves into the folder argv[1]; what it does meanwhile comes before.
 SAVING = """
@@ -249,9 +249,9 @@ def test_an_existing_place_is_never_overwritten(store, record, tmp_path):
     (folder / "thesis.txt").write_text("mine too")
     before = listing(tmp_path)
     for out in (file, folder):
-        with pytest.raises(AdapterError, match="exists already"):
+        with pytest.raises(OptionError, match="exists already"):
             store.check_writable("mine", out)
-        with pytest.raises(AdapterError, match="exists already"):
+        with pytest.raises(StorageError, match="exists already"):
             store.save_to(Weights(), record, out)
     assert listing(tmp_path) == before
 

@@ -31,9 +31,9 @@ def bench(model_folder):
     return run
 
 
-def refusal(*arguments):
+def refusal(*arguments, exit_code=1):
     result = CliRunner().invoke(app, ["bench", "--device", "cpu", *map(str, arguments)])
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == exit_code, result.output
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
     return result.stderr
@@ -115,18 +115,18 @@ def test_what_is_wrong_has_no_time_but_a_reason(bench, monkeypatch):
 
 def test_every_mistake_is_one_sentence(model_folder, tmp_path, notes_folder):
     micro = ("--model", model_folder)
-    assert "leave out --context, or --padding" in refusal("--padding", "90%", "--context", 64)
-    assert "must be a share of the batch" in refusal(*micro, "--padding", "lots")
-    assert "knows at most 128; ask for less padding" in refusal(*micro, "--padding", "99%")
-    assert "would be padded to 129 tokens" in refusal(*micro, "--context", 129)
-    assert "context_length must be a whole number of at least 8" in refusal(*micro, "--context", 7)
+    assert "leave out --context, or --padding" in refusal("--padding", "90%", "--context", 64, exit_code=2)
+    assert "must be a share of the batch" in refusal(*micro, "--padding", "lots", exit_code=2)
+    assert "knows at most 128; ask for less padding" in refusal(*micro, "--padding", "99%", exit_code=2)
+    assert "would be padded to 129 tokens" in refusal(*micro, "--context", 129, exit_code=2)
+    assert "context_length must be a whole number of at least 8" in refusal(*micro, "--context", 7, exit_code=2)
     assert "Unknown model 'tinny'; did you mean 'tiny'?" in refusal("--model", "tinny")
     assert "did you mean 'notes'?" in refusal("--recipe", "note")
     assert "There is no file or folder" in refusal(tmp_path / "missing", *micro)
     assert "Nothing readable was found" in refusal(model_folder / "model.safetensors", *micro)
-    assert "must end in .svg" in refusal("--plot", tmp_path / "b.png")
+    assert "must end in .svg" in refusal("--plot", tmp_path / "b.png", exit_code=2)
     assert "to write into; make it, or choose another" in refusal("--csv", tmp_path / "missing" / "b.csv")
-    assert "exists already and is no benchmark; choose another file" in refusal("--csv", tmp_path)
+    assert "exists already and is no benchmark; choose another file" in refusal("--csv", tmp_path, exit_code=2)
     four_bit = tmp_path / "four.toml"
     four_bit.write_text("load_in_4bit = true\n")
     assert "loads models in 4 bits, which are not timed" in refusal(*micro, "--recipe", four_bit)
@@ -177,5 +177,5 @@ def test_only_an_earlier_benchmark_is_overwritten(bench, tmp_path, option, name)
     assert bench(option, target, "--batch", "2").exit_code == 0
     assert target.read_bytes() != first
     target.write_text("my own")
-    assert f"{name}' exists already and is no benchmark;" in refusal(option, target)
+    assert f"{name}' exists already and is no benchmark;" in refusal(option, target, exit_code=2)
     assert target.read_text() == "my own"

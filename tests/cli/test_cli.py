@@ -106,7 +106,7 @@ def test_out_is_a_new_folder_outside_the_store(adapt, tmp_path, store):
     assert {path.name for path in out.iterdir()} >= {"adapter_model.safetensors", "adapter_config.json", "README.md"}
     assert store.names() == []
     before = {path: path.read_bytes() for path in out.iterdir()}
-    assert_one_sentence(run(*adapt, "--out", out), "exists already; choose a new folder")
+    assert_one_sentence(run(*adapt, "--out", out), "exists already; choose a new folder", exit_code=2)
     assert {path: path.read_bytes() for path in out.iterdir()} == before
     assert run("generate", "the ferry", "--adapter", out, "--model", adapt[3]).exit_code == 0
 
@@ -128,29 +128,29 @@ def test_what_is_no_better_is_not_kept_and_exits_with_3(adapt, recipe, store):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "words", "exit_code"),
     [
-        ({"--model": "lama-3.2-3b"}, r"Unknown model 'lama-3\.2-3b'; did you mean 'llama-3\.2-3b'\?"),
-        ({"--model": "./nowhere"}, r"There is no folder '\./nowhere'"),
-        ({"--model": "someone/something"}, "someone/something is not in the cache .* HF_HUB_OFFLINE is set"),
-        ({"--recipe": "note"}, "Unknown recipe 'note'; did you mean 'notes'?"),
-        ({"--recipe": "nowhere.toml"}, r"nowhere\.toml cannot be read: No such file"),
-        ({"--name": "a/b"}, "'a/b' cannot be an adapter's name"),
-        ({"--name": ".."}, r"'\.\.' cannot be an adapter's name"),
-        ({"--epochs": "0"}, "epochs must be a whole number"),
-        ({"--epochs": "1000000"}, "epochs must be a whole number above 0 and at most 1000"),
-        ({"--context": "2"}, "context_length must be a whole number"),
-        ({"--device": "cuda:99"}, "Device 'cuda:99' is not usable"),
-        ({"--device": "cpu:"}, "Device 'cpu:' is not usable"),
-        ({"--memory": "9" * 60 + "GB"}, "The memory budget is '9+GB', but must be a size"),
-        ({"--out": "~nobody-here/x"}, "'~nobody-here/x' names a user whom this machine does not know"),
-        ({"--out": "x" * 300}, "Nothing can be saved in 'x+': File name too long; choose another place"),
-        ({"--out": "x\0"}, r"'x\\x00' is no path"),
+        ({"--model": "lama-3.2-3b"}, r"Unknown model 'lama-3\.2-3b'; did you mean 'llama-3\.2-3b'\?", 1),
+        ({"--model": "./nowhere"}, r"There is no folder '\./nowhere'", 1),
+        ({"--model": "someone/something"}, "someone/something is not in the cache .* HF_HUB_OFFLINE is set", 1),
+        ({"--recipe": "note"}, "Unknown recipe 'note'; did you mean 'notes'?", 1),
+        ({"--recipe": "nowhere.toml"}, r"nowhere\.toml cannot be read: No such file", 1),
+        ({"--name": "a/b"}, "'a/b' cannot be an adapter's name", 1),
+        ({"--name": ".."}, r"'\.\.' cannot be an adapter's name", 1),
+        ({"--epochs": "0"}, "epochs must be a whole number", 2),
+        ({"--epochs": "1000000"}, "epochs must be a whole number above 0 and at most 1000", 2),
+        ({"--context": "2"}, "context_length must be a whole number", 2),
+        ({"--device": "cuda:99"}, "Device 'cuda:99' is not usable", 1),
+        ({"--device": "cpu:"}, "Unknown device 'cpu:'", 2),
+        ({"--memory": "9" * 60 + "GB"}, "The memory budget is '9+GB', but must be a size", 2),
+        ({"--out": "~nobody-here/x"}, "'~nobody-here/x' names a user whom this machine does not know", 2),
+        ({"--out": "x" * 300}, "Nothing can be saved in 'x+': File name too long; choose another place", 1),
+        ({"--out": "x\0"}, r"'x\\x00' is no path", 2),
     ],
 )
-def test_a_wrong_option_is_one_sentence(adapt, store, changes, words):
+def test_a_wrong_option_is_one_sentence(adapt, store, changes, words, exit_code):
     arguments = {"--model": adapt[3], "--recipe": adapt[5]} | changes
-    assert_one_sentence(run(*adapt[:2], *(part for pair in arguments.items() for part in pair)), words)
+    assert_one_sentence(run(*adapt[:2], *(part for pair in arguments.items() for part in pair)), words, exit_code)
     assert store.names() == []
 
 
@@ -221,8 +221,10 @@ def test_an_adapter_is_listed_shown_used_and_removed(adapt, store, tokenizer):
     assert_one_sentence(run("generate", "the", "--name", "defualt"), "There is no adapter 'defualt'; did you mean")
     assert_one_sentence(run("generate", "the", "--name", ".."), "cannot be an adapter's name")
     assert_one_sentence(run("generate", "the", "--adapter", "./nowhere"), "There is no adapter folder")
-    assert_one_sentence(run("generate", "the", "--adapter", "./x", "--name", "y"), "leave out --name and --version")
-    assert_one_sentence(run("generate", "the", "--model", adapt[3], "--seed", 2**70), "The seed must be a whole number")
+    assert_one_sentence(run("generate", "the", "--adapter", "./x", "--name", "y"), "leave out --name and --version", 2)
+    assert_one_sentence(
+        run("generate", "the", "--model", adapt[3], "--seed", 2**70), "The seed must be a whole number", 2
+    )
 
     assert run("adapters", "remove", "default", "--version", 2, input="n\n").exit_code == 1
     assert store.versions("default") == [1, 2]
@@ -330,24 +332,24 @@ def test_a_plan_in_4_bits_for_another_machine_says_what_that_needs(adapt):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "words", "exit_code"),
     [
-        (["8 gigs"], r"The GPU's memory is '8 gigs', but must be a size above zero such as '8GB'"),
-        (["8GB", "--memory", "10GB"], r"memory budget is 10.0 GB, but the GPU has 8.0 GB; give a budget within"),
-        (["8GB", "--device", "cpu"], r"--gpu plans for a GPU that is not here, and --device names one that is"),
-        (["2GB"], r"but the GPU has 2.0 GB; take a GPU with 3.\d GB or choose a model of at most"),
-        (["8GB", "--memory", "2GB"], r"but the memory budget is 2.0 GB; raise the budget to 3.\d GB"),
+        (["8 gigs"], r"The GPU's memory is '8 gigs', but must be a size above zero such as '8GB'", 2),
+        (["8GB", "--memory", "10GB"], r"memory budget is 10.0 GB, but the GPU has 8.0 GB; give a budget within", 2),
+        (["8GB", "--device", "cpu"], r"--gpu plans for a GPU that is not here, and --device names one that is", 2),
+        (["2GB"], r"but the GPU has 2.0 GB; take a GPU with 3.\d GB or choose a model of at most", 1),
+        (["8GB", "--memory", "2GB"], r"but the memory budget is 2.0 GB; raise the budget to 3.\d GB", 1),
     ],
 )
-def test_what_no_gpu_can_be_is_one_sentence(adapt, arguments, words):
-    assert_one_sentence(run("plan", *adapt[1:], "--model", "llama-3.2-3b", "--gpu", *arguments), words)
+def test_what_no_gpu_can_be_is_one_sentence(adapt, arguments, words, exit_code):
+    assert_one_sentence(run("plan", *adapt[1:], "--model", "llama-3.2-3b", "--gpu", *arguments), words, exit_code)
 
 
 def test_a_budget_that_is_too_small_or_none_is_one_sentence(adapt, store):
     for command in ("plan", "adapt"):
         arguments = [command, *adapt[1:], "--memory"]
         assert_one_sentence(run(*arguments, "1MB"), "budget is 1 MB; raise the budget to")
-        assert_one_sentence(run(*arguments, "8 gigs"), "'8 gigs', but must be")
+        assert_one_sentence(run(*arguments, "8 gigs"), "'8 gigs', but must be", 2)
     assert store.names() == []
 
 

@@ -67,21 +67,21 @@ def test_a_prompt_may_begin_with_a_dash(asked, prompt):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "words", "exit_code"),
     [
-        ([], "There is no prompt; give PROMPT, or a chat with --messages"),
-        ([""], "The prompt is empty"),
-        (["ferry \udcff"], r"The prompt is no Unicode text \(character 6\); give it in UTF-8"),
-        (["the", "--messages", "-"], "--messages is a whole chat; leave out PROMPT and --system"),
-        (["--system", "the", "--messages", "-"], "--messages is a whole chat"),
-        (["--messages", "nowhere.json"], "The file 'nowhere.json' cannot be read: No such file"),
-        (["--messages", "."], r"The file '\.' cannot be read: Is a directory"),
-        (["--messages", "-"], "The standard input must be a JSON list of messages"),
+        ([], "There is no prompt; give PROMPT, or a chat with --messages", 2),
+        ([""], "The prompt is empty", 1),
+        (["ferry \udcff"], r"The prompt is no Unicode text \(character 6\); give it in UTF-8", 1),
+        (["the", "--messages", "-"], "--messages is a whole chat; leave out PROMPT and --system", 2),
+        (["--system", "the", "--messages", "-"], "--messages is a whole chat", 2),
+        (["--messages", "nowhere.json"], "The file 'nowhere.json' cannot be read: No such file", 1),
+        (["--messages", "."], r"The file '\.' cannot be read: Is a directory", 1),
+        (["--messages", "-"], "The standard input must be a JSON list of messages", 1),
     ],
     ids=str,
 )
-def test_what_is_no_prompt_is_one_sentence(model_folder, arguments, words):
-    assert_one_sentence(run("generate", *arguments, "--model", model_folder, input="secret"), words)
+def test_what_is_no_prompt_is_one_sentence(model_folder, arguments, words, exit_code):
+    assert_one_sentence(run("generate", *arguments, "--model", model_folder, input="secret"), words, exit_code)
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"role": "user"', "[" * 100_000, b"\xff[]"], ids=lambda c: str(c)[:9])

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.errors import MachineError, ModelError, TextsError
+from sebp_edge.errors import MachineError, ModelError, OptionError, TextsError
 from sebp_edge.events import ExampleAnalyzed
 from sebp_edge.insight.analysis import LayerRows, Sparsity, analyze
 from sebp_edge.insight.gradients import linear_layers, row_gradients
@@ -266,7 +266,7 @@ def test_the_seed_draws_the_examples_and_an_event_tells_of_each():
 
 def test_what_cannot_be_looked_at_is_refused():
     for wrong in (0, -1, "3", 1.5):
-        with pytest.raises(TextsError, match="expected how many examples to look at"):
+        with pytest.raises(OptionError, match="expected how many examples to look at"):
             looked_at(make_llama(), random_examples(), count=wrong)
     with pytest.raises(TextsError, match="Nothing in these texts can be learnt"):
         looked_at(make_llama(), [], count=4)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from builders import make_examples
 
-from sebp_edge.errors import TextsError
+from sebp_edge.errors import OptionError
 from sebp_edge.insight.bench.workload import Workload, built_in_lengths, padded_to, parse_share, spread_out
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def test_shares_are_read_as_people_write_them(text, share):
 
 @pytest.mark.parametrize("text", ["", "x", "100%", "1", "90", "-1%", "nan", "9O%", "٩٠%"])
 def test_what_is_no_share_is_refused(text):
-    with pytest.raises(TextsError, match="must be a share of the batch below 1, such as '90%'"):
+    with pytest.raises(OptionError, match="must be a share of the batch below 1, such as '90%'"):
         parse_share(text)
 
 
@@ -50,7 +50,9 @@ def test_padding_sets_the_context_length(share):
 def test_less_padding_than_the_longest_text_leaves_is_refused():
     examples = make_examples([10, 10, 40])
     assert padded_to(examples, 0.5) == 40
-    with pytest.raises(TextsError, match=r"Of texts of 10 to 40 tokens at least 50% is padding; ask for .*not for 48%"):
+    with pytest.raises(
+        OptionError, match=r"Of texts of 10 to 40 tokens at least 50% is padding; ask for .*not for 48%"
+    ):
         padded_to(examples, 0.48)
 
 

@@ -12,7 +12,7 @@ import torch
 from builders import make_examples, make_llama
 
 from sebp_edge import Personalizer
-from sebp_edge.errors import StorageError
+from sebp_edge.errors import OptionError, StorageError
 from sebp_edge.files import refuse_other_files
 from sebp_edge.insight import figures, paper
 from sebp_edge.insight.analysis import Analysis, analyze
@@ -260,13 +260,13 @@ def test_a_page_is_written_whole_private_and_over_an_earlier_one(analysis, tmp_p
 def test_any_other_file_is_refused_and_left(content, tmp_path):
     page = tmp_path / "mine.html"
     page.write_text(content)
-    with pytest.raises(StorageError, match=r"mine\.html' exists already and is no analysis; choose another file"):
+    with pytest.raises(OptionError, match=r"mine\.html' exists already and is no analysis; choose another file"):
         refuse_other_files(page, MARK.encode(), "analysis")
     assert page.read_text() == content
 
 
 def test_where_nothing_can_be_written_is_found_out_beforehand(tmp_path):
-    with pytest.raises(StorageError, match="exists already and is no analysis"):
+    with pytest.raises(OptionError, match="exists already and is no analysis"):
         refuse_other_files(tmp_path, MARK.encode(), "analysis")
     with pytest.raises(StorageError, match=r"There is no folder .*nowhere' to write into; make it"):
         refuse_other_files(tmp_path / "nowhere" / "page.html", MARK.encode(), "analysis")

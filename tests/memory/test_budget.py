@@ -11,7 +11,7 @@ from memory_plans import RECIPE, all_plans
 from transformers import LlamaConfig
 
 from sebp_edge import Recipe
-from sebp_edge.errors import MachineError
+from sebp_edge.errors import MachineError, OptionError
 from sebp_edge.machine import devices
 from sebp_edge.memory import plan as memory_plan
 from sebp_edge.memory import target
@@ -91,9 +91,7 @@ def test_a_size_is_read_as_people_write_it(text, size):
     "text", ["", "8XB", "GB", "-3GB", "0GB", "eight", "8 GB of it", "1e9", "٨GB", 0, -5, True, 8.5, None]
 )
 def test_what_is_no_size_is_said_in_one_sentence(text):
-    with pytest.raises(
-        MachineError, match=r"The memory budget is .*, but must be a size above zero such as '8GB'"
-    ) as e:
+    with pytest.raises(OptionError, match=r"The memory budget is .*, but must be a size above zero such as '8GB'") as e:
         MemoryBudget.parse(text)
     assert repr(text) in str(e.value)
     assert "\n" not in str(e.value)

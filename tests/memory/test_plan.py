@@ -10,7 +10,7 @@ from memory_plans import RECIPE, all_plans
 from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig
 
 from sebp_edge import AdapterStore, Personalizer
-from sebp_edge.errors import MachineError, TextsError
+from sebp_edge.errors import MachineError, OptionError, TextsError
 from sebp_edge.events import MemoryPlanned, ModelLoaded, StepDone
 from sebp_edge.machine import devices, process
 from sebp_edge.models import hub
@@ -65,9 +65,9 @@ def test_a_plan_for_a_gpu_that_is_not_here_needs_nothing_of_this_machine(make, n
 
 @pytest.mark.parametrize("gpu", ["8 hectares", 0, -1, True])
 def test_a_wrong_size_of_a_gpu_is_one_sentence(make, notes_folder, gpu):
-    with pytest.raises(MachineError, match=r"^The GPU's memory is .*, but must be a size above zero"):
+    with pytest.raises(OptionError, match=r"^The GPU's memory is .*, but must be a size above zero"):
         make().plan(notes_folder, gpu=gpu)
-    with pytest.raises(MachineError, match=r"^The memory budget is 9\.0 GB, but the GPU has 8\.0 GB"):
+    with pytest.raises(OptionError, match=r"^The memory budget is 9\.0 GB, but the GPU has 8\.0 GB"):
         make(memory_budget="9GB").plan(notes_folder, gpu="8GB")
 
 
@@ -117,7 +117,7 @@ def test_a_model_that_runs_padded_is_planned_in_whole_sequences(make, notes_fold
 
 
 def test_a_wrong_budget_is_found_at_once(make):
-    with pytest.raises(MachineError, match="'8 hectares'"):
+    with pytest.raises(OptionError, match="'8 hectares'"):
         make(memory_budget="8 hectares")
 
 

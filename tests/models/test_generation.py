@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from sebp_edge.errors import Interrupted, ModelError, RecipeError
+from sebp_edge.errors import Interrupted, OptionError, TextsError
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.generation import NonFiniteLogits, generate_text
 from sebp_edge.models.loading import load_base_model
@@ -97,7 +97,7 @@ def test_the_context_is_filled_and_never_exceeded(base):
     length = len(base.tokenizer(prompt)["input_ids"])
     assert length < 128 < length + 100
     write(base, prompt, max_new_tokens=100)
-    with pytest.raises(ModelError, match="this model takes 1 to 127"):
+    with pytest.raises(TextsError, match="this model takes 1 to 127"):
         write(base, "the " * 200)
 
 
@@ -186,5 +186,5 @@ def test_a_folder_says_which_tokens_end_a_text(model_folder, base, tmp_path):
     ids=str,
 )
 def test_an_option_out_of_range_is_named_with_its_range(options, words):
-    with pytest.raises(RecipeError, match=words):
+    with pytest.raises(OptionError, match=words):
         Sampling(**options)

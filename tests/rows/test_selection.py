@@ -10,7 +10,7 @@ from builders import make_llama
 from random_cases import random_energy, random_gradient, selector
 
 from sebp_edge import sparsify
-from sebp_edge.errors import SparsityError
+from sebp_edge.errors import OptionError
 from sebp_edge.ops import row_norms, select_rows, sparse_linear
 from sebp_edge.rows import row_rules
 from sebp_edge.rows.selection import Selection, Threshold, TopN, _LayerSelector
@@ -309,14 +309,14 @@ def test_draws_follow_their_seed_and_leave_torchs_random_state_alone():
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make):
-    with pytest.raises(SparsityError, match=r"got \w+=.*; expected"):
+    with pytest.raises(OptionError, match=r"got \w+=.*; expected"):
         make()
 
 
 @pytest.mark.parametrize("rows", ["top_n", "", TopN, 400, None, [1, 2]])
 def test_other_ways_to_choose_are_refused_and_leave_the_model_alone(rows):
     model = make_llama()
-    with pytest.raises(SparsityError, match="expected 'exact', 'detect'"):
+    with pytest.raises(OptionError, match="expected 'exact', 'detect'"):
         sparsify(model, rows)
     assert not any("forward" in vars(layer) for layer in model.modules())
 

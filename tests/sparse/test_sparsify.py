@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertForSequenceClassification
 
 from sebp_edge import sparsify
-from sebp_edge.errors import SparsityError
+from sebp_edge.errors import MachineError, OptionError, SparsityError
 from sebp_edge.rows.row_plan import IGNORE
 
 
@@ -169,10 +169,10 @@ def test_sparsifying_twice_is_refused():
 
 @pytest.mark.parametrize(("num_rows", "num_active"), [(4, 5), (4, 0), (4, -1)])
 def test_measuring_impossible_numbers_of_rows_is_refused(num_rows, num_active):
-    with sparsify(make_llama()) as sparsified, pytest.raises(SparsityError, match=f"{num_active} of {num_rows}"):
+    with sparsify(make_llama()) as sparsified, pytest.raises(OptionError, match=f"{num_active} of {num_rows}"):
         sparsified.measure(num_rows, num_active)
 
 
 def test_measuring_needs_our_kernels():
-    with sparsify(make_llama()) as sparsified, pytest.raises(SparsityError, match="nothing to choose on cpu"):
+    with sparsify(make_llama()) as sparsified, pytest.raises(MachineError, match="nothing to choose on cpu"):
         sparsified.measure(8, 4)

@@ -7,13 +7,12 @@ from typing import Literal
 
 from torch import nn
 
-from sebp_edge.errors import MachineError, SparsityError
+from sebp_edge.errors import CannotCapture, MachineError, SparsityError
 from sebp_edge.insight.bench.gate import Deviation, Reference, loss_and_gradients
 from sebp_edge.insight.bench.timer import ROUNDS, Times, medians, running, time_way
 from sebp_edge.insight.bench.ways import WAYS, Way
 from sebp_edge.machine.devices import give_memory_back, ran_out_of_memory
 from sebp_edge.texts.batches import Batch
-from sebp_edge.training.graphs import CannotCapture
 from sebp_edge.training.leftovers import Leftovers
 
 Status = Literal["ok", "refused", "out of memory", "not here", "failed"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from sebp_edge.errors import RecipeError, TextsError
+from sebp_edge.errors import OptionError, RecipeError, TextsError
 from sebp_edge.events import Notice, Sink, silent
 from sebp_edge.insight.bench.compare import compare
 from sebp_edge.insight.bench.host_memory import limited_to
@@ -72,7 +72,7 @@ def run_bench(
     if padding is not None:
         context_length = padded_to(examples, padding)
     if context_length > longest:
-        raise TextsError(
+        raise OptionError(
             f"The batch would be padded to {context_length} tokens, and {reference.name!r} knows at most {longest}; "
             "ask for less padding or a shorter context."
         )

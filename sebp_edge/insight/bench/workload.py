@@ -10,7 +10,7 @@ from statistics import NormalDist
 
 import torch
 
-from sebp_edge.errors import TextsError
+from sebp_edge.errors import OptionError
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch, Collator
 from sebp_edge.texts.examples import Example
@@ -43,12 +43,12 @@ def parse_share(text: str) -> float:
     """Parses a share such as "90%" or "0.9".
 
     Raises:
-        TextsError: the text is neither, or the share is not at least 0 and below 1.
+        OptionError: the text is neither, or the share is not at least 0 and below 1.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text, re.ASCII)
     share = float(found[1]) / (100 if found[2] else 1) if found else math.nan
     if not 0 <= share < 1:
-        raise TextsError(f"The padding is {text!r}, but must be a share of the batch below 1, such as '90%' or 0.9.")
+        raise OptionError(f"The padding is {text!r}, but must be a share of the batch below 1, such as '90%' or 0.9.")
     return share
 
 
@@ -56,13 +56,13 @@ def padded_to(examples: list[Example], share: float) -> int:
     """The smallest context length at which at least `share` of the padded batch is padding.
 
     Raises:
-        TextsError: the longest example does not fit into it.
+        OptionError: the longest example does not fit into it.
     """
     lengths = [len(example.input_ids) for example in examples]
     context_length = math.ceil(sum(lengths) / len(lengths) / (1 - share) - 1e-9)
     if context_length < max(lengths):
         least = 1 - sum(lengths) / len(lengths) / max(lengths)
-        raise TextsError(
+        raise OptionError(
             f"Of texts of {min(lengths)} to {max(lengths)} tokens at least {math.ceil(100 * least)}% is padding; "
             f"ask for as much, not for {share:.0%}."
         )
