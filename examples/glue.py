@@ -71,9 +71,9 @@ def run(options: argparse.Namespace) -> None:
     length = classifier.context_length
     kind = f"{len(names)} labels" if names else "numbers as labels"
     print(f"{len(train)} texts to train on, {len(dev)} to judge by, {kind}, padded to {length} tokens")
-    print(f"before: {classifier.judge(dev)}")
-    shuffled = random.Random(options.seed)
-    epochs = [cut(shuffled.sample(train, len(train)), recipe.batch_tokens) for _ in range(recipe.epochs)]
+    print(f"before: {classifier.evaluate(dev)}")
+    generator = random.Random(options.seed)
+    epochs = [make_batches(generator.sample(train, len(train)), recipe.batch_tokens) for _ in range(recipe.epochs)]
     optimizer = torch.optim.AdamW(classifier.model.parameters(), weight_decay=recipe.weight_decay)
     rates = learning_rates(recipe, sum(map(len, epochs)))
     with nullcontext() if options.dense else sparsify(classifier.model):
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
             if device.type != "cpu":
                 torch.accelerator.synchronize()
             seconds = time.perf_counter() - begin
-            print(f"epoch {number}: loss {loss:.4f}, {seconds:.1f} s; {classifier.judge(dev)}", flush=True)
+            print(f"epoch {number}: loss {loss:.4f}, {seconds:.1f} s; {classifier.evaluate(dev)}", flush=True)
 
 
 def train_epoch(classifier: "Classifier", batches: list[list[Text]], optimizer, rates, recipe: Recipe) -> float:
@@ -122,7 +122,7 @@ class Classifier:
                 f"The folder {str(folder)!r} holds no encoder with its tokenizer; give another."
             ) from error
         self.model = model.to(device)
-        self._tokenizer.padding_side = "right"
+        self._tokenizer.padding_side = "expected"
         limits = (self._tokenizer.model_max_length, model.config.max_position_embeddings)
         self.context_length = min(recipe.context_length, *limits)
 
@@ -140,10 +140,10 @@ class Classifier:
             return self.model(**batch, labels=labels)
 
     @torch.no_grad()
-    def judge(self, texts: list[Text]) -> str:
+    def evaluate(self, texts: list[Text]) -> str:
         """The scores on `texts`, in words."""
         self.model.eval()
-        logits = torch.cat([self(batch).logits for batch in cut(texts, self._batch_size)])
+        logits = torch.cat([self(batch).logits for batch in make_batches(texts, self._batch_size)])
         if not self._names:
             return correlations(logits.squeeze(1).tolist(), self._targets(texts))
         return scores(logits.argmax(1).tolist(), self._targets(texts), len(self._names))
@@ -152,25 +152,25 @@ class Classifier:
         return [self._names.index(text.label) if self._names else text.label for text in texts]
 
 
-def cut(texts: list[Text], size: int) -> list[list[Text]]:
+def make_batches(texts: list[Text], size: int) -> list[list[Text]]:
     return [texts[begin : begin + size] for begin in range(0, len(texts), size)]
 
 
-def scores(said: list[int], right: list[int], num_labels: int) -> str:
+def scores(predicted: list[int], expected: list[int], num_labels: int) -> str:
     """Accuracy; for two labels also the F1 of the second, and Matthews' correlation, which is CoLA's score."""
-    pairs = list(zip(said, right, strict=True))
+    pairs = list(zip(predicted, expected, strict=True))
     accuracy = f"accuracy {sum(one == other for one, other in pairs) / len(pairs):.3f}"
     if num_labels != 2:
         return accuracy
-    hit, wrong, missed, quiet = (pairs.count(pair) for pair in ((1, 1), (1, 0), (0, 1), (0, 0)))
-    f1 = 2 * hit / max(1, 2 * hit + wrong + missed)
-    spread = (hit + wrong) * (hit + missed) * (quiet + wrong) * (quiet + missed)
-    return f"{accuracy}, F1 {f1:.3f}, Matthews {(hit * quiet - wrong * missed) / max(1, spread) ** 0.5:.3f}"
+    tp, fp, fn, tn = (pairs.count(pair) for pair in ((1, 1), (1, 0), (0, 1), (0, 0)))
+    f1 = 2 * tp / max(1, 2 * tp + fp + fn)
+    scale = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
+    return f"{accuracy}, F1 {f1:.3f}, Matthews {(tp * tn - fp * fn) / max(1, scale) ** 0.5:.3f}"
 
 
-def correlations(said: list[float], right: list[float]) -> str:
+def correlations(predicted: list[float], expected: list[float]) -> str:
     """Pearson's and Spearman's correlation, STS-B's scores; 0 if one side is constant."""
-    values = torch.tensor([said, right], dtype=torch.float64)
+    values = torch.tensor([predicted, expected], dtype=torch.float64)
     # Equal values get the mean of their ranks.
     ranks = [(one[:, None] > one).sum(1) + 0.5 * (one[:, None] == one).sum(1) for one in values]
     pearson, spearman = (torch.corrcoef(pair)[0, 1].nan_to_num() for pair in (values, torch.stack(ranks)))

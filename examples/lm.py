@@ -47,7 +47,7 @@ def read(path: Path) -> Iterator[str]:
         return
     for number, line in enumerate(lines, start=1):
         try:
-            yield as_text(*question_of(json.loads(line)))
+            yield format_question(*parse_question(json.loads(line)))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise TextsError(
                 f"Line {number} of {str(path)!r} is no question as WinoGrande, ARC or HellaSwag publish them, with its "
@@ -55,7 +55,7 @@ def read(path: Path) -> Iterator[str]:
             ) from error
 
 
-def question_of(record: dict) -> tuple[str, list[str], int]:
+def parse_question(record: dict) -> tuple[str, list[str], int]:
     """A question, its choices, and the index of the right one."""
     if "option1" in record:  # WinoGrande
         return record["sentence"], [record["option1"], record["option2"]], int(record["answer"]) - 1
@@ -70,7 +70,7 @@ def question_of(record: dict) -> tuple[str, list[str], int]:
     return question, texts, labels.index(record["answerKey"])
 
 
-def as_text(question: str, choices: list[str], answer: int) -> str:
+def format_question(question: str, choices: list[str], answer: int) -> str:
     return "\n".join([question, *(f"- {choice}" for choice in choices), f"Answer: {choices[answer]}"])
 
 

@@ -355,7 +355,7 @@ def main():
     torch.manual_seed(args.seed)
     prose = read_documents(args.corpus, "books-*.txt.xz") + read_documents(args.corpus, "docs-*.txt.xz")
     dialogues = [to_messages(text) for text in read_documents(args.corpus, "dialogue-*.txt.xz")]
-    held = {name: read_documents(args.corpus, f"heldout-{name}.txt.xz") for name in ("books", "docs")}
+    heldout = {name: read_documents(args.corpus, f"heldout-{name}.txt.xz") for name in ("books", "docs")}
     tokenizer = train_tokenizer(prose + [m["content"] for d in dialogues for m in d], VOCAB)
     chats = [tokenizer.apply_chat_template(messages, tokenize=False) for messages in dialogues]
     eos = torch.tensor([EOS])
@@ -365,7 +365,7 @@ def main():
     def report(model, epoch):
         model.eval()
         with torch.autocast(device.type, torch.bfloat16):
-            figures = [f"{name} {bits_per_byte(model, tokenizer, held[name], device):.4f}" for name in held]
+            figures = [f"{name} {bits_per_byte(model, tokenizer, heldout[name], device):.4f}" for name in heldout]
         model.train()
         print(f"epoch {epoch:.1f}: bits per byte,", *figures, flush=True)
 
@@ -378,7 +378,7 @@ def main():
     # The final figures are those of the saved model, rounded to bfloat16, loaded by transformers and run in float32.
     saved = transformers.AutoModelForCausalLM.from_pretrained(args.out, dtype=torch.float32).to(device).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.out)
-    for name, texts in held.items():
+    for name, texts in heldout.items():
         for stride in (CONTEXT, CONTEXT // 2):
             figure = bits_per_byte(lambda ids: saved(ids).logits, tokenizer, texts, device, stride)
             print(f"saved model, {name}: {figure:.4f} bits per byte, windows of {CONTEXT} every {stride} tokens")

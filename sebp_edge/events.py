@@ -22,13 +22,13 @@ __all__ = [
     "MemoryPlanned",
     "MemoryProbed",
     "MemoryRanOut",
-    "MemorySqueezed",
+    "MemoryPressure",
     "ModelLoaded",
     "Notice",
     "Sink",
     "StepDone",
     "TextsRead",
-    "TrainingPlanned",
+    "TrainingStarted",
     "silent",
 ]
 
@@ -61,7 +61,7 @@ class MemoryPlanned(Event):
 
     Attributes:
         method: "lora" or "full".
-        how: the chosen memory options, in words.
+        description: the chosen memory options, in words.
         max_rows: the maximum rows of a micro-batch.
         budget: the memory budget.
         peak: the predicted peak memory of the process.
@@ -71,7 +71,7 @@ class MemoryPlanned(Event):
 
     event: ClassVar[str] = "memory_planned"
     method: str
-    how: str
+    description: str
     max_rows: int
     budget: int
     peak: int
@@ -121,19 +121,19 @@ class TextsRead(Event):
 
 
 @dataclass(frozen=True)
-class TrainingPlanned(Event):
+class TrainingStarted(Event):
     """A training begins. `phase` is "train", "fold 1" and so on, or "all documents".
 
     Attributes:
-        train_documents, select_documents, judge_documents: the sizes of the train, validation and test splits.
+        train_documents, validation_documents, test_documents: the sizes of the train, validation and test splits.
     """
 
     event: ClassVar[str] = "training_planned"
     phase: str
     epochs: int
     train_documents: int
-    select_documents: int
-    judge_documents: int
+    validation_documents: int
+    test_documents: int
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class MemoryRanOut(Event):
 
 
 @dataclass(frozen=True)
-class MemorySqueezed(Event):
+class MemoryPressure(Event):
     """Memory has become short, mostly because of other programs; micro-batches are smaller from now on.
 
     `missing` is the shortfall in bytes. If `max_rows` has not fallen, nothing can be cut: micro-batches are single

@@ -16,7 +16,7 @@ from sebp_edge.errors import OptionError, StorageError
 
 _FIRST_BYTES = 500
 # Size limit of a small file, in bytes.
-_MOST = 2**24
+_MAX_BYTES = 2**24
 
 
 def cache_folder() -> Path:
@@ -24,7 +24,7 @@ def cache_folder() -> Path:
     return platformdirs.user_cache_path("sebp-edge", appauthor=False)
 
 
-def expanded(path: str | Path) -> Path:
+def expand_user(path: str | Path) -> Path:
     """Expands "~" in a path to write to.
 
     Raises:
@@ -41,7 +41,7 @@ def expanded(path: str | Path) -> Path:
     return path
 
 
-def refuse_other_files(path: Path, mark: bytes, kind: str) -> None:
+def check_output_file(path: Path, mark: bytes, kind: str) -> None:
     """Checks before any work is done that a file can be written.
 
     Args:
@@ -52,11 +52,11 @@ def refuse_other_files(path: Path, mark: bytes, kind: str) -> None:
         OptionError: another file is there.
         StorageError: the file cannot be written.
     """
-    path = expanded(path)
+    path = expand_user(path)
     with storage_errors("Nothing can be written into", path):
         if not path.parent.is_dir():
             raise StorageError(f"There is no folder {str(path.parent)!r} to write into; make it, or choose another.")
-        if path.exists() and not _has(mark, path):
+        if path.exists() and not _has_mark(mark, path):
             raise OptionError(
                 f"{str(path)!r} exists already and is no {kind}; choose another file, so that nothing is overwritten."
             )
@@ -64,7 +64,7 @@ def refuse_other_files(path: Path, mark: bytes, kind: str) -> None:
             pass
 
 
-def _has(mark: bytes, path: Path) -> bool:
+def _has_mark(mark: bytes, path: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -82,8 +82,8 @@ def read_text(path: Path) -> str:
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is no file")
-        content = file.read(_MOST + 1)
-    if len(content) > _MOST:
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
         raise ValueError("it is too large")
     return content.decode()
 
@@ -104,7 +104,7 @@ def read_json(path: Path) -> dict:
     return values
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Writes a text file in UTF-8 atomically, replacing any file of that name."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     temporary = Path(name)

@@ -23,7 +23,7 @@ from sebp_edge.errors import (
     TrainingStopped,
 )
 from sebp_edge.events import AdapterSaved, Event, MemoryPlanned, ModelLoaded, Notice, Sink, silent
-from sebp_edge.files import expanded
+from sebp_edge.files import expand_user
 from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.interruptions import Interruptions
 from sebp_edge.machine import devices
@@ -36,16 +36,16 @@ from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import NonFiniteLogits, generate_text
 from sebp_edge.models.loading import BaseModel, load_base_model
 from sebp_edge.models.sampling import Sampling, check_seed
-from sebp_edge.preparation import Planned, Preparation
+from sebp_edge.preparation import PlannedTraining, Preparation
 from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
-from sebp_edge.saving import place_of, record_of, save, save_best_state
-from sebp_edge.stopping import StopAsked, StopSignal
+from sebp_edge.saving import describe_location, make_record, save, save_best_state
+from sebp_edge.stopping import StopRequested, StopSignal
 from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
-from sebp_edge.training.trial import Judgement, Trial
+from sebp_edge.training.run import GateResult, TrainingRun
 
 
-class _InUse(Enum):
+class _Current(Enum):
     ADAPTER = "the adapter in use"
 
 
@@ -91,12 +91,12 @@ class Personalizer:
         self.store = store if isinstance(store, AdapterStore) else AdapterStore(store)
         self.seed = check_seed(seed)
         self.on_event = on_event
-        self._in_use = threading.Lock()
+        self._lock = threading.Lock()
         self._signal = StopSignal()  # of the running call, or of the last one
         self._base: BaseModel | None = None
         self._adaptation: Adaptation | None = None
-        self._folder: Path | None = None
-        self._chat = False
+        self._adapter_folder: Path | None = None
+        self._uses_chat_template = False
 
     def adapt(
         self,
@@ -120,26 +120,30 @@ class Personalizer:
                 interruption while an accepted adapter is being saved is raised after that, and says so. A StorageError
                 at the end says where the adapter was saved instead.
         """
-        begin, out = time.perf_counter(), None if out is None else expanded(out)
+        begin, out = time.perf_counter(), None if out is None else expand_user(out)
         self.store.check_writable(name, out)
-        with Interruptions() as interruptions, self._at_work(stop_when):
+        with Interruptions() as interruptions, self._exclusive_call(stop_when):
             preparation = self._preparation(self._signal)
             reading = preparation.read(texts)
-            planned, recipe, options = None, self.recipe.settled(), FASTEST
+            planned, recipe, options = None, self.recipe.with_defaults(), FASTEST
             if self.memory_budget is not None:
-                planned = preparation.plan(reading, loaded=self._loaded_bytes())
-                recipe, options = self._announced(planned.plan)
-            with self._guard(planned) as guard:
+                planned = preparation.plan(reading, loaded_bytes=self._loaded_bytes())
+                recipe, options = self._announce(planned.plan)
+            with self._make_guard(planned) as guard:
                 base = self._load(recipe)
-                self.store.check_room(saved_bytes(base, recipe), out)
+                self.store.check_disk_space(saved_bytes(base, recipe), out)
                 dataset = preparation.encode(reading, base, planned)
-                schedules = preparation.lay_out(dataset, planned)
-                trial = Trial(base, dataset, schedules, recipe, self.seed, self._tell, options, guard)
-                with self._setting_aside(trial, name, interruptions):
-                    judgement = trial.train_and_judge()
-                    interruptions.hold()
-            saved = self._keep(trial, judgement, name, out, interruptions) if judgement.kept else self._give_up(trial)
-            return AdaptResult.of(trial, judgement, saved, self.store, time.perf_counter() - begin)
+                schedules = preparation.schedule(dataset, planned)
+                run = TrainingRun(base, dataset, schedules, recipe, self.seed, self._notify, options, guard)
+                with self._run_attached(run, name, interruptions):
+                    gate_result = run.train_and_test()
+                    interruptions.defer()
+            saved = (
+                self._save_and_activate(run, gate_result, name, out, interruptions)
+                if gate_result.kept
+                else self._discard_run(run)
+            )
+            return AdaptResult.of(run, gate_result, saved, self.store, time.perf_counter() - begin)
 
     def stop(self) -> None:
         """Stops the call that runs in another thread, as Ctrl-C would; that call raises Interrupted.
@@ -170,8 +174,8 @@ class Personalizer:
             SebpEdgeError: one of its subclasses; a MachineError if nothing fits, which says what would.
         """
         preparation = self._preparation(StopSignal())
-        size = None if gpu is None else preparation.gpu_size(gpu)
-        return preparation.plan(preparation.read(texts), loaded=self._loaded_bytes(), gpu=size).plan
+        size = None if gpu is None else preparation.parse_gpu_memory(gpu)
+        return preparation.plan(preparation.read(texts), loaded_bytes=self._loaded_bytes(), gpu=size).plan
 
     def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
         """Measures how sparse the base model's gradients are on `texts`, without any adapter; changes nothing.
@@ -184,8 +188,8 @@ class Personalizer:
         Raises:
             SebpEdgeError: one of its subclasses; the message says what to do.
         """
-        handled = sys.exception()
-        with self._at_work(stop_when), self._guard(None):
+        outer_error = sys.exception()
+        with self._exclusive_call(stop_when), self._make_guard(None):
             preparation = self._preparation(self._signal)
             reading = preparation.read(texts)
             base = self._load()
@@ -193,22 +197,22 @@ class Personalizer:
             if self._adaptation is not None:
                 self._adaptation.detach()
             try:
-                return analyze(base, dataset, examples, self.seed, self._tell)
+                return analyze(base, dataset, examples, self.seed, self._notify)
             except BaseException as error:
-                if not self._ran_out_of_memory(error, handled):
+                if not self._release_if_out_of_memory(error, outer_error):
                     raise
                 raise MachineError(
                     f"The memory of this {self.device.type.upper()} ran out in a dense backward pass over "
                     f"{dataset.context_length} tokens; choose a smaller model or a shorter context."
                 ) from error
             finally:
-                self._put_back(base)
+                self._restore_adapter(base)
 
     def generate(
         self,
         prompt: str | Messages,
         *,
-        adapter: str | Path | _InUse | None = _InUse.ADAPTER,
+        adapter: str | Path | _Current | None = _Current.ADAPTER,
         version: int | None = None,
         max_new_tokens: int = 200,
         temperature: float = 0.7,
@@ -252,15 +256,15 @@ class Personalizer:
             stop=stop,
             seed=seed,
         )
-        is_named = adapter not in (None, _InUse.ADAPTER)
+        is_named = adapter not in (None, _Current.ADAPTER)
         if version is not None and not is_named:
             raise OptionError(f"version={version!r} is of no adapter; name that with adapter=.")
-        with self._at_work(stop_when):
+        with self._exclusive_call(stop_when):
             if is_named:
                 self._load_adapter(adapter, version)
             base = self._load()
-            with self._using(self._adaptation if adapter is not None else None) as used:
-                encoded = encode_prompt(prompt, base.tokenizer, chat=used is not None and self._chat)
+            with self._with_adapter(self._adaptation if adapter is not None else None) as used:
+                encoded = encode_prompt(prompt, base.tokenizer, chat=used is not None and self._uses_chat_template)
                 return generate_text(
                     base.model, base.tokenizer, *encoded, sampling, on_text=on_text, check=self._signal.check
                 )
@@ -276,17 +280,17 @@ class Personalizer:
             AdapterError: there is no such adapter, or it is damaged.
             BaseModelMismatch: it was made for another base model.
         """
-        with self._at_work():
+        with self._exclusive_call():
             return self._load_adapter(adapter, version)
 
     # ------------------------------------------------------------------------------------------------- its own steps
 
     @contextmanager
-    def _using(self, adaptation: Adaptation | None) -> Iterator[Adaptation | None]:
+    def _with_adapter(self, adaptation: Adaptation | None) -> Iterator[Adaptation | None]:
         """Context in which the model has this adapter: the one in use, or none."""
         nothing_to_do = adaptation is self._adaptation
         try:
-            with nullcontext() if nothing_to_do else self._adaptation.set_aside():
+            with nullcontext() if nothing_to_do else self._adaptation.disabled():
                 yield adaptation
         except NonFiniteLogits as error:
             fault = "computes numbers that are not finite, so there is no next token"
@@ -310,9 +314,9 @@ class Personalizer:
         try:
             self._adaptation = load(base, folder)
         except BaseException:
-            self._put_back(base)
+            self._restore_adapter(base)
             raise
-        self._folder, self._chat = folder, record.takes_chats
+        self._adapter_folder, self._uses_chat_template = folder, record.uses_chat_template
         return record
 
     def _load(self, recipe: Recipe | None = None) -> BaseModel:
@@ -320,42 +324,46 @@ class Personalizer:
         self._signal.check()
         if recipe is not None and self._base is not None and self._base.in_4bit != recipe.load_in_4bit:
             self._base = self._adaptation = None
-            devices.give_memory_back(self.device)
+            devices.release_memory(self.device)
         if self._base is None:
             if self.device.type == "cpu" and (problem := devices.driver_problem()):
-                self._tell(Notice(problem))
+                self._notify(Notice(problem))
             refuse_if_too_big(self.reference, recipe or self.recipe, self.device)
             base = self._base = load_base_model(self.reference, recipe or self.recipe, self.device)
             dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
-            self._tell(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
+            self._notify(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
         return self._base
 
     def _preparation(self, signal: StopSignal) -> Preparation:
-        return Preparation(self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal, self._tell)
+        return Preparation(
+            self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal, self._notify
+        )
 
     def _loaded_bytes(self) -> int:
         return 0 if self._base is None else sum(weight.nbytes for weight in self._base.model.parameters())
 
-    def _guard(self, planned: Planned | None) -> MemoryGuard:
+    def _make_guard(self, planned: PlannedTraining | None) -> MemoryGuard:
         """Returns a guard for the plan's budget, without a plan for the memory budget, or else for all free memory."""
         if planned is not None:
             return MemoryGuard(self.device, planned.plan.budget, planned.plan.chosen.peak)
         return MemoryGuard(self.device, self.memory_budget.size if self.memory_budget else None)
 
-    def _announced(self, plan: Plan) -> tuple[Recipe, MemoryOptions]:
+    def _announce(self, plan: Plan) -> tuple[Recipe, MemoryOptions]:
         """Announces a plan; returns the recipe and the memory options that it has chosen."""
-        if plan.stated_budget is not None:
-            budget = MemoryBudget(plan.budget, plan.stated_budget)
-            self._tell(Notice(f"The memory budget is {budget}; the training keeps to that."))
+        if plan.requested_budget is not None:
+            budget = MemoryBudget(plan.budget, plan.requested_budget)
+            self._notify(Notice(f"The memory budget is {budget}; the training keeps to that."))
         chosen, parts = plan.chosen, asdict(plan.chosen.footprint)
         method, max_rows = chosen.recipe.method, chosen.options.max_rows
-        self._tell(MemoryPlanned(method, chosen.how, max_rows, plan.budget, chosen.peak, chosen.seconds, parts))
+        self._notify(
+            MemoryPlanned(method, chosen.description, max_rows, plan.budget, chosen.peak, chosen.seconds, parts)
+        )
         return chosen.recipe, chosen.options
 
     @contextmanager
-    def _at_work(self, stop_when: threading.Event | None = None) -> Iterator[None]:
+    def _exclusive_call(self, stop_when: threading.Event | None = None) -> Iterator[None]:
         """Context in which this call alone uses the model and can be stopped."""
-        if not self._in_use.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             raise BusyError(
                 "This Personalizer is at work already; wait until that call is back, end it with stop(), or make "
                 "another Personalizer."
@@ -364,94 +372,100 @@ class Personalizer:
             self._signal = StopSignal(stop_when)
             self._signal.check()
             yield
-        except StopAsked as asked:
-            raise Interrupted("Stopped; nothing was changed.") from asked
+        except StopRequested as request:
+            raise Interrupted("Stopped; nothing was changed.") from request
         finally:
-            self._in_use.release()
+            self._lock.release()
 
-    def _tell(self, event: Event) -> None:
+    def _notify(self, event: Event) -> None:
         self.on_event(event)
         self._signal.check()
 
     @contextmanager
-    def _setting_aside(self, trial: Trial, name: str, interruptions: Interruptions) -> Iterator[None]:
+    def _run_attached(self, run: TrainingRun, name: str, interruptions: Interruptions) -> Iterator[None]:
         """Context in which a trial replaces the adapter in use; on an error, saves what was learnt and puts it back."""
-        handled = sys.exception()
+        outer_error = sys.exception()
         if self._adaptation is not None:
             self._adaptation.detach()
         try:
             yield
         except (KeyboardInterrupt, NonFiniteLoss, BudgetExceeded) as stop:
-            interruptions.hold()
-            devices.let_go(stop, handled)
-            raise self._stopped(stop, trial, name) from stop
+            interruptions.defer()
+            devices.clear_frames(stop, outer_error)
+            raise self._stopped_error(stop, run, name) from stop
         except BaseException as error:
-            out_of_memory = self._ran_out_of_memory(error, handled)
-            self._give_up(trial)
+            out_of_memory = self._release_if_out_of_memory(error, outer_error)
+            self._discard_run(run)
             if not out_of_memory:
                 raise
-            raise self._ran_out(trial) from error
+            raise self._out_of_memory_error(run) from error
 
-    def _ran_out_of_memory(self, error: BaseException, handled: BaseException | None) -> bool:
+    def _release_if_out_of_memory(self, error: BaseException, outer_error: BaseException | None) -> bool:
         """Whether memory ran out; if so, frees what was computed, except what an error handled before still holds."""
         if not devices.ran_out_of_memory(error):
             return False
-        devices.let_go(error, handled)
-        devices.give_memory_back(self.device)
+        devices.clear_frames(error, outer_error)
+        devices.release_memory(self.device)
         return True
 
-    def _give_up(self, trial: Trial) -> None:
+    def _discard_run(self, run: TrainingRun) -> None:
         """Detaches the trial's adapter and puts the one that was in use back, if there was one."""
-        trial.detach()
-        self._put_back(trial.base)
+        run.detach()
+        self._restore_adapter(run.base)
 
-    def _put_back(self, base: BaseModel) -> None:
+    def _restore_adapter(self, base: BaseModel) -> None:
         """Puts the adapter that was in use back on the base model, unless there was none or it was deleted."""
         self._adaptation = None
         try:
-            if self._folder is not None:
-                self._adaptation = load(base, self._folder)
+            if self._adapter_folder is not None:
+                self._adaptation = load(base, self._adapter_folder)
         except AdapterError as error:
-            self._folder, self._chat = None, False
+            self._adapter_folder, self._uses_chat_template = None, False
             self.on_event(Notice(f"{error} From now on the base model is in use."))
 
-    def _keep(
-        self, trial: Trial, judgement: Judgement, name: str, out: Path | None, interruptions: Interruptions
+    def _save_and_activate(
+        self, run: TrainingRun, gate_result: GateResult, name: str, out: Path | None, interruptions: Interruptions
     ) -> SavedAdapter:
         """Saves the trial's adapter, activates it unless it is saved to `out`, and keeps it in use."""
-        record = record_of(trial, judgement, self.seed)
+        record = make_record(run, gate_result, self.seed)
         try:
-            saved = save(self.store, trial.adaptation, record, name, out=out)
+            saved = save(self.store, run.adaptation, record, name, out=out)
         except BaseException:
-            self._give_up(trial)
+            self._discard_run(run)
             raise
-        self._adaptation, self._folder, self._chat = trial.adaptation, saved.path, record.takes_chats
+        self._adaptation, self._adapter_folder, self._uses_chat_template = (
+            run.adaptation,
+            saved.path,
+            record.uses_chat_template,
+        )
         if out is None:
             saved = self.store.activate(saved)
-        interruptions.outcome = f"The training was over: {place_of(saved)}."
-        self._tell_saved(saved)
+        interruptions.outcome = f"The training was over: {describe_location(saved)}."
+        self._notify_saved(saved)
         return saved
 
-    def _stopped(self, stop: BaseException, trial: Trial, name: str) -> TrainingStopped:
+    def _stopped_error(self, stop: BaseException, run: TrainingRun, name: str) -> TrainingStopped:
         """Saves the best state so far as a version that is not active; returns the error that says so."""
         try:
-            error, saved = save_best_state(self.store, trial, stop, name, self.seed)
+            error, saved = save_best_state(self.store, run, stop, name, self.seed)
         finally:
-            self._give_up(trial)
+            self._discard_run(run)
         if saved is not None:
-            self._tell_saved(saved)
+            self._notify_saved(saved)
         return error
 
-    def _tell_saved(self, saved: SavedAdapter) -> None:
-        # Not `_tell`: what is saved is no longer stopped.
+    def _notify_saved(self, saved: SavedAdapter) -> None:
+        # Not `_notify`: what is saved is no longer stopped.
         self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
 
-    def _ran_out(self, trial: Trial) -> MachineError:
+    def _out_of_memory_error(self, run: TrainingRun) -> MachineError:
         """Returns the error for a single example that does not fit into memory."""
-        has_begun = any(progress.steps for progress in trial.progress)
+        has_begun = any(progress.steps for progress in run.progress)
         when = "while training" if has_begun else "before the first step"
         smaller, others = "Choose a smaller model or a shorter context", "close other programs"
-        ways = f"{smaller}, or {others}"
+        advice = f"{smaller}, or {others}"
         if self.memory_budget is not None:
-            ways = f"{smaller}, {others}, or raise the memory budget of {self.memory_budget}"
-        return MachineError(f"The memory of this {self.device.type.upper()} ran out {when}; nothing was saved. {ways}.")
+            advice = f"{smaller}, {others}, or raise the memory budget of {self.memory_budget}"
+        return MachineError(
+            f"The memory of this {self.device.type.upper()} ran out {when}; nothing was saved. {advice}."
+        )

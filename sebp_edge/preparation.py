@@ -13,20 +13,20 @@ from sebp_edge.memory.plan import MemoryBudget, Plan, make_plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.models.catalog import ModelReference
-from sebp_edge.models.loading import BaseModel, has_own_tokenizer, refuse_unknown_tokens, tokenizer_at_hand
+from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer, refuse_unknown_tokens
 from sebp_edge.recipe import Recipe
-from sebp_edge.stopping import Checked, StopSignal
+from sebp_edge.stopping import Stoppable, StopSignal
 from sebp_edge.texts.dataset import Dataset, make_dataset
 from sebp_edge.texts.readers import Reading, read_texts
-from sebp_edge.texts.schedule import Schedule, schedules_of
+from sebp_edge.texts.schedule import Schedule, make_schedules
 from sebp_edge.units import gigabytes
 
 # Memory in bytes that texts may take whatever the budget: for a few texts, the plan's error says better what would fit.
-FEW_TEXTS = 30_000_000
+MIN_TEXT_BYTES = 30_000_000
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedTraining:
     """A plan, with the dataset and the schedules that it is for."""
 
     dataset: Dataset
@@ -43,7 +43,7 @@ class Preparation:
         device: the device that the model will run on.
         budget: how much memory this process may hold; None sets no limit.
         signal: stops the preparation.
-        tell: receives what was read.
+        on_event: receives what was read.
     """
 
     reference: ModelReference
@@ -52,9 +52,9 @@ class Preparation:
     device: torch.device
     budget: MemoryBudget | None
     signal: StopSignal
-    tell: Sink
+    on_event: Sink
 
-    def gpu_size(self, gpu: str | int) -> int:
+    def parse_gpu_memory(self, gpu: str | int) -> int:
         """Returns the memory of a GPU that is not here, in bytes.
 
         Raises:
@@ -72,27 +72,27 @@ class Preparation:
         """Reads `texts`; on the CPU with a budget, refuses texts that alone would exceed it."""
         if self.budget is None or self.device.type == "cuda":
             return read_texts(texts)
-        left = self.budget.size - memory_of(self.device).held
-        return read_texts(texts, max(left, FEW_TEXTS))
+        left = self.budget.size - memory_of(self.device).used
+        return read_texts(texts, max(left, MIN_TEXT_BYTES))
 
-    def plan(self, reading: Reading, *, loaded: int = 0, gpu: int | None = None) -> Planned:
+    def plan(self, reading: Reading, *, loaded_bytes: int = 0, gpu: int | None = None) -> PlannedTraining:
         """Plans a training within the budget, or without one within the free memory; loads no model.
 
         Args:
-            loaded: bytes of the model's weights, if the model is loaded already.
+            loaded_bytes: bytes of the model's weights, if the model is loaded already.
             gpu: memory of a GPU that is not here, in bytes, to plan for.
         """
         shape = read_shape(self.reference)
-        tokenizer = Checked(tokenizer_at_hand(self.reference), self.signal)
+        tokenizer = Stoppable(local_tokenizer(self.reference), self.signal)
         dataset = make_dataset(reading, tokenizer, self.recipe, shape.longest)
-        schedules = self.lay_out(dataset)
+        schedules = self.schedule(dataset)
         if gpu is None:
-            target, budget = self._here(loaded)
+            target, budget = self._target_and_budget(loaded_bytes)
         else:
-            target, budget = Target.elsewhere(gpu), self.budget or MemoryBudget(gpu)
-        return Planned(dataset, schedules, make_plan(shape, dataset, schedules, self.recipe, target, budget))
+            target, budget = Target.absent_gpu(gpu), self.budget or MemoryBudget(gpu)
+        return PlannedTraining(dataset, schedules, make_plan(shape, dataset, schedules, self.recipe, target, budget))
 
-    def encode(self, reading: Reading, base: BaseModel, planned: Planned | None = None) -> Dataset:
+    def encode(self, reading: Reading, base: BaseModel, planned: PlannedTraining | None = None) -> Dataset:
         """Returns the dataset for a loaded model: the plan's, if that was made with the model's own tokenizer.
 
         Raises:
@@ -102,13 +102,13 @@ class Preparation:
             data = planned.dataset
         else:
             limit = getattr(base.model.config, "max_position_embeddings", None)
-            data = make_dataset(reading, Checked(base.tokenizer, self.signal), self.recipe, limit)
+            data = make_dataset(reading, Stoppable(base.tokenizer, self.signal), self.recipe, limit)
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))
         left_out = tuple(asdict(item) for item in data.left_out)
-        self.tell(TextsRead(data.documents, len(data.examples), data.tokens, data.padding_share, left_out))
+        self.on_event(TextsRead(data.documents, len(data.examples), data.tokens, data.padding_share, left_out))
         return data
 
-    def lay_out(self, dataset: Dataset, planned: Planned | None = None) -> list[Schedule]:
+    def schedule(self, dataset: Dataset, planned: PlannedTraining | None = None) -> list[Schedule]:
         """Returns the schedules of a dataset: the plan's, if the dataset is the plan's.
 
         Raises:
@@ -116,11 +116,11 @@ class Preparation:
         """
         if planned is not None and dataset is planned.dataset:
             return planned.schedules
-        return schedules_of(dataset.examples, self.recipe, self.seed)
+        return make_schedules(dataset.examples, self.recipe, self.seed)
 
-    def _here(self, loaded: int) -> tuple[Target, MemoryBudget]:
+    def _target_and_budget(self, loaded_bytes: int) -> tuple[Target, MemoryBudget]:
         """Returns this machine and its budget now; loaded weights are not counted, since the plan includes them."""
-        held = memory_of(self.device)
-        free = devices.free_memory(self.device) + held.held
+        memory = memory_of(self.device)
+        free = devices.free_memory(self.device) + memory.used
         budget = MemoryBudget(free) if self.budget is None else self.budget.within(free)
-        return Target.here(self.device, held.planned_besides(loaded)), budget
+        return Target.this_machine(self.device, memory.planned_overhead(loaded_bytes)), budget

@@ -66,7 +66,7 @@ class Recipe:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _checked(self.name, field, getattr(self, field.name)))
+            object.__setattr__(self, field.name, _validate(self.name, field, getattr(self, field.name)))
         if self.load_in_4bit and self.method == "full":
             raise RecipeError(
                 f"Recipe {self.name!r}: weights in 4 bits cannot be trained themselves; use method 'lora', "
@@ -96,7 +96,7 @@ class Recipe:
         names = sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
         return sorted(names, key=lambda name: name != "notes")
 
-    def settled(self) -> "Recipe":
+    def with_defaults(self) -> "Recipe":
         """Returns a copy in which the values left to the memory budget have their defaults."""
         return self.replace(r=self.r or RANK, load_in_4bit=bool(self.load_in_4bit))
 
@@ -140,7 +140,7 @@ _AT_MOST = {"warmup_ratio": 1, "epochs": 1000, "lora_alpha": MAX_LORA_ALPHA}
 _AT_MOST_ANY = {float: 1e30, int: 2**62}
 
 
-def _checked(recipe: str, field: dataclasses.Field, value):
+def _validate(recipe: str, field: dataclasses.Field, value):
     """Returns `value` in the field's type, or raises a RecipeError that names the key and the expected value."""
     kind = field.type
     if isinstance(kind, UnionType):
@@ -151,24 +151,24 @@ def _checked(recipe: str, field: dataclasses.Field, value):
     if kind is float and type(value) is int and abs(value) <= _AT_MOST_ANY[float]:
         value = float(value)
     if kind == Method:
-        fits, wanted = value in get_args(Method), " or ".join(map(repr, get_args(Method)))
+        is_valid, expected = value in get_args(Method), " or ".join(map(repr, get_args(Method)))
     else:
-        fits, wanted = type(value) is kind, {int: "a whole number", float: "a number", bool: "true or false"}
-        wanted = wanted.get(kind, "a text")
-    if fits and kind in (int, float):
+        is_valid, expected = type(value) is kind, {int: "a whole number", float: "a number", bool: "true or false"}
+        expected = expected.get(kind, "a text")
+    if is_valid and kind in (int, float):
         lowest = _AT_LEAST.get(field.name)
-        fits = value > 0 if lowest is None else value >= lowest
-        wanted += " above 0" if lowest is None else f" of at least {lowest}"
+        is_valid = value > 0 if lowest is None else value >= lowest
+        expected += " above 0" if lowest is None else f" of at least {lowest}"
         highest = _AT_MOST.get(field.name, _AT_MOST_ANY[kind])
-        fits = fits and value <= highest
+        is_valid = is_valid and value <= highest
         if field.name in _AT_MOST or highest < value < math.inf:
-            wanted += f" and at most {highest}"
-    if not fits:
-        raise RecipeError(f"Recipe {recipe!r}: {field.name} must be {wanted}, but is {_shown(value)}.")
+            expected += f" and at most {highest}"
+    if not is_valid:
+        raise RecipeError(f"Recipe {recipe!r}: {field.name} must be {expected}, but is {_shorten(value)}.")
     return value
 
 
-def _shown(value) -> str:
+def _shorten(value) -> str:
     try:
         text = repr(value)
     except ValueError:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterStore, SavedAdapter
 from sebp_edge.texts.documents import LeftOut
-from sebp_edge.training.trial import Judgement, Trial
+from sebp_edge.training.run import GateResult, TrainingRun
 
 
 @dataclass(frozen=True)
@@ -56,31 +56,31 @@ class AdaptResult:
 
     @classmethod
     def of(
-        cls, trial: Trial, judgement: Judgement, saved: SavedAdapter | None, store: AdapterStore, seconds: float
+        cls, run: TrainingRun, gate_result: GateResult, saved: SavedAdapter | None, store: AdapterStore, seconds: float
     ) -> "AdaptResult":
         """Collects the figures of a trial."""
-        data, trainings = trial.dataset, trial.progress
+        data, trainings = run.dataset, run.progress
         trained = sum(training.tokens for training in trainings)
         return cls(
             kept=saved is not None,
             name=saved.name if saved else None,
             version=saved.version if saved else None,
             adapter_path=saved.path if saved else None,
-            heldout_loss_before=judgement.before.mean,
-            heldout_loss_after=judgement.after.mean,
-            standard_error=judgement.verdict.standard_error,
-            final_loss=judgement.final.mean if judgement.final else None,
+            heldout_loss_before=gate_result.before.mean,
+            heldout_loss_after=gate_result.after.mean,
+            standard_error=gate_result.comparison.standard_error,
+            final_loss=gate_result.final.mean if gate_result.final else None,
             documents=data.documents,
             examples=len(data.examples),
             tokens=data.tokens,
             left_out=tuple(data.left_out),
             padding_share=data.padding_share,
             tokens_per_second=trained / sum(training.seconds for training in trainings),
-            peak_memory_bytes=trial.guard.peak,
-            allocator_peak_bytes=trial.guard.allocator_peak,
-            predicted_peak_bytes=trial.guard.predicted,
+            peak_memory_bytes=run.guard.peak,
+            allocator_peak_bytes=run.guard.allocator_peak,
+            predicted_peak_bytes=run.guard.predicted,
             seconds=seconds,
-            command=_command(saved, trial, store) if saved else None,
+            command=_command(saved, run, store) if saved else None,
         )
 
     @property
@@ -120,14 +120,14 @@ def _perplexity(loss: float) -> float:
         return math.inf
 
 
-def _command(saved: SavedAdapter, trial: Trial, store: AdapterStore) -> str:
+def _command(saved: SavedAdapter, run: TrainingRun, store: AdapterStore) -> str:
     """Returns the command that uses the adapter: by name if it is in the default store, else by folder."""
-    first = "A question" if trial.dataset.chat else "The first words"
+    first = "A question" if run.dataset.chat else "The first words"
     words = ["sebp-edge", "generate", first]
     if saved.name is not None and store.folder == AdapterStore().folder:
         words += ["--name", saved.name]
     else:
         words += ["--adapter", str(saved.path)]
-    if trial.base.reference.kind == "local":
-        words += ["--model", trial.base.reference.location]
+    if run.base.reference.kind == "local":
+        words += ["--model", run.base.reference.location]
     return shlex.join(words)

@@ -10,7 +10,7 @@ from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.errors import Interrupted, NonFiniteLoss, SebpEdgeError, StorageError, TrainingStopped
 from sebp_edge.models.adaptation import Adaptation
 from sebp_edge.training.loop import Progress
-from sebp_edge.training.trial import Judgement, Trial
+from sebp_edge.training.run import GateResult, TrainingRun
 
 
 def save(
@@ -20,12 +20,12 @@ def save(
     name: str,
     *,
     out: Path | None = None,
-    because: str = "",
+    prefix: str = "",
 ) -> SavedAdapter:
     """Saves an adaptation as a version of `name` without activating it, or into the new folder `out`.
 
     Args:
-        because: the beginning of an error's message.
+        prefix: the beginning of an error's message.
 
     Raises:
         StorageError: it could not be saved there; the message says where it was saved instead.
@@ -35,12 +35,12 @@ def save(
             return store.save(adaptation, record, name, activate=False)
         return store.save_to(adaptation, record, out)
     except SebpEdgeError as error:
-        message = " ".join(filter(None, [because, str(error), _saved_elsewhere(store, adaptation, record, name, out)]))
+        message = " ".join(filter(None, [prefix, str(error), _save_elsewhere(store, adaptation, record, name, out)]))
         raise StorageError(message) from error
 
 
 def save_best_state(
-    store: AdapterStore, trial: Trial, stop: BaseException, name: str, seed: int
+    store: AdapterStore, run: TrainingRun, stop: BaseException, name: str, seed: int
 ) -> tuple[TrainingStopped, SavedAdapter | None]:
     """Saves a stopped trial's best state as a version of `name` that is not active, if it has one worth saving.
 
@@ -53,18 +53,20 @@ def save_best_state(
     Raises:
         StorageError: see `save`.
     """
-    kind, why = (Interrupted, "Interrupted.") if isinstance(stop, KeyboardInterrupt) else (type(stop), str(stop))
-    progress = trial.progress[-1] if trial.progress else Progress()
-    if not progress.steps or (kind is NonFiniteLoss and not progress.best_epoch):
-        return kind(f"{why} This training had no better state yet, so nothing was saved."), None
-    saved = save(store, trial.adaptation, record_of(trial, None, seed), name, because=why)
-    message = (
-        f"{why} The best state so far is saved as version {saved.version} of the adapter {name!r}; it is not active."
+    error_type, reason = (
+        (Interrupted, "Interrupted.") if isinstance(stop, KeyboardInterrupt) else (type(stop), str(stop))
     )
-    return kind(message, name=name, version=saved.version), saved
+    progress = run.progress[-1] if run.progress else Progress()
+    if not progress.steps or (error_type is NonFiniteLoss and not progress.best_epoch):
+        return error_type(f"{reason} This training had no better state yet, so nothing was saved."), None
+    saved = save(store, run.adaptation, make_record(run, None, seed), name, prefix=reason)
+    message = (
+        f"{reason} The best state so far is saved as version {saved.version} of the adapter {name!r}; it is not active."
+    )
+    return error_type(message, name=name, version=saved.version), saved
 
 
-def place_of(saved: SavedAdapter) -> str:
+def describe_location(saved: SavedAdapter) -> str:
     """Says where a saved adapter is, in words."""
     if saved.name is None:
         return f"the adapter is saved in {str(saved.path)!r}"
@@ -72,32 +74,32 @@ def place_of(saved: SavedAdapter) -> str:
     return f"version {saved.version} of the adapter {saved.name!r} is saved {state}"
 
 
-def record_of(trial: Trial, judgement: Judgement | None, seed: int) -> AdapterRecord:
-    """Makes the record of a trial's adapter; `judgement` is None if the adapter was not tested."""
-    base, data = trial.base, trial.dataset
+def make_record(run: TrainingRun, gate_result: GateResult | None, seed: int) -> AdapterRecord:
+    """Makes the record of a trial's adapter; `gate_result` is None if the adapter was not tested."""
+    base, data = run.base, run.dataset
     return AdapterRecord(
         base_model=base.reference.public_name,
         model=base.reference.name,
         fingerprint=base.fingerprint,
-        recipe=asdict(trial.recipe),
+        recipe=asdict(run.recipe),
         documents=data.documents,
         examples=len(data.examples),
         tokens=data.tokens,
-        heldout_loss_before=judgement.before.mean if judgement else None,
-        heldout_loss_after=judgement.after.mean if judgement else None,
+        heldout_loss_before=gate_result.before.mean if gate_result else None,
+        heldout_loss_after=gate_result.after.mean if gate_result else None,
         seed=seed,
         chat=data.chat,
     )
 
 
-def _saved_elsewhere(
+def _save_elsewhere(
     store: AdapterStore, adaptation: Adaptation, record: AdapterRecord, name: str, out: Path | None
 ) -> str:
     """Saves into the store if `out` failed, else into the system's temporary folder, and says where."""
     if out is not None:
         with suppress(SebpEdgeError):
             saved = store.save(adaptation, record, name, activate=False)
-            return f"What was learnt is saved all the same: {place_of(saved)}."
+            return f"What was learnt is saved all the same: {describe_location(saved)}."
     with suppress(SebpEdgeError):
         folder = Path(tempfile.gettempdir()) / f"sebp-edge-{name}-{secrets.token_hex(4)}"
         store.save_to(adaptation, record, folder)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 
 
-class StopAsked(KeyboardInterrupt):
+class StopRequested(KeyboardInterrupt):
     """The app asked this call to stop. It is handled like Ctrl-C."""
 
 
@@ -17,7 +17,7 @@ class StopSignal:
 
     def __init__(self, event: threading.Event | None = None):
         self._events = [threading.Event()] + ([] if event is None else [event])
-        self._heard = False
+        self._has_raised = False
 
     def set(self) -> None:
         """Asks for the stop, from any thread."""
@@ -27,14 +27,14 @@ class StopSignal:
         """Raises if a stop was asked for. Called wherever the call can safely end.
 
         Raises:
-            StopAsked: a stop was asked for. Raised only once, so that what was learnt can be saved afterwards.
+            StopRequested: a stop was asked for. Raised only once, so that what was learnt can be saved afterwards.
         """
-        if not self._heard and any(event.is_set() for event in self._events):
-            self._heard = True
-            raise StopAsked
+        if not self._has_raised and any(event.is_set() for event in self._events):
+            self._has_raised = True
+            raise StopRequested
 
 
-class Checked:
+class Stoppable:
     """Wraps a callable to check a signal before each call; it keeps its attributes."""
 
     def __init__(self, function: Callable, signal: StopSignal):

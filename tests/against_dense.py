@@ -110,7 +110,7 @@ def assert_same_training(model, batch):
 
 def watch_rows(sparsified):
     """A list that collects the rows of every layer's call from now on."""
-    chosen, choose = [], sparsified._rows_for
+    chosen, choose = [], sparsified._linear_rows
 
     def note(layers, x):
         rows = choose(layers, x)
@@ -118,5 +118,5 @@ def watch_rows(sparsified):
             chosen.append(rows)
         return rows
 
-    sparsified._rows_for = note
+    sparsified._linear_rows = note
     return chosen

@@ -150,7 +150,7 @@ def make_examples(lengths, prompt=0):
     examples = []
     for number, length in enumerate(lengths):
         ids = torch.randint(3, 320, (length,), generator=draw).tolist()
-        labels = [-100 if place < min(prompt, length - 1) else token for place, token in enumerate(ids)]
+        labels = [-100 if position < min(prompt, length - 1) else token for position, token in enumerate(ids)]
         examples.append(Example(ids, labels, number))
     return examples
 
@@ -162,7 +162,7 @@ def make_sentences(count: int, seed: int = 0, words: int = 24) -> list[str]:
 
 
 @contextmanager
-def waiting_for_the_gpu_is_an_error():
+def gpu_sync_forbidden():
     """Makes every operation on which the host waits for the GPU raise a RuntimeError."""
     with warnings.catch_warnings():
         # torch warns that this mode is a prototype.
@@ -174,16 +174,16 @@ def waiting_for_the_gpu_is_an_error():
             torch.cuda.set_sync_debug_mode("default")
 
 
-def train(trainer, examples, select):
+def train(trainer, examples, validation):
     """Runs a whole training: prepares the learner for the schedule, then takes its steps."""
     recipe = trainer.recipe
     batches = shuffled_batches(examples, recipe.batch_tokens, recipe.epochs, seed=0)
-    schedule = Schedule(batches, select)
+    schedule = Schedule(batches, validation)
     trainer.learner.prepare(schedule)
     return trainer.train(schedule)
 
 
-def step_of(learner, examples):
+def make_step(learner, examples):
     """A step on these examples, cut into micro-batches by the learner's current limit."""
     return Group(examples, learner.limit)
 

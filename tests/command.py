@@ -11,11 +11,11 @@ from sebp_edge.cli import app
 
 RECIPE = "r = 4\nlearning_rate = 2e-2\nepochs = 3\nbatch_tokens = 200\ncontext_length = 64\n"
 # A background job of a shell ignores SIGINT (under nohup SIGHUP too), and its child processes inherit that.
-HEARS_SIGNALS = (
+RESTORE_SIGNALS = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "signal.signal(signal.SIGHUP, signal.SIG_DFL)"
 )
-COMMAND = [sys.executable, "-c", f"{HEARS_SIGNALS}; from sebp_edge.cli import main; main()"]
+COMMAND = [sys.executable, "-c", f"{RESTORE_SIGNALS}; from sebp_edge.cli import main; main()"]
 
 
 def run(*arguments, **options):

@@ -96,7 +96,7 @@ def kernels(monkeypatch):
 
 
 @pytest.fixture
-def no_waiting(monkeypatch):
+def no_host_sync(monkeypatch):
     """A context manager within which reading an element on the host fails, since on a GPU it would synchronize."""
 
     def refuse(tensor, *_):
@@ -185,7 +185,7 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def mounted(tmp_path):
+def mount_disk(tmp_path):
     """A function that mounts a disk of the given size, such as "64k", and gives its folder."""
     folder = tmp_path / "disk"
 

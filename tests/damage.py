@@ -22,36 +22,36 @@ NUMBERS = [float("nan"), float("inf"), -float("inf"), 3e38]
 def damage(path: Path, draw: random.Random) -> str:
     """Damages a file, or replaces it with something else; returns how, in words."""
     if draw.random() < 0.1:
-        return _replaced(path, draw)
+        return _replace(path, draw)
     content = path.read_bytes()
     if draw.random() < 0.2:
-        path.write_bytes(_bytes(content, draw))
+        path.write_bytes(_damage_bytes(content, draw))
         return "other bytes"
     if path.suffix == ".json":
-        path.write_text(json.dumps(_values(json.loads(content), draw)))
+        path.write_text(json.dumps(_damage_values(json.loads(content), draw)))
         return "other values"
     if path.suffix == ".safetensors":
-        path.write_bytes(_tensors(content, draw))
+        path.write_bytes(_damage_tensors(content, draw))
         return "other tensors"
-    path.write_bytes(_bytes(content, draw))
+    path.write_bytes(_damage_bytes(content, draw))
     return "other bytes"
 
 
-def _replaced(path: Path, draw: random.Random) -> str:
+def _replace(path: Path, draw: random.Random) -> str:
     path.unlink()
-    how = {
+    replacements = {
         "missing": lambda: None,
         "a pipe": lambda: os.mkfifo(path),
         "a folder": path.mkdir,
         "a loop": lambda: path.symlink_to(path),
         "a device": lambda: path.symlink_to("/dev/zero"),
     }
-    name = draw.choice(list(how))
-    how[name]()
+    name = draw.choice(list(replacements))
+    replacements[name]()
     return name
 
 
-def _bytes(content: bytes, draw: random.Random) -> bytes:
+def _damage_bytes(content: bytes, draw: random.Random) -> bytes:
     if draw.random() < 0.3:
         return draw.choice(TEXTS)
     if draw.random() < 0.3:
@@ -62,25 +62,25 @@ def _bytes(content: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
-def _values(values: dict, draw: random.Random) -> dict:
+def _damage_values(values: dict, draw: random.Random) -> dict:
     key = draw.choice([*values, *KEYS[:2]])
     if draw.random() < 0.1:
         return {name: value for name, value in values.items() if name != key}
     if isinstance(values.get(key), dict) and values[key] and draw.random() < 0.6:
-        return values | {key: _values(values[key], draw)}
+        return values | {key: _damage_values(values[key], draw)}
     if draw.random() < 0.1:
         key = draw.choice(KEYS)
     return values | {key: draw.choice(VALUES)}
 
 
-def _tensors(content: bytes, draw: random.Random) -> bytes:
+def _damage_tensors(content: bytes, draw: random.Random) -> bytes:
     (size,) = struct.unpack("<Q", content[:8])
     header, body = json.loads(content[8 : 8 + size]), bytearray(content[8 + size :])
     if draw.random() < 0.15:
         return struct.pack("<Q", draw.choice([0, 1, size - 1, size + 1, 2**40, 2**63])) + content[8:]
     if draw.random() < 0.3:
-        place = 4 * draw.randrange(len(body) // 4)
-        body[place : place + 4] = struct.pack("<f", draw.choice(NUMBERS))
+        offset = 4 * draw.randrange(len(body) // 4)
+        body[offset : offset + 4] = struct.pack("<f", draw.choice(NUMBERS))
     name = draw.choice([name for name in header if name != "__metadata__"])
     match draw.randrange(7):
         case 0:

@@ -36,13 +36,13 @@ def put_h100(monkeypatch, driver):
 
 
 class Gpu:
-    """A GPU of 24 GB; `used` is the memory of all processes without stacks, `told` what the driver reports for ours."""
+    """A GPU of 24 GB; `used` is the memory of all processes without stacks, `reported` what the driver reports for ours."""
 
-    def __init__(self, monkeypatch, told, before="", driver=None):
-        self.used, self.reserved, self.told = 3 * GB, GB, told
+    def __init__(self, monkeypatch, reported, before="", driver=None):
+        self.used, self.reserved, self.reported = 3 * GB, GB, reported
         self.driver = driver or Driver(1024)
         put_h100(monkeypatch, self.driver)
-        monkeypatch.setattr(process, "_others", {})
+        monkeypatch.setattr(process, "_used_before_start", {})
         monkeypatch.setattr(process, "_nvidia_smi", lambda query: before)
         monkeypatch.setattr(process.GpuMemory, "_uuid", lambda memory: "aa-1")
         for name in ("memory_reserved", "max_memory_reserved"):
@@ -50,7 +50,7 @@ class Gpu:
         for name in ("memory_allocated", "max_memory_allocated"):
             monkeypatch.setattr(torch.cuda, name, lambda device: self.reserved // 2)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (24 * GB - self.used - self._stacks, 24 * GB))
-        monkeypatch.setattr(process.GpuMemory, "_told", lambda memory: self.told)
+        monkeypatch.setattr(process.GpuMemory, "_reported", lambda memory: self.reported)
 
     @property
     def _stacks(self):

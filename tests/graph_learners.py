@@ -12,7 +12,7 @@ from sebp_edge.training.recovery import RecoveringLearner
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=200, context_length=64)
 
 
-class Adapted:
+class LoraAdaptation:
     """An adaptation: a small model with a random adapter."""
 
     def __init__(self, model=None, dtype=torch.bfloat16):
@@ -26,7 +26,7 @@ class Adapted:
         self.model.unload()
 
 
-class Whole:
+class FullAdaptation:
     """An adaptation: a model in bf16 with all weights trained."""
 
     def __init__(self, **changes):
@@ -34,12 +34,12 @@ class Whole:
 
 
 def make_learner(adapted, examples, events=None, options=FASTEST):
-    recipe = RECIPE.replace(method="full") if isinstance(adapted, Whole) else RECIPE
+    recipe = RECIPE.replace(method="full") if isinstance(adapted, FullAdaptation) else RECIPE
     on_event = (events if events is not None else []).append
     return RecoveringLearner(adapted, recipe, examples, Collator(64, 2), on_event, options)
 
 
-def eagerly(learner):
+def drop_graphs(learner):
     learner.learner.graphs = None
     return learner
 

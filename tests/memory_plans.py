@@ -11,7 +11,7 @@ RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, c
 def all_plans(plan_for, size):
     """The plans for `size` and for smaller budgets, each one byte below the previous plan's peak."""
     plans = [plan_for(size)]
-    while plans[-1].cheaper is not None:
+    while plans[-1].smaller is not None:
         plans.append(plan_for(plans[-1].chosen.peak - 1))
     with pytest.raises(MachineError):
         plan_for(plans[-1].chosen.peak - 1)

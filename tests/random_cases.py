@@ -60,14 +60,14 @@ def random_group(num_rows, num_in, outs, rank, active, dtype=torch.float64, adap
     return draw(num_rows, num_in), projections, rows, douts
 
 
-def in_fewer_bits(projection, made):
+def quantised(projection, made):
     """The projection with its weight in 8 bits, and with that weight in full; `made` collects each dequantisation."""
     scale = projection.weight.abs().max() / 127
     packed = (projection.weight / scale).round().to(torch.int8)
 
-    def dequantise(place):
-        made.append(weakref.ref(place))
-        place.copy_(packed.to(scale.dtype) * scale)
+    def dequantise(buffer):
+        made.append(weakref.ref(buffer))
+        buffer.copy_(packed.to(scale.dtype) * scale)
 
     weight = QuantisedWeight(scale.dtype, dequantise)
     return projection._replace(weight=weight), projection._replace(weight=packed.to(scale.dtype) * scale)

@@ -16,7 +16,7 @@ def left_out(texts) -> dict[str, str]:
     return {item.source: item.reason for item in read_texts(texts).left_out}
 
 
-def put(folder: Path, name: str, data: str | bytes) -> Path:
+def write_file(folder: Path, name: str, data: str | bytes) -> Path:
     """Writes a file exactly as given, without newline translation."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)

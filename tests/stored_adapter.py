@@ -16,7 +16,7 @@ RECORD = {
 }
 
 
-class Weights:
+class FakeAdaptation:
     """Stands in for an adaptation; saves files, one of them in a subfolder."""
 
     def __init__(self, content=b"weights"):

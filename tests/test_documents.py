@@ -12,7 +12,7 @@ from sebp_edge import errors, events
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     *ROOT.glob("*.md"),
-    *(ROOT / place for place in ("sebp_edge/README.md", "sebp_edge/models/tiny/README.md", "recipes/README.md")),
+    *(ROOT / location for location in ("sebp_edge/README.md", "sebp_edge/models/tiny/README.md", "recipes/README.md")),
     *(ROOT / "kernels").rglob("*.md"),
 ]
 
@@ -30,10 +30,10 @@ def anchors(path: Path) -> set[str]:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)\s]+)\)", without_code(document.read_text(encoding="utf-8"))):
-        place, _, anchor = target.partition("#")
-        if place.startswith("http"):
+        location, _, anchor = target.partition("#")
+        if location.startswith("http"):
             continue
-        path = document.parent / unquote(place) if place else document
+        path = document.parent / unquote(location) if location else document
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), target
 

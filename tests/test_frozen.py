@@ -15,7 +15,7 @@ from sebp_edge import frozen
 
 ROOT = Path(__file__).parents[1]
 (HOOK,) = [path for folder in frozen.hook_folders() for path in Path(folder).glob("hook-*.py")]
-TELL = """
+RUN_HOOK = """
 import json, runpy, sys
 found = runpy.run_path(sys.argv[1])
 print(json.dumps({name: found[name] for name in ("datas", "hiddenimports", "module_collection_mode")}))
@@ -23,43 +23,43 @@ print(json.dumps({name: found[name] for name in ("datas", "hiddenimports", "modu
 
 
 @pytest.fixture(scope="module")
-def brought_along(tmp_path_factory):
+def collected(tmp_path_factory):
     """The hook's answers about the package as it is installed, not as it is worked on."""
     installed = tmp_path_factory.mktemp("installed")
-    for source, place in (("sebp_edge", ""), ("kernels/ops", "ops"), ("recipes", "recipes")):
-        shutil.copytree(ROOT / source, installed / "sebp_edge" / place, dirs_exist_ok=True)
-    command = [sys.executable, "-c", TELL, str(installed / "sebp_edge" / "frozen" / HOOK.name)]
+    for source, target in (("sebp_edge", ""), ("kernels/ops", "ops"), ("recipes", "recipes")):
+        shutil.copytree(ROOT / source, installed / "sebp_edge" / target, dirs_exist_ok=True)
+    command = [sys.executable, "-c", RUN_HOOK, str(installed / "sebp_edge" / "frozen" / HOOK.name)]
     environment = os.environ | {"PYTHONPATH": str(installed)}
-    told = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=installed)
-    return json.loads(told.stdout.splitlines()[-1]) | {"installed": installed}
+    finished = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=installed)
+    return json.loads(finished.stdout.splitlines()[-1]) | {"installed": installed}
 
 
-def test_pyinstaller_is_told_where_the_hook_is():
+def test_pyinstaller_finds_the_hook():
     (entry,) = [one for one in importlib.metadata.entry_points(group="pyinstaller40") if one.module == frozen.__name__]
     assert (entry.name, entry.load()()) == ("hook-dirs", frozen.hook_folders())
     assert HOOK.name == "hook-sebp_edge.py"
 
 
-def test_every_file_that_is_no_module_is_brought_along(brought_along):
-    installed = brought_along["installed"]
-    found = {Path(source) for source, _ in brought_along["datas"]}
+def test_every_file_that_is_no_module_is_brought_along(collected):
+    installed = collected["installed"]
+    found = {Path(source) for source, _ in collected["datas"]}
     own = {
         path for path in (installed / "sebp_edge").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")
     }
     assert {"notes.toml", "model.safetensors", "report.html", "choices-h100.json"} <= {path.name for path in own}
     assert own <= found
-    places = {Path(place, Path(source).name).as_posix() for source, place in brought_along["datas"]}
+    places = {Path(target, Path(source).name).as_posix() for source, target in collected["datas"]}
     assert {"sebp_edge/recipes/notes.toml", "sebp_edge/models/tiny/model.safetensors"} <= places
     assert "huggingface_hub/templates/modelcard_template.md" in places
 
 
-def test_modules_that_are_imported_by_name_are_brought_along(brought_along):
-    assert set(sebp_edge._HOMES.values()) <= set(brought_along["hiddenimports"])
-    assert not any(name.startswith(frozen.__name__) for name in brought_along["hiddenimports"])
+def test_modules_that_are_imported_by_name_are_brought_along(collected):
+    assert set(sebp_edge._HOMES.values()) <= set(collected["hiddenimports"])
+    assert not any(name.startswith(frozen.__name__) for name in collected["hiddenimports"])
 
 
-def test_the_kernels_source_is_brought_along(brought_along):
+def test_the_kernels_source_is_brought_along(collected):
     with_kernels = {path for path in (ROOT / "kernels").rglob("*.py") if "@triton.jit" in path.read_text()}
     assert with_kernels
     assert {path.parent for path in with_kernels} == {ROOT / "kernels" / "ops" / "gpu"}
-    assert brought_along["module_collection_mode"] == {"sebp_edge.ops.gpu": "pyz+py"}
+    assert collected["module_collection_mode"] == {"sebp_edge.ops.gpu": "pyz+py"}

@@ -20,7 +20,7 @@ CHAT = [{"role": "user", "content": PROMPT}]
 
 
 @pytest.fixture
-def learnt(make, notes_folder):
+def make_adapted(make, notes_folder):
     """One that has learnt some notes, by this method."""
 
     def personalizer(method="lora", **options):
@@ -40,7 +40,7 @@ def chats(count=20):
     ]
 
 
-def prompts(personalizer):
+def record_prompts(personalizer):
     """Collects what the model is given at the beginning of each text from now on."""
     seen, layer = [], personalizer._load().model.get_input_embeddings()
     tokenizer = personalizer._load().tokenizer
@@ -48,17 +48,17 @@ def prompts(personalizer):
     return seen
 
 
-def test_it_uses_the_adapter_just_made_and_a_stored_one_by_name(make, learnt):
+def test_it_uses_the_adapter_just_made_and_a_stored_one_by_name(make, make_adapted):
     plain = make().generate(PROMPT, seed=3, max_new_tokens=12)
-    adapted = learnt().generate(PROMPT, seed=3, max_new_tokens=12)
+    adapted = make_adapted().generate(PROMPT, seed=3, max_new_tokens=12)
     assert adapted != plain
     assert make().generate(PROMPT, adapter="default", seed=3, max_new_tokens=12) == adapted
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
 @pytest.mark.parametrize("just_made", [True, False])
-def test_one_personalizer_shows_before_and_after(make, learnt, method, just_made):
-    personalizer = learnt(method)
+def test_one_personalizer_shows_before_and_after(make, make_adapted, method, just_made):
+    personalizer = make_adapted(method)
     if not just_made:
         personalizer = make()
         personalizer.load_adapter("default")
@@ -90,7 +90,7 @@ def test_chats_come_back_as_they_were_learnt_whatever_the_recipe(make):
     again = make()
     again.load_adapter("default")
     for one in (personalizer, again):
-        seen = prompts(one)
+        seen = record_prompts(one)
         one.generate(PROMPT, max_new_tokens=1)
         one.generate(CHAT, max_new_tokens=1)
         one.generate(PROMPT, adapter=None, max_new_tokens=1)
@@ -125,7 +125,7 @@ def test_most_documents_decide_what_a_prompt_is(make, texts, chat_template, is_c
 
 
 @pytest.mark.parametrize(("chat_template", "prompt"), [(True, "<|user|>the ferry<|end|>"), (False, "<|bos|>the ferry")])
-def test_a_record_from_before_goes_by_its_recipe(make, notes_folder, chat_template, prompt):
+def test_an_old_record_follows_its_recipes_chat_template(make, notes_folder, chat_template, prompt):
     recipe = make().recipe.replace(chat_template=chat_template, learning_rate=2e-2, batch_tokens=200)
     personalizer = make(recipe=recipe)
     path = personalizer.adapt(notes_folder).adapter_path / "sebp_edge.json"
@@ -134,14 +134,14 @@ def test_a_record_from_before_goes_by_its_recipe(make, notes_folder, chat_templa
     path.write_text(json.dumps(values))
     again = make()
     again.load_adapter("default")
-    seen = prompts(again)
+    seen = record_prompts(again)
     again.generate(PROMPT, max_new_tokens=1)
     assert prompt in seen[0]
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_numbers_that_are_not_finite_are_blamed_on_the_adapter_or_on_the_model(make, learnt, temperature):
-    personalizer = learnt()
+def test_numbers_that_are_not_finite_are_blamed_on_the_adapter_or_on_the_model(make, make_adapted, temperature):
+    personalizer = make_adapted()
     path = personalizer.store.open("default").path / "adapter_model.safetensors"
     # Finite, as the adapter's weights are checked, and too large for what comes of them.
     save_file({name: 0 * weight + 1e30 for name, weight in load_file(path).items()}, path)
@@ -154,7 +154,7 @@ def test_numbers_that_are_not_finite_are_blamed_on_the_adapter_or_on_the_model(m
         broken.generate(PROMPT, adapter=None, temperature=temperature)
 
 
-def test_what_cannot_be_asked_is_refused_before_anything_is_loaded(make):
+def test_invalid_prompts_are_refused_before_anything_is_loaded(make):
     personalizer = make()
     with pytest.raises(TextsError, match="The prompt is empty"):
         personalizer.generate("")

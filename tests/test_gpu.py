@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from against_dense import assert_same, loss_and_gradients, padded_batch, with_lora
-from builders import make_examples, make_llama, make_sentences, row_losses, waiting_for_the_gpu_is_an_error
+from builders import gpu_sync_forbidden, make_examples, make_llama, make_sentences, row_losses
 from model_families import DECODERS, ENCODERS, MODELS, make, make_decoder
 from random_cases import gradients, random_case, random_gradient, random_group, selector
 from torch.autograd import DeviceType
@@ -190,7 +190,7 @@ def test_choosing_rows_does_not_wait_for_the_gpu(make, unbiased):
 
     # Once before: compiling the kernels may wait.
     expected = three_passes()
-    with waiting_for_the_gpu_is_an_error():
+    with gpu_sync_forbidden():
         found = three_passes()
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one.on_host()[0], other.on_host()[0])
@@ -217,7 +217,7 @@ def test_gradients_of_chosen_rows_do_not_wait_for_the_gpu(op, rows):
 
     # Once before: compiling the kernels may wait.
     backward()
-    with waiting_for_the_gpu_is_an_error():
+    with gpu_sync_forbidden():
         found = backward()
     assert all(gradient.isfinite().all() and gradient.any() for gradient in found)
 
@@ -232,7 +232,7 @@ def test_notes_become_an_adapter_on_the_gpu(model_folder, notes_folder, tmp_path
     assert personalizer.generate("the ferry", seed=1, max_new_tokens=8)
 
 
-def test_rows_of_gradients_are_looked_at_on_the_gpu_as_on_the_cpu():
+def test_row_gradients_agree_on_gpu_and_cpu():
     model, batches = (
         make_llama(num_hidden_layers=3).eval(),
         [Collator(96, 2)([one]) for one in make_examples([80, 7, 33])],
@@ -341,7 +341,7 @@ def test_a_compiled_model_is_one_graph_and_trains_like_dense(adapt):
     assert_same(dense, (loss, {name.removeprefix("_orig_mod."): grad for name, grad in found.items()}), tolerance=1e-3)
 
 
-def test_what_was_measured_is_what_the_backward_pass_looks_up(tmp_path, monkeypatch):
+def test_the_backward_pass_uses_the_measured_choices(tmp_path, monkeypatch):
     batch = {name: tensor.cuda() for name, tensor in padded_batch(lengths=LENGTHS, length=256).items()}
     model = make_llama(max_position_embeddings=256).to("cuda", torch.bfloat16)
     plan = RowPlan.from_labels(batch["labels"])
@@ -374,7 +374,7 @@ def test_more_than_2_to_the_31_weights_are_updated():
 
 
 @pytest.mark.parametrize("recipe", ["notes", "full"])
-def test_every_way_of_the_benchmark_is_right_and_timed_on_the_gpu(recipe, model_folder):
+def test_every_variant_of_the_benchmark_is_correct_and_timed_on_the_gpu(recipe, model_folder):
     result = run_bench(model_folder, recipe=recipe, context_length=96, batch_size=3)
     assert [(row["way"], row["status"]) for row in result.rows()] == [(way.name, "ok") for way in WAYS]
     for row in result.rows():

@@ -93,7 +93,7 @@ OTHER_ERRORS = {
     "sebp_edge/insight/bench/gate.py": "ValueError",
     "sebp_edge/models/generation.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
-    "sebp_edge/stopping.py": "StopAsked",
+    "sebp_edge/stopping.py": "StopRequested",
     "sebp_edge/training/recovery.py": "_CutSmaller MemoryError",
 }
 

@@ -26,10 +26,10 @@ from sebp_edge.errors import (
     StorageError,
     TextsError,
 )
-from sebp_edge.events import AdapterSaved, Evaluated, Notice, StepDone, TextsRead, TrainingPlanned
+from sebp_edge.events import AdapterSaved, Evaluated, Notice, StepDone, TextsRead, TrainingStarted
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=2e-2, epochs=3, batch_tokens=200, context_length=64)
-SPOILING = RECIPE.replace(learning_rate=1e-12)
+NO_GAIN = RECIPE.replace(learning_rate=1e-12)
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def test_notes_become_an_adapter_that_is_better_on_unseen_notes(make, notes_fold
     assert result.perplexity_after == pytest.approx(math.exp(result.heldout_loss_after))
     assert (result.adapter_path / "adapter_model.safetensors").is_file()
     assert str(result.adapter_path) in result.summary
-    planned = next(event for event in events if isinstance(event, TrainingPlanned))
-    assert (planned.train_documents, planned.select_documents, planned.judge_documents) == (15, 4, 5)
+    planned = next(event for event in events if isinstance(event, TrainingStarted))
+    assert (planned.train_documents, planned.validation_documents, planned.test_documents) == (15, 4, 5)
     assert {type(event) for event in events} >= {TextsRead, StepDone, AdapterSaved}
 
 
@@ -92,7 +92,7 @@ def test_two_runs_with_one_seed_are_bitwise_equal(make, notes_folder):
 
 def test_an_adapter_that_is_no_better_is_not_kept(make, notes_folder):
     make().adapt(notes_folder)
-    worse = make(recipe=SPOILING)
+    worse = make(recipe=NO_GAIN)
     result = worse.adapt(notes_folder)
     assert not result.kept
     assert result.adapter_path is None
@@ -109,17 +109,17 @@ def test_a_slow_run_says_first_how_long_it_will_take(make, notes_folder, monkeyp
     make(on_event=events.append).adapt(notes_folder)
     notice = next(event for event in events if isinstance(event, Notice))
     assert re.search(r"this will take about \d+(\.\d)? (min|h); a smaller model", notice.message)
-    assert events.index(notice) < next(n for n, event in enumerate(events) if isinstance(event, TrainingPlanned))
+    assert events.index(notice) < next(n for n, event in enumerate(events) if isinstance(event, TrainingStarted))
 
 
 @pytest.mark.parametrize("count", [6, 9, 19])
-def test_few_documents_are_judged_by_folds(make, count):
+def test_few_documents_are_tested_with_folds(make, count):
     events = []
     result = make(on_event=events.append).adapt(make_sentences(count, words=60))
-    phases = [event.phase for event in events if isinstance(event, TrainingPlanned)]
+    phases = [event.phase for event in events if isinstance(event, TrainingStarted)]
     assert phases[:3] == ["fold 1", "fold 2", "fold 3"]
     assert phases[3:] == (["all documents"] if result.kept else [])
-    judged = [event.judge_documents for event in events if isinstance(event, TrainingPlanned)]
+    judged = [event.test_documents for event in events if isinstance(event, TrainingStarted)]
     assert sum(judged) == count
 
 
@@ -198,7 +198,7 @@ def test_a_call_beside_a_training_is_refused_and_the_training_goes_on(make, note
     assert personalizer.generate("the ferry", max_new_tokens=2)
 
 
-def test_a_folder_does_for_a_store(make, tmp_path):
+def test_a_store_can_be_given_as_a_folder(make, tmp_path):
     assert make(store=tmp_path / "mine").store.folder == tmp_path / "mine" / "adapters"
     assert make(store=str(tmp_path)).store.folder == tmp_path / "adapters"
 
@@ -225,7 +225,7 @@ def test_an_interruption_that_cannot_be_saved_in_the_store_is_saved_elsewhere(
 @pytest.mark.parametrize("phase", ["fold 2", "all documents"])
 def test_an_interruption_between_two_trainings_saves_nothing_that_has_not_learnt(make, phase):
     def sink(event):
-        if isinstance(event, TrainingPlanned) and event.phase == phase:
+        if isinstance(event, TrainingStarted) and event.phase == phase:
             raise KeyboardInterrupt
 
     personalizer = make(on_event=sink)
@@ -234,12 +234,12 @@ def test_an_interruption_between_two_trainings_saves_nothing_that_has_not_learnt
     assert personalizer.store.names() == []
 
 
-def test_a_perplexity_beyond_all_measure_is_infinite(make, notes_folder):
+def test_a_perplexity_that_overflows_is_infinite(make, notes_folder):
     result = dataclasses.replace(make().adapt(notes_folder), heldout_loss_after=1e4)
     assert result.perplexity_after == math.inf > result.perplexity_before
 
 
-def test_an_adapter_in_use_that_was_deleted_meanwhile_costs_no_message(make, notes_folder):
+def test_a_deleted_adapter_in_use_hides_no_error(make, notes_folder):
     personalizer = make()
     before = logits(personalizer, personalizer._load().model)
     personalizer.adapt(notes_folder)
@@ -284,7 +284,7 @@ def test_memory_that_runs_out_is_one_sentence(make, notes_folder):
 
 def test_an_interruption_before_the_first_step_saves_nothing(make, notes_folder):
     def sink(event):
-        if isinstance(event, TrainingPlanned):
+        if isinstance(event, TrainingStarted):
             raise KeyboardInterrupt
 
     personalizer = make(on_event=sink)
@@ -320,7 +320,7 @@ def test_a_failed_or_rejected_adaptation_leaves_the_adapter_in_use(make, notes_f
     with pytest.raises(TextsError):
         personalizer.adapt("hello")
     assert torch.equal(before, logits(personalizer))
-    personalizer.recipe = SPOILING
+    personalizer.recipe = NO_GAIN
     assert not personalizer.adapt(notes_folder).kept
     assert torch.equal(before, logits(personalizer))
 
@@ -403,7 +403,7 @@ def test_nothing_saved_or_said_holds_a_text_or_a_path(make, notes_folder, tmp_pa
     events = []
     result = make(on_event=events.append).adapt(notes_folder)
     saved = b"".join(path.read_bytes() for path in result.adapter_path.iterdir())
-    said = json.dumps([event.to_dict() for event in events if not isinstance(event, AdapterSaved)])
+    emitted = json.dumps([event.to_dict() for event in events if not isinstance(event, AdapterSaved)])
     for hidden in (secret, "swordfish", "secret-plan", str(tmp_path)):
         assert hidden.encode() not in saved
-        assert hidden not in said
+        assert hidden not in emitted

@@ -105,13 +105,13 @@ def test_a_wrong_value_names_its_key_and_what_it_should_be(tmp_path, line, messa
     ],
     ids=lambda value: value[:20],
 )
-def test_numbers_and_lists_beyond_all_measure_are_one_sentence(tmp_path, line, words):
+def test_huge_numbers_and_deep_lists_are_one_sentence(tmp_path, line, words):
     message = refusal(lambda: Recipe.load(recipe_file(tmp_path, line)))
     assert words in message
     assert len(message) < 300
 
 
-def test_a_path_that_is_none_is_one_sentence():
+def test_an_invalid_path_is_one_sentence():
     assert "cannot be read: embedded null byte." in refusal(lambda: Recipe.load("\0.toml"))
 
 

@@ -14,7 +14,7 @@ from sebp_edge.events import (
     ModelLoaded,
     StepDone,
     TextsRead,
-    TrainingPlanned,
+    TrainingStarted,
 )
 
 
@@ -22,18 +22,18 @@ class Worker:
     """Runs a call in another thread; `stop` is called, or what else is given, at the first event of a kind."""
 
     def __init__(self, make, kind=None, step=None, **options):
-        self.moment, self.told = threading.Event(), threading.Event()
+        self.reached, self.told = threading.Event(), threading.Event()
         self.kind, self.step, self.events, self.error, self.result = kind, step, [], None, None
         self.personalizer = make(on_event=self._on_event, **options)
 
     def _on_event(self, event):
         self.events.append(event)
         if self.kind and isinstance(event, self.kind) and getattr(event, "step", None) == self.step:
-            self._wait()
+            self._pause()
 
-    def _wait(self):
-        if not self.moment.is_set():
-            self.moment.set()
+    def _pause(self):
+        if not self.reached.is_set():
+            self.reached.set()
             assert self.told.wait(30)
 
     def run(self, call, stop=None):
@@ -45,7 +45,7 @@ class Worker:
 
         thread = threading.Thread(target=work)
         thread.start()
-        assert self.moment.wait(60)
+        assert self.reached.wait(60)
         (stop or self.personalizer.stop)()
         self.told.set()
         thread.join(60)
@@ -53,7 +53,7 @@ class Worker:
         return self
 
 
-def adapting(make, texts, kind, step=None):
+def run_adapt(make, texts, kind, step=None):
     return Worker(make, kind, step).run(lambda personalizer: personalizer.adapt(texts))
 
 
@@ -72,7 +72,7 @@ def test_a_training_ends_after_a_step_and_the_best_state_is_saved(make, notes_fo
 
 @pytest.mark.parametrize("kind", [ModelLoaded, TextsRead])
 def test_before_a_training_nothing_is_changed(make, notes_folder, kind):
-    worker = adapting(make, notes_folder, kind)
+    worker = run_adapt(make, notes_folder, kind)
     assert isinstance(worker.error, Interrupted)
     assert str(worker.error) == "Stopped; nothing was changed."
     assert (worker.error.name, worker.error.version) == (None, None)
@@ -80,16 +80,16 @@ def test_before_a_training_nothing_is_changed(make, notes_folder, kind):
     assert worker.personalizer.store.names() == []
 
 
-@pytest.mark.parametrize("kind", [TrainingPlanned, ExamplesEvaluated])
+@pytest.mark.parametrize("kind", [TrainingStarted, ExamplesEvaluated])
 def test_an_evaluation_before_the_first_step_is_ended(make, notes_folder, kind):
-    worker = adapting(make, notes_folder, kind)
+    worker = run_adapt(make, notes_folder, kind)
     assert isinstance(worker.error, Interrupted)
     assert "nothing was saved" in str(worker.error)
     assert isinstance(worker.events[-1], kind)
     assert worker.personalizer.store.names() == []
 
 
-def test_an_evaluation_is_in_pieces_that_tell_how_far_it_is(make):
+def test_an_evaluation_reports_its_progress(make):
     recipe = make().recipe.replace(context_length=128, epochs=1)
     worker = Worker(make, recipe=recipe)
     worker.personalizer.adapt(make_sentences(120, words=60))
@@ -105,13 +105,13 @@ def test_an_analysis_is_ended(make, notes_folder):
     assert sum(isinstance(event, ExampleAnalyzed) for event in worker.events) == 1
 
 
-def test_a_text_is_ended_and_what_was_written_is_handed_over(make):
+def test_a_stopped_generation_returns_the_text_so_far(make):
     pieces, worker = [], Worker(make)
 
     def on_text(piece):
         pieces.append(piece)
         if len(pieces) == 3:
-            worker._wait()
+            worker._pause()
 
     worker.run(lambda personalizer: personalizer.generate("the ferry", seed=0, max_new_tokens=100, on_text=on_text))
     assert isinstance(worker.error, Interrupted)
@@ -129,7 +129,7 @@ def test_tokenising_is_ended_between_texts(make, monkeypatch, memory_budget):
     def waiting(tokenizer, *arguments, **options):
         calls.append(arguments)
         if len(calls) == 9:
-            worker._wait()
+            worker._pause()
         return tokenise(tokenizer, *arguments, **options)
 
     monkeypatch.setattr(type(worker.personalizer._load().tokenizer), "__call__", waiting)
@@ -163,7 +163,7 @@ def test_an_event_that_is_set_later_is_heard_and_what_was_learnt_is_saved(make, 
     assert worker.error.version == 1
 
 
-def test_what_is_over_or_was_never_begun_is_not_stopped(make, notes_folder):
+def test_stop_changes_no_finished_and_no_later_call(make, notes_folder):
     recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200, epochs=3)
     worker = Worker(make, AdapterSaved, recipe=recipe).run(lambda personalizer: personalizer.adapt(notes_folder))
     assert worker.error is None
@@ -175,13 +175,13 @@ def test_what_is_over_or_was_never_begun_is_not_stopped(make, notes_folder):
     assert idle.analyze(notes_folder, examples=1)
 
 
-def test_a_call_from_its_first_moment_on_can_be_stopped(make, monkeypatch):
+def test_a_call_can_be_stopped_from_its_start(make, monkeypatch):
     import sebp_edge.preparation as module
 
     worker, read_texts = Worker(make), module.read_texts
 
     def waiting(texts):
-        worker._wait()
+        worker._pause()
         return read_texts(texts)
 
     monkeypatch.setattr(module, "read_texts", waiting)

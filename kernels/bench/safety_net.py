@@ -20,8 +20,8 @@ import evidence
 from models import TINY, Case, known_config, make_batch, make_model
 from sebp_edge import sparsify
 from sebp_edge.insight.bench.timer import seconds
-from sebp_edge.machine.devices import give_memory_back
-from sebp_edge.sparse.copy_trial import why_not_on_a_copy
+from sebp_edge.machine.devices import release_memory
+from sebp_edge.sparse.copy_trial import find_copy_mismatch
 
 ROUNDS, PASSES = 3, 5
 HANDLES = {
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
     case = Case("", config, "PTB", 1, 512 if options.tiny else 4096, target=1.0)
     model = make_model(config, device).train()
     batch, _ = make_batch(case, device)
-    rows = [{"what": "trial on a small copy", "ms": 1e3 * seconds(lambda: why_not_on_a_copy(model), device)}]
+    rows = [{"what": "trial on a small copy", "ms": 1e3 * seconds(lambda: find_copy_mismatch(model), device)}]
     rows.append({"what": "dense", "ms": statistics.median(steps(model, batch, device, PASSES))})
     for name, chosen in HANDLES.items():
         rounds = [passes(model, batch, device, chosen) for _ in range(ROUNDS)]
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def passes(model: nn.Module, batch, device: torch.device, chosen: dict) -> tuple[float, float, list[float | None]]:
     """Milliseconds of a new handle's first pass, trials included, and of later ones (median); both peaks in GiB."""
-    give_memory_back(device)
+    release_memory(device)
     with sparsify(model, **chosen):
         (first,), peak_first = measured(model, batch, device, 1)
         later, peak_later = measured(model, batch, device, PASSES)

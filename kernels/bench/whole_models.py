@@ -243,8 +243,8 @@ def show(case: Case, rows: list[dict]) -> None:
         said = ", ".join(f"{_spoken(name)} {ratio:.2f}x" for name, ratio in ratios.items())
         target = "gpu_backward_ms" if "gpu_backward_ms" in ratios else "backward_ms"
         reached = "reached" if ratios[target] >= case.target else "missed"
-        verdict = f"; {_spoken(target)} {case.target}x {reached}"
-        print(f"    dense / {row['way']}: {said}{verdict if row['way'].startswith('hoisted') else ''}", flush=True)
+        comparison = f"; {_spoken(target)} {case.target}x {reached}"
+        print(f"    dense / {row['way']}: {said}{comparison if row['way'].startswith('hoisted') else ''}", flush=True)
 
 
 def _spoken(column: str) -> str:

@@ -25,7 +25,7 @@ from transformers import BertConfig
 
 import evidence
 from models import TINY, Case, WrongGradients, known_config, make_batch, make_model
-from sebp_edge.machine.devices import give_memory_back, synchronize
+from sebp_edge.machine.devices import release_memory, synchronize
 from sebp_edge.texts.batches import Batch
 
 PARTS = ("forward", "backward", "step")
@@ -93,7 +93,7 @@ def measure(case: Case, device: torch.device) -> Iterator[dict]:
     model.zero_grad()
     yield about | {"way": "dense"} | timed(device, model, batch, torch.Tensor.backward, optimizer.step, model.zero_grad)
     del model, optimizer
-    give_memory_back(device)
+    release_memory(device)
     engine = with_zero_2(twin.to(device), case.batch_size)
     engine.eval()
     error = gradient_error(engine, batch, expected)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from sebp_edge.files import write_whole
+from sebp_edge.files import write_atomically
 
 from .tiles import Tiles, safe_tiles
 
@@ -144,7 +144,7 @@ def write(path: Path, machine: dict[str, str], choices: Mapping[Shape, Ways]) ->
     ]
     lines = ",\n".join(json.dumps(record) for record in records)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, f'{{"machine": {json.dumps(machine)},\n"choices": [\n{lines}\n]}}\n')
+    write_atomically(path, f'{{"machine": {json.dumps(machine)},\n"choices": [\n{lines}\n]}}\n')
     _known.cache_clear()
 
 

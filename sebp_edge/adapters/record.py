@@ -13,7 +13,7 @@ from sebp_edge.files import read_json
 RECORD = "sebp_edge.json"
 # The layout of an adapter's folder and record. A record without `format` is of format 1, which 0.1.0 wrote.
 FORMAT = 1
-_MOST_LOSS = 1e30
+_MAX_LOSS = 1e30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class AdapterRecord:
     format: int = FORMAT
 
     @property
-    def takes_chats(self) -> bool:
+    def uses_chat_template(self) -> bool:
         """Whether prompts are rendered with the model's chat template."""
         return self.recipe.get("chat_template", False) if self.chat is None else self.chat
 
@@ -69,7 +69,7 @@ class AdapterRecord:
                     f"The adapter in {str(folder)!r} was saved by a newer sebp-edge, in format {values['format']}; "
                     f"this one reads up to format {FORMAT}. Upgrade sebp-edge."
                 )
-            return cls(**{field.name: _checked(field, values) for field in dataclasses.fields(cls)})
+            return cls(**{field.name: _validate(field, values) for field in dataclasses.fields(cls)})
         except (OSError, ValueError) as error:
             reason = f" ({error.strerror})" if isinstance(error, PermissionError) else ""
             raise AdapterError(
@@ -78,9 +78,9 @@ class AdapterRecord:
 
     def model_card(self) -> str:
         """Returns the text of the folder's README.md, which holds no user's text and no path."""
-        judged = ""
+        test_losses = ""
         if self.heldout_loss_before is not None and self.heldout_loss_after is not None:
-            judged = (
+            test_losses = (
                 f"\nTrainings like this one took the loss on documents they had not seen from "
                 f"{self.heldout_loss_before:.3f} to {self.heldout_loss_after:.3f} nats per token.\n"
             )
@@ -93,26 +93,26 @@ library_name: {"peft" if self.recipe["method"] == "lora" else "transformers"}
 
 Made by sebp-edge {self.sebp_edge} on its owner's machine from {self.documents} documents
 ({self.tokens} tokens), with the recipe "{self.recipe["name"]}".
-{judged}
+{test_losses}
 The texts it learnt from are not in this folder, but a model can repeat what it has learnt: treat it as you treat them.
 """
 
 
-def _checked(field: dataclasses.Field, values: dict):
+def _validate(field: dataclasses.Field, values: dict):
     """Returns the value of a record's field, or raises a ValueError if it is not one that a record can have."""
     value = values.get(field.name)
     if field.type is str:
-        fits = isinstance(value, str)
+        is_valid = isinstance(value, str)
     elif field.type is int:
-        fits = type(value) is int and 0 <= value < 2**63
+        is_valid = type(value) is int and 0 <= value < 2**63
     elif field.type == bool | None:
-        fits = value is None or type(value) is bool
+        is_valid = value is None or type(value) is bool
     elif field.type is dict:
         plain = (str, int, float, bool, NoneType)
-        fits = isinstance(value, dict) and all(isinstance(each, plain) for each in value.values())
-        fits = fits and all(isinstance(value.get(key), str) for key in ("name", "method"))
+        is_valid = isinstance(value, dict) and all(isinstance(each, plain) for each in value.values())
+        is_valid = is_valid and all(isinstance(value.get(key), str) for key in ("name", "method"))
     else:
-        fits = value is None or (type(value) in (int, float) and abs(value) <= _MOST_LOSS)
-    if not fits:
+        is_valid = value is None or (type(value) in (int, float) and abs(value) <= _MAX_LOSS)
+    if not is_valid:
         raise ValueError(field.name)
     return value

@@ -25,7 +25,7 @@ import platformdirs
 
 from sebp_edge.adapters.record import RECORD, AdapterRecord
 from sebp_edge.errors import AdapterError, OptionError, StorageError, suggest
-from sebp_edge.files import flush, read_text, storage_errors, write_whole
+from sebp_edge.files import flush, read_text, storage_errors, write_atomically
 from sebp_edge.units import gigabytes
 
 if TYPE_CHECKING:  # listing adapters needs no torch
@@ -33,11 +33,11 @@ if TYPE_CHECKING:  # listing adapters needs no torch
 
 _ACTIVE = "active"
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
-_SAVING = ".saving-"
+_SAVING_PREFIX = ".saving-"
 # Temporary files that have not changed for this long belong to no running process.
-_LEFTOVER_SECONDS = 3600
+_STALE_SECONDS = 3600
 # The size of all files but the weights, in bytes; an upper bound.
-_BESIDES = 2**16
+_MAX_OTHER_BYTES = 2**16
 # Windows reserves some names for devices, whatever follows their first dot.
 _NAME = re.compile(r"(?!(?i:con|prn|aux|nul|com\d|lpt\d)(\.|$))[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -68,7 +68,9 @@ class AdapterStore:
         with storage_errors("No adapter can be read in", self.folder, ""):
             if not self.folder.is_dir():
                 return []
-            return sorted(path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and _is_one(path))
+            return sorted(
+                path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and _is_adapter(path)
+            )
 
     def versions(self, name: str) -> list[int]:
         """Returns the numbers of all versions of an adapter, oldest first.
@@ -77,7 +79,7 @@ class AdapterStore:
             AdapterError: there is no adapter of that name.
             StorageError: its folder cannot be read.
         """
-        folder = self._named(name)
+        folder = self._existing_folder(name)
         with storage_errors("No adapter can be read in", folder, ""):
             return _versions(folder)
 
@@ -104,7 +106,7 @@ class AdapterStore:
             AdapterError: there is no such name or version, no version is active, or its record is damaged.
             StorageError: its folder cannot be read.
         """
-        self._named(name)
+        self._existing_folder(name)
         active = self.active_version(name)
         version = active if version is None else version
         if version is None:
@@ -159,7 +161,7 @@ class AdapterStore:
         with storage_errors("Nothing can be saved in", parent):
             shutil.rmtree(tempfile.mkdtemp(prefix=".check-", dir=parent))
 
-    def check_room(self, size: int, out: Path | None) -> None:
+    def check_disk_space(self, size: int, out: Path | None) -> None:
         """Checks before any work is done that there is room on the disk for an adapter.
 
         Args:
@@ -172,9 +174,9 @@ class AdapterStore:
         parent = self._parent(out)
         with storage_errors("Nothing can be saved in", parent):
             free = shutil.disk_usage(parent).free
-        if size + _BESIDES > free:
+        if size + _MAX_OTHER_BYTES > free:
             raise StorageError(
-                f"What is learnt will take {gigabytes(size + _BESIDES)}, and {str(parent)!r} has room for "
+                f"What is learnt will take {gigabytes(size + _MAX_OTHER_BYTES)}, and {str(parent)!r} has room for "
                 f"{gigabytes(free)}; make room or choose another place."
             )
 
@@ -189,11 +191,11 @@ class AdapterStore:
         with storage_errors("Nothing was saved in", folder):
             _make_private(self.folder)
             _make_private(folder)
-            _sweep(self.folder)
-            _sweep(folder)
+            _delete_stale(self.folder)
+            _delete_stale(folder)
             version = 1 + max(_versions(folder), default=0)
             # If another process takes this number first, renaming fails, and the next number is tried.
-            while not _write_whole(adaptation, record, folder / str(version), self.folder):
+            while not _write_atomically(adaptation, record, folder / str(version), self.folder):
                 version += 1
         saved = SavedAdapter(folder / str(version), record, name, version)
         return self.activate(saved) if activate else saved
@@ -206,7 +208,7 @@ class AdapterStore:
         """
         what = f"Version {saved.version} of the adapter {saved.name!r} is saved, but is not active: nothing was written"
         with storage_errors(f"{what} in", saved.path.parent):
-            write_whole(saved.path.parent / _ACTIVE, str(saved.version))
+            write_atomically(saved.path.parent / _ACTIVE, str(saved.version))
         return dataclasses.replace(saved, active=True)
 
     def save_to(self, adaptation: "Adaptation", record: AdapterRecord, out: Path) -> SavedAdapter:
@@ -217,7 +219,7 @@ class AdapterStore:
         """
         out = out.absolute()
         with storage_errors("Nothing was saved in", out):
-            if not _write_whole(adaptation, record, out, out.parent):
+            if not _write_atomically(adaptation, record, out, out.parent):
                 raise StorageError(f"{str(out)!r} exists already; nothing was overwritten.")
         return SavedAdapter(out, record)
 
@@ -228,19 +230,19 @@ class AdapterStore:
             AdapterError: there is no such name or version.
             StorageError: nothing was deleted, or files are left over; the message says which.
         """
-        folder = self._named(name)
+        folder = self._existing_folder(name)
         path = folder if version is None else self._version_folder(name, version)
         # Renamed first, so that an interruption never leaves half an adapter under its name. Renamed within its folder,
         # since a full disk has no room for another folder.
-        doomed = path.with_name(f".removed-{path.name}")
+        renamed = path.with_name(f".removed-{path.name}")
         with storage_errors("Nothing was deleted in", path, ""):
             if version is not None and version == self.active_version(name):
                 (folder / _ACTIVE).unlink()
-            shutil.rmtree(doomed, ignore_errors=True)
-            path.rename(doomed)
-        with storage_errors("The adapter is gone from the list, but files of it are left in", doomed, "; delete them"):
-            shutil.rmtree(doomed)
-            _sweep(self.folder)
+            shutil.rmtree(renamed, ignore_errors=True)
+            path.rename(renamed)
+        with storage_errors("The adapter is gone from the list, but files of it are left in", renamed, "; delete them"):
+            shutil.rmtree(renamed)
+            _delete_stale(self.folder)
             if version is not None and not _versions(folder):
                 shutil.rmtree(folder)
 
@@ -248,7 +250,7 @@ class AdapterStore:
         """Returns the folder that a new adapter is saved in."""
         return out.absolute().parent if out else self.folder
 
-    def _named(self, name: str) -> Path:
+    def _existing_folder(self, name: str) -> Path:
         check_name(name)
         if name not in self.names():
             known = f"; {suggest(name, self.names())}" if self.names() else ", and no other either."
@@ -271,7 +273,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def _is_one(folder: Path) -> bool:
+def _is_adapter(folder: Path) -> bool:
     """Whether a folder is an adapter's: it has versions, or may not be read."""
     try:
         return bool(_versions(folder))
@@ -288,21 +290,21 @@ def _versions(folder: Path) -> list[int]:
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def _sweep(folder: Path) -> None:
+def _delete_stale(folder: Path) -> None:
     """Deletes temporary files of killed processes, once they are too old to belong to a running one."""
     for path in folder.glob(".*-*"):
         with suppress(OSError):
-            if max(each.stat().st_mtime for each in (path, *path.rglob("*"))) < time.time() - _LEFTOVER_SECONDS:
+            if max(each.stat().st_mtime for each in (path, *path.rglob("*"))) < time.time() - _STALE_SECONDS:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _write_whole(adaptation: "Adaptation", record: AdapterRecord, target: Path, workplace: Path) -> bool:
+def _write_atomically(adaptation: "Adaptation", record: AdapterRecord, target: Path, temporary_parent: Path) -> bool:
     """Writes an adapter's folder atomically; returns False if `target` exists already.
 
     Args:
-        workplace: the folder to write the temporary folder into, on the same disk as `target`.
+        temporary_parent: the folder to write the temporary folder into, on the same disk as `target`.
     """
-    temporary = Path(tempfile.mkdtemp(prefix=_SAVING, dir=workplace))
+    temporary = Path(tempfile.mkdtemp(prefix=_SAVING_PREFIX, dir=temporary_parent))
     try:
         adaptation.save(temporary)
         (temporary / RECORD).write_text(json.dumps(dataclasses.asdict(record), indent=2) + "\n", encoding="utf-8")

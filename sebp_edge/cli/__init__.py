@@ -10,7 +10,7 @@ import sys
 import typer
 
 from sebp_edge.cli import adapt, adapters, analyze, bench, doctor, generate, listings, plan
-from sebp_edge.interruptions import NUMBERS, Interruptions
+from sebp_edge.interruptions import SIGNALS, Interruptions
 
 app = typer.Typer(
     name="sebp-edge",
@@ -24,7 +24,7 @@ app.command()(adapt.adapt)
 app.command()(plan.plan)
 app.command()(analyze.analyze)
 app.command()(bench.bench)
-app.command(cls=generate.TakesAnyPrompt)(generate.generate)
+app.command(cls=generate.PromptCommand)(generate.generate)
 app.command()(listings.models)
 app.command()(listings.recipes)
 app.add_typer(adapters.app, name="adapters")
@@ -47,10 +47,10 @@ def _root(
 
 def main() -> None:
     """Runs the `sebp-edge` command; SIGTERM and SIGHUP interrupt it as Ctrl-C does."""
-    for number in NUMBERS:
+    for signum in SIGNALS:
         # A signal that is ignored stays ignored, as SIGHUP under `nohup`.
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(signum) is signal.SIG_DFL:
+            signal.signal(signum, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         # File names may hold bytes that are not text, and a pipe may have another encoding than UTF-8.
         stream.reconfigure(errors="backslashreplace")
@@ -61,5 +61,5 @@ def main() -> None:
             app()
     finally:
         # The outcome has been reported; nothing is left to interrupt while Python shuts down.
-        for number in NUMBERS:
-            signal.signal(number, signal.SIG_IGN)
+        for signum in SIGNALS:
+            signal.signal(signum, signal.SIG_IGN)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import Paths, given_path, one_sentence_errors, print_json, quick_imports
+from sebp_edge.cli.console import Paths, one_sentence_errors, parse_path, print_json, quick_imports
 from sebp_edge.errors import Interrupted
 
 NOT_KEPT = 3
@@ -17,7 +17,7 @@ def adapt(
     recipe: Annotated[str, typer.Option(help="A recipe's name, or a TOML file.")] = "notes",
     name: Annotated[str, typer.Option(help="What to call the adapter.")] = "default",
     out: Annotated[
-        Path | None, typer.Option(parser=given_path, metavar="FOLDER", help="Save into this new folder instead.")
+        Path | None, typer.Option(parser=parse_path, metavar="FOLDER", help="Save into this new folder instead.")
     ] = None,
     load_in_4bit: Annotated[
         bool | None, typer.Option("--4bit/--no-4bit", help="Load the model in 4 bits; by default as the recipe says.")

@@ -15,31 +15,31 @@ Name = Annotated[str, typer.Argument(help="The adapter's name.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 
-def _described(saved) -> dict:
+def _to_dict(saved) -> dict:
     where = {"name": saved.name, "version": saved.version, "active": saved.active, "adapter_path": str(saved.path)}
     return where | asdict(saved.record)
 
 
-def _readable(store) -> Iterator:
+def _readable_versions(store) -> Iterator:
     """All readable versions of all adapters; prints a note about each that cannot be read."""
     for name in store.names():
         try:
             versions = store.versions(name)
         except SebpEdgeError as error:
-            _note(error)
+            _print_note(error)
             continue
         for version in versions:
             try:
                 yield store.open(name, version)
             except SebpEdgeError as error:
-                _note(error)
+                _print_note(error)
 
 
-def _note(error: SebpEdgeError) -> None:
+def _print_note(error: SebpEdgeError) -> None:
     err.print(f"note: {error}", style="yellow", markup=False)
 
 
-def _plain(text: str) -> str:
+def _printable(text: str) -> str:
     """Replaces unprintable characters: others may have written the record, with control sequences for a terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
@@ -51,15 +51,17 @@ def list_adapters(as_json: Json = False) -> None:
         from sebp_edge.adapters.store import AdapterStore
 
         store, rows = AdapterStore(), []
-        for saved in _readable(store):
+        for saved in _readable_versions(store):
             if as_json:
-                print_json(_described(saved))
+                print_json(_to_dict(saved))
             record = saved.record
             losses = "not judged"
             if record.heldout_loss_before is not None and record.heldout_loss_after is not None:
                 losses = f"{record.heldout_loss_before:.3f} → {record.heldout_loss_after:.3f}"
             state, made = "active" if saved.active else "", record.created[:16].replace("T", " ")
-            rows.append([saved.name, str(saved.version), state, _plain(record.base_model), losses, _plain(made)])
+            rows.append(
+                [saved.name, str(saved.version), state, _printable(record.base_model), losses, _printable(made)]
+            )
         if as_json:
             return
         if rows:
@@ -76,11 +78,13 @@ def show(name: Name, as_json: Json = False) -> None:
 
         store = AdapterStore()
         for version in store.versions(name):
-            record = _described(store.open(name, version))
+            record = _to_dict(store.open(name, version))
             if as_json:
                 print_json(record)
             else:
-                print_table(["", ""], [[key, _plain(str(value))] for key, value in record.items() if key != "recipe"])
+                print_table(
+                    ["", ""], [[key, _printable(str(value))] for key, value in record.items() if key != "recipe"]
+                )
                 out.print()
 
 

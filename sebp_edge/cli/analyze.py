@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import Paths, given_path, one_sentence_errors, out, print_json, print_table, quick_imports
+from sebp_edge.cli.console import Paths, one_sentence_errors, out, parse_path, print_json, print_table, quick_imports
 
 HTML = "sebp-edge-analysis.html"
 
@@ -21,7 +21,7 @@ def analyze(
     html: Annotated[
         Path | None,
         typer.Option(
-            parser=given_path, metavar="FILE", help=f"Where to draw it; by default {HTML} here, with --json nowhere."
+            parser=parse_path, metavar="FILE", help=f"Where to draw it; by default {HTML} here, with --json nowhere."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
@@ -33,31 +33,31 @@ def analyze(
     with one_sentence_errors(as_json=as_json):
         with quick_imports():
             from sebp_edge.cli.progress import show_progress
-            from sebp_edge.files import refuse_other_files
+            from sebp_edge.files import check_output_file
             from sebp_edge.insight.report import MARK, write
             from sebp_edge.personalizer import Personalizer
             from sebp_edge.recipe import Recipe
 
         page = html or (None if as_json else Path(HTML))
         if page is not None:
-            refuse_other_files(page, MARK.encode(), "analysis")
+            check_output_file(page, MARK.encode(), "analysis")
         chosen = Recipe.load(recipe).replace(context_length=context)
         with show_progress(as_json) as sink:
             personalizer = Personalizer(model, recipe=chosen, device=device, seed=seed, on_event=sink)
-            found = personalizer.analyze(paths, examples=examples)
+            analysis = personalizer.analyze(paths, examples=examples)
         if page is not None:
-            write(found, page)
+            write(analysis, page)
         if as_json:
-            print_json(found.to_dict() | {"html": page and str(page)})
+            print_json(analysis.to_dict() | {"html": page and str(page)})
         else:
-            show_analysis(found)
+            show_analysis(analysis)
             out.print(f"drawn in {page}", markup=False)
 
 
-def show_analysis(found) -> None:
+def show_analysis(analysis) -> None:
     """Prints a table and a summary for each loss."""
-    for sparsity in found.losses:
-        if len(found.losses) > 1:
+    for sparsity in analysis.losses:
+        if len(analysis.losses) > 1:
             out.print(f"[bold]with a loss on {sparsity.loss}[/]")
         columns = ["layers", "projection", "zero", "below knee", "norm² there", "hold 99%"]
         rows = [
@@ -72,8 +72,8 @@ def show_analysis(found) -> None:
         print_table(columns, rows)
         for sentence in sparsity.summary:
             out.print(sentence)
-    at, all_of = found.looked_at, found.texts
+    analyzed, total = analysis.looked_at, analysis.texts
     out.print(
-        f"Looked at {at.examples} of {all_of.examples:,} examples, {at.tokens:,} of {all_of.tokens:,} tokens; "
-        f"padded to {found.context_length}, {at.padding_share:.1%} of their rows is padding."
+        f"Looked at {analyzed.examples} of {total.examples:,} examples, {analyzed.tokens:,} of {total.tokens:,} tokens; "
+        f"padded to {analysis.context_length}, {analyzed.padding_share:.1%} of their rows is padding."
     )

@@ -5,16 +5,16 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import err, given_path, one_sentence_errors, out, print_json, print_table, quick_imports
+from sebp_edge.cli.console import err, one_sentence_errors, out, parse_path, print_json, print_table, quick_imports
 from sebp_edge.errors import OptionError
-from sebp_edge.files import refuse_other_files
+from sebp_edge.files import check_output_file
 
 
 def bench(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            parser=given_path, metavar="[PATH...]", help="Files or folders with your texts; else short ones."
+            parser=parse_path, metavar="[PATH...]", help="Files or folders with your texts; else short ones."
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="A known name, a folder, a Hub id, or a config.json.")] = "tiny",
@@ -25,10 +25,10 @@ def bench(
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     csv: Annotated[
-        Path | None, typer.Option(parser=given_path, metavar="FILE", help="Write the table into this file too.")
+        Path | None, typer.Option(parser=parse_path, metavar="FILE", help="Write the table into this file too.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(parser=given_path, metavar="FILE", help="Draw it into this SVG file.")
+        Path | None, typer.Option(parser=parse_path, metavar="FILE", help="Draw it into this SVG file.")
     ] = None,
 ) -> None:
     """Time a training step: dense padded, drop-in, dynamic padding, packed, hoisted, as a captured graph.
@@ -45,14 +45,14 @@ def bench(
 
         if padding is not None and context is not None:
             raise OptionError("--padding sets the context length by itself; leave out --context, or --padding.")
-        _refuse_targets(csv, plot)
+        _check_targets(csv, plot)
         share = None if padding is None else parse_share(padding)
 
-        def tell(notice: Notice) -> None:
+        def print_notice(notice: Notice) -> None:
             err.print(f"note: {notice.message}", style="yellow", markup=False)
 
         with err.status("") as status:
-            found = run_bench(
+            result = run_bench(
                 model,
                 paths or None,
                 recipe=recipe,
@@ -60,42 +60,42 @@ def bench(
                 padding=share,
                 batch_size=batch,
                 device=device,
-                on_event=tell,
+                on_event=print_notice,
                 on_progress=status.update,
             )
         if csv is not None:
-            found.write_csv(csv)
+            result.write_csv(csv)
         if plot is not None:
-            write_plot(found, plot)
+            write_plot(result, plot)
         if as_json:
-            print_json({"event": "bench", **found.to_dict()})
+            print_json({"event": "bench", **result.to_dict()})
         else:
-            show_bench(found)
+            show_bench(result)
 
 
 # Bytes that identify our own tables and plots, which may be overwritten: column names, colours.
-TABLE, PLOT = b"examples,model,weights,method,", b"--forward: #8bb8e8; --backward: #2f6fb3;"
+TABLE_MARK, PLOT_MARK = b"examples,model,weights,method,", b"--forward: #8bb8e8; --backward: #2f6fb3;"
 
 
-def _refuse_targets(csv: Path | None, plot: Path | None) -> None:
+def _check_targets(csv: Path | None, plot: Path | None) -> None:
     """Refuses a target that is not ours to overwrite, or has the wrong suffix, before minutes are spent on timing."""
     if plot is not None and plot.suffix.lower() != ".svg":
         raise OptionError(f"The plot is an SVG file, so {plot.name!r} must end in .svg.")
-    for path, mark in ((csv, TABLE), (plot, PLOT)):
+    for path, mark in ((csv, TABLE_MARK), (plot, PLOT_MARK)):
         if path is not None:
-            refuse_other_files(path, mark, "benchmark")
+            check_output_file(path, mark, "benchmark")
 
 
-def show_bench(found) -> None:
+def show_bench(result) -> None:
     """Prints what was timed, a row per way, why some ways have no times, and the recommendation."""
     from rich.markup import escape
 
-    texts = f"{len(found.lengths)} texts of {found.lengths[0]} to {found.lengths[-1]} tokens"
+    texts = f"{len(result.lengths)} texts of {result.lengths[0]} to {result.lengths[-1]} tokens"
     out.print(
-        f"[bold]{escape(found.model)}[/] ({found.method}, {found.dtype}, {found.weights.removeprefix('its ')} weights) "
-        f"on {escape(found.device)}: {texts}, padded to {found.context_length:,}, {found.padding_share:.0%} padding"
+        f"[bold]{escape(result.model)}[/] ({result.method}, {result.dtype}, {result.weights.removeprefix('its ')} weights) "
+        f"on {escape(result.device)}: {texts}, padded to {result.context_length:,}, {result.padding_share:.0%} padding"
     )
-    rows = found.rows()
+    rows = result.rows()
     has_peaks = any(row["peak_bytes"] for row in rows)
     columns = ["way", "forward", "backward", "step", "of dense", *(["peak"] if has_peaks else []), "tokens/s", "error"]
     dense = rows[0]["step_ms"]
@@ -103,7 +103,7 @@ def show_bench(found) -> None:
     for row in rows:
         if row["why"]:
             out.print(f"{row['way']}, {row['status']}: {row['why']}.", style="dim", markup=False)
-    out.print(f"[bold]{escape(found.recommendation)}[/]")
+    out.print(f"[bold]{escape(result.recommendation)}[/]")
 
 
 def _cells(row: dict, dense_ms: float | None, has_peaks: bool) -> list[str]:

@@ -36,10 +36,10 @@ err = _Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 # Minimum width of a table's last column, in characters.
 LAST_COLUMN = 20
 # Errors of an output that cannot be written: the disk is full, the terminal was closed.
-NO_OUTPUT = (errno.ENOSPC, errno.EIO)
+OUTPUT_ERRNOS = (errno.ENOSPC, errno.EIO)
 
 
-def given_path(text: str) -> Path:
+def parse_path(text: str) -> Path:
     """Parses a path; refuses an empty one, as from an unset variable, which would mean the current folder."""
     if not text:
         raise typer.BadParameter("the path is empty; write . for the current folder.")
@@ -47,7 +47,7 @@ def given_path(text: str) -> Path:
 
 
 Paths = Annotated[
-    list[Path], typer.Argument(parser=given_path, metavar="PATH...", help="Files or folders with your texts.")
+    list[Path], typer.Argument(parser=parse_path, metavar="PATH...", help="Files or folders with your texts.")
 ]
 
 
@@ -58,7 +58,7 @@ def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
     A standard output that cannot be written (a closed pipe, a full disk) ends the command without a traceback too.
     """
     try:
-        quiet_libraries()
+        silence_libraries()
         yield
     except SebpEdgeError as error:
         _fail(type(error).__name__, str(error), error.exit_code, as_json)
@@ -66,16 +66,16 @@ def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
         _fail("Interrupted", "Interrupted; nothing was changed.", 130, as_json)
     except BrokenPipeError:
         # The reading program is gone, so nobody would see a message.
-        forget_output()
+        discard_output()
         raise typer.Exit(1) from None
     except OSError as error:
-        if error.errno not in NO_OUTPUT:
+        if error.errno not in OUTPUT_ERRNOS:
             raise
-        forget_output()
+        discard_output()
         _fail("StorageError", f"The output could not be written: {error.strerror}.", 1, as_json=False)
 
 
-def forget_output() -> None:
+def discard_output() -> None:
     """Discards what is still to be written to the standard output, what it has buffered included."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -112,7 +112,7 @@ def _escaped(text: str) -> str:
     return escape(text)
 
 
-def quiet_libraries() -> None:
+def silence_libraries() -> None:
     """Hides the libraries' warnings and progress bars from the user; our own messages remain."""
     warnings.simplefilter("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

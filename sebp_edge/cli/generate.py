@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand
 
-from sebp_edge.cli.console import err, given_path, one_sentence_errors, out, print_json, quick_imports
+from sebp_edge.cli.console import err, one_sentence_errors, out, parse_path, print_json, quick_imports
 from sebp_edge.errors import Interrupted, ModelError, ModelOfflineError, OptionError, TextsError
 
 # A prompt such as a Markdown list or front matter; an option has no space before its "=".
 _BEGINS_WITH_DASH = re.compile(r"-[^=]*\s|---")
 
 
-class TakesAnyPrompt(TyperCommand):
+class PromptCommand(TyperCommand):
     """A command that also accepts a prompt that begins with a dash."""
 
     def parse_args(self, ctx, args: list[str]) -> list[str]:
@@ -44,7 +44,7 @@ def generate(
     name: Annotated[str | None, typer.Option(help="The adapter; without --model 'default', if there is one.")] = None,
     version: Annotated[int | None, typer.Option(help="Of the adapter; by default the active one.")] = None,
     adapter: Annotated[
-        Path | None, typer.Option(parser=given_path, metavar="FOLDER", help="The folder of an adapter saved elsewhere.")
+        Path | None, typer.Option(parser=parse_path, metavar="FOLDER", help="The folder of an adapter saved elsewhere.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="The base model; by default the adapter's.")] = None,
     load_in_4bit: Annotated[
@@ -66,7 +66,7 @@ def generate(
 ) -> None:
     """Continue PROMPT in the voice that was learnt."""
     with one_sentence_errors(as_json=as_json):
-        asked = _asked(prompt, system, messages)
+        request = _prompt_or_messages(prompt, system, messages)
         with quick_imports():
             from sebp_edge.adapters.store import AdapterStore
             from sebp_edge.models.catalog import DEFAULT_MODEL
@@ -82,15 +82,15 @@ def generate(
         if chosen is None and model is None:
             err.print(f"No adapter 'default' is active, so this is the base model {DEFAULT_MODEL!r}.", style="dim")
         record = store.find(chosen, version)[1] if chosen else None
-        base = model or (_base_of(record) if record else DEFAULT_MODEL)
+        base = model or (_find_base_model(record) if record else DEFAULT_MODEL)
         trained_in_4bit = record is not None and record.recipe.get("load_in_4bit", False)
         precision = {"load_in_4bit": trained_in_4bit if load_in_4bit is None else load_in_4bit}
         personalizer = Personalizer(base, recipe=Recipe.load("notes").replace(**precision), store=store, device=device)
-        if not as_json and isinstance(asked, str) and out.is_terminal:
-            out.print(asked, end="", style="bold", markup=False)
+        if not as_json and isinstance(request, str) and out.is_terminal:
+            out.print(request, end="", style="bold", markup=False)
         try:
             text = personalizer.generate(
-                asked,
+                request,
                 adapter=chosen,
                 version=version,
                 max_new_tokens=max_tokens,
@@ -107,7 +107,7 @@ def generate(
                 typer.echo()
             raise
         if as_json:
-            print_json({"event": "result", "prompt": asked, "text": text})
+            print_json({"event": "result", "prompt": request, "text": text})
         else:
             typer.echo()
 
@@ -116,7 +116,7 @@ def _print_event(piece: str) -> None:
     print_json({"event": "text", "text": piece})
 
 
-def _asked(prompt: str | None, system: str | None, messages: str | None) -> str | list:
+def _prompt_or_messages(prompt: str | None, system: str | None, messages: str | None) -> str | list:
     """The prompt or the chat for `Personalizer.generate`."""
     if messages is not None:
         if prompt is not None or system is not None:
@@ -142,10 +142,10 @@ def _read_messages(file: str) -> list:
     return found
 
 
-def _base_of(record) -> str:
+def _find_base_model(record) -> str:
     """The name of an adapter's base model; refuses to download it, because others may have written the record."""
     from sebp_edge.models.catalog import resolve
-    from sebp_edge.models.hub import folder_at_hand
+    from sebp_edge.models.hub import local_folder
 
     reference = resolve(record.model) if "/" in record.base_model else None
     if reference is None or reference.kind == "local":
@@ -153,7 +153,7 @@ def _base_of(record) -> str:
         raise ModelError(
             f"The adapter was made for the model in a folder {record.base_model!r}; give that folder with --model."
         )
-    if folder_at_hand(reference) is None:
+    if local_folder(reference) is None:
         raise ModelOfflineError(
             f"The adapter was made for {record.model!r}, which is not on this machine; to download it, pass "
             f"--model {record.model}."

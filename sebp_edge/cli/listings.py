@@ -18,12 +18,12 @@ def models(as_json: Json = False) -> None:
 
         rows = []
         for name, entry in CATALOG.items():
-            here = entry.repository is None or cached_folder(entry.repository) is not None
-            record = {"name": name, "on_this_machine": here, **asdict(entry)}
+            is_local = entry.repository is None or cached_folder(entry.repository) is not None
+            record = {"name": name, "on_this_machine": is_local, **asdict(entry)}
             if as_json:
                 print_json(record)
             size = f"{entry.parameters:.1f} B" if entry.parameters >= 1 else f"{entry.parameters * 1000:.0f} M"
-            rows.append([name, size, "here" if here else "to download", entry.licence, entry.description])
+            rows.append([name, size, "is_local" if is_local else "to download", entry.licence, entry.description])
         if not as_json:
             print_table(["name", "parameters", "weights", "licence", "kind"], rows)
 
@@ -45,7 +45,7 @@ def recipes(as_json: Json = False) -> None:
                 [
                     recipe.name,
                     recipe.method,
-                    str(recipe.settled().r) if recipe.method == "lora" else "-",
+                    str(recipe.with_defaults().r) if recipe.method == "lora" else "-",
                     f"{recipe.learning_rate:g}",
                     str(recipe.epochs),
                     str(recipe.batch_tokens),

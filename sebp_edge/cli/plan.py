@@ -6,7 +6,7 @@ import typer
 
 from sebp_edge.cli.console import Paths, one_sentence_errors, out, print_json, print_table, quick_imports
 
-MEANINGS = {
+DESCRIPTIONS = {
     "weights": "the base model's",
     "adapter": "what is trained, and its copies",
     "gradients": "of what is trained",
@@ -46,14 +46,14 @@ def plan(
             raise OptionError("--gpu plans for a GPU that is not here, and --device names one that is; give only one.")
         chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
         personalizer = Personalizer(model, recipe=chosen, device=device, memory_budget=memory, seed=seed)
-        found = personalizer.plan(paths, gpu=gpu)
+        result = personalizer.plan(paths, gpu=gpu)
         if as_json:
-            print_json({"event": "plan", **found.to_dict()})
+            print_json({"event": "plan", **result.to_dict()})
         else:
-            show_plan(found)
+            show_plan(result)
 
 
-def show_plan(found) -> None:
+def show_plan(result) -> None:
     """Prints where the memory goes, the total, and the neighbouring plans."""
     from dataclasses import asdict
 
@@ -61,28 +61,30 @@ def show_plan(found) -> None:
 
     from sebp_edge.units import gigabytes
 
-    chosen = found.chosen
-    parts = [[name, gigabytes(size), MEANINGS[name]] for name, size in asdict(chosen.footprint).items() if size]
-    print_table(["memory", "about", "for"], parts)
-    budget = gigabytes(found.budget) + (" that other programs leave" if found.stated_budget else "")
+    chosen = result.chosen
+    parts = [[name, gigabytes(size), DESCRIPTIONS[name]] for name, size in asdict(chosen.footprint).items() if size]
+    print_table(["memory", "duration_suffix", "for"], parts)
+    budget = gigabytes(result.budget) + (" that other programs leave" if result.requested_budget else "")
     out.print(
-        f"[bold]{escape(found.model)}[/] on {found.device}: {chosen.how}: at most [bold]{gigabytes(chosen.peak)}[/] of "
-        f"{budget}{about(chosen.seconds)}"
+        f"[bold]{escape(result.model)}[/] on {result.device}: {chosen.description}: at most [bold]{gigabytes(chosen.peak)}[/] of "
+        f"{budget}{duration_suffix(chosen.seconds)}"
     )
-    if found.gpu is not None:
+    if result.gpu is not None:
         four_bits = " It needs pip install 'sebp-edge[4bit]' there." if chosen.dtype == "nf4" else ""
         out.print(
-            f"  This plan is for an NVIDIA GPU of {gigabytes(found.gpu)} with bf16 (Ampere or later) that is not here "
+            f"  This plan is for an NVIDIA GPU of {gigabytes(result.gpu)} with bf16 (Ampere or later) that is not here "
             f"and runs nothing else; its speed is not known.{escape(four_bits)}"
         )
-    if chosen.on_host:
-        out.print(f"  and of the host's memory {gigabytes(chosen.on_host)}", style="dim")
-    for word, other in (("dearer", found.dearer), ("cheaper", found.cheaper), ("also fits", found.full)):
+    if chosen.host_memory:
+        out.print(f"  and of the host's memory {gigabytes(chosen.host_memory)}", style="dim")
+    for word, other in (("larger", result.larger), ("smaller", result.smaller), ("also fits", result.full)):
         if other is not None:
-            out.print(f"  {word}: {other.how}: {gigabytes(other.peak)}{about(other.seconds)}", style="dim")
+            out.print(
+                f"  {word}: {other.description}: {gigabytes(other.peak)}{duration_suffix(other.seconds)}", style="dim"
+            )
 
 
-def about(seconds: float | None) -> str:
+def duration_suffix(seconds: float | None) -> str:
     """The duration as a suffix to a plan; empty if it is unknown."""
     from sebp_edge.units import duration
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from sebp_edge.cli.console import err, forget_output, out
+from sebp_edge.cli.console import discard_output, err, out
 from sebp_edge.events import (
     Evaluated,
     Event,
@@ -17,45 +17,45 @@ from sebp_edge.events import (
     ExamplesEvaluated,
     JsonLines,
     MemoryPlanned,
+    MemoryPressure,
     MemoryProbed,
     MemoryRanOut,
-    MemorySqueezed,
     ModelLoaded,
     Notice,
     Sink,
     StepDone,
     TextsRead,
-    TrainingPlanned,
+    TrainingStarted,
 )
 from sebp_edge.result import AdaptResult
 from sebp_edge.units import duration, gigabytes
 
-SHOWN_LEFT_OUT = 10
+MAX_LEFT_OUT_LINES = 10
 SECONDS_BETWEEN_LINES = 5
 # In characters; a progress bar in a narrower window leaves out the tokens per second.
-ROOM_FOR_SPEED = 60
+MIN_WIDTH_FOR_SPEED = 60
 
 
 @contextmanager
 def show_progress(as_json: bool) -> Iterator[Sink]:
     """Yields the sink that fits the output. A failed write stops the run once, as Ctrl-C does."""
     if as_json:
-        yield _Heard(JsonLines(sys.stdout))
+        yield _InterruptOnFailedWrite(JsonLines(sys.stdout))
     elif out.is_terminal:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
-            _Steps(),
+            _StepColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(compact=True),
         )
         with Progress(*columns, console=out, expand=True, transient=True) as bar:
-            yield _Heard(Lines(bar))
+            yield _InterruptOnFailedWrite(ProgressPrinter(bar))
     else:
-        yield _Heard(Lines(None))
+        yield _InterruptOnFailedWrite(ProgressPrinter(None))
 
 
-class _Heard:
+class _InterruptOnFailedWrite:
     """A sink whose first failed write interrupts the run as Ctrl-C does, so that what was learnt is saved.
 
     Writes fail if the reader goes away, as with `| head`, or if the disk is full.
@@ -71,49 +71,49 @@ class _Heard:
             self._sink(event)
         except OSError as error:
             self._sink = None
-            forget_output()
+            discard_output()
             raise KeyboardInterrupt from error
 
 
-class _Steps(MofNCompleteColumn):
+class _StepColumn(MofNCompleteColumn):
     """The number of steps done and of all steps; empty while the total is unknown."""
 
     def render(self, task: Task) -> Text:
         return Text() if task.total is None else super().render(task)
 
 
-class Lines:
+class ProgressPrinter:
     """Prints events in words. Steps move the bar; without a bar, a step is printed every few seconds."""
 
     def __init__(self, bar: Progress | None):
         self._bar = bar
         self._task = None
-        self._last_line = 0.0
-        self._begin("loading the model")
+        self._last_print = 0.0
+        self._start_task("loading the model")
 
     def __call__(self, event: Event) -> None:
         match event:
             case Notice():
-                self._note(escape(event.message))
+                self._print_note(escape(event.message))
             case MemoryPlanned():
                 memory = f"about {gigabytes(event.peak)} of {gigabytes(event.budget)}"
-                out.print(f"planned: {event.how}: {memory}, about {duration(event.seconds)}")
+                out.print(f"planned: {event.description}: {memory}, about {duration(event.seconds)}")
             case MemoryProbed():
                 predicted = "" if event.predicted is None else f", predicted {gigabytes(event.predicted)}"
                 out.print(f"tried out: {gigabytes(event.peak)} with {event.rows:,} tokens at a time{predicted}")
             case ModelLoaded():
                 millions = f"{event.parameters / 1e6:,.1f} million parameters"
                 out.print(f"[bold]{escape(event.model)}[/]: {millions} on {event.device}, {event.dtype}")
-                self._begin("reading the texts")
+                self._start_task("reading the texts")
             case TextsRead():
                 self._texts_read(event)
-            case TrainingPlanned():
-                self._planned(event)
+            case TrainingStarted():
+                self._training_started(event)
             case MemoryRanOut():
-                self._note(f"memory ran out; at most {event.max_rows:,} tokens run at once from now on")
-            case MemorySqueezed():
+                self._print_note(f"memory ran out; at most {event.max_rows:,} tokens run at once from now on")
+            case MemoryPressure():
                 words = f"{gigabytes(event.missing)} of memory are short, mostly since other programs took them"
-                self._note(f"{words}; at most {event.max_rows:,} tokens run at once from now on")
+                self._print_note(f"{words}; at most {event.max_rows:,} tokens run at once from now on")
             case StepDone():
                 self._step(event)
             case Evaluated():
@@ -124,12 +124,12 @@ class Lines:
             case ExampleAnalyzed():
                 self._analyzed(event)
 
-    def _note(self, words: str) -> None:
+    def _print_note(self, words: str) -> None:
         # The bar's own console keeps a note above the bar, if both streams go to a terminal.
         console = out if self._bar is not None and err.is_terminal else err
         console.print(f"[yellow]note:[/] {words}")
 
-    def _begin(self, what: str, figures: str = "", total: int | None = None) -> None:
+    def _start_task(self, what: str, figures: str = "", total: int | None = None) -> None:
         if self._bar is None:
             return
         if self._task is not None:
@@ -138,36 +138,36 @@ class Lines:
 
     def _texts_read(self, event: TextsRead) -> None:
         out.print(
-            f"{_count(event.documents, 'document')} in {_count(event.examples, 'example')}, {event.tokens:,} tokens; "
+            f"{_plural(event.documents, 'document')} in {_plural(event.examples, 'example')}, {event.tokens:,} tokens; "
             f"{event.padding_share:.0%} of the padded batches is padding"
         )
         if event.left_out:
             out.print(f"{len(event.left_out)} left out:")
-        for item in event.left_out[:SHOWN_LEFT_OUT]:
+        for item in event.left_out[:MAX_LEFT_OUT_LINES]:
             out.print(f"  {escape(item['source'])}: {escape(item['reason'])}", style="dim")
-        if len(event.left_out) > SHOWN_LEFT_OUT:
-            out.print(f"  and {len(event.left_out) - SHOWN_LEFT_OUT} more (--json lists all)", style="dim")
-        self._begin("getting ready")
+        if len(event.left_out) > MAX_LEFT_OUT_LINES:
+            out.print(f"  and {len(event.left_out) - MAX_LEFT_OUT_LINES} more (--json lists all)", style="dim")
+        self._start_task("getting ready")
 
-    def _planned(self, event: TrainingPlanned) -> None:
+    def _training_started(self, event: TrainingStarted) -> None:
         parts = f"{event.train_documents} documents to train on"
-        if event.select_documents:
-            parts += f", {event.select_documents} to select by, {event.judge_documents} to judge by"
+        if event.validation_documents:
+            parts += f", {event.validation_documents} to select by, {event.test_documents} to judge by"
         out.print(f"{event.phase}: {parts}; at most {event.epochs} epoch{'s' * (event.epochs > 1)}")
-        self._begin(event.phase, figures="held-out losses first")
+        self._start_task(event.phase, figures="held-out losses first")
 
     def _step(self, event: StepDone) -> None:
         figures = f"loss {event.loss:.3f}"
-        if self._bar is None or out.width >= ROOM_FOR_SPEED:
+        if self._bar is None or out.width >= MIN_WIDTH_FOR_SPEED:
             figures += f"  {event.tokens_per_second:,.0f} tokens/s"
         if self._bar is not None:
             self._bar.update(self._task, completed=event.step, total=event.steps, figures=figures)
-        elif event.step in (1, event.steps) or time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
-            self._last_line = time.monotonic()
+        elif event.step in (1, event.steps) or time.monotonic() - self._last_print > SECONDS_BETWEEN_LINES:
+            self._last_print = time.monotonic()
             out.print(f"step {event.step}/{event.steps}  {figures}  {duration(event.seconds_left)} left")
 
     def _evaluated(self, event: Evaluated) -> None:
-        if event.split == "select":
+        if event.split == "validation":
             when = f"after epoch {event.epoch}" if event.epoch else "before training"
             out.print(f"  {when}: held-out loss {event.loss:.3f}{' (best)' if event.best and event.epoch else ''}")
         elif event.split == "train":
@@ -175,12 +175,12 @@ class Lines:
 
     def _analyzed(self, event: ExampleAnalyzed) -> None:
         if event.example == 1:
-            self._begin("gradients", total=event.examples)
+            self._start_task("gradients", total=event.examples)
         if self._bar is not None:
             self._bar.update(self._task, completed=event.example)
 
 
-def _count(number: int, what: str) -> str:
+def _plural(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
@@ -191,7 +191,7 @@ def show_result(result: AdaptResult) -> None:
         "judge's loss": f"{before:.3f} → {after:.3f} nats per token ({after / before - 1:+.1%})",
         "perplexity": f"{result.perplexity_before:.1f} → {result.perplexity_after:.1f}",
         "time": f"{result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s in training",
-        "peak memory": _peaks(result),
+        "peak memory": _format_peaks(result),
     }
     if result.kept:
         version = f"{result.name}, version {result.version}: " if result.name else ""
@@ -201,7 +201,7 @@ def show_result(result: AdaptResult) -> None:
     out.print(f"[{'green' if result.kept else 'yellow'}]{escape(result.summary)}[/]")
 
 
-def _peaks(result: AdaptResult) -> str:
+def _format_peaks(result: AdaptResult) -> str:
     """The peak memory of the process, in one line."""
     line = gigabytes(result.peak_memory_bytes)
     if result.allocator_peak_bytes is not None:

@@ -251,7 +251,7 @@ def analyze(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_even
 def _sparsity(loss: str, batches: list[Batch], gradients: list[RowGradients]) -> Sparsity:
     num_active = sum(len(batch.plan.active_rows) for batch in batches)
     num_loss = sum(len(batch.plan.loss_rows) for batch in batches)
-    layers = tuple(_layer_rows(one, num_loss if one.place.behind_attention else num_active) for one in gradients)
+    layers = tuple(_layer_rows(one, num_loss if one.place.after_attention else num_active) for one in gradients)
     weights = [one.place.weights for one in gradients]
     computed = sum(layer.computed * size for layer, size in zip(layers, weights, strict=True))
     histogram = row_rules.NormHistogram(torch.device("cpu"))
@@ -276,7 +276,7 @@ def _layer_rows(one: RowGradients, computed: int) -> LayerRows:
     histogram.add(energy_N)
     # A max_lost of 1 gives the knee itself, however much energy is below it.
     knee = histogram.epsilon(1)
-    keep_N, _ = row_rules.above(energy_N, knee, 1)
+    keep_N, _ = row_rules.above_threshold(energy_N, knee, 1)
     return LayerRows(
         block=one.place.block,
         projection=one.place.projection,

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sebp_edge.errors import ModelError
-from sebp_edge.models.architecture import blocks_of, is_linear, layers_behind_attention
+from sebp_edge.models.architecture import blocks_of, is_linear, layers_after_attention
 from sebp_edge.ops import nonzero_rows, row_norms
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
@@ -29,14 +29,14 @@ class Place:
         block: index of its block, from 0; None for the head.
         projection: its name within the block, such as "q_proj".
         weights: number of its weights; each costs two or four operations per row of the backward pass.
-        behind_attention: whether it is the head or in the last block (keys and values aside), where only loss rows
+        after_attention: whether it is the head or in the last block (keys and values aside), where only loss rows
             carry gradient.
     """
 
     block: int | None
     projection: str
     weights: int
-    behind_attention: bool
+    after_attention: bool
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def linear_layers(model: nn.Module) -> dict[nn.Module, Place]:
     # A name that occurs twice in a block, as "c_proj" in GPT-2, gets its parent's name in front.
     words = {path: path.split(".") for path in found}
     times = Counter((blocks.get(found[path]), parts[-1]) for path, parts in words.items())
-    behind = layers_behind_attention(model)
+    behind = layers_after_attention(model)
     places = {}
     for path, layer in found.items():
         block, name = blocks.get(layer), words[path][-1]

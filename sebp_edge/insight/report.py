@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from sebp_edge.files import storage_errors, write_whole
+from sebp_edge.files import storage_errors, write_atomically
 from sebp_edge.insight import figures, paper
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def write(analysis: "Analysis", page: Path) -> None:
         StorageError: the file cannot be written.
     """
     with storage_errors("Nothing was drawn into", page):
-        write_whole(page.expanduser(), draw(analysis))
+        write_atomically(page.expanduser(), draw(analysis))
 
 
 def draw(analysis: "Analysis") -> str:

@@ -41,10 +41,10 @@ def limits(root: Path = Path("/")) -> Iterator[Limit]:
                 yield limit
 
 
-def _limit(folder: Path, total_file: str, used_file: str, droppable: str) -> Limit | None:
+def _limit(folder: Path, total_file: str, used_file: str, reclaimable: str) -> Limit | None:
     try:
         total, used = int((folder / total_file).read_text()), int((folder / used_file).read_text())
         counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):  # no such group, or "max": no limit
         return None
-    return Limit(total, max(0, total - used + int(counts.get(droppable, 0))))
+    return Limit(total, max(0, total - used + int(counts.get(reclaimable, 0))))

@@ -121,7 +121,7 @@ _OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_F
 
 
 @contextmanager
-def casting_anew(device: torch.device) -> Iterator[None]:
+def without_autocast_cache(device: torch.device) -> Iterator[None]:
     """Disables autocast's cache of cast weights, which may be outdated or without gradients, but not autocast."""
     enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
     with torch.autocast(device.type, dtype, enabled, cache_enabled=False):
@@ -140,7 +140,7 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def let_go(error: BaseException | None, handled: BaseException | None = None) -> None:
+def clear_frames(error: BaseException | None, handled: BaseException | None = None) -> None:
     """Clears the local variables in the frames of an error and of those that it was raised from.
 
     Otherwise whoever holds the error keeps alive all that had been computed. Running frames are left alone.
@@ -157,7 +157,7 @@ def let_go(error: BaseException | None, handled: BaseException | None = None) ->
             waiting += [error.__cause__, error.__context__]
 
 
-def give_memory_back(device: torch.device) -> None:
+def release_memory(device: torch.device) -> None:
     """Waits for the device, and returns memory that torch or the heap holds unused."""
     synchronize(device)
     if device.type == "cuda":

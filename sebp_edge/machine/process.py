@@ -21,11 +21,11 @@ from sebp_edge.machine import devices, stacks
 # 0.63 to 0.64 GB were measured on an H100, with bitsandbytes 0.67.
 CONTEXT = 680_000_000
 # Largest change of a GPU's use for which the driver is not asked again: its answer takes longer than a step.
-_UNNOTICED = 32 * 2**20
+_MAX_CHANGE = 32 * 2**20
 # Bytes that other processes held of a GPU, by its UUID, before CUDA started here; None if that is not known.
-_others: dict[str, int | None] = {}
+_used_before_start: dict[str, int | None] = {}
 # The least size of a CUDA context: if a call adds more than this, it has created the context.
-_LEAST_CONTEXT = 100 * 2**20
+_MIN_CONTEXT = 100 * 2**20
 _STATUS = Path("/proc/self/status")
 
 
@@ -53,14 +53,14 @@ class HostMemory:
 
     def begin(self) -> None:
         """Starts a new measurement."""
-        self._highest_before, self._most = peak_resident(), 0
+        self._peak_before, self._peak_since_begin = peak_resident(), 0
 
     @property
-    def held(self) -> int:
+    def used(self) -> int:
         """Bytes held now."""
         return resident()
 
-    def planned_besides(self, loaded: int) -> int:
+    def planned_overhead(self, loaded: int) -> int:
         """Bytes that a plan must add to a training's own.
 
         Args:
@@ -71,9 +71,9 @@ class HostMemory:
     def measure(self) -> int:
         """Peak bytes since `begin`: exact if it is a new peak of the process, else the largest sample."""
         highest = peak_resident()
-        self._most = max(self._most, resident(), highest if highest > self._highest_before else 0)
-        self.peak = max(self.peak, self._most)
-        return self._most
+        self._peak_since_begin = max(self._peak_since_begin, resident(), highest if highest > self._peak_before else 0)
+        self.peak = max(self.peak, self._peak_since_begin)
+        return self._peak_since_begin
 
     def transient(self) -> int:
         """Bytes that were held at the peak since `begin` and are not now."""
@@ -100,17 +100,17 @@ class GpuMemory:
     def __init__(self, device: torch.device):
         self._device = device
         self.peak = self.allocator_peak = 0
-        seen = self._seen()
-        self._beyond = self._used_beyond_torch()
-        told = self._told()
-        self.outside = told if told is not None else seen if seen is not None else self._estimate()
+        increase = self._increase_at_start()
+        self._last_outside = self._used_outside_torch()
+        reported = self._reported()
+        self.outside = reported if reported is not None else increase if increase is not None else self._estimate()
 
     def begin(self) -> None:
         """Starts a new measurement."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
     @property
-    def held(self) -> int:
+    def used(self) -> int:
         """Bytes held now."""
         return self.outside + torch.cuda.memory_reserved(self._device)
 
@@ -119,7 +119,7 @@ class GpuMemory:
         """Bytes that torch's allocator has reserved and no tensor uses."""
         return torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
 
-    def planned_besides(self, loaded: int) -> int:
+    def planned_overhead(self, loaded: int) -> int:
         """Bytes that a plan must add to a training's own.
 
         Args:
@@ -130,61 +130,65 @@ class GpuMemory:
     @property
     def outside_planned(self) -> int:
         """Bytes outside torch's allocator once all is loaded, with small stacks: an estimate."""
-        return self._outside_with(stacks.least_held(self._device))
+        return self._outside_with(stacks.min_reserved(self._device))
 
     @property
     def outside_expected(self) -> int:
         """The same with the stacks as they are now."""
-        return self._outside_with(stacks.held(self._device))
+        return self._outside_with(stacks.reserved(self._device))
 
-    def _outside_with(self, held: int) -> int:
-        return max(CONTEXT + held, self.outside - (stacks.held(self._device) - held))
+    def _outside_with(self, stack_bytes: int) -> int:
+        return max(CONTEXT + stack_bytes, self.outside - (stacks.reserved(self._device) - stack_bytes))
 
     def measure(self) -> int:
         """Peak bytes since `begin`; updates `outside` too. Does not synchronise with the GPU."""
-        beyond = self._used_beyond_torch()
-        if abs(beyond - self._beyond) > _UNNOTICED:
-            told = self._told()
-            grown = max(0, beyond - self._beyond)
-            self.outside = min(self.outside + grown, max(self.outside, 2 * self._estimate())) if told is None else told
-            self._beyond = beyond
-        most = self.outside + torch.cuda.max_memory_reserved(self._device)
-        self.peak = max(self.peak, most)
+        outside_torch = self._used_outside_torch()
+        if abs(outside_torch - self._last_outside) > _MAX_CHANGE:
+            reported = self._reported()
+            grown = max(0, outside_torch - self._last_outside)
+            self.outside = (
+                min(self.outside + grown, max(self.outside, 2 * self._estimate())) if reported is None else reported
+            )
+            self._last_outside = outside_torch
+        peak = self.outside + torch.cuda.max_memory_reserved(self._device)
+        self.peak = max(self.peak, peak)
         self.allocator_peak = max(self.allocator_peak, torch.cuda.max_memory_allocated(self._device))
-        return most
+        return peak
 
     def transient(self) -> int:
         """Bytes of tensors that existed at the peak since `begin` and do not now."""
         return torch.cuda.max_memory_allocated(self._device) - torch.cuda.memory_allocated(self._device)
 
-    def _used_beyond_torch(self) -> int:
+    def _used_outside_torch(self) -> int:
         """Bytes that all processes use, without this one's in torch's allocator."""
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free - torch.cuda.memory_reserved(self._device)
 
-    def _told(self) -> int | None:
+    def _reported(self) -> int | None:
         """Bytes outside torch's allocator, if the driver reports what this process holds; else None."""
-        held = held_by(os.getpid(), self._uuid(), _nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory"))
+        used = parse_process_use(
+            os.getpid(), self._uuid(), _nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory")
+        )
         reserved = torch.cuda.memory_reserved(self._device)
         # In a container this process's number may be another one's on the host.
-        return None if held is None or held < reserved else held - reserved
+        return None if used is None or used < reserved else used - reserved
 
-    def _seen(self) -> int | None:
+    def _increase_at_start(self) -> int | None:
         """The same, from the GPU's use before and after CUDA started here; None if that was before the first call.
 
         It includes what others have taken since, so it is limited to twice the estimate.
         """
         uuid = self._uuid()
-        if uuid not in _others:
-            before = used_of(uuid, _nvidia_smi("--query-gpu=uuid,memory.used"))
-            begun_now = before is not None and self._used_beyond_torch() - before > _LEAST_CONTEXT
-            _others[uuid] = before if begun_now else None
-        before = _others[uuid]
-        return None if before is None else min(max(0, self._used_beyond_torch() - before), 2 * self._estimate())
+        if uuid not in _used_before_start:
+            before = parse_gpu_use(uuid, _nvidia_smi("--query-gpu=uuid,memory.used"))
+            begun_now = before is not None and self._used_outside_torch() - before > _MIN_CONTEXT
+            _used_before_start[uuid] = before if begun_now else None
+        before = _used_before_start[uuid]
+        return None if before is None else min(max(0, self._used_outside_torch() - before), 2 * self._estimate())
 
     def _estimate(self) -> int:
         """Bytes outside torch's allocator, as measured on an H100, with the stacks as they are now."""
-        return CONTEXT + stacks.held(self._device)
+        return CONTEXT + stacks.reserved(self._device)
 
     def _uuid(self) -> str:
         return str(torch.cuda.get_device_properties(self._device).uuid)
@@ -199,7 +203,7 @@ def _nvidia_smi(query: str) -> str:
         return ""
 
 
-def held_by(process: int, gpu: str, answer: str) -> int | None:
+def parse_process_use(process: int, gpu: str, answer: str) -> int | None:
     """Bytes that a process holds of a GPU, from nvidia-smi's lines "GPU-uuid, process, MiB"; None if not listed."""
     for line in answer.splitlines():
         match line.split(", "):
@@ -208,7 +212,7 @@ def held_by(process: int, gpu: str, answer: str) -> int | None:
     return None
 
 
-def used_of(gpu: str, answer: str) -> int | None:
+def parse_gpu_use(gpu: str, answer: str) -> int | None:
     """Bytes in use on a GPU, from nvidia-smi's lines "GPU-uuid, MiB"; None if not listed."""
     for line in answer.splitlines():
         match line.split(", "):

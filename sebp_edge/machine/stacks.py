@@ -17,30 +17,30 @@ from contextlib import contextmanager, suppress
 import torch
 
 # Bytes per thread: the driver's default, and the lowered limit.
-USUAL, ENOUGH = 1024, 256
+USUAL, LOWERED = 1024, 256
 # CU_LIMIT_STACK_SIZE of the driver's interface.
 _STACK_SIZE = 0
 
 
-def held(device: torch.device) -> int:
+def reserved(device: torch.device) -> int:
     """Bytes that the driver reserves for stacks now."""
     return _bytes(device, _limit(device) or USUAL)
 
 
-def least_held(device: torch.device) -> int:
+def min_reserved(device: torch.device) -> int:
     """Bytes that it reserves within `cut`."""
     limit = _limit(device)
-    return _bytes(device, USUAL if limit is None else min(limit, ENOUGH))
+    return _bytes(device, USUAL if limit is None else min(limit, LOWERED))
 
 
 @contextmanager
 def cut(device: torch.device) -> Iterator[None]:
     """Lowers the limit of a GPU's stacks and restores it; does nothing if the driver does not take a limit."""
     before = _limit(device) if device.type == "cuda" else None
-    if before is None or before <= ENOUGH:
+    if before is None or before <= LOWERED:
         yield
         return
-    _set_limit(device, ENOUGH)
+    _set_limit(device, LOWERED)
     try:
         yield
     finally:

@@ -12,19 +12,19 @@ from functools import cached_property
 
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.models.shape import Block, DecoderShape
-from sebp_edge.patches.attention import backward_of_attention, kept_by_attention, passing_in_attention
-from sebp_edge.patches.checkpoints import inputs_on_device, inputs_on_device_at_most
+from sebp_edge.patches.attention import backward_of_attention, kept_by_attention, temporary_in_attention
+from sebp_edge.patches.checkpoints import inputs_on_device, max_inputs_on_device
 from sebp_edge.patches.execution import FP32, Execution
 from sebp_edge.patches.lora import kept_by_lora
 from sebp_edge.patches.loss import bytes_of_loss, kept_by_loss, logits_at_once
-from sebp_edge.patches.mlp_pieces import backward_of_pieces, kept_by_pieces, rows_of_a_piece
+from sebp_edge.patches.mlp_chunks import backward_of_chunks, kept_by_chunks, rows_per_chunk
 from sebp_edge.patches.norms_and_mlps import (
     backward_of_mlp,
     gradients_in_mlp,
     kept_by_mlp,
     kept_by_norm,
     kept_by_norms,
-    passing_in_mlp,
+    temporary_in_mlp,
 )
 from sebp_edge.patches.tied_embedding import has_one_gradient
 from sebp_edge.rows.buckets import Bucket
@@ -56,13 +56,13 @@ class Activations:
         outside checkpoints have freed what they kept. The gradient of a tied head is held until the embedding's.
         """
         head = 0 if self.setup.is_lora else self.setup.itemsize * self._shape.head_parameters
-        waiting = head if self._shape.is_tied else 0
-        of_embedding = 0 if has_one_gradient(self._shape) else head
+        waiting_gradient = head if self._shape.is_tied else 0
+        embedding_gradient = 0 if has_one_gradient(self._shape) else head
         loss, kept, backward = self._loss(sizes, with_gradients=True), self.kept(sizes), self._backward(sizes)
-        moments = [kept + loss + head, kept + backward + waiting, waiting + of_embedding]
+        peaks = [kept + loss + head, kept + backward + waiting_gradient, waiting_gradient + embedding_gradient]
         if self.setup.options.checkpoints:
-            moments.append(sizes.tokens * self._kept_again_of_token + backward + waiting)
-        return Peak(max(moments) - loss - head, loss + head)
+            peaks.append(sizes.tokens * self._recomputed_per_token + backward + waiting_gradient)
+        return Peak(max(peaks) - loss - head, loss + head)
 
     def evaluation(self, sizes: Bucket) -> Peak:
         """Returns the peak of a micro-batch without gradients: one block at a time."""
@@ -71,97 +71,104 @@ class Activations:
 
     def kept(self, sizes: Bucket) -> int:
         """Returns what autograd keeps of a micro-batch between forward and backward pass."""
-        return sizes.tokens * self._kept_of_token + kept_by_loss(sizes.loss_rows, self._shape.hidden, self._run)
+        return sizes.tokens * self._kept_per_token + kept_by_loss(sizes.loss_rows, self._shape.hidden, self._execution)
 
     def widest(self, sizes: Bucket) -> int:
         """Returns the size of the widest tensor: gate and up, or queries, keys and values, or logits."""
-        rows = self._rows_of_mlps(sizes.tokens)
+        rows = self._mlp_rows(sizes.tokens)
         numbers = [self._logits(sizes)]
-        for block in self._shape.kinds:
+        for block in self._shape.distinct_blocks:
             numbers += [rows * block.gate_and_up, sizes.tokens * (block.queries + 2 * block.keys)]
         return self.setup.itemsize * max(numbers)
 
-    def passing(self, sizes: Bucket) -> int:
+    def temporary(self, sizes: Bucket) -> int:
         """Returns what a model family's own code allocates and frees within a block where our operations do not run."""
-        rows = self._rows_of_mlps(sizes.tokens)
+        rows = self._mlp_rows(sizes.tokens)
         return max(
-            sizes.tokens * passing_in_attention(block, self._run) + rows * passing_in_mlp(block, self._run)
-            for block in self._shape.kinds
+            sizes.tokens * temporary_in_attention(block, self._execution)
+            + rows * temporary_in_mlp(block, self._execution)
+            for block in self._shape.distinct_blocks
         )
 
     # -------------------------------------------------------------------------------------------------- kept of a token
 
     @cached_property
-    def _kept_of_token(self) -> int:
+    def _kept_per_token(self) -> int:
         options = self.setup.options
         inputs = inputs_on_device(options.checkpoints, offload=options.offload)
-        blocks = sum(map(self._kept_of_block, self._shape.blocks[options.checkpoints :]))
-        return self._bytes_of_inputs(inputs) + blocks + self._kept_behind_blocks()
+        blocks = sum(map(self._block_bytes_per_token, self._shape.blocks[options.checkpoints :]))
+        return self._bytes_of_inputs(inputs) + blocks + self._kept_outside_blocks()
 
     @cached_property
-    def _kept_again_of_token(self) -> int:
+    def _recomputed_per_token(self) -> int:
         """What is kept of a token while a block in a checkpoint is recomputed: the inputs, and that block."""
         options = self.setup.options
-        inputs = inputs_on_device_at_most(options.checkpoints, offload=options.offload)
-        return self._bytes_of_inputs(inputs) + max(map(self._kept_of_block, self._shape.kinds))
+        inputs = max_inputs_on_device(options.checkpoints, offload=options.offload)
+        return self._bytes_of_inputs(inputs) + max(map(self._block_bytes_per_token, self._shape.distinct_blocks))
 
     def _bytes_of_inputs(self, number: int) -> int:
         return self.setup.itemsize * number * self._shape.hidden
 
-    def _kept_of_block(self, block: Block) -> int:
+    def _block_bytes_per_token(self, block: Block) -> int:
         if block.kind is None:
             numbers = sum(map(sum, block.linears.values())) + 4 * self._shape.hidden
-            return self.setup.itemsize * numbers + FP32 * 2 + kept_by_lora(len(block.linears), self._run)
-        norms = kept_by_norms(block, self._shape.head_size, self._run)
-        attention = kept_by_attention(block, self._shape.head_size, self._run)
-        attention += kept_by_lora(len(block.kind.attention_in) + 1, self._run)
-        in_pieces = self.setup.options.blocks_in_pieces
-        return norms + attention + (kept_by_pieces(block, self._run) if in_pieces else self._kept_of_mlp(block))
+            return self.setup.itemsize * numbers + FP32 * 2 + kept_by_lora(len(block.linears), self._execution)
+        norms = kept_by_norms(block, self._shape.head_size, self._execution)
+        attention = kept_by_attention(block, self._shape.head_size, self._execution)
+        attention += kept_by_lora(len(block.kind.attention_in) + 1, self._execution)
+        is_chunked = self.setup.options.chunked_blocks
+        return (
+            norms
+            + attention
+            + (kept_by_chunks(block, self._execution) if is_chunked else self._mlp_bytes_per_token(block))
+        )
 
-    def _kept_of_mlp(self, block: Block) -> int:
-        return kept_by_mlp(block, self._run) + kept_by_lora(len(block.kind.mlp_in) + 1, self._run)
+    def _mlp_bytes_per_token(self, block: Block) -> int:
+        return kept_by_mlp(block, self._execution) + kept_by_lora(len(block.kind.mlp_in) + 1, self._execution)
 
-    def _kept_behind_blocks(self) -> int:
+    def _kept_outside_blocks(self) -> int:
         """What is kept outside of blocks: the last norm's input, the head's input if all weights are trained, and
         rotary angles: one set for all blocks, or one for those with a window and one for those without."""
         shape, itemsize = self._shape, self.setup.itemsize
         states = (1 if self.setup.is_lora else 2) * shape.hidden
-        of_norm = shape.hidden * kept_by_norm(shape.blocks[-1].kind, self._run)
+        of_norm = shape.hidden * kept_by_norm(shape.blocks[-1].kind, self._execution)
         return itemsize * (states + 4 * shape.head_size) + of_norm
 
     # ----------------------------------------------------------------------------------------------------- held at once
 
     def _backward(self, sizes: Bucket) -> int:
         """The peak of a block's backward pass beside what is kept."""
-        return max(self._backward_of(block, sizes) for block in self._shape.kinds)
+        return max(self._backward_of(block, sizes) for block in self._shape.distinct_blocks)
 
     def _backward_of(self, block: Block, sizes: Bucket) -> int:
         if block.kind is None:
             widest = max(map(max, block.linears.values()), default=0)
             return self.setup.itemsize * sizes.tokens * (3 * widest + 2 * self._shape.hidden)
-        head_size, kept_of_mlp = self._shape.head_size, self._kept_of_mlp(block)
-        if self.setup.options.blocks_in_pieces:
-            attention = backward_of_attention(block, head_size, sizes, self._run, heads_take_turns=True)
-            of_row = gradients_in_mlp(block, self._run) + kept_of_mlp
-            return max(attention, backward_of_pieces(block, sizes.tokens, of_row, self._run))
+        head_size, mlp_bytes_per_token = self._shape.head_size, self._mlp_bytes_per_token(block)
+        if self.setup.options.chunked_blocks:
+            attention = backward_of_attention(block, head_size, sizes, self._execution, heads_in_groups=True)
+            bytes_per_row = gradients_in_mlp(block, self._execution) + mlp_bytes_per_token
+            return max(attention, backward_of_chunks(block, sizes.tokens, bytes_per_row, self._execution))
         # By then the MLP has freed what it kept.
-        attention = backward_of_attention(block, head_size, sizes, self._run) - sizes.tokens * kept_of_mlp
-        return max(attention, backward_of_mlp(block, sizes.tokens, self._run))
+        attention = backward_of_attention(block, head_size, sizes, self._execution) - sizes.tokens * mlp_bytes_per_token
+        return max(attention, backward_of_mlp(block, sizes.tokens, self._execution))
 
     def _loss(self, sizes: Bucket, *, with_gradients: bool) -> int:
         hidden = self._shape.hidden
-        return bytes_of_loss(sizes.loss_rows, self._logits(sizes), hidden, self._run, with_gradients=with_gradients)
+        return bytes_of_loss(
+            sizes.loss_rows, self._logits(sizes), hidden, self._execution, with_gradients=with_gradients
+        )
 
     def _logits(self, sizes: Bucket) -> int:
         return logits_at_once(sizes.loss_rows, self._shape.vocabulary, self.setup.options.max_logits)
 
-    def _rows_of_mlps(self, tokens: int) -> int:
-        return rows_of_a_piece(tokens) if self.setup.options.blocks_in_pieces else tokens
+    def _mlp_rows(self, tokens: int) -> int:
+        return rows_per_chunk(tokens) if self.setup.options.chunked_blocks else tokens
 
     @property
     def _shape(self) -> DecoderShape:
         return self.setup.shape
 
     @cached_property
-    def _run(self) -> Execution:
+    def _execution(self) -> Execution:
         return self.setup.execution

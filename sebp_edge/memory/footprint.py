@@ -23,9 +23,9 @@ CUBLAS_WORKSPACES = 2 * 32 * 2**20
 RESERVE, RESERVE_OF_WEIGHTS, RESERVE_OF_HEAP = 0.04, 0.01, 0.3
 # Fragmentation of torch's allocator, in units of a micro-batch's widest tensor. Measured in the graph pools of 3B
 # models on an H100: 2.9 (LoRA, 4,096 tokens), 2.9 (2,546 tokens, with checkpoints), 2.9 (4 bits).
-WIDEST_IN_PIECES = 3
+FRAGMENTS_OF_WIDEST = 3
 # Partly used segments of 20 MiB, on the two streams and in the graphs' pool; their number is that of a small model.
-BEGUN_PIECES = 4 * 20 * 2**20
+PARTIAL_SEGMENTS = 4 * 20 * 2**20
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Footprint:
         return sum(getattr(self, field.name) for field in fields(self))
 
     @property
-    def without_activations(self) -> int:
+    def minimum(self) -> int:
         """The minimum that a training needs, however small its micro-batches are."""
         return self.weights + self.adapter + self.gradients + self.optimizer
 
@@ -110,10 +110,10 @@ def host_bytes(setup: TrainingSetup, trained: list[Bucket], *, has_folds: bool =
         return 0
     state = setup.num_trained * (FP32 if setup.is_lora else setup.itemsize)
     offloaded = setup.offloaded_per_token * max(sizes.tokens for sizes in trained)
-    return (states_kept(setup, has_folds=has_folds) + 1) * state + offloaded
+    return (num_states_kept(setup, has_folds=has_folds) + 1) * state + offloaded
 
 
-def states_kept(setup: TrainingSetup, *, has_folds: bool) -> int:
+def num_states_kept(setup: TrainingSetup, *, has_folds: bool) -> int:
     """Counts the states of the trained weights that are kept: the first and the best; with folds, each fold's best too.
 
     Folds of a full fine-tuning keep one state more.
@@ -128,7 +128,7 @@ def _weights(setup: TrainingSetup) -> int:
 
 def _adapter(setup: TrainingSetup, has_folds: bool) -> int:
     """An adapter in fp32 with its copy in the base model's dtype; on the CPU also the states to go back to."""
-    snapshots = 0 if setup.on_gpu else states_kept(setup, has_folds=has_folds) * FP32
+    snapshots = 0 if setup.on_gpu else num_states_kept(setup, has_folds=has_folds) * FP32
     return setup.num_trained * ((FP32 + setup.itemsize if setup.is_lora else 0) + snapshots)
 
 
@@ -137,7 +137,7 @@ def _gradients(setup: TrainingSetup) -> int:
         return 0  # only one is held at a time; the largest, the head's, is counted with the loss
     sums = FP32 * setup.num_trained
     # Small gradients are all held at once before they are added (see `Update.take_gradients`).
-    one_by_one = setup.options.in_pieces or sums > MAX_GRADIENTS_AT_ONCE
+    one_by_one = setup.options.small_buffers or sums > MAX_GRADIENTS_AT_ONCE
     return sums * (2 if setup.on_gpu and setup.is_hoisted and not one_by_one else 1)
 
 
@@ -149,7 +149,7 @@ def _dequantised(setup: TrainingSetup) -> int:
     """The largest 4-bit matrix while it is dequantised; on the CPU there is another copy of it."""
     if not setup.recipe.load_in_4bit:
         return 0
-    sizes = (linear.size for block in setup.shape.kinds for linear in block.linears.values())
+    sizes = (linear.size for block in setup.shape.distinct_blocks for linear in block.linears.values())
     return (1 if setup.on_gpu else 2) * setup.itemsize * max(sizes, default=0)
 
 
@@ -158,22 +158,22 @@ def _graphs(setup: TrainingSetup, largest: Bucket, others: Iterable[Peak]) -> in
     if not setup.on_gpu:
         return 0
     others_run = max((peak.total for peak in others), default=0) if setup.is_hoisted else 0
-    return CUBLAS_WORKSPACES + BEGUN_PIECES + _pieces_too_small(setup, largest) + others_run
+    return CUBLAS_WORKSPACES + PARTIAL_SEGMENTS + _fragmentation(setup, largest) + others_run
 
 
-def _pieces_too_small(setup: TrainingSetup, sizes: Bucket) -> int:
+def _fragmentation(setup: TrainingSetup, sizes: Bucket) -> int:
     """Fragmentation: free blocks of torch's allocator that are too small to be used.
 
     If all weights are trained, the head's gradient leaves a block that is large enough for other tensors, unless the
     head is tied and its gradient waits for the embedding's; if that is a tensor of its own, it needs a new block.
     """
     head = 0 if setup.is_lora else setup.itemsize * setup.shape.head_parameters
-    activations, pieces = Activations(setup), 0
+    activations, fragments = Activations(setup), 0
     if setup.is_hoisted:
-        pieces = WIDEST_IN_PIECES * activations.widest(sizes) + activations.passing(sizes)
+        fragments = FRAGMENTS_OF_WIDEST * activations.widest(sizes) + activations.temporary(sizes)
     if not setup.shape.is_tied:
-        return max(0, pieces - head)
-    return pieces if has_one_gradient(setup.shape) else pieces + head
+        return max(0, fragments - head)
+    return fragments if has_one_gradient(setup.shape) else fragments + head
 
 
 def _reserve(setup: TrainingSetup, parts: dict[str, int], context: int) -> int:

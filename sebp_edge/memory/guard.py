@@ -14,9 +14,9 @@ from sebp_edge.machine import devices, process, stacks
 from sebp_edge.units import gigabytes
 
 # Bytes that must stay free, for what is loaded late and for other programs.
-SPARE = 64 * 2**20
+MIN_FREE = 64 * 2**20
 # How often free memory is checked. That reads counters, and does not synchronise with a GPU.
-STEPS_BETWEEN_LOOKS = 8
+STEPS_BETWEEN_CHECKS = 8
 
 
 class MemoryGuard:
@@ -52,7 +52,7 @@ class MemoryGuard:
             self._memory.measure()
 
     @property
-    def is_set(self) -> bool:
+    def has_limit(self) -> bool:
         """Whether to check before the first step that memory suffices: with a budget, or on a GPU, where not every
         out-of-memory error can be recovered from."""
         return self._budget is not None or self._memory.is_capped
@@ -86,7 +86,7 @@ class MemoryGuard:
                 f"This process held {gigabytes(most)}, more than its memory budget of {gigabytes(self._budget)}."
             )
 
-    def settle(self) -> None:
+    def record_transient(self) -> None:
         """Records what was allocated and freed since `begin`: every step needs that again.
 
         Raises:
@@ -94,26 +94,26 @@ class MemoryGuard:
         """
         self.check()
         self._transient = self._memory.transient()
-        if missing := self._missing():
-            raise BudgetExceeded(f"{gigabytes(missing)} are missing for a step.")
+        if shortfall := self._shortfall():
+            raise BudgetExceeded(f"{gigabytes(shortfall)} are missing for a step.")
 
-    def missing(self) -> int:
+    def shortfall(self) -> int:
         """Bytes that the next step lacks; 0 if there is room. To be called before each step; checks every eighth."""
         self._num_steps += 1
-        if not self.is_set or self._num_steps % STEPS_BETWEEN_LOOKS:
+        if not self.has_limit or self._num_steps % STEPS_BETWEEN_CHECKS:
             return 0
-        missing = self._missing()
-        return missing if missing > self._accepted else 0
+        shortfall = self._shortfall()
+        return shortfall if shortfall > self._accepted else 0
 
     def cut(self) -> None:
         """Records that micro-batches are half as large from now on."""
         self._transient //= 2
 
-    def accept(self, missing: int) -> None:
-        """Records a shortfall that cannot be fixed; `missing` reports it again only if it grows."""
-        self._accepted = missing
+    def accept_shortfall(self, shortfall: int) -> None:
+        """Records a shortfall that cannot be fixed; `shortfall` reports it again only if it grows."""
+        self._accepted = shortfall
 
-    def _missing(self) -> int:
+    def _shortfall(self) -> int:
         """Bytes that a step lacks now; also adjusts the cap to what the process holds outside torch's allocator.
 
         Synchronises with a GPU only to give memory back.
@@ -122,8 +122,8 @@ class MemoryGuard:
         too_much = 0
         if self._budget is not None:
             self._cap(self._budget - self._memory.outside)
-            if self._memory.held > self._budget:
-                devices.give_memory_back(self._device)
-                too_much = self._memory.held - self._budget
-        short = SPARE + max(0, self._transient - self._memory.cached) - devices.free_memory(self._device)
+            if self._memory.used > self._budget:
+                devices.release_memory(self._device)
+                too_much = self._memory.used - self._budget
+        short = MIN_FREE + max(0, self._transient - self._memory.cached) - devices.free_memory(self._device)
         return max(0, short, too_much)

@@ -25,23 +25,23 @@ class MemoryOptions:
         max_rows: maximum rows of a micro-batch; a longer example is a micro-batch of its own.
         checkpoints: number of blocks, from the first on, in activation checkpoints.
         offload: whether the checkpoints' inputs wait in the host's memory.
-        blocks_in_pieces: whether each MLP runs on a piece of the rows at a time and is recomputed in the backward pass,
+        chunked_blocks: whether each MLP runs on a piece of the rows at a time and is recomputed in the backward pass,
             and attention's backward pass runs on a few heads at a time.
-        in_pieces: whether the loss uses smaller chunks of logits, and gradients are added up one by one as they come.
+        small_buffers: whether the loss uses smaller chunks of logits, and gradients are added up one by one as they come.
         moments_in_8_bits: whether an adapter's AdamW moments take 8 bits each; those of bf16 weights always do.
     """
 
     max_rows: int = MAX_ROWS
     checkpoints: int = 0
     offload: bool = False
-    blocks_in_pieces: bool = False
-    in_pieces: bool = False
+    chunked_blocks: bool = False
+    small_buffers: bool = False
     moments_in_8_bits: bool = False
 
     @property
     def max_logits(self) -> int:
         """Maximum number of logits that exist at once."""
-        return FEW_LOGITS if self.in_pieces else CHUNK_LOGITS
+        return FEW_LOGITS if self.small_buffers else CHUNK_LOGITS
 
 
 FASTEST = MemoryOptions()

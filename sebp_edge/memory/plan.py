@@ -17,7 +17,7 @@ from sebp_edge.memory.target import Target
 from sebp_edge.memory.work import Work
 from sebp_edge.models.loading import INSTALL_4_BITS, takes_4_bits
 from sebp_edge.models.shape import DecoderShape
-from sebp_edge.patches.mlp_pieces import ROWS
+from sebp_edge.patches.mlp_chunks import CHUNK_ROWS
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.schedule import RowLimit, Schedule
@@ -30,10 +30,10 @@ OVERHEAD_GPU, OVERHEAD_CPU = 1.2, 2.0
 # reading its weights twice, over 28 layers.
 SECONDS_PER_LAYER = 0.25e-3
 # Slowdown at most by loss and gradients in pieces: the head is read more often, and each gradient takes a kernel.
-IN_PIECES = 1.03
+SMALL_BUFFERS_SLOWDOWN = 1.03
 # Slowdown by blocks in pieces, whose products have fewer rows: 193 -> 212 ms with all blocks of a 3B model in
 # checkpoints and pieces of 512 rows.
-BLOCKS_IN_PIECES = 1.1
+CHUNKED_BLOCKS_SLOWDOWN = 1.1
 # Cost of dequantising the weights in every pass, in tokens: it moves 2.5 bytes per weight; a token takes 2
 # floating-point operations per weight, of which GPUs do some 200 in the time that they move a byte.
 TOKENS_PER_DEQUANTISATION = 250
@@ -49,11 +49,11 @@ class MemoryBudget:
 
     Attributes:
         size: what it may take.
-        stated: the budget that was asked for, if less is free.
+        requested: the budget that was asked for, if less is free.
     """
 
     size: int
-    stated: int | None = None
+    requested: int | None = None
 
     @classmethod
     def parse(cls, text: "str | int | MemoryBudget", what: str = "memory budget") -> "MemoryBudget":
@@ -80,12 +80,12 @@ class MemoryBudget:
 
     def within(self, free: int) -> "MemoryBudget":
         """Returns this budget, limited to `free` bytes."""
-        return self if self.size <= free else MemoryBudget(free, stated=self.size)
+        return self if self.size <= free else MemoryBudget(free, requested=self.size)
 
     def __str__(self) -> str:
-        if self.stated is None:
+        if self.requested is None:
             return gigabytes(self.size)
-        return f"{gigabytes(self.stated)}, of which other programs leave {gigabytes(self.size)}"
+        return f"{gigabytes(self.requested)}, of which other programs leave {gigabytes(self.size)}"
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Choice:
         dtype: the base model's; "nf4" if its linear layers are in 4 bits.
         options: what is held in memory at once.
         footprint: the peak memory, by purpose.
-        on_host: bytes of the host's memory that a training on a GPU takes besides; 0 on the CPU.
+        host_memory: bytes of the host's memory that a training on a GPU takes besides; 0 on the CPU.
         seconds: estimated time of the training; None if unknown.
     """
 
@@ -105,7 +105,7 @@ class Choice:
     dtype: str
     options: MemoryOptions
     footprint: Footprint
-    on_host: int
+    host_memory: int
     seconds: float | None
 
     @property
@@ -114,7 +114,7 @@ class Choice:
         return self.footprint.total
 
     @property
-    def how(self) -> str:
+    def description(self) -> str:
         """A description in words."""
         options = self.options
         adapter = f"LoRA of rank {self.recipe.r} on {self.dtype}" if self.recipe.method == "lora" else "all weights"
@@ -122,11 +122,11 @@ class Choice:
         if options.checkpoints:
             plural = "s" * (options.checkpoints > 1)
             words.append(f"activations of {options.checkpoints} block{plural} computed again")
-        elif options.in_pieces:
+        elif options.small_buffers:
             words.append("the loss in smaller chunks")
         if options.offload:
             words.append("their inputs in the host's memory")
-        if options.blocks_in_pieces:
+        if options.chunked_blocks:
             words.append("blocks in pieces")
         if options.moments_in_8_bits:
             words.append("moments in 8 bits")
@@ -135,7 +135,7 @@ class Choice:
     def to_dict(self) -> dict:
         """Returns the choice as JSON-ready values."""
         chosen = {"method": self.recipe.method, "r": self.recipe.r, "dtype": self.dtype, **asdict(self.options)}
-        figures = {"peak": self.peak, "on_host": self.on_host, "seconds": self.seconds}
+        figures = {"peak": self.peak, "host_memory": self.host_memory, "seconds": self.seconds}
         return chosen | figures | {"footprint": asdict(self.footprint)}
 
 
@@ -146,11 +146,11 @@ class Plan:
     Attributes:
         model, device: what is trained, and where.
         budget: available bytes: what was asked for, or what is free if that is less.
-        stated_budget: bytes that were asked for, if less is free; else None.
+        requested_budget: bytes that were asked for, if less is free; else None.
         chosen: the way to train.
-        dearer: the next choice for the same recipe that is faster or learns more, and needs more memory; None if there
+        larger: the next choice for the same recipe that is faster or learns more, and needs more memory; None if there
             is none.
-        cheaper: the next choice that needs less memory; None if there is none.
+        smaller: the next choice that needs less memory; None if there is none.
         full: how to train all weights instead of an adapter within the budget; None if that does not fit.
         gpu: memory in bytes of the GPU that the plan is for, if that is not here; None for this machine.
     """
@@ -158,19 +158,19 @@ class Plan:
     model: str
     device: str
     budget: int
-    stated_budget: int | None
+    requested_budget: int | None
     chosen: Choice
-    dearer: Choice | None
-    cheaper: Choice | None
+    larger: Choice | None
+    smaller: Choice | None
     full: Choice | None
     gpu: int | None = None
 
     def to_dict(self) -> dict:
         """Returns the plan as JSON-ready values."""
-        others = {name: getattr(self, name) for name in ("dearer", "cheaper", "full")}
-        place = {"model": self.model, "device": self.device, "gpu": self.gpu, "budget": self.budget}
+        others = {name: getattr(self, name) for name in ("larger", "smaller", "full")}
+        target = {"model": self.model, "device": self.device, "gpu": self.gpu, "budget": self.budget}
         return (
-            place
+            target
             | self.chosen.to_dict()
             | {name: None if other is None else other.to_dict() for name, other in others.items()}
         )
@@ -196,37 +196,37 @@ def make_plan(
         MachineError: nothing fits; the message says what would.
     """
     candidates = _Candidates(shape, dataset, schedules, recipe, target)
-    dearer = chosen = cheaper = None
-    for one in _useful(one for one in candidates.of(recipe) if one.on_host <= target.host):
+    larger = chosen = smaller = None
+    for one in _ever_smaller(one for one in candidates.of(recipe) if one.host_memory <= target.host):
         if chosen is not None:
-            cheaper = one
+            smaller = one
             break
         if one.peak <= budget.size:
             chosen = one
         else:
-            dearer = one
-    if chosen is None and dearer is None:
+            larger = one
+    if chosen is None and larger is None:
         raise _host_is_full(candidates, recipe)
     if chosen is None:
-        raise _nothing_fits(candidates, dearer, budget)
+        raise _nothing_fits(candidates, larger, budget)
     may_be_full = recipe.method == "lora" and not recipe.load_in_4bit
     fulls = candidates.of(recipe.replace(method="full")) if may_be_full else []
-    full = next((one for one in fulls if one.peak <= budget.size and one.on_host <= target.host), None)
-    chosen, dearer, cheaper, full = (_as_known(one, target) for one in (chosen, dearer, cheaper, full))
+    full = next((one for one in fulls if one.peak <= budget.size and one.host_memory <= target.host), None)
+    chosen, larger, smaller, full = (_without_unknown_time(one, target) for one in (chosen, larger, smaller, full))
     return Plan(
         model=shape.name,
         device=target.device.type,
         budget=budget.size,
-        stated_budget=budget.stated,
+        requested_budget=budget.requested,
         chosen=chosen,
-        dearer=dearer,
-        cheaper=cheaper,
+        larger=larger,
+        smaller=smaller,
         full=full,
         gpu=target.gpu,
     )
 
 
-def _as_known(one: Choice | None, target: Target) -> Choice | None:
+def _without_unknown_time(one: Choice | None, target: Target) -> Choice | None:
     """Removes the time from a choice if the target's speed is unknown."""
     return one if one is None or target.gpu is None else replace(one, seconds=None)
 
@@ -245,29 +245,32 @@ class _Candidates:
         # The schedules do not depend on the other choices, so each row limit is laid out once.
         setup = self._setup(recipe)
         padded_to = None if setup.is_hoisted else dataset.context_length
-        self._works: dict[int, Work] = {}
+        self._work_by_max_rows: dict[int, Work] = {}
         for max_rows in _limits(setup, dataset):
             limit = RowLimit.on(target.device, max_rows, padded_to)
             for schedule in schedules:
                 schedule.lay_out(limit)
-            self._works[max_rows] = Work.of(schedules, on_gpu=setup.on_gpu, in_graphs=setup.on_gpu and setup.is_hoisted)
+            self._work_by_max_rows[max_rows] = Work.of(
+                schedules, on_gpu=setup.on_gpu, has_graphs=setup.on_gpu and setup.is_hoisted
+            )
 
     def of(self, recipe: Recipe) -> Iterator[Choice]:
         """Yields all choices, the fastest first; those that give up some of what is learnt come last, step by step."""
-        settled = recipe.settled()
-        recipes = [settled]
-        yield from self._all_options(settled, in_8_bits=False)
+        with_defaults = recipe.with_defaults()
+        recipes = [with_defaults]
+        yield from self._all_options(with_defaults, in_8_bits=False)
         if (
-            settled.method == "lora"
+            with_defaults.method == "lora"
             and recipe.load_in_4bit is None
             and self.takes_4_bits
             and self.target.has_bitsandbytes
         ):
-            recipes.append(settled.replace(load_in_4bit=True))
-        if settled.method == "lora" and recipe.r is None:
+            recipes.append(with_defaults.replace(load_in_4bit=True))
+        if with_defaults.method == "lora" and recipe.r is None:
             # Keeps the scale of the adapter's product, lora_alpha / r.
             recipes += [
-                recipes[-1].replace(r=r, lora_alpha=max(1, settled.lora_alpha * r // settled.r)) for r in LOWER_RANKS
+                recipes[-1].replace(r=r, lora_alpha=max(1, with_defaults.lora_alpha * r // with_defaults.r))
+                for r in LOWER_RANKS
             ]
         for one in recipes:
             yield from self._all_options(one, in_8_bits=True)
@@ -275,34 +278,37 @@ class _Candidates:
     def _all_options(self, recipe: Recipe, *, in_8_bits: bool) -> list[Choice]:
         """Returns all choices that learn the same, the fastest first."""
         setup = self._setup(recipe)
-        most = len(self.shape.blocks) - 1 if setup.is_hoisted else 0
-        ways = [{"checkpoints": checkpoints} for checkpoints in _shares(most)]
-        if setup.on_gpu and most:
-            offloaded = ways[-1] | {"offload": True}
-            ways += [offloaded, offloaded | {"blocks_in_pieces": True}]
-        all_options = [MemoryOptions(max_rows=next(iter(self._works)), moments_in_8_bits=in_8_bits)]
+        max_checkpoints = len(self.shape.blocks) - 1 if setup.is_hoisted else 0
+        alternatives = [{"checkpoints": checkpoints} for checkpoints in _shares(max_checkpoints)]
+        if setup.on_gpu and max_checkpoints:
+            offloaded = alternatives[-1] | {"offload": True}
+            alternatives += [offloaded, offloaded | {"chunked_blocks": True}]
+        all_options = [MemoryOptions(max_rows=next(iter(self._work_by_max_rows)), moments_in_8_bits=in_8_bits)]
         all_options += [
-            MemoryOptions(max_rows=max_rows, in_pieces=True, moments_in_8_bits=in_8_bits, **way)
-            for max_rows in self._works
-            for way in ways
+            MemoryOptions(max_rows=max_rows, small_buffers=True, moments_in_8_bits=in_8_bits, **alternative)
+            for max_rows in self._work_by_max_rows
+            for alternative in alternatives
         ]
         # If each micro-batch is a step, fewest micro-batches come first: closest to the steps that the recipe asks for.
         cuts_steps = setup.updates_in_backward
         choices = [self._choice(replace(setup, options=options)) for options in all_options]
         return sorted(
-            choices, key=lambda one: (cuts_steps and self._works[one.options.max_rows].micro_batches, one.seconds)
+            choices,
+            key=lambda one: (cuts_steps and self._work_by_max_rows[one.options.max_rows].micro_batches, one.seconds),
         )
 
     def _choice(self, setup: TrainingSetup) -> Choice:
-        work, recipe = self._works[setup.options.max_rows], setup.recipe
+        work, recipe = self._work_by_max_rows[setup.options.max_rows], setup.recipe
         footprint = Footprint.of(setup, work.trained, work.evaluated, self.target.context, has_folds=self._has_folds)
         dtype = "nf4" if recipe.load_in_4bit else str(self.target.dtype).removeprefix("torch.")
-        on_host = host_bytes(setup, work.trained, has_folds=self._has_folds)
-        return Choice(recipe, dtype, setup.options, footprint, on_host, _seconds(setup, work, self.target.rate))
+        host_memory = host_bytes(setup, work.trained, has_folds=self._has_folds)
+        return Choice(recipe, dtype, setup.options, footprint, host_memory, _seconds(setup, work, self.target.rate))
 
     def _setup(self, recipe: Recipe) -> TrainingSetup:
         target = self.target
-        return TrainingSetup(self.shape, recipe.settled(), target.on_gpu, target.has_kernels, target.dtype.itemsize)
+        return TrainingSetup(
+            self.shape, recipe.with_defaults(), target.on_gpu, target.has_kernels, target.dtype.itemsize
+        )
 
 
 def _seconds(setup: TrainingSetup, work: Work, rate: float) -> float:
@@ -311,20 +317,20 @@ def _seconds(setup: TrainingSetup, work: Work, rate: float) -> float:
     Per parameter, a token takes 2 operations forward, 2 for the input's gradient, 2 for the weight's gradient if all
     weights are trained, and 2 where it is recomputed.
     """
-    parameters, again = setup.shape.parameters, setup.computed_again
-    passes = (2 if setup.is_lora else 3) * parameters + again
+    parameters, num_recomputed = setup.shape.parameters, setup.recomputed_parameters
+    passes = (2 if setup.is_lora else 3) * parameters + num_recomputed
     tokens = work.trained_tokens
     if setup.recipe.load_in_4bit:
-        times = -(-setup.options.max_rows // ROWS) if setup.options.blocks_in_pieces else 1
+        times = -(-setup.options.max_rows // CHUNK_ROWS) if setup.options.chunked_blocks else 1
         tokens += TOKENS_PER_DEQUANTISATION * work.micro_batches * times
-    if setup.options.in_pieces:
-        tokens *= IN_PIECES
-    if setup.options.blocks_in_pieces:
-        tokens *= BLOCKS_IN_PIECES
+    if setup.options.small_buffers:
+        tokens *= SMALL_BUFFERS_SLOWDOWN
+    if setup.options.chunked_blocks:
+        tokens *= CHUNKED_BLOCKS_SLOWDOWN
     operations = 2 * (passes * tokens + parameters * work.evaluated_tokens)
     seconds = (OVERHEAD_GPU if setup.on_gpu else OVERHEAD_CPU) * operations / rate
     if setup.on_gpu:
-        layers = len(setup.shape.blocks) * (1 + again / parameters / 2)
+        layers = len(setup.shape.blocks) * (1 + num_recomputed / parameters / 2)
         seconds = max(seconds, SECONDS_PER_LAYER * layers * work.micro_batches)
     copies = setup.offloaded_per_token * work.trained_tokens / HOST_RATE
     # To the host in the forward pass, a third of the work, and back in the backward pass.
@@ -351,17 +357,17 @@ def _limits(setup: TrainingSetup, dataset: Dataset) -> Iterator[int]:
     yield longest
 
 
-def _useful(choices: Iterable[Choice]) -> Iterator[Choice]:
+def _ever_smaller(choices: Iterable[Choice]) -> Iterator[Choice]:
     """Yields the choices that need less memory than all before them."""
-    least = None
+    smallest = None
     for one in choices:
-        if least is None or one.peak < least:
-            least = one.peak
+        if smallest is None or one.peak < smallest:
+            smallest = one.peak
             yield one
 
 
 def _host_is_full(candidates: _Candidates, recipe: Recipe) -> MachineError:
-    needed = min(one.on_host for one in candidates.of(recipe))
+    needed = min(one.host_memory for one in candidates.of(recipe))
     adapter = ", or train an adapter" if recipe.method == "full" else ""
     return MachineError(
         f"To adapt {candidates.shape.name!r} with the recipe {recipe.name!r} takes about {gigabytes(needed)} of the "
@@ -370,23 +376,23 @@ def _host_is_full(candidates: _Candidates, recipe: Recipe) -> MachineError:
     )
 
 
-def _nothing_fits(candidates: _Candidates, least: Choice, budget: MemoryBudget) -> MachineError:
-    shape, target, recipe, outside = candidates.shape, candidates.target, least.recipe, least.footprint.context
+def _nothing_fits(candidates: _Candidates, smallest: Choice, budget: MemoryBudget) -> MachineError:
+    shape, target, recipe, outside = candidates.shape, candidates.target, smallest.recipe, smallest.footprint.context
     limit = "the GPU has" if target.gpu == budget.size else "the memory budget is"
-    needs_another = target.gpu is not None and least.peak > target.gpu
-    enough = f"{'take a GPU with' if needs_another else 'raise the budget to'} {least.peak / 1e9 + 0.05:.1f} GB"
-    ways = ["close other programs" if least.peak <= (budget.stated or 0) else enough]
+    needs_another = target.gpu is not None and smallest.peak > target.gpu
+    enough = f"{'take a GPU with' if needs_another else 'raise the budget to'} {smallest.peak / 1e9 + 0.05:.1f} GB"
+    alternatives = ["close other programs" if smallest.peak <= (budget.requested or 0) else enough]
     if budget.size > outside:
-        share = (budget.size - outside) / (least.peak - outside)
-        ways.append(f"choose a model of at most about {share * shape.parameters / 1e9:.2g} billion parameters")
+        share = (budget.size - outside) / (smallest.peak - outside)
+        alternatives.append(f"choose a model of at most about {share * shape.parameters / 1e9:.2g} billion parameters")
     if recipe.method == "lora" and not recipe.load_in_4bit:
         in_4_bits = candidates.of(recipe.replace(load_in_4bit=True))
         if candidates.takes_4_bits and any(one.peak <= budget.size for one in in_4_bits):
             install = "" if target.has_bitsandbytes else f", after {INSTALL_4_BITS}"
-            ways.append(f"load the model in 4 bits{install}")
-    *but_last, last = ways
+            alternatives.append(f"load the model in 4 bits{install}")
+    *but_last, last = alternatives
     return MachineError(
         f"{shape.name!r} has {shape.parameters / 1e9:.2f} billion parameters and needs about "
-        f"{gigabytes(least.peak)} to adapt with the recipe {recipe.name!r} even with as little memory as it can, "
+        f"{gigabytes(smallest.peak)} to adapt with the recipe {recipe.name!r} even with as little memory as it can, "
         f"but {limit} {budget}; {', '.join(but_last)}{' or ' if but_last else ''}{last}."
     )

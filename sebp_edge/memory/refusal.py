@@ -7,7 +7,7 @@ from sebp_edge.machine import devices
 from sebp_edge.memory.footprint import Footprint
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.models.catalog import ModelReference
-from sebp_edge.models.loading import model_of_shape
+from sebp_edge.models.loading import model_from_config
 from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
 from sebp_edge.rows.buckets import Bucket
@@ -21,7 +21,7 @@ def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.d
         MachineError: it does not fit; the message has the figures.
         ModelError: the model's config is not available, or is no decoder's.
     """
-    shape = DecoderShape.of(model_of_shape(reference), reference.name)
+    shape = DecoderShape.of(model_from_config(reference), reference.name)
     needed, free = _needed(shape, recipe, device), devices.free_memory(device)
     if needed > free:
         why = " (this GPU has no bf16, so weights take 4 bytes each)" if devices.lacks_bf16(device) else ""
@@ -35,5 +35,5 @@ def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.d
 
 def _needed(shape: DecoderShape, recipe: Recipe, device: torch.device) -> int:
     on_gpu, itemsize = device.type == "cuda", devices.pick_dtype(device).itemsize
-    setup = TrainingSetup(shape, recipe.settled(), on_gpu, has_kernels=on_gpu, itemsize=itemsize)
-    return Footprint.of(setup, [Bucket(1, 1, 1, 1)], [], context=0).without_activations
+    setup = TrainingSetup(shape, recipe.with_defaults(), on_gpu, has_kernels=on_gpu, itemsize=itemsize)
+    return Footprint.of(setup, [Bucket(1, 1, 1, 1)], [], context=0).minimum

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.shape import DecoderShape
-from sebp_edge.patches.checkpoints import parameters_run_again
+from sebp_edge.patches.checkpoints import parameters_recomputed
 from sebp_edge.patches.execution import Execution
-from sebp_edge.patches.mlp_pieces import parameters_run_again_in_pieces
+from sebp_edge.patches.mlp_chunks import parameters_recomputed_in_chunks
 from sebp_edge.recipe import Recipe
 
 
@@ -59,13 +59,13 @@ class TrainingSetup:
         return self.updates_in_backward or self.options.moments_in_8_bits
 
     @property
-    def computed_again(self) -> int:
+    def recomputed_parameters(self) -> int:
         """Number of parameters that the backward pass multiplies by again, to recompute checkpoints and pieces."""
         blocks, number = self.shape.blocks, self.options.checkpoints
-        again = sum(map(parameters_run_again, blocks[:number]))
-        if self.options.blocks_in_pieces:
-            again += sum(map(parameters_run_again_in_pieces, blocks[number:]))
-        return again
+        num_recomputed = sum(map(parameters_recomputed, blocks[:number]))
+        if self.options.chunked_blocks:
+            num_recomputed += sum(map(parameters_recomputed_in_chunks, blocks[number:]))
+        return num_recomputed
 
     @property
     def offloaded_per_token(self) -> int:

@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.architecture import blocks_of, is_linear, is_norm
 from sebp_edge.models.catalog import ModelReference
-from sebp_edge.models.loading import model_of_shape
-from sebp_edge.models.shape import DecoderShape, Kind
+from sebp_edge.models.loading import model_from_config
+from sebp_edge.models.shape import BlockKind, DecoderShape
 from sebp_edge.models.small_copy import small_copy
-from sebp_edge.patches.attention import OwnAttention
+from sebp_edge.patches.attention import FusedAttention
 from sebp_edge.patches.norms_and_mlps import SmallOps
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import RowPlan
-from sebp_edge.sparse.copy_trial import why_not_on_a_copy
+from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.sparse.hoist import Hoisted
 
-# Path prefix of an MLP that can run in pieces (see `MlpPieces`).
+# Path prefix of an MLP that can run in pieces (see `ChunkedMlps`).
 MLP = "mlp."
 
 
@@ -35,7 +35,7 @@ def read_shape(reference: ModelReference) -> DecoderShape:
     Raises:
         ModelError: its config is not available, or it is no decoder.
     """
-    model = model_of_shape(reference)
+    model = model_from_config(reference)
     shape = DecoderShape.of(model, reference.name)
     blocks = blocks_of(model)
     kinds = _kinds_of(model) if blocks else []
@@ -50,28 +50,28 @@ def _names(block: nn.Module) -> list[str]:
     return [name for name, _ in block.named_parameters()]
 
 
-def _kinds_of(decoder: nn.Module) -> list[tuple[list[str], Kind | None]]:
+def _kinds_of(decoder: nn.Module) -> list[tuple[list[str], BlockKind | None]]:
     """Returns for each block the kind and the parameter names of its counterpart in a small copy.
 
     Empty if no copy runs on active rows.
     """
-    if why_not_on_a_copy(decoder) is not None:
+    if find_copy_mismatch(decoder) is not None:
         return []
     try:
         model, layers = small_copy(decoder.config, type(decoder))
-        own = {module for module, _ in SmallOps(model).stand_ins()}
+        own_modules = {module for module, _ in SmallOps(model).replacements()}
         input_ids_BT = torch.arange(2, 98).view(2, 48)
         tokens = ActiveTokens.gather(input_ids_BT, RowPlan.from_labels(input_ids_BT))
         with Hoisted(model) as hoisted:
-            own |= set(OwnAttention(model).stand_ins())
-            found = [(block, _Calls(block)) for block in blocks_of(model)]
+            own_modules |= set(FusedAttention(model).replacements())
+            found = [(block, _CallRecorder(block)) for block in blocks_of(model)]
             with torch.no_grad():
                 hoisted.row_losses(tokens)
     except (SparsityError, TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError):
         # A class that does not take small sizes or a decoder's calls is counted by its linear layers.
         return []
     has_rotary = any("rotary" in name for name, _ in model.named_modules())
-    kinds = [(_names(block), calls.kind(own, has_rotary)) for block, calls in found]
+    kinds = [(_names(block), calls.kind(own_modules, has_rotary)) for block, calls in found]
     return [kinds[layer] for layer in layers]
 
 
@@ -79,7 +79,7 @@ def _is_norm(module: nn.Module) -> bool:
     return is_norm(module) or type(module).__name__.endswith("Norm")
 
 
-class _Calls:
+class _CallRecorder:
     """Records the calls of a block's norms and linear layers in order, with their inputs and outputs."""
 
     def __init__(self, block: nn.Module):
@@ -87,31 +87,31 @@ class _Calls:
         self._calls: list[tuple[str, Tensor, Tensor]] = []
         for path, module in self._modules.items():
             if is_linear(module) or _is_norm(module):
-                module.register_forward_hook(partial(self._note, path))
+                module.register_forward_hook(partial(self._record, path))
 
-    def _note(self, path: str, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+    def _record(self, path: str, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         self._calls.append((path, inputs[0], output))
 
-    def kind(self, own: set[nn.Module], has_rotary: bool) -> Kind | None:
+    def kind(self, own_modules: set[nn.Module], has_rotary: bool) -> BlockKind | None:
         """Returns the kind that the calls show; None unless they have the form of attention followed by an MLP.
 
         Args:
-            own: the modules that run on our operations.
+            own_modules: the modules that run on our operations.
             has_rotary: whether the model has rotary embeddings.
         """
         linears = [path for path, _, _ in self._calls if is_linear(self._modules[path])]
         mlp = [path for path in linears if path.startswith(MLP)]
         attention = [path for path in linears if not path.startswith(MLP)]
-        if len(attention) < 2 or len(mlp) < 2 or len(set(linears)) < len(linears) or self._has_others():
+        if len(attention) < 2 or len(mlp) < 2 or len(set(linears)) < len(linears) or self._has_other_matrices():
             return None
         first_layers = {*attention[:-1], *mlp[:-1]}
-        within = attention[-1].rpartition(".")[0] + "."
-        norms = [path for path in dict(self._of_norms()) if not path.startswith(within)]
+        attention_prefix = attention[-1].rpartition(".")[0] + "."
+        norms = [path for path in dict(self._norm_calls()) if not path.startswith(attention_prefix)]
         outputs = {gave.data_ptr() for path, _, gave in self._calls if path in norms}
         read_by_norms = {read.data_ptr() for path, read, _ in self._calls if path in norms}
         read_by_linears = {read.data_ptr() for path, read, _ in self._calls if path in first_layers}
-        of_norms = [self._modules[path] for path in norms]
-        return Kind(
+        norm_modules = [self._modules[path] for path in norms]
+        return BlockKind(
             attention_in=tuple(attention[:-1]),
             attention_out=attention[-1],
             mlp_in=tuple(mlp[:-1]),
@@ -119,20 +119,20 @@ class _Calls:
             reads=len(read_by_norms | (read_by_linears - outputs)),
             norm_outputs=len(read_by_linears & outputs),
             norms=len(norms),
-            has_own_norms=own.issuperset(of_norms),
-            has_layer_norms=all(isinstance(norm, nn.LayerNorm) for norm in of_norms),
-            has_head_norms=any(path.startswith(within) for path, _ in self._of_norms()),
+            has_fused_norms=own_modules.issuperset(norm_modules),
+            has_layer_norms=all(isinstance(norm, nn.LayerNorm) for norm in norm_modules),
+            has_head_norms=any(path.startswith(attention_prefix) for path, _ in self._norm_calls()),
             has_rotary=has_rotary,
-            attends_in_place=self._modules.get(within[:-1]) in own,
-            has_own_mlp=self._modules.get(MLP[:-1]) in own,
+            has_fused_attention=self._modules.get(attention_prefix[:-1]) in own_modules,
+            has_fused_mlp=self._modules.get(MLP[:-1]) in own_modules,
         )
 
-    def _of_norms(self) -> Iterator[tuple[str, nn.Module]]:
+    def _norm_calls(self) -> Iterator[tuple[str, nn.Module]]:
         for path, _, _ in self._calls:
             if _is_norm(self._modules[path]):
                 yield path, self._modules[path]
 
-    def _has_others(self) -> bool:
+    def _has_other_matrices(self) -> bool:
         """Whether the block has matrices outside the layers that were called."""
         called = {self._modules[path] for path, _, _ in self._calls}
         known = {parameter for module in called for parameter in module.parameters(recurse=False)}

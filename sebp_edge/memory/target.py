@@ -40,7 +40,7 @@ class Target:
     gpu: int | None = None
 
     @classmethod
-    def here(cls, device: torch.device, context: int) -> "Target":
+    def this_machine(cls, device: torch.device, context: int) -> "Target":
         """Describes a device of this machine; measures its speed."""
         dtype, on_gpu = devices.pick_dtype(device), device.type == "cuda"
         return cls(
@@ -54,7 +54,7 @@ class Target:
         )
 
     @classmethod
-    def elsewhere(cls, gpu: int) -> "Target":
+    def absent_gpu(cls, gpu: int) -> "Target":
         """Describes an NVIDIA GPU, Ampere or newer, with `gpu` bytes; nothing else is known of its machine."""
         return cls(
             device=torch.device("cuda"),
@@ -62,7 +62,7 @@ class Target:
             has_kernels=True,
             has_bitsandbytes=True,
             rate=_RATE,
-            context=process.CONTEXT + stacks.ENOUGH * _THREADS,
+            context=process.CONTEXT + stacks.LOWERED * _THREADS,
             host=math.inf,
             gpu=gpu,
         )

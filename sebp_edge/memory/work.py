@@ -28,28 +28,28 @@ class Work:
     evaluated_tokens: float
 
     @classmethod
-    def of(cls, schedules: Iterable[Schedule], *, on_gpu: bool, in_graphs: bool) -> "Work":
+    def of(cls, schedules: Iterable[Schedule], *, on_gpu: bool, has_graphs: bool) -> "Work":
         """Counts the work of schedules, which must be laid out."""
         trained: list[Bucket] = []
         evaluated: list[Bucket] = []
         evaluated_tokens = 0.0
         for schedule in schedules:
-            needed = [_needed(micro_batch.sizes, in_graphs) for micro_batch in schedule.trained]
-            trained += _filled(needed) if in_graphs else needed
+            needed = [_size_of(micro_batch.sizes, has_graphs) for micro_batch in schedule.trained]
+            trained += _filled(needed) if has_graphs else needed
             for times, micro_batch in schedule.evaluated:
-                evaluated.append(_needed(micro_batch.sizes, in_graphs))
+                evaluated.append(_size_of(micro_batch.sizes, has_graphs))
                 evaluated_tokens += times * _cost(evaluated[-1], on_gpu)
         return cls(
-            trained=_largest(trained, in_graphs),
-            evaluated=_largest(evaluated, in_graphs),
+            trained=_largest(trained, has_graphs),
+            evaluated=_largest(evaluated, has_graphs),
             micro_batches=len(trained),
             trained_tokens=sum(_cost(sizes, on_gpu) for sizes in trained),
             evaluated_tokens=evaluated_tokens,
         )
 
 
-def _needed(sizes: Bucket, in_graphs: bool) -> Bucket:
-    return Bucket.holding(*sizes) if in_graphs else sizes
+def _size_of(sizes: Bucket, has_graphs: bool) -> Bucket:
+    return Bucket.holding(*sizes) if has_graphs else sizes
 
 
 def _filled(needed: list[Bucket]) -> list[Bucket]:
@@ -58,11 +58,11 @@ def _filled(needed: list[Bucket]) -> list[Bucket]:
     return [next(bucket for bucket in buckets if bucket.holds(own)) for own in needed]
 
 
-def _largest(sizes: list[Bucket], in_graphs: bool) -> list[Bucket]:
+def _largest(sizes: list[Bucket], has_graphs: bool) -> list[Bucket]:
     found: list[Bucket] = []
     # Descending: all sizes that may hold another come before it.
     for own in sorted(set(sizes), reverse=True):
-        if in_graphs or not any(other.holds(own) for other in found):
+        if has_graphs or not any(other.holds(own) for other in found):
             found.append(own)
     return sorted(found)
 

@@ -28,7 +28,7 @@ class Adaptation(Protocol):
     def save(self, folder: Path) -> None:
         """Writes the trained weights into an existing folder, as safetensors."""
 
-    def set_aside(self) -> AbstractContextManager:
+    def disabled(self) -> AbstractContextManager:
         """Context in which the model computes as the base model alone."""
 
     def detach(self) -> None:
@@ -48,7 +48,7 @@ def load(base: BaseModel, folder: Path) -> Adaptation:
     """
     for kind in (LoraAdapter, FullWeights):
         if (folder / kind.MARKER).is_file():
-            return kind.saved(base, folder)
+            return kind.from_folder(base, folder)
     raise AdapterError(f"{folder.name!r} holds no adapter: neither {LoraAdapter.MARKER} nor {FullWeights.MARKER}.")
 
 
@@ -58,7 +58,7 @@ def saved_bytes(base: BaseModel, recipe: Recipe) -> int:
         return num_parameters(base.model) * base.dtype.itemsize
     head = base.model.get_output_embeddings()
     adapted = (layer for layer in base.model.modules() if isinstance(layer, nn.Linear) and layer is not head)
-    return sum(4 * recipe.settled().r * (layer.in_features + layer.out_features) for layer in adapted)
+    return sum(4 * recipe.with_defaults().r * (layer.in_features + layer.out_features) for layer in adapted)
 
 
 def trainable(adaptation: Adaptation) -> list[nn.Parameter]:

@@ -89,7 +89,7 @@ def head_size_of(config: PretrainedConfig) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def behind_attention(block: nn.Module | None) -> nn.Module | None:
+def first_module_after_attention(block: nn.Module | None) -> nn.Module | None:
     """Returns the first module after the attention of an encoder's block: from there on all work row by row.
 
     That is the output projection and its norm in BERT and RoBERTa, and the norm in DistilBERT. None if unknown.
@@ -98,7 +98,7 @@ def behind_attention(block: nn.Module | None) -> nn.Module | None:
     return getattr(attention, "output", None) or getattr(block, "sa_layer_norm", None)
 
 
-def is_called_causal(model: nn.Module) -> bool:
+def is_causal_by_name(model: nn.Module) -> bool:
     """Whether a model is causal by its class name and its config: no logit row depends on later rows.
 
     Models are excluded whose config allows bidirectional attention, or adds a router's loss over all rows.
@@ -124,7 +124,7 @@ def _is_encoder(model: nn.Module) -> bool:
     return getattr(getattr(model, "config", None), "model_type", None) in ENCODERS
 
 
-def layers_behind_attention(model: nn.Module) -> set[nn.Module]:
+def layers_after_attention(model: nn.Module) -> set[nn.Module]:
     """Returns the modules that work row by row and feed only the head.
 
     These are the head's own, and the last block's except those of keys and values. A block whose projections of keys

@@ -97,7 +97,7 @@ def resolve(model: str | Path) -> ModelReference:
     raise ModelError(f"Unknown model {name!r}; {suggest(name.lower(), CATALOG)}")
 
 
-def resolve_shape(model: str | Path) -> ModelReference:
+def resolve_config(model: str | Path) -> ModelReference:
     """Like `resolve`, for uses that need a config only: `model` may also be the path of a config.json.
 
     Raises:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import BaseModelMismatch, ModelError
 from sebp_edge.models.loading import BaseModel, without_progress_bars
-from sebp_edge.models.weights import blamed_on_adapter, read_weights, refuse_non_finite
+from sebp_edge.models.weights import raising_adapter_error, read_weights, refuse_non_finite
 
 
 class FullWeights:
@@ -24,7 +24,7 @@ class FullWeights:
             )
         self.model = base.model
         self._dtype, self._tokenizer = base.dtype, base.tokenizer
-        self._before = {name: tensor.to("cpu", copy=True) for name, tensor in _tensors(self.model)}
+        self._cpu_weights = {name: tensor.to("cpu", copy=True) for name, tensor in _tensors(self.model)}
 
     @classmethod
     def fresh(cls, base: BaseModel) -> "FullWeights":
@@ -34,14 +34,14 @@ class FullWeights:
         return weights
 
     @classmethod
-    def saved(cls, base: BaseModel, folder: Path) -> "FullWeights":
+    def from_folder(cls, base: BaseModel, folder: Path) -> "FullWeights":
         """Loads a saved model's weights into the base model.
 
         Raises:
             BaseModelMismatch: its tensors are not this base model's; the base model is unchanged.
             AdapterError: its file is damaged or holds NaN or infinity; the base model is unchanged.
         """
-        with blamed_on_adapter(folder):
+        with raising_adapter_error(folder):
             found = read_weights(folder / cls.MARKER)
         expected = dict(_tensors(base.model))
         if {name: tensor.shape for name, tensor in found.items()} != {n: t.shape for n, t in expected.items()}:
@@ -69,7 +69,7 @@ class FullWeights:
         self._tokenizer.save_pretrained(folder)
 
     @contextmanager
-    def set_aside(self) -> Iterator[None]:
+    def disabled(self) -> Iterator[None]:
         """Context in which the model has the base model's weights; the trained ones are kept on the CPU meanwhile."""
         exchanged = []
         try:
@@ -83,13 +83,13 @@ class FullWeights:
 
     def _exchange(self, name: str, parameter: Tensor) -> None:
         waiting = parameter.detach().to("cpu", copy=True)
-        parameter.data.copy_(self._before[name])
-        self._before[name] = waiting
+        parameter.data.copy_(self._cpu_weights[name])
+        self._cpu_weights[name] = waiting
 
     def detach(self) -> None:
         """Restores the base model's weights."""
         for name, tensor in _tensors(self.model):
-            tensor.copy_(self._before[name])
+            tensor.copy_(self._cpu_weights[name])
         self.model.requires_grad_(False)
 
 

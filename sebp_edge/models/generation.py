@@ -15,9 +15,9 @@ from transformers import (
 )
 
 from sebp_edge.errors import Interrupted, TextsError
-from sebp_edge.models.loading import padding_of, refuse_unknown_tokens
+from sebp_edge.models.loading import pad_token_id_of, refuse_unknown_tokens
 from sebp_edge.models.sampling import Sampling
-from sebp_edge.models.writing import Writing
+from sebp_edge.models.text_stream import TextStream
 
 
 class NonFiniteLogits(ArithmeticError):
@@ -54,31 +54,31 @@ def generate_text(
         raise TextsError(f"The prompt has {length} tokens; this model takes 1 to {limit - 1}, so give another.")
     refuse_unknown_tokens(model, input_ids)
     ends = sorted({*end_ids, *_end_ids(model)})
-    writing = Writing(tokenizer, sampling.stop, on_text or (lambda piece: None))
+    text_stream = TextStream(tokenizer, sampling.stop, on_text or (lambda piece: None))
     config = sampling.config(
         min(sampling.max_new_tokens, limit - length),
         eos_token_id=ends or None,
-        pad_token_id=padding_of(tokenizer, model),
+        pad_token_id=pad_token_id_of(tokenizer, model),
         bos_token_id=model.generation_config.bos_token_id,
     )
     prompt = torch.tensor([input_ids], device=model.device)
     try:
-        with _random_state(model.device, sampling.seed), _only(config, model):
+        with _random_state(model.device, sampling.seed), _only_config(config, model):
             model.generate(
                 prompt,
                 attention_mask=torch.ones_like(prompt),
                 generation_config=config,
-                logits_processor=LogitsProcessorList([_Finite()]),
-                stopping_criteria=StoppingCriteriaList([_Written(writing, length, set(ends), check)]),
+                logits_processor=LogitsProcessorList([_RequireFinite()]),
+                stopping_criteria=StoppingCriteriaList([_StopAtEnd(text_stream, length, set(ends), check)]),
             )
     except KeyboardInterrupt as stop:
-        writing.end()
-        raise Interrupted("Interrupted; what was written so far is not complete.", text=writing.text) from stop
-    writing.end()
-    return writing.text
+        text_stream.end()
+        raise Interrupted("Interrupted; what was written so far is not complete.", text=text_stream.text) from stop
+    text_stream.end()
+    return text_stream.text
 
 
-class _Finite(LogitsProcessor):
+class _RequireFinite(LogitsProcessor):
     """Raises NonFiniteLogits if the largest logit is not finite; masked tokens may have -inf."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -87,18 +87,18 @@ class _Finite(LogitsProcessor):
         return scores
 
 
-class _Written(StoppingCriteria):
-    """Passes each new token to `Writing`, and stops the generation where the text ends."""
+class _StopAtEnd(StoppingCriteria):
+    """Passes each new token to `TextStream`, and stops the generation where the text ends."""
 
-    def __init__(self, writing: Writing, prompt_length: int, end_ids: set[int], check: Callable[[], None]):
-        self._writing, self._seen, self._end_ids, self._check = writing, prompt_length, end_ids, check
+    def __init__(self, text_stream: TextStream, prompt_length: int, end_ids: set[int], check: Callable[[], None]):
+        self._text_stream, self._seen, self._end_ids, self._check = text_stream, prompt_length, end_ids, check
         self._done = False
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **options) -> Tensor:
         self._check()
         # transformers may notice the end late and generate further tokens.
         for token in input_ids[0, self._seen :].tolist():
-            self._done = self._done or token in self._end_ids or self._writing.add(token)
+            self._done = self._done or token in self._end_ids or self._text_stream.add(token)
         self._seen = input_ids.shape[1]
         return torch.full((1,), self._done, device=input_ids.device)
 
@@ -112,7 +112,7 @@ def _end_ids(model: PreTrainedModel) -> list[int]:
 
 
 @contextmanager
-def _only(config: GenerationConfig, model: PreTrainedModel) -> Iterator[None]:
+def _only_config(config: GenerationConfig, model: PreTrainedModel) -> Iterator[None]:
     """Context in which only `config` applies: transformers fills what a given config leaves open from the model's."""
     own, model.generation_config = model.generation_config, config
     try:

@@ -39,7 +39,7 @@ def cached_folder(repository: str) -> Path | None:
     return folder if _has_weights(folder) and has_tokenizer(folder) else None
 
 
-def folder_at_hand(reference: ModelReference) -> Path | None:
+def local_folder(reference: ModelReference) -> Path | None:
     """Returns the folder of a model that is on this machine completely, else None."""
     if reference.kind == "hub":
         return cached_folder(reference.location)

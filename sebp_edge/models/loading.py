@@ -28,7 +28,12 @@ from sebp_edge.machine import devices
 from sebp_edge.models import hub
 from sebp_edge.models.catalog import BUNDLED_FOLDER, ModelReference
 from sebp_edge.models.fingerprint import fingerprint
-from sebp_edge.models.soundness import refuse_endless, refuse_hollow, refuse_non_finite, refuse_special_files
+from sebp_edge.models.soundness import (
+    refuse_missing_weights,
+    refuse_non_finite,
+    refuse_special_files,
+    refuse_too_many_modules,
+)
 from sebp_edge.recipe import Recipe
 
 _META = torch.device("meta")
@@ -71,10 +76,10 @@ class BaseModel:
     @property
     def pad_token_id(self) -> int:
         """The token for padding."""
-        return padding_of(self.tokenizer, self.model)
+        return pad_token_id_of(self.tokenizer, self.model)
 
 
-def padding_of(tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> int:
+def pad_token_id_of(tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> int:
     """Returns the token for padding.
 
     Many models have no pad token, or one without an embedding; they take EOS, which the attention mask tells apart.
@@ -112,13 +117,13 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
     if reference.kind == "hub":
         folder = hub.model_folder(reference)
     needs = "cannot be loaded; its folder needs config.json, a tokenizer and whole safetensors weights"
-    with _blamed_on(reference, needs), without_progress_bars():
+    with _raising_model_error(reference, needs), without_progress_bars():
         refuse_special_files(reference.name, folder)
-        refuse_hollow(reference.name, _on_meta(config), folder)
+        refuse_missing_weights(reference.name, _on_meta(config), folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, **_FILES_ONLY)
         tokenizer("a")  # some damage shows only in use
         if device.type == "cuda" and not quantised:
-            _make_places(config, device, dtype)
+            _reserve_memory(config, device, dtype)
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
@@ -133,19 +138,19 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
         # transformers would initialise them randomly.
         raise ModelError(f"The model {reference.name!r} lacks {len(report['missing_keys'])} of its weights' tensors.")
     _make_exact(reference, model, device)
-    with _blamed_on(reference, needs):
+    with _raising_model_error(reference, needs):
         refuse_non_finite(reference.name, model, folder)
     return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity)
 
 
-def _make_places(config, device: torch.device, dtype: torch.dtype) -> None:
+def _reserve_memory(config, device: torch.device, dtype: torch.dtype) -> None:
     """Makes torch's caching allocator reserve memory for each weight separately, before the weights are loaded.
 
     Otherwise transformers makes it reserve one segment for all of them. No part of that could ever be given back, and
     what weights leave when they are concatenated later would be lost: a gigabyte for a 3B model.
     """
-    places = [torch.empty(weight.shape, dtype=dtype, device=device) for weight in _on_meta(config).parameters()]
-    places.clear()
+    reserved = [torch.empty(weight.shape, dtype=dtype, device=device) for weight in _on_meta(config).parameters()]
+    reserved.clear()
 
 
 def _on_meta(config) -> PreTrainedModel:
@@ -192,7 +197,7 @@ def _make_exact(reference: ModelReference, model: PreTrainedModel, device: torch
 
 
 @contextmanager
-def _blamed_on(reference: ModelReference, fault: str) -> Iterator[None]:
+def _raising_model_error(reference: ModelReference, fault: str) -> Iterator[None]:
     """Turns what libraries raise on unsound files, bare Exceptions included, into a ModelError."""
     try:
         yield
@@ -224,8 +229,8 @@ def without_progress_bars() -> Iterator[None]:
 def _read_config(reference: ModelReference, path: Path):
     """Reads and checks the config in a model's folder, or in a file."""
     fault = "is of a kind that this version of transformers does not know, or its config.json is damaged"
-    with _blamed_on(reference, fault):
-        refuse_endless(reference.name, read_json(path / "config.json" if path.is_dir() else path))
+    with _raising_model_error(reference, fault):
+        refuse_too_many_modules(reference.name, read_json(path / "config.json" if path.is_dir() else path))
         config = AutoConfig.from_pretrained(path, **_FILES_ONLY)
     # Encoders have a causal-LM class too; they are told by a masked-LM class and by not being set to decode.
     is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
@@ -234,7 +239,7 @@ def _read_config(reference: ModelReference, path: Path):
     return config
 
 
-def model_of_shape(
+def model_from_config(
     reference: ModelReference, device: torch.device = _META, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
     """Makes the model that `reference` names with random weights, from its config alone; on "meta" without weights.
@@ -243,23 +248,23 @@ def model_of_shape(
         ModelError: its config is not available, or it is no decoder.
     """
     config = _read_config(reference, hub.config_path(reference))
-    with _blamed_on(reference, "cannot be made from its config.json"), device:
+    with _raising_model_error(reference, "cannot be made from its config.json"), device:
         return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
-def tokenizer_at_hand(reference: ModelReference) -> PreTrainedTokenizerBase:
+def local_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
     """Loads the model's tokenizer, or if it is not on this machine, the bundled model's, which makes more tokens.
 
     Raises:
         ModelError: its files are damaged.
     """
     folder = _tokenizer_folder(reference) or BUNDLED_FOLDER
-    with _blamed_on(reference, "has no tokenizer that can be loaded"):
+    with _raising_model_error(reference, "has no tokenizer that can be loaded"):
         return AutoTokenizer.from_pretrained(folder, **_FILES_ONLY)
 
 
 def has_own_tokenizer(reference: ModelReference) -> bool:
-    """Whether the model's own tokenizer is on this machine, so that `tokenizer_at_hand` returns it."""
+    """Whether the model's own tokenizer is on this machine, so that `local_tokenizer` returns it."""
     return _tokenizer_folder(reference) is not None
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, SparsityError
 from sebp_edge.files import read_json
 from sebp_edge.models.loading import BaseModel
-from sebp_edge.models.weights import blamed_on_adapter, read_weights, refuse_non_finite
+from sebp_edge.models.weights import raising_adapter_error, read_weights, refuse_non_finite
 from sebp_edge.ops import LoraProjection, QuantisedWeight
 from sebp_edge.recipe import MAX_LORA_ALPHA, Recipe
 
@@ -42,7 +42,7 @@ class LoraAdapter:
         Raises:
             ModelError: PEFT refuses the architecture.
         """
-        config = _config(recipe.settled().r, recipe.lora_alpha)
+        config = _config(recipe.with_defaults().r, recipe.lora_alpha)
         try:
             return cls(_attach(base, config, seed))
         except ValueError as error:
@@ -52,7 +52,7 @@ class LoraAdapter:
             ) from error
 
     @classmethod
-    def saved(cls, base: BaseModel, folder: Path) -> "LoraAdapter":
+    def from_folder(cls, base: BaseModel, folder: Path) -> "LoraAdapter":
         """Loads an adapter from its folder.
 
         Raises:
@@ -60,14 +60,14 @@ class LoraAdapter:
             AdapterError: its files are damaged, or hold NaN or infinity, or it is no plain LoRA adapter; the model is
                 unchanged.
         """
-        with blamed_on_adapter(folder):
+        with raising_adapter_error(folder):
             config, weights = _read_config(folder), read_weights(folder / cls.MARKER)
         try:
             adapter = cls(_attach(base, config, seed=None))
         except ValueError as error:
             raise _mismatch(base, folder) from error
         try:
-            with blamed_on_adapter(folder):
+            with raising_adapter_error(folder):
                 adapter._load(base, folder, weights)
         except BaseException:
             adapter.detach()
@@ -89,7 +89,7 @@ class LoraAdapter:
         self.model.save_pretrained(str(folder), save_embedding_layers=False)
         (folder / "README.md").unlink()  # PEFT's README names the base model's folder
 
-    def set_aside(self) -> AbstractContextManager:
+    def disabled(self) -> AbstractContextManager:
         """Context in which the adapter is disabled."""
         return self.model.disable_adapter()
 
@@ -213,15 +213,15 @@ def _in_4_bits(base: nn.Module) -> QuantisedWeight | None:
     return QuantisedWeight(base.compute_dtype, partial(_dequantise, base))
 
 
-def _dequantise(base: nn.Module, place: Tensor) -> None:
-    """Dequantises a layer's weight into `place`; on a GPU directly, which bitsandbytes cannot do on the CPU."""
+def _dequantise(base: nn.Module, out: Tensor) -> None:
+    """Dequantises a layer's weight into `out`; on a GPU directly, which bitsandbytes cannot do on the CPU."""
     weight = base.weight  # read here, since a merge replaces it
-    if place.is_cuda and place.dtype == weight.quant_state.dtype and len(weight) > 1:
+    if out.is_cuda and out.dtype == weight.quant_state.dtype and len(weight) > 1:
         from bitsandbytes.functional import dequantize_4bit
 
-        dequantize_4bit(weight.data, weight.quant_state, out=place)
+        dequantize_4bit(weight.data, weight.quant_state, out=out)
     else:
-        place.copy_(dequantize_bnb_weight(weight))
+        out.copy_(dequantize_bnb_weight(weight))
 
 
 def _is_packed(quant_state) -> bool:

@@ -4,7 +4,7 @@ import torch
 
 from sebp_edge.machine.devices import pick_dtype
 from sebp_edge.models.catalog import ModelReference
-from sebp_edge.models.loading import BaseModel, model_of_shape, tokenizer_at_hand
+from sebp_edge.models.loading import BaseModel, local_tokenizer, model_from_config
 
 
 def make_base_model(reference: ModelReference, device: torch.device) -> BaseModel:
@@ -16,6 +16,6 @@ def make_base_model(reference: ModelReference, device: torch.device) -> BaseMode
     dtype = pick_dtype(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
-        model = model_of_shape(reference, device, dtype)
-    tokenizer = tokenizer_at_hand(reference)
+        model = model_from_config(reference, device, dtype)
+    tokenizer = local_tokenizer(reference)
     return BaseModel(reference, model.eval(), tokenizer, device, dtype, fingerprint="random weights")

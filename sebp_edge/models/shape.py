@@ -1,6 +1,6 @@
 """The sizes of a decoder, as plain numbers, from which memory and time are computed before anything is loaded.
 
-They are read from a model, which may be on "meta" without weights. How a block runs on active rows (`Kind`) cannot be
+They are read from a model, which may be on "meta" without weights. How a block runs on active rows (`BlockKind`) cannot be
 read from a model's sizes; `sebp_edge.memory.shape_reader` finds it.
 """
 
@@ -25,7 +25,7 @@ class Linear(NamedTuple):
         return self.inputs * self.outputs
 
 
-class Kind(NamedTuple):
+class BlockKind(NamedTuple):
     """How a block of a decoder's class runs on active rows.
 
     Attributes:
@@ -33,12 +33,12 @@ class Kind(NamedTuple):
         reads: number of hidden states that are read by norms, or by linear layers without a norm before them.
         norm_outputs: number of norm outputs that linear layers read.
         norms: number of norms of hidden states.
-        has_own_norms: whether all these norms run on our operation, on a GPU.
+        has_fused_norms: whether all these norms run on our operation, on a GPU.
         has_layer_norms: whether all these norms are torch's LayerNorms.
         has_head_norms: whether queries and keys are normalised.
         has_rotary: whether queries and keys are rotated.
-        attends_in_place: whether its attention is replaced by ours (see `OwnAttention`).
-        has_own_mlp: whether its MLP's gate runs on our operation.
+        has_fused_attention: whether its attention is replaced by ours (see `FusedAttention`).
+        has_fused_mlp: whether its MLP's gate runs on our operation.
     """
 
     attention_in: tuple[str, ...]
@@ -48,12 +48,12 @@ class Kind(NamedTuple):
     reads: int
     norm_outputs: int
     norms: int
-    has_own_norms: bool
+    has_fused_norms: bool
     has_layer_norms: bool
     has_head_norms: bool
     has_rotary: bool
-    attends_in_place: bool
-    has_own_mlp: bool
+    has_fused_attention: bool
+    has_fused_mlp: bool
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Block:
     """
 
     linears: dict[str, Linear]
-    kind: Kind | None = None
+    kind: BlockKind | None = None
 
     @property
     def parameters(self) -> int:
@@ -89,18 +89,18 @@ class Block:
         return (self._outputs(self.kind.attention_in) - self.queries) // 2
 
     @property
-    def wide(self) -> int:
+    def intermediate(self) -> int:
         """Input size of the MLP's last layer."""
         return self.mlp_out.inputs
 
     @property
     def gate_and_up(self) -> int:
-        """Output size of the MLP's first layers together: 2 `wide` with a gate, else `wide`."""
+        """Output size of the MLP's first layers together: 2 `intermediate` with a gate, else `intermediate`."""
         return self._outputs(self.kind.mlp_in)
 
     @property
     def has_gate(self) -> bool:
-        return self.gate_and_up > self.wide
+        return self.gate_and_up > self.intermediate
 
     @property
     def attention_out(self) -> Linear:
@@ -128,7 +128,7 @@ class DecoderShape:
         head_size: size of one attention head; 0 if there are none, or if it differs between blocks.
         longest: the longest sequence that the model takes, in tokens; None if it has no limit.
         is_tied: whether head and embedding share their weight.
-        embeds_plainly: whether the embedding only looks rows up.
+        has_plain_embedding: whether the embedding only looks rows up.
         linears: all linear layers but the head, each once: those that can be in 4 bits and get adapters.
     """
 
@@ -139,7 +139,7 @@ class DecoderShape:
     head_size: int
     longest: int | None
     is_tied: bool
-    embeds_plainly: bool
+    has_plain_embedding: bool
     linears: tuple[Linear, ...]
     blocks: tuple[Block, ...]
 
@@ -156,7 +156,7 @@ class DecoderShape:
             head_size=_head_size(model.config.get_text_config()),
             longest=getattr(model.config, "max_position_embeddings", None),
             is_tied=embedding.weight is head.weight,
-            embeds_plainly=type(embedding) is nn.Embedding,
+            has_plain_embedding=type(embedding) is nn.Embedding,
             linears=tuple(_sizes(layer) for layer in model.modules() if _is_linear(layer) and layer is not head),
             blocks=tuple(Block(_linears(block)) for block in blocks_of(model, guess=True)),
         )
@@ -167,14 +167,14 @@ class DecoderShape:
         return self.vocabulary * self.hidden
 
     @cached_property
-    def kinds(self) -> list[Block]:
+    def distinct_blocks(self) -> list[Block]:
         """The distinct blocks."""
         return [block for number, block in enumerate(self.blocks) if block not in self.blocks[:number]]
 
     @cached_property
     def is_hoisted(self) -> bool:
         """Whether it is expected to run on active rows only; the trial before a training decides."""
-        return all(block.kind is not None for block in self.kinds)
+        return all(block.kind is not None for block in self.distinct_blocks)
 
     @property
     def linear_parameters(self) -> int:

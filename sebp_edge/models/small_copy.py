@@ -19,7 +19,7 @@ VOCABULARY = 128
 WINDOW, SCALED_FROM, LONGEST = 16, 32, 48
 NUM_EXPERTS, NUM_EXPERTS_OF_A_TOKEN = 4, 2
 # A copy of a Gemma, which has large heads, has 4 million parameters. One with many experts would take half a minute.
-_MOST_PARAMETERS = 20_000_000
+_MAX_PARAMETERS = 20_000_000
 
 
 class SmallCopy(NamedTuple):
@@ -56,19 +56,19 @@ def small_copy(config: PretrainedConfig, kind: type[PreTrainedModel] | None = No
         setattr(small, name, 3 * head_size)
     layers = _cut_layers(small)
     _cut_experts(small)
-    _shorten_reach(small)
+    _shorten_windows(small)
     small.vocab_size = VOCABULARY
     for name in _TOKENS:
         if getattr(small, name, None) is not None:
             setattr(small, name, 0)
-    if (number := _made(small, kind, "meta").num_parameters()) > _MOST_PARAMETERS:
+    if (number := _make(small, kind, "meta").num_parameters()) > _MAX_PARAMETERS:
         raise ValueError(f"A small copy has {number:,} parameters.")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        return SmallCopy(_made(small, kind, "cpu").eval(), layers)
+        return SmallCopy(_make(small, kind, "cpu").eval(), layers)
 
 
-def _made(config: PretrainedConfig, kind: type[PreTrainedModel] | None, device: str) -> PreTrainedModel:
+def _make(config: PretrainedConfig, kind: type[PreTrainedModel] | None, device: str) -> PreTrainedModel:
     options = {"dtype": torch.float32, "attn_implementation": "eager"}
     with torch.device(device):
         if kind is not None:
@@ -101,7 +101,7 @@ def _cut_experts(config: PretrainedConfig) -> None:
         setattr(config, name, min(getattr(config, name), NUM_EXPERTS_OF_A_TOKEN))
 
 
-def _shorten_reach(config: PretrainedConfig) -> None:
+def _shorten_windows(config: PretrainedConfig) -> None:
     for word in ("window", "window_size", "chunk_size"):
         for name in _names(config, word):
             setattr(config, name, min(getattr(config, name), WINDOW))

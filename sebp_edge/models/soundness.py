@@ -11,19 +11,19 @@ from sebp_edge.models.weights import first_non_finite
 from sebp_edge.units import gigabytes
 
 # Endings of config keys that count modules. The deepest known model has 126 layers.
-_MADE_ONE_BY_ONE = ("layer", "layers", "num_labels", "experts")
-_MOST_OF_THEM = 2000
+_MODULE_COUNTS = ("layer", "layers", "num_labels", "experts")
+_MAX_MODULES = 2000
 # Models with fewer weights are harmless, whatever their files hold.
 _SMALL = 10**7
 
 
-def refuse_endless(name: str, config: dict) -> None:
+def refuse_too_many_modules(name: str, config: dict) -> None:
     """Raises a ModelError if a config asks for so many layers or labels that creating them would not end."""
     for key, value in config.items():
         if isinstance(value, dict):
-            refuse_endless(name, value)
-        if type(value) is int and key.endswith(_MADE_ONE_BY_ONE) and value > _MOST_OF_THEM:
-            raise ModelError(f"The config.json of {name!r} has {key} {value:.6g}; at most {_MOST_OF_THEM} are loaded.")
+            refuse_too_many_modules(name, value)
+        if type(value) is int and key.endswith(_MODULE_COUNTS) and value > _MAX_MODULES:
+            raise ModelError(f"The config.json of {name!r} has {key} {value:.6g}; at most {_MAX_MODULES} are loaded.")
 
 
 def refuse_special_files(name: str, folder: Path) -> None:
@@ -33,19 +33,19 @@ def refuse_special_files(name: str, folder: Path) -> None:
             raise ModelError(f"The model {name!r} has a pipe or a device in its folder: {path.name!r}.")
 
 
-def refuse_hollow(name: str, on_meta: nn.Module, folder: Path) -> None:
+def refuse_missing_weights(name: str, on_meta: nn.Module, folder: Path) -> None:
     """Raises a ModelError if the files hold far fewer weights than the config would allocate.
 
     Args:
         on_meta: the model of the folder's config, on "meta".
     """
     weights = sum(parameter.numel() for parameter in on_meta.parameters())
-    held = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.is_file())
+    stored = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.is_file())
     # Even 2-bit weights would take this much.
-    if weights > _SMALL and held < weights / 4:
+    if weights > _SMALL and stored < weights / 4:
         raise ModelError(
             f"The model {name!r} cannot be loaded; its config.json speaks of {weights / 1e6:,.1f} million weights, and "
-            f"its folder has {gigabytes(held)} of them in safetensors files."
+            f"its folder has {gigabytes(stored)} of them in safetensors files."
         )
 
 

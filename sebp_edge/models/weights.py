@@ -13,7 +13,7 @@ from sebp_edge.machine.devices import ran_out_of_memory
 
 
 @contextmanager
-def blamed_on_adapter(folder: Path) -> Iterator[None]:
+def raising_adapter_error(folder: Path) -> Iterator[None]:
     """Turns what libraries raise on an adapter's unsound files into an AdapterError."""
     try:
         yield

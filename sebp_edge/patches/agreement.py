@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.machine.devices import casting_anew, ran_out_of_memory
+from sebp_edge.machine.devices import ran_out_of_memory, without_autocast_cache
 from sebp_edge.rows.row_plan import IGNORE
 
 # What a model's code raises if it is called in an unforeseen way or has unforeseen parts. Running out of memory raises
@@ -40,7 +40,7 @@ def trial_batch(decoder: nn.Module) -> tuple[Tensor, Tensor]:
     return input_ids, labels
 
 
-def why_not(
+def find_mismatch(
     model: nn.Module, expected: Callable[[], Tensor], found: Callable[[], Tensor], tolerance: float = OUTPUTS
 ) -> str | None:
     """Returns None if both give the same numbers, else the reason in words. Runs without gradients and without dropout.
@@ -87,7 +87,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with torch.no_grad(), casting_anew(next(model.parameters()).device):
+        with torch.no_grad(), without_autocast_cache(next(model.parameters()).device):
             yield
     finally:
         for module, mode in modes.items():

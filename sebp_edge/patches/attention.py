@@ -19,7 +19,7 @@ from sebp_edge.models.shape import Block
 from sebp_edge.ops import Scores, sequence_attention_
 from sebp_edge.ops.attention import sums_of
 from sebp_edge.ops.backend import SHORT
-from sebp_edge.patches.agreement import ATTENTION, why_not
+from sebp_edge.patches.agreement import ATTENTION, find_mismatch
 from sebp_edge.patches.execution import FP32, Execution
 from sebp_edge.patches.patch import Patch, has_own_forward
 from sebp_edge.rows.buckets import Bucket
@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 # Most bytes in which a backward pass sums dq if memory is short; beyond that, it takes a few heads at a time.
-FEW_SUMS = 2**25
+MAX_DQ_BYTES = 2**25
 
 
-class OwnAttention(Patch):
+class FusedAttention(Patch):
     """Handle of one decoder's replaced attention blocks.
 
     Args:
@@ -45,10 +45,10 @@ class OwnAttention(Patch):
 
     def attach(self) -> None:
         """Replaces the blocks that a trial recognises."""
-        for block, scores in self.stand_ins().items():
+        for block, scores in self.replacements().items():
             self._replace(block, _Forward(block, scores, self._max_sums))
 
-    def stand_ins(self) -> dict[nn.Module, Scores]:
+    def replacements(self) -> dict[nn.Module, Scores]:
         """The blocks that a trial recognises, each with the options of its scores."""
         blocks = [block for block in self._decoder.modules() if _has_parts(block)]
         known: dict[tuple, Scores | None] = {}
@@ -90,8 +90,8 @@ class _Forward:
     def __call__(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **inputs) -> tuple:
         if "cu_seq_lens_q" not in inputs:
             return type(self._block).forward(self._block, hidden_states, position_embeddings, **inputs)
-        if inputs.get("asked_for") is not None:
-            inputs["asked_for"].append(self._scores)
+        if inputs.get("recorded_scores") is not None:
+            inputs["recorded_scores"].append(self._scores)
         out_1AD = _attend(
             self._block,
             hidden_states,
@@ -127,28 +127,28 @@ def _scores_if_alike(block: nn.Module, decoder: nn.Module) -> Scores | None:
     angles = 6.28 * torch.rand(1, 11, block.head_dim // 2, generator=draw, device=device).repeat(1, 1, 2)
     rotary = angles.cos().to(dtype), angles.sin().to(dtype)
     cu_seqlens = torch.tensor([0, 4, 11], dtype=torch.int32, device=device)
-    asked_for: list[Scores] = []
+    recorded_scores: list[Scores] = []
     lengths = {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens, "max_length_q": 7, "max_length_k": 7}
 
     def own() -> Tensor:
-        inputs = {"position_embeddings": rotary, "attention_mask": None, "asked_for": asked_for}
+        inputs = {"position_embeddings": rotary, "attention_mask": None, "recorded_scores": recorded_scores}
         return block(hidden_states=x_1AD, **inputs, **lengths)[0]
 
     def spread() -> Tensor:
         nonlocal x_1AD
         own()
-        (scores,) = asked_for
+        (scores,) = recorded_scores
         x_1AD = x_1AD * _factor(block, x_1AD, scores)
         return own()
 
     def ours() -> Tensor:
-        return _attend(block, x_1AD, tuple(angles[0] for angles in rotary), cu_seqlens, 7, asked_for[0], None)
+        return _attend(block, x_1AD, tuple(angles[0] for angles in rotary), cu_seqlens, 7, recorded_scores[0], None)
 
-    reason = why_not(decoder, spread, ours, ATTENTION)
+    reason = find_mismatch(decoder, spread, ours, ATTENTION)
     if reason is not None:
         logger.info("%s keeps its own attention: %s", type(block).__name__, reason)
         return None
-    return asked_for[0]
+    return recorded_scores[0]
 
 
 def _factor(block: nn.Module, x_1AD: Tensor, scores: Scores) -> float:
@@ -166,13 +166,13 @@ def kept_by_attention(block: Block, head_size: int, run: Execution) -> int:
     """Bytes per token that autograd keeps in a block's attention, beside what norms and projections read."""
     rotated = block.queries + block.keys
     numbers = 2 * block.queries + 2 * block.keys  # queries, keys, values and the output
-    if _attends_in_place(block, run):
+    if _runs_fused_attention(block, run):
         if block.kind.has_head_norms:
             numbers += rotated  # before their norms and after
     else:
         # Rotation makes new tensors. Those it reads stay too, if they share the values' storage or a norm keeps them.
-        lies_beside = not run.trains_all or len(block.kind.attention_in) == 1
-        if block.kind.has_rotary and (lies_beside or block.kind.has_head_norms):
+        shares_storage = not run.trains_all or len(block.kind.attention_in) == 1
+        if block.kind.has_rotary and (shares_storage or block.kind.has_head_norms):
             numbers += rotated
         if not run.has_flash_attention:
             numbers += block.queries  # the output of each sequence, and all of them concatenated
@@ -180,7 +180,7 @@ def kept_by_attention(block: Block, head_size: int, run: Execution) -> int:
 
 
 def backward_of_attention(
-    block: Block, head_size: int, sizes: Bucket, run: Execution, *, heads_take_turns: bool = False
+    block: Block, head_size: int, sizes: Bucket, run: Execution, *, heads_in_groups: bool = False
 ) -> int:
     """Bytes that a block's attention holds in its backward pass, beside what is kept; 0 if it runs by sequence.
 
@@ -188,28 +188,28 @@ def backward_of_attention(
     each query head and the fp32 sums of dq. If heads take turns, copies of one turn's out and dout are added.
 
     Args:
-        heads_take_turns: whether the backward pass takes a few heads at a time to keep sums of dq below `FEW_SUMS`.
+        heads_in_groups: whether the backward pass takes a few heads at a time to keep sums of dq below `MAX_DQ_BYTES`.
     """
     if not run.has_flash_attention:
         return 0
     queries, keys = block.queries, block.keys
     sums = sums_of(sizes.tokens, queries // head_size, head_size, sizes.sequences) if sizes.longest > SHORT else 0
-    turns = 1
-    if heads_take_turns and _attends_in_place(block, run):
-        turns = min(max(1, -(-sums // FEW_SUMS)), keys // head_size)
-    of_turn = queries + 2 * keys + (2 * queries if sums else 0) + (2 * queries if turns > 1 else 0)
+    num_groups = 1
+    if heads_in_groups and _runs_fused_attention(block, run):
+        num_groups = min(max(1, -(-sums // MAX_DQ_BYTES)), keys // head_size)
+    per_group = queries + 2 * keys + (2 * queries if sums else 0) + (2 * queries if num_groups > 1 else 0)
     numbers = block.hidden + 2 * queries + 2 * keys
-    return int(sizes.tokens * run.itemsize * (numbers + of_turn / turns) + sums / turns)
+    return int(sizes.tokens * run.itemsize * (numbers + per_group / num_groups) + sums / num_groups)
 
 
-def passing_in_attention(block: Block, run: Execution) -> int:
+def temporary_in_attention(block: Block, run: Execution) -> int:
     """Bytes per token that a family's own rotation allocates and frees; 0 if ours replaces it.
 
     These are queries and keys: times cosines, with their halves swapped, times sines, and the sums.
     """
-    return 0 if _attends_in_place(block, run) else run.itemsize * 4 * (block.queries + block.keys)
+    return 0 if _runs_fused_attention(block, run) else run.itemsize * 4 * (block.queries + block.keys)
 
 
-def _attends_in_place(block: Block, run: Execution) -> bool:
-    """Whether attention and rotary embedding are one operation (see `OwnAttention`)."""
-    return run.has_flash_attention and block.kind.attends_in_place
+def _runs_fused_attention(block: Block, run: Execution) -> bool:
+    """Whether attention and rotary embedding are one operation (see `FusedAttention`)."""
+    return run.has_flash_attention and block.kind.has_fused_attention

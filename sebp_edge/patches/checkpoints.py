@@ -26,7 +26,7 @@ from sebp_edge.models.shape import Block
 from sebp_edge.patches.patch import Patch
 
 # Attribute of transformers' attention layers that holds their dropout probability.
-ATTENTIONS = "attention_dropout"
+ATTENTION_DROPOUT = "attention_dropout"
 
 
 class Checkpoints(Patch):
@@ -51,19 +51,19 @@ class Checkpoints(Patch):
             raise SparsityError(f"{number} of {len(blocks)} blocks cannot be in checkpoints, but all except the last.")
         self._blocks, self._offload = blocks[:number], offload
 
-    def attach(self, again: Callable[[], AbstractContextManager]) -> None:
-        """Puts the blocks into checkpoints; `again` gives the context in which one is recomputed."""
+    def attach(self, recomputing: Callable[[], AbstractContextManager]) -> None:
+        """Puts the blocks into checkpoints; `recomputing` gives the context in which one is recomputed."""
         host = None
         for block in self._blocks:
-            host = _HostMemory(before=host) if self._offload else None
-            self._replace(block, _InCheckpoint(block, again, host))
+            host = _HostMemory(previous=host) if self._offload else None
+            self._replace(block, _InCheckpoint(block, recomputing, host))
 
 
 class _InCheckpoint:
     """Replacement of one block's `forward`."""
 
-    def __init__(self, block: nn.Module, again: Callable[[], AbstractContextManager], host: "_HostMemory | None"):
-        self._forward, self._again, self._host = block.forward, again, host
+    def __init__(self, block: nn.Module, recomputing: Callable[[], AbstractContextManager], host: "_HostMemory | None"):
+        self._forward, self._recomputing, self._host = block.forward, recomputing, host
         self._dropouts = dropouts_of(block)
 
     def __call__(self, hidden: Tensor, *args, **kwargs):
@@ -76,7 +76,7 @@ class _InCheckpoint:
             *args,
             use_reentrant=False,
             preserve_rng_state=False,
-            context_fn=lambda: (nullcontext(), self._again()),
+            context_fn=lambda: (nullcontext(), self._recomputing()),
             **kwargs,
         )
 
@@ -88,33 +88,33 @@ class _HostMemory:
     """Host memory for one block's latest input. For inputs on a GPU it is page-locked, so that copies are asynchronous.
 
     Args:
-        before: the host memory of the previous block, whose input is needed next in the backward pass.
+        previous: the host memory of the previous block, whose input is needed next in the backward pass.
 
     Attributes:
         number: how many inputs were put, which identifies the latest.
     """
 
-    def __init__(self, before: "_HostMemory | None" = None):
+    def __init__(self, previous: "_HostMemory | None" = None):
         # Outgrown buffers stay: graphs that were captured with one keep using it.
         self._buffers: list[Tensor] = []
-        self._before, self._input = before, None
+        self._previous, self._input = previous, None
         # The input while it is copied to the host; later its copy, once that is fetched back.
         self._on_device: Tensor | None = None
         self.number = 0
 
     def put(self, hidden: Tensor) -> None:
         """Starts the host copy, after waiting for that of the previous block; increments `number`."""
-        if self._before is not None:
+        if self._previous is not None:
             # Not for the first block: a capturing stream may not wait for one that is not yet part of the capture.
             _wait_for_copies(hidden.device)
-            self._before._on_device = None
+            self._previous._on_device = None
         size = hidden.numel()
         self.number += 1
         fitting = (one for one in self._buffers if one.dtype == hidden.dtype and one.numel() >= size)
-        if (place := next(fitting, None)) is None:
-            place = torch.empty(size, dtype=hidden.dtype, pin_memory=hidden.is_cuda)
-            self._buffers.append(place)
-        self._on_device, self._input = hidden.detach(), place[:size].view(hidden.shape)
+        if (destination := next(fitting, None)) is None:
+            destination = torch.empty(size, dtype=hidden.dtype, pin_memory=hidden.is_cuda)
+            self._buffers.append(destination)
+        self._on_device, self._input = hidden.detach(), destination[:size].view(hidden.shape)
         _copy(self._input, self._on_device)
 
     def take(self, device: torch.device) -> Tensor:
@@ -123,8 +123,8 @@ class _HostMemory:
             self._fetch(device)
         _wait_for_copies(device)
         hidden, self._on_device = self._on_device, None
-        if self._before is not None:
-            self._before._fetch(device)
+        if self._previous is not None:
+            self._previous._fetch(device)
         return hidden
 
     def _fetch(self, device: torch.device) -> None:
@@ -158,19 +158,19 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _copy(place: Tensor, source: Tensor) -> None:
+def _copy(destination: Tensor, source: Tensor) -> None:
     """Copies; to or from a GPU on a separate stream, after the work queued so far and in parallel with later work.
 
     Neither tensor may change before `_wait_for_copies`.
     """
-    device = place.device if place.is_cuda else source.device
+    device = destination.device if destination.is_cuda else source.device
     if device.type != "cuda":
-        place.copy_(source)
+        destination.copy_(source)
         return
     stream = _copy_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        place.copy_(source, non_blocking=True)
+        destination.copy_(source, non_blocking=True)
 
 
 def join_copies(device: torch.device) -> None:
@@ -193,7 +193,9 @@ def _wait_for_copies(device: torch.device) -> None:
 def dropouts_of(module: nn.Module) -> list[nn.Module]:
     """The parts of a module that apply dropout in training; attention drops scores without an `nn.Dropout`."""
     parts = module.modules()
-    return [part for part in parts if (isinstance(part, nn.Dropout) and part.p) or getattr(part, ATTENTIONS, None)]
+    return [
+        part for part in parts if (isinstance(part, nn.Dropout) and part.p) or getattr(part, ATTENTION_DROPOUT, None)
+    ]
 
 
 def refuse_dropout(dropouts: list[nn.Module]) -> None:
@@ -206,7 +208,7 @@ def refuse_dropout(dropouts: list[nn.Module]) -> None:
         raise SparsityError("What runs again in the backward pass does not drop; switch it off with `model.eval()`.")
 
 
-def runs_again() -> bool:
+def is_in_checkpoint() -> bool:
     """Whether the innermost hooks on saved tensors are `torch.utils.checkpoint`'s, in either of its two runs."""
     if torch.compiler.is_compiling():
         return False
@@ -222,12 +224,12 @@ def inputs_on_device(checkpoints: int, *, offload: bool) -> int:
     return min(1, checkpoints) if offload else checkpoints
 
 
-def inputs_on_device_at_most(checkpoints: int, *, offload: bool) -> int:
+def max_inputs_on_device(checkpoints: int, *, offload: bool) -> int:
     """The same while a block is recomputed: an offloaded input is fetched while the one after it is used."""
     return inputs_on_device(checkpoints, offload=offload) + offload
 
 
-def parameters_run_again(block: Block) -> int:
+def parameters_recomputed(block: Block) -> int:
     """Parameters whose products are recomputed for a block in a checkpoint: all but its last layer's, before which
     recomputing stops."""
     return block.parameters - block.mlp_out.size

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from sebp_edge.models.architecture import last_block
 from sebp_edge.ops import gather_rows, scatter_rows
-from sebp_edge.patches.agreement import why_not
-from sebp_edge.patches.checkpoints import runs_again
+from sebp_edge.patches.agreement import find_mismatch
+from sebp_edge.patches.checkpoints import is_in_checkpoint
 from sebp_edge.patches.patch import Patch
 
 logger = logging.getLogger(__name__)
@@ -54,14 +54,16 @@ class LastLayer(Patch):
             losses: the losses of a trial batch, given whether to restrict.
         """
         if self._exact is None:
-            reason = why_not(decoder, lambda: losses(False), lambda: losses(True)) if self._parts else "other parts"
+            reason = (
+                find_mismatch(decoder, lambda: losses(False), lambda: losses(True)) if self._parts else "other parts"
+            )
             self._exact = reason is None
             if reason is not None:
                 logger.info("The last layer computes all rows: %s", reason)
         return self._exact
 
     @contextmanager
-    def on(self, rows: Tensor | slice | None) -> Iterator[None]:
+    def restricted_to(self, rows: Tensor | slice | None) -> Iterator[None]:
         """Context in which the parts compute these rows only and give zeros elsewhere; None for all rows."""
         self._rows = rows
         try:
@@ -75,7 +77,7 @@ class LastLayer(Patch):
 
     def _restricted(self) -> bool:
         # A checkpoint recomputes after the rows are gone, and both of its runs must save the same shapes.
-        return self._rows is not None and not runs_again()
+        return self._rows is not None and not is_in_checkpoint()
 
     def _run(self, forward: Callable, x: Tensor, args, kwargs) -> Tensor:
         if not self._restricted():

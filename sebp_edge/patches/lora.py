@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.machine.devices import give_memory_back
+from sebp_edge.machine.devices import release_memory
 from sebp_edge.models.lora import plain_projection
 from sebp_edge.ops import (
     Gate,
@@ -52,32 +52,32 @@ class FusedLora(Patch):
     def attach(
         self,
         rows_for: RowsFor = lambda layers, x: None,
-        alone: nn.Module | None = None,
+        ungrouped: nn.Module | None = None,
         source_of: SourceOf = lambda x: None,
     ) -> None:
         """Fuses the layers: those of a group are computed together from now on.
 
         Args:
             rows_for: gives the active rows of layers that are computed together; None for all rows, as by default.
-            alone: a layer that is never computed together with others, if any.
+            ungrouped: a layer that is never computed together with others, if any.
             source_of: gives what recomputes an input in the backward pass, or None to keep the input.
         """
         scratch = Scratch()
         for parent in list(self._model.modules()):
             children = {name: child for name, child in parent.named_children() if not is_wrapped(child)}
             plain = {name: child for name, child in children.items() if plain_projection(child)}
-            for names in _grouped(plain, alone):
+            for names in _grouped(plain, ungrouped):
                 group = _Group([plain[name] for name in names], rows_for, source_of, scratch)
-                self._undo.append(partial(self._give_back, group))
+                self._undo.append(partial(self._unstack, group))
                 group.stack()
                 self._groups.append(group)
                 for member, layer in enumerate(group.layers):
                     self._replace(layer, _Member(group, member))
                 if len(names) > 1:
                     # Else the next group's weights would take a part of the memory that these had before.
-                    give_memory_back(group.stacked.stacked_A.device)
+                    release_memory(group.stacked.stacked_A.device)
 
-    def _give_back(self, group: "_Group") -> None:
+    def _unstack(self, group: "_Group") -> None:
         self._refreshed = []
         self._groups = [other for other in self._groups if other is not group]
         group.unstack()
@@ -91,15 +91,15 @@ class FusedLora(Patch):
         current = [group for group in self._groups if group.is_current()]
         if current:
             pairs = [group.stacked.copies() for group in current]
-            places, sources = (list(chain.from_iterable(lists)) for lists in zip(*pairs, strict=True))
+            destinations, sources = (list(chain.from_iterable(lists)) for lists in zip(*pairs, strict=True))
             with torch.no_grad():
-                torch._foreach_copy_(places, sources)
+                torch._foreach_copy_(destinations, sources)
         self._refreshed = current
-        with self.as_refreshed():
+        with self.without_refresh():
             yield
 
     @contextmanager
-    def as_refreshed(self) -> Iterator[None]:
+    def without_refresh(self) -> Iterator[None]:
         """Uses the adapters as last copied, without copying again: for recomputing parts of that forward pass."""
         for group in self._refreshed:
             group.is_fresh = True
@@ -112,8 +112,8 @@ class FusedLora(Patch):
                 group.forget()
 
 
-def _grouped(plain: dict[str, nn.Module], alone: nn.Module | None) -> list[tuple[str, ...]]:
-    together = [tuple(name for name in group if name in plain and plain[name] is not alone) for group in GROUPS]
+def _grouped(plain: dict[str, nn.Module], ungrouped: nn.Module | None) -> list[tuple[str, ...]]:
+    together = [tuple(name for name in group if name in plain and plain[name] is not ungrouped) for group in GROUPS]
     groups = [group for group in together if group and _alike([plain[name] for name in group])]
     return groups + [(name,) for name in plain if not any(name in group for group in groups)]
 
@@ -169,7 +169,7 @@ class _Group:
         grad = torch.is_grad_enabled()
         known = self._input is not None and self._input[0] is x and self._input[1] == grad
         if not (known and member in self._outputs):
-            if not self._computes(x):
+            if not self._can_compute(x):
                 return type(self.layers[member]).forward(self.layers[member], x)
             self._input, self._outputs = (x, grad), dict(enumerate(self._all_outputs(x)))
         out = self._outputs.pop(member)
@@ -187,13 +187,13 @@ class _Group:
         """Drops outputs of layers that were not called."""
         self._input, self._outputs = None, {}
 
-    def _computes(self, x: Tensor) -> bool:
+    def _can_compute(self, x: Tensor) -> bool:
         """Whether the layers, as they are now, can be computed together for `x`; if so, `stacked` is up to date."""
-        if torch.is_autocast_enabled(x.device.type) or not (self.is_fresh or self._made_current()):
+        if torch.is_autocast_enabled(x.device.type) or not (self.is_fresh or self._try_refresh()):
             return False
         return x.dtype == self.stacked.stacked_A.dtype
 
-    def _made_current(self) -> bool:
+    def _try_refresh(self) -> bool:
         projections = [plain_projection(layer) for layer in self.layers]
         if None in projections or len({(p.lora_A.shape[0], p.scaling, p.weight.dtype) for p in projections}) > 1:
             return False
@@ -213,14 +213,14 @@ class _Group:
 
 def _key(projections: list[LoraProjection]) -> tuple:
     """A key that changes if a layer's weight moves or another adapter becomes active."""
-    return tuple((_place(p.weight), _place(p.bias), id(p.lora_A), id(p.lora_B), p.scaling) for p in projections)
+    return tuple((_address(p.weight), _address(p.bias), id(p.lora_A), id(p.lora_B), p.scaling) for p in projections)
 
 
 def _storage(weight: Tensor) -> int:
     return weight.untyped_storage().data_ptr()
 
 
-def _place(weight: Tensor | QuantisedWeight | None) -> int | None:
+def _address(weight: Tensor | QuantisedWeight | None) -> int | None:
     return weight.data_ptr() if isinstance(weight, Tensor) else None
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import gather_rows, linear_cross_entropy
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
-from sebp_edge.patches.agreement import trial_batch, why_not
+from sebp_edge.patches.agreement import find_mismatch, trial_batch
 from sebp_edge.patches.execution import Execution
 from sebp_edge.patches.last_layer import LastLayer
 from sebp_edge.patches.patch import has_own_forward
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 # because a trial shows a cap only if logits are large.
 SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 # Keywords of a model's call that its base model does not take.
-NOT_THE_BASES = ("labels", "num_items_in_batch", "logits_to_keep", "return_dict")
+HEAD_KEYWORDS = ("labels", "num_items_in_batch", "logits_to_keep", "return_dict")
 
 
 class Head:
@@ -75,18 +75,18 @@ def _logit_options(config) -> dict[str, float | None]:
 class FusedLoss:
     """Forward pass of a causal decoder that returns its loss and no logits."""
 
-    def __init__(self, decoder: nn.Module, own_forward: Callable, last_layer: LastLayer):
-        self._decoder, self._own_forward, self._last_layer = decoder, own_forward, last_layer
+    def __init__(self, decoder: nn.Module, original_forward: Callable, last_layer: LastLayer):
+        self._decoder, self._original_forward, self._last_layer = decoder, original_forward, last_layer
         # This calls the base model, past anything that wraps the decoder's forward.
         self._wrapped = not has_own_forward(decoder)
         self._head: Head | None = None
         self._output_type: type | None = None
 
-    def replaces(self, inputs: dict) -> bool:
+    def applies_to(self, inputs: dict) -> bool:
         """Whether this call's loss is computed here: a training step on all logits of a model that passed the trial."""
         to_keep = inputs.get("logits_to_keep", 0)
         all_kept = isinstance(to_keep, int) and to_keep == 0
-        return all_kept and self._decoder.training and torch.is_grad_enabled() and self._why_not is None
+        return all_kept and self._decoder.training and torch.is_grad_enabled() and self._reason_to_keep is None
 
     def __call__(self, inputs: dict, plan: RowPlan, *, only_loss_rows: bool):
         """The model's output: its loss, no logits, and all else that the base model returns.
@@ -114,8 +114,8 @@ class FusedLoss:
     def _row_losses(self, inputs: dict, plan: RowPlan, restricted: bool):
         """The base model's output, and the losses of the loss rows, [C]."""
         rows = plan.loss_rows if plan.loss_span is None else plan.loss_span
-        with self._last_layer.on(rows if restricted else None):
-            given = {name: value for name, value in inputs.items() if name not in NOT_THE_BASES}
+        with self._last_layer.restricted_to(rows if restricted else None):
+            given = {name: value for name, value in inputs.items() if name not in HEAD_KEYWORDS}
             base = self._decoder.base_model(**given, return_dict=True)
         num_rows = base.last_hidden_state.shape[:-1].numel()
         if num_rows != plan.num_rows:
@@ -123,18 +123,18 @@ class FusedLoss:
         return base, self._head.losses(gather_rows(base.last_hidden_state.flatten(0, 1), rows), plan.targets)
 
     @functools.cached_property
-    def _why_not(self) -> str | None:
+    def _reason_to_keep(self) -> str | None:
         """The reason to keep the model's own loss, or None; found at the first batch."""
         reason = "its forward was wrapped before (as accelerate does for mixed precision); sparsify it first."
         if not self._wrapped:
-            reason = why_not(self._decoder, self._own_loss, lambda: self._trial_losses(False).mean())
+            reason = find_mismatch(self._decoder, self._own_loss, lambda: self._trial_losses(False).mean())
         if reason is not None:
             logger.warning("This model keeps its own loss and its logits: %s", reason)
         return reason
 
     def _own_loss(self) -> Tensor:
         input_ids, labels = trial_batch(self._decoder)
-        output = self._own_forward(input_ids=input_ids, labels=labels, use_cache=False, return_dict=True)
+        output = self._original_forward(input_ids=input_ids, labels=labels, use_cache=False, return_dict=True)
         self._output_type = type(output)
         return output.loss
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sebp_edge.models.shape import Block, Kind
+from sebp_edge.models.shape import Block, BlockKind
 from sebp_edge.ops import ACTIVATIONS, Gate, Remake, gated, rms_norm, runs_kernels
-from sebp_edge.patches.agreement import why_not
+from sebp_edge.patches.agreement import find_mismatch
 from sebp_edge.patches.execution import FP32, Execution
 from sebp_edge.patches.patch import Patch, has_own_forward
 
@@ -39,23 +39,23 @@ class SmallOps(Patch):
         # In plain PyTorch ours are no faster than the modules' own, and recomputing inputs takes a little time.
         if runs_kernels(self._decoder.get_input_embeddings().weight):
             self._undo.append(self.replaced.clear)
-            for module, stand_in in self.stand_ins():
-                self._replace(module, stand_in)
+            for module, replacement in self.replacements():
+                self._replace(module, replacement)
                 self.replaced.append(module)
 
-    def stand_ins(self) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+    def replacements(self) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
         """Yields the modules that a trial recognises, each with a function that computes the same."""
         for module in list(self._decoder.modules()):
             # A forward that someone else replaced stays as it is.
-            stand_in = self._stand_in(module) if has_own_forward(module) else None
-            if stand_in is not None:
-                yield module, stand_in
+            replacement = self._find_replacement(module) if has_own_forward(module) else None
+            if replacement is not None:
+                yield module, replacement
 
     def source_of(self, x: Tensor) -> Remake | Gate | None:
         """What recomputes `x` in the backward pass; None unless a replaced norm or gate computed it."""
         return self._sources.get(x)
 
-    def _stand_in(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    def _find_replacement(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
         """A function that computes the same as the module, or None."""
         if _looks_like_a_norm(module):
             trial = _trial_input(module.weight.numel(), module.weight.device, module.weight.dtype)
@@ -67,7 +67,9 @@ class SmallOps(Patch):
         else:
             return None
         own = module.forward
-        same = (one for one in candidates if why_not(module, lambda: own(trial), lambda one=one: one(trial)) is None)
+        same = (
+            one for one in candidates if find_mismatch(module, lambda: own(trial), lambda one=one: one(trial)) is None
+        )
         return next(same, None)
 
 
@@ -135,12 +137,12 @@ class _Mlp:
 # --------------------------------------------------------------------------------------------------------------- memory
 
 
-def kept_by_norm(kind: Kind | None, run: Execution) -> int:
+def kept_by_norm(kind: BlockKind | None, run: Execution) -> int:
     """Bytes that one norm keeps per number of its input, beside that number itself."""
-    if kind is None or kind.has_layer_norms or (run.has_kernels and kind.has_own_norms):
+    if kind is None or kind.has_layer_norms or (run.has_kernels and kind.has_fused_norms):
         return 0
     normalised = 1 if run.trains_all else 0  # for the gradient of the norm's own weight
-    if kind.has_own_norms and run.itemsize == FP32:
+    if kind.has_fused_norms and run.itemsize == FP32:
         return FP32 * normalised
     # It keeps two fp32 tensors instead of its input: the input itself, and the input less its mean.
     return FP32 * (2 + normalised) - run.itemsize
@@ -150,25 +152,25 @@ def kept_by_norms(block: Block, head_size: int, run: Execution) -> int:
     """Bytes per token that autograd keeps of the inputs and outputs of a block's norms."""
     kind = block.kind
     of_heads = block.queries + block.keys if kind.has_head_norms else 0
-    states = kind.reads + (0 if remakes_norms(kind, run) else kind.norm_outputs)
+    states = kind.reads + (0 if recomputes_norms(kind, run) else kind.norm_outputs)
     # In fp32: 1/rms, or mean and 1/std.
     scales = (2 if kind.has_layer_norms else 1) * kind.norms + of_heads // head_size
     numbers = kind.norms * block.hidden + of_heads
     return run.itemsize * states * block.hidden + numbers * kept_by_norm(kind, run) + FP32 * scales
 
 
-def remakes_norms(kind: Kind, run: Execution) -> bool:
+def recomputes_norms(kind: BlockKind, run: Execution) -> bool:
     """Whether the outputs of norms are recomputed in the backward pass instead of kept."""
-    return not run.trains_all and run.has_kernels and kind.has_own_norms
+    return not run.trains_all and run.has_kernels and kind.has_fused_norms
 
 
 def kept_by_mlp(block: Block, run: Execution) -> int:
     """Bytes per token that autograd keeps in a block's MLP, beside its input and what LoRA keeps."""
-    is_ours, numbers = _has_own_mlp(block, run), block.gate_and_up
+    is_ours, numbers = _runs_fused_mlp(block, run), block.gate_and_up
     if run.trains_all or not is_ours:
-        numbers += block.wide  # the last layer's input
+        numbers += block.intermediate  # the last layer's input
     if block.has_gate and not is_ours:
-        numbers += block.wide  # the activated gate
+        numbers += block.intermediate  # the activated gate
     return run.itemsize * numbers
 
 
@@ -177,7 +179,7 @@ def gradients_in_mlp(block: Block, run: Execution) -> int:
 
     In a family's own code the gradient of that input takes the memory of what was kept, so it is not counted here.
     """
-    return run.itemsize * (block.gate_and_up + (block.wide if _has_own_mlp(block, run) else 0))
+    return run.itemsize * (block.gate_and_up + (block.intermediate if _runs_fused_mlp(block, run) else 0))
 
 
 def backward_of_mlp(block: Block, tokens: int, run: Execution) -> int:
@@ -187,19 +189,19 @@ def backward_of_mlp(block: Block, tokens: int, run: Execution) -> int:
     are trained, the gradient of one weight.
     """
     states = (2 + block.kind.norms - block.kind.norm_outputs) * block.hidden
-    of_weight = block.mlp_out.size if run.trains_all else 0
-    return tokens * gradients_in_mlp(block, run) + run.itemsize * (tokens * states + of_weight)
+    weight_gradient = block.mlp_out.size if run.trains_all else 0
+    return tokens * gradients_in_mlp(block, run) + run.itemsize * (tokens * states + weight_gradient)
 
 
-def passing_in_mlp(block: Block, run: Execution) -> int:
+def temporary_in_mlp(block: Block, run: Execution) -> int:
     """Bytes per row that a family's own MLP allocates and frees; 0 if our gate replaces its own.
 
     These are the activated gate, and gradients of it and of gate and up.
     """
-    if _has_own_mlp(block, run):
+    if _runs_fused_mlp(block, run):
         return 0
-    return run.itemsize * (block.gate_and_up + (block.wide if block.has_gate else 0))
+    return run.itemsize * (block.gate_and_up + (block.intermediate if block.has_gate else 0))
 
 
-def _has_own_mlp(block: Block, run: Execution) -> bool:
-    return run.has_kernels and block.kind.has_own_mlp
+def _runs_fused_mlp(block: Block, run: Execution) -> bool:
+    return run.has_kernels and block.kind.has_fused_mlp

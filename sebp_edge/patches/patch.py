@@ -68,11 +68,11 @@ class Patch:
     def _set_attention(self, decoder: nn.Module, name: str) -> None:
         """Sets a transformers model's attention implementation."""
         names = vars(decoder).setdefault(_ATTENTIONS, {None: decoder.config._attn_implementation})
-        self._undo.append(lambda: self._take_attention_back(decoder))
+        self._undo.append(lambda: self._restore_attention(decoder))
         names[self] = name
         decoder.set_attn_implementation(name)
 
-    def _take_attention_back(self, decoder: nn.Module) -> None:
+    def _restore_attention(self, decoder: nn.Module) -> None:
         names = vars(decoder)[_ATTENTIONS]
         names.pop(self, None)
         decoder.set_attn_implementation(next(reversed(names.values())))

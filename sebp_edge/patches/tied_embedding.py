@@ -34,7 +34,7 @@ class TiedEmbedding(Patch):
             and not self._embedding.scale_grad_by_freq
             and not self._embedding.sparse
         )
-        self._heads: _HeadsGradient | None = None
+        self._head_gradient: _HeadGradient | None = None
 
     def attach(self) -> None:
         """Replaces the embedding's forward."""
@@ -46,21 +46,21 @@ class TiedEmbedding(Patch):
 
         If the embedding is being trained, the gradient of what is returned goes to the embedding's backward pass.
         """
-        if self._heads is None:
+        if self._head_gradient is None:
             return weight_VD
-        heads, self._heads = self._heads, None
-        return _Seen.apply(weight_VD, heads)
+        head_gradient, self._head_gradient = self._head_gradient, None
+        return _HeadWeight.apply(weight_VD, head_gradient)
 
     def _look_up(self, ids: Tensor) -> Tensor:
         weight_VD = self._embedding.weight
         if not (weight_VD.requires_grad and torch.is_grad_enabled()):
-            self._heads = None
+            self._head_gradient = None
             return functional.embedding(ids, weight_VD)
-        self._heads = _HeadsGradient()
-        return _Rows.apply(weight_VD, ids, self._embedding.padding_idx, self._heads)
+        self._head_gradient = _HeadGradient()
+        return _LookUp.apply(weight_VD, ids, self._embedding.padding_idx, self._head_gradient)
 
 
-class _HeadsGradient:
+class _HeadGradient:
     """Holds the head's gradient until the embedding's backward pass takes it.
 
     Attributes:
@@ -72,28 +72,28 @@ class _HeadsGradient:
     is_late = False
 
 
-class _Seen(torch.autograd.Function):
+class _HeadWeight(torch.autograd.Function):
     """Returns the weight; its gradient goes to the embedding's backward pass, which returns the sum of both."""
 
     @staticmethod
-    def forward(ctx, weight_VD, heads):
-        ctx.heads = heads
+    def forward(ctx, weight_VD, head_gradient):
+        ctx.head_gradient = head_gradient
         return weight_VD.view_as(weight_VD)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dweight_VD):
-        if ctx.heads.is_late:
+        if ctx.head_gradient.is_late:
             return dweight_VD, None
-        ctx.heads.gradient = dweight_VD
+        ctx.head_gradient.gradient = dweight_VD
         return None, None
 
 
-class _Rows(torch.autograd.Function):
+class _LookUp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, weight_VD, ids, padding_idx, heads):
+    def forward(ctx, weight_VD, ids, padding_idx, head_gradient):
         ctx.save_for_backward(ids)
-        ctx.padding_idx, ctx.heads, ctx.vocabulary = padding_idx, heads, weight_VD.shape[0]
+        ctx.padding_idx, ctx.head_gradient, ctx.vocabulary = padding_idx, head_gradient, weight_VD.shape[0]
         return functional.embedding(ids, weight_VD)
 
     @staticmethod
@@ -104,7 +104,7 @@ class _Rows(torch.autograd.Function):
             # Padding gets no gradient, as in torch.
             dx = dx.masked_fill((ids == ctx.padding_idx)[..., None], 0)
         # Drops the other reference: autograd copies a gradient that someone else holds.
-        dweight_VD, ctx.heads.gradient, ctx.heads.is_late = ctx.heads.gradient, None, True
+        dweight_VD, ctx.head_gradient.gradient, ctx.head_gradient.is_late = ctx.head_gradient.gradient, None, True
         if dweight_VD is None:
             return _sums(dx, ids, ctx.vocabulary), None, None, None
         ids_A = ids.flatten()
@@ -135,4 +135,4 @@ def _groups(ids_A: Tensor) -> tuple[Tensor, Tensor]:
 
 def has_one_gradient(shape: DecoderShape) -> bool:
     """Whether embedding and head, if trained, share one gradient on active rows."""
-    return shape.is_tied and shape.embeds_plainly and shape.is_hoisted
+    return shape.is_tied and shape.has_plain_embedding and shape.is_hoisted

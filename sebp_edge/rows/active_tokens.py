@@ -23,7 +23,7 @@ class ActiveTokens:
         position_ids: int64 [A], the position of each token in its sequence, as the model counts positions.
         cu_seqlens: int32 [S + 1], where each sequence begins; sequences may be empty.
         max_len: the length of the longest sequence, or an upper bound of it.
-        loss_places: int64 [C], increasing: the indices of the loss rows among the active tokens.
+        loss_indices: int64 [C], increasing: the indices of the loss rows among the active tokens.
         targets: [C], the labels of the loss rows (shifted in decoders): int64, or fp32 in a regression.
         sequences: int64 [C], the sequence of the batch that each loss row belongs to; 0 for filler.
         weights: fp32 [C], the weight of each loss: 1, unless `weighted` scales it; 0 for filler.
@@ -34,7 +34,7 @@ class ActiveTokens:
     position_ids: Tensor
     cu_seqlens: Tensor
     max_len: int
-    loss_places: Tensor
+    loss_indices: Tensor
     targets: Tensor
     sequences: Tensor
     weights: Tensor
@@ -63,7 +63,7 @@ class ActiveTokens:
             position_ids=rows % num_positions if position_ids_BT is None else position_ids_BT.flatten()[rows],
             cu_seqlens=plan.cu_seqlens,
             max_len=plan.max_len,
-            loss_places=torch.searchsorted(rows, plan.loss_rows),
+            loss_indices=torch.searchsorted(rows, plan.loss_rows),
             targets=plan.targets,
             sequences=plan.loss_rows // num_positions,
             weights=torch.ones(len(plan.loss_rows), device=plan.loss_rows.device),
@@ -79,7 +79,7 @@ class ActiveTokens:
             position_ids=self.position_ids[:1],
             cu_seqlens=torch.tensor([0, 1], dtype=torch.int32),
             max_len=1,
-            loss_places=zero,
+            loss_indices=zero,
             targets=self.targets[:1],
             sequences=zero,
             weights=torch.ones(1),
@@ -89,7 +89,7 @@ class ActiveTokens:
     @property
     def sizes(self) -> Bucket:
         """The sizes of these tokens, as the bucket that holds them without filler."""
-        return Bucket(len(self.input_ids), len(self.cu_seqlens) - 1, self.max_len, len(self.loss_places))
+        return Bucket(len(self.input_ids), len(self.cu_seqlens) - 1, self.max_len, len(self.loss_indices))
 
     @property
     def inputs(self) -> dict[str, Tensor | int | None]:
@@ -123,19 +123,19 @@ class ActiveTokens:
         begins = torch.arange(num_tokens, bucket.tokens, bucket.longest, dtype=torch.int32)
         cu_seqlens = torch.cat([self.cu_seqlens[:-1], begins])
         without_loss = torch.ones(bucket.tokens, dtype=torch.bool)
-        without_loss[self.loss_places] = False
+        without_loss[self.loss_indices] = False
         # The last rows without a loss: filler comes first.
-        filler_places = without_loss.nonzero().squeeze(1)[bucket.tokens - bucket.loss_rows :]
-        loss_places, order = torch.cat([self.loss_places, filler_places]).sort()
+        filler_indices = without_loss.nonzero().squeeze(1)[bucket.tokens - bucket.loss_rows :]
+        loss_indices, order = torch.cat([self.loss_indices, filler_indices]).sort()
         return ActiveTokens(
             input_ids=F.pad(self.input_ids, (0, num_filler)),
             position_ids=F.pad(self.position_ids, (0, num_filler)),
             cu_seqlens=F.pad(cu_seqlens, (0, bucket.slots + 1 - len(cu_seqlens)), value=bucket.tokens),
             max_len=bucket.longest,
-            loss_places=loss_places,
-            targets=F.pad(self.targets, (0, len(filler_places)))[order],
-            sequences=F.pad(self.sequences, (0, len(filler_places)))[order],
-            weights=F.pad(self.weights, (0, len(filler_places)))[order],
+            loss_indices=loss_indices,
+            targets=F.pad(self.targets, (0, len(filler_indices)))[order],
+            sequences=F.pad(self.sequences, (0, len(filler_indices)))[order],
+            weights=F.pad(self.weights, (0, len(filler_indices)))[order],
             token_type_ids=None if self.token_type_ids is None else F.pad(self.token_type_ids, (0, num_filler)),
         )
 

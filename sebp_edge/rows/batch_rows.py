@@ -11,7 +11,7 @@ a backward pass before it is relied on.
     everything else                                 rows found in dL/dY
 
 Layers "behind the last attention" work row by row, and only the head reads their results: see
-`layers_behind_attention`. Shapes: B sequences, T positions, N = B*T rows.
+`layers_after_attention`. Shapes: B sequences, T positions, N = B*T rows.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.models.architecture import is_called_causal, reads_first_token, reads_labelled_tokens
+from sebp_edge.models.architecture import is_causal_by_name, reads_first_token, reads_labelled_tokens
 from sebp_edge.ops import ActiveRows, Rows, detect
 from sebp_edge.rows.row_plan import IGNORE, RowPlan, is_right_padded, span_of
 
 # With these options, gradient may come from more than the logits of labelled rows.
-LOOKS_FURTHER = ("output_hidden_states", "output_attentions")
+MORE_OUTPUTS = ("output_hidden_states", "output_attentions")
 # With these options, the loss is not the one of the shifted labels.
-ANOTHER_LOSS = ("output_router_logits", "shift_labels", "ignore_index")
+OTHER_LOSS = ("output_router_logits", "shift_labels", "ignore_index")
 
 
 @dataclass(frozen=True)
@@ -35,26 +35,26 @@ class BatchRows:
 
     Attributes:
         num_rows: N; None if no row set is known.
-        everywhere: the rows of norms, and of linear layers not behind the last attention; None for all rows.
-        behind_attention: the rows of linear layers behind the last attention; None for all rows.
+        up_to_attention: the rows of norms, and of linear layers not behind the last attention; None for all rows.
+        after_attention: the rows of linear layers behind the last attention; None for all rows.
         num_pooled: B if the head reads one row of each sequence, else None; layers of B rows compute all of them.
-        leaves_out: whether padding is left out, and whether real tokens that no loss reads are left out.
+        skipped_kinds: whether padding is left out, and whether real tokens that no loss reads are left out.
     """
 
     num_rows: int | None
-    everywhere: Rows | None
-    behind_attention: Rows | None
+    up_to_attention: Rows | None
+    after_attention: Rows | None
     num_pooled: int | None = None
-    leaves_out: tuple[bool, bool] = (False, False)
+    skipped_kinds: tuple[bool, bool] = (False, False)
 
-    def of_layers(self, *, behind_attention: bool) -> Rows | None:
+    def linear_rows(self, *, after_attention: bool) -> Rows | None:
         """Returns the rows of linear layers."""
-        return self.behind_attention if behind_attention else self.everywhere
+        return self.after_attention if after_attention else self.up_to_attention
 
     @property
-    def of_norms(self) -> Rows | None:
+    def norm_rows(self) -> Rows | None:
         """The rows of norms."""
-        return self.everywhere
+        return self.up_to_attention
 
 
 DETECTED = BatchRows(None, detect, detect)
@@ -73,9 +73,9 @@ def decoder_plan(model: nn.Module, inputs: dict) -> RowPlan | None:
         called as a causal decoder, or if its loss is not the one of the shifted labels.
     """
     labels_BT = inputs.get("labels")
-    if not isinstance(labels_BT, Tensor) or labels_BT.dim() != 2 or not is_called_causal(model):
+    if not isinstance(labels_BT, Tensor) or labels_BT.dim() != 2 or not is_causal_by_name(model):
         return None
-    if any(_asks(inputs.get(name)) for name in ANOTHER_LOSS):
+    if any(_is_set(inputs.get(name)) for name in OTHER_LOSS):
         return None
     return RowPlan.from_labels(labels_BT).to(labels_BT.device)
 
@@ -91,8 +91,8 @@ def decoder_rows(plan: RowPlan, attention_mask: Tensor | None) -> BatchRows:
         loss_rows = active_rows
     # The last token of each sequence predicts nothing; the other rows left out are padding.
     num_padding = plan.num_rows - len(plan.active_rows) - (len(plan.cu_seqlens) - 1)
-    leaves_out = (causal and num_padding > 0, len(plan.loss_rows) < len(plan.active_rows))
-    return BatchRows(plan.num_rows, active_rows if causal else detect, loss_rows, leaves_out=leaves_out)
+    skipped_kinds = (causal and num_padding > 0, len(plan.loss_rows) < len(plan.active_rows))
+    return BatchRows(plan.num_rows, active_rows if causal else detect, loss_rows, skipped_kinds=skipped_kinds)
 
 
 def encoder_rows(model: nn.Module, inputs: dict) -> BatchRows:
@@ -111,18 +111,18 @@ def encoder_rows(model: nn.Module, inputs: dict) -> BatchRows:
         read_BT, num_pooled = labels.cpu() != IGNORE, None
     else:
         return DETECTED
-    everywhere, read = (_rows_where(rows_BT, mask_BT.device) for rows_BT in (real_BT | read_BT, read_BT))
-    leaves_out = (not bool(real_BT.all()), bool((real_BT & ~read_BT).any()))
-    return BatchRows(real_BT.numel(), everywhere, read, num_pooled, leaves_out)
+    up_to_attention, read = (_rows_where(rows_BT, mask_BT.device) for rows_BT in (real_BT | read_BT, read_BT))
+    skipped_kinds = (not bool(real_BT.all()), bool((real_BT & ~read_BT).any()))
+    return BatchRows(real_BT.numel(), up_to_attention, read, num_pooled, skipped_kinds)
 
 
-def looks_further(model: nn.Module, inputs: dict) -> bool:
+def asks_for_more_outputs(model: nn.Module, inputs: dict) -> bool:
     """Whether the call or the config asks for more outputs than the logits; then gradient may come from any row."""
     config = getattr(model, "config", None)
-    return any(_asks(inputs.get(name)) or _asks(getattr(config, name, None)) for name in LOOKS_FURTHER)
+    return any(_is_set(inputs.get(name)) or _is_set(getattr(config, name, None)) for name in MORE_OUTPUTS)
 
 
-def _asks(value) -> bool:
+def _is_set(value) -> bool:
     return value is not None and value is not False
 
 

@@ -15,14 +15,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MOST_BUCKETS, MOST_WASTE = 6, 0.05
+MAX_BUCKETS, MAX_WASTE = 6, 0.05
 
 # The finest step of the grid; a GPU multiplies this many tokens at once.
-GRAIN = 32
+GRID_STEP = 32
 # Further costs of a step of a 3B model, in units of the cost of one token: its fixed cost (a captured step took 9.9 ms
 # on an H200 for 128 tokens, 28.3 for 832 and 98.4 for 3712), the head's cost of a loss row, and the attention's cost of
 # each position of a slot (1.45 ns in a layer; a token takes 0.9 us, forward and backward).
-TOKENS_PER_STEP, TOKENS_PER_LOSS_ROW, TOKENS_PER_SLOT_POSITION = 300, 1 / 8, 1 / 640
+STEP_COST, LOSS_ROW_COST, SLOT_POSITION_COST = 300, 1 / 8, 1 / 640
 
 
 class Bucket(NamedTuple):
@@ -57,15 +57,15 @@ class Bucket(NamedTuple):
     @property
     def cost(self):
         """The cost of a step, in units of the cost of one token. Sizes may be tensors, for many buckets at once."""
-        slot_positions = TOKENS_PER_SLOT_POSITION * self.slots * self.longest
-        return TOKENS_PER_STEP + self.tokens + TOKENS_PER_LOSS_ROW * self.loss_rows + slot_positions
+        slot_positions = SLOT_POSITION_COST * self.slots * self.longest
+        return STEP_COST + self.tokens + LOSS_ROW_COST * self.loss_rows + slot_positions
 
 
 def _on_grid(size: int) -> int:
-    """Rounds up to powers of two up to `GRAIN`, to multiples of it up to 32 of them, then to 16 sizes per doubling."""
-    if size <= GRAIN:
+    """Rounds up to powers of two up to `GRID_STEP`, to multiples of it up to 32 of them, then to 16 sizes per doubling."""
+    if size <= GRID_STEP:
         return _power_of_two(size)
-    step = max(GRAIN, _power_of_two(size) // 32)
+    step = max(GRID_STEP, _power_of_two(size) // 32)
     return -(-size // step) * step
 
 
@@ -86,7 +86,7 @@ def choose_buckets(needed: Iterable[Bucket]) -> list[Bucket]:
     if not counts:
         return []
     sizes_K4, times_K = torch.tensor(list(counts)), torch.tensor(list(counts.values()))
-    allowed = MOST_WASTE * float((times_K * _costs(sizes_K4)).sum())
+    allowed = MAX_WASTE * float((times_K * _costs(sizes_K4)).sum())
     gone_K = torch.zeros(len(counts), dtype=torch.bool)
 
     def added_by_joining(one: int) -> Tensor:
@@ -100,7 +100,7 @@ def choose_buckets(needed: Iterable[Bucket]) -> list[Bucket]:
     for num_buckets in range(len(counts), 1, -1):
         one, other = divmod(int(added_KK.argmin()), len(counts))
         allowed -= float(added_KK[one, other])
-        if num_buckets <= MOST_BUCKETS and allowed < 0:
+        if num_buckets <= MAX_BUCKETS and allowed < 0:
             break
         sizes_K4[one] = torch.maximum(sizes_K4[one], sizes_K4[other])
         times_K[one] += times_K[other]

@@ -68,10 +68,10 @@ class RowPlan:
         has_loss_BT = shifted_BT != IGNORE
         positions_T = torch.arange(1, num_positions + 1)
         lengths_B = (has_loss_BT * positions_T).amax(dim=1)
-        return cls.of(positions_T <= lengths_B[:, None], has_loss_BT, shifted_BT)
+        return cls.from_masks(positions_T <= lengths_B[:, None], has_loss_BT, shifted_BT)
 
     @classmethod
-    def of(cls, active_BT: Tensor, has_loss_BT: Tensor, targets_BT: Tensor) -> "RowPlan":
+    def from_masks(cls, active_BT: Tensor, has_loss_BT: Tensor, targets_BT: Tensor) -> "RowPlan":
         """Makes the plan of a batch from its active rows, loss rows and targets.
 
         Args:

@@ -37,7 +37,7 @@ def water_filling(energy_N: Tensor, n: int) -> Tensor:
     return torch.where(norm_N > 0, (tau * norm_N).clamp(max=1), 0)
 
 
-def above(energy_N: Tensor, epsilon: Tensor | float, max_lost: float) -> tuple[Tensor, Tensor]:
+def above_threshold(energy_N: Tensor, epsilon: Tensor | float, max_lost: float) -> tuple[Tensor, Tensor]:
     """Selects the rows above a threshold.
 
     Args:
@@ -58,9 +58,9 @@ def above(energy_N: Tensor, epsilon: Tensor | float, max_lost: float) -> tuple[T
     return keep_N, torch.minimum(bound, torch.where(keep_N, norm_N, torch.inf).amin())
 
 
-def softly_above(energy_N: Tensor, epsilon: Tensor | float, max_lost: float) -> Tensor:
-    """Returns probabilities [N]: 1 for rows that `above` keeps, proportional to the norm for the others."""
-    keep_N, bound = above(energy_N, epsilon, max_lost)
+def threshold_probabilities(energy_N: Tensor, epsilon: Tensor | float, max_lost: float) -> Tensor:
+    """Returns probabilities [N]: 1 for rows that `above_threshold` keeps, proportional to the norm for the others."""
+    keep_N, bound = above_threshold(energy_N, epsilon, max_lost)
     norm_N = _norms(energy_N)
     return torch.where(keep_N, 1, torch.where(norm_N > 0, norm_N / bound, 0).clamp(max=1))
 

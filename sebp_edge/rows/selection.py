@@ -147,7 +147,7 @@ class Selection:
             return detect
         layers = tuple(layers)
         if layers not in self._selectors:
-            choose = (_Largest if isinstance(self._rule, TopN) else _Above)(self._rule, self._draw)
+            choose = (_LayerTopN if isinstance(self._rule, TopN) else _LayerThreshold)(self._rule, self._draw)
             self._selectors[layers] = _LayerSelector(tuple(self._names[layer] for layer in layers), choose)
         return self._selectors[layers]
 
@@ -209,7 +209,7 @@ class _Draw:
         return select_rows(keep_N, weights_N, capacity=capacity)
 
 
-class _Largest:
+class _LayerTopN:
     """`TopN` in one layer."""
 
     epsilon = None
@@ -225,7 +225,7 @@ class _Largest:
         return select_rows(row_rules.largest(energy_N, n), capacity=n)
 
 
-class _Above:
+class _LayerThreshold:
     """`Threshold` in one layer; finds epsilon in the first passes if it is not given."""
 
     def __init__(self, rule: Threshold, draw: _Draw):
@@ -239,8 +239,8 @@ class _Above:
             self._calibrate(energy_N)
             return select_rows(energy_N != 0)
         if self._rule.unbiased:
-            return self._draw(row_rules.softly_above(energy_N, self.epsilon, self._rule.max_lost))
-        return select_rows(row_rules.above(energy_N, self.epsilon, self._rule.max_lost)[0])
+            return self._draw(row_rules.threshold_probabilities(energy_N, self.epsilon, self._rule.max_lost))
+        return select_rows(row_rules.above_threshold(energy_N, self.epsilon, self._rule.max_lost)[0])
 
     def _calibrate(self, energy_N: Tensor) -> None:
         self._histogram = self._histogram or row_rules.NormHistogram(energy_N.device)

@@ -26,57 +26,59 @@ class Causality(NamedTuple):
     """Result of the trial of a decoder.
 
     Attributes:
-        is_blind: whether no row's logits depend on a later token; None if the trial failed.
+        is_causal: whether no row's logits depend on a later token; None if the trial failed.
         predicts_next: whether each row's loss is that of the next row's label.
     """
 
-    is_blind: bool | None
+    is_causal: bool | None
     predicts_next: bool
 
     @property
-    def shows_in_labels(self) -> bool:
+    def labels_determine_rows(self) -> bool:
         """Whether labels alone show which rows carry gradient."""
-        return bool(self.is_blind) and self.predicts_next
+        return bool(self.is_causal) and self.predicts_next
 
     @classmethod
-    def of(cls, decoder: nn.Module, forward: Callable, densely: AbstractContextManager) -> "Causality":
+    def from_trial(
+        cls, decoder: nn.Module, forward: Callable, computing_all_rows: AbstractContextManager
+    ) -> "Causality":
         """Runs the trial, without dropout; parameters get no gradients. Logs a warning if labels do not show the rows.
 
         Args:
             decoder: the transformers model.
             forward: the decoder's own forward.
-            densely: a context in which backward passes compute all rows.
+            computing_all_rows: a context in which backward passes compute all rows.
         """
         try:
-            found = cls(*_try_out(decoder, forward, densely))
+            found = cls(*_run_trial(decoder, forward, computing_all_rows))
         except FAILURES as error:
             if ran_out_of_memory(error):
                 raise
             logger.warning("Rows are found in the backward pass: a trial batch failed (%s).", type(error).__name__)
             return cls(None, False)
         if not all(found):
-            reason = "labels are not the next tokens'" if found.is_blind else "a row sees later ones"
+            reason = "labels are not the next tokens'" if found.is_causal else "a row sees later ones"
             logger.warning("Rows are found in the backward pass: on a trial batch %s.", reason)
         return found
 
 
-def _try_out(decoder: nn.Module, forward: Callable, densely: AbstractContextManager) -> tuple[bool, bool]:
+def _run_trial(decoder: nn.Module, forward: Callable, computing_all_rows: AbstractContextManager) -> tuple[bool, bool]:
     input_ids, labels = trial_batch(decoder)
     middle, embedding = input_ids.shape[1] // 2, decoder.get_input_embeddings()
-    with evaluating(decoder), densely, torch.enable_grad(), leaf_behind(embedding) as embedded:
+    with evaluating(decoder), computing_all_rows, torch.enable_grad(), graph_cut_after(embedding) as embedded:
         output = forward(input_ids=input_ids, labels=labels, use_cache=False, return_dict=True)
         earlier = output.logits[:, :middle].float().sum()
-        (of_embedded,) = torch.autograd.grad(earlier, embedded, retain_graph=True)
-        (of_logits,) = torch.autograd.grad(output.loss, output.logits)
+        (embedding_gradient,) = torch.autograd.grad(earlier, embedded, retain_graph=True)
+        (logits_gradient,) = torch.autograd.grad(output.loss, output.logits)
     # Positions come first in XLNet's layers, so its shape differs.
-    is_blind = of_embedded.shape[:2] == input_ids.shape and not bool(of_embedded[:, middle:].any())
-    plan, rows = RowPlan.from_labels(labels).to(labels.device), of_logits.flatten(0, 1)
+    is_causal = embedding_gradient.shape[:2] == input_ids.shape and not bool(embedding_gradient[:, middle:].any())
+    plan, rows = RowPlan.from_labels(labels).to(labels.device), logits_gradient.flatten(0, 1)
     with_loss = rows.any(dim=1).nonzero().squeeze(1)
-    return is_blind, torch.equal(with_loss, plan.loss_rows) and torch.equal(rows[with_loss].argmin(1), plan.targets)
+    return is_causal, torch.equal(with_loss, plan.loss_rows) and torch.equal(rows[with_loss].argmin(1), plan.targets)
 
 
 @contextmanager
-def leaf_behind(embedding: nn.Module) -> Iterator[list[Tensor]]:
+def graph_cut_after(embedding: nn.Module) -> Iterator[list[Tensor]]:
     """Cuts the graph behind an embedding: each output is replaced by a leaf, which is added to the yielded list."""
     embedded: list[Tensor] = []
 

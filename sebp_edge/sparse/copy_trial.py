@@ -21,7 +21,7 @@ from sebp_edge.sparse.hoist import Hoisted
 LENGTHS = (LONGEST - 4, 24, 7)
 
 
-def why_not_on_a_copy(decoder: nn.Module) -> str | None:
+def find_copy_mismatch(decoder: nn.Module) -> str | None:
     """Returns None if a small copy's gradients are the same hoisted and padded, else the reason in words."""
     try:
         model = small_copy(decoder.config, type(decoder)).model

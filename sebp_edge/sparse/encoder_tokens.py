@@ -22,7 +22,7 @@ class EncoderTokens:
     """Gathers the active tokens of one encoder's batches.
 
     Attributes:
-        first_token: whether the head reads the first token of each sequence, rather than labelled tokens.
+        reads_first_token: whether the head reads the first token of each sequence, rather than labelled tokens.
         num_labels: how many labels there are.
 
     Raises:
@@ -30,12 +30,12 @@ class EncoderTokens:
     """
 
     def __init__(self, encoder: nn.Module):
-        self.first_token = reads_first_token(encoder)
+        self.reads_first_token = reads_first_token(encoder)
         self._config, self._embeddings = encoder.config, encoder.base_model.embeddings
         head = encoder.get_output_embeddings()
         self.num_labels = self._config.num_labels if head is None else head.out_features
         several = self.is_regression and self.num_labels > 1
-        if self.first_token and (several or self._config.problem_type == "multi_label_classification"):
+        if self.reads_first_token and (several or self._config.problem_type == "multi_label_classification"):
             raise SparsityError("Hoisted sequences have one label each; sparsify a model that has several.")
 
     def __call__(self, batch: Mapping[str, Tensor]) -> ActiveTokens:
@@ -45,11 +45,11 @@ class EncoderTokens:
         batch = {name: values.cpu() for name, values in batch.items()}
         input_ids_BT, labels = batch["input_ids"], batch["labels"]
         active_BT = batch.get("attention_mask", torch.ones_like(input_ids_BT)).bool()
-        if self.first_token:
-            targets_BT, has_loss_BT = self._of_first_tokens(labels.flatten(), active_BT)
+        if self.reads_first_token:
+            targets_BT, has_loss_BT = self._first_token_targets(labels.flatten(), active_BT)
         else:
             targets_BT, has_loss_BT = labels, labels != IGNORE
-        plan = RowPlan.of(active_BT, has_loss_BT, targets_BT)
+        plan = RowPlan.from_masks(active_BT, has_loss_BT, targets_BT)
         self._refuse_labels(plan.targets)
         types_BT = batch.get("token_type_ids") if hasattr(self._embeddings, "token_type_embeddings") else None
         tokens = ActiveTokens.gather(input_ids_BT, plan, self._position_ids(input_ids_BT), types_BT)
@@ -60,9 +60,9 @@ class EncoderTokens:
     def is_regression(self) -> bool:
         """Whether labels are numbers and the loss is the squared error."""
         kind = self._config.problem_type
-        return self.first_token and (kind == REGRESSION or (kind is None and self.num_labels == 1))
+        return self.reads_first_token and (kind == REGRESSION or (kind is None and self.num_labels == 1))
 
-    def _of_first_tokens(self, labels_B: Tensor, active_BT: Tensor) -> tuple[Tensor, Tensor]:
+    def _first_token_targets(self, labels_B: Tensor, active_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Targets, and whether each position has one; both [B, T]."""
         if not bool(active_BT[:, 0].all()):
             raise SparsityError(
@@ -93,9 +93,9 @@ class EncoderTokens:
         size = tuple(batch["input_ids"].shape)
         if len(size) != 2:
             raise SparsityError(f"input_ids has the shape {size}; expected sequences and positions.")
-        of_sequences = [size[:1], (size[0], 1)]
+        sequence_shapes = [size[:1], (size[0], 1)]
         for name, values in batch.items():
-            allowed = of_sequences if name == "labels" and self.first_token else [size]
+            allowed = sequence_shapes if name == "labels" and self.reads_first_token else [size]
             if tuple(values.shape) not in allowed:
                 wanted = " or ".join(map(str, allowed))
                 raise SparsityError(f"{name} has the shape {tuple(values.shape)}; for these input_ids it is {wanted}.")

@@ -21,12 +21,12 @@ from sebp_edge.models.lora import refuse_packed_weights, without_adapter
 from sebp_edge.ops import Scores, gather_rows, runs_flash_attention, sequence_attention_
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
 from sebp_edge.patches.agreement import trial_batch
-from sebp_edge.patches.attention import FEW_SUMS, OwnAttention
+from sebp_edge.patches.attention import MAX_DQ_BYTES, FusedAttention
 from sebp_edge.patches.checkpoints import Checkpoints
 from sebp_edge.patches.last_layer import LastLayer
 from sebp_edge.patches.lora import FusedLora
 from sebp_edge.patches.loss import Head
-from sebp_edge.patches.mlp_pieces import ROWS, MlpPieces
+from sebp_edge.patches.mlp_chunks import CHUNK_ROWS, ChunkedMlps
 from sebp_edge.patches.norms_and_mlps import SmallOps
 from sebp_edge.patches.patch import Patch
 from sebp_edge.patches.tied_embedding import TiedEmbedding
@@ -43,7 +43,7 @@ class Hoisted(Patch):
         model: a causal decoder of transformers, or a PEFT model around one.
         checkpoints: how many blocks, counted from the first, keep only their input for the backward pass.
         offload: whether these inputs wait in host memory.
-        blocks_in_pieces: whether MLPs run on a piece of the rows at a time, recomputed in the backward pass, and
+        chunked_blocks: whether MLPs run on a piece of the rows at a time, recomputed in the backward pass, and
             attention's backward pass takes a few heads at a time.
         max_logits: most logits that exist at once, but never fewer than one row's.
 
@@ -57,7 +57,7 @@ class Hoisted(Patch):
         *,
         checkpoints: int = 0,
         offload: bool = False,
-        blocks_in_pieces: bool = False,
+        chunked_blocks: bool = False,
         max_logits: int = CHUNK_LOGITS,
     ):
         super().__init__()
@@ -70,20 +70,20 @@ class Hoisted(Patch):
         self._last_layer = LastLayer(self._decoder)
         self._checkpoints = Checkpoints(self._decoder, checkpoints, offload=offload)
         self._small_ops = SmallOps(self._decoder)
-        self._fused = FusedLora(model)
-        self._pieces = MlpPieces(self._decoder, ROWS if blocks_in_pieces else None)
+        self._fused_lora = FusedLora(model)
+        self._chunked_mlps = ChunkedMlps(self._decoder, CHUNK_ROWS if chunked_blocks else None)
         with self._attaching():
             self._set_attention(self._decoder, ATTENTION)
             # First, before other patches replace parts of the blocks.
-            if _pays(self._decoder):
-                self._include(OwnAttention(self._decoder, FEW_SUMS if blocks_in_pieces else None))
+            if _fits_flash_attention(self._decoder):
+                self._include(FusedAttention(self._decoder, MAX_DQ_BYTES if chunked_blocks else None))
             self._include(self._small_ops)
-            self._include(self._fused, alone=self._last_layer.query, source_of=self._small_ops.source_of)
+            self._include(self._fused_lora, ungrouped=self._last_layer.query, source_of=self._small_ops.source_of)
             self._include(self._embedding)
-            self._include(self._pieces, self._fused.as_refreshed)
+            self._include(self._chunked_mlps, self._fused_lora.without_refresh)
             # Around the pieces, so that they split the rows that it chooses.
             self._include(self._last_layer)
-            self._include(self._checkpoints, self._running_again)
+            self._include(self._checkpoints, self._recomputing)
 
     def row_losses(self, tokens: ActiveTokens) -> Tensor:
         """The loss of every loss row, in nats: fp32 [C].
@@ -91,28 +91,28 @@ class Hoisted(Patch):
         Args:
             tokens: the batch's active tokens, on the model's device.
         """
-        fewer = len(tokens.loss_places) < len(tokens.input_ids)
+        fewer = len(tokens.loss_indices) < len(tokens.input_ids)
         restricted = fewer and self._last_layer.is_exact(self._decoder, self._trial_losses)
         return self._row_losses(tokens, restricted)
 
     @contextmanager
-    def _running_again(self) -> Iterator[None]:
+    def _recomputing(self) -> Iterator[None]:
         """Context in which a block is recomputed, only for what it keeps."""
-        with self._fused.as_refreshed(), self._pieces.only_for_what_is_kept():
+        with self._fused_lora.without_refresh(), self._chunked_mlps.recomputing_block():
             yield
 
     def _row_losses(self, tokens: ActiveTokens, restricted: bool) -> Tensor:
-        asked_for: list[Scores] = []
-        with self._fused.refreshed(), self._last_layer.on(tokens.loss_places if restricted else None):
-            output = self._decoder.base_model(**tokens.inputs, use_cache=False, asked_for=asked_for)
+        recorded_scores: list[Scores] = []
+        with self._fused_lora.refreshed(), self._last_layer.restricted_to(tokens.loss_indices if restricted else None):
+            output = self._decoder.base_model(**tokens.inputs, use_cache=False, recorded_scores=recorded_scores)
         num_blocks = self._decoder.config.get_text_config().num_hidden_layers
-        if len(asked_for) < num_blocks:
+        if len(recorded_scores) < num_blocks:
             # Recurrent states, and attention that is not the registered function, go from one sequence to the next.
-            raise SparsityError(f"Only {len(asked_for)} of its {num_blocks} blocks keep sequences apart.")
-        if not all(scores.causal for scores in asked_for):
+            raise SparsityError(f"Only {len(recorded_scores)} of its {num_blocks} blocks keep sequences apart.")
+        if not all(scores.causal for scores in recorded_scores):
             raise SparsityError("Its attention sees later tokens.")
         hidden_AD = output.last_hidden_state.squeeze(0)
-        hidden_CD = gather_rows(hidden_AD, tokens.loss_places)
+        hidden_CD = gather_rows(hidden_AD, tokens.loss_indices)
         return self._head.losses(hidden_CD, tokens.targets, self._embedding.head_weight(self._head.weight))
 
     def _trial_losses(self, restricted: bool) -> Tensor:
@@ -127,7 +127,7 @@ def _refuse_convolutions(decoder: PreTrainedModel) -> None:
             raise SparsityError("It has convolutions, which go from one sequence to the next.")
 
 
-def _pays(decoder: PreTrainedModel) -> bool:
+def _fits_flash_attention(decoder: PreTrainedModel) -> bool:
     """Whether our attention blocks are faster: if flash attention takes the model's heads."""
     config, embedding_VD = decoder.config.get_text_config(), decoder.get_input_embeddings().weight
     return runs_flash_attention(embedding_VD.new_empty(0, head_size_of(config)))
@@ -153,7 +153,7 @@ def rows_attention(
     is_causal: bool | None = None,
     cu_seq_lens_k: Tensor | None = None,
     max_length_k: int | None = None,
-    asked_for: list[Scores] | None = None,
+    recorded_scores: list[Scores] | None = None,
     **others,
 ) -> tuple[Tensor, None]:
     """Attention within each sequence of a row of sequences, with the signature that transformers calls.
@@ -162,7 +162,7 @@ def rows_attention(
         module: the layer, which tells whether it is causal if `is_causal` does not.
         cu_seq_lens_q: int32 [B + 1], where each sequence begins.
         max_length_q: rows of the longest sequence, or more.
-        asked_for: a list to which the options of the layer's scores are appended.
+        recorded_scores: a list to which the options of the layer's scores are appended.
 
     Returns:
         [1, A, H, E], and None for the attention weights.
@@ -178,8 +178,8 @@ def rows_attention(
         raise SparsityError(f"Attention with {', '.join(asked) or 'a mask'} does not run on hoisted rows.")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     scores = Scores(scaling, sliding_window, softcap, causal, dropout)
-    if asked_for is not None:
-        asked_for.append(scores)
+    if recorded_scores is not None:
+        recorded_scores.append(scores)
     states = (states.squeeze(0).transpose(0, 1) for states in (query_1HAE, key_1GAE, value_1GAE))
     return sequence_attention_(*states, cu_seq_lens_q, max_length_q, scores)[None], None
 

@@ -23,16 +23,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.models.architecture import behind_attention, last_block, reads_first_token, reads_labelled_tokens
+from sebp_edge.models.architecture import (
+    first_module_after_attention,
+    last_block,
+    reads_first_token,
+    reads_labelled_tokens,
+)
 from sebp_edge.models.lora import refuse_packed_weights, without_adapter
 from sebp_edge.ops import gather_rows
-from sebp_edge.patches.agreement import HIDDEN_STATES, evaluating, gradients_agree, why_not
-from sebp_edge.patches.checkpoints import runs_again
+from sebp_edge.patches.agreement import HIDDEN_STATES, evaluating, find_mismatch, gradients_agree
+from sebp_edge.patches.checkpoints import is_in_checkpoint
 from sebp_edge.patches.lora import FusedLora
 from sebp_edge.patches.patch import Patch
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import IGNORE
-from sebp_edge.sparse.causality import leaf_behind
+from sebp_edge.sparse.causality import graph_cut_after
 from sebp_edge.sparse.encoder_tokens import EncoderTokens
 from sebp_edge.sparse.hoist import ATTENTION
 
@@ -53,17 +58,17 @@ class HoistedEncoder(Patch):
         self.model = model
         self._encoder = encoder = without_adapter(model)
         self._last_block = last_block(encoder)
-        self._behind = behind_attention(self._last_block)
-        if self._behind is None or not (reads_first_token(encoder) or reads_labelled_tokens(encoder)):
+        self._after_attention = first_module_after_attention(self._last_block)
+        if self._after_attention is None or not (reads_first_token(encoder) or reads_labelled_tokens(encoder)):
             raise SparsityError(
                 f"{type(encoder).__name__} is not BERT, RoBERTa or DistilBERT for the classification of sequences or "
                 "tokens; sparsify it instead."
             )
         self._tokens = EncoderTokens(encoder)
-        self._places: Tensor | None = None
-        self._fused = FusedLora(model)
+        self._loss_indices: Tensor | None = None
+        self._fused_lora = FusedLora(model)
         with self._attaching():
-            reason = self._why_not()
+            reason = self._find_mismatch()
             if reason is not None:
                 name = type(encoder).__name__
                 raise SparsityError(f"{name} does not run on rows alone, sparsify it instead: {reason}")
@@ -98,55 +103,57 @@ class HoistedEncoder(Patch):
 
     def row_logits(self, tokens: ActiveTokens) -> Tensor:
         """The model's logits of every loss row: [C, L]."""
-        with self._fused.refreshed(), self._reading(tokens.loss_places):
+        with self._fused_lora.refreshed(), self._reading(tokens.loss_indices):
             logits = self._encoder(**tokens.inputs).logits
-        return logits.reshape(len(tokens.loss_places), -1)
+        return logits.reshape(len(tokens.loss_indices), -1)
 
     @contextmanager
-    def _reading(self, places: Tensor) -> Iterator[None]:
+    def _reading(self, loss_indices: Tensor) -> Iterator[None]:
         """Context in which the head reads these rows."""
-        self._places = places
+        self._loss_indices = loss_indices
         try:
             yield
         finally:
-            self._places = None
+            self._loss_indices = None
 
     def _attach(self) -> None:
         self._set_attention(self._encoder, ATTENTION)
-        self._include(self._fused)
-        self._undo.append(self._behind.register_forward_pre_hook(self._take_out).remove)
+        self._include(self._fused_lora)
+        self._undo.append(self._after_attention.register_forward_pre_hook(self._gather_loss_rows).remove)
 
-    def _take_out(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _gather_loss_rows(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Takes the rows that the head reads, [C, 1, D], out of each input [1, A, D]."""
         # A checkpoint recomputes after the rows are gone.
-        if self._places is None or runs_again():
+        if self._loss_indices is None or is_in_checkpoint():
             raise SparsityError(
                 "A hoisted encoder does not run under gradient checkpointing; turn that off, its memory has no padding."
             )
-        return tuple(gather_rows(x_1AD.squeeze(0), self._places)[:, None] for x_1AD in inputs)
+        return tuple(gather_rows(x_1AD.squeeze(0), self._loss_indices)[:, None] for x_1AD in inputs)
 
-    def _why_not(self) -> str | None:
+    def _find_mismatch(self) -> str | None:
         """Attaches, and compares results on a trial batch; returns the reason not to stay attached, or None."""
         encoder, trial = self._encoder, self._trial_batch()
         tokens = self.tokens(trial).to(encoder.device)
         inputs = {name: values.to(encoder.device) for name, values in trial.items() if name != "labels"}
         read_BT = trial["labels"] != IGNORE
-        if self._tokens.first_token:
+        if self._tokens.reads_first_token:
             read_BT = torch.arange(12).expand(2, 12) == 0
 
         def padded() -> Tensor:
             hidden_BTD, logits = self._last_hidden(lambda: encoder(**inputs).logits)
-            return _evenly(hidden_BTD[read_BT], logits if self._tokens.first_token else logits[read_BT])
+            return _concatenate_evenly(
+                hidden_BTD[read_BT], logits if self._tokens.reads_first_token else logits[read_BT]
+            )
 
         def on_rows() -> Tensor:
             self._attach()
-            return _evenly(*self._last_hidden(lambda: self.row_logits(tokens)))
+            return _concatenate_evenly(*self._last_hidden(lambda: self.row_logits(tokens)))
 
-        if self._has_own_loss(inputs, trial["labels"].to(encoder.device), read_BT, tokens.targets):
+        if self._has_other_loss(inputs, trial["labels"].to(encoder.device), read_BT, tokens.targets):
             return "its loss is not that of its logits at labels."
-        return why_not(encoder, padded, on_rows, HIDDEN_STATES)
+        return find_mismatch(encoder, padded, on_rows, HIDDEN_STATES)
 
-    def _has_own_loss(self, inputs: dict[str, Tensor], labels: Tensor, read_BT: Tensor, targets_C: Tensor) -> bool:
+    def _has_other_loss(self, inputs: dict[str, Tensor], labels: Tensor, read_BT: Tensor, targets_C: Tensor) -> bool:
         """Whether the model's loss has other gradients than the loss of the logits at the rows that the head reads."""
         encoder = self._encoder
         if encoder.dtype not in (torch.float32, torch.float64):
@@ -157,15 +164,15 @@ class HoistedEncoder(Patch):
             output = encoder(**inputs, labels=labels)
             return output.loss, output.logits
 
-        def of_read_logits() -> tuple[Tensor, Tensor]:
+        def loss_of_read_logits() -> tuple[Tensor, Tensor]:
             logits = encoder(**inputs).logits
-            return _losses(logits if self._tokens.first_token else logits[read_BT], targets_C).mean(), logits
+            return _losses(logits if self._tokens.reads_first_token else logits[read_BT], targets_C).mean(), logits
 
         # Autocast would round as well.
         with evaluating(encoder), torch.autocast(encoder.device.type, enabled=False):
             if own()[0] is None:
                 return False
-            return not gradients_agree(_gradients(encoder, own), _gradients(encoder, of_read_logits))
+            return not gradients_agree(_gradients(encoder, own), _gradients(encoder, loss_of_read_logits))
 
     def _trial_batch(self) -> dict[str, Tensor]:
         """Two sequences of 12 and 7 tokens, padded to 12."""
@@ -175,7 +182,7 @@ class HoistedEncoder(Patch):
         labels = torch.arange(24).view(2, 12) % self._tokens.num_labels
         if self._tokens.is_regression:
             labels = torch.tensor([0.5, -1.5])
-        elif self._tokens.first_token:
+        elif self._tokens.reads_first_token:
             labels = labels[:, 0]
         else:
             labels = labels.where(mask & (torch.arange(12) != 3), IGNORE)
@@ -197,7 +204,7 @@ class HoistedEncoder(Patch):
 @torch.enable_grad()
 def _gradients(encoder: nn.Module, loss: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
     """Gradients of a loss for its logits and for the embeddings, from which all that it may read is computed."""
-    with leaf_behind(encoder.get_input_embeddings()) as embedded:
+    with graph_cut_after(encoder.get_input_embeddings()) as embedded:
         value, logits = loss()
         return torch.autograd.grad(value, (logits, *embedded))
 
@@ -210,6 +217,6 @@ def _losses(logits_CL: Tensor, targets_C: Tensor) -> Tensor:
     return F.cross_entropy(logits_CL, targets_C, reduction="none")
 
 
-def _evenly(hidden: Tensor, logits: Tensor) -> Tensor:
+def _concatenate_evenly(hidden: Tensor, logits: Tensor) -> Tensor:
     """Both as one vector, each divided by its size: a new head's few logits are near zero, and must count as well."""
     return torch.cat([hidden.flatten() / hidden.numel(), logits.flatten() / logits.numel()])

@@ -12,7 +12,7 @@ from sebp_edge.models.lora import without_adapter
 from sebp_edge.patches.agreement import FAILURES, ROW_LOSSES, disagreement
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import IGNORE, RowPlan
-from sebp_edge.sparse.copy_trial import why_not_on_a_copy
+from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.sparsify import Sparsified
 
@@ -34,11 +34,11 @@ def hoist_if_exact(
         options: keywords of `Hoisted`.
     """
     decoder = without_adapter(model)
-    reason = why_not_on_a_copy(decoder)
+    reason = find_copy_mismatch(decoder)
     if reason is not None:
         return None, reason
     starts = [ids[:length] for ids, length in zip(sequences, LENGTHS, strict=False)]
-    input_ids, plan = right_padded(starts, pad_token_id)
+    input_ids, plan = pad_right(starts, pad_token_id)
     device = decoder.get_input_embeddings().weight.device
     input_ids, plan = input_ids.to(device), plan.to(device)
     with Sparsified(model) as padded:
@@ -60,7 +60,7 @@ def hoist_if_exact(
     return hoisted, None
 
 
-def right_padded(sequences: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, RowPlan]:
+def pad_right(sequences: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, RowPlan]:
     """Pads token ids on the right, to one more than the longest; returns them, int64 [B, T], and a plan.
 
     In the plan every token is a label.

@@ -26,22 +26,30 @@ from sebp_edge.models.architecture import (
     is_activation,
     is_linear,
     is_norm,
-    layers_behind_attention,
+    layers_after_attention,
     weight_MK,
 )
 from sebp_edge.models.lora import refuse_packed_weights
 from sebp_edge.ops import ActiveRows, Rows, backend, sparse_linear, sparse_rowwise
-from sebp_edge.patches.checkpoints import runs_again
+from sebp_edge.patches.checkpoints import is_in_checkpoint
 from sebp_edge.patches.kept_inputs import KeptInputs
 from sebp_edge.patches.last_layer import LastLayer
 from sebp_edge.patches.lora import FusedLora
 from sebp_edge.patches.loss import FusedLoss
 from sebp_edge.patches.patch import Patch, has_own_forward
-from sebp_edge.rows.batch_rows import ALL, DETECTED, BatchRows, decoder_plan, decoder_rows, encoder_rows, looks_further
+from sebp_edge.rows.batch_rows import (
+    ALL,
+    DETECTED,
+    BatchRows,
+    asks_for_more_outputs,
+    decoder_plan,
+    decoder_rows,
+    encoder_rows,
+)
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.rows.selection import DroppedRows, RowSelection, Selection
 from sebp_edge.sparse.causality import Causality
-from sebp_edge.sparse.verification import CheckedRows, Verification
+from sebp_edge.sparse.verification import UnverifiedRows, Verification
 
 SHARDED = (
     "The model's weights are sharded, and the head's weight cannot be read outside of it; use "
@@ -50,7 +58,7 @@ SHARDED = (
 
 # Gathering the rows of a norm or an activation pays from this many skipped elements on, and from this many skipped rows
 # for each active one. Otherwise launches cost more host time, or the second forward run more GPU time, than it saves.
-WORTH_LEAVING_OUT, WORTH_TIMES = 2**23, 4
+MIN_SKIPPED_ELEMENTS, MIN_SKIPPED_RATIO = 2**23, 4
 
 
 class Sparsified(Patch):
@@ -69,10 +77,10 @@ class Sparsified(Patch):
         self._selection = Selection(model, rows)
         self.choices_folder = str(cache_folder())
         self._inner = inner_model(model)
-        self._behind_attention = layers_behind_attention(self._inner)
+        self._after_attention = layers_after_attention(self._inner)
         self._modules = list(model.modules())
         # The first block too, since the output of a frozen embedding gets no gradient.
-        self._stream = [*_embedding_of(self._inner), *blocks_of(self._inner)[:1]]
+        self._first_modules = [*_embedding_of(self._inner), *blocks_of(self._inner)[:1]]
         self._verification = Verification()
         # Layers called outside of the model's own forward find their rows in their gradient.
         self._call = _Call(DETECTED)
@@ -82,18 +90,18 @@ class Sparsified(Patch):
         norms, activations = ([module for module in free if is_one(module)] for is_one in (is_norm, is_activation))
         with self._attaching():
             self._undo.append(self.layers.clear)
-            for modules, rows_of in ((norms, self._norm_rows), (activations, self._latest_rows)):
+            for modules, find_rows in ((norms, self._norm_rows), (activations, self._activation_rows)):
                 for module in modules:
-                    self._replace(module, _RowwiseForward(module, rows_of))
+                    self._replace(module, _RowwiseForward(module, find_rows))
             for layer in self.layers.values():
                 forward = _SparseForward(self, layer)
                 # An approximation counts rows on the host, which a compiled graph cannot do.
                 self._replace(layer, forward if self._selection.is_exact else torch.compiler.disable(forward))
-            self._include(self._fused_lora, self._rows_for, alone=self._last_layer.query)
+            self._include(self._fused_lora, self._linear_rows, ungrouped=self._last_layer.query)
             self._include(self._last_layer)
-            self._own_forward = self._inner.forward
-            self._own_parameters = list(inspect.signature(self._own_forward).parameters)
-            self._loss = None if keep_logits else FusedLoss(self._inner, self._own_forward, self._last_layer)
+            self._original_forward = self._inner.forward
+            self._forward_parameters = list(inspect.signature(self._original_forward).parameters)
+            self._loss = None if keep_logits else FusedLoss(self._inner, self._original_forward, self._last_layer)
             self._replace(self._inner, self._run)
 
     def dropped(self) -> list[DroppedRows]:
@@ -112,7 +120,7 @@ class Sparsified(Patch):
         Raises:
             SparsityError: gradients are recorded, and a row sees later ones.
         """
-        if torch.is_grad_enabled() and self._causality.is_blind is False:
+        if torch.is_grad_enabled() and self._causality.is_causal is False:
             name = type(self._inner).__name__
             raise SparsityError(f"{name} sees later tokens when it predicts one; give it a causal decoder's config.")
         with self._calling(_Call(DETECTED, plan)):
@@ -146,22 +154,26 @@ class Sparsified(Patch):
         """The model's forward pass on this batch's rows: read off its inputs, or else found in the backward pass."""
         # Plans and trials run on the host, which would break a compiled graph.
         if not (self.layers and torch.is_grad_enabled()) or torch.compiler.is_compiling():
-            return self._own_forward(*args, **kwargs)
+            return self._original_forward(*args, **kwargs)
         # fully_shard changes a model's class in place.
         if type(self._inner).__name__.startswith("FSDP"):
             raise SparsityError(SHARDED)
-        inputs = dict(zip(self._own_parameters, args, strict=False)) | kwargs
+        inputs = dict(zip(self._forward_parameters, args, strict=False)) | kwargs
         given_plan = self._call.given_plan
         plan = given_plan or self._labels_plan(inputs)
-        fused = plan is not None and given_plan is None and self._loss and self._loss.replaces(inputs)
-        rows = self._rows_of(inputs, plan)
+        uses_fused_loss = plan is not None and given_plan is None and self._loss and self._loss.applies_to(inputs)
+        rows = self._batch_rows(inputs, plan)
         if rows is not DETECTED:
-            rows = self._verification.checked(rows, self._kind_of_call(inputs, bool(fused)))
-        with self._calling(_Call(rows, given_plan)), self._fused_lora.refreshed(), self._watching() as watched:
-            if fused:
-                is_shown = rows is not DETECTED and isinstance(rows, BatchRows)
-                return self._loss(inputs, plan, only_loss_rows=is_shown)
-            return watched(self._own_forward(*args, **kwargs))
+            rows = self._verification.check_unless_verified(rows, self._call_kind(inputs, bool(uses_fused_loss)))
+        with (
+            self._calling(_Call(rows, given_plan)),
+            self._fused_lora.refreshed(),
+            self._checking_gradients() as check_outputs,
+        ):
+            if uses_fused_loss:
+                is_verified = rows is not DETECTED and isinstance(rows, BatchRows)
+                return self._loss(inputs, plan, only_loss_rows=is_verified)
+            return check_outputs(self._original_forward(*args, **kwargs))
 
     @contextmanager
     def _calling(self, call: "_Call") -> Iterator[None]:
@@ -175,43 +187,47 @@ class Sparsified(Patch):
 
     def _labels_plan(self, inputs: dict) -> RowPlan | None:
         plan = decoder_plan(self._inner, inputs)
-        return plan if plan is not None and self._causality.shows_in_labels else None
+        return plan if plan is not None and self._causality.labels_determine_rows else None
 
     @functools.cached_property
     def _causality(self) -> Causality:
-        return Causality.of(self._inner, self._own_forward, self._all_rows())
+        return Causality.from_trial(self._inner, self._original_forward, self._computing_all_rows())
 
     @contextmanager
-    def _all_rows(self) -> Iterator[None]:
+    def _computing_all_rows(self) -> Iterator[None]:
         """Context for forward passes whose backward passes compute all rows."""
         with self._calling(_Call(ALL)), self._fused_lora.refreshed():
             yield
 
-    def _watching(self) -> AbstractContextManager[Callable]:
+    def _checking_gradients(self) -> AbstractContextManager[Callable]:
         # With a given plan, ours is the only loss.
         if self._call.rows is DETECTED or self._call.given_plan is not None:
             return nullcontext(lambda outputs: outputs)
-        return self._verification.watching(self._call.rows, self._stream)
+        return self._verification.checking_gradients(self._call.rows, self._first_modules)
 
-    def _kind_of_call(self, inputs: dict, fused: bool) -> Hashable:
+    def _call_kind(self, inputs: dict, uses_fused_loss: bool) -> Hashable:
         """Everything that decides which rows carry gradient, beside the batch's lengths and labels."""
         device_type = next(self._inner.parameters()).device.type
         given = frozenset((name, _kind(value)) for name, value in inputs.items() if value is not None)
         # A hook may pass any tensor to a loss.
         num_hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in self._modules)
         is_cast = torch.is_autocast_enabled(device_type)
-        return given, num_hooks, is_cast, self._inner.training, fused, self._call.given_plan is not None
+        return given, num_hooks, is_cast, self._inner.training, uses_fused_loss, self._call.given_plan is not None
 
-    def _rows_of(self, inputs: dict, plan: RowPlan | None) -> BatchRows:
-        if not self._selection.reads_labels or self._verification.has_failed or looks_further(self._inner, inputs):
+    def _batch_rows(self, inputs: dict, plan: RowPlan | None) -> BatchRows:
+        if (
+            not self._selection.reads_labels
+            or self._verification.has_failed
+            or asks_for_more_outputs(self._inner, inputs)
+        ):
             return DETECTED
         if plan is None:
             return encoder_rows(self._inner, inputs)
-        if not self._causality.is_blind:
+        if not self._causality.is_causal:
             return DETECTED
         return decoder_rows(plan, inputs.get("attention_mask"))
 
-    def _rows_for(self, layers: list[nn.Module], x: Tensor) -> Rows | None:
+    def _linear_rows(self, layers: list[nn.Module], x: Tensor) -> Rows | None:
         """The rows of layers that are computed together; found in the backward pass if `x` is not of the batch's rows.
 
         None stands for all rows.
@@ -220,20 +236,20 @@ class Sparsified(Patch):
         if rows is ALL or self._last_layer.restricts(layers):
             return None
         # A batch's own rows would make a new graph for each batch, and are gone when a checkpoint recomputes.
-        if torch.compiler.is_compiling() or runs_again():
+        if torch.compiler.is_compiling() or is_in_checkpoint():
             return self._selection.selector(layers)
         if num_rows == rows.num_rows:
-            if isinstance(rows, CheckedRows) and not _gets_gradient(layers, x):
+            if isinstance(rows, UnverifiedRows) and not _gets_gradient(layers, x):
                 return None
-            return rows.of_layers(behind_attention=self._behind_attention.issuperset(layers))
+            return rows.linear_rows(after_attention=self._after_attention.issuperset(layers))
         return None if num_rows == rows.num_pooled else self._selection.selector(layers)
 
     def _norm_rows(self, x: Tensor) -> Rows | None:
         """The rows of a norm whose input is the batch's rows; None, which means all, for others."""
         rows = self._call.rows
-        return rows.of_norms if x.shape[:-1].numel() == rows.num_rows and not runs_again() else None
+        return rows.norm_rows if x.shape[:-1].numel() == rows.num_rows and not is_in_checkpoint() else None
 
-    def _latest_rows(self, x: Tensor) -> Rows | None:
+    def _activation_rows(self, x: Tensor) -> Rows | None:
         """The rows of an activation whose input is the latest linear layer's output; None, which means all, for others.
 
         The order of rows in other inputs (tokens sorted by expert, a sequence's channels) is not known.
@@ -252,7 +268,7 @@ class _Call:
         latest: a weak reference to the latest output of a linear layer, and that layer's rows.
     """
 
-    def __init__(self, rows: BatchRows | CheckedRows, given_plan: RowPlan | None = None):
+    def __init__(self, rows: BatchRows | UnverifiedRows, given_plan: RowPlan | None = None):
         self.rows, self.given_plan, self.inputs = rows, given_plan, KeptInputs()
         self.latest: tuple[Callable[[], Tensor | None], Rows | None] = (lambda: None, None)
 
@@ -261,25 +277,25 @@ class _RowwiseForward:
     """Replacement of the `forward` of a norm or an activation.
 
     Args:
-        rows_of: gives the rows of its input, or None for all.
+        find_rows: gives the rows of its input, or None for all.
     """
 
-    def __init__(self, module: nn.Module, rows_of: Callable[[Tensor], Rows | None]):
-        self.forward, self.rows_of = module.forward, rows_of
+    def __init__(self, module: nn.Module, find_rows: Callable[[Tensor], Rows | None]):
+        self.forward, self.find_rows = module.forward, find_rows
 
     def __call__(self, *args, **kwargs) -> Tensor:
         if len(args) == 1 and not kwargs and not torch.compiler.is_compiling():
-            (x,), rows = args, self.rows_of(args[0])
-            if isinstance(rows, ActiveRows | slice) and _is_worth_it(x, rows):
+            (x,), rows = args, self.find_rows(args[0])
+            if isinstance(rows, ActiveRows | slice) and _saves_time(x, rows):
                 return sparse_rowwise(self.forward, x, rows)
         return self.forward(*args, **kwargs)
 
 
-def _is_worth_it(x: Tensor, rows: ActiveRows | slice) -> bool:
+def _saves_time(x: Tensor, rows: ActiveRows | slice) -> bool:
     """Whether leaving the other rows out of the backward pass saves time."""
     num_active = rows.stop - rows.start if isinstance(rows, slice) else len(rows.ids)
     left_out = x.shape[:-1].numel() - num_active
-    return x.is_cuda and left_out * x.shape[-1] >= WORTH_LEAVING_OUT and left_out >= WORTH_TIMES * num_active
+    return x.is_cuda and left_out * x.shape[-1] >= MIN_SKIPPED_ELEMENTS and left_out >= MIN_SKIPPED_RATIO * num_active
 
 
 class _SparseForward:
@@ -290,7 +306,7 @@ class _SparseForward:
 
     def __call__(self, x: Tensor) -> Tensor:
         handle = self.sparsified
-        rows = handle._rows_for([self.layer], x)
+        rows = handle._linear_rows([self.layer], x)
         keep, folder = handle._call.inputs.keep, handle.choices_folder
         out = sparse_linear(x, weight_MK(self.layer), self.layer.bias, rows, keep, choices_folder=folder)
         if not torch.compiler.is_compiling():

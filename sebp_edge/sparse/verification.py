@@ -24,12 +24,12 @@ from sebp_edge.rows.batch_rows import BatchRows
 
 logger = logging.getLogger(__name__)
 
-NOT_SHOWN = (
+UNEXPECTED_GRADIENT = (
     "Gradient arrives at rows that the labels or the attention mask leave out (another loss on what the model returns, "
     "or a head that looks at more than labelled tokens). From now on rows are found in the backward pass, which is "
     "exact and slower."
 )
-INCOMPLETE = (
+INCOMPLETE_GRADIENTS = (
     "The gradients of this backward pass lack rows: a loss looks at rows that had no gradient in the first pass. Set "
     "gradients to zero and repeat the step; from now on rows are found in the backward pass."
 )
@@ -44,24 +44,30 @@ class Verification:
 
     def __init__(self):
         self.has_failed = False
-        self._shown: set[Hashable] = set()
-        self._finished: list[tuple[Hashable, Tensor]] = []
+        self._verified: set[Hashable] = set()
+        self._results: list[tuple[Hashable, Tensor]] = []
 
-    def checked(self, rows: BatchRows, call: Hashable) -> "BatchRows | CheckedRows":
+    def check_unless_verified(self, rows: BatchRows, call_kind: Hashable) -> "BatchRows | CheckedRows":
         """Returns the batch's rows if this kind of call was verified, else rows that verify them in the backward pass.
 
         Waits for the device if a check has finished since the last call.
 
         Args:
             rows: the rows that the batch shows.
-            call: the kind of call.
+            call_kind: the kind of call.
         """
-        self._settle()
-        call = (call, rows.leaves_out)
-        return rows if call in self._shown else CheckedRows(rows, lambda wrong: self._finished.append((call, wrong)))
+        self._collect_results()
+        call_kind = (call_kind, rows.skipped_kinds)
+        return (
+            rows
+            if call_kind in self._verified
+            else UnverifiedRows(rows, lambda wrong: self._results.append((call_kind, wrong)))
+        )
 
     @contextmanager
-    def watching(self, rows: "BatchRows | CheckedRows", stream: Sequence[nn.Module]) -> Iterator[Callable]:
+    def checking_gradients(
+        self, rows: "BatchRows | CheckedRows", first_modules: Sequence[nn.Module]
+    ) -> Iterator[Callable]:
         """Context for a forward pass; yields a function that takes and returns the pass's outputs.
 
         If the backward pass finds gradient in a row that the batch left out, verification fails; if the layers did not
@@ -69,11 +75,14 @@ class Verification:
 
         Args:
             rows: the rows of the pass.
-            stream: modules that give all hidden states or the first layers'; the first one whose output requires a
+            first_modules: modules that give all hidden states or the first layers'; the first one whose output requires a
                 gradient is watched.
         """
-        is_checked = isinstance(rows, CheckedRows)
-        watch, claimed = _Watch(self, raises=not is_checked), rows.claimed if is_checked else rows
+        is_unverified = isinstance(rows, UnverifiedRows)
+        gradient_check, predicted = (
+            _GradientCheck(self, raises=not is_unverified),
+            rows.predicted if is_unverified else rows,
+        )
         is_found = False
 
         def note(module: nn.Module, inputs: tuple, output) -> None:
@@ -81,104 +90,104 @@ class Verification:
             hidden = next(_tensors(output), None)
             if not is_found and hidden is not None and hidden.requires_grad:
                 is_found = True
-                watch.look_at(hidden, claimed.everywhere, claimed.num_rows)
+                gradient_check.register(hidden, predicted.up_to_attention, predicted.num_rows)
 
-        def watched(outputs):
+        def check_outputs(outputs):
             for output in _tensors(outputs):
-                watch.look_at(output, claimed.behind_attention, claimed.num_rows)
+                gradient_check.register(output, predicted.after_attention, predicted.num_rows)
             return outputs
 
         with ExitStack() as undo:
-            for module in stream:
+            for module in first_modules:
                 undo.callback(module.register_forward_hook(note).remove)
-            yield watched
+            yield check_outputs
 
     def fail(self) -> None:
         """Makes every later call find its rows in the backward pass; logs that once."""
         if not self.has_failed:
             self.has_failed = True
-            logger.warning(NOT_SHOWN)
+            logger.warning(UNEXPECTED_GRADIENT)
 
-    def _settle(self) -> None:
-        while self._finished:
-            call, wrong = self._finished.pop()
+    def _collect_results(self) -> None:
+        while self._results:
+            call_kind, wrong = self._results.pop()
             if bool(wrong):
                 self.fail()
             else:
-                self._shown.add(call)
+                self._verified.add(call_kind)
 
 
-class CheckedRows:
+class UnverifiedRows:
     """Rows of a batch whose kind of call is not verified yet: each layer finds its own and compares them.
 
     Args:
-        claimed: the rows that the batch shows.
+        predicted: the rows that the batch shows.
         finish: called once all layers have run, with whether one of them found another row (bool []).
 
     Attributes:
-        claimed: as given.
+        predicted: as given.
         num_rows, num_pooled: see `BatchRows`.
     """
 
-    def __init__(self, claimed: BatchRows, finish: Callable[[Tensor], None]):
-        self.claimed, self.num_rows, self.num_pooled = claimed, claimed.num_rows, claimed.num_pooled
+    def __init__(self, predicted: BatchRows, finish: Callable[[Tensor], None]):
+        self.predicted, self.num_rows, self.num_pooled = predicted, predicted.num_rows, predicted.num_pooled
         self._finish = finish
-        self._asked = self._answered = 0
+        self._num_selectors = self._num_finished = 0
         self._wrong: Tensor | None = None
 
-    def of_layers(self, *, behind_attention: bool) -> Rows:
+    def linear_rows(self, *, after_attention: bool) -> Rows:
         """Returns a selector for layers whose output will get a gradient."""
-        self._asked += 1
-        claimed = self.claimed.of_layers(behind_attention=behind_attention)
-        return lambda douts_NM: self._found(douts_NM, claimed)
+        self._num_selectors += 1
+        predicted = self.predicted.linear_rows(after_attention=after_attention)
+        return lambda douts_NM: self._find_rows(douts_NM, predicted)
 
     @property
-    def of_norms(self) -> None:
+    def norm_rows(self) -> None:
         """Norms compute all rows."""
         return None
 
-    def _found(self, douts_NM: tuple[Tensor, ...], claimed: Rows) -> ActiveRows:
+    def _find_rows(self, douts_NM: tuple[Tensor, ...], predicted: Rows) -> ActiveRows:
         found_N = nonzero_rows(*douts_NM)
-        if not callable(claimed):
-            wrong = (found_N & _left_out(claimed, found_N)).any()
+        if not callable(predicted):
+            wrong = (found_N & _outside(predicted, found_N)).any()
             self._wrong = wrong if self._wrong is None else self._wrong | wrong
-        self._answered += 1
+        self._num_finished += 1
         # A backward pass through a part of the graph proves nothing.
-        if self._answered == self._asked and self._wrong is not None:
+        if self._num_finished == self._num_selectors and self._wrong is not None:
             self._finish(self._wrong)
         return select_rows(found_N)
 
 
-class _Watch:
+class _GradientCheck:
     """Checks gradients of one call's tensors, and reports at the end of the backward pass."""
 
     def __init__(self, verification: Verification, *, raises: bool):
         self._verification, self._raises = verification, raises
         self._wrong: Tensor | None = None
 
-    def look_at(self, tensor: Tensor, claimed: Rows | None, num_rows: int) -> None:
+    def register(self, tensor: Tensor, predicted: Rows | None, num_rows: int) -> None:
         """Checks a tensor's gradient in the backward pass, if it is [B, T, ...] and its rows are known beforehand."""
         is_of_rows = tensor.requires_grad and tensor.dim() > 2 and tensor.shape[:2].numel() == num_rows
-        if is_of_rows and isinstance(claimed, ActiveRows | slice):
-            tensor.register_hook(lambda gradient: self._look(gradient, claimed))
+        if is_of_rows and isinstance(predicted, ActiveRows | slice):
+            tensor.register_hook(lambda gradient: self._check(gradient, predicted))
 
-    def _look(self, gradient: Tensor, claimed: ActiveRows | slice) -> None:
+    def _check(self, gradient: Tensor, predicted: ActiveRows | slice) -> None:
         found_N = nonzero_rows(gradient.reshape(-1, gradient.shape[2:].numel()))
-        wrong = (found_N & _left_out(claimed, found_N)).any()
+        wrong = (found_N & _outside(predicted, found_N)).any()
         if self._wrong is None:
             # At the end of the backward pass, so that the host waits for the device only once.
-            torch.autograd.Variable._execution_engine.queue_callback(self._tell)
+            torch.autograd.Variable._execution_engine.queue_callback(self._report)
         self._wrong = wrong if self._wrong is None else self._wrong | wrong
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         wrong, self._wrong = self._wrong, None
         if bool(wrong):
             self._verification.fail()
             if self._raises:
-                raise SparsityError(INCOMPLETE)
+                raise SparsityError(INCOMPLETE_GRADIENTS)
 
 
-def _left_out(rows: ActiveRows | slice, like_N: Tensor) -> Tensor:
+def _outside(rows: ActiveRows | slice, like_N: Tensor) -> Tensor:
     """The rows outside of `rows`, bool [N]."""
     if isinstance(rows, ActiveRows):
         return rows.places < 0

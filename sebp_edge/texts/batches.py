@@ -62,7 +62,7 @@ def pack(examples: list[Example]) -> ActiveTokens:
     labels = [example.labels[1 : length + 1] for example, length in zip(examples, lengths, strict=True)]
     # Position t predicts label t + 1.
     targets_A = torch.tensor(list(chain.from_iterable(labels)), dtype=torch.int64)
-    loss_places = (targets_A != IGNORE).nonzero().squeeze(1)
+    loss_indices = (targets_A != IGNORE).nonzero().squeeze(1)
     begins_S = torch.tensor(begins, dtype=torch.int32)
     sequences_A = torch.repeat_interleave(torch.arange(len(examples)), torch.tensor(lengths, dtype=torch.int64))
     tokens = chain.from_iterable(example.input_ids[:length] for example, length in zip(examples, lengths, strict=True))
@@ -71,8 +71,8 @@ def pack(examples: list[Example]) -> ActiveTokens:
         position_ids=torch.arange(begins[-1]) - begins_S[sequences_A],
         cu_seqlens=begins_S,
         max_len=max(lengths),
-        loss_places=loss_places,
-        targets=targets_A[loss_places],
-        sequences=sequences_A[loss_places],
-        weights=torch.ones(len(loss_places)),
+        loss_indices=loss_indices,
+        targets=targets_A[loss_indices],
+        sequences=sequences_A[loss_indices],
+        weights=torch.ones(len(loss_indices)),
     )

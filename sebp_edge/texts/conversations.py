@@ -98,7 +98,7 @@ def _by_marks(messages: Messages, tokenizer) -> Rendered | None:
 def _by_prefixes(messages: Messages, tokenizer) -> Rendered | None:
     whole, spans = _render(messages, tokenizer), []
     for turn in _assistant_turns(messages):
-        before, after = _around(messages, turn, tokenizer)
+        before, after = _render_before_and_after(messages, turn, tokenizer)
         if not (whole.startswith(after) and after.startswith(before)):
             return None
         spans.append((len(before), len(after)))
@@ -108,7 +108,7 @@ def _by_prefixes(messages: Messages, tokenizer) -> Rendered | None:
 def _turn_by_turn(messages: Messages, tokenizer) -> Rendered:
     rendered = []
     for turn in _assistant_turns(messages):
-        before, after = _around(messages, turn, tokenizer)
+        before, after = _render_before_and_after(messages, turn, tokenizer)
         if not after.startswith(before):
             raise ModelError(
                 "The model's chat template does not show which part of a conversation is the assistant's; "
@@ -122,7 +122,7 @@ def _assistant_turns(messages: Messages) -> list[int]:
     return [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
 
 
-def _around(messages: Messages, turn: int, tokenizer) -> tuple[str, str]:
+def _render_before_and_after(messages: Messages, turn: int, tokenizer) -> tuple[str, str]:
     """Renders the conversation up to the beginning and up to the end of an assistant's turn."""
     if turn == 0:
         raise Unreadable("it begins with the assistant, and the model's chat template does not mark what that writes")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.documents import Conversation, LeftOut, as_learnt
+from sebp_edge.texts.documents import Conversation, LeftOut, as_chat
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.splits import MIN_DOCUMENTS
@@ -51,14 +51,14 @@ def make_dataset(reading: Reading, tokenizer, recipe: Recipe, model_limit: int |
     context_length = min(recipe.context_length, model_limit or recipe.context_length)
     examples, left_out = encode(reading.documents, tokenizer, context_length, chat_template=recipe.chat_template)
     used = sorted({example.document for example in examples})
-    chats = [as_learnt(reading.documents[number].content, chat_template=recipe.chat_template) for number in used]
+    chats = [as_chat(reading.documents[number].content, chat_template=recipe.chat_template) for number in used]
     chat = 2 * sum(isinstance(content, Conversation) for content in chats) > len(used)
     if 0 < len(used) < MIN_DOCUMENTS:
-        examples = _as_sections(reading, tokenizer, recipe, context_length, examples)
+        examples = _cut_into_sections(reading, tokenizer, recipe, context_length, examples)
     return Dataset(examples, context_length, len(used), reading.left_out + left_out, chat)
 
 
-def _as_sections(reading, tokenizer, recipe, context_length, examples) -> list[Example]:
+def _cut_into_sections(reading, tokenizer, recipe, context_length, examples) -> list[Example]:
     """Cuts a few documents into sections that are split like documents: about a dozen if there is enough text.
 
     The section length is estimated from the loss tokens. It is halved while there are too few sections, as can happen

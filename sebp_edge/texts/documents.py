@@ -106,20 +106,20 @@ def clean_content(content: Content | Unreadable) -> Content:
     if isinstance(content, Unreadable):
         raise content
     if isinstance(content, str):
-        content = learnt = _sound(content).strip()
+        content = trainable_text = _clean_text(content).strip()
     elif isinstance(content, Completion):
-        content = Completion(*map(_sound, content))
-        learnt = content.completion.strip()
+        content = Completion(*map(_clean_text, content))
+        trainable_text = content.completion.strip()
     else:
-        messages = tuple({key: _sound(value) for key, value in message.items()} for message in content.messages)
+        messages = tuple({key: _clean_text(value) for key, value in message.items()} for message in content.messages)
         content = Conversation(messages)
-        learnt = any(message["content"].strip() for message in messages if message["role"] == "assistant")
-    if not learnt:
+        trainable_text = any(message["content"].strip() for message in messages if message["role"] == "assistant")
+    if not trainable_text:
         raise Unreadable("empty")
     return content
 
 
-def as_learnt(content: Content, *, chat_template: bool) -> Content:
+def as_chat(content: Content, *, chat_template: bool) -> Content:
     """Returns the content as it is learnt: with `chat_template`, a prompt and its completion become a conversation."""
     if not (isinstance(content, Completion) and chat_template):
         return content
@@ -130,7 +130,7 @@ def as_learnt(content: Content, *, chat_template: bool) -> Content:
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def _sound(text: str) -> str:
+def _clean_text(text: str) -> str:
     if _SURROGATE.search(text):
         raise Unreadable("half a character (a lone surrogate), which is no Unicode text")
     return unix_newlines(text)

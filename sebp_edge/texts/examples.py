@@ -12,7 +12,7 @@ from functools import cached_property
 from sebp_edge.errors import ModelError
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.conversations import render_conversation
-from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut, Unreadable, as_learnt
+from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut, Unreadable, as_chat
 from sebp_edge.texts.tokens import Tokenised, tokenise
 
 
@@ -39,7 +39,7 @@ class Example:
     @cached_property
     def num_active_tokens(self) -> int:
         """The number of active rows: the tokens up to the last one that predicts a loss token."""
-        return max((place for place, label in enumerate(self.labels) if label != IGNORE), default=0)
+        return max((position for position, label in enumerate(self.labels) if label != IGNORE), default=0)
 
 
 def encode(
@@ -69,8 +69,8 @@ def encode(
             found = [
                 example
                 for tokenised in _tokenised(document, tokenizer, chat_template)
-                for piece in _pieces(tokenised, capacity)
-                if (example := _example(tokenised, piece, bos, number)).num_loss_tokens
+                for chunk in _chunks(tokenised, capacity)
+                if (example := _example(tokenised, chunk, bos, number)).num_loss_tokens
             ]
         except Unreadable as reason:
             left_out.append(LeftOut(document.source, str(reason)))
@@ -81,18 +81,18 @@ def encode(
     return examples, left_out
 
 
-def _example(tokenised: Tokenised, piece: slice, bos: list[int], document: int) -> Example:
-    ids, learnt = tokenised.ids[piece].tolist(), tokenised.learnt[piece]
+def _example(tokenised: Tokenised, chunk: slice, bos: list[int], document: int) -> Example:
+    ids, loss_mask = tokenised.ids[chunk].tolist(), tokenised.loss_mask[chunk]
     # Without a BOS, the token before the piece takes its place: a first token needs one before it to be predicted.
-    prefix = bos or tokenised.ids[max(0, piece.start - 1) : piece.start].tolist()
+    prefix = bos or tokenised.ids[max(0, chunk.start - 1) : chunk.start].tolist()
     if bos and ids[: len(bos)] == bos:
         prefix = []
-    labels = [token if keep else IGNORE for token, keep in zip(ids, learnt, strict=True)]
+    labels = [token if keep else IGNORE for token, keep in zip(ids, loss_mask, strict=True)]
     return Example(prefix + ids, [IGNORE] * len(prefix) + labels, document)
 
 
 def _tokenised(document: Document, tokenizer, chat_template: bool) -> Iterator[Tokenised]:
-    content = as_learnt(document.content, chat_template=chat_template)
+    content = as_chat(document.content, chat_template=chat_template)
     if isinstance(content, Conversation):
         for text, spans in render_conversation(content.messages, tokenizer):
             yield tokenise(text, spans, tokenizer, split_special_tokens=False)
@@ -119,7 +119,7 @@ def first_tokens(tokenizer) -> list[int]:
 # ------------------------------------------------------------------------------------------------------------ cutting
 
 
-def _pieces(tokenised: Tokenised, capacity: int) -> Iterator[slice]:
+def _chunks(tokenised: Tokenised, capacity: int) -> Iterator[slice]:
     """Yields consecutive slices of at most `capacity` tokens, each cut at the best boundary in its last three quarters.
 
     The last token, EOS, is never alone in a slice.
@@ -136,7 +136,7 @@ def _best_cut(tokenised: Tokenised, candidates: range) -> int:
     """Returns the last of the best candidates."""
     best, found = -1, candidates[-1]
     for token in reversed(candidates):
-        boundary = _boundary(tokenised, token)
+        boundary = _rate_boundary(tokenised, token)
         if boundary > best:
             best, found = boundary, token
         if best == _PARAGRAPH:
@@ -148,7 +148,7 @@ _PARAGRAPH, _SENTENCE, _WORD, _CHARACTER, _INSIDE = 4, 3, 2, 1, 0
 _STOPS, _WIDE_STOPS = (".", "!", "?", "…"), ("。", "！", "？")  # Chinese and Japanese put no space after these.
 
 
-def _boundary(tokenised: Tokenised, token: int) -> int:
+def _rate_boundary(tokenised: Tokenised, token: int) -> int:
     """Rates a cut before `token`."""
     text, start = tokenised.text, tokenised.starts[token]
     if start == tokenised.starts[token - 1]:

@@ -25,7 +25,7 @@ from sebp_edge.units import gigabytes
 
 # Peak memory per byte of text while it is read and tokenised: the maximum measured on notes in one file and in 2,000
 # files, on records of one sentence, and on texts with four-byte characters.
-HELD_PER_BYTE = 30
+MEMORY_PER_BYTE = 30
 
 
 @dataclass
@@ -52,7 +52,7 @@ def read_texts(texts, memory: int | None = None) -> Reading:
     """
     reading = Reading()
     sources = list(_sources(texts, reading.left_out))
-    if memory is not None and HELD_PER_BYTE * sum(source.size for source in sources) > memory:
+    if memory is not None and MEMORY_PER_BYTE * sum(source.size for source in sources) > memory:
         raise MachineError(
             f"These texts alone would take more than the {gigabytes(max(0, memory))} of memory that is left for them; "
             "give fewer of them, or raise the memory budget."
@@ -113,7 +113,7 @@ class _Source(NamedTuple):
 
 def _sources(texts, left_out: list[LeftOut]) -> Iterator[_Source]:
     """Yields the sources in `texts` without reading them."""
-    if isinstance(texts, str) and (path := _existing(texts)):
+    if isinstance(texts, str) and (path := _existing_path(texts)):
         kind = "folder" if path.is_dir() else "file"
         raise TextsError(
             f"The string {texts!r} is the path of a {kind}; pass Path({texts!r}) to learn the {kind}, or [{texts!r}] "
@@ -127,11 +127,11 @@ def _sources(texts, left_out: list[LeftOut]) -> Iterator[_Source]:
         )
     for number, item in enumerate(texts, start=1):
         if isinstance(item, str):
-            yield _given(f"text {number}", item)
+            yield _source_of(f"text {number}", item)
         elif isinstance(item, dict):
-            yield _record(f"record {number}", item)
+            yield _record_source(f"record {number}", item)
         elif isinstance(item, Path):
-            yield from _files(_expanded(item), left_out)
+            yield from _folder_sources(_expanded(item), left_out)
         else:
             raise TextsError(
                 f"Text {number} must be a string, a pathlib.Path or a record, but is of type {_kind(item)}."
@@ -142,18 +142,18 @@ def _kind(value) -> str:
     return type(value).__name__
 
 
-def _given(name: str, content: Content) -> _Source:
+def _source_of(name: str, content: Content) -> _Source:
     return _Source(name, num_bytes(content), lambda: [content])
 
 
-def _record(name: str, record: dict) -> _Source:
+def _record_source(name: str, record: dict) -> _Source:
     try:
-        return _given(name, record_content(record))
+        return _source_of(name, record_content(record))
     except Unreadable as reason:
         return _Source(name, 0, partial(iter, [reason]))
 
 
-def _existing(text: str) -> Path | None:
+def _existing_path(text: str) -> Path | None:
     """Returns the file or folder that a string names, if it exists."""
     try:
         path = _expanded(Path(text))
@@ -170,7 +170,7 @@ def _expanded(path: Path) -> Path:
         return path
 
 
-def _files(path: Path, left_out: list[LeftOut]) -> Iterator[_Source]:
+def _folder_sources(path: Path, left_out: list[LeftOut]) -> Iterator[_Source]:
     """Yields the files of a folder, sorted and named relative to it; adds what it skips to `left_out`."""
     try:
         path.stat()
@@ -179,7 +179,7 @@ def _files(path: Path, left_out: list[LeftOut]) -> Iterator[_Source]:
     except OSError as error:
         raise TextsError(f"{str(path)!r} cannot be opened: {error.strerror}.") from error
     if not path.is_dir():
-        yield _file(path, path.parent)
+        yield _file_source(path, path.parent)
         return
 
     def leave_out(file: Path, reason: str, mark: str = "") -> None:
@@ -190,26 +190,26 @@ def _files(path: Path, left_out: list[LeftOut]) -> Iterator[_Source]:
 
     root = os.path.realpath(path)
     for folder, folders, files in os.walk(path, onerror=failed):
-        here = Path(folder)
+        folder_path = Path(folder)
         folders.sort()
         for name in folders.copy():
             if name.startswith("."):
-                leave_out(here / name, "hidden folder", "/")
+                leave_out(folder_path / name, "hidden folder", "/")
                 folders.remove(name)
-            elif (here / name).is_symlink():
+            elif (folder_path / name).is_symlink():
                 # Following it could loop, or leave the given folder.
-                leave_out(here / name, "link to a folder; give that folder itself", "/")
+                leave_out(folder_path / name, "link to a folder; give that folder itself", "/")
         for name in sorted(files):
-            file = here / name
+            file = folder_path / name
             if name.startswith("."):
                 leave_out(file, "hidden file")
             elif not Path(os.path.realpath(file)).is_relative_to(root):
                 leave_out(file, "link out of the folder; give that file itself")
             else:
-                yield _file(file, path)
+                yield _file_source(file, path)
 
 
-def _file(path: Path, root: Path) -> _Source:
+def _file_source(path: Path, root: Path) -> _Source:
     return _Source(_relative(path, root), text_size(path), partial(read_file, path))
 
 

@@ -18,7 +18,7 @@ from sebp_edge.texts.examples import Example
 from sebp_edge.texts.splits import split_documents
 
 # Maximum rows of an evaluation micro-batch on a CPU. Larger ones are no faster, and take longer to stop.
-EVALUATED_ON_A_CPU = 1024
+MAX_EVALUATED_ROWS_CPU = 1024
 
 
 class MicroBatch(NamedTuple):
@@ -50,7 +50,7 @@ class RowLimit:
     @classmethod
     def on(cls, device: torch.device, max_rows: int, padded_to: int | None = None) -> "RowLimit":
         """Returns the limit for a device."""
-        return cls(max_rows, padded_to, EVALUATED_ON_A_CPU if device.type == "cpu" else None)
+        return cls(max_rows, padded_to, MAX_EVALUATED_ROWS_CPU if device.type == "cpu" else None)
 
     def cut(self, examples: Iterable[Example], *, is_evaluated: bool = False) -> list[MicroBatch]:
         """Cuts examples into micro-batches, longest examples first.
@@ -62,8 +62,8 @@ class RowLimit:
         if is_evaluated:
             max_rows = min(max_rows, self.max_evaluated_rows or max_rows)
         groups, filled = [], 0
-        for example in sorted(examples, key=self._rows_of, reverse=True):
-            rows = self._rows_of(example)
+        for example in sorted(examples, key=self._num_rows, reverse=True):
+            rows = self._num_rows(example)
             if not groups or filled + rows > max_rows:
                 groups.append([])
                 filled = 0
@@ -75,11 +75,11 @@ class RowLimit:
         """Returns the limit after a micro-batch of several examples ran out of memory: half of its rows."""
         return replace(self, max_rows=min(self.max_rows, -(-micro_batch.sizes.tokens // 2)))
 
-    def _rows_of(self, example: Example) -> int:
+    def _num_rows(self, example: Example) -> int:
         return example.num_active_tokens if self.padded_to is None else self.padded_to
 
     def _sizes_of(self, examples: list[Example]) -> Bucket:
-        rows = [self._rows_of(example) for example in examples]
+        rows = [self._num_rows(example) for example in examples]
         return Bucket(sum(rows), len(rows), max(rows), sum(example.num_loss_tokens for example in examples))
 
 
@@ -113,30 +113,30 @@ class Schedule:
 
     Args:
         batches: the batches of each epoch, as lists of examples.
-        select: the validation split, on which the best state is selected.
-        judge: the test split, on which the result is judged.
-        learns_all: whether `judge` is the training set itself, which is evaluated after the training only.
+        validation: the validation split, on which the best state is selected.
+        test: the test split, on which the result is judged.
+        trains_on_all: whether `test` is the training set itself, which is evaluated after the training only.
 
     Attributes:
         epochs: the steps of each epoch.
         last_epoch: the last epoch that is trained; later ones only shape the learning rate schedule.
-        select: the validation examples, evaluated before the first epoch and after each epoch.
-        judge: the test examples, evaluated before and after the training, or after it only (`learns_all`).
+        validation: the validation examples, evaluated before the first epoch and after each epoch.
+        test: the test examples, evaluated before and after the training, or after it only (`trains_on_all`).
     """
 
     def __init__(
         self,
         batches: list[list[list[Example]]],
-        select: Sequence[Example] = (),
-        judge: Sequence[Example] = (),
+        validation: Sequence[Example] = (),
+        test: Sequence[Example] = (),
         *,
-        learns_all: bool = False,
+        trains_on_all: bool = False,
     ):
-        self._batches, self._select, self._judge = batches, list(select), list(judge)
-        self.learns_all, self.last_epoch = learns_all, len(batches)
+        self._batches, self._validation, self._test = batches, list(validation), list(test)
+        self.trains_on_all, self.last_epoch = trains_on_all, len(batches)
         self._one_micro_batch_each = False
         self.epochs: list[list[Group]] = []
-        self.select = self.judge = Group([], RowLimit(1))
+        self.validation = self.test = Group([], RowLimit(1))
 
     def lay_out(self, limit: RowLimit, *, one_micro_batch_each: bool = False) -> None:
         """Makes the steps and evaluations, cut into micro-batches.
@@ -148,11 +148,11 @@ class Schedule:
         self.epochs = [
             list(chain.from_iterable(self._steps_of(batch, limit) for batch in epoch)) for epoch in self._batches
         ]
-        self.select, self.judge = (Group(part, limit, is_evaluated=True) for part in (self._select, self._judge))
+        self.validation, self.test = (Group(part, limit, is_evaluated=True) for part in (self._validation, self._test))
 
     def cut(self, limit: RowLimit) -> None:
         """Cuts the micro-batches again in the middle of a training; the steps stay the same."""
-        for group in (self.select, self.judge):
+        for group in (self.validation, self.test):
             group.cut(limit)
         if not self._one_micro_batch_each:
             for step in chain.from_iterable(self.epochs):
@@ -162,7 +162,7 @@ class Schedule:
     def num_documents(self) -> tuple[int, int, int]:
         """The numbers of train, validation and test documents; test documents that are also trained on do not count."""
         train = chain.from_iterable(self._batches[0])
-        parts = (train, self._select, [] if self.learns_all else self._judge)
+        parts = (train, self._validation, [] if self.trains_on_all else self._test)
         return tuple(len({example.document for example in part}) for part in parts)
 
     @property
@@ -189,7 +189,7 @@ class Schedule:
     @property
     def evaluated(self) -> Iterator[tuple[int, MicroBatch]]:
         """Pairs of how often a micro-batch is evaluated, and the micro-batch."""
-        for group, times in ((self.select, self.last_epoch + 1), (self.judge, 1 if self.learns_all else 2)):
+        for group, times in ((self.validation, self.last_epoch + 1), (self.test, 1 if self.trains_on_all else 2)):
             yield from ((times, micro_batch) for micro_batch in group.micro_batches)
 
     def _steps_of(self, batch: list[Example], limit: RowLimit) -> list[Group]:
@@ -199,7 +199,7 @@ class Schedule:
         return [Group(micro_batch.examples, limit) for micro_batch in step.micro_batches]
 
 
-def schedules_of(examples: list[Example], recipe: Recipe, seed: int) -> list[Schedule]:
+def make_schedules(examples: list[Example], recipe: Recipe, seed: int) -> list[Schedule]:
     """Returns the schedules of an adaptation: one, or one for each fold and a last one on all documents.
 
     Raises:
@@ -210,9 +210,9 @@ def schedules_of(examples: list[Example], recipe: Recipe, seed: int) -> list[Sch
         return shuffled_batches(train, recipe.batch_tokens, recipe.epochs, seed)
 
     splits = split_documents(examples, seed)
-    schedules = [Schedule(batches(split.train), split.select, split.judge) for split in splits]
+    schedules = [Schedule(batches(split.train), split.validation, split.test) for split in splits]
     if len(splits) > 1:
-        schedules.append(Schedule(batches(examples), judge=examples, learns_all=True))
+        schedules.append(Schedule(batches(examples), test=examples, trains_on_all=True))
     return schedules
 
 

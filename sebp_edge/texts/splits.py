@@ -1,4 +1,4 @@
-"""Splits documents three ways: train, validation (`select`) and test (`judge`).
+"""Splits documents three ways: train, validation (`validation`) and test (`test`).
 
 The validation split selects the best state; the test split judges the result and is never trained on. Few documents
 are split into folds, so that each document is in a test split.
@@ -18,11 +18,11 @@ NUM_FOLDS = 3
 
 @dataclass(frozen=True)
 class Split:
-    """The train, validation (`select`) and test (`judge`) examples. No document is in two of them."""
+    """The train, validation (`validation`) and test (`test`) examples. No document is in two of them."""
 
     train: list[Example]
-    select: list[Example]
-    judge: list[Example]
+    validation: list[Example]
+    test: list[Example]
 
 
 def split_documents(examples: list[Example], seed: int) -> list[Split]:
@@ -41,17 +41,17 @@ def split_documents(examples: list[Example], seed: int) -> list[Split]:
     random.Random(seed).shuffle(documents)
     if len(documents) >= FOLDS_BELOW:
         # A test split of 200 documents has a small standard error; more would only be lost to the training.
-        judge = documents[: min(200, max(5, len(documents) * 15 // 100))]
-        select = documents[len(judge) :][: min(100, max(4, len(documents) // 10))]
-        return [_split(examples, select, judge)]
+        test = documents[: min(200, max(5, len(documents) * 15 // 100))]
+        validation = documents[len(test) :][: min(100, max(4, len(documents) // 10))]
+        return [_split(examples, validation, test)]
     folds = [documents[fold::NUM_FOLDS] for fold in range(NUM_FOLDS)]
     return [_split(examples, folds[(fold + 1) % NUM_FOLDS], folds[fold]) for fold in range(NUM_FOLDS)]
 
 
-def _split(examples: list[Example], select: list[int], judge: list[int]) -> Split:
-    select, judge = set(select), set(judge)
+def _split(examples: list[Example], validation: list[int], test: list[int]) -> Split:
+    validation, test = set(validation), set(test)
     return Split(
-        train=[example for example in examples if example.document not in select | judge],
-        select=[example for example in examples if example.document in select],
-        judge=[example for example in examples if example.document in judge],
+        train=[example for example in examples if example.document not in validation | test],
+        validation=[example for example in examples if example.document in validation],
+        test=[example for example in examples if example.document in test],
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 # Characters of a window, and characters that it shares with the next one.
 WINDOW, OVERLAP = 100_000, 2_000
 # Tokens that two windows must agree on at a joint, half of them before it and half after it.
-AGREED = 16
+MIN_AGREEING = 16
 
 Span = tuple[int, int]
 
@@ -27,19 +27,19 @@ class Tokenised:
     Attributes:
         ids: token ids.
         starts: the index of each token's first character.
-        learnt: 1 for each token that is learnt, else 0.
+        loss_mask: 1 for each token that is learnt, else 0.
     """
 
     text: str
     ids: array
     starts: array
-    learnt: bytearray
+    loss_mask: bytearray
 
     def append(self, token_id: int) -> None:
         """Appends a learnt token, which starts at the end of the text."""
         self.ids.append(token_id)
         self.starts.append(len(self.text))
-        self.learnt.append(1)
+        self.loss_mask.append(1)
 
 
 def tokenise(text: str, spans: list[Span], tokenizer, *, split_special_tokens: bool) -> Tokenised:
@@ -61,7 +61,7 @@ def tokenise(text: str, spans: list[Span], tokenizer, *, split_special_tokens: b
         covered = max(covered, end)
         tokenised.ids.append(token_id)
         tokenised.starts.append(start)
-        tokenised.learnt.append(1 in marked[start:end])
+        tokenised.loss_mask.append(1 in marked[start:end])
     return tokenised
 
 
@@ -103,12 +103,17 @@ def _tokens(text: str, tokenizer, split_special_tokens: bool) -> Iterator[_Token
 def _joint(left: list[_Token], right: list[_Token]) -> int | None:
     """Returns the first character that begins a token in both windows amid tokens that agree, or None."""
     shared = right[0][1] if right else math.inf
-    places = {token: place for place, token in enumerate(left) if token[1] >= shared}
-    for here in range(len(right) - AGREED):
-        there = places.get(right[here])
-        if there is None or left[there : there + AGREED] != right[here : here + AGREED]:
+    positions = {token: position for position, token in enumerate(left) if token[1] >= shared}
+    for right_index in range(len(right) - MIN_AGREEING):
+        left_index = positions.get(right[right_index])
+        if (
+            left_index is None
+            or left[left_index : left_index + MIN_AGREEING] != right[right_index : right_index + MIN_AGREEING]
+        ):
             continue
-        (_, start, end, _), (_, joint, _, _) = right[here + AGREED // 2 - 1 : here + AGREED // 2 + 1]
+        (_, start, end, _), (_, joint, _, _) = right[
+            right_index + MIN_AGREEING // 2 - 1 : right_index + MIN_AGREEING // 2 + 1
+        ]
         # Not inside a character of several tokens.
         if start < joint and end <= joint:
             return joint

@@ -23,7 +23,7 @@ from sebp_edge.rows.buckets import Bucket
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.training.graphs import GRADIENTS, Graphs, MicroBatchGraphs
-from sebp_edge.training.update import add_gradients, are_large
+from sebp_edge.training.update import add_gradients, have_large_gradients
 
 FIRST_GRADIENTS = "first gradients"
 
@@ -49,8 +49,8 @@ class CapturedGradients:
         parameters = [parameter for parameter in hoisted.model.parameters() if parameter.requires_grad]
         device = next(hoisted.model.parameters()).device
         _refuse_without_gpu(device)
-        self._sums, self._loss = _Sums(parameters), torch.zeros((), device=device)
-        updates = {FIRST_GRADIENTS: _Written(self._sums), GRADIENTS: _Added(self._sums)}
+        self._buffers, self._loss = _GradientBuffers(parameters), torch.zeros((), device=device)
+        updates = {FIRST_GRADIENTS: _WriteGradients(self._buffers), GRADIENTS: _AddGradients(self._buffers)}
         self._graphs = MicroBatchGraphs(Graphs(device, on_event), hoisted, updates, self._loss)
 
     def prepare(self, batches: Iterable[ActiveTokens]) -> None:
@@ -72,7 +72,7 @@ class CapturedGradients:
         Raises:
             CannotCapture: the model does something that a graph cannot capture; nothing was changed.
         """
-        is_first = self._sums.into_grad()
+        is_first = self._buffers.assign_grad()
         self._loss.zero_()
         try:
             self._graphs.accumulate(
@@ -80,7 +80,7 @@ class CapturedGradients:
             )
         except BaseException:
             if is_first:
-                self._sums.out_of_grad()
+                self._buffers.drop_grad()
             raise
         return self._loss.clone()
 
@@ -96,70 +96,70 @@ def _refuse_without_gpu(device: torch.device) -> None:
         )
 
 
-class _Sums:
+class _GradientBuffers:
     """The fixed tensors that graphs write gradients to, also after an optimizer's `zero_grad()` has dropped `grad`."""
 
     def __init__(self, parameters: list[Tensor]):
-        self.parameters, self.own = parameters, [torch.zeros_like(parameter) for parameter in parameters]
+        self.parameters, self.tensors = parameters, [torch.zeros_like(parameter) for parameter in parameters]
 
-    def into_grad(self) -> bool:
+    def assign_grad(self) -> bool:
         """Makes these tensors the parameters' `grad` and copies existing gradients into them.
 
         Returns whether no parameter had a gradient, as after `zero_grad()`.
         """
-        pairs = list(zip(self.parameters, self.own, strict=True))
-        forgotten = [own for parameter, own in pairs if parameter.grad is None]
-        is_first = len(forgotten) == len(pairs)
-        if forgotten and not is_first:
-            torch._foreach_zero_(forgotten)
-        for parameter, own in pairs:
-            if parameter.grad is not None and parameter.grad is not own:
-                own.copy_(parameter.grad)
-            parameter.grad = own
+        pairs = list(zip(self.parameters, self.tensors, strict=True))
+        without_grad = [buffer for parameter, buffer in pairs if parameter.grad is None]
+        is_first = len(without_grad) == len(pairs)
+        if without_grad and not is_first:
+            torch._foreach_zero_(without_grad)
+        for parameter, buffer in pairs:
+            if parameter.grad is not None and parameter.grad is not buffer:
+                buffer.copy_(parameter.grad)
+            parameter.grad = buffer
         return is_first
 
-    def out_of_grad(self) -> None:
-        """Undoes `into_grad` if no parameter had a gradient."""
+    def drop_grad(self) -> None:
+        """Undoes `assign_grad` if no parameter had a gradient."""
         for parameter in self.parameters:
             parameter.grad = None
 
 
-class _Added:
+class _AddGradients:
     """Adds a micro-batch's gradients to the existing ones."""
 
-    def __init__(self, sums: _Sums):
-        self._sums = sums
+    def __init__(self, buffers: _GradientBuffers):
+        self._buffers = buffers
 
-    def take_gradients(self, loss: Tensor, *, rehearsing: bool) -> None:
-        add_gradients(loss, self._sums.parameters, in_pieces=are_large(self._sums.parameters))
+    def take_gradients(self, loss: Tensor, *, is_warming_up: bool) -> None:
+        add_gradients(loss, self._buffers.parameters, one_by_one=have_large_gradients(self._buffers.parameters))
 
 
-class _Written(_Added):
+class _WriteGradients(_AddGradients):
     """Overwrites the existing gradients with a micro-batch's, or with zeros if a parameter gets none.
 
     Large gradients are written one by one during the backward pass: all at once they would take memory twice.
     """
 
-    def take_gradients(self, loss: Tensor, *, rehearsing: bool) -> None:
-        if rehearsing:
+    def take_gradients(self, loss: Tensor, *, is_warming_up: bool) -> None:
+        if is_warming_up:
             # The existing gradients may belong to a step; a rehearsal adds zeros to them.
-            super().take_gradients(loss, rehearsing=True)
+            super().take_gradients(loss, is_warming_up=True)
             return
-        parameters, own = self._sums.parameters, self._sums.own
-        if are_large(parameters):
-            written = self._written_as_they_come(loss)
+        parameters, buffers = self._buffers.parameters, self._buffers.tensors
+        if have_large_gradients(parameters):
+            written = self._write_one_by_one(loss)
         else:
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
             written = {number for number, gradient in enumerate(gradients) if gradient is not None}
-            torch._foreach_copy_([own[number] for number in written], [gradients[number] for number in written])
-        if others := [place for number, place in enumerate(own) if number not in written]:
+            torch._foreach_copy_([buffers[number] for number in written], [gradients[number] for number in written])
+        if others := [buffer for number, buffer in enumerate(buffers) if number not in written]:
             torch._foreach_zero_(others)
 
-    def _written_as_they_come(self, loss: Tensor) -> set[int]:
-        parameters, own, written = self._sums.parameters, self._sums.own, set()
+    def _write_one_by_one(self, loss: Tensor) -> set[int]:
+        parameters, buffers, written = self._buffers.parameters, self._buffers.tensors, set()
 
         def write(number: int, parameter: Tensor) -> None:
-            own[number].copy_(parameter.grad)
+            buffers[number].copy_(parameter.grad)
             parameter.grad = None
             written.add(number)
 
@@ -174,6 +174,6 @@ class _Written(_Added):
         finally:
             for hook in hooks:
                 hook.remove()
-            for parameter, place in zip(parameters, own, strict=True):
-                parameter.grad = place
+            for parameter, buffer in zip(parameters, buffers, strict=True):
+                parameter.grad = buffer
         return written

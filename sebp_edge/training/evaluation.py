@@ -44,7 +44,7 @@ def evaluate(learner: RecoveringLearner, group: Group) -> HeldOutLoss:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Comparison:
     """Whether to keep an adapter: by how much the loss fell, in nats per token, and the fall's standard error."""
 
     fall: float
@@ -55,7 +55,7 @@ class Verdict:
         return self.fall > self.standard_error
 
 
-def judge(before: HeldOutLoss, after: HeldOutLoss) -> Verdict:
+def compare(before: HeldOutLoss, after: HeldOutLoss) -> Comparison:
     """Compares two losses of the same documents.
 
     The fall is a ratio of two sums over documents (nats saved, tokens); its standard error is the ratio estimator's,
@@ -66,4 +66,4 @@ def judge(before: HeldOutLoss, after: HeldOutLoss) -> Verdict:
     fall = sum(saved.values()) / total
     residuals = sum((saved[document] - fall * before.tokens[document]) ** 2 for document in saved)
     count = len(saved)
-    return Verdict(fall, math.sqrt(residuals * count / (count - 1)) / total)
+    return Comparison(fall, math.sqrt(residuals * count / (count - 1)) / total)

@@ -18,7 +18,7 @@ from torch import Tensor
 from sebp_edge.errors import CannotCapture
 from sebp_edge.events import GraphCaptured, Sink
 from sebp_edge.files import cache_folder
-from sebp_edge.machine.devices import casting_anew, ran_out_of_memory
+from sebp_edge.machine.devices import ran_out_of_memory, without_autocast_cache
 from sebp_edge.ops import tuning
 from sebp_edge.patches.checkpoints import join_copies
 from sebp_edge.rows.active_tokens import ActiveTokens
@@ -40,7 +40,7 @@ class Graphs:
     """Captures functions on one stream of a GPU, into one memory pool, which lives as long as any graph in it.
 
     Attributes:
-        rehearsing: whether a function is running only to warm up.
+        is_warming_up: whether a function is running only to warm up.
     """
 
     def __init__(self, device: torch.device, on_event: Sink):
@@ -48,9 +48,9 @@ class Graphs:
         self._stream = _side_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._seconds = 0.0
-        self.rehearsing = False
+        self.is_warming_up = False
 
-    def rehearse(self, function: Callable[[], object]) -> None:
+    def warm_up(self, function: Callable[[], object]) -> None:
         """Warms up `function`: runs it once before its capture, to initialise state and tune matrix products.
 
         Warm-up and capture share a side stream: autograd keeps accumulating gradients on the stream where it began.
@@ -60,15 +60,15 @@ class Graphs:
         torch.cuda.empty_cache()
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        self.rehearsing = True
+        self.is_warming_up = True
         try:
-            with torch.cuda.stream(self._stream), casting_anew(self._device), tuning(cache_folder()):
+            with torch.cuda.stream(self._stream), without_autocast_cache(self._device), tuning(cache_folder()):
                 try:
                     function()
                 finally:
                     join_copies(self._device)
         finally:
-            self.rehearsing = False
+            self.is_warming_up = False
             # Also after a failure: later work must wait for the kernels that were launched.
             current.wait_stream(self._stream)
         self._seconds += time.perf_counter() - begin
@@ -85,7 +85,7 @@ class Graphs:
         """
         begin = time.perf_counter()
         # If a capture fails at its end, torch leaves the side stream current.
-        with torch.cuda.stream(torch.cuda.current_stream(self._device)), casting_anew(self._device):
+        with torch.cuda.stream(torch.cuda.current_stream(self._device)), without_autocast_cache(self._device):
             graph = torch.cuda.CUDAGraph()
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
@@ -106,8 +106,8 @@ class Graphs:
 class TakesGradients(Protocol):
     """Consumes the gradients of a micro-batch."""
 
-    def take_gradients(self, loss: Tensor, *, rehearsing: bool) -> None:
-        """Runs the backward pass of `loss`. If `rehearsing`, the loss is weighted by zero, and nothing may change."""
+    def take_gradients(self, loss: Tensor, *, is_warming_up: bool) -> None:
+        """Runs the backward pass of `loss`. If `is_warming_up`, the loss is weighted by zero, and nothing may change."""
 
 
 class MicroBatchGraphs:
@@ -125,9 +125,9 @@ class MicroBatchGraphs:
     ):
         self._graphs, self._hoisted, self._updates, self._loss = graphs, hoisted, updates, loss
         self._buckets: list[Bucket] = []
-        self._to_come: set[_Key] = set()
-        self._rehearsed: set[_Key] = set()
-        self._captured: dict[_Key, _Captured] = {}
+        self._planned: set[_Key] = set()
+        self._warmed_up: set[_Key] = set()
+        self._captured: dict[_Key, _CapturedGraph] = {}
 
     def prepare(self, needed: Iterable[Bucket], held_out: Iterable[Bucket] = ()) -> None:
         """Chooses a few buckets that hold all micro-batches to come.
@@ -137,8 +137,8 @@ class MicroBatchGraphs:
             held_out: buckets on the grid of those without.
         """
         self._buckets += choose_buckets(own for own in needed if not any(own == bucket for bucket in self._buckets))
-        self._to_come |= {self._key(part, bucket) for part in self._updates for bucket in self._buckets}
-        self._to_come |= {self._key(LOSSES, self.bucket(sizes)) for sizes in held_out}
+        self._planned |= {self._key(part, bucket) for part in self._updates for bucket in self._buckets}
+        self._planned |= {self._key(LOSSES, self.bucket(sizes)) for sizes in held_out}
 
     def accumulate(self, tokens: ActiveTokens, loss_tokens: int, part: str = GRADIENTS) -> None:
         """Adds a micro-batch's loss and passes its gradients to an update; does not wait for the GPU.
@@ -152,15 +152,15 @@ class MicroBatchGraphs:
             CannotCapture: nothing was changed.
         """
         bucket = self.bucket(tokens.sizes)
-        self._graph_of(part, bucket, tokens)(tokens.filled(bucket).weighted(1 / loss_tokens))
+        self._get_graph(part, bucket, tokens)(tokens.filled(bucket).weighted(1 / loss_tokens))
 
-    def rehearse(self, tokens: ActiveTokens) -> None:
+    def capture(self, tokens: ActiveTokens) -> None:
         """Captures what `accumulate` will replay, unless it is captured already; changes nothing.
 
         Raises:
             CannotCapture: as `accumulate` would.
         """
-        self._graph_of(GRADIENTS, self.bucket(tokens.sizes), tokens)
+        self._get_graph(GRADIENTS, self.bucket(tokens.sizes), tokens)
 
     def bucket(self, sizes: Bucket) -> Bucket:
         """Returns the bucket that a micro-batch of these sizes is filled up to."""
@@ -175,40 +175,40 @@ class MicroBatchGraphs:
         """
         bucket = self.bucket(tokens.sizes)
         filled = tokens.filled(bucket)
-        return self._graph_of(LOSSES, bucket, tokens)(filled).cpu()[filled.weights > 0]
+        return self._get_graph(LOSSES, bucket, tokens)(filled).cpu()[filled.weights > 0]
 
-    def _graph_of(self, part: str, bucket: Bucket, tokens: ActiveTokens) -> "_Captured":
+    def _get_graph(self, part: str, bucket: Bucket, tokens: ActiveTokens) -> "_CapturedGraph":
         """Returns a part's graph for a bucket, captured on first use."""
         key = self._key(part, bucket)
         if key not in self._captured:
-            self._rehearse(key, tokens.first())
+            self._warm_up(key, tokens.first())
             on_device = tokens.filled(bucket).to(self._loss.device)
-            self._captured[key] = _Captured(self._graphs, part, on_device, functools.partial(self._run, part))
+            self._captured[key] = _CapturedGraph(self._graphs, part, on_device, functools.partial(self._run, part))
         return self._captured[key]
 
     def _key(self, part: str, bucket: Bucket) -> "_Key":
         return _Key(part, bucket, self._hoisted.model.training)
 
     @torch.enable_grad()
-    def _rehearse(self, asked: "_Key", token: ActiveTokens) -> None:
+    def _warm_up(self, requested: "_Key", token: ActiveTokens) -> None:
         """Warms up what is asked for and all that is to come, unless done before; the largest first.
 
         All are warmed up before one is captured: a graph keeps the memory of its run, and later runs would need theirs
         beside it. If losses are asked for, only losses are warmed up, since an evaluation takes no gradients.
         """
-        to_come = {key for key in self._to_come if asked.part != LOSSES or key.part == LOSSES}
-        for key in sorted({asked, *to_come} - self._rehearsed, key=_Key.order):
+        planned = {key for key in self._planned if requested.part != LOSSES or key.part == LOSSES}
+        for key in sorted({requested, *planned} - self._warmed_up, key=_Key.order):
             # Weights of zero: gradients and loss stay what they are.
             weightless = token.filled(key.bucket).to(self._loss.device).weighted(0.0)
-            self._graphs.rehearse(functools.partial(self._run, key.part, weightless))
-            self._rehearsed.add(key)
+            self._graphs.warm_up(functools.partial(self._run, key.part, weightless))
+            self._warmed_up.add(key)
 
     def _run(self, part: str, tokens: ActiveTokens) -> Tensor | None:
         return self._row_losses(tokens) if part == LOSSES else self._take_gradients(part, tokens)
 
     def _take_gradients(self, part: str, tokens: ActiveTokens) -> None:
         loss = (self._hoisted.row_losses(tokens) * tokens.weights).sum()
-        self._updates[part].take_gradients(loss, rehearsing=self._graphs.rehearsing)
+        self._updates[part].take_gradients(loss, is_warming_up=self._graphs.is_warming_up)
         self._loss.add_(loss.detach())
 
     @torch.no_grad()
@@ -228,7 +228,7 @@ class _Key(NamedTuple):
         return self.part == LOSSES, self.part, -self.bucket.cost
 
 
-class _Captured:
+class _CapturedGraph:
     """The graph of a function for one bucket, with the tensors that it reads and writes."""
 
     def __init__(
@@ -248,7 +248,7 @@ class _Captured:
     def __call__(self, tokens: ActiveTokens) -> Tensor | None:
         """Returns the function's result for tokens on the host; it is valid until the next call."""
         for field in fields(tokens):
-            if isinstance(place := getattr(self._tokens, field.name), Tensor):
-                place.copy_(getattr(tokens, field.name).pin_memory(), non_blocking=True)
+            if isinstance(buffer := getattr(self._tokens, field.name), Tensor):
+                buffer.copy_(getattr(tokens, field.name).pin_memory(), non_blocking=True)
         self._replay()
         return self._result

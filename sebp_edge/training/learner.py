@@ -48,9 +48,9 @@ class Learner:
 
     Attributes:
         adaptation: its parameters are trained.
-        rows: computes the losses without graphs.
+        row_losses: computes the losses without graphs.
         graphs: the graphs of micro-batches; None if these run eagerly.
-        adds_up: whether a step may have several micro-batches.
+        can_accumulate: whether a step may have several micro-batches.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class Learner:
         self.adaptation, self._on_event, self._guard = adaptation, on_event, guard
         self.parameters = trainable(adaptation)
         self.device = device = self.parameters[0].device
-        self.rows = RowLosses(adaptation.model, examples, collator, device, on_event, options)
+        self.row_losses = RowLosses(adaptation.model, examples, collator, device, on_event, options)
         self.graphs: MicroBatchGraphs | None = None
         try:
             self._loss = torch.zeros((), device=device)
             self._update = _update_for(self.parameters, recipe, options)
-            self.adds_up = self._update.adds_up
-            if device.type == "cuda" and self.rows.hoisted is not None:
+            self.can_accumulate = self._update.can_accumulate
+            if device.type == "cuda" and self.row_losses.hoisted is not None:
                 self.begin_graphs()
                 # In a pool of its own: the graphs of micro-batches may be dropped, this one never is.
-                self._captured(lambda: self._update.capture(Graphs(device, on_event)))
+                self._run_captured(lambda: self._update.capture(Graphs(device, on_event)))
         except BaseException:
             self.remove()
             raise
@@ -83,7 +83,7 @@ class Learner:
     def begin_graphs(self) -> None:
         """Starts to capture micro-batches; replaces earlier graphs."""
         graphs = Graphs(self.device, self._on_event)
-        self.graphs = MicroBatchGraphs(graphs, self.rows.hoisted, {GRADIENTS: self._update}, self._loss)
+        self.graphs = MicroBatchGraphs(graphs, self.row_losses.hoisted, {GRADIENTS: self._update}, self._loss)
 
     def prepare(self, trained: Iterable[MicroBatch], evaluated: Iterable[MicroBatch]) -> None:
         """Plans a few graphs for all micro-batches to come, with gradients and without."""
@@ -102,10 +102,10 @@ class Learner:
         """Returns the losses of its loss rows, in nats: fp32 [C]; the example of each: int64 [C]; both on the host."""
         if self.graphs is not None:
             tokens = pack(micro_batch.examples)
-            losses = self._captured(lambda: self.graphs.losses(tokens))
+            losses = self._run_captured(lambda: self.graphs.losses(tokens))
             if losses is not None:
                 return losses, tokens.sequences
-        losses, sequences = self.rows(micro_batch.examples)
+        losses, sequences = self.row_losses(micro_batch.examples)
         self._guard.check()
         return losses.cpu(), sequences
 
@@ -114,14 +114,14 @@ class Learner:
         self._update.begin(learning_rate)
         self._loss.zero_()
 
-    def accumulate(self, micro_batch: MicroBatch, loss_tokens: int, *, rehearsing: bool = False) -> None:
+    def accumulate(self, micro_batch: MicroBatch, loss_tokens: int, *, is_dry_run: bool = False) -> None:
         """Adds a micro-batch's gradients and loss to the step's; `loss_tokens` divides the sum of its losses."""
         if self.graphs is not None:
             tokens, graphs = pack(micro_batch.examples), self.graphs
-            self._captured(lambda: graphs.rehearse(tokens) if rehearsing else graphs.accumulate(tokens, loss_tokens))
+            self._run_captured(lambda: graphs.capture(tokens) if is_dry_run else graphs.accumulate(tokens, loss_tokens))
         # Also if the capture has just failed.
         if self.graphs is None:
-            losses, _ = self.rows(micro_batch.examples)
+            losses, _ = self.row_losses(micro_batch.examples)
             self._guard.check()
             loss = losses.sum() / loss_tokens
             loss.backward()
@@ -136,11 +136,11 @@ class Learner:
         """Updates the parameters; returns the step's outcome."""
         return Outcome(self._loss.clone(), self._update.finish())
 
-    def try_out(self, micro_batch: MicroBatch) -> None:
+    def dry_run(self, micro_batch: MicroBatch) -> None:
         """Dry run of a micro-batch and an update: changes nothing, bit for bit."""
         try:
-            with self._update.rehearsing():
-                self.accumulate(micro_batch, loss_tokens=1, rehearsing=True)
+            with self._update.dry_run():
+                self.accumulate(micro_batch, loss_tokens=1, is_dry_run=True)
         finally:
             self._loss.zero_()
 
@@ -156,9 +156,9 @@ class Learner:
 
     def remove(self) -> None:
         """Restores the model's own code."""
-        self.rows.__exit__()
+        self.row_losses.__exit__()
 
-    def _captured(self, function: Callable):
+    def _run_captured(self, function: Callable):
         """Returns `function()`; if it cannot be captured, drops the graphs, sends a notice and returns None."""
         try:
             return function()

@@ -42,7 +42,7 @@ class Progress:
     best_state: list[torch.Tensor] = field(default_factory=list, repr=False)
 
 
-class _Step(NamedTuple):
+class _PendingStep(NamedTuple):
     """A step under way: its outcome has not been read yet."""
 
     epoch: int
@@ -70,7 +70,7 @@ class Trainer:
     def train(self, schedule: Schedule) -> Progress:
         """Runs the steps of a schedule that the learner is prepared for.
 
-        The best state is the one with the lowest loss on the schedule's `select` examples; without any, the last one.
+        The best state is the one with the lowest loss on the schedule's `validation` examples; without any, the last one.
         If the training is interrupted, the adaptation is left in the best state so far, or as it is if no epoch has
         improved on the start.
 
@@ -82,10 +82,10 @@ class Trainer:
         epochs = schedule.epochs[: schedule.last_epoch]
         progress.total_steps = sum(map(len, epochs))
         try:
-            self._evaluate(schedule.select, 0)
+            self._evaluate(schedule.validation, 0)
             for epoch, steps in enumerate(epochs, start=1):
                 self._train_epoch(epoch, steps, rates)
-                self._evaluate(schedule.select, epoch)
+                self._evaluate(schedule.validation, epoch)
                 if epoch - progress.best_epoch >= recipe.patience:
                     break
         except BaseException as stop:
@@ -99,34 +99,34 @@ class Trainer:
     def _train_epoch(self, epoch: int, steps: list[Group], rates: Iterator[float]) -> None:
         """Trains one epoch. A GPU gets the next step before the last one's outcome is read."""
         begin, before = time.perf_counter(), self.progress.seconds
-        under_way: deque[_Step] = deque()
+        pending: deque[_PendingStep] = deque()
         for step in steps:
             rate = next(rates)
-            under_way.append(_Step(epoch, step, self.learner.step(step, rate), rate))
-            while len(under_way) > self.learner.steps_ahead:
-                self._look_at(under_way.popleft(), before + time.perf_counter() - begin)
-        while under_way:
-            self._look_at(under_way.popleft(), before + time.perf_counter() - begin)
+            pending.append(_PendingStep(epoch, step, self.learner.step(step, rate), rate))
+            while len(pending) > self.learner.steps_ahead:
+                self._finish_step(pending.popleft(), before + time.perf_counter() - begin)
+        while pending:
+            self._finish_step(pending.popleft(), before + time.perf_counter() - begin)
 
-    def _look_at(self, taken: _Step, seconds: float) -> None:
+    def _finish_step(self, finished: _PendingStep, seconds: float) -> None:
         """Reads a step's outcome, counts the step and reports it."""
-        progress, loss, grad_norm = self.progress, float(taken.outcome.loss), float(taken.outcome.grad_norm)
+        progress, loss, grad_norm = self.progress, float(finished.outcome.loss), float(finished.outcome.grad_norm)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise NonFiniteLoss(
                 f"At step {progress.steps + 1} the loss is {loss} and its gradient's norm {grad_norm}; "
-                f"{self._what_to_do(taken.step.examples)}"
+                f"{self._advice(finished.step.examples)}"
             )
         progress.steps += 1
-        progress.tokens += taken.step.num_tokens
+        progress.tokens += finished.step.num_tokens
         progress.seconds = seconds
         self.on_event(
             StepDone(
                 phase=self.phase,
                 step=progress.steps,
                 steps=progress.total_steps,
-                epoch=taken.epoch,
+                epoch=finished.epoch,
                 loss=loss,
-                learning_rate=taken.learning_rate,
+                learning_rate=finished.learning_rate,
                 grad_norm=grad_norm,
                 tokens=progress.tokens,
                 tokens_per_second=progress.tokens / progress.seconds,
@@ -134,7 +134,7 @@ class Trainer:
             )
         )
 
-    def _what_to_do(self, examples: list[Example]) -> str:
+    def _advice(self, examples: list[Example]) -> str:
         """Advice for a loss or gradient that is not finite."""
         embedding_VD = self.learner.adaptation.model.get_input_embeddings().weight
         # The first token attends to itself only: zeros stay zeros, and each norm multiplies their gradient by
@@ -145,16 +145,16 @@ class Trainer:
             return f"the embedding of token {without[0]} is zero; use the tokenizer that the model was trained with."
         return "lower the learning rate."
 
-    def _evaluate(self, select: Group, epoch: int) -> None:
+    def _evaluate(self, validation: Group, epoch: int) -> None:
         """Evaluates an epoch and keeps its state if it is the best so far, or if there are no examples to select on."""
         progress = self.progress
-        loss = evaluate(self.learner, select).mean if select.examples else math.nan
-        best = not select.examples or loss < progress.best_loss
+        loss = evaluate(self.learner, validation).mean if validation.examples else math.nan
+        best = not validation.examples or loss < progress.best_loss
         if best:
             progress.best_epoch, progress.best_loss = epoch, loss
             progress.best_state = snapshot(self.learner.adaptation)
-        if select.examples:
-            self.on_event(Evaluated(self.phase, "select", epoch, loss, best))
+        if validation.examples:
+            self.on_event(Evaluated(self.phase, "validation", epoch, loss, best))
 
 
 def learning_rates(recipe: Recipe, total_steps: int) -> Iterator[float]:

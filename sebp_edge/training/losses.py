@@ -40,7 +40,7 @@ class RowLosses:
             collator.pad_token_id,
             checkpoints=options.checkpoints,
             offload=options.offload,
-            blocks_in_pieces=options.blocks_in_pieces,
+            chunked_blocks=options.chunked_blocks,
             max_logits=options.max_logits,
         )
         self._padded = Sparsified(model) if self.hoisted is None else None

@@ -12,8 +12,8 @@ from itertools import chain
 from torch import Tensor
 
 from sebp_edge.errors import BudgetExceeded
-from sebp_edge.events import ExamplesEvaluated, MemoryProbed, MemoryRanOut, MemorySqueezed, Notice, Sink
-from sebp_edge.machine.devices import give_memory_back, let_go, ran_out_of_memory, synchronize
+from sebp_edge.events import ExamplesEvaluated, MemoryPressure, MemoryProbed, MemoryRanOut, Notice, Sink
+from sebp_edge.machine.devices import clear_frames, ran_out_of_memory, release_memory, synchronize
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, trainable
@@ -21,11 +21,11 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import Group, MicroBatch, Schedule
+from sebp_edge.training.autograd_queue import AutogradQueue
 from sebp_edge.training.learner import Learner, Outcome
-from sebp_edge.training.leftovers import Leftovers
 
 
-class _CutSmaller(Exception):
+class _DidNotFit(Exception):
     """A micro-batch did not fit into memory. Its memory is free again; the schedule must be cut to the new limit."""
 
 
@@ -57,15 +57,15 @@ class RecoveringLearner:
         self.adaptation, self._on_event = adaptation, on_event
         self._device = device = trainable(adaptation)[0].device
         # Must be older than every graph that may fail.
-        self._leftovers = Leftovers(device)
+        self._autograd_queue = AutogradQueue(device)
         self._guard = guard or MemoryGuard(device)
         self._guard.begin()
         self.learner = Learner(adaptation, recipe, examples, collator, on_event, options, self._guard)
-        self.limit = self.learner.rows.limit
+        self.limit = self.learner.row_losses.limit
         self.schedule = Schedule([])
         self.steps_ahead = 1 if device.type == "cuda" else 0
-        self._largest_tried = (0, 0)  # the size of the largest micro-batch that was tried out
-        self._told_of_steps = False
+        self._largest_dry_run = (0, 0)  # the size of the largest micro-batch that was tried out
+        self._notified_smaller_steps = False
 
     def prepare(self, schedule: Schedule) -> None:
         """Lays out a schedule, with micro-batches that fit into memory.
@@ -80,8 +80,8 @@ class RecoveringLearner:
     def lay_out(self, schedule: Schedule) -> None:
         """Lays out a schedule within the limit, and plans its graphs."""
         self.schedule = schedule
-        schedule.lay_out(self.limit, one_micro_batch_each=not self.learner.adds_up)
-        self._tell_of_smaller_steps()
+        schedule.lay_out(self.limit, one_micro_batch_each=not self.learner.can_accumulate)
+        self._notify_smaller_steps()
         self._prepare_learner()
 
     def fits(self) -> bool:
@@ -93,18 +93,18 @@ class RecoveringLearner:
         Raises:
             RuntimeError, MemoryError: a single example does not fit.
         """
-        fullest = self._fullest()
-        if not self._guard.is_set or fullest is None:
+        largest = self._largest_micro_batch()
+        if not self._guard.has_limit or largest is None:
             return True
-        size = self.learner.size(fullest)
-        if size <= self._largest_tried:
+        size = self.learner.size(largest)
+        if size <= self._largest_dry_run:
             return True
         self._guard.begin()
         try:
-            self._attempt(self._try_out, fullest)
-        except _CutSmaller:
+            self._attempt(self._dry_run, largest)
+        except _DidNotFit:
             return False
-        self._largest_tried = size
+        self._largest_dry_run = size
         self._on_event(MemoryProbed(size[0], self._guard.peak, self._guard.allocator_peak, self._guard.predicted))
         return True
 
@@ -115,26 +115,26 @@ class RecoveringLearner:
             The micro-batch's examples; the losses of its loss rows, in nats: fp32 [C]; the example of each: int64 [C];
             both on the host.
         """
-        waiting, done = list(group.micro_batches), 0
-        while waiting:
+        remaining, done = list(group.micro_batches), 0
+        while remaining:
             try:
-                losses, sequences = self._attempt(self.learner.losses, waiting[0])
-            except _CutSmaller:
+                losses, sequences = self._attempt(self.learner.losses, remaining[0])
+            except _DidNotFit:
                 self._cut_schedule()
-                waiting = self.limit.cut(chain.from_iterable(one.examples for one in waiting), is_evaluated=True)
+                remaining = self.limit.cut(chain.from_iterable(one.examples for one in remaining), is_evaluated=True)
             else:
-                done += len(waiting[0].examples)
+                done += len(remaining[0].examples)
                 self._on_event(ExamplesEvaluated(done, len(group.examples)))
-                yield waiting.pop(0).examples, losses, sequences
+                yield remaining.pop(0).examples, losses, sequences
 
     def step(self, step: Group, learning_rate: float) -> Outcome:
         """Runs one optimizer update on the mean loss of all loss tokens of a step, in as many micro-batches as needed.
 
         If memory runs out, the step begins again with smaller micro-batches.
         """
-        self._look_around()
+        self._check_memory()
         self.learner.begin_step(learning_rate)
-        while not self._accumulated(step):
+        while not self._try_accumulate(step):
             # The failed backward pass may already have added some of its gradients.
             self.learner.discard_step()
             step.cut(self.limit)
@@ -152,27 +152,27 @@ class RecoveringLearner:
         self.learner.release()
         if isinstance(error, KeyboardInterrupt | BudgetExceeded) or ran_out_of_memory(error):
             # Restoring the model's own weights takes memory.
-            let_go(error, self._handled)
-            give_memory_back(self._device)
+            clear_frames(error, self._handled)
+            release_memory(self._device)
         self.learner.remove()
-        self._leftovers.clear()
-        give_memory_back(self._device)
+        self._autograd_queue.clear()
+        release_memory(self._device)
 
-    def _accumulated(self, step: Group) -> bool:
+    def _try_accumulate(self, step: Group) -> bool:
         """Accumulates a step's gradients and loss; returns False if memory ran out, which leaves a part of them."""
         loss_tokens = step.num_loss_tokens
         try:
             for micro_batch in step.micro_batches:
                 self._attempt(self.learner.accumulate, micro_batch, loss_tokens)
-        except _CutSmaller:
+        except _DidNotFit:
             self._cut_schedule()
             return False
         return True
 
-    def _try_out(self, micro_batch: MicroBatch) -> None:
+    def _dry_run(self, micro_batch: MicroBatch) -> None:
         try:
-            self.learner.try_out(micro_batch)
-            self._guard.settle()
+            self.learner.dry_run(micro_batch)
+            self._guard.record_transient()
         except BudgetExceeded as error:
             raise MemoryError(str(error)) from None
 
@@ -180,36 +180,36 @@ class RecoveringLearner:
         """Returns the result of `run` for a micro-batch.
 
         Raises:
-            _CutSmaller: memory ran out.
+            _DidNotFit: memory ran out.
             RuntimeError, MemoryError: memory ran out and nothing is left to cut, or something else failed.
         """
         try:
             return run(micro_batch, *arguments)
         except (RuntimeError, MemoryError) as error:
             # One example without graphs cannot be cut, and updates in the backward pass cannot be undone.
-            is_least = len(micro_batch.examples) == 1 and self.learner.graphs is None
-            is_update = run == self.learner.accumulate and not self.learner.adds_up
-            if not ran_out_of_memory(error) or is_least or is_update:
+            cannot_be_cut = len(micro_batch.examples) == 1 and self.learner.graphs is None
+            cannot_be_undone = run == self.learner.accumulate and not self.learner.can_accumulate
+            if not ran_out_of_memory(error) or cannot_be_cut or cannot_be_undone:
                 raise
         # Outside the handler: the error's traceback holds the activations.
-        self._make_room(micro_batch)
-        raise _CutSmaller
+        self._reduce_memory(micro_batch)
+        raise _DidNotFit
 
-    def _make_room(self, micro_batch: MicroBatch) -> None:
+    def _reduce_memory(self, micro_batch: MicroBatch) -> None:
         """Cuts micro-batches smaller, or gives graphs up if this one has a single example."""
         if len(micro_batch.examples) > 1:
             before = self.limit.max_rows
             self._cut_smaller(micro_batch)
             self._on_event(MemoryRanOut(before, self.limit.max_rows))
         else:
-            self._let_go()
+            self._release_graphs()
             self._on_event(Notice("Training runs without CUDA graphs, which is slower: memory ran out with them."))
 
     def _cut_smaller(self, micro_batch: MicroBatch) -> None:
         """Limits micro-batches to half of this one's rows, and begins new graphs for them."""
         had_graphs = self.learner.graphs is not None
         # All graphs go: they hold memory, and larger micro-batches will not come again.
-        self._let_go()
+        self._release_graphs()
         self.limit = self.limit.halved(micro_batch)
         if had_graphs:
             self.learner.begin_graphs()
@@ -219,37 +219,37 @@ class RecoveringLearner:
         self.schedule.cut(self.limit)
         self._prepare_learner()
 
-    def _let_go(self) -> None:
+    def _release_graphs(self) -> None:
         """Frees what graphs and failed backward passes hold."""
         synchronize(self._device)  # graphs may be running
         self.learner.graphs = None
-        self._leftovers.clear()
-        give_memory_back(self._device)
+        self._autograd_queue.clear()
+        release_memory(self._device)
 
-    def _look_around(self) -> None:
+    def _check_memory(self) -> None:
         """Cuts micro-batches smaller if memory has become short, for example because other programs took it."""
-        missing = self._guard.missing()
-        if not missing:
+        shortfall = self._guard.shortfall()
+        if not shortfall:
             return
-        before, fullest = self.limit.max_rows, self._fullest()
-        if fullest is not None and len(fullest.examples) > 1 and self.learner.adds_up:
-            self._cut_smaller(fullest)
+        before, largest = self.limit.max_rows, self._largest_micro_batch()
+        if largest is not None and len(largest.examples) > 1 and self.learner.can_accumulate:
+            self._cut_smaller(largest)
             self._cut_schedule()
             self._guard.cut()
         else:
-            self._guard.accept(missing)
-        self._on_event(MemorySqueezed(missing, before, self.limit.max_rows))
+            self._guard.accept_shortfall(shortfall)
+        self._on_event(MemoryPressure(shortfall, before, self.limit.max_rows))
 
-    def _fullest(self) -> MicroBatch | None:
+    def _largest_micro_batch(self) -> MicroBatch | None:
         """The largest micro-batch that is trained; None if there is none."""
         return max(self.schedule.trained, key=self.learner.size, default=None)
 
     def _prepare_learner(self) -> None:
         self.learner.prepare(self.schedule.trained, [micro_batch for _, micro_batch in self.schedule.evaluated])
 
-    def _tell_of_smaller_steps(self) -> None:
-        if self.schedule.has_smaller_steps and not self._told_of_steps:
-            self._told_of_steps = True
+    def _notify_smaller_steps(self) -> None:
+        if self.schedule.has_smaller_steps and not self._notified_smaller_steps:
+            self._notified_smaller_steps = True
             self._on_event(
                 Notice(
                     f"A step has at most {self.limit.max_rows} rows, fewer than batch_tokens asks for: "

@@ -25,16 +25,16 @@ class Update:
         options: say whether gradients are added one by one, and whether moments take 8 bits each.
 
     Attributes:
-        adds_up: whether a step may have several micro-batches.
+        can_accumulate: whether a step may have several micro-batches.
     """
 
-    adds_up = True
+    can_accumulate = True
 
     def __init__(self, parameters: list[Tensor], recipe: Recipe, options: MemoryOptions = FASTEST):
-        self._own, self._max_norm = parameters, recipe.max_grad_norm
-        is_small = not are_large(parameters)
+        self._model_parameters, self._max_norm = parameters, recipe.max_grad_norm
+        is_small = not have_large_gradients(parameters)
         self._is_flat = is_small and len({parameter.dtype for parameter in parameters}) == 1
-        self._in_pieces = options.in_pieces or not is_small
+        self._one_by_one = options.small_buffers or not is_small
         self._parameters = [_flattened(parameters)] if self._is_flat else parameters
         for parameter in parameters if not self._is_flat else []:
             parameter.grad = torch.zeros_like(parameter)
@@ -49,9 +49,9 @@ class Update:
         """Begins a step, before its micro-batches."""
         self._learning_rate = learning_rate
 
-    def take_gradients(self, loss: Tensor, *, rehearsing: bool = False) -> None:
+    def take_gradients(self, loss: Tensor, *, is_warming_up: bool = False) -> None:
         """Adds the gradients of `loss` to the parameters' `grad`."""
-        add_gradients(loss, self._own, in_pieces=self._in_pieces)
+        add_gradients(loss, self._model_parameters, one_by_one=self._one_by_one)
 
     def finish(self) -> Tensor:
         """Updates the parameters; returns the gradients' norm before clipping, an fp32 scalar on the device."""
@@ -67,12 +67,12 @@ class Update:
             CannotCapture: updates go on without a graph.
         """
         # The rehearsal moves nothing: gradients and learning rate are zero.
-        graphs.rehearse(self._step)
+        graphs.warm_up(self._step)
         self._replay = graphs.capture("update", self._step)
         self.reset()
 
     @contextmanager
-    def rehearsing(self) -> Iterator[None]:
+    def dry_run(self) -> Iterator[None]:
         """Context in which micro-batches are tried out before the first step.
 
         On exit it runs an update, to take its memory too; nothing has changed in the end, bit for bit.
@@ -100,7 +100,7 @@ class Update:
         self._moments.clear()
         for parameter in self._parameters:
             parameter.grad = None
-        for parameter in self._own:
+        for parameter in self._model_parameters:
             parameter.grad = None
             if self._is_flat:
                 parameter.data = parameter.data.clone()
@@ -114,14 +114,14 @@ class Update:
         self.zero_gradients()
 
 
-def are_large(parameters: list[Tensor]) -> bool:
+def have_large_gradients(parameters: list[Tensor]) -> bool:
     """Whether these parameters' gradients are too large to hold all at once."""
     return sum(parameter.nbytes for parameter in parameters) > MAX_GRADIENTS_AT_ONCE
 
 
-def add_gradients(loss: Tensor, parameters: list[Tensor], *, in_pieces: bool) -> None:
-    """Adds the gradients of `loss` to the parameters' `grad` in place, one by one if `in_pieces`, else all at once."""
-    if in_pieces:
+def add_gradients(loss: Tensor, parameters: list[Tensor], *, one_by_one: bool) -> None:
+    """Adds the gradients of `loss` to the parameters' `grad` in place, one by one if `one_by_one`, else all at once."""
+    if one_by_one:
         loss.backward()
     else:
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -135,7 +135,7 @@ def _flattened(parameters: list[Tensor]) -> nn.Parameter:
     flat = nn.Parameter(parameters[0].new_zeros(sum(sizes)))
     flat.grad = torch.zeros_like(flat)
     for parameter, data, grad in zip(parameters, flat.data.split(sizes), flat.grad.split(sizes), strict=True):
-        place = data[: parameter.numel()].view_as(parameter)
-        place.copy_(parameter.data)
-        parameter.data, parameter.grad = place, grad[: parameter.numel()].view_as(parameter)
+        view = data[: parameter.numel()].view_as(parameter)
+        view.copy_(parameter.data)
+        parameter.data, parameter.grad = view, grad[: parameter.numel()].view_as(parameter)
     return flat

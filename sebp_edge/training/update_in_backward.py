@@ -24,48 +24,48 @@ class UpdateInBackward:
     """AdamW in every backward pass; the parameters' `grad` is None before and after.
 
     Attributes:
-        adds_up: whether a step may have several micro-batches.
+        can_accumulate: whether a step may have several micro-batches.
     """
 
-    adds_up = False
+    can_accumulate = False
 
     def __init__(self, parameters: list[Tensor], recipe: Recipe):
         device = parameters[0].device
         self._max_norm = recipe.max_grad_norm
         self._adamw = AdamW.on(device, weight_decay=recipe.weight_decay)
         self._moments = [Moments.of(parameter) for parameter in parameters]
-        self._square = torch.zeros((), device=device)
-        self._rehearsing = False
+        self._squared_norm = torch.zeros((), device=device)
+        self._drops_gradients = False
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._take, number))
+            parameter.register_post_accumulate_grad_hook(partial(self._update_parameter, number))
             for number, parameter in enumerate(parameters)
         ]
 
     def begin(self, learning_rate: float) -> None:
         """Begins a step, before its one micro-batch."""
         self._adamw.begin_step(learning_rate)
-        self._square.zero_()
+        self._squared_norm.zero_()
 
-    def take_gradients(self, loss: Tensor, *, rehearsing: bool = False) -> None:
-        """Runs the backward pass of `loss`, which updates the parameters unless `rehearsing`."""
-        before, self._rehearsing = self._rehearsing, rehearsing
+    def take_gradients(self, loss: Tensor, *, is_warming_up: bool = False) -> None:
+        """Runs the backward pass of `loss`, which updates the parameters unless `is_warming_up`."""
+        before, self._drops_gradients = self._drops_gradients, is_warming_up
         try:
             loss.backward()
         finally:
-            self._rehearsing = before
+            self._drops_gradients = before
 
     @contextmanager
-    def rehearsing(self) -> Iterator[None]:
+    def dry_run(self) -> Iterator[None]:
         """Context in which micro-batches are tried out: gradients are dropped as they come, and nothing changes."""
-        self._rehearsing = True
+        self._drops_gradients = True
         try:
             yield
         finally:
-            self._rehearsing = False
+            self._drops_gradients = False
 
     def finish(self) -> Tensor:
         """Returns the norm of all gradients before clipping, an fp32 scalar on the device."""
-        return self._square.sqrt()
+        return self._squared_norm.sqrt()
 
     def capture(self, graphs: Graphs) -> None:
         """Does nothing: updates are part of the micro-batches' graphs."""
@@ -82,21 +82,21 @@ class UpdateInBackward:
             hook.remove()
         self._moments.clear()
 
-    def _take(self, number: int, parameter: Tensor) -> None:
+    def _update_parameter(self, number: int, parameter: Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
         # As in torch's clip_grad_norm_.
         factor = (self._max_norm / (norm + 1e-6)).clamp_(max=1.0)
         moments = self._moments[number]
-        if self._rehearsing:
+        if self._drops_gradients:
             # The first launch compiles the kernel; a copy of a few elements is enough for that.
-            parameter, gradient = _few(parameter), _few(gradient)
+            parameter, gradient = _first_elements(parameter), _first_elements(gradient)
             moments = Moments.of(parameter)
         else:
-            self._square.add_(norm.square())
+            self._squared_norm.add_(norm.square())
         adamw_(parameter, gradient, moments, self._adamw, seed=number, factor=factor)
 
 
-def _few(x: Tensor) -> Tensor:
+def _first_elements(x: Tensor) -> Tensor:
     """Copies a few elements, with the same divisibility by 16 as the whole, so that the same kernel is compiled."""
     return x.detach().flatten()[: 256 + x.numel() % 256].clone()

@@ -15,7 +15,7 @@ from command import process, records, run
 from sebp_edge import AdapterStore
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import Interrupted, SebpEdgeError, StorageError
-from sebp_edge.events import AdapterSaved, Evaluated, TrainingPlanned
+from sebp_edge.events import AdapterSaved, Evaluated, TrainingStarted
 from sebp_edge.interruptions import Interruptions
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot halt a process and send it signals")
@@ -26,7 +26,7 @@ def store(own_data_folder):
     return AdapterStore()
 
 
-def interrupted_in_its_save(store, number, *arguments, times=1):
+def run_interrupted_while_saving(store, number, *arguments, times=1):
     """Halts a process while files of its are in a temporary folder, sends it a signal, and lets it go on.
 
     Returns:
@@ -50,21 +50,21 @@ def interrupted_in_its_save(store, number, *arguments, times=1):
     pytest.fail("the process was never seen saving")
 
 
-def test_a_signal_while_the_adapter_is_saved_loses_nothing_and_the_truth_is_said(adapt, store):
-    code, output, errors = interrupted_in_its_save(store, signal.SIGTERM, *adapt, "--json")
+def test_a_signal_during_the_save_loses_nothing_and_is_reported(adapt, store):
+    code, output, errors = run_interrupted_while_saving(store, signal.SIGTERM, *adapt, "--json")
     assert code == 130
     assert errors == (
         "sebp-edge: Interrupted. The training was over: version 1 of the adapter 'default' is saved and active.\n"
     )
-    told = records(output)
-    assert (told[-2]["event"], told[-2]["version"], told[-2]["active"]) == ("saved", 1, True)
-    assert told[-1]["error"] == "Interrupted"
+    lines = records(output)
+    assert (lines[-2]["event"], lines[-2]["version"], lines[-2]["active"]) == ("saved", 1, True)
+    assert lines[-1]["error"] == "Interrupted"
     assert (store.versions("default"), store.active_version("default")) == ([1], 1)
     assert {path.name for path in (store.folder / "default").iterdir()} == {"1", "active"}
     assert run("generate", "the ferry", "--model", adapt[3], "--name", "default").exit_code == 0
 
 
-def test_an_impatient_user_gets_one_sentence_and_no_half_state(adapt, store):
+def test_repeated_interrupts_give_one_sentence_and_no_partial_state(adapt, store):
     """Ctrl-C three times, while the best state of an interrupted training is being saved."""
     arguments = [*adapt, "--epochs", 900]
     with process(*arguments, "--json") as one:
@@ -105,7 +105,7 @@ def test_a_signal_at_any_instant_of_the_end_loses_nothing(make, notes_folder):
                 signal.setitimer(signal.ITIMER_REAL, delay + 1e-6)
 
         before, personalizer = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT)), None
-        hears = signal.signal(signal.SIGINT, signal.default_int_handler)
+        previous_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             personalizer = make(on_event=begin_timer)
             result = personalizer.adapt(notes_folder)
@@ -119,23 +119,23 @@ def test_a_signal_at_any_instant_of_the_end_loses_nothing(make, notes_folder):
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-            signal.signal(signal.SIGINT, hears)
+            signal.signal(signal.SIGINT, previous_handler)
         assert personalizer.store.versions("default") == list(range(1, attempt + 2))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_handlers_of_an_app_are_back_and_signals_that_waited_reach_them(number):
-    heard = []
-    before = signal.signal(number, lambda number, frame: heard.append(number))
+    received = []
+    before = signal.signal(number, lambda number, frame: received.append(number))
     try:
         own = signal.getsignal(number)
         with Interruptions() as interruptions:
             signal.raise_signal(number)
-            assert heard == [number]  # it interrupts nothing, and is heard at once
-            interruptions.hold()
+            assert received == [number]  # it interrupts nothing, and is heard at once
+            interruptions.defer()
             signal.raise_signal(number)
-            assert heard == [number]
-        assert heard == [number] * 2
+            assert received == [number]
+        assert received == [number] * 2
         assert signal.getsignal(number) is own
     finally:
         signal.signal(number, before)
@@ -144,7 +144,7 @@ def test_handlers_of_an_app_are_back_and_signals_that_waited_reach_them(number):
 # ------------------------------------------------------------------------------------------ places that fail in the end
 
 
-def at_the_judges_last_word(do):
+def after_last_evaluation(do):
     """A sink that does something between the training and the save."""
 
     def sink(event):
@@ -154,9 +154,9 @@ def at_the_judges_last_word(do):
     return sink
 
 
-def test_a_place_that_is_taken_meanwhile_costs_nothing_that_was_learnt(make, notes_folder, tmp_path):
+def test_an_out_folder_created_meanwhile_loses_no_adapter(make, notes_folder, tmp_path):
     out = tmp_path / "out"
-    personalizer = make(on_event=at_the_judges_last_word(out.mkdir))
+    personalizer = make(on_event=after_last_evaluation(out.mkdir))
     with pytest.raises(
         StorageError,
         match=r"'.*out' exists already; nothing was overwritten\. What was learnt is saved all the same: "
@@ -168,7 +168,7 @@ def test_a_place_that_is_taken_meanwhile_costs_nothing_that_was_learnt(make, not
     assert personalizer.load_adapter("default", 1).heldout_loss_after is not None
 
 
-def test_a_dangling_link_in_the_outs_place_is_found_before_the_training(make, notes_folder, tmp_path):
+def test_a_dangling_link_at_out_is_refused_before_training(make, notes_folder, tmp_path):
     (tmp_path / "out").symlink_to(tmp_path / "nowhere")
     events = []
     with pytest.raises(SebpEdgeError, match="exists already"):
@@ -201,8 +201,8 @@ print("removed", flush=True)
 
 
 @pytest.fixture
-def small_disk(mounted):
-    return mounted("256k")
+def small_disk(mount_disk):
+    return mount_disk("256k")
 
 
 def fill(disk):
@@ -219,11 +219,11 @@ def test_too_little_room_is_found_before_the_training(make, notes_folder, small_
         StorageError, match=r"What is learnt will take 0 MB, and .* has room for 0 MB; make room or choose"
     ):
         personalizer.adapt(notes_folder)
-    assert not any(isinstance(event, TrainingPlanned) for event in events)
+    assert not any(isinstance(event, TrainingStarted) for event in events)
 
 
-def test_a_disk_that_gets_full_meanwhile_costs_nothing_that_was_learnt(make, notes_folder, small_disk, monkeypatch):
-    personalizer = make(store=AdapterStore(small_disk), on_event=at_the_judges_last_word(lambda: fill(small_disk)))
+def test_a_disk_that_fills_up_meanwhile_loses_no_adapter(make, notes_folder, small_disk, monkeypatch):
+    personalizer = make(store=AdapterStore(small_disk), on_event=after_last_evaluation(lambda: fill(small_disk)))
     elsewhere = small_disk.with_name("elsewhere")
     elsewhere.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
@@ -238,7 +238,7 @@ def test_a_version_that_cannot_be_made_the_active_one_is_named(make, notes_folde
     """Something that is no file lies where the active version's number is to be written."""
     personalizer = make()
     blocked = personalizer.store.folder / "default" / "active"
-    personalizer.on_event = at_the_judges_last_word(lambda: (blocked / "x").mkdir(parents=True))
+    personalizer.on_event = after_last_evaluation(lambda: (blocked / "x").mkdir(parents=True))
     with pytest.raises(StorageError, match=r"^Version 1 of the adapter 'default' is saved, but is not active: "):
         personalizer.adapt(notes_folder)
     assert personalizer.store.versions("default") == [1]

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from stored_adapter import RECORD, Weights
+from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.adapters.record import FORMAT, AdapterRecord
@@ -59,6 +59,6 @@ def test_an_adapter_of_a_newer_format_is_refused_with_what_to_do(store):
 
 
 def test_a_new_adapter_states_its_format_in_its_record(store):
-    saved = store.save(Weights(), AdapterRecord(**RECORD), "letters", activate=False)
+    saved = store.save(FakeAdaptation(), AdapterRecord(**RECORD), "letters", activate=False)
     assert saved.version == 3
     assert json.loads((saved.path / "sebp_edge.json").read_text())["format"] == FORMAT

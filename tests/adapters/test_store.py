@@ -12,14 +12,14 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from stored_adapter import RECORD, Weights
+from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge.adapters import store as store_module
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, check_name
 from sebp_edge.errors import AdapterError, OptionError, StorageError
 
 # A process of its own that saves into the folder argv[1]; what it does meanwhile comes before.
-SAVING = """
+SAVE_SCRIPT = """
 import os, resource, signal, sys, time
 from pathlib import Path
 import numpy
@@ -38,7 +38,7 @@ store = AdapterStore(sys.argv[1])
 """
 
 
-class Failing(Weights):
+class Failing(FakeAdaptation):
     """Writes a part, then fails like a disk."""
 
     def save(self, folder):
@@ -57,7 +57,7 @@ def record():
 
 
 def process(script, folder, **options):
-    script = f"RECORD = {RECORD!r}\n{SAVING}\n{textwrap.dedent(script)}"
+    script = f"RECORD = {RECORD!r}\n{SAVE_SCRIPT}\n{textwrap.dedent(script)}"
     return subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True, **options)
 
 
@@ -69,7 +69,7 @@ def listing(folder):
 
 
 def test_each_save_is_a_new_version_and_the_activated_one_is_opened(store, record):
-    saved = [store.save(Weights(), record, "mine", activate=number != 2) for number in range(3)]
+    saved = [store.save(FakeAdaptation(), record, "mine", activate=number != 2) for number in range(3)]
     assert [each.version for each in saved] == store.versions("mine") == [1, 2, 3]
     assert store.active_version("mine") == 2
     assert store.open("mine") == dataclasses.replace(saved[1], active=True)
@@ -80,7 +80,7 @@ def test_each_save_is_a_new_version_and_the_activated_one_is_opened(store, recor
 
 
 def test_nothing_is_active_until_something_is_activated(store, record):
-    store.save(Weights(), record, "mine", activate=False)
+    store.save(FakeAdaptation(), record, "mine", activate=False)
     assert store.active_version("mine") is None
     with pytest.raises(AdapterError, match=r"No version of the adapter 'mine' is active; choose one of \[1\]"):
         store.open("mine")
@@ -88,14 +88,14 @@ def test_nothing_is_active_until_something_is_activated(store, record):
 
 def test_the_number_after_a_removed_last_version_never_hides_an_older_one(store, record):
     for _ in range(3):
-        store.save(Weights(), record, "mine", activate=True)
+        store.save(FakeAdaptation(), record, "mine", activate=True)
     store.remove("mine", 2)
-    assert store.save(Weights(), record, "mine", activate=True).version == 4
+    assert store.save(FakeAdaptation(), record, "mine", activate=True).version == 4
 
 
 def test_removing_a_version_leaves_the_others_and_removing_all_leaves_nothing(store, record):
     for _ in range(3):
-        store.save(Weights(), record, "mine", activate=True)
+        store.save(FakeAdaptation(), record, "mine", activate=True)
     store.remove("mine", 1)
     assert (store.versions("mine"), store.active_version("mine")) == ([2, 3], 3)
     store.remove("mine", 3)
@@ -103,8 +103,8 @@ def test_removing_a_version_leaves_the_others_and_removing_all_leaves_nothing(st
     store.remove("mine", 2)
     assert store.names() == []
     assert list(store.folder.iterdir()) == []
-    store.save(Weights(), record, "other", activate=True)
-    store.save(Weights(), record, "other", activate=True)
+    store.save(FakeAdaptation(), record, "other", activate=True)
+    store.save(FakeAdaptation(), record, "other", activate=True)
     store.remove("other")
     assert list(store.folder.iterdir()) == []
 
@@ -112,7 +112,7 @@ def test_removing_a_version_leaves_the_others_and_removing_all_leaves_nothing(st
 def test_what_is_not_there_is_named_with_what_is(store, record):
     with pytest.raises(AdapterError, match="There is no adapter 'mine', and no other either"):
         store.open("mine")
-    store.save(Weights(), record, "mine", activate=True)
+    store.save(FakeAdaptation(), record, "mine", activate=True)
     with pytest.raises(AdapterError, match=r"There is no adapter 'mien'; did you mean 'mine'\?"):
         store.open("mien")
     for missing in (store.open, store.remove):
@@ -121,8 +121,8 @@ def test_what_is_not_there_is_named_with_what_is(store, record):
 
 
 def test_an_adapter_is_found_by_name_or_by_folder(store, record, tmp_path, monkeypatch):
-    saved = store.save(Weights(), record, "mine", activate=True)
-    out = store.save_to(Weights(), record, tmp_path / "elsewhere").path
+    saved = store.save(FakeAdaptation(), record, "mine", activate=True)
+    out = store.save_to(FakeAdaptation(), record, tmp_path / "elsewhere").path
     monkeypatch.setenv("HOME", str(tmp_path))
     assert store.find("mine") == store.find("mine", 1) == (saved.path, record)
     assert store.find(out) == store.find(str(out)) == store.find("~/elsewhere") == (out, record)
@@ -136,8 +136,8 @@ def test_an_adapter_is_found_by_name_or_by_folder(store, record, tmp_path, monke
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '"text"'])
 def test_a_damaged_version_is_refused_and_can_be_removed(store, record, content):
-    store.save(Weights(), record, "mine", activate=True)
-    damaged = store.save(Weights(), record, "mine", activate=True)
+    store.save(FakeAdaptation(), record, "mine", activate=True)
+    damaged = store.save(FakeAdaptation(), record, "mine", activate=True)
     (damaged.path / "sebp_edge.json").write_text(content)
     with pytest.raises(AdapterError, match="cannot be read"):
         store.open("mine")
@@ -147,7 +147,7 @@ def test_a_damaged_version_is_refused_and_can_be_removed(store, record, content)
 
 
 def test_a_record_of_a_newer_version_is_read_as_far_as_it_is_known(store, record):
-    saved = store.save(Weights(), record, "mine", activate=True)
+    saved = store.save(FakeAdaptation(), record, "mine", activate=True)
     text = (saved.path / "sebp_edge.json").read_text()
     (saved.path / "sebp_edge.json").write_text(text.replace("{", '{"what_is_this": 1,', 1))
     assert store.open("mine").record == record
@@ -157,7 +157,7 @@ def test_a_record_of_a_newer_version_is_read_as_far_as_it_is_known(store, record
 
 
 @pytest.mark.parametrize("name", ["a", "default", "My-notes_2.1", "x" * 64, "2024", "console", "common.v2"])
-def test_these_are_names(name):
+def test_valid_names_are_accepted(name):
     assert check_name(name) == name
 
 
@@ -185,12 +185,12 @@ def test_these_are_names(name):
         *("CON", "nul", "Aux.txt", "com1", "LPT9.old"),
     ],
 )
-def test_these_are_not(store, record, name):
+def test_invalid_names_are_refused(store, record, name):
     for use in (check_name, store.open, store.remove, lambda name: store.check_writable(name, None)):
         with pytest.raises(AdapterError, match="cannot be an adapter's name"):
             use(name)
     with pytest.raises(AdapterError):
-        store.save(Weights(), record, name, activate=True)
+        store.save(FakeAdaptation(), record, name, activate=True)
     assert not store.folder.exists()
 
 
@@ -200,8 +200,8 @@ def test_these_are_not(store, record, name):
 def test_only_the_owner_can_read_it(store, record, tmp_path):
     umask = os.umask(0)
     try:
-        saved = store.save(Weights(), record, "mine", activate=True)
-        out = store.save_to(Weights(), record, tmp_path / "out")
+        saved = store.save(FakeAdaptation(), record, "mine", activate=True)
+        out = store.save_to(FakeAdaptation(), record, tmp_path / "out")
     finally:
         os.umask(umask)
     for folder in (store.folder, out.path):
@@ -211,11 +211,11 @@ def test_only_the_owner_can_read_it(store, record, tmp_path):
 
 
 def test_the_readme_says_what_it_is_and_no_more(store, record):
-    text = (store.save(Weights(), record, "mine", activate=True).path / "README.md").read_text()
+    text = (store.save(FakeAdaptation(), record, "mine", activate=True).path / "README.md").read_text()
     assert text.startswith("---\nbase_model: sebp-edge/tiny\nlibrary_name: peft\n---\n# A LoRA adapter for")
     assert "from 3.500 to 3.100 nats per token" in text
     full = dataclasses.replace(record, recipe={"name": "full", "method": "full"}, heldout_loss_after=None)
-    text = (store.save(Weights(), full, "mine", activate=True).path / "README.md").read_text()
+    text = (store.save(FakeAdaptation(), full, "mine", activate=True).path / "README.md").read_text()
     assert "library_name: transformers" in text
     assert "nats" not in text
 
@@ -223,26 +223,26 @@ def test_the_readme_says_what_it_is_and_no_more(store, record):
 # -------------------------------------------------------------------------------------- whole or not at all, whatever
 
 
-def test_finding_out_whether_it_can_be_saved_leaves_nothing_behind(store, record, tmp_path):
+def test_check_writable_leaves_nothing_behind(store, record, tmp_path):
     store.check_writable("mine", None)
     assert list(store.folder.iterdir()) == []
     store.check_writable("mine", tmp_path / "new" / "out")
     assert list((tmp_path / "new").iterdir()) == []
-    store.save(Weights(), record, "mine", activate=True)
+    store.save(FakeAdaptation(), record, "mine", activate=True)
     before = listing(tmp_path)
     store.check_writable("mine", None)
     assert listing(tmp_path) == before
 
 
-def test_the_rest_of_a_killed_run_is_in_nobodys_way(store, record):
+def test_files_of_a_killed_run_block_nothing(store, record):
     """What a kill leaves in a name's folder: a temporary folder, and no version yet."""
     (store.folder / "mine" / ".saving-xyz").mkdir(parents=True)
     store.check_writable("mine", None)
     assert store.names() == []
-    assert store.save(Weights(), record, "mine", activate=True).version == 1
+    assert store.save(FakeAdaptation(), record, "mine", activate=True).version == 1
 
 
-def test_an_existing_place_is_never_overwritten(store, record, tmp_path):
+def test_an_existing_path_is_never_overwritten(store, record, tmp_path):
     file, folder = tmp_path / "file", tmp_path / "folder"
     file.write_text("mine")
     folder.mkdir()
@@ -252,12 +252,12 @@ def test_an_existing_place_is_never_overwritten(store, record, tmp_path):
         with pytest.raises(OptionError, match="exists already"):
             store.check_writable("mine", out)
         with pytest.raises(StorageError, match="exists already"):
-            store.save_to(Weights(), record, out)
+            store.save_to(FakeAdaptation(), record, out)
     assert listing(tmp_path) == before
 
 
 def test_a_failing_write_leaves_what_was_there(store, record, tmp_path):
-    store.save(Weights(), record, "mine", activate=True)
+    store.save(FakeAdaptation(), record, "mine", activate=True)
     before = listing(tmp_path)
     with pytest.raises(StorageError, match=r"Nothing was saved in '.*': No space left on device; make room"):
         store.save(Failing(), record, "mine", activate=True)
@@ -267,20 +267,23 @@ def test_a_failing_write_leaves_what_was_there(store, record, tmp_path):
     assert store.versions("mine") == [1]
 
 
-def test_a_file_in_the_folders_place_is_one_sentence(tmp_path, record):
+def test_a_file_instead_of_the_folder_is_one_sentence(tmp_path, record):
     (tmp_path / "file").touch()
     store = AdapterStore(tmp_path / "file")
-    for write in (lambda: store.check_writable("a", None), lambda: store.save(Weights(), record, "a", activate=True)):
+    for write in (
+        lambda: store.check_writable("a", None),
+        lambda: store.save(FakeAdaptation(), record, "a", activate=True),
+    ):
         with pytest.raises(StorageError, match="Not a directory"):
             write()
     assert store.names() == []
 
 
 def test_a_version_number_that_another_process_took_meanwhile_is_left_to_it(store, record, monkeypatch):
-    taken = store.save(Weights(b"theirs"), record, "mine", activate=True)
+    taken = store.save(FakeAdaptation(b"theirs"), record, "mine", activate=True)
     numbers = iter([[], []])
     monkeypatch.setattr(store_module, "_versions", lambda folder: next(numbers))
-    assert store.save(Weights(b"ours"), record, "mine", activate=True).version == 2
+    assert store.save(FakeAdaptation(b"ours"), record, "mine", activate=True).version == 2
     assert (taken.path / "adapter_model.safetensors").read_bytes() == b"theirs"
 
 
@@ -304,14 +307,14 @@ def test_processes_that_save_at_the_same_time_get_versions_of_their_own(store):
 
 def test_threads_that_save_at_the_same_time_get_versions_of_their_own(store, record):
     with ThreadPoolExecutor(8) as threads:
-        saved = list(threads.map(lambda _: store.save(Weights(), record, "mine", activate=True), range(80)))
+        saved = list(threads.map(lambda _: store.save(FakeAdaptation(), record, "mine", activate=True), range(80)))
     assert sorted(each.version for each in saved) == store.versions("mine") == list(range(1, 81))
     assert store.active_version("mine") in store.versions("mine")
     assert {path.name for path in (store.folder / "mine").iterdir()} == {"active", *map(str, range(1, 81))}
 
 
-def test_what_killed_processes_left_is_deleted_when_nobody_can_be_at_it(store, record):
-    store.save(Weights(), record, "mine", activate=True)
+def test_stale_files_of_killed_processes_are_deleted(store, record):
+    store.save(FakeAdaptation(), record, "mine", activate=True)
     young = store.folder / ".saving-young"
     left = [store.folder / ".saving-x", store.folder / ".removed-mine", store.folder / "mine" / ".removed-1"]
     for folder in (young, *left):
@@ -322,7 +325,7 @@ def test_what_killed_processes_left_is_deleted_when_nobody_can_be_at_it(store, r
     for path in left:
         for each in (path, *path.rglob("*")):
             os.utime(each, (1, 1))
-    store.save(Weights(), record, "mine", activate=True)
+    store.save(FakeAdaptation(), record, "mine", activate=True)
     assert not any(path.exists() for path in left)
     assert young.exists()
     assert store.names() == ["mine"]
@@ -331,11 +334,11 @@ def test_what_killed_processes_left_is_deleted_when_nobody_can_be_at_it(store, r
 
 def test_a_model_folder_whose_name_is_no_text_can_be_named_in_a_record(store, record):
     odd = dataclasses.replace(record, base_model="caf\udce9")
-    assert store.save(Weights(), odd, "mine", activate=True).record == store.open("mine").record == odd
+    assert store.save(FakeAdaptation(), odd, "mine", activate=True).record == store.open("mine").record == odd
 
 
 def test_a_killed_process_leaves_no_half_version(store, record):
-    store.save(Weights(), record, "mine", activate=True)
+    store.save(FakeAdaptation(), record, "mine", activate=True)
     script = """
     save = Weights.save
     def killed(self, folder):
@@ -349,7 +352,7 @@ def test_a_killed_process_leaves_no_half_version(store, record):
     assert one.returncode == -signal.SIGKILL
     assert (store.versions("mine"), store.active_version("mine")) == ([1], 1)
     store.check_writable("mine", None)
-    assert store.save(Weights(), record, "mine", activate=True).version == 2
+    assert store.save(FakeAdaptation(), record, "mine", activate=True).version == 2
     (left,) = store.folder.glob(".saving-*")
     for path in (left, *left.iterdir()):
         os.utime(path, (1, 1))  # a young one may be that of a save that is under way
@@ -359,7 +362,7 @@ def test_a_killed_process_leaves_no_half_version(store, record):
 
 def test_a_disk_that_takes_no_more_is_one_sentence_and_nothing_is_lost(store, record):
     """The system's own limit on the size of a file stands for a full disk: safetensors meets it in Rust."""
-    store.save(Weights(), record, "mine", activate=True)
+    store.save(FakeAdaptation(), record, "mine", activate=True)
     before = listing(store.folder)
     script = """
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -377,16 +380,16 @@ def test_a_disk_that_takes_no_more_is_one_sentence_and_nothing_is_lost(store, re
 
 
 @pytest.fixture
-def small_disk(mounted):
-    return mounted("64k")
+def small_disk(mount_disk):
+    return mount_disk("64k")
 
 
 def test_a_full_disk_is_one_sentence_and_can_be_cleared(small_disk, record):
     store = AdapterStore(small_disk)
-    store.save(Weights(b"x" * 10_000), record, "mine", activate=True)
+    store.save(FakeAdaptation(b"x" * 10_000), record, "mine", activate=True)
     before = listing(small_disk)
     with pytest.raises(StorageError, match="No space left on device"):
-        store.save(Weights(b"x" * 40_000), record, "mine", activate=True)
+        store.save(FakeAdaptation(b"x" * 40_000), record, "mine", activate=True)
     assert listing(small_disk) == before
     (small_disk / "filler").write_bytes(b"")
     with pytest.raises(OSError, match="No space left"):
@@ -397,7 +400,7 @@ def test_a_full_disk_is_one_sentence_and_can_be_cleared(small_disk, record):
 
 def test_a_read_only_disk_is_one_sentence_before_any_work(small_disk, record):
     store = AdapterStore(small_disk)
-    store.save(Weights(b""), record, "mine", activate=True)
+    store.save(FakeAdaptation(b""), record, "mine", activate=True)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     for name, out in (("mine", None), ("new", None), ("mine", small_disk / "out")):
         with pytest.raises(StorageError, match=r"Nothing can be saved in .*: Read-only file system"):
@@ -408,7 +411,7 @@ def test_a_read_only_disk_is_one_sentence_before_any_work(small_disk, record):
 
 
 def test_what_could_not_be_deleted_is_named(store, record, monkeypatch):
-    saved = store.save(Weights(), record, "mine", activate=True)
+    saved = store.save(FakeAdaptation(), record, "mine", activate=True)
 
     def refuse(folder, ignore_errors=False):
         if not ignore_errors:

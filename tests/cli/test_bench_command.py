@@ -14,8 +14,8 @@ from sebp_edge.cli import bench as command
 from sebp_edge.errors import ModelError
 from sebp_edge.insight.bench.ways import WAYS, Way
 from sebp_edge.models import hub
-from sebp_edge.models.catalog import CATALOG, bundled_config, resolve, resolve_shape
-from sebp_edge.models.loading import model_of_shape
+from sebp_edge.models.catalog import CATALOG, bundled_config, resolve, resolve_config
+from sebp_edge.models.loading import model_from_config
 
 NAMES = [way.name for way in WAYS]
 
@@ -70,8 +70,8 @@ def test_json_csv_and_plot_hold_the_same(bench, notes_folder, tmp_path):
 
 def test_nothing_is_wider_than_a_narrow_window(bench, monkeypatch, capsys):
     narrow = Console(width=40, force_terminal=True, color_system=None, highlight=False)
-    for place in (console, command):
-        monkeypatch.setattr(place, "out", narrow)
+    for module in (console, command):
+        monkeypatch.setattr(module, "out", narrow)
     with narrow.capture() as captured:
         bench()
     lines = captured.get().splitlines()
@@ -85,7 +85,7 @@ def test_all_weights_are_trained_by_a_full_recipe(bench):
     assert [row["status"] for row in record["ways"]] == ["ok"] * 5 + ["not here"]
 
 
-def test_a_config_alone_is_enough_and_random_weights_are_said(bench, tmp_path, notes_folder):
+def test_a_config_alone_is_enough_and_random_weights_are_announced(bench, tmp_path, notes_folder):
     make_llama().config.save_pretrained(tmp_path / "only")
     for model in (tmp_path / "only", tmp_path / "only" / "config.json"):
         result = bench(notes_folder, "--json", model=model)
@@ -103,7 +103,7 @@ def test_padding_is_what_was_asked_for(model_folder):
     assert record["context_length"] == 96
 
 
-def test_what_is_wrong_has_no_time_but_a_reason(bench, monkeypatch):
+def test_an_incorrect_variant_has_a_reason_and_no_time(bench, monkeypatch):
     dense = WAYS[0]
     broken = Way("broken", dense.attach, lambda model, batch: dense.loss(model, batch) / 2)
     monkeypatch.setattr("sebp_edge.insight.bench.compare.compare.__defaults__", ((dense, broken),))
@@ -147,7 +147,7 @@ def test_a_model_that_memory_cannot_hold_is_refused_before_it_is_made(monkeypatc
 @pytest.mark.parametrize("name", [name for name in CATALOG if name != "tiny"])
 def test_the_sizes_of_every_known_model_are_bundled_and_nobody_is_contacted(name, monkeypatch):
     monkeypatch.setattr(hub, "_contact", None)
-    model = model_of_shape(resolve(name))
+    model = model_from_config(resolve(name))
     assert round(model.num_parameters() / 1e9, 3) == CATALOG[name].parameters
 
 
@@ -157,16 +157,16 @@ def test_other_models_have_no_bundled_sizes(model_folder):
 
 def test_a_file_is_a_models_config_where_that_is_enough(tmp_path, model_folder):
     (tmp_path / "my-shape.json").write_text("{}")
-    assert resolve_shape(tmp_path / "my-shape.json").name == "my-shape"
-    assert resolve_shape(model_folder / "config.json").name == model_folder.name
-    assert resolve_shape(str(model_folder)) == resolve(model_folder)
-    assert resolve_shape("tiny") == resolve("tiny")
+    assert resolve_config(tmp_path / "my-shape.json").name == "my-shape"
+    assert resolve_config(model_folder / "config.json").name == model_folder.name
+    assert resolve_config(str(model_folder)) == resolve(model_folder)
+    assert resolve_config("tiny") == resolve("tiny")
 
 
 def test_what_is_no_path_is_resolved_as_ever():
     for name in ("~nobody-of-that-name/config.json", "x" * 5000 + ".json"):
         with pytest.raises(ModelError):
-            resolve_shape(name)
+            resolve_config(name)
 
 
 @pytest.mark.parametrize(("option", "name"), [("--csv", "notes.csv"), ("--plot", "drawing.svg")])

@@ -86,7 +86,7 @@ def test_adapt_in_json_is_nothing_but_json_and_ends_with_the_result(adapt, notes
     assert str(store.open("default").path).startswith(str(store.folder))
 
 
-def test_adapt_tells_a_person_what_happened_and_what_to_do_now(adapt, notes_folder, tmp_path):
+def test_adapt_reports_what_happened_and_what_to_do_next(adapt, notes_folder, tmp_path):
     (notes_folder / "empty.md").touch()
     result = run(*adapt, "--name", "mine", "--epochs", 2, "--context", 32, "--seed", 4)
     assert result.exit_code == 0
@@ -291,7 +291,7 @@ def test_what_bitsandbytes_logs_when_peft_imports_it_stays_out_of_the_errors(ada
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
-def test_a_training_within_a_budget_says_what_was_planned_and_what_was_held(adapt):
+def test_a_training_within_a_budget_reports_planned_and_used_memory(adapt):
     result = run(*adapt, "--memory", "900GB")
     assert result.exit_code == 0
     assert re.search(r"note: The memory budget is 900.0 GB, of which other programs leave \d+\.\d GB", result.stderr)
@@ -304,7 +304,7 @@ def test_a_training_within_a_budget_says_what_was_planned_and_what_was_held(adap
 def test_a_plan_says_where_the_memory_goes(adapt):
     arguments = ["plan", *adapt[1:], "--memory", "8GB"]
     (record,) = records(run(*arguments, "--json").stdout)
-    assert (record["event"], record["budget"], record["method"], record["dearer"]) == ("plan", 8e9, "lora", None)
+    assert (record["event"], record["budget"], record["method"], record["larger"]) == ("plan", 8e9, "lora", None)
     assert record["peak"] == sum(record["footprint"].values())
     assert record["seconds"] > 0
     lines = run(*arguments).stdout.splitlines()
@@ -312,7 +312,7 @@ def test_a_plan_says_where_the_memory_goes(adapt):
     assert any("of 8.0 GB" in line for line in lines)
 
 
-def test_a_plan_for_a_gpu_that_is_not_here_says_so_and_tells_no_time(adapt):
+def test_a_plan_for_an_absent_gpu_says_so_and_gives_no_time(adapt):
     arguments = ["plan", *adapt[1:], "--model", "llama-3.2-3b", "--gpu", "8GB"]
     (record,) = records(run(*arguments, "--json").stdout)
     assert (record["device"], record["gpu"], record["budget"]) == ("cuda", 8e9, 8e9)
@@ -341,7 +341,7 @@ def test_a_plan_in_4_bits_for_another_machine_says_what_that_needs(adapt):
         (["8GB", "--memory", "2GB"], r"but the memory budget is 2.0 GB; raise the budget to 3.\d GB", 1),
     ],
 )
-def test_what_no_gpu_can_be_is_one_sentence(adapt, arguments, words, exit_code):
+def test_an_impossible_gpu_is_one_sentence(adapt, arguments, words, exit_code):
     assert_one_sentence(run("plan", *adapt[1:], "--model", "llama-3.2-3b", "--gpu", *arguments), words, exit_code)
 
 
@@ -372,7 +372,7 @@ def test_a_narrow_terminal_gets_no_broken_line(adapt, store, tmp_path):
 
 
 # One process for all: imports take seconds.
-SEVERAL = """
+RUN_ALL = """
 import json, sys
 from sebp_edge.cli import main
 for arguments in json.loads(sys.argv[1]):
@@ -395,7 +395,7 @@ def on_terminal(commands, columns):
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     one = subprocess.Popen(
-        [sys.executable, "-c", SEVERAL, json.dumps(commands)],
+        [sys.executable, "-c", RUN_ALL, json.dumps(commands)],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

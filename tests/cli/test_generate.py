@@ -14,7 +14,7 @@ SEEDED = ["--seed", "1", "--max-tokens", "12"]
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def generate_call(monkeypatch):
     """Runs the command on arguments, and gives what its Personalizer was asked, without a model."""
     from sebp_edge.personalizer import Personalizer
 
@@ -38,12 +38,12 @@ def test_json_is_a_line_for_each_piece_and_then_the_whole(model_folder):
     assert plain.stdout == last["text"] + "\n"
 
 
-def test_a_system_prompt_makes_a_chat_which_may_come_from_a_file_or_the_standard_input(asked, tmp_path):
+def test_a_system_prompt_makes_a_chat_which_may_come_from_a_file_or_the_standard_input(generate_call, tmp_path):
     file = tmp_path / "chat.json"
     file.write_text(json.dumps(CHAT), encoding="utf-8")
-    assert asked("where is the map", "--system", "the ferry")[0] == CHAT
-    assert asked("--messages", file)[0] == CHAT
-    assert asked("--messages", "-", input=json.dumps(CHAT))[0] == CHAT
+    assert generate_call("where is the map", "--system", "the ferry")[0] == CHAT
+    assert generate_call("--messages", file)[0] == CHAT
+    assert generate_call("--messages", "-", input=json.dumps(CHAT))[0] == CHAT
 
 
 def test_a_chat_is_answered(model_folder):
@@ -53,17 +53,19 @@ def test_a_chat_is_answered(model_folder):
     assert records(result.stdout)[-1]["text"] != records(other.stdout)[-1]["text"]
 
 
-def test_options_are_passed_on(asked):
-    options = asked("a", "--stop", "\n", "--stop", "- b", "--stop", "---", "--top-k", 5, "--repetition-penalty", 1.2)[1]
+def test_options_are_passed_on(generate_call):
+    options = generate_call(
+        "a", "--stop", "\n", "--stop", "- b", "--stop", "---", "--top-k", 5, "--repetition-penalty", 1.2
+    )[1]
     assert options["stop"] == ["\n", "- b", "---"]
     assert (options["top_k"], options["repetition_penalty"]) == (5, 1.2)
 
 
 @pytest.mark.parametrize("prompt", ["- buy milk = cheese", "---\ntitle: a ferry\n---\n", "-5 degrees, and a ferry"])
-def test_a_prompt_may_begin_with_a_dash(asked, prompt):
-    assert asked("--max-tokens", 2, prompt, "--json")[0] == prompt
+def test_a_prompt_may_begin_with_a_dash(generate_call, prompt):
+    assert generate_call("--max-tokens", 2, prompt, "--json")[0] == prompt
     assert run("generate", "--model", "tiny", "--json", "--", prompt).exit_code == 0
-    assert asked("--max-tokens", 2, prompt, "--system", "- a list")[0][0]["content"] == "- a list"
+    assert generate_call("--max-tokens", 2, prompt, "--system", "- a list")[0][0]["content"] == "- a list"
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,19 @@ from command import without_controls
 from rich.console import Console
 
 from sebp_edge.cli import progress
-from sebp_edge.cli.progress import Lines
+from sebp_edge.cli.progress import ProgressPrinter
 from sebp_edge.events import MemoryRanOut, Notice
 
 
 def test_memory_that_ran_out_is_a_note_on_the_standard_error(capsys):
-    Lines(None)(MemoryRanOut(4096, 1500))
+    ProgressPrinter(None)(MemoryRanOut(4096, 1500))
     out, err = capsys.readouterr()
     assert out == ""
     assert "memory ran out; at most 1,500 tokens run at once from now on" in err.replace("\n", " ")
 
 
 @pytest.mark.parametrize("both_on_terminal", [True, False], ids=["standard error too", "standard error in a file"])
-def test_on_a_terminal_a_note_stands_between_lines_and_bar(monkeypatch, both_on_terminal):
+def test_a_note_on_a_terminal_appears_above_the_bar(monkeypatch, both_on_terminal):
     drawn, errors = io.StringIO(), io.StringIO()
     monkeypatch.setattr(progress, "out", Console(file=drawn, force_terminal=True, width=60, color_system=None))
     monkeypatch.setattr(progress, "err", Console(file=errors, force_terminal=both_on_terminal, width=60))

@@ -37,8 +37,8 @@ def test_the_readmes_code_is_the_quickstart_and_runs(checkout):
 
 
 def test_the_flat_loop_learns(checkout):
-    said = run(ROOT / "examples" / "flat_loop.py", checkout / "examples" / "notes")
-    before, after = map(float, re.search(r"held-out loss ([\d.]+) -> ([\d.]+)", said).groups())
+    output = run(ROOT / "examples" / "flat_loop.py", checkout / "examples" / "notes")
+    before, after = map(float, re.search(r"held-out loss ([\d.]+) -> ([\d.]+)", output).groups())
     assert after < 0.95 * before
 
 
@@ -60,9 +60,9 @@ def test_the_guides_file_tree_is_there():
 def test_every_module_is_in_its_folders_map():
     """The docstrings of these folders say what each of their files is for."""
     for folder in ("machine", "memory", "patches", "rows", "sparse", "texts", "training"):
-        told = (ROOT / "sebp_edge" / folder / "__init__.py").read_text(encoding="utf-8")
+        source = (ROOT / "sebp_edge" / folder / "__init__.py").read_text(encoding="utf-8")
         for path in (ROOT / "sebp_edge" / folder).glob("[a-z]*.py"):
-            assert re.search(rf"\b{path.stem}\b", told), path
+            assert re.search(rf"\b{path.stem}\b", source), path
 
 
 def test_the_example_notes_show_what_is_left_out(tmp_path):

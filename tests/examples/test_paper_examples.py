@@ -122,7 +122,7 @@ def test_a_header_that_is_not_known_is_refused_and_not_read_as_colas(tmp_path):
             glue.read(path)
 
 
-def test_numbers_are_predicted_and_judged_by_correlation(encoder, task, recipe, capsys):
+def test_regression_is_scored_by_correlation(encoder, task, recipe, capsys):
     for path in task.glob("*.tsv"):
         _, *rows = path.read_text().splitlines()
         scored = [

@@ -94,7 +94,7 @@ def test_layers_have_their_block_their_projection_and_their_size():
         (None, "lm_head"),
     ]
     assert [place.weights for place in places[:4]] == [32 * 96, 32 * 32, 32 * 128, 128 * 32]
-    assert [place.behind_attention for place in places[-5:]] == [False, True, True, True, True]
+    assert [place.after_attention for place in places[-5:]] == [False, True, True, True, True]
 
 
 def test_a_model_is_left_as_it_was():

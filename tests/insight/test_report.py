@@ -13,7 +13,7 @@ from builders import make_examples, make_llama
 
 from sebp_edge import Personalizer
 from sebp_edge.errors import OptionError, StorageError
-from sebp_edge.files import refuse_other_files
+from sebp_edge.files import check_output_file
 from sebp_edge.insight import figures, paper
 from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.insight.heat_maps import HeatMap
@@ -247,7 +247,7 @@ def test_powers_of_10_are_written_as_such():
 def test_a_page_is_written_whole_private_and_over_an_earlier_one(analysis, tmp_path):
     page = tmp_path / "page.html"
     for one in (analysis, replace(analysis, seed=7)):
-        refuse_other_files(page, MARK.encode(), "analysis")
+        check_output_file(page, MARK.encode(), "analysis")
         write(one, page)
         assert page.read_text(encoding="utf-8") == one.to_html()
         assert list(tmp_path.iterdir()) == [page]
@@ -261,18 +261,18 @@ def test_any_other_file_is_refused_and_left(content, tmp_path):
     page = tmp_path / "mine.html"
     page.write_text(content)
     with pytest.raises(OptionError, match=r"mine\.html' exists already and is no analysis; choose another file"):
-        refuse_other_files(page, MARK.encode(), "analysis")
+        check_output_file(page, MARK.encode(), "analysis")
     assert page.read_text() == content
 
 
 def test_where_nothing_can_be_written_is_found_out_beforehand(tmp_path):
     with pytest.raises(OptionError, match="exists already and is no analysis"):
-        refuse_other_files(tmp_path, MARK.encode(), "analysis")
+        check_output_file(tmp_path, MARK.encode(), "analysis")
     with pytest.raises(StorageError, match=r"There is no folder .*nowhere' to write into; make it"):
-        refuse_other_files(tmp_path / "nowhere" / "page.html", MARK.encode(), "analysis")
+        check_output_file(tmp_path / "nowhere" / "page.html", MARK.encode(), "analysis")
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="There is no folder"):
-        refuse_other_files(tmp_path / "file" / "page.html", MARK.encode(), "analysis")
+        check_output_file(tmp_path / "file" / "page.html", MARK.encode(), "analysis")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

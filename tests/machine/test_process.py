@@ -78,7 +78,7 @@ from sebp_edge.machine.process import HostMemory
 memory = HostMemory()
 first = memory.measure()
 some = torch.ones(50_000_000)
-with_some = memory.held
+with_some = memory.used
 del some
 later = memory.measure(), memory.transient(), memory.peak
 memory.begin()
@@ -87,7 +87,7 @@ print(first, with_some, *later, memory.measure(), memory.peak)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="how a heap gives back is the system's")
-def test_a_process_tells_what_it_held_at_most_though_nobody_looked():
+def test_the_peak_between_measurements_is_reported():
     done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
     first, with_some, later, transient, peak, anew, peak_anew = map(int, done.stdout.split())
     assert with_some - first == pytest.approx(2e8, rel=0.05)
@@ -118,37 +118,37 @@ No running processes found
 """
 
 
-def test_what_the_driver_tells_is_read_for_this_process_on_this_gpu():
-    assert process.held_by(4, "aa-1", ANSWER) == 700 * 2**20
-    assert process.held_by(4, "aa-2", ANSWER) == 100 * 2**20
-    assert process.held_by(5, "aa-1", ANSWER) is None
-    assert process.held_by(6, "aa-1", ANSWER) is None
-    assert process.held_by(4, "aa-1", "") is None
+def test_the_drivers_report_is_read_for_this_process_and_gpu():
+    assert process.parse_process_use(4, "aa-1", ANSWER) == 700 * 2**20
+    assert process.parse_process_use(4, "aa-2", ANSWER) == 100 * 2**20
+    assert process.parse_process_use(5, "aa-1", ANSWER) is None
+    assert process.parse_process_use(6, "aa-1", ANSWER) is None
+    assert process.parse_process_use(4, "aa-1", "") is None
 
 
 def test_what_is_used_of_this_gpu_is_read():
-    assert process.used_of("aa-2", "GPU-aa-1, 0\nGPU-aa-2, 812\n") == 812 * 2**20
-    assert process.used_of("aa-3", "GPU-aa-1, 0\n") is None
-    assert process.used_of("aa-1", "GPU-aa-1, [N/A]\n") is None
+    assert process.parse_gpu_use("aa-2", "GPU-aa-1, 0\nGPU-aa-2, 812\n") == 812 * 2**20
+    assert process.parse_gpu_use("aa-3", "GPU-aa-1, 0\n") is None
+    assert process.parse_gpu_use("aa-1", "GPU-aa-1, [N/A]\n") is None
 
 
 STACKS = 1024 * 132 * 2048
 ESTIMATE = process.CONTEXT + STACKS
 
 
-def test_what_grows_outside_torchs_allocator_is_what_the_driver_tells(monkeypatch):
-    gpu = Gpu(monkeypatch, told=300_000_000)
+def test_memory_outside_the_allocator_is_what_the_driver_reports(monkeypatch):
+    gpu = Gpu(monkeypatch, reported=300_000_000)
     memory = process.memory_of(CUDA)
-    assert memory.held == GB + 300_000_000
+    assert memory.used == GB + 300_000_000
     # Kernels are still to be loaded.
     assert memory.outside_planned == process.CONTEXT + STACKS // 4
-    gpu.used, gpu.told = gpu.used + 5 * GB, 420_000_000
+    gpu.used, gpu.reported = gpu.used + 5 * GB, 420_000_000
     assert memory.measure() == memory.peak == GB + 420_000_000
-    assert memory.planned_besides(loaded=0) == process.CONTEXT + STACKS // 4 + GB // 2
+    assert memory.planned_overhead(loaded=0) == process.CONTEXT + STACKS // 4 + GB // 2
 
 
-def test_what_no_driver_tells_is_an_estimate_that_grows_with_what_is_used_up_to_twice(monkeypatch):
-    gpu = Gpu(monkeypatch, told=None)
+def test_without_a_report_the_estimate_grows_with_use_up_to_twice(monkeypatch):
+    gpu = Gpu(monkeypatch, reported=None)
     memory = process.memory_of(CUDA)
     assert memory.outside == ESTIMATE
     # More tensors are no growth outside.
@@ -162,8 +162,8 @@ def test_what_no_driver_tells_is_an_estimate_that_grows_with_what_is_used_up_to_
     assert memory.measure() == 2 * GB + 2 * ESTIMATE
 
 
-def test_what_no_driver_tells_is_seen_when_cuda_begins(monkeypatch):
-    gpu = Gpu(monkeypatch, told=None, before=f"GPU-aa-1, {1200}")
+def test_without_a_report_the_increase_at_the_start_of_cuda_counts(monkeypatch):
+    gpu = Gpu(monkeypatch, reported=None, before=f"GPU-aa-1, {1200}")
     gpu.used = gpu.reserved + 1200 * 2**20 + 480_000_000 - STACKS
     memory = process.memory_of(CUDA)
     assert memory.outside == 480_000_000
@@ -175,7 +175,7 @@ def test_what_no_driver_tells_is_seen_when_cuda_begins(monkeypatch):
 
 
 def test_what_other_programs_take_after_cuda_began_is_hardly_counted_as_ours(monkeypatch):
-    gpu = Gpu(monkeypatch, told=None, before="GPU-aa-1, 0")
+    gpu = Gpu(monkeypatch, reported=None, before="GPU-aa-1, 0")
     gpu.used = gpu.reserved + 480_000_000 - STACKS
     assert process.memory_of(CUDA).outside == 480_000_000
     gpu.used += 10 * GB
@@ -183,7 +183,7 @@ def test_what_other_programs_take_after_cuda_began_is_hardly_counted_as_ours(mon
 
 
 def test_where_cuda_had_begun_before_it_is_an_estimate(monkeypatch):
-    gpu = Gpu(monkeypatch, told=None, before="GPU-aa-1, 2000")
+    gpu = Gpu(monkeypatch, reported=None, before="GPU-aa-1, 2000")
     gpu.used = gpu.reserved + 2000 * 2**20 - STACKS
     assert process.memory_of(CUDA).outside == ESTIMATE
     gpu.used += 300_000_000
@@ -191,25 +191,25 @@ def test_where_cuda_had_begun_before_it_is_an_estimate(monkeypatch):
 
 
 def test_the_cap_follows_what_the_process_holds_outside(monkeypatch):
-    from sebp_edge.memory.guard import STEPS_BETWEEN_LOOKS, MemoryGuard
+    from sebp_edge.memory.guard import STEPS_BETWEEN_CHECKS, MemoryGuard
 
-    gpu, fractions = Gpu(monkeypatch, told=300_000_000), [1.0]
+    gpu, fractions = Gpu(monkeypatch, reported=300_000_000), [1.0]
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fractions[-1])
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda size, device: fractions.append(size))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    given_back = []
-    monkeypatch.setattr(devices, "give_memory_back", lambda device: given_back.append(gpu.reserved))
+    released = []
+    monkeypatch.setattr(devices, "release_memory", lambda device: released.append(gpu.reserved))
     with pytest.raises(ZeroDivisionError), MemoryGuard(CUDA, budget=3 * GB) as limit:
         assert gpu.driver.limit == 256
         assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - process.CONTEXT - STACKS // 4)
-        gpu.used, gpu.told = gpu.used + 10**8, 400_000_000
-        assert [limit.missing() for _ in range(STEPS_BETWEEN_LOOKS)] == [0] * STEPS_BETWEEN_LOOKS
+        gpu.used, gpu.reported = gpu.used + 10**8, 400_000_000
+        assert [limit.shortfall() for _ in range(STEPS_BETWEEN_CHECKS)] == [0] * STEPS_BETWEEN_CHECKS
         assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - 400_000_000)
-        assert not given_back
+        assert not released
         gpu.reserved += 2 * GB
         gpu.used += 2 * GB
-        assert [limit.missing() for _ in range(STEPS_BETWEEN_LOOKS)][-1] == 400_000_000
-        assert given_back
+        assert [limit.shortfall() for _ in range(STEPS_BETWEEN_CHECKS)][-1] == 400_000_000
+        assert released
         _ = 1 / 0
     assert fractions[-1] == 1.0
     assert gpu.driver.limit == 1024
@@ -219,7 +219,7 @@ def test_where_stacks_stay_as_they_are_the_cap_leaves_them_their_room(monkeypatc
     from sebp_edge.memory.guard import MemoryGuard
 
     fractions = [1.0]
-    Gpu(monkeypatch, told=300_000_000, driver=Driver(1024, refuses_to_set=True))
+    Gpu(monkeypatch, reported=300_000_000, driver=Driver(1024, refuses_to_set=True))
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fractions[-1])
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda size, device: fractions.append(size))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
@@ -230,7 +230,7 @@ def test_where_stacks_stay_as_they_are_the_cap_leaves_them_their_room(monkeypatc
 def test_a_limit_that_is_interrupted_while_it_begins_leaves_the_stacks_as_they_were(monkeypatch):
     from sebp_edge.memory.guard import MemoryGuard
 
-    gpu = Gpu(monkeypatch, told=300_000_000)
+    gpu = Gpu(monkeypatch, reported=300_000_000)
     limit, looked = MemoryGuard(CUDA, budget=3 * GB), []
 
     def interrupt(device):

@@ -22,7 +22,7 @@ from sebp_edge.memory.target import Target
 from sebp_edge.models.catalog import resolve
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
-from sebp_edge.texts.schedule import schedules_of
+from sebp_edge.texts.schedule import make_schedules
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -54,17 +54,17 @@ def make_dataset(num_documents: int, longest: int = 200) -> Dataset:
 
 
 def plan_of(shape, dataset, recipe, target, budget):
-    return make_plan(shape, dataset, schedules_of(dataset.examples, recipe, seed=0), recipe, target, budget)
+    return make_plan(shape, dataset, make_schedules(dataset.examples, recipe, seed=0), recipe, target, budget)
 
 
 def candidates(shape, dataset, target):
-    schedules = schedules_of(dataset.examples, RECIPE, seed=0)
+    schedules = make_schedules(dataset.examples, RECIPE, seed=0)
     return memory_plan._Candidates(shape, dataset, schedules, RECIPE, target)
 
 
 def plan_3b(shape, size, dataset=None, recipe=RECIPE):
     dataset = dataset or make_dataset(80)
-    return plan_of(shape, dataset, recipe, Target.here(CUDA, 650_000_000), MemoryBudget.parse(size))
+    return plan_of(shape, dataset, recipe, Target.this_machine(CUDA, 650_000_000), MemoryBudget.parse(size))
 
 
 # -------------------------------------------------------------------------------------------------------------- sizes
@@ -90,7 +90,7 @@ def test_a_size_is_read_as_people_write_it(text, size):
 @pytest.mark.parametrize(
     "text", ["", "8XB", "GB", "-3GB", "0GB", "eight", "8 GB of it", "1e9", "٨GB", 0, -5, True, 8.5, None]
 )
-def test_what_is_no_size_is_said_in_one_sentence(text):
+def test_an_invalid_size_raises_one_sentence(text):
     with pytest.raises(OptionError, match=r"The memory budget is .*, but must be a size above zero such as '8GB'") as e:
         MemoryBudget.parse(text)
     assert repr(text) in str(e.value)
@@ -103,14 +103,14 @@ def test_what_is_no_size_is_said_in_one_sentence(text):
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_the_first_plan_that_fits_is_chosen_and_those_beside_it_are_named(shape_3b):
     plans = all_plans(lambda size: plan_3b(shape_3b, size), "80GB")
-    assert (plans[0].chosen.options, plans[0].dearer) == (FASTEST, None)
+    assert (plans[0].chosen.options, plans[0].larger) == (FASTEST, None)
     assert len(plans) > 8
-    for dearer, cheaper in pairwise(plans):
-        assert cheaper.chosen == dearer.cheaper
-        assert cheaper.dearer == dearer.chosen
-        assert cheaper.chosen.peak < dearer.chosen.peak
+    for larger, smaller in pairwise(plans):
+        assert smaller.chosen == larger.smaller
+        assert smaller.larger == larger.chosen
+        assert smaller.chosen.peak < larger.chosen.peak
         # One byte decides.
-        assert plan_3b(shape_3b, cheaper.chosen.peak).chosen == cheaper.chosen
+        assert plan_3b(shape_3b, smaller.chosen.peak).chosen == smaller.chosen
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
@@ -128,9 +128,9 @@ def test_time_is_given_up_before_what_is_learnt(shape_3b, monkeypatch):
         assert seconds == sorted(seconds)
     assert {one.recipe.lora_alpha / one.recipe.r for one in chosen} == {2}
     # No two are told in the same words.
-    assert len({one.how for one in chosen}) == len(chosen)
+    assert len({one.description for one in chosen}) == len(chosen)
     # Both ways to save activations are taken, and the fastest saves nothing.
-    assert not chosen[0].options.in_pieces
+    assert not chosen[0].options.small_buffers
     assert {one.options.checkpoints for one in chosen} >= {0, 14, 27}
     assert len({one.options.max_rows for one in chosen}) > 2
 
@@ -140,23 +140,23 @@ def test_what_a_gpus_training_keeps_in_the_hosts_memory_must_fit_there_too(shape
     full, weights = RECIPE.replace(method="full"), 2 * shape_3b.parameters
     chosen = plan_3b(shape_3b, "16GB", recipe=full).chosen
     assert chosen.options.offload
-    assert 3 * weights < chosen.on_host < 3.1 * weights
+    assert 3 * weights < chosen.host_memory < 3.1 * weights
     # Nothing waits there if the inputs find no room.
     monkeypatch.setattr(devices, "free_memory", lambda device: 3 * weights)
     slower = plan_3b(shape_3b, "16GB", recipe=full).chosen
-    assert (slower.options.offload, slower.on_host) == (False, 3 * weights)
+    assert (slower.options.offload, slower.host_memory) == (False, 3 * weights)
     assert slower.seconds > chosen.seconds
     monkeypatch.setattr(devices, "free_memory", lambda device: 3 * weights - 1)
     with pytest.raises(MachineError, match=r"takes about 19\.3 GB of the host's memory .* train an adapter\.$"):
         plan_3b(shape_3b, "16GB", recipe=full)
     lora = plan_3b(shape_3b, "16GB")
-    assert (lora.full, lora.chosen.on_host) == (None, 3 * 4 * shape_3b.adapter_parameters(4))
+    assert (lora.full, lora.chosen.host_memory) == (None, 3 * 4 * shape_3b.adapter_parameters(4))
 
 
 def test_a_training_on_a_cpu_takes_no_more_memory_than_its_own(shape_3b, monkeypatch):
     monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: 1e12)
-    choices = candidates(shape_3b, make_dataset(20), Target.here(CPU, 0)).of(RECIPE)
-    assert {one.on_host for one in choices} == {0}
+    choices = candidates(shape_3b, make_dataset(20), Target.this_machine(CPU, 0)).of(RECIPE)
+    assert {one.host_memory for one in choices} == {0}
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
@@ -164,28 +164,30 @@ def test_a_text_of_2546_tokens_fits_beside_a_3b_model_into_8_gb(shape_3b):
     dataset = make_dataset(80)
     dataset.examples[3] = Example(list(range(2546)), list(range(2546)), 3)
     recipe = dataclasses.replace(RECIPE, r=None)
-    chosen = plan_of(shape_3b, dataset, recipe, Target.here(CUDA, 750_000_000), MemoryBudget.parse("8GB")).chosen
+    chosen = plan_of(
+        shape_3b, dataset, recipe, Target.this_machine(CUDA, 750_000_000), MemoryBudget.parse("8GB")
+    ).chosen
     assert chosen.dtype == "bfloat16"
     assert chosen.options.offload
-    assert chosen.options.blocks_in_pieces
-    assert chosen.how.endswith("their inputs in the host's memory, blocks in pieces, moments in 8 bits")
+    assert chosen.options.chunked_blocks
+    assert chosen.description.endswith("their inputs in the host's memory, blocks in pieces, moments in 8 bits")
 
 
 def test_on_a_cpu_there_is_nowhere_to_offload_to(shape_3b, monkeypatch):
     monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: 1e12)
-    choices = candidates(shape_3b, make_dataset(20), Target.here(CPU, 0)).of(RECIPE)
+    choices = candidates(shape_3b, make_dataset(20), Target.this_machine(CPU, 0)).of(RECIPE)
     assert not any(one.options.offload for one in choices)
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
 @pytest.mark.parametrize("stated", [{"r": 16}, {"load_in_4bit": False}, {"load_in_4bit": True}, {"method": "full"}])
-def test_what_the_recipe_states_stands(shape_3b, stated, monkeypatch):
+def test_values_that_the_recipe_states_are_kept(shape_3b, stated, monkeypatch):
     monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
     recipe = Recipe(name="test", description="", batch_tokens=4000, **stated)
     for made in all_plans(
         lambda size: plan_3b(shape_3b, size, recipe=recipe), "12GB" if stated.get("method") is None else "20GB"
     ):
-        for one in filter(None, (made.chosen, made.dearer, made.cheaper)):
+        for one in filter(None, (made.chosen, made.larger, made.smaller)):
             assert {key: getattr(one.recipe, key) for key in stated} == stated
             assert one.recipe.method == recipe.method
 
@@ -199,7 +201,7 @@ def test_activations_are_computed_again_where_smaller_micro_batches_would_be_slo
     assert chosen.options.max_rows >= 768
     fastest = plan_3b(shape_3b, "80GB", short).chosen
     assert 0.6 * chosen.seconds < fastest.seconds < 0.8 * chosen.seconds
-    slow = candidates(shape_3b, short, Target.here(CUDA, 650_000_000)).of(RECIPE)
+    slow = candidates(shape_3b, short, Target.this_machine(CUDA, 650_000_000)).of(RECIPE)
     kept = [one for one in slow if one.options.checkpoints == 0 and one.peak <= 8.2e9]
     assert kept
     assert all(one.seconds > chosen.seconds for one in kept)
@@ -276,7 +278,7 @@ def test_more_text_takes_longer_and_no_more_memory(shape_3b):
 def test_a_small_model_on_a_gpu_takes_as_long_as_its_layers_need(model_folder):
     shape, dataset = read_shape(resolve(model_folder)), make_dataset(100)
     recipe = RECIPE.replace(batch_tokens=200)
-    plan = plan_of(shape, dataset, recipe, Target.here(CUDA, 0), MemoryBudget.parse("8GB"))
+    plan = plan_of(shape, dataset, recipe, Target.this_machine(CUDA, 0), MemoryBudget.parse("8GB"))
     steps = sum(example.num_loss_tokens for example in dataset.examples) * 0.75 / 200
     assert plan.chosen.seconds == pytest.approx(2 * steps * 2 * memory_plan.SECONDS_PER_LAYER, rel=0.25)
 
@@ -286,23 +288,23 @@ def test_a_plan_is_json(shape_3b):
     plan = plan_3b(shape_3b, "9GB")
     record = json.loads(json.dumps(plan.to_dict()))
     assert record["peak"] == plan.chosen.peak == sum(record["footprint"].values()) <= record["budget"] == 9_000_000_000
-    assert record["cheaper"] == plan.cheaper.to_dict()
+    assert record["smaller"] == plan.smaller.to_dict()
     assert (record["method"], record["dtype"], record["r"]) == ("lora", "bfloat16", 4)
 
 
-def test_the_cheapest_plan_takes_the_longest_examples_alone(model_folder):
+def test_the_smallest_plan_runs_the_longest_examples_alone(model_folder):
     shape, dataset = read_shape(resolve(model_folder)), make_dataset(40, longest=30)
-    plan = plan_of(shape, dataset, RECIPE, Target.here(CPU, 0), MemoryBudget.parse("1GB"))
-    while plan.cheaper is not None:
-        plan = plan_of(shape, dataset, RECIPE, Target.here(CPU, 0), MemoryBudget(plan.chosen.peak - 1))
+    plan = plan_of(shape, dataset, RECIPE, Target.this_machine(CPU, 0), MemoryBudget.parse("1GB"))
+    while plan.smaller is not None:
+        plan = plan_of(shape, dataset, RECIPE, Target.this_machine(CPU, 0), MemoryBudget(plan.chosen.peak - 1))
     longest = max(example.num_active_tokens for example in dataset.examples)
     assert longest <= plan.chosen.options.max_rows < 2 * longest
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_a_gpu_elsewhere_gets_the_plan_that_it_would_get_here(shape_3b):
-    there = Target.elsewhere(40 * 10**9)
+    there = Target.absent_gpu(40 * 10**9)
     plan = plan_of(shape_3b, make_dataset(80), RECIPE, there, MemoryBudget(there.gpu))
     here = plan_3b(shape_3b, "40GB").chosen
-    assert plan.chosen.how == here.how
+    assert plan.chosen.description == here.description
     assert plan.chosen.peak - there.context == here.peak - here.footprint.context

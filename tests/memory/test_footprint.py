@@ -24,7 +24,7 @@ from transformers import (
 
 from sebp_edge.events import StepDone
 from sebp_edge.memory.activations import Activations
-from sebp_edge.memory.footprint import CUBLAS_WORKSPACES, Footprint, states_kept
+from sebp_edge.memory.footprint import CUBLAS_WORKSPACES, Footprint, num_states_kept
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
@@ -39,7 +39,7 @@ from sebp_edge.rows.buckets import Bucket
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse import hoist
 from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.training import loop, trial
+from sebp_edge.training import loop, run
 
 LORA, FULL = Recipe.load("notes").replace(r=4), Recipe.load("full")
 SIZES = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "vocab_size": 320}
@@ -60,7 +60,7 @@ def shape_of(config, folder):
     return read_shape(resolve(folder))
 
 
-def bytes_held_by_autograd(model, hoisted, tokens) -> int:
+def bytes_saved_by_autograd(model, hoisted, tokens) -> int:
     """Of all storages that the backward pass will read, but for the model's own."""
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     held = {}
@@ -135,7 +135,7 @@ def check_kept(model, recipe, tmp_path, *, on_gpu: bool = False, checkpoints: in
     setup = TrainingSetup(shape, recipe, on_gpu, has_kernels=on_gpu, itemsize=itemsize, options=options)
     with operations_of_a_gpu() if on_gpu else nullcontext(), Hoisted(model, checkpoints=checkpoints) as hoisted:
         tokens = some_tokens(7, 41)
-        held = bytes_held_by_autograd(model, hoisted, tokens)
+        held = bytes_saved_by_autograd(model, hoisted, tokens)
     counted = Activations(setup).kept(tokens.sizes)
     assert 0.99 * held < counted < 1.08 * held
 
@@ -194,37 +194,33 @@ class Live(TorchDispatchMode):
         self.now -= size
 
 
-@pytest.mark.parametrize("blocks_in_pieces", [False, True])
+@pytest.mark.parametrize("chunked_blocks", [False, True])
 @pytest.mark.parametrize(("checkpoints", "offload"), [(0, False), (3, False), (7, False), (3, True), (7, True)])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_what_there_is_at_the_peak_of_a_micro_batch_is_counted(
-    checkpoints, offload, blocks_in_pieces, tmp_path, monkeypatch
-):
-    check_peak("llama", tmp_path, monkeypatch, checkpoints, offload, blocks_in_pieces)
+def test_the_peak_of_a_micro_batch_is_predicted(checkpoints, offload, chunked_blocks, tmp_path, monkeypatch):
+    check_peak("llama", tmp_path, monkeypatch, checkpoints, offload, chunked_blocks)
 
 
-@pytest.mark.parametrize("blocks_in_pieces", [False, True])
+@pytest.mark.parametrize("chunked_blocks", [False, True])
 @pytest.mark.parametrize(("checkpoints", "offload"), [(0, False), (7, True)])
 @pytest.mark.parametrize("family", ["phi3", "olmo2", "starcoder2"])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_what_there_is_at_the_peak_is_counted_of_other_families(
-    family, checkpoints, offload, blocks_in_pieces, tmp_path, monkeypatch
-):
-    check_peak(family, tmp_path, monkeypatch, checkpoints, offload, blocks_in_pieces)
+def test_the_peak_of_other_families_is_predicted(family, checkpoints, offload, chunked_blocks, tmp_path, monkeypatch):
+    check_peak(family, tmp_path, monkeypatch, checkpoints, offload, chunked_blocks)
 
 
-def check_peak(family, tmp_path, monkeypatch, checkpoints, offload, blocks_in_pieces):
+def check_peak(family, tmp_path, monkeypatch, checkpoints, offload, chunked_blocks):
     # Of 1,170 rows.
-    monkeypatch.setattr("sebp_edge.patches.mlp_pieces.ROWS", 200)
+    monkeypatch.setattr("sebp_edge.patches.mlp_chunks.ROWS", 200)
     monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 200)
     model = make_family(family, num_hidden_layers=8)
     shape = shape_of(model.config, tmp_path)
     model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
-    how = {"checkpoints": checkpoints, "offload": offload, "blocks_in_pieces": blocks_in_pieces}
-    options = MemoryOptions(**how)
+    options_used = {"checkpoints": checkpoints, "offload": offload, "chunked_blocks": chunked_blocks}
+    options = MemoryOptions(**options_used)
     setup = TrainingSetup(shape, LORA, on_gpu=False, has_kernels=False, itemsize=4, options=options)
     tokens = some_tokens(30, 41)
-    with Hoisted(model, **how) as hoisted:
+    with Hoisted(model, **options_used) as hoisted:
         # Gradients are there before, and the host's memory.
         hoisted.row_losses(tokens).sum().backward()
         with Live() as live:
@@ -233,22 +229,27 @@ def check_peak(family, tmp_path, monkeypatch, checkpoints, offload, blocks_in_pi
     assert live.most == pytest.approx(found.activations + found.loss, rel=0.15)
 
 
-@pytest.mark.parametrize("blocks_in_pieces", [False, True])
+@pytest.mark.parametrize("chunked_blocks", [False, True])
 @pytest.mark.parametrize("family", ["llama", "olmo2", "phi3"])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_with_all_weights_the_gradients_that_wait_are_counted(family, blocks_in_pieces, tmp_path, monkeypatch):
-    monkeypatch.setattr("sebp_edge.patches.mlp_pieces.ROWS", 200)
+def test_with_all_weights_the_gradients_that_wait_are_counted(family, chunked_blocks, tmp_path, monkeypatch):
+    monkeypatch.setattr("sebp_edge.patches.mlp_chunks.ROWS", 200)
     monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 200)
     monkeypatch.setattr("sebp_edge.memory.options.FEW_LOGITS", 2**19)
     # The head is most of it, and MLPs are wide.
     sizes = {"vocab_size": 40_000, "num_hidden_layers": 4, "intermediate_size": 4096}
     model = make_family(family, **sizes, tie_word_embeddings=family == "llama")
-    how = {"checkpoints": 3, "blocks_in_pieces": blocks_in_pieces}
+    options_used = {"checkpoints": 3, "chunked_blocks": chunked_blocks}
     setup = TrainingSetup(
-        shape_of(model.config, tmp_path), FULL, False, False, itemsize=4, options=MemoryOptions(**how, in_pieces=True)
+        shape_of(model.config, tmp_path),
+        FULL,
+        False,
+        False,
+        itemsize=4,
+        options=MemoryOptions(**options_used, small_buffers=True),
     )
     tokens = some_tokens(10, 41)
-    with Hoisted(model, **how, max_logits=2**19) as hoisted:
+    with Hoisted(model, **options_used, max_logits=2**19) as hoisted:
         hoisted.row_losses(tokens).sum().backward()
         # They are there before.
         gradients = [parameter.grad for parameter in model.parameters()]
@@ -268,7 +269,7 @@ def test_an_embedding_that_scales_what_it_looks_up_has_a_gradient_beside_the_hea
         shape = shape_of(model.config, folder)
         assert shape.is_tied
         setup = TrainingSetup(
-            shape, FULL, on_gpu=False, has_kernels=False, itemsize=4, options=MemoryOptions(in_pieces=True)
+            shape, FULL, on_gpu=False, has_kernels=False, itemsize=4, options=MemoryOptions(small_buffers=True)
         )
         found = Footprint.of(setup, [Bucket(7, 1, 7, 7)], [], 0)
         return (found.activations + found.loss) / (4 * shape.head_parameters)
@@ -281,7 +282,7 @@ def test_an_embedding_that_scales_what_it_looks_up_has_a_gradient_beside_the_hea
 @pytest.mark.parametrize(("tokens", "measured_gib"), [(96, 6.67), (224, 6.91), (832, 8.08), (3712, 12.82)])
 def test_the_peaks_measured_on_an_h100_are_predicted(tokens, measured_gib, tmp_path):
     shape = shape_of(LlamaConfig(**SHAPE_3B), tmp_path)
-    setup = TrainingSetup(shape, Recipe.load("notes").settled(), on_gpu=True, has_kernels=True, itemsize=2)
+    setup = TrainingSetup(shape, Recipe.load("notes").with_defaults(), on_gpu=True, has_kernels=True, itemsize=2)
     footprint = Footprint.of(setup, [Bucket(tokens, 64, 128, tokens)], [], context=650_000_000)
     tensors = footprint.total - footprint.context - footprint.reserve - footprint.graphs + CUBLAS_WORKSPACES
     assert tensors / 2**30 == pytest.approx(measured_gib, rel=0.05)
@@ -292,7 +293,11 @@ def test_the_peaks_measured_on_an_h100_are_predicted(tokens, measured_gib, tmp_p
 
 def test_what_torchs_allocator_held_on_an_h100_is_predicted(tmp_path):
     setup = TrainingSetup(
-        shape_of(LlamaConfig(**SHAPE_3B), tmp_path), Recipe.load("notes").settled(), True, has_kernels=True, itemsize=2
+        shape_of(LlamaConfig(**SHAPE_3B), tmp_path),
+        Recipe.load("notes").with_defaults(),
+        True,
+        has_kernels=True,
+        itemsize=2,
     )
     footprint = Footprint.of(setup, [Bucket(4096, 64, 2560, 4096)], [], context=0)
     assert footprint.total == pytest.approx(15_085_000_000, rel=0.02)
@@ -340,7 +345,7 @@ def test_states_to_go_back_to_are_counted(recipe, documents, make, monkeypatch):
         taken.append(weakref.ref(state[0]))
         return state
 
-    for user in (loop, trial):
+    for user in (loop, run):
         monkeypatch.setattr(user, "snapshot", noted)
     before = 1 if recipe is FULL else 0
 
@@ -349,7 +354,9 @@ def test_states_to_go_back_to_are_counted(recipe, documents, make, monkeypatch):
             alive.append(before + sum(state() is not None for state in taken))
 
     make(recipe=recipe.replace(epochs=2, context_length=64), on_event=on_event).adapt(make_sentences(documents))
-    counted = states_kept(TrainingSetup(None, recipe, False, has_kernels=False, itemsize=4), has_folds=documents < 20)
+    counted = num_states_kept(
+        TrainingSetup(None, recipe, False, has_kernels=False, itemsize=4), has_folds=documents < 20
+    )
     # Of an adapter on one split only the best one is kept; counted is also the next, which takes its place.
     assert max(alive) == counted - (recipe is LORA and documents >= 20)
 
@@ -387,7 +394,7 @@ def test_a_layer_runs_as_its_like_in_the_small_copy_does(tmp_path):
     layers = {"num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
     config = AutoConfig.for_model("smollm3", **SIZES | layers)
     assert config.no_rope_layers == [1, 1, 1, 0, 1, 1, 1, 0]
-    in_place = [block.kind.attends_in_place for block in shape_of(config, tmp_path).blocks]
+    in_place = [block.kind.has_fused_attention for block in shape_of(config, tmp_path).blocks]
     assert in_place == [True, True, True, False, True, True, True, False]
 
 

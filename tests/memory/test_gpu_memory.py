@@ -9,15 +9,15 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
-from builders import make_examples, make_llama, make_sentences, step_of
-from graph_learners import Adapted, Whole
+from builders import make_examples, make_llama, make_sentences, make_step
+from graph_learners import FullAdaptation, LoraAdaptation
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import MachineError
-from sebp_edge.events import GraphCaptured, MemoryProbed, MemoryRanOut, MemorySqueezed, Notice, StepDone
+from sebp_edge.events import GraphCaptured, MemoryPressure, MemoryProbed, MemoryRanOut, Notice, StepDone
 from sebp_edge.machine import devices, process, stacks
 from sebp_edge.machine.process import memory_of
-from sebp_edge.memory.guard import SPARE
+from sebp_edge.memory.guard import MIN_FREE
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.schedule import Schedule
@@ -51,23 +51,23 @@ def make(tokenizer, tmp_path):
 def test_what_an_adaptation_holds_stays_below_its_plan_and_all_is_undone(make, memory_budget, method):
     texts, recipe = make_sentences(60, words=200), RECIPE.replace(method=method)
     # What earlier tests left would be part of the plan.
-    devices.give_memory_back(CUDA)
+    devices.release_memory(CUDA)
     if memory_budget == 1.1:
         # A tenth more than the least that will do.
         plan = make(recipe=recipe, memory_budget="70GB").plan(texts)
-        while plan.cheaper is not None:
+        while plan.smaller is not None:
             plan = make(recipe=recipe, memory_budget=plan.chosen.peak - 1).plan(texts)
         memory_budget = int(1.1 * plan.chosen.peak)
     events = []
     personalizer = make(recipe=recipe, memory_budget=memory_budget, on_event=events.append)
     plan = personalizer.plan(texts)
-    devices.give_memory_back(CUDA)
+    devices.release_memory(CUDA)
     before = torch.cuda.memory_reserved()
     result = personalizer.adapt(texts)
-    held = torch.cuda.max_memory_reserved() - before
+    used = torch.cuda.max_memory_reserved() - before
     own = plan.chosen.peak - plan.chosen.footprint.context
     # A first training leaves a workspace of cuBLAS to later ones, beside the two that are planned.
-    assert 0.5 * own < held <= own + 32 * 2**20
+    assert 0.5 * own < used <= own + 32 * 2**20
     assert torch.cuda.get_per_process_memory_fraction() == 1.0
     # What the process held, context and libraries included.
     assert result.peak_memory_bytes <= plan.chosen.peak <= plan.budget
@@ -75,7 +75,7 @@ def test_what_an_adaptation_holds_stays_below_its_plan_and_all_is_undone(make, m
     assert 0 < result.allocator_peak_bytes <= result.peak_memory_bytes - 100_000_000
     probed = next(event for event in events if isinstance(event, MemoryProbed))
     assert probed.allocator_peak <= probed.peak <= plan.budget
-    assert not any(isinstance(event, MemoryRanOut | MemorySqueezed) for event in events)
+    assert not any(isinstance(event, MemoryRanOut | MemoryPressure) for event in events)
     allocated = torch.cuda.memory_allocated()
     personalizer.adapt(texts)
     # One of the two may have kept its adapter.
@@ -121,24 +121,24 @@ def test_a_cap_makes_memory_run_out_and_is_undone():
 def test_what_the_process_holds_outside_torchs_allocator_is_measured():
     torch.ones(512, 512, device=CUDA) @ torch.ones(512, 512, device=CUDA)
     memory = memory_of(CUDA)
-    if memory._told() is None:
+    if memory._reported() is None:
         pytest.skip("the driver does not tell what a process holds here")
     assert 100_000_000 < memory.outside < 3_000_000_000
     free, total = torch.cuda.mem_get_info()
-    assert memory.held <= total - free + 64 * 2**20
+    assert memory.used <= total - free + 64 * 2**20
     before = memory.outside
     kept = torch.empty(2**30, dtype=torch.uint8, device=CUDA)
     # Tensors are not outside.
     memory.measure()
     assert memory.outside == pytest.approx(before, abs=64 * 2**20)
-    assert memory.held >= before + kept.numel()
+    assert memory.used >= before + kept.numel()
 
 
 def test_a_gpu_has_the_memory_that_small_stacks_leave():
     x = torch.randn(300, 200, device=CUDA, dtype=torch.bfloat16)
     expected = x @ x.T  # loads what a product needs
     torch.cuda.synchronize()
-    free, gained = devices.free_memory(CUDA), stacks.held(CUDA) - stacks.least_held(CUDA)
+    free, gained = devices.free_memory(CUDA), stacks.reserved(CUDA) - stacks.min_reserved(CUDA)
     assert gained > 10_000_000
     with stacks.cut(CUDA):
         assert devices.free_memory(CUDA) - free == pytest.approx(gained, rel=0.1)
@@ -151,10 +151,10 @@ def test_a_gpu_has_the_memory_that_small_stacks_leave():
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no graphs"])
-@pytest.mark.parametrize("kind", [Adapted, Whole])
-def test_what_is_tried_out_changes_nothing_bit_for_bit(kind, graphs):
+@pytest.mark.parametrize("kind", [LoraAdaptation, FullAdaptation])
+def test_a_dry_run_changes_nothing_bit_for_bit(kind, graphs):
     examples, adapted, events = make_examples([31, 2, 17, 64, 5, 40]), kind(), []
-    recipe = RECIPE.replace(method="full" if kind is Whole else "lora", context_length=64)
+    recipe = RECIPE.replace(method="full" if kind is FullAdaptation else "lora", context_length=64)
 
     def bits(tensors):
         return [tensor.contiguous().view(torch.uint8) for tensor in tensors]
@@ -170,7 +170,7 @@ def test_what_is_tried_out_changes_nothing_bit_for_bit(kind, graphs):
         assert torch.equal(torch.cuda.get_rng_state(), random[0])
         assert torch.equal(torch.get_rng_state(), random[1])
         update = learner.learner._update
-        if kind is Whole:
+        if kind is FullAdaptation:
             moments = [value for one in update._moments for value in one if value is not None]
             gradients = [parameter.grad for parameter in adapted.model.parameters()]
             assert gradients == [None] * len(gradients)
@@ -183,15 +183,15 @@ def test_what_is_tried_out_changes_nothing_bit_for_bit(kind, graphs):
         assert float(learner.learner._loss) == 0
         assert [type(event) for event in events] == [GraphCaptured] * graphs + [MemoryProbed]
         # What was captured is what runs: no further capture.
-        learner.step(step_of(learner, examples), 1e-2)
+        learner.step(make_step(learner, examples), 1e-2)
         assert [type(event) for event in events].count(GraphCaptured) == graphs
         assert not all(map(torch.equal, bits(snapshot(adapted)), bits(weights)))
 
 
-@pytest.mark.parametrize("kind", [Adapted, Whole])
-def test_memory_that_runs_out_while_trying_moves_no_weight_and_is_cut_smaller(kind):
+@pytest.mark.parametrize("kind", [LoraAdaptation, FullAdaptation])
+def test_a_dry_run_that_runs_out_of_memory_changes_no_weight_and_is_cut_smaller(kind):
     examples, adapted, events = make_examples([31, 2, 17, 64, 5, 40]), kind(), []
-    recipe = RECIPE.replace(method="full" if kind is Whole else "lora", context_length=64)
+    recipe = RECIPE.replace(method="full" if kind is FullAdaptation else "lora", context_length=64)
     failed = []
 
     def fail(gradient):
@@ -201,7 +201,7 @@ def test_memory_that_runs_out_while_trying_moves_no_weight_and_is_cut_smaller(ki
         if output.requires_grad and not failed:
             failed.append(output.register_hook(fail))
 
-    model = adapted.model.get_base_model() if kind is Adapted else adapted.model
+    model = adapted.model.get_base_model() if kind is LoraAdaptation else adapted.model
     model.model.layers[0].register_forward_hook(fail_in_the_first_backward_pass)
     with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append) as learner:
         learner.learner.graphs = None
@@ -211,7 +211,7 @@ def test_memory_that_runs_out_while_trying_moves_no_weight_and_is_cut_smaller(ki
         assert all(map(torch.equal, snapshot(adapted), weights))
     told = [type(event) for event in events if not isinstance(event, GraphCaptured)]
     # Where each micro-batch is a step, a note says so.
-    assert told == [MemoryRanOut, *[Notice] * (kind is Whole), MemoryProbed]
+    assert told == [MemoryRanOut, *[Notice] * (kind is FullAdaptation), MemoryProbed]
 
 
 # ---------------------------------------------------------------------------------------------------- other programs
@@ -240,7 +240,7 @@ def another_process_takes_memory(leaving):
             other.kill()
 
 
-def test_another_process_that_takes_memory_is_seen_and_the_training_goes_on_smaller(make):
+def test_micro_batches_become_smaller_if_another_process_takes_memory(make):
     texts, events = make_sentences(60, words=200), []
     recipe = RECIPE.replace(batch_tokens=1500, epochs=4, learning_rate=1e-3)
     with ExitStack() as others:
@@ -248,13 +248,13 @@ def test_another_process_that_takes_memory_is_seen_and_the_training_goes_on_smal
         def on_event(event):
             events.append(event)
             if isinstance(event, StepDone) and event.step == 3:
-                others.enter_context(another_process_takes_memory(SPARE // 2))
+                others.enter_context(another_process_takes_memory(MIN_FREE // 2))
 
         result = make(recipe=recipe, on_event=on_event).adapt(texts)
-    squeezed = [event for event in events if isinstance(event, MemorySqueezed)]
-    assert squeezed
-    assert squeezed[0].max_rows < squeezed[0].max_rows_before
-    assert squeezed[0].missing > 0
+    shortages = [event for event in events if isinstance(event, MemoryPressure)]
+    assert shortages
+    assert shortages[0].max_rows < shortages[0].max_rows_before
+    assert shortages[0].missing > 0
     last = [event for event in events if isinstance(event, StepDone)][-1]
     assert last.step == last.steps
     assert result.heldout_loss_after < result.heldout_loss_before
@@ -264,8 +264,8 @@ def test_what_another_process_leaves_of_a_budget_is_what_there_is(make):
     texts, events = make_sentences(60, words=200), []
     with another_process_takes_memory(4 * 10**9):
         plan = make(memory_budget="70GB").plan(texts)
-        assert plan.stated_budget == 70 * 10**9
-        assert plan.budget == pytest.approx(devices.free_memory(CUDA) + memory_of(CUDA).held, abs=64 * 2**20)
+        assert plan.requested_budget == 70 * 10**9
+        assert plan.budget == pytest.approx(devices.free_memory(CUDA) + memory_of(CUDA).used, abs=64 * 2**20)
         result = make(memory_budget="70GB", on_event=events.append).adapt(texts)
         assert result.peak_memory_bytes <= plan.budget + 64 * 2**20
     assert any("of which other programs leave" in event.message for event in events if isinstance(event, Notice))

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from builders import evaluated, limit_rows, make_examples, step_of
-from graph_learners import Adapted, eagerly, error, make_learner
+from builders import evaluated, limit_rows, make_examples, make_step
+from graph_learners import LoraAdaptation, drop_graphs, error, make_learner
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sebp_edge.events import GraphCaptured, MemoryRanOut, Notice
@@ -18,9 +18,9 @@ pytestmark = [
 ]
 
 
-def test_all_buckets_are_rehearsed_before_one_is_captured():
+def test_all_buckets_are_warmed_up_before_the_first_capture():
     examples, order = make_examples([64] * 40 + [5]), []
-    with make_learner(Adapted(), examples) as learner:
+    with make_learner(LoraAdaptation(), examples) as learner:
         graphs = learner.learner.graphs._graphs
         for name in ("rehearse", "capture"):
             own = getattr(graphs, name)
@@ -28,7 +28,7 @@ def test_all_buckets_are_rehearsed_before_one_is_captured():
         limit_rows(learner, 630)
         learner.lay_out(Schedule([[examples]]))
         assert len(learner.learner.graphs._buckets) > 1
-        learner.step(step_of(learner, examples), 1e-3)
+        learner.step(make_step(learner, examples), 1e-3)
     first = order.index("capture")
     assert order.count("rehearse") == first > 1
     assert order.count("capture") > 1
@@ -41,11 +41,11 @@ def test_blocks_in_checkpoints_keep_less():
     examples = make_examples([64] * 60)
 
     def taken(options):
-        with make_learner(Adapted(LlamaForCausalLM(config)), examples, options=options) as learner:
+        with make_learner(LoraAdaptation(LlamaForCausalLM(config)), examples, options=options) as learner:
             torch.cuda.synchronize()
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-            learner.step(step_of(learner, examples), 1e-3)
+            learner.step(make_step(learner, examples), 1e-3)
             return torch.cuda.max_memory_allocated() - before
 
     taken(FASTEST)  # makes what is made once
@@ -53,19 +53,19 @@ def test_blocks_in_checkpoints_keep_less():
     per_token = 2 * 7 * (2 * 1024 + 5 * 256)
     assert kept - again > 0.5 * 60 * 63 * per_token
     offloaded = taken(MemoryOptions(checkpoints=7, offload=True))
-    in_pieces = taken(MemoryOptions(checkpoints=7, offload=True, blocks_in_pieces=True))
+    chunked = taken(MemoryOptions(checkpoints=7, offload=True, chunked_blocks=True))
     assert again - offloaded > 0.5 * 60 * 63 * 2 * 7 * 256
-    assert in_pieces < offloaded
+    assert chunked < offloaded
 
 
-def test_memory_is_given_back():
+def test_memory_is_released():
     config = LlamaConfig(vocab_size=320, hidden_size=256, intermediate_size=512, num_hidden_layers=4)
-    adapted = Adapted(LlamaForCausalLM(config))
+    adapted = LoraAdaptation(LlamaForCausalLM(config))
     examples = make_examples([64] * 60)
 
     def allocated_after_a_training():
         with make_learner(adapted, examples) as learner:
-            learner.step(step_of(learner, examples), 1e-3)
+            learner.step(make_step(learner, examples), 1e-3)
             list(learner.losses(evaluated(learner, examples)))
             held = torch.cuda.memory_allocated()
         del learner
@@ -106,7 +106,7 @@ def step_gradients(learner, examples, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Update, "finish", keep)
-        loss = learner.step(step_of(learner, examples), 1e-3).loss
+        loss = learner.step(make_step(learner, examples), 1e-3).loss
     return float(loss), found
 
 
@@ -119,11 +119,11 @@ OFFLOADED = MemoryOptions(checkpoints=2, offload=True)
 def test_memory_that_runs_out_while_a_graph_is_made_leaves_nothing_added(options, call, monkeypatch):
     examples = make_examples([31, 2, 17, 40, 5, 23, 27, 30])
     rows = sum(example.num_active_tokens for example in examples)
-    with make_learner(Adapted(), examples, options=options) as learner:
+    with make_learner(LoraAdaptation(), examples, options=options) as learner:
         limit_rows(learner, -(-rows // 2))
         learner.lay_out(Schedule([[examples]]))
         expected_loss, expected = step_gradients(learner, examples, monkeypatch)
-    adapted, events = Adapted(), []
+    adapted, events = LoraAdaptation(), []
     hook, stream = Hook(adapted), torch.cuda.current_stream()
     with make_learner(adapted, examples, events, options) as learner:
         learner.lay_out(Schedule([[examples]]))
@@ -145,13 +145,13 @@ def test_memory_that_runs_out_while_a_graph_is_made_leaves_nothing_added(options
 @pytest.mark.parametrize("call", [1, 2], ids=["in the run before the capture", "in the capture"])
 @pytest.mark.parametrize("options", [FASTEST, OFFLOADED], ids=["all kept", "with a copy on its way"])
 def test_ctrl_c_while_a_graph_is_made_ends_the_training(options, call):
-    adapted, events = Adapted(), []
+    adapted, events = LoraAdaptation(), []
     hook, stream = Hook(adapted, KeyboardInterrupt), torch.cuda.current_stream()
     examples = make_examples([31, 2, 17, 40])
     with pytest.raises(KeyboardInterrupt), make_learner(adapted, examples, events, options) as learner:
         learner.lay_out(Schedule([[examples]]))
         hook.fail_at(call)
-        learner.step(step_of(learner, examples), 1e-3)
+        learner.step(make_step(learner, examples), 1e-3)
     assert torch.cuda.current_stream() == stream and not torch.cuda.is_current_stream_capturing()
     assert not any(isinstance(event, Notice) for event in events)
 
@@ -159,7 +159,7 @@ def test_ctrl_c_while_a_graph_is_made_ends_the_training(options, call):
 @pytest.mark.parametrize("call", [1, 2], ids=["in the run before the capture", "in the capture"])
 def test_held_out_losses_are_the_same_if_memory_runs_out_while_a_graph_is_made(call):
     examples = make_examples([31, 2, 17, 40, 5, 23, 27, 30])
-    adapted = Adapted()
+    adapted = LoraAdaptation()
     hook = Hook(adapted)
 
     def by_document(learner):
@@ -182,7 +182,7 @@ def test_held_out_losses_are_the_same_if_memory_runs_out_while_a_graph_is_made(c
 
 
 def test_one_example_that_fits_only_without_graphs_is_trained_on_without_them(monkeypatch):
-    examples, adapted, events = make_examples([40]), Adapted(), []
+    examples, adapted, events = make_examples([40]), LoraAdaptation(), []
     hook = Hook(adapted)
     with make_learner(adapted, examples, events) as learner:
         _, expected = step_gradients(learner, examples, monkeypatch)
@@ -193,7 +193,7 @@ def test_one_example_that_fits_only_without_graphs_is_trained_on_without_them(mo
         assert learner.learner.graphs is None
         hook.fail_at(1)
         with pytest.raises(torch.OutOfMemoryError):
-            learner.step(step_of(learner, examples), 1e-3)
+            learner.step(make_step(learner, examples), 1e-3)
     (notice,) = [event for event in events if isinstance(event, Notice)]
     assert "memory ran out with them" in notice.message
     assert not any(isinstance(event, MemoryRanOut) for event in events)
@@ -206,17 +206,17 @@ def test_what_does_not_fit_under_a_cap_is_cut_smaller_and_the_training_goes_on(g
     config = LlamaConfig(
         vocab_size=320, hidden_size=512, intermediate_size=2048, num_hidden_layers=4, num_attention_heads=8
     )
-    adapted = Adapted(LlamaForCausalLM(config))
+    adapted = LoraAdaptation(LlamaForCausalLM(config))
     # All alike: halves of a micro-batch share one bucket.
     examples = make_examples([64] * 60)
 
     def train(events):
         with make_learner(adapted, examples, events) as learner:
             if not graphs:
-                eagerly(learner)
+                drop_graphs(learner)
             learner.lay_out(Schedule([[examples] * 3]))
             # Updates of nothing, so that all trainings here are the same.
-            losses = [float(learner.step(step_of(learner, examples), 0.0).loss) for _ in range(3)]
+            losses = [float(learner.step(make_step(learner, examples), 0.0).loss) for _ in range(3)]
             assert (learner.learner.graphs is not None) == graphs
             return losses, sum(float(losses.sum()) for _, losses, _ in learner.losses(evaluated(learner, examples)))
 

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 import torch
-from builders import limit_rows, make_llama, make_sentences, step_of, train
-from running_out import CPU, RECIPE, Failing, equal, gradients, learning, odd_examples
+from builders import limit_rows, make_llama, make_sentences, make_step, train
+from running_out import CPU, RECIPE, Failing, equal, gradients, recovering_learner, uneven_examples
 
-from sebp_edge.cli.progress import Lines
+from sebp_edge.cli.progress import ProgressPrinter
 from sebp_edge.errors import BudgetExceeded, MachineError
-from sebp_edge.events import MemoryProbed, MemoryRanOut, MemorySqueezed, Notice, StepDone
+from sebp_edge.events import MemoryPressure, MemoryProbed, MemoryRanOut, Notice, StepDone
 from sebp_edge.machine import devices, process
-from sebp_edge.memory.guard import STEPS_BETWEEN_LOOKS, MemoryGuard
+from sebp_edge.memory.guard import STEPS_BETWEEN_CHECKS, MemoryGuard
 from sebp_edge.models.adaptation import snapshot, trainable
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.schedule import Schedule
@@ -32,14 +32,14 @@ def ample():
 # --------------------------------------------------------------------------------------------- what is tried out first
 
 
-class Whole:
+class FullAdaptation:
     """A model whose every weight is trained, as an adaptation."""
 
     def __init__(self, model):
         self.model = model.requires_grad_(True).eval()
 
 
-WAYS = {
+CASES = {
     "lora": (RECIPE, False),
     "padded": (RECIPE, True),
     "full": (RECIPE.replace(method="full"), False),
@@ -50,14 +50,14 @@ def bits(tensors):
     return [tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor for tensor in tensors]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("graphs", [False, True])
-def test_what_is_tried_out_changes_nothing_bit_for_bit(base, way, graphs, plain_graphs):
-    recipe, padded = WAYS[way]
-    examples = odd_examples()
+def test_a_dry_run_changes_nothing_bit_for_bit(base, case, graphs, plain_graphs):
+    recipe, padded = CASES[case]
+    examples = uneven_examples()
 
     def steps(learner):
-        outcomes = [learner.step(step_of(learner, group), 1e-2) for group in (examples[:5], examples[5:]) * 2]
+        outcomes = [learner.step(make_step(learner, group), 1e-2) for group in (examples[:5], examples[5:]) * 2]
         return [number for outcome in outcomes for number in outcome] + snapshot(learner.adaptation)
 
     def prepared(learner):
@@ -66,15 +66,15 @@ def test_what_is_tried_out_changes_nothing_bit_for_bit(base, way, graphs, plain_
         learner.prepare(Schedule([[examples[:5], examples[5:]]]))
         return learner
 
-    with learning(base, examples, recipe, padded=padded) as learner:
+    with recovering_learner(base, examples, recipe, padded=padded) as learner:
         expected = steps(prepared(learner))
-    with learning(base, examples, recipe, padded=padded, limit=ample()) as learner:
+    with recovering_learner(base, examples, recipe, padded=padded, limit=ample()) as learner:
         prepared(learner)
         for parameter in trainable(learner.adaptation):
             parameter.data.view(-1)[0] = -0.0
         weights, random = snapshot(learner.adaptation), torch.get_rng_state()
         learner.events.clear()
-        learner._largest_tried = (0, 0)
+        learner._largest_dry_run = (0, 0)
         assert learner.fits()
         assert equal(bits(snapshot(learner.adaptation)), bits(weights))
         assert torch.equal(torch.get_rng_state(), random)
@@ -85,21 +85,21 @@ def test_what_is_tried_out_changes_nothing_bit_for_bit(base, way, graphs, plain_
         # What is known to fit is not tried again.
         assert learner.fits()
         assert [type(event) for event in learner.events] == [MemoryProbed]
-    with learning(base, examples, recipe, padded=padded, limit=ample()) as learner:
+    with recovering_learner(base, examples, recipe, padded=padded, limit=ample()) as learner:
         prepared(learner)
         assert equal(bits(steps(learner)), bits(expected))
 
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_tried_out_updates_nothing_within_the_backward_pass(dtype, graphs, plain_graphs, monkeypatch):
+def test_a_dry_run_updates_nothing_in_the_backward_pass(dtype, graphs, plain_graphs, monkeypatch):
     from sebp_edge.training.update_in_backward import UpdateInBackward
 
     monkeypatch.setattr(
         "sebp_edge.training.learner._update_for", lambda parameters, recipe, _: UpdateInBackward(parameters, recipe)
     )
-    examples, events = odd_examples(), []
-    adapted = Whole(make_llama().to(dtype))
+    examples, events = uneven_examples(), []
+    adapted = FullAdaptation(make_llama().to(dtype))
     before = snapshot(adapted)
     recipe = RECIPE.replace(method="full")
     with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append, guard=ample()) as learner:
@@ -112,31 +112,31 @@ def test_what_is_tried_out_updates_nothing_within_the_backward_pass(dtype, graph
         assert int(learner.learner._update._adamw.step) == 0
         assert all(parameter.grad is None for parameter in adapted.model.parameters())
         # And a step does.
-        learner.step(step_of(learner, examples), 1e-2)
+        learner.step(make_step(learner, examples), 1e-2)
         assert not equal(bits(snapshot(adapted)), bits(before))
     assert [type(event) for event in events] == [MemoryProbed]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_wherever_memory_runs_out_while_trying_it_is_cut_smaller_and_tried_again(base, way, monkeypatch):
-    recipe, padded = WAYS[way]
-    examples = odd_examples()
-    with learning(base, examples, recipe, padded=padded, limit=ample()) as learner:
+@pytest.mark.parametrize("case", CASES)
+def test_a_dry_run_that_runs_out_of_memory_is_repeated_with_smaller_micro_batches(base, case, monkeypatch):
+    recipe, padded = CASES[case]
+    examples = uneven_examples()
+    with recovering_learner(base, examples, recipe, padded=padded, limit=ample()) as learner:
         expected = gradients(learner, examples, Failing(), monkeypatch)
         schedule = Schedule([[examples]])
         with Failing() as counting:
             learner.prepare(schedule)
         before = snapshot(learner.adaptation)
-        (fullest,) = learner.limit.cut(examples)
+        (largest,) = learner.limit.cut(examples)
         for number in range(1, counting.count, 1 + counting.count // 25):
             limit_rows(learner, 4096)
-            learner._largest_tried = (0, 0)
+            learner._largest_dry_run = (0, 0)
             learner.events.clear()
             with Failing(number):
                 learner.prepare(schedule)
             ran_out, probed = learner.events
-            assert ran_out == MemoryRanOut(4096, -(-fullest.sizes.tokens // 2))
-            assert probed.rows <= ran_out.max_rows < fullest.sizes.tokens
+            assert ran_out == MemoryRanOut(4096, -(-largest.sizes.tokens // 2))
+            assert probed.rows <= ran_out.max_rows < largest.sizes.tokens
             assert equal(bits(snapshot(learner.adaptation)), bits(before))
             found = gradients(learner, examples, Failing(), monkeypatch)
             for one, other in zip(found, expected, strict=True):
@@ -150,18 +150,18 @@ def test_steps_that_are_one_micro_batch_are_cut_anew_before_the_first(monkeypatc
     monkeypatch.setattr(
         "sebp_edge.training.learner._update_for", lambda parameters, recipe, _: UpdateInBackward(parameters, recipe)
     )
-    examples, events = odd_examples(), []
+    examples, events = uneven_examples(), []
     recipe = RECIPE.replace(method="full", epochs=2)
-    rehearse = Learner.try_out
+    dry_run = Learner.dry_run
 
     def failing(self, micro_batch):
         if len(micro_batch.examples) > 2:
             raise torch.OutOfMemoryError
-        rehearse(self, micro_batch)
+        dry_run(self, micro_batch)
 
-    monkeypatch.setattr(Learner, "try_out", failing)
+    monkeypatch.setattr(Learner, "dry_run", failing)
     with RecoveringLearner(
-        Whole(make_llama()), recipe, examples, Collator(64, 2), events.append, guard=ample()
+        FullAdaptation(make_llama()), recipe, examples, Collator(64, 2), events.append, guard=ample()
     ) as learner:
         progress = train(Trainer(learner, recipe, events.append, "train"), examples, [])
         fewest = len(learner.limit.cut(examples))
@@ -170,9 +170,9 @@ def test_steps_that_are_one_micro_batch_are_cut_anew_before_the_first(monkeypatc
     assert progress.steps == progress.total_steps == 2 * fewest > 4
 
 
-def test_without_a_limit_nothing_is_tried_out(base):
-    with learning(base, odd_examples()) as learner:
-        learner.prepare(Schedule([[odd_examples()]]))
+def test_without_a_limit_there_is_no_dry_run(base):
+    with recovering_learner(base, uneven_examples()) as learner:
+        learner.prepare(Schedule([[uneven_examples()]]))
         assert learner.events == []
 
 
@@ -308,65 +308,65 @@ def test_the_command_ends_with_one_sentence_when_the_process_grows_beyond_its_bu
 # ----------------------------------------------------------------------------------------------------- other programs
 
 
-def squeezing(monkeypatch, left):
+def set_free_memory(monkeypatch, left):
     """Other programs leave so many bytes from now on. (To take them for real would stop this machine's other work.)"""
     monkeypatch.setattr(devices, "free_memory", lambda device: left)
 
 
 def test_micro_batches_are_cut_before_memory_runs_out_when_other_programs_take_it(base, monkeypatch):
-    examples = odd_examples()
-    with learning(base, examples) as learner:
-        expected = [learner.step(step_of(learner, examples), 1e-3) for _ in range(2 * STEPS_BETWEEN_LOOKS)]
-    with learning(base, examples, limit=ample()) as learner:
+    examples = uneven_examples()
+    with recovering_learner(base, examples) as learner:
+        expected = [learner.step(make_step(learner, examples), 1e-3) for _ in range(2 * STEPS_BETWEEN_CHECKS)]
+    with recovering_learner(base, examples, limit=ample()) as learner:
         learner.prepare(Schedule([[examples]]))
         learner.events.clear()
-        (step,), (fullest,) = learner.schedule.epochs[0], learner.limit.cut(examples)
+        (step,), (largest,) = learner.schedule.epochs[0], learner.limit.cut(examples)
         found = [learner.step(step, 1e-3)]
         assert learner.events == []
-        squeezing(monkeypatch, 10**6)
-        found += [learner.step(step, 1e-3) for _ in range(2 * STEPS_BETWEEN_LOOKS - 1)]
+        set_free_memory(monkeypatch, 10**6)
+        found += [learner.step(step, 1e-3) for _ in range(2 * STEPS_BETWEEN_CHECKS - 1)]
         first, second = learner.events
-        assert (first.max_rows_before, first.max_rows) == (4096, -(-fullest.sizes.tokens // 2))
+        assert (first.max_rows_before, first.max_rows) == (4096, -(-largest.sizes.tokens // 2))
         assert second.max_rows < second.max_rows_before == first.max_rows
         assert first.missing > 0
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.loss, other.loss, rtol=1e-4, atol=1e-6)
 
 
-def test_what_cannot_be_cut_is_said_once(base, monkeypatch):
-    examples = odd_examples()[:1]
-    with learning(base, examples, limit=ample()) as learner:
+def test_memory_pressure_that_cannot_be_relieved_is_reported_once(base, monkeypatch):
+    examples = uneven_examples()[:1]
+    with recovering_learner(base, examples, limit=ample()) as learner:
         learner.prepare(Schedule([[examples]]))
         learner.events.clear()
-        squeezing(monkeypatch, 10**6)
-        for _ in range(4 * STEPS_BETWEEN_LOOKS):
-            learner.step(step_of(learner, examples), 1e-3)
+        set_free_memory(monkeypatch, 10**6)
+        for _ in range(4 * STEPS_BETWEEN_CHECKS):
+            learner.step(make_step(learner, examples), 1e-3)
         (event,) = learner.events
-        assert isinstance(event, MemorySqueezed)
+        assert isinstance(event, MemoryPressure)
         assert event.max_rows == event.max_rows_before
 
 
 def test_what_other_programs_leave_of_a_budget_is_what_there_is(make, notes_folder, monkeypatch):
     peak = make(memory_budget=AMPLE).plan(notes_folder).chosen.peak
-    squeezing(monkeypatch, peak + 10**8 - process.resident())
+    set_free_memory(monkeypatch, peak + 10**8 - process.resident())
     events = []
     plan = make(memory_budget=AMPLE).plan(notes_folder)
-    assert plan.stated_budget == AMPLE
+    assert plan.requested_budget == AMPLE
     assert peak < plan.budget < peak + 3 * 10**8
     assert make(memory_budget=AMPLE, on_event=events.append).adapt(notes_folder).predicted_peak_bytes < plan.budget
     (notice,) = [event.message for event in events if isinstance(event, Notice)]
     assert notice.startswith("The memory budget is 1000.0 GB, of which other programs leave ")
     # And what does not fit into that is refused, before anything is loaded.
-    squeezing(monkeypatch, -process.resident() + 10**6)
+    set_free_memory(monkeypatch, -process.resident() + 10**6)
     with pytest.raises(MachineError, match=r"of which other programs leave \d+ MB; close other programs") as raised:
         make(memory_budget=AMPLE).adapt(notes_folder)
     assert "raise the budget" not in str(raised.value)
 
 
-def test_a_squeeze_and_what_was_tried_out_are_told_in_a_line_each(capsys):
-    Lines(None)(MemoryProbed(1500, 1_900_000_000, 1_200_000_000, 2_100_000_000))
-    Lines(None)(MemoryProbed(7, 1_900_000_000, None, None))
-    Lines(None)(MemorySqueezed(300_000_000, 4096, 700))
+def test_memory_pressure_and_dry_runs_are_printed_in_a_line_each(capsys):
+    ProgressPrinter(None)(MemoryProbed(1500, 1_900_000_000, 1_200_000_000, 2_100_000_000))
+    ProgressPrinter(None)(MemoryProbed(7, 1_900_000_000, None, None))
+    ProgressPrinter(None)(MemoryPressure(300_000_000, 4096, 700))
     out, err = (text.replace("\n", " ") for text in capsys.readouterr())
     assert "tried out: 1.9 GB with 1,500 tokens at a time, predicted 2.1 GB" in out
     assert "tried out: 1.9 GB with 7 tokens at a time " in out

@@ -38,7 +38,7 @@ def test_a_plan_loads_nothing(make, notes_folder, monkeypatch):
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
     plan = make(memory_budget="4GB").plan(notes_folder)
     assert (plan.model, plan.device, plan.chosen.dtype) == ("micro-llama", "cpu", "float32")
-    assert plan.chosen.recipe == RECIPE.settled()
+    assert plan.chosen.recipe == RECIPE.with_defaults()
     assert plan.budget == 4_000_000_000
     assert 0 < plan.chosen.peak < 4e9
     assert plan.chosen.seconds > 0
@@ -54,11 +54,11 @@ def test_a_plan_for_a_gpu_that_is_not_here_needs_nothing_of_this_machine(make, n
         monkeypatch.setattr(devices, name, fail)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
     plan = make(model="llama-3.2-3b").plan(notes_folder, gpu="8GB")
-    assert (plan.device, plan.gpu, plan.budget, plan.stated_budget) == ("cuda", 8 * 10**9, 8 * 10**9, None)
+    assert (plan.device, plan.gpu, plan.budget, plan.requested_budget) == ("cuda", 8 * 10**9, 8 * 10**9, None)
     assert (plan.chosen.dtype, plan.chosen.seconds) == ("bfloat16", None)
     assert plan.chosen.footprint.weights == 2 * 3_212_749_824
     assert plan.chosen.peak <= 8e9
-    assert {other.seconds for other in (plan.dearer, plan.cheaper) if other} == {None}
+    assert {other.seconds for other in (plan.larger, plan.smaller) if other} == {None}
     assert json.loads(json.dumps(plan.to_dict()))["gpu"] == 8 * 10**9
     assert make(model="llama-3.2-3b", memory_budget="9GB").plan(notes_folder, gpu=24 * 10**9).budget == 9 * 10**9
 
@@ -110,7 +110,7 @@ def test_a_model_that_runs_padded_is_planned_in_whole_sequences(make, notes_fold
     BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=320).save_pretrained(tmp_path / "bloom")
     tokenizer.save_pretrained(tmp_path / "bloom")
     plan = make(model=tmp_path / "bloom", memory_budget="4GB").plan(notes_folder)
-    while plan.cheaper is not None:
+    while plan.smaller is not None:
         plan = make(model=tmp_path / "bloom", memory_budget=plan.chosen.peak - 1).plan(notes_folder)
     assert RECIPE.context_length <= plan.chosen.options.max_rows < 2 * RECIPE.context_length
     assert plan.chosen.options.checkpoints == 0
@@ -143,8 +143,8 @@ def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, note
     assert not any(isinstance(event, MemoryPlanned) for event in events)
     plans = all_plans(lambda size: make(memory_budget=size).plan(notes_folder), "1GB")
     # The least that is learnt from in the same way.
-    least = [plan.chosen for plan in plans if not plan.chosen.options.moments_in_8_bits][-1]
-    assert least.options.checkpoints == 1
+    smallest = [plan.chosen for plan in plans if not plan.chosen.options.moments_in_8_bits][-1]
+    assert smallest.options.checkpoints == 1
     handles = []
     attach = Hoisted.__init__
     monkeypatch.setattr(
@@ -152,16 +152,19 @@ def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, note
         "__init__",
         lambda handle, *arguments, **options: handles.append(options) or attach(handle, *arguments, **options),
     )
-    planned_events, planned_most = adapt(memory_budget=least.peak)
-    options = {"checkpoints": 1, "offload": False, "blocks_in_pieces": False}
+    planned_events, planned_most = adapt(memory_budget=smallest.peak)
+    options = {"checkpoints": 1, "offload": False, "chunked_blocks": False}
     # The first one is a small copy's, for the plan.
-    assert handles[-1] == options | {"max_logits": least.options.max_logits}
+    assert handles[-1] == options | {"max_logits": smallest.options.max_logits}
     assert isinstance(planned_events[0], MemoryPlanned)
     assert isinstance(planned_events[1], ModelLoaded)
-    assert (planned_events[0].how, planned_events[0].max_rows) == (least.how, least.options.max_rows)
-    assert "activations of 1 block computed again" in least.how
+    assert (planned_events[0].description, planned_events[0].max_rows) == (
+        smallest.description,
+        smallest.options.max_rows,
+    )
+    assert "activations of 1 block computed again" in smallest.description
     assert sum(planned_events[0].parts.values()) == planned_events[0].peak
-    assert planned_most <= least.options.max_rows < most
+    assert planned_most <= smallest.options.max_rows < most
     for step, other in zip(steps, (e for e in planned_events if isinstance(e, StepDone)), strict=True):
         assert other.loss == pytest.approx(step.loss, rel=1e-4)
 
@@ -186,9 +189,9 @@ def test_texts_are_encoded_and_laid_out_once_with_a_budget_too(make, notes_folde
 def test_what_a_plan_leaves_open_is_settled_in_the_adapter(make, notes_folder):
     recipe = dataclasses.replace(RECIPE, r=None, learning_rate=2e-2)
     plans = all_plans(lambda size: make(recipe=recipe, memory_budget=size).plan(notes_folder), "1GB")
-    least = plans[-1].chosen
-    assert (least.recipe.r, least.recipe.lora_alpha, least.options.moments_in_8_bits) == (4, 8, True)
-    personalizer = make(recipe=recipe, memory_budget=least.peak)
+    smallest = plans[-1].chosen
+    assert (smallest.recipe.r, smallest.recipe.lora_alpha, smallest.options.moments_in_8_bits) == (4, 8, True)
+    personalizer = make(recipe=recipe, memory_budget=smallest.peak)
     result = personalizer.adapt(notes_folder)
     assert result.kept
     record = personalizer.load_adapter("default").recipe

@@ -26,13 +26,13 @@ def test_a_plan_looks_at_few_sizes_and_counts_as_with_all(method):
     draw = random.Random(0)
     sizes = [Bucket(draw.randint(60, 4096), draw.randint(1, 64), 64, draw.randint(1, 60)) for _ in range(500)]
     of_cpu = TrainingSetup(shape_3b, RECIPE.replace(method=method), on_gpu=False, has_kernels=False, itemsize=4)
-    few = work._largest(sizes, in_graphs=False)
+    few = work._largest(sizes, has_graphs=False)
     assert len(few) < 50
-    for options in (FASTEST, MemoryOptions(in_pieces=True), MemoryOptions(checkpoints=14, in_pieces=True)):
+    for options in (FASTEST, MemoryOptions(small_buffers=True), MemoryOptions(checkpoints=14, small_buffers=True)):
         setup = dataclasses.replace(of_cpu, options=options)
         assert Footprint.of(setup, few, few, 0).total == Footprint.of(setup, sizes, sizes, 0).total
     # There the next largest graph may be held as well.
-    assert work._largest(sizes, in_graphs=True) == sorted(set(sizes))
+    assert work._largest(sizes, has_graphs=True) == sorted(set(sizes))
 
 
 def test_the_sizes_are_those_that_the_training_cuts(make, notes_folder, monkeypatch):

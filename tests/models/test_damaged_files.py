@@ -16,7 +16,7 @@ from builders import make_llama, make_tokenizer
 from command import run
 from damage import damage
 from safetensors.torch import load_file, save_file
-from stored_adapter import RECORD, Weights
+from stored_adapter import RECORD, FakeAdaptation
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from sebp_edge import AdapterStore, Recipe
@@ -143,7 +143,7 @@ def test_a_damaged_record_is_a_sentence_and_hides_no_other_adapter():
     for number in range(60):
         shutil.rmtree(store.folder, ignore_errors=True)
         for name in ("one", "other"):
-            store.save(Weights(), AdapterRecord(**RECORD), name, activate=True)
+            store.save(FakeAdaptation(), AdapterRecord(**RECORD), name, activate=True)
         file = draw.choice(["1/sebp_edge.json", "1/sebp_edge.json", "active"])
         how = damage(store.folder / "one" / file, draw)
         for command in (["list"], ["show", "one"], ["remove", "one", "--yes"]):
@@ -272,7 +272,7 @@ def test_an_unreadable_adapter_is_noted_and_the_others_are_listed(tmp_path):
     """In a process without root's power to read everything."""
     store = AdapterStore()
     for name in ("closed", "open"):
-        store.save(Weights(), AdapterRecord(**RECORD), name, activate=True)
+        store.save(FakeAdaptation(), AdapterRecord(**RECORD), name, activate=True)
     code = """
 import ctypes, os, sys
 if os.geteuid() == 0:

@@ -51,14 +51,14 @@ def structure(model):
 
 def test_an_adapter_goes_on_off_and_back_without_a_copy_of_the_weights(base, saved):
     folder, with_adapter = saved
-    places, without = {p.data_ptr() for p in base.model.parameters()}, logits(base.model)
+    addresses, without = {p.data_ptr() for p in base.model.parameters()}, logits(base.model)
     adapter = load(base, folder)
     assert torch.equal(logits(adapter.model), with_adapter)
     with adapter.model.disable_adapter():
         assert torch.equal(logits(adapter.model), without)
     frozen = {p.data_ptr() for name, p in adapter.model.named_parameters() if "lora_" not in name}
     adapter.detach()
-    assert places == frozen == {p.data_ptr() for p in base.model.parameters()}
+    assert addresses == frozen == {p.data_ptr() for p in base.model.parameters()}
 
 
 def test_fresh_adapters_of_one_seed_are_bitwise_equal_and_others_are_not(base):

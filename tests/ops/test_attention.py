@@ -9,7 +9,7 @@ from model_families import MODELS
 from sebp_edge.ops import Scores, attention, backend, reference, sequence_attention_
 from sebp_edge.ops.gpu import rotate
 from sebp_edge.patches import attention as own_attention
-from sebp_edge.patches.attention import OwnAttention
+from sebp_edge.patches.attention import FusedAttention
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse import hoist
@@ -268,7 +268,7 @@ def test_own_attention_changes_no_loss_and_no_gradient(family):
     expected = dense_losses(model, batch)
     wanted = gradients(model, expected)
     with Hoisted(model) as hoisted:
-        own = OwnAttention(model)
+        own = FusedAttention(model)
         own.attach()
         replaced = [block for block in model.modules() if "forward" in vars(block) and hasattr(block, "head_dim")]
         assert len(replaced) == (0 if family == "phi3" else model.config.num_hidden_layers)
@@ -282,7 +282,7 @@ def test_own_attention_changes_no_loss_and_no_gradient(family):
         assert (gradient[name] - value).norm() <= 1e-5 * value.norm() + 1e-7 * largest, name
 
 
-@pytest.mark.parametrize(("in_pieces", "expected"), [(False, None), (True, own_attention.FEW_SUMS)])
+@pytest.mark.parametrize(("in_pieces", "expected"), [(False, None), (True, own_attention.MAX_DQ_BYTES)])
 def test_heads_take_turns_where_blocks_come_in_pieces(in_pieces, expected, monkeypatch):
     asked, attend = [], own_attention.sequence_attention_
 
@@ -291,9 +291,9 @@ def test_heads_take_turns_where_blocks_come_in_pieces(in_pieces, expected, monke
         return attend(*given)
 
     monkeypatch.setattr(own_attention, "sequence_attention_", asking)
-    monkeypatch.setattr(hoist, "_pays", lambda decoder: True)
+    monkeypatch.setattr(hoist, "_fits_flash_attention", lambda decoder: True)
     batch = padded_batch()
-    with Hoisted(make_llama(), blocks_in_pieces=in_pieces) as hoisted:
+    with Hoisted(make_llama(), chunked_blocks=in_pieces) as hoisted:
         asked.clear()
         hoisted.row_losses(ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"])))
     assert len(asked) >= 2
@@ -311,7 +311,7 @@ def test_an_attention_block_that_does_something_else_keeps_its_own_code():
 
     block.__class__ = Doubled
     with Hoisted(model):
-        own = OwnAttention(model)
+        own = FusedAttention(model)
         own.attach()
         assert "forward" not in vars(block)
         assert "forward" in vars(model.model.layers[1].self_attn)
@@ -320,7 +320,7 @@ def test_an_attention_block_that_does_something_else_keeps_its_own_code():
 
 def test_a_block_that_drops_weights_in_training_keeps_its_own_code():
     with Hoisted(make_llama(attention_dropout=0.1)) as hoisted:
-        own = OwnAttention(hoisted.model)
+        own = FusedAttention(hoisted.model)
         own.attach()
         assert not any("forward" in vars(layer.self_attn) for layer in hoisted.model.model.layers)
         own.remove()

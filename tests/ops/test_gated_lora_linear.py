@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from random_cases import in_fewer_bits, random_group
+from random_cases import quantised, random_group
 
 from sebp_edge.ops import ACTIVATIONS, Gate, LoraGroup, gated, gated_lora_linear, lora_linear
 
@@ -62,7 +62,7 @@ def test_it_keeps_gate_and_up_and_not_their_product():
 
 def test_a_weight_in_fewer_bits_is_as_good_as_its_matrix():
     sides, (projection,) = draw_sides(9, 20), draw_group()
-    packed, plain = in_fewer_bits(projection, [])
+    packed, plain = quantised(projection, [])
     leaves = [*sides, projection.lora_A, projection.lora_B]
     found, expected = (as_one(*sides, "silu", [one]) for one in (packed, plain))
     torch.testing.assert_close(found, expected)

@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from random_cases import in_fewer_bits, random_group
+from random_cases import quantised, random_group
 
 from sebp_edge.ops import LoraGroup, LoraProjection, Remake, Scratch, detect, lora_linear, select_rows
 
@@ -50,7 +50,7 @@ def test_outputs_and_gradients_are_pefts(shape, share, given, poisoned_memory):
 @pytest.mark.parametrize("given", ["detect", "chosen", "weighted"])
 @pytest.mark.parametrize("wanted_dx", [True, False])
 def test_kernels_compute_rows_that_are_found_without_waiting_for_their_number(
-    given, wanted_dx, kernels, no_waiting, poisoned_memory
+    given, wanted_dx, kernels, no_host_sync, poisoned_memory
 ):
     x, projections, active, douts = random_group(65, 33, (17, 9, 9), 4, 20, torch.float32, torch.float32)
     factors = torch.zeros(65).index_fill_(0, active if given == "detect" else active[::3], 1.0)
@@ -63,7 +63,7 @@ def test_kernels_compute_rows_that_are_found_without_waiting_for_their_number(
     _, expected = outputs_and_gradients(lambda *a: dense(*a, torch.float32), x, projections, scaled)
     adapters = [*(p.lora_A.requires_grad_() for p in projections), *(p.lora_B.requires_grad_() for p in projections)]
     outputs = stacked(x.requires_grad_(wanted_dx), projections, detect if given == "detect" else choose)
-    with no_waiting():
+    with no_host_sync():
         found = torch.autograd.grad(outputs, [x, *adapters] if wanted_dx else adapters, douts)
     for one, other in zip(found, expected if wanted_dx else expected[1:], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -148,7 +148,7 @@ def test_an_input_that_needs_no_gradient_gets_none():
 @pytest.mark.parametrize("given", ["rows", "detect", "all"])
 def test_a_quantised_weight_is_as_good_as_its_matrix(given, poisoned_memory):
     x, projections, rows, douts = random_group(65, 33, (17, 9, 9), 4, 20)
-    packed, plain = zip(*(in_fewer_bits(projection, []) for projection in projections), strict=True)
+    packed, plain = zip(*(quantised(projection, []) for projection in projections), strict=True)
     rows = {"rows": rows, "detect": detect, "all": None}[given]
     expected_out, expected = outputs_and_gradients(lambda *a: dense(*a, torch.float64), x, plain, douts)
     found_out, found = outputs_and_gradients(lambda x, p: stacked(x, p, rows), x, packed, douts)
@@ -159,7 +159,7 @@ def test_a_quantised_weight_is_as_good_as_its_matrix(given, poisoned_memory):
 def test_a_quantised_weight_is_dequantised_once_a_pass_and_never_kept():
     x, projections, rows, douts = random_group(24, 8, (6,), 2, 9)
     made = []
-    packed, _ = in_fewer_bits(projections[0], made)
+    packed, _ = quantised(projections[0], made)
     leaf = packed._replace(lora_A=packed.lora_A.requires_grad_(), lora_B=packed.lora_B.requires_grad_())
     (out,) = stacked(x.requires_grad_(), [leaf], rows)
     assert [matrix() for matrix in made] == [None]
@@ -171,7 +171,7 @@ def test_groups_that_share_a_scratch_dequantise_to_one_place_as_large_as_the_lar
     x, projections, *_ = random_group(24, 8, (6, 11), 2, 9)
     wide, wide_projections, *_ = random_group(24, 13, (6, 6), 2, 9)
     scratch, made = Scratch(), []
-    packed = [[in_fewer_bits(one, made)[0] for one in group] for group in (projections, wide_projections)]
+    packed = [[quantised(one, made)[0] for one in group] for group in (projections, wide_projections)]
     groups = [LoraGroup.stack(group, scratch) for group in packed]
     places = {matrix.data_ptr() for group in groups for _, matrix in group.matrices()}
     assert len(places) == 1
@@ -184,7 +184,7 @@ def test_groups_that_share_a_scratch_dequantise_to_one_place_as_large_as_the_lar
 
 def test_a_scratch_that_was_first_used_in_inference_mode_serves_training():
     x, projections, _, douts = random_group(24, 8, (6, 11), 2, 9)
-    group = LoraGroup.stack([in_fewer_bits(one, [])[0] for one in projections], Scratch())
+    group = LoraGroup.stack([quantised(one, [])[0] for one in projections], Scratch())
     with torch.inference_mode():
         expected = lora_linear(x, group)
     found = lora_linear(x.requires_grad_(), group)

@@ -173,9 +173,9 @@ class Mixed(torch.nn.Module):
         return x
 
 
-def test_rows_that_are_found_are_not_waited_for(kernels, no_waiting):
+def test_rows_that_are_found_are_not_waited_for(kernels, no_host_sync):
     x, weight, bias, _, dout = random_case(24, 8, 6, 9, torch.float32)
-    with no_waiting():
+    with no_host_sync():
         gradients(lambda *tensors: sparse_linear(*tensors, detect), (x, weight, bias), dout)
 
 

@@ -8,7 +8,7 @@ import torch
 
 import sebp_edge
 from sebp_edge.errors import SparsityError
-from sebp_edge.patches.agreement import FULL_PRECISION, OUTPUTS, disagreement, gradients_agree, why_not
+from sebp_edge.patches.agreement import FULL_PRECISION, OUTPUTS, disagreement, find_mismatch, gradients_agree
 
 
 def layer(dtype=torch.float32):
@@ -34,8 +34,8 @@ def test_under_autocast_the_precision_is_low():
 
 def test_nan_agrees_with_nothing():
     nan = torch.full((3,), torch.nan)
-    assert why_not(layer(), lambda: torch.ones(3), lambda: nan) == "on a trial batch they differ by nan%"
-    assert why_not(layer(), lambda: nan, lambda: nan) is not None
+    assert find_mismatch(layer(), lambda: torch.ones(3), lambda: nan) == "on a trial batch they differ by nan%"
+    assert find_mismatch(layer(), lambda: nan, lambda: nan) is not None
     assert not gradients_agree([nan], [nan])
 
 
@@ -51,7 +51,7 @@ def test_a_failure_is_a_reason(error):
     def fail():
         raise error("odd")
 
-    assert why_not(layer(), fail, fail) == f"a trial batch failed ({error.__name__}: odd)"
+    assert find_mismatch(layer(), fail, fail) == f"a trial batch failed ({error.__name__}: odd)"
 
 
 def test_memory_that_runs_out_is_no_verdict_and_the_modes_are_as_they_were():
@@ -64,7 +64,7 @@ def test_memory_that_runs_out_is_no_verdict_and_the_modes_are_as_they_were():
         raise torch.OutOfMemoryError("no more")
 
     with pytest.raises(torch.OutOfMemoryError):
-        why_not(model, run_out, run_out)
+        find_mismatch(model, run_out, run_out)
     assert [part.training for part in model.modules()] == [True, False, True]
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from sebp_edge.patches.attention import OwnAttention
+from sebp_edge.patches.attention import FusedAttention
 from sebp_edge.sparse.hoist import ATTENTION
 
 # Those that turn halves of heads, as ours does, and those that turn neighbours or a part of a head.
@@ -21,5 +21,5 @@ def test_a_block_is_replaced_only_if_it_turns_heads_as_ours_does(family, dtype, 
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes), dtype=dtype).eval()
     model.set_attn_implementation(ATTENTION)
-    replaced = len(dict(OwnAttention(model).stand_ins()))
+    replaced = len(dict(FusedAttention(model).replacements()))
     assert replaced == (2 if family in AS_OURS else 0)

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 from against_dense import all_gradients, padded_batch, with_adapter
-from builders import make_examples, make_llama, row_losses, step_of
+from builders import make_examples, make_llama, make_step, row_losses
 from model_families import MODELS
 
 from sebp_edge.errors import SparsityError
@@ -25,7 +25,7 @@ from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=150, context_length=64)
-SHORT = MemoryOptions(max_rows=70, checkpoints=1, in_pieces=True)
+SHORT = MemoryOptions(max_rows=70, checkpoints=1, small_buffers=True)
 
 
 def assert_equal(found, expected):
@@ -187,7 +187,7 @@ def test_the_last_block_is_never_in_one_and_a_refused_model_is_left_alone(number
 # ---------------------------------------------------------------------------------------------------------- trainings
 
 
-class Adapted:
+class LoraAdaptation:
     def __init__(self, model):
         self.model = model
 
@@ -203,9 +203,9 @@ EXAMPLES = [
 
 def trained(model, options, recipe=RECIPE, steps=6):
     """The losses of some steps, and what has been learnt."""
-    adapted = Adapted(model)
+    adapted = LoraAdaptation(model)
     with RecoveringLearner(adapted, recipe, EXAMPLES, Collator(64, 2), silent, options) as learner:
-        losses = [float(learner.step(step_of(learner, EXAMPLES), 3e-3).loss) for _ in range(steps)]
+        losses = [float(learner.step(make_step(learner, EXAMPLES), 3e-3).loss) for _ in range(steps)]
     return losses, [parameter.detach().clone() for parameter in trainable(adapted)]
 
 

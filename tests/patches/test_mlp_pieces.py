@@ -33,7 +33,7 @@ def test_gradients_are_those_of_whole_mlps(family, adapt, how, rows):
     rows(7)
     model = MODELS[family]().eval()
     model = with_adapter(model) if adapt == "lora" else model
-    found = all_gradients(model, how.get("checkpoints", 0), 5, blocks_in_pieces=True, offload="offload" in how)
+    found = all_gradients(model, how.get("checkpoints", 0), 5, chunked_blocks=True, offload="offload" in how)
     assert_close(found, all_gradients(model, 0, 5))
 
 
@@ -41,14 +41,14 @@ def test_gradients_are_those_of_whole_mlps(family, adapt, how, rows):
 def test_pieces_have_any_size(number, rows):
     rows(number)
     model = with_adapter(make_llama(num_hidden_layers=3))
-    assert_close(all_gradients(model, 2, 5, blocks_in_pieces=True), all_gradients(model, 0, 5))
+    assert_close(all_gradients(model, 2, 5, chunked_blocks=True), all_gradients(model, 0, 5))
 
 
 def test_gradients_by_our_kernels_are_those_of_whole_mlps(rows, kernels, monkeypatch):
     rows(9)
     monkeypatch.setattr(norms_and_mlps, "runs_kernels", lambda tensor: True)
     model = with_adapter(make_llama(num_hidden_layers=2))
-    assert_close(all_gradients(model, 1, 5, blocks_in_pieces=True), all_gradients(model, 0, 5))
+    assert_close(all_gradients(model, 1, 5, chunked_blocks=True), all_gradients(model, 0, 5))
 
 
 def test_an_mlp_is_multiplied_no_more_often_than_in_a_checkpoint(rows, monkeypatch):
@@ -64,7 +64,7 @@ def test_an_mlp_is_multiplied_no_more_often_than_in_a_checkpoint(rows, monkeypat
 
     whole, last_one = counted(2), 1
     # The last block's gate and up projection too, since it is not in a checkpoint.
-    assert counted(2, blocks_in_pieces=True) == whole + last_one
+    assert counted(2, chunked_blocks=True) == whole + last_one
 
 
 def test_a_piece_is_the_most_that_there_is_of_an_mlp_at_once(rows, monkeypatch):
@@ -73,7 +73,7 @@ def test_a_piece_is_the_most_that_there_is_of_an_mlp_at_once(rows, monkeypatch):
     wide = model.config.intermediate_size
     for block in model.get_base_model().model.layers:
         block.mlp.act_fn.register_forward_hook(lambda module, inputs, output: widest.append(output.shape))
-    all_gradients(model, 2, 5, blocks_in_pieces=True)
+    all_gradients(model, 2, 5, chunked_blocks=True)
     assert widest
     assert max(shape.numel() // wide for shape in widest) == 7
 
@@ -85,7 +85,7 @@ def test_without_gradients_pieces_give_the_same(rows):
     with torch.no_grad():
         with Hoisted(model) as hoisted:
             expected = row_losses(hoisted, batch["input_ids"], plan)
-        with Hoisted(model, blocks_in_pieces=True) as hoisted:
+        with Hoisted(model, chunked_blocks=True) as hoisted:
             torch.testing.assert_close(row_losses(hoisted, batch["input_ids"], plan), expected)
 
 
@@ -95,7 +95,7 @@ def test_mlps_have_the_forward_back_that_they_had(monkeypatch):
     own = first.forward
     first.forward = lambda x: own(x)
     before = first.forward
-    with Hoisted(model, blocks_in_pieces=True):
+    with Hoisted(model, chunked_blocks=True):
         assert first.forward is not before
         assert "forward" in vars(second)
     assert first.forward is before
@@ -108,12 +108,12 @@ def test_norms_after_the_mlp_alone_may_be_trained(rows):
     model = MODELS["gemma2"]().eval().requires_grad_(False)
     for block in model.model.layers:
         block.post_feedforward_layernorm.requires_grad_(True)
-    assert_close(all_gradients(model, 1, 5, blocks_in_pieces=True), all_gradients(model, 0, 5))
+    assert_close(all_gradients(model, 1, 5, chunked_blocks=True), all_gradients(model, 0, 5))
 
 
 def test_dropout_in_an_mlp_is_refused_while_it_is_on():
     model, batch = make_llama(), padded_batch()
     model.model.layers[0].mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.1))
     plan = RowPlan.from_labels(batch["labels"])
-    with Hoisted(model.train(), blocks_in_pieces=True) as hoisted, pytest.raises(SparsityError, match="does not drop"):
+    with Hoisted(model.train(), chunked_blocks=True) as hoisted, pytest.raises(SparsityError, match="does not drop"):
         row_losses(hoisted, batch["input_ids"], plan)

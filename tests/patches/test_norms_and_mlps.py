@@ -241,7 +241,7 @@ def kept_and_gradients(model, batch, remade, monkeypatch):
 
     with monkeypatch.context() as patch, Hoisted(model) as hoisted:
         if not remade:
-            for group in hoisted._fused._groups:
+            for group in hoisted._fused_lora._groups:
                 patch.setattr(group, "_source_of", only_gates(group._source_of))
         plan = RowPlan.from_labels(batch["labels"])
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

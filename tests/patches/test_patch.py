@@ -10,11 +10,11 @@ from peft import LoraConfig, get_peft_model
 from sebp_edge.errors import SparsityError
 from sebp_edge.models.lora import without_adapter
 from sebp_edge.patches import lora, norms_and_mlps
-from sebp_edge.patches.attention import OwnAttention
+from sebp_edge.patches.attention import FusedAttention
 from sebp_edge.patches.checkpoints import Checkpoints
 from sebp_edge.patches.last_layer import LastLayer
 from sebp_edge.patches.lora import FusedLora
-from sebp_edge.patches.mlp_pieces import MlpPieces
+from sebp_edge.patches.mlp_chunks import ChunkedMlps
 from sebp_edge.patches.norms_and_mlps import SmallOps
 from sebp_edge.patches.patch import Patch
 from sebp_edge.patches.tied_embedding import TiedEmbedding
@@ -37,18 +37,18 @@ def part(make, *given):
 def attention(model):
     handle = Patch()
     handle._set_attention(without_adapter(model), ATTENTION)
-    handle._include(OwnAttention(without_adapter(model)))
+    handle._include(FusedAttention(without_adapter(model)))
     return handle
 
 
 HANDLES = {
-    "hoisted": lambda model: Hoisted(model, checkpoints=1, offload=True, blocks_in_pieces=True),
+    "hoisted": lambda model: Hoisted(model, checkpoints=1, offload=True, chunked_blocks=True),
     "drop-in": sparsify,
     "attention": attention,
     "norms and MLPs": part(SmallOps),
     "LoRA": part(FusedLora),
     "tied embedding": part(TiedEmbedding),
-    "MLP pieces": part(lambda model: MlpPieces(model, 7), torch.no_grad),
+    "MLP pieces": part(lambda model: ChunkedMlps(model, 7), torch.no_grad),
     "last layer": part(LastLayer),
     "checkpoints": part(lambda model: Checkpoints(model, 1), torch.no_grad),
     "encoder": HoistedEncoder,
@@ -67,7 +67,7 @@ PAIRS = [
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
     """What is attached only where it is faster is attached here too."""
-    monkeypatch.setattr(hoist, "_pays", lambda decoder: True)
+    monkeypatch.setattr(hoist, "_fits_flash_attention", lambda decoder: True)
     monkeypatch.setattr(norms_and_mlps, "runs_kernels", lambda tensor: True)
 
 
@@ -308,11 +308,11 @@ def test_a_model_is_as_it_was_after_its_weights_could_not_be_stacked(kind, monke
 
 
 PARTS = [
-    ("hoisted", OwnAttention),
+    ("hoisted", FusedAttention),
     ("hoisted", SmallOps),
     ("hoisted", FusedLora),
     ("hoisted", TiedEmbedding),
-    ("hoisted", MlpPieces),
+    ("hoisted", ChunkedMlps),
     ("hoisted", LastLayer),
     ("hoisted", Checkpoints),
     ("full, hoisted", LastLayer),

@@ -37,12 +37,12 @@ class Made(TorchDispatchMode):
 
     def __init__(self, shape):
         super().__init__()
-        self.shape, self.places = shape, set()
+        self.shape, self.addresses = shape, set()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor) and out.shape == self.shape:
-            self.places.add(out.data_ptr())
+            self.addresses.add(out.data_ptr())
         return out
 
 
@@ -61,7 +61,7 @@ def test_the_whole_vocabulary_has_one_gradient_only():
     weight, plan = model.get_input_embeddings().weight, RowPlan.from_labels(batch["labels"])
     with Hoisted(model) as rows, Made(weight.shape) as made:
         row_losses(rows, batch["input_ids"], plan).sum().backward()
-    assert made.places == {weight.data_ptr(), weight.grad.data_ptr()}
+    assert made.addresses == {weight.data_ptr(), weight.grad.data_ptr()}
 
 
 def test_gradients_are_added_up_over_batches():

@@ -38,9 +38,9 @@ def test_gathered_tokens_are_the_padded_batchs():
     assert tokens.position_ids.tolist() == [t for length in lengths for t in range(length)]
     own = [batch["input_ids"][row, :length] for row, length in enumerate(lengths)]
     assert torch.equal(tokens.input_ids, torch.cat(own))
-    rows, positions = tokens.sequences, tokens.position_ids[tokens.loss_places]
+    rows, positions = tokens.sequences, tokens.position_ids[tokens.loss_indices]
     assert torch.equal(batch["labels"][rows, positions + 1], tokens.targets)
-    assert torch.equal(tokens.cu_seqlens[rows] + positions, tokens.loss_places)
+    assert torch.equal(tokens.cu_seqlens[rows] + positions, tokens.loss_indices)
     assert torch.equal(tokens.weights, torch.ones(26))
 
 
@@ -52,7 +52,7 @@ def test_filler_is_in_sequences_of_its_own(bucket, prompt):
     filled = tokens.filled(bucket)
     num_tokens, num_sequences, _, num_losses = tokens.sizes
     assert len(filled.input_ids) == len(filled.position_ids) == bucket.tokens
-    assert len(filled.loss_places) == bucket.loss_rows
+    assert len(filled.loss_indices) == bucket.loss_rows
     assert filled.max_len == bucket.longest
     lengths = filled.cu_seqlens.diff()
     assert filled.cu_seqlens.dtype == torch.int32
@@ -64,11 +64,11 @@ def test_filler_is_in_sequences_of_its_own(bucket, prompt):
     assert torch.equal(filled.position_ids[:num_tokens], tokens.position_ids)
     assert not filled.input_ids[num_tokens:].any()
     # A row gathered twice would get one of its two gradients.
-    assert (filled.loss_places.diff() > 0).all()
+    assert (filled.loss_indices.diff() > 0).all()
     real = filled.weights == 1
     assert real.sum() == num_losses
     assert not filled.weights[~real].any()
-    for name in ("loss_places", "targets", "sequences"):
+    for name in ("loss_indices", "targets", "sequences"):
         assert torch.equal(getattr(filled, name)[real], getattr(tokens, name)), name
         assert getattr(filled, name).dtype == torch.int64
 

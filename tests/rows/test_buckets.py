@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from sebp_edge.rows.buckets import GRAIN, MOST_BUCKETS, Bucket, choose_buckets
+from sebp_edge.rows.buckets import GRID_STEP, MAX_BUCKETS, Bucket, choose_buckets
 
 
 def test_every_size_is_held_with_little_filler():
@@ -15,7 +15,7 @@ def test_every_size_is_held_with_little_filler():
         assert bucket.holds(Bucket(size, size, size, size))
         assert max(bucket.sequences, bucket.longest) < 2 * size
         assert bucket.tokens == bucket.loss_rows
-        assert bucket.tokens - size < max(min(size, GRAIN), size / 16)
+        assert bucket.tokens - size < max(min(size, GRID_STEP), size / 16)
         assert bucket.tokens % min(32, bucket.tokens) == 0
 
 
@@ -67,7 +67,7 @@ def test_a_training_needs_few_buckets_and_wastes_little(batch_tokens, share):
         loss_rows = tokens if share == 1 else max(1, round(tokens * order.gauss(share, 0.03)))
         sizes.append(Bucket(tokens, len(lengths), max(lengths), loss_rows))
     buckets = choose_buckets(Bucket.holding(*size) for size in sizes)
-    assert 1 <= len(buckets) <= MOST_BUCKETS
+    assert 1 <= len(buckets) <= MAX_BUCKETS
     assert [bucket.cost for bucket in buckets] == sorted(bucket.cost for bucket in buckets)
     chosen = [next(bucket for bucket in buckets if bucket.holds(size)) for size in sizes]
     assert set(chosen) == set(buckets)
@@ -99,14 +99,14 @@ def test_choosing_takes_little_time_however_sizes_vary():
     begin = time.process_time()
     buckets = choose_buckets(needed)
     assert time.process_time() - begin < 5
-    assert len(buckets) == MOST_BUCKETS
+    assert len(buckets) == MAX_BUCKETS
     assert all(any(bucket.holds(one) for bucket in buckets) for one in needed)
 
 
 def test_more_than_six_are_joined_whatever_it_costs():
     needed = [Bucket.holding(1000 * size, 4, 1000, 1000 * size) for size in range(1, 20)]
     buckets = choose_buckets(needed)
-    assert len(buckets) == MOST_BUCKETS
+    assert len(buckets) == MAX_BUCKETS
     assert all(any(bucket.holds(one) for bucket in buckets) for one in needed)
 
 

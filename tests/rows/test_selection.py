@@ -99,14 +99,14 @@ def plain_threshold(energy, epsilon, max_lost):
 def test_the_threshold_keeps_what_is_above_it_and_enough_of_the_energy(num_rows, epsilon, max_lost):
     energy = random_energy(num_rows, seed=num_rows)
     expected, bound = plain_threshold(energy, epsilon, max_lost)
-    keep, found_bound = row_rules.above(energy, epsilon, max_lost)
+    keep, found_bound = row_rules.above_threshold(energy, epsilon, max_lost)
     assert keep.nonzero().squeeze(1).tolist() == expected
     assert float(row_rules.lost_share(energy, keep)) <= max_lost * (1 + 1e-12)
     ids, _ = chosen(Threshold(epsilon=epsilon, max_lost=max_lost), energy.sqrt()[:, None])
     assert ids == expected
     lowest_kept = float(energy[expected].min().sqrt()) if expected else 0.0
     assert math.isclose(float(found_bound), min(bound, lowest_kept), rel_tol=1e-12) or not expected
-    probability = row_rules.softly_above(energy, epsilon, max_lost)
+    probability = row_rules.threshold_probabilities(energy, epsilon, max_lost)
     soft = [float(value) ** 0.5 / float(found_bound) if value else 0.0 for value in energy]
     wanted = [1.0 if row in expected else value for row, value in enumerate(soft)]
     torch.testing.assert_close(probability, torch.tensor(wanted, dtype=torch.float64), rtol=1e-12, atol=0)
@@ -119,9 +119,9 @@ def plain_knee(passes, max_lost):
         norms = [float(value) ** 0.5 for value in energy if value > 0]
         median, total = sorted(norms)[(len(norms) - 1) // 2], sum(norm**2 for norm in norms)
         for norm in norms:
-            place = min(max(math.floor((math.log10(norm / median) + 12) * 10), 0), 139)
-            counts[place] += 1
-            energies[place] += norm**2 / total
+            bin_index = min(max(math.floor((math.log10(norm / median) + 12) * 10), 0), 139)
+            counts[bin_index] += 1
+            energies[bin_index] += norm**2 / total
     below = [sum(counts[:edge]) for edge in range(141)]
     smooth = [sum(below[min(max(edge + shift, 0), 140)] for shift in range(-2, 3)) for edge in range(141)]
     bends = [smooth[edge - 1] - 2 * smooth[edge] + smooth[edge + 1] for edge in range(1, 140)]

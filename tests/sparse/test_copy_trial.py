@@ -21,7 +21,7 @@ from transformers import (
 
 from sebp_edge.events import Notice
 from sebp_edge.models.small_copy import LONGEST, SCALED_FROM, VOCABULARY, WINDOW, small_copy
-from sebp_edge.sparse.copy_trial import why_not_on_a_copy
+from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.losses import RowLosses
@@ -55,7 +55,7 @@ def make(config) -> PreTrainedModel:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("family", HOISTED)
 def test_families_whose_attention_is_told_of_windows_and_lengths_pass(family):
-    assert why_not_on_a_copy(make(HOISTED[family])) is None
+    assert find_copy_mismatch(make(HOISTED[family])) is None
 
 
 def test_a_window_that_only_the_mask_has_is_seen_however_long_it_is():
@@ -67,10 +67,10 @@ def test_a_window_that_only_the_mask_has_is_seen_however_long_it_is():
     assert [type(notice) for notice in notices] == [Notice]
     assert "gradients on rows alone differ" in notices[0].message
     without = make(PhimoeConfig(**SIZES, num_local_experts=4, sliding_window=None))
-    assert why_not_on_a_copy(without) is None
+    assert find_copy_mismatch(without) is None
 
 
-class ColdFromTheEnd(LlamaForCausalLM):
+class LengthScaledLlama(LlamaForCausalLM):
     """Scales logits by how many tokens its input has."""
 
     def forward(self, input_ids=None, **inputs):
@@ -85,12 +85,12 @@ class NeedsMore(LlamaForCausalLM):
 
 
 def test_a_subclass_is_tried_out_as_what_it_is():
-    model = ColdFromTheEnd(make_llama().config)
-    assert "differ" in why_not_on_a_copy(model)
+    model = LengthScaledLlama(make_llama().config)
+    assert "differ" in find_copy_mismatch(model)
 
 
 def test_a_class_that_cannot_be_made_small_is_not_hoisted():
-    assert why_not_on_a_copy(NeedsMore(make_llama().config, more=1)).startswith(
+    assert find_copy_mismatch(NeedsMore(make_llama().config, more=1)).startswith(
         "a small copy of its class could not be"
     )
 
@@ -99,7 +99,7 @@ def test_the_model_is_left_alone_and_no_random_number_is_drawn():
     model = make_llama()
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     config = model.config.to_dict()
-    assert why_not_on_a_copy(model) is None
+    assert find_copy_mismatch(model) is None
     assert torch.equal(torch.get_rng_state(), state)
     assert model.config.to_dict() == config
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -19,7 +19,7 @@ from transformers import Trainer, TrainingArguments
 
 from sebp_edge import sparsify
 from sebp_edge.errors import SparsityError
-from sebp_edge.models.architecture import is_linear, layers_behind_attention
+from sebp_edge.models.architecture import is_linear, layers_after_attention
 from sebp_edge.ops import detect
 from sebp_edge.patches import lora
 from sebp_edge.patches.kept_inputs import KeptInputs
@@ -394,7 +394,7 @@ def test_what_is_kept_of_an_input_keeps_no_input_alive():
 
 
 def names_behind_attention(model):
-    behind = layers_behind_attention(model)
+    behind = layers_after_attention(model)
     return {name for name, layer in model.named_modules() if is_linear(layer) and layer in behind}
 
 

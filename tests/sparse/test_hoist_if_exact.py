@@ -9,7 +9,7 @@ from builders import make_llama
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse import hoist_if_exact as module
 from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.hoist_if_exact import hoist_if_exact, right_padded
+from sebp_edge.sparse.hoist_if_exact import hoist_if_exact, pad_right
 
 SEQUENCES = [list(range(5, 60)), list(range(9, 40)), [3, 4]]
 
@@ -19,13 +19,13 @@ def test_an_exact_decoder_is_hoisted_with_the_given_options():
     hoisted, reason = hoist_if_exact(model, SEQUENCES, 2, checkpoints=1)
     with hoisted:
         assert reason is None
-        assert hoisted.row_losses(ActiveTokens.gather(*right_padded(SEQUENCES, 2))).isfinite().all()
+        assert hoisted.row_losses(ActiveTokens.gather(*pad_right(SEQUENCES, 2))).isfinite().all()
         assert "forward" in vars(model.model.layers[0])
     assert not any("forward" in vars(part) for part in model.modules())
 
 
 def test_every_token_but_the_first_has_a_loss():
-    input_ids, plan = right_padded(SEQUENCES, 2)
+    input_ids, plan = pad_right(SEQUENCES, 2)
     assert input_ids.shape == (3, 56)
     assert plan.targets.tolist() == [token for ids in SEQUENCES for token in ids[1:]]
     assert (input_ids[2, 2:] == 2).all()
@@ -40,7 +40,7 @@ def test_every_token_but_the_first_has_a_loss():
 )
 def test_a_decoder_that_is_not_exact_is_left_as_it_was(losses, reason, monkeypatch):
     model = make_llama()
-    monkeypatch.setattr(module, "why_not_on_a_copy", lambda decoder: None)
+    monkeypatch.setattr(module, "find_copy_mismatch", lambda decoder: None)
     monkeypatch.setattr(Hoisted, "row_losses", losses)
     hoisted, found = hoist_if_exact(model, SEQUENCES, 2)
     assert hoisted is None

@@ -113,8 +113,8 @@ def test_a_claim_is_shown_again_where_other_kinds_of_rows_are_left_out():
     padded, with_prompt = padded_batch(), padded_batch(prompt=5)
     with sparsify(model, keep_logits=True) as sparsified:
         for batch in (whole, padded, with_prompt):
-            assert found_rows(sparsified, model, batch), "the first of its kind"
-            assert not found_rows(sparsified, model, batch), "shown"
+            assert detects_rows(sparsified, model, batch), "the first of its kind"
+            assert not detects_rows(sparsified, model, batch), "shown"
 
 
 def test_a_backward_pass_of_a_part_shows_nothing():
@@ -122,16 +122,16 @@ def test_a_backward_pass_of_a_part_shows_nothing():
     last = model.model.layers[-1].mlp.down_proj.weight
     with sparsify(model, keep_logits=True) as sparsified:
         torch.autograd.grad(model(**batch).loss, last)
-        assert found_rows(sparsified, model, batch)
+        assert detects_rows(sparsified, model, batch)
 
 
 def test_an_evaluation_shows_nothing_about_a_training_step():
     model, batch = make_llama().double(), padded_batch()
     with sparsify(model, keep_logits=True) as sparsified:
         model.eval()
-        assert found_rows(sparsified, model, batch)
+        assert detects_rows(sparsified, model, batch)
         model.train()
-        assert found_rows(sparsified, model, batch)
+        assert detects_rows(sparsified, model, batch)
 
 
 def test_a_hook_that_is_added_later_has_its_calls_checked():
@@ -203,7 +203,7 @@ def test_shown_rows_are_checked_in_no_later_pass():
     model, batch = bert(BertForSequenceClassification), encoder_batch(head)
     with sparsify(model) as sparsified:
         train(model, batch)
-        assert not found_rows(sparsified, model, batch)
+        assert not detects_rows(sparsified, model, batch)
 
 
 def test_frozen_layers_do_not_keep_a_claim_from_being_shown():
@@ -212,7 +212,7 @@ def test_frozen_layers_do_not_keep_a_claim_from_being_shown():
     model.model.layers[0].requires_grad_(False)
     with sparsify(model, keep_logits=True) as sparsified:
         train(model, batch)
-        assert not found_rows(sparsified, model, batch)
+        assert not detects_rows(sparsified, model, batch)
 
 
 def test_interleaved_passes_train_like_dense_before_and_after_a_claim_is_shown():
@@ -232,17 +232,17 @@ def test_interleaved_passes_train_like_dense_before_and_after_a_claim_is_shown()
             assert_same(dense, gradients(), tolerance=1e-5)
 
 
-def found_rows(sparsified, model, batch):
+def detects_rows(sparsified, model, batch):
     """Whether the layers of a training step look for their rows, all of them or none."""
-    chosen, choose = [], sparsified._rows_for
+    chosen, choose = [], sparsified._linear_rows
 
     def note(layers, x):
         chosen.append(choose(layers, x))
         return chosen[-1]
 
-    sparsified._rows_for = note
+    sparsified._linear_rows = note
     train(model, batch)
-    sparsified._rows_for = choose
+    sparsified._linear_rows = choose
     kinds = {callable(rows) for rows in chosen if rows is not None}
     assert detect not in chosen
     assert len(kinds) == 1

@@ -226,7 +226,7 @@ def test_a_conversation_that_the_template_refuses_is_left_out_alone():
     assert left_out[0].reason == "the model's chat template refuses a conversation of system, user, assistant"
 
 
-def test_what_a_user_calls_a_role_is_not_told():
+def test_errors_do_not_quote_unknown_roles():
     raising = "{% for m in messages %}{{ raise_exception('No such role: ' + m['role']) }}{% endfor %}"
     messages = ({"role": "my-secret", "content": "a"}, {"role": "assistant", "content": "b"})
     _, [item] = encode([Document("chat", Conversation(messages))], tokenizer_with(raising), 64)

@@ -80,7 +80,7 @@ def random_text(seed: int) -> str:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_pieces_hold_every_token_once_in_order_and_none_is_over_the_context(any_tokenizer, seed):
+def test_chunks_hold_every_token_once_in_order_within_the_context_length(any_tokenizer, seed):
     text, context_length = random_text(seed), random.Random(seed).choice([8, 9, 13, 32, 100])
     has_bos = any_tokenizer("a")["input_ids"][0] == BOS
     expected = tokens_of(text, any_tokenizer) + ([EOS] if any_tokenizer.eos_token else [])
@@ -157,7 +157,7 @@ def test_cuts_prefer_paragraphs_then_sentences_then_words(kind):
     sentences = 'qqqqqqqq "xx." zzz zzzzzzz'
     assert cuts(sentences, tokenizer, 20)[0].rstrip() == 'qqqqqqqq "xx."'
     words = "qqqqqqqqqq xxxxxxxxxx zzzzzzzzzz"
-    assert [piece.strip() for piece in cuts(words, tokenizer, 18)] == ["qqqqqqqqqq", "xxxxxxxxxx", "zzzzzzzzzz"]
+    assert [chunk.strip() for chunk in cuts(words, tokenizer, 18)] == ["qqqqqqqqqq", "xxxxxxxxxx", "zzzzzzzzzz"]
 
 
 def test_lines_are_cut_like_sentences(tokenizer):
@@ -165,18 +165,18 @@ def test_lines_are_cut_like_sentences(tokenizer):
 
 
 def test_chinese_and_japanese_sentences_are_cut_without_spaces(tokenizer):
-    pieces = cuts("今日は雨。明日は晴れ。私は家に帰る。", tokenizer, 44)
-    assert pieces == ["今日は雨。明日は晴れ。", "私は家に帰る。"]
+    chunks = cuts("今日は雨。明日は晴れ。私は家に帰る。", tokenizer, 44)
+    assert chunks == ["今日は雨。明日は晴れ。", "私は家に帰る。"]
 
 
 @pytest.mark.parametrize("text", ["日" * 60, "🙂" * 60, "the " + "🙂 " * 60])
 def test_characters_of_several_tokens_are_not_cut_apart(text, tokenizer):
-    pieces = cuts(text, tokenizer, 32)
-    assert "".join(pieces) == text
-    assert "\ufffd" not in "".join(pieces)
+    chunks = cuts(text, tokenizer, 32)
+    assert "".join(chunks) == text
+    assert "\ufffd" not in "".join(chunks)
 
 
-def test_pieces_use_the_context(tokenizer):
+def test_chunks_use_the_context(tokenizer):
     text = " ".join(make_sentences(40))
     examples = encode_one(text, tokenizer, 128)
     assert sum(len(example.input_ids) for example in examples[:-1]) > 0.6 * 128 * (len(examples) - 1)
@@ -220,7 +220,7 @@ def test_a_completion_longer_than_the_context_is_learnt_whole(any_tokenizer):
     assert any_tokenizer.decode(learnt).removesuffix("<|eos|>").strip() == completion
 
 
-def test_pieces_of_a_long_prompt_without_anything_learnt_are_dropped(tokenizer):
+def test_chunks_of_a_long_prompt_without_loss_tokens_are_dropped(tokenizer):
     examples = encode_one(Completion(" ".join(make_sentences(5)), " home"), tokenizer, 32)
     assert all(example.num_loss_tokens for example in examples)
     assert tokenizer.decode(predicted(examples)) == " home<|eos|>"

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from reading import contents, left_out, put
+from reading import contents, left_out, write_file
 
 from sebp_edge.texts.documents import Completion, Conversation
 from sebp_edge.texts.readers import read_texts
@@ -13,12 +13,14 @@ HELLO = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.md", "a.markdown", "a.rst", "A.TXT", "b.Md"])
 def test_plain_formats_are_one_document_each(tmp_path, name):
-    assert contents(put(tmp_path, name, "# Heading\n\nText.\n")) == ["# Heading\n\nText."]
+    assert contents(write_file(tmp_path, name, "# Heading\n\nText.\n")) == ["# Heading\n\nText."]
 
 
 @pytest.mark.parametrize("mark", ["---", "+++"])
 def test_front_matter_is_dropped_and_headings_are_kept(tmp_path, mark):
-    path = put(tmp_path, "a.md", f"{mark}\ntitle: Soup\ntags: [a]\n{mark}\n\n# Soup\n\nLentils.\n\n{mark}\n\nEnd.")
+    path = write_file(
+        tmp_path, "a.md", f"{mark}\ntitle: Soup\ntags: [a]\n{mark}\n\n# Soup\n\nLentils.\n\n{mark}\n\nEnd."
+    )
     assert contents(path) == [f"# Soup\n\nLentils.\n\n{mark}\n\nEnd."]
 
 
@@ -34,29 +36,29 @@ def test_front_matter_is_dropped_and_headings_are_kept(tmp_path, mark):
     ],
 )
 def test_what_only_resembles_front_matter_is_kept(tmp_path, text):
-    assert contents(put(tmp_path, "a.md", text)) == [text.strip()]
+    assert contents(write_file(tmp_path, "a.md", text)) == [text.strip()]
 
 
 def test_front_matter_is_dropped_after_a_byte_order_mark_with_windows_newlines_and_at_the_end_of_the_file(tmp_path):
-    assert contents(put(tmp_path, "a.md", "\ufeff---\r\ntitle: x\r\n---\r\nText.\r\n")) == ["Text."]
-    assert contents(put(tmp_path, "b.md", "---\n---\nText.")) == ["Text."]
-    put(tmp_path, "c.md", "---\ntitle: nothing else\n---")
+    assert contents(write_file(tmp_path, "a.md", "\ufeff---\r\ntitle: x\r\n---\r\nText.\r\n")) == ["Text."]
+    assert contents(write_file(tmp_path, "b.md", "---\n---\nText.")) == ["Text."]
+    write_file(tmp_path, "c.md", "---\ntitle: nothing else\n---")
     assert left_out(tmp_path)["c.md"] == "empty"
 
 
 def test_front_matter_that_never_closes_costs_no_time(tmp_path):
     text = "---\n" + "key: value\n" * 200_000
-    assert contents(put(tmp_path, "a.md", text)) == [text.strip()]
+    assert contents(write_file(tmp_path, "a.md", text)) == [text.strip()]
 
 
 def test_only_markdown_has_front_matter(tmp_path):
-    assert contents(put(tmp_path, "a.txt", "---\na: b\n---\nText.")) == ["---\na: b\n---\nText."]
+    assert contents(write_file(tmp_path, "a.txt", "---\na: b\n---\nText.")) == ["---\na: b\n---\nText."]
 
 
 def test_newlines_become_unix_ones_in_every_kind_of_content(tmp_path):
-    put(tmp_path, "a.txt", "one\r\ntwo\rthree")
-    put(tmp_path, "b.jsonl", json.dumps({"prompt": "a\r\n", "completion": "b\r\nc"}) + "\r\n\r\n")
-    put(tmp_path, "c.json", json.dumps({"messages": [{"role": "assistant", "content": "d\r\ne"}]}))
+    write_file(tmp_path, "a.txt", "one\r\ntwo\rthree")
+    write_file(tmp_path, "b.jsonl", json.dumps({"prompt": "a\r\n", "completion": "b\r\nc"}) + "\r\n\r\n")
+    write_file(tmp_path, "c.json", json.dumps({"messages": [{"role": "assistant", "content": "d\r\ne"}]}))
     text, completion, conversation = contents(tmp_path)
     assert text == "one\ntwo\nthree"
     assert completion == Completion("a\n", "b\nc")
@@ -65,9 +67,9 @@ def test_newlines_become_unix_ones_in_every_kind_of_content(tmp_path):
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_utf8_and_marked_utf16_are_read(tmp_path, encoding):
-    assert contents(put(tmp_path, "a.txt", "Smörgås 🥪 日記".encode(encoding))) == ["Smörgås 🥪 日記"]
-    assert contents(put(tmp_path, "a.json", '["Smörgås"]'.encode(encoding))) == ["Smörgås"]
-    assert contents(put(tmp_path, "a.csv", "text\nSmörgås\n".encode(encoding))) == ["Smörgås"]
+    assert contents(write_file(tmp_path, "a.txt", "Smörgås 🥪 日記".encode(encoding))) == ["Smörgås 🥪 日記"]
+    assert contents(write_file(tmp_path, "a.json", '["Smörgås"]'.encode(encoding))) == ["Smörgås"]
+    assert contents(write_file(tmp_path, "a.csv", "text\nSmörgås\n".encode(encoding))) == ["Smörgås"]
 
 
 @pytest.mark.parametrize(
@@ -85,15 +87,15 @@ def test_utf8_and_marked_utf16_are_read(tmp_path, encoding):
 )
 @pytest.mark.parametrize("ending", [".txt", ".md", ".json", ".jsonl", ".csv"])
 def test_undecodable_binary_and_empty_files_are_left_out_with_the_reason(folder, data, reason, ending):
-    put(folder, f"bad{ending}", data)
+    write_file(folder, f"bad{ending}", data)
     assert left_out(folder) == {f"bad{ending}": reason}
 
 
 def test_json_is_a_text_a_record_or_a_list_of_them(tmp_path):
-    assert contents(put(tmp_path, "a.json", '"A text."')) == ["A text."]
-    assert contents(put(tmp_path, "b.json", '{"text": "A record.", "date": 1}')) == ["A record."]
+    assert contents(write_file(tmp_path, "a.json", '"A text."')) == ["A text."]
+    assert contents(write_file(tmp_path, "b.json", '{"text": "A record.", "date": 1}')) == ["A record."]
     several = ["One.", {"text": "Two."}, {"prompt": "a", "completion": "b"}, {"messages": HELLO}]
-    path = put(tmp_path, "c.json", json.dumps(several, indent=1))
+    path = write_file(tmp_path, "c.json", json.dumps(several, indent=1))
     assert contents(path) == ["One.", "Two.", Completion("a", "b"), Conversation(tuple(HELLO))]
     assert [document.source for document in read_texts(path).documents] == [f"c.json#{n}" for n in (1, 2, 3, 4)]
 
@@ -123,7 +125,7 @@ def test_json_is_a_text_a_record_or_a_list_of_them(tmp_path):
     ],
 )
 def test_a_record_of_another_shape_is_left_out_alone(tmp_path, record, reason):
-    path = put(tmp_path, "a.json", json.dumps(["Before.", record, "After."]))
+    path = write_file(tmp_path, "a.json", json.dumps(["Before.", record, "After."]))
     reading = read_texts(path)
     assert [document.content for document in reading.documents] == ["Before.", "After."]
     [item] = reading.left_out
@@ -143,13 +145,13 @@ def test_a_record_of_another_shape_is_left_out_alone(tmp_path, record, reason):
     ],
 )
 def test_json_that_cannot_be_parsed_or_holds_nothing_is_left_out(folder, text, reason):
-    put(folder, "a.json", text)
+    write_file(folder, "a.json", text)
     assert left_out(folder) == {"a.json": reason}
 
 
 def test_a_bad_line_of_jsonl_does_not_cost_the_good_ones(tmp_path):
     lines = ['"First."', "", '{"text": "cut', '{"text": "Last\u2028line."}', "[1", '{"text": 1}']
-    reading = read_texts(put(tmp_path, "a.jsonl", "\n".join(lines)))
+    reading = read_texts(write_file(tmp_path, "a.jsonl", "\n".join(lines)))
     assert [document.content for document in reading.documents] == ["First.", "Last\u2028line."]
     assert {item.source: item.reason for item in reading.left_out} == {
         "a.jsonl#2": "not valid JSON (line 3)",
@@ -159,14 +161,14 @@ def test_a_bad_line_of_jsonl_does_not_cost_the_good_ones(tmp_path):
 
 
 def test_csv_keeps_quoted_newlines_commas_and_quotes(tmp_path):
-    path = put(tmp_path, "a.csv", 'id,text\r\n1,"Two\r\nlines, and a ""quote"""\r\n\r\n2,Plain\r\n')
+    path = write_file(tmp_path, "a.csv", 'id,text\r\n1,"Two\r\nlines, and a ""quote"""\r\n\r\n2,Plain\r\n')
     assert contents(path) == ['Two\nlines, and a "quote"', "Plain"]
-    path = put(tmp_path, "b.csv", "completion,prompt\nyes,really?\n")
+    path = write_file(tmp_path, "b.csv", "completion,prompt\nyes,really?\n")
     assert contents(path) == [Completion("really?", "yes")]
 
 
 def test_ragged_csv_rows_are_left_out_rather_than_cut(tmp_path):
-    path = put(tmp_path, "a.csv", "id,text\n1,bread, and butter\n2\n3,whole\n")
+    path = write_file(tmp_path, "a.csv", "id,text\n1,bread, and butter\n2\n3,whole\n")
     reading = read_texts(path)
     assert [document.content for document in reading.documents] == ["whole"]
     assert [(item.source, item.reason) for item in reading.left_out] == [
@@ -186,7 +188,7 @@ def test_ragged_csv_rows_are_left_out_rather_than_cut(tmp_path):
     ],
 )
 def test_csv_without_the_right_columns_is_left_out(folder, text, reason):
-    put(folder, "a.csv", text)
+    write_file(folder, "a.csv", text)
     assert left_out(folder) == {"a.csv": reason}
 
 

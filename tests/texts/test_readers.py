@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from builders import make_sentences
-from reading import contents, left_out, put, refusal
+from reading import contents, left_out, refusal, write_file
 
 from sebp_edge.errors import MachineError
 from sebp_edge.texts import formats
-from sebp_edge.texts.readers import HELD_PER_BYTE, read_texts
+from sebp_edge.texts.readers import MEMORY_PER_BYTE, read_texts
 
 HELLO = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"}]
 
@@ -31,9 +31,9 @@ def without_rights():
 
 
 def test_hidden_files_and_folders_are_left_out_and_listed(folder):
-    put(folder, ".secret.md", "no")
-    put(folder, ".git/config.md", "no")
-    put(folder, "deep/.obsidian/a.md", "no")
+    write_file(folder, ".secret.md", "no")
+    write_file(folder, ".git/config.md", "no")
+    write_file(folder, "deep/.obsidian/a.md", "no")
     assert left_out(folder) == {
         ".secret.md": "hidden file",
         ".git/": "hidden folder",
@@ -42,15 +42,15 @@ def test_hidden_files_and_folders_are_left_out_and_listed(folder):
 
 
 def test_something_hidden_that_is_given_by_its_own_path_is_read(tmp_path):
-    put(tmp_path, ".notes/a.md", "Given.")
+    write_file(tmp_path, ".notes/a.md", "Given.")
     assert contents(tmp_path / ".notes") == contents(tmp_path / ".notes" / "a.md") == ["Given."]
 
 
 def test_unknown_endings_and_things_that_are_no_files_are_left_out_and_nothing_hangs(folder):
-    put(folder, "a.pdf", b"%PDF\x00")
-    put(folder, "b.docx.bak", "text")
-    put(folder, "README", "text")
-    put(folder, "dir.md/inside.txt", "A folder may be called so.")
+    write_file(folder, "a.pdf", b"%PDF\x00")
+    write_file(folder, "b.docx.bak", "text")
+    write_file(folder, "README", "text")
+    write_file(folder, "dir.md/inside.txt", "A folder may be called so.")
     os.mkfifo(folder / "pipe.md")
     (folder / "dangling.md").symlink_to("nowhere")
     (folder / "self.md").symlink_to("self.md")
@@ -69,8 +69,8 @@ def test_unknown_endings_and_things_that_are_no_files_are_left_out_and_nothing_h
 
 
 def test_links_are_followed_unless_they_lead_out_of_the_given_folder(folder, tmp_path):
-    outside = put(tmp_path, "elsewhere.txt", "Elsewhere.")
-    put(folder, "deep/inside.txt", "Inside.")
+    outside = write_file(tmp_path, "elsewhere.txt", "Elsewhere.")
+    write_file(folder, "deep/inside.txt", "Inside.")
     (folder / "in.txt").symlink_to("deep/inside.txt")
     (folder / "out.txt").symlink_to(outside)
     (folder / "deep" / "up.txt").symlink_to("../../elsewhere.txt")
@@ -114,8 +114,8 @@ def test_a_file_too_large_is_left_out_before_it_is_read(folder, monkeypatch):
 def test_texts_that_would_not_fit_into_the_given_memory_are_refused_unread(form, tmp_path, monkeypatch):
     text = "日記 " * 1000  # 7,000 bytes
     for number in range(2):
-        put(tmp_path, f"{number}.md", text)
-    put(tmp_path, "0.pdf", text * 100)
+        write_file(tmp_path, f"{number}.md", text)
+    write_file(tmp_path, "0.pdf", text * 100)
     texts, size = {
         "file": (tmp_path / "1.md", 7000),
         "files": (tmp_path, 14000),
@@ -124,10 +124,10 @@ def test_texts_that_would_not_fit_into_the_given_memory_are_refused_unread(form,
         "record": ({"prompt": text, "completion": "yes"}, 7003),
         "messages": ({"messages": [{"role": "user", "content": text}, HELLO[1]]}, 7012),
     }[form]
-    assert read_texts(texts, memory=HELD_PER_BYTE * size).documents
+    assert read_texts(texts, memory=MEMORY_PER_BYTE * size).documents
     monkeypatch.setattr(Path, "read_bytes", None)
     with pytest.raises(MachineError) as caught:
-        read_texts(texts, memory=HELD_PER_BYTE * size - 1)
+        read_texts(texts, memory=MEMORY_PER_BYTE * size - 1)
     assert re.fullmatch(
         r"These texts alone would take more than the 0\.?\d* MB of memory that is left for them; give fewer of them, "
         r"or raise the memory budget\.",
@@ -157,12 +157,12 @@ print(peak_resident() - before)
 def test_reading_holds_no_more_than_is_counted(form, tmp_path):
     sentences = make_sentences(30_000, words=14)
     if form == "one text":
-        path = put(tmp_path, "a.txt", "\n".join(sentences))
+        path = write_file(tmp_path, "a.txt", "\n".join(sentences))
     else:
-        path = put(tmp_path, "a.jsonl", "\n".join(map(json.dumps, sentences)))
+        path = write_file(tmp_path, "a.jsonl", "\n".join(map(json.dumps, sentences)))
     assert path.stat().st_size > 1_500_000
     done = subprocess.run([sys.executable, "-c", READ_ONCE, path], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < HELD_PER_BYTE * path.stat().st_size
+    assert int(done.stdout) < MEMORY_PER_BYTE * path.stat().st_size
 
 
 def test_a_pipe_given_by_itself_does_not_hang(tmp_path):
@@ -174,9 +174,9 @@ def test_what_may_not_be_opened_is_left_out(request):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
-        put(folder, "kept.md", "Kept.")
-        put(folder, "locked.md", "no").chmod(0)
-        put(folder, "deep/locked/a.md", "no").parent.chmod(0)
+        write_file(folder, "kept.md", "Kept.")
+        write_file(folder, "locked.md", "no").chmod(0)
+        write_file(folder, "deep/locked/a.md", "no").parent.chmod(0)
         request.getfixturevalue("without_rights")
         assert left_out(folder) == {
             "locked.md": "cannot be read: Permission denied",
@@ -191,16 +191,16 @@ def test_what_may_not_be_opened_is_left_out(request):
 
 
 def test_names_that_are_not_utf8_can_be_printed(tmp_path):
-    put(tmp_path, os.fsdecode(b"caf\xe9.txt"), "Latin name.")
+    write_file(tmp_path, os.fsdecode(b"caf\xe9.txt"), "Latin name.")
     [document] = read_texts(tmp_path).documents
     assert document.source == "caf?.txt"
 
 
 def test_names_cannot_steer_a_terminal(tmp_path):
     for name in ("red\x1b[31m.md", "line\nfeed.md", "turned\u202e.md", "family 👩‍👩‍👧 日記.md"):
-        put(tmp_path, name, name)
-    put(tmp_path, "a.\x1b[2J", "x")
-    put(tmp_path, "folder\x07/.hidden\x9b.md", "x")
+        write_file(tmp_path, name, name)
+    write_file(tmp_path, "a.\x1b[2J", "x")
+    write_file(tmp_path, "folder\x07/.hidden\x9b.md", "x")
     reading = read_texts(tmp_path)
     assert [document.source for document in reading.documents] == [
         "family 👩‍👩‍👧 日記.md",
@@ -216,7 +216,7 @@ def test_names_cannot_steer_a_terminal(tmp_path):
 
 def test_the_order_is_that_of_the_names(tmp_path):
     for name in ("b/2.md", "b/1.md", "a/z.md", "c.md", "B.md", "10.md", "9.md"):
-        put(tmp_path, name, f"Text {name}")
+        write_file(tmp_path, name, f"Text {name}")
     sources = [document.source for document in read_texts(tmp_path).documents]
     assert sources == ["10.md", "9.md", "B.md", "c.md", "a/z.md", "b/1.md", "b/2.md"]
 
@@ -299,10 +299,10 @@ def test_another_type_is_one_clear_error(texts):
 
 
 def test_duplicates_are_dropped_and_named_across_formats(tmp_path):
-    put(tmp_path, "1.md", "---\ndate: 1\n---\nSoup.\n")
-    put(tmp_path, "2.txt", "\r\nSoup.\r\n")
-    put(tmp_path, "3.jsonl", '{"text": "Soup."}\n{"text": "Tart."}\n{"prompt": "", "completion": "Soup."}\n')
-    put(tmp_path, "4.csv", "text\nTart.\n")
+    write_file(tmp_path, "1.md", "---\ndate: 1\n---\nSoup.\n")
+    write_file(tmp_path, "2.txt", "\r\nSoup.\r\n")
+    write_file(tmp_path, "3.jsonl", '{"text": "Soup."}\n{"text": "Tart."}\n{"prompt": "", "completion": "Soup."}\n')
+    write_file(tmp_path, "4.csv", "text\nTart.\n")
     reading = read_texts(tmp_path)
     assert [document.source for document in reading.documents] == ["1.md", "3.jsonl#2", "3.jsonl#3"]
     assert {item.source: item.reason for item in reading.left_out} == {
@@ -316,10 +316,10 @@ def test_nothing_readable_says_so_with_reasons_and_without_the_texts(tmp_path):
     assert refusal(tmp_path).startswith("There is nothing to read: no files were found")
     assert refusal([]).startswith("There is nothing to read")
     secret = "correct-horse-battery"
-    put(tmp_path, "a.json", f'{{"text": "{secret}')
-    put(tmp_path, "b.csv", f"{secret}\n{secret}\n")
-    put(tmp_path, "c.jsonl", f'{{"{secret}": "{secret}"}}\n{secret}')
-    put(tmp_path, "d.txt", secret.encode() + b"\xff")
+    write_file(tmp_path, "a.json", f'{{"text": "{secret}')
+    write_file(tmp_path, "b.csv", f"{secret}\n{secret}\n")
+    write_file(tmp_path, "c.jsonl", f'{{"{secret}": "{secret}"}}\n{secret}')
+    write_file(tmp_path, "d.txt", secret.encode() + b"\xff")
     message = refusal(tmp_path)
     assert secret not in message
     assert "a.json: not valid JSON (line 1); b.csv: no column" in message

@@ -9,7 +9,7 @@ import torch
 from sebp_edge import Recipe
 from sebp_edge.errors import TextsError
 from sebp_edge.texts.examples import Example
-from sebp_edge.texts.schedule import EVALUATED_ON_A_CPU, Group, RowLimit, schedules_of, shuffled_batches
+from sebp_edge.texts.schedule import MAX_EVALUATED_ROWS_CPU, Group, RowLimit, make_schedules, shuffled_batches
 
 IGNORE = -100
 RECIPE = Recipe(name="test", description="", epochs=3, batch_tokens=400)
@@ -116,7 +116,7 @@ def test_half_of_what_did_not_fit_is_the_next_limit():
 def test_on_a_cpu_evaluations_are_cut_smaller():
     limit = RowLimit.on(torch.device("cpu"), 4096)
     assert len(limit.cut(many())) < len(limit.cut(many(), is_evaluated=True))
-    assert max(one.sizes.tokens for one in limit.cut(many(), is_evaluated=True)) <= EVALUATED_ON_A_CPU
+    assert max(one.sizes.tokens for one in limit.cut(many(), is_evaluated=True)) <= MAX_EVALUATED_ROWS_CPU
     assert limit.cut(many(), is_evaluated=True) == Group(many(), limit, is_evaluated=True).micro_batches
     on_a_gpu = RowLimit.on(torch.device("cuda"), 4096)
     assert on_a_gpu.cut(many(), is_evaluated=True) == on_a_gpu.cut(many())
@@ -126,7 +126,7 @@ def test_on_a_cpu_evaluations_are_cut_smaller():
 
 
 def laid_out(limit, **options):
-    (schedule,) = schedules_of(many(), RECIPE, seed=3)
+    (schedule,) = make_schedules(many(), RECIPE, seed=3)
     schedule.lay_out(limit, **options)
     return schedule
 
@@ -160,15 +160,15 @@ def test_steps_of_one_micro_batch_hold_the_same_examples_and_are_not_cut_again()
 
 
 def schedule_train():
-    (schedule,) = schedules_of(many(), RECIPE, seed=3)
+    (schedule,) = make_schedules(many(), RECIPE, seed=3)
     schedule.lay_out(RowLimit(10**9))
     return [one for step in schedule.epochs[0] for one in step.examples]
 
 
-def test_no_document_is_trained_on_and_judged():
+def test_no_document_is_in_the_train_and_the_test_split():
     schedule = laid_out(RowLimit(4096))
     trained = {one.document for micro_batch in schedule.trained for one in micro_batch.examples}
-    held_out = [set(documents(group)) for group in (schedule.select, schedule.judge)]
+    held_out = [set(documents(group)) for group in (schedule.validation, schedule.test)]
     assert not trained & held_out[0] and not trained & held_out[1] and not held_out[0] & held_out[1]
     assert schedule.num_documents == (len(trained), *map(len, held_out))
     assert sum(schedule.num_documents) == 200
@@ -176,13 +176,13 @@ def test_no_document_is_trained_on_and_judged():
 
 def test_few_documents_have_folds_and_a_last_training_on_all():
     examples = many(9, longest=120)
-    *folds, last = schedules_of(examples, RECIPE, seed=0)
+    *folds, last = make_schedules(examples, RECIPE, seed=0)
     for schedule in (*folds, last):
         schedule.lay_out(RowLimit(4096))
-    assert sorted(chain.from_iterable(documents(fold.judge) for fold in folds)) == list(range(9))
-    assert last.learns_all and not any(fold.learns_all for fold in folds)
+    assert sorted(chain.from_iterable(documents(fold.test) for fold in folds)) == list(range(9))
+    assert last.trains_on_all and not any(fold.trains_on_all for fold in folds)
     assert last.num_documents == (9, 0, 0)
-    assert documents(last.judge) == list(range(9))
+    assert documents(last.test) == list(range(9))
     assert [times for times, _ in last.evaluated] == [1]
     assert {times for times, _ in folds[0].evaluated} == {2, 1 + RECIPE.epochs}
 
@@ -197,4 +197,4 @@ def test_epochs_after_the_last_count_for_the_learning_rate_only():
 
 def test_too_little_text_is_refused():
     with pytest.raises(TextsError, match="Too little text"):
-        schedules_of([example(5)], RECIPE, seed=0)
+        make_schedules([example(5)], RECIPE, seed=0)

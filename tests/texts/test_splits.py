@@ -7,10 +7,10 @@ from sebp_edge.texts.examples import Example
 from sebp_edge.texts.splits import FOLDS_BELOW, MIN_DOCUMENTS, MIN_TOKENS, NUM_FOLDS, split_documents
 
 
-def examples_of(documents: int, pieces: int = 2, tokens: int = 51) -> list[Example]:
-    """`pieces` examples of each document, each with `tokens` tokens of which the first is not learnt."""
+def examples_of(documents: int, chunks: int = 2, tokens: int = 51) -> list[Example]:
+    """`chunks` examples of each document, each with `tokens` tokens of which the first is not learnt."""
     ids = list(range(tokens))
-    return [Example(ids, [-100, *ids[1:]], document) for document in range(documents) for _ in range(pieces)]
+    return [Example(ids, [-100, *ids[1:]], document) for document in range(documents) for _ in range(chunks)]
 
 
 def documents_of(examples: list[Example]) -> set[int]:
@@ -18,34 +18,34 @@ def documents_of(examples: list[Example]) -> set[int]:
 
 
 def parts_of(split) -> tuple[set[int], set[int], set[int]]:
-    return documents_of(split.train), documents_of(split.select), documents_of(split.judge)
+    return documents_of(split.train), documents_of(split.validation), documents_of(split.test)
 
 
 @pytest.mark.parametrize("documents", [6, 7, 8, 13, 19, 20, 21, 60, 1000, 5000])
 def test_no_document_is_in_two_parts_and_none_is_forgotten(documents):
     examples = examples_of(documents)
     for split in split_documents(examples, seed=0):
-        train, select, judge = parts_of(split)
-        assert train and select and judge
-        assert not (train & select or train & judge or select & judge)
-        assert train | select | judge == set(range(documents))
-        assert len(split.train) + len(split.select) + len(split.judge) == len(examples)
+        train, validation, test = parts_of(split)
+        assert train and validation and test
+        assert not (train & validation or train & test or validation & test)
+        assert train | validation | test == set(range(documents))
+        assert len(split.train) + len(split.validation) + len(split.test) == len(examples)
 
 
 @pytest.mark.parametrize("documents", range(MIN_DOCUMENTS, FOLDS_BELOW))
-def test_folds_judge_every_document_exactly_once(documents):
+def test_every_document_is_in_one_test_fold(documents):
     splits = split_documents(examples_of(documents), seed=1)
     assert len(splits) == NUM_FOLDS
-    judged = [document for split in splits for document in documents_of(split.judge)]
+    judged = [document for split in splits for document in documents_of(split.test)]
     assert sorted(judged) == list(range(documents))
 
 
 @pytest.mark.parametrize(
-    ("documents", "select", "judge"), [(20, 4, 5), (40, 4, 6), (60, 6, 9), (200, 20, 30), (5000, 100, 200)]
+    ("documents", "validation", "test"), [(20, 4, 5), (40, 4, 6), (60, 6, 9), (200, 20, 30), (5000, 100, 200)]
 )
-def test_sizes_from_twenty_documents_on(documents, select, judge):
+def test_sizes_from_twenty_documents_on(documents, validation, test):
     [split] = split_documents(examples_of(documents), seed=0)
-    assert [len(part) for part in parts_of(split)] == [documents - select - judge, select, judge]
+    assert [len(part) for part in parts_of(split)] == [documents - validation - test, validation, test]
 
 
 def test_the_split_follows_the_seed_alone():

@@ -7,7 +7,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 from transformers import PreTrainedTokenizerFast
 
 from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import tokenizer_at_hand
+from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.texts import tokens
 from sebp_edge.texts.tokens import tokenise
 
@@ -69,7 +69,7 @@ def with_words_of(pattern: str) -> PreTrainedTokenizerFast:
 
 
 MAKE = {
-    "tiny": lambda: tokenizer_at_hand(resolve("tiny")),
+    "tiny": lambda: local_tokenizer(resolve("tiny")),
     "as Llama 2": without_words,
     "as Llama 3": lambda: with_words_of(LLAMA_3),
     "unigrams": lambda: trained(
@@ -91,7 +91,7 @@ def tokenizer(request):
 
 def tokenised(text, tokenizer, split_special_tokens=True):
     found = tokenise(text, [(10, len(text) // 2)], tokenizer, split_special_tokens=split_special_tokens)
-    return found.ids, found.starts, found.learnt
+    return found.ids, found.starts, found.loss_mask
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -109,7 +109,7 @@ def test_windows_give_the_tokens_of_the_whole_text(tokenizer, name, split_specia
 
 
 def test_no_more_than_a_window_is_tokenised_at_once_where_windows_agree(monkeypatch):
-    tokenizer, lengths = tokenizer_at_hand(resolve("tiny")), []
+    tokenizer, lengths = local_tokenizer(resolve("tiny")), []
 
     def watched(text, **options):
         lengths.append(len(text))

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from against_dense import padded_batch
-from builders import make_encoder, make_encoder_batch, make_llama, waiting_for_the_gpu_is_an_error
+from builders import gpu_sync_forbidden, make_encoder, make_encoder_batch, make_llama
 from model_families import FAMILIES, WIDER
 from peft import LoraConfig, get_peft_model
 from running_out import PlainGraphs
@@ -45,7 +45,7 @@ def assert_alike(found, expected, tolerance=0.03):
         assert (found[name] - gradient).norm() <= tolerance * gradient.norm() + 1e-3 * largest, name
 
 
-def test_without_a_gpu_the_reason_is_said():
+def test_without_a_gpu_the_error_names_the_reason():
     with (
         HoistedEncoder(make_encoder("bert", "sequence")) as hoisted,
         pytest.raises(MachineError, match="The model is on cpu, and graphs need an NVIDIA GPU"),
@@ -56,24 +56,24 @@ def test_without_a_gpu_the_reason_is_said():
 @pytest.mark.parametrize("large", [False, True], ids=["all at once", "as they come"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_first_gradients_of_a_step_are_written_and_later_ones_added(large, tied, monkeypatch):
-    monkeypatch.setattr(captured_gradients, "are_large", lambda parameters: large)
+    monkeypatch.setattr(captured_gradients, "have_large_gradients", lambda parameters: large)
     model = make_llama(tie_word_embeddings=tied)
     unused = torch.nn.Parameter(torch.ones(3))
     parameters = [*model.parameters(), unused]
-    sums, (first, second) = captured_gradients._Sums(parameters), torch.randint(320, (2, 2, 9))
-    for own in sums.own:
-        own.fill_(7.0)  # of a step before
+    buffers, (first, second) = captured_gradients._GradientBuffers(parameters), torch.randint(320, (2, 2, 9))
+    for buffer in buffers.tensors:
+        buffer.fill_(7.0)  # of a step before
 
     def loss(ids):
         return model(ids, labels=ids).loss
 
-    assert sums.into_grad()
-    captured_gradients._Written(sums).take_gradients(loss(first), rehearsing=False)
+    assert buffers.assign_grad()
+    captured_gradients._WriteGradients(buffers).take_gradients(loss(first), is_warming_up=False)
     found = [parameter.grad.clone() for parameter in parameters]
-    assert not sums.into_grad()
-    captured_gradients._Added(sums).take_gradients(loss(second), rehearsing=False)
+    assert not buffers.assign_grad()
+    captured_gradients._AddGradients(buffers).take_gradients(loss(second), is_warming_up=False)
     added = [parameter.grad.clone() for parameter in parameters]
-    assert all(parameter.grad is own for parameter, own in zip(parameters, sums.own, strict=True))
+    assert all(parameter.grad is buffer for parameter, buffer in zip(parameters, buffers.tensors, strict=True))
     for gradients, ids in ((found, [first]), (added, [first, second])):
         for parameter in parameters:
             parameter.grad = None
@@ -86,10 +86,10 @@ def test_the_first_gradients_of_a_step_are_written_and_later_ones_added(large, t
 
 def test_a_gradient_that_is_there_already_is_kept():
     parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
-    sums = captured_gradients._Sums(parameters)
-    sums.own[1].fill_(7.0)
+    buffers = captured_gradients._GradientBuffers(parameters)
+    buffers.tensors[1].fill_(7.0)
     parameters[0].grad = torch.full((2,), 5.0)
-    assert not sums.into_grad()
+    assert not buffers.assign_grad()
     assert [parameter.grad.tolist() for parameter in parameters] == [[5.0, 5.0], [0.0, 0.0, 0.0]]
 
 
@@ -99,9 +99,9 @@ def plain(monkeypatch):
     order, failing = [], []
 
     class Graphs(PlainGraphs):
-        def rehearse(self, function):
-            order.append("rehearse")
-            super().rehearse(function)
+        def warm_up(self, function):
+            order.append("warm_up")
+            super().warm_up(function)
 
         def capture(self, part, function):
             order.append(part)
@@ -120,15 +120,15 @@ def rows_of(count):
     return ActiveTokens.gather(batch["input_ids"][:count], RowPlan.from_labels(batch["labels"][:count]))
 
 
-def test_all_that_may_come_is_rehearsed_before_the_first_capture(plain):
+def test_all_planned_buckets_are_warmed_up_before_the_first_capture(plain):
     order, _ = plain
     with Hoisted(make_llama()) as hoisted:
         captured = CapturedGradients(hoisted)
         captured.prepare([rows_of(3), rows_of(1)])
         for tokens in (rows_of(3), rows_of(1), rows_of(1)):
             captured.add(tokens)
-    assert order == ["rehearse"] * order.count("rehearse") + ["first gradients", "gradients"]
-    assert order.count("rehearse") >= 2
+    assert order == ["warm_up"] * order.count("warm_up") + ["first gradients", "gradients"]
+    assert order.count("warm_up") >= 2
 
 
 def test_a_first_batch_that_cannot_be_captured_leaves_no_gradient_of_the_step_before(plain):
@@ -144,8 +144,8 @@ def test_a_first_batch_that_cannot_be_captured_leaves_no_gradient_of_the_step_be
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_rehearsals_leave_the_gradients_that_are_there(plain, large, monkeypatch):
-    monkeypatch.setattr(captured_gradients, "are_large", lambda parameters: large)
+def test_warm_up_leaves_existing_gradients_unchanged(plain, large, monkeypatch):
+    monkeypatch.setattr(captured_gradients, "have_large_gradients", lambda parameters: large)
     model = make_llama()
     with Hoisted(model) as hoisted:
         captured, parameters = CapturedGradients(hoisted), list(model.parameters())
@@ -213,7 +213,7 @@ class TestOnAGpu:
             assert_alike(gradients_of(model), wanted)
 
     @pytest.mark.parametrize("set_to_none", [True, False])
-    def test_gradients_are_added_up_and_forgotten_as_in_any_loop(self, set_to_none):
+    def test_gradients_accumulate_and_are_zeroed_as_in_any_loop(self, set_to_none):
         model = on_gpu("bert", "sequence")
         first, second, *_ = batches_of("bert", "sequence")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -230,7 +230,7 @@ class TestOnAGpu:
         assert not all(torch.equal(one[name], other[name]) for name in one)
 
     @pytest.mark.parametrize("precision", ["bf16 weights", "autocast"])
-    def test_training_by_graphs_is_training(self, precision):
+    def test_training_with_graphs_gives_the_eager_losses(self, precision):
         """Each step sees the weights that the step before made."""
         dtype = torch.bfloat16 if precision == "bf16 weights" else torch.float32
         model = on_gpu("bert", "sequence", dtype=dtype)
@@ -266,7 +266,7 @@ class TestOnAGpu:
             captured = CapturedGradients(hoisted)
             tokens = hoisted.tokens(make_encoder_batch("roberta", "sequence", (40, 9), 64))
             captured.add(tokens)
-            with waiting_for_the_gpu_is_an_error():
+            with gpu_sync_forbidden():
                 captured.add(tokens)
 
     def test_each_replay_drops_anew_with_the_eager_distribution(self):

@@ -7,14 +7,14 @@ import torch
 from builders import (
     dequantised_llama,
     evaluated,
+    gpu_sync_forbidden,
     limit_rows,
     make_examples,
     make_llama,
     make_sentences,
-    step_of,
-    waiting_for_the_gpu_is_an_error,
+    make_step,
 )
-from graph_learners import RECIPE, Adapted, Whole, eagerly, error, make_learner
+from graph_learners import RECIPE, FullAdaptation, LoraAdaptation, drop_graphs, error, make_learner
 from model_families import MODELS
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
@@ -26,7 +26,7 @@ from sebp_edge.models.loading import load_base_model
 from sebp_edge.texts.batches import pack
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import Schedule
-from sebp_edge.training.graphs import _Captured
+from sebp_edge.training.graphs import _CapturedGraph
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
@@ -52,16 +52,16 @@ def gradients(learner, micro_batches):
 def test_gradients_are_the_eager_ones(family, prompt):
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt)
     micro_batches = [examples[:3], examples[3:4], examples[4:]]
-    adapted = Adapted(MODELS[family]())
+    adapted = LoraAdaptation(MODELS[family]())
     with make_learner(adapted, examples) as learner:
         assert learner.learner.graphs is not None
         learner.lay_out(Schedule([micro_batches]))
         loss, found = gradients(learner, micro_batches)
         again_loss, again = gradients(learner, micro_batches[::-1])
-        eager_loss, eager = gradients(eagerly(learner), micro_batches)
+        eager_loss, eager = gradients(drop_graphs(learner), micro_batches)
     adapted.model.to(torch.float32)
     with make_learner(adapted, examples) as learner:
-        true_loss, truth = gradients(eagerly(learner), micro_batches)
+        true_loss, truth = gradients(drop_graphs(learner), micro_batches)
     assert abs(loss - true_loss) <= 2 * abs(eager_loss - true_loss) + 1e-2
     assert again_loss == pytest.approx(loss, rel=1e-5)
     assert error(found, truth) <= 2 * error(eager, truth) + 1e-4
@@ -74,13 +74,13 @@ def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt
     micro_batches = [examples[:3], examples[3:]]
 
     def all_gradients(options):
-        with make_learner(Adapted(), examples, options=options) as learner:
+        with make_learner(LoraAdaptation(), examples, options=options) as learner:
             learner.lay_out(Schedule([micro_batches]))
             found = gradients(learner, micro_batches)
             assert learner.learner.graphs is not None
-            learner.step(step_of(learner, examples), 1e-3)
-            with waiting_for_the_gpu_is_an_error():
-                learner.step(step_of(learner, examples), 1e-3)
+            learner.step(make_step(learner, examples), 1e-3)
+            with gpu_sync_forbidden():
+                learner.step(make_step(learner, examples), 1e-3)
             return found
 
     loss, kept = all_gradients(FASTEST)
@@ -88,14 +88,14 @@ def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt
         again_loss, again = all_gradients(MemoryOptions(checkpoints=2, offload=offload))
         assert again_loss == loss
         assert error(again, kept) <= 1e-6
-    for blocks_in_pieces in (False, True):
+    for chunked_blocks in (False, True):
         options = MemoryOptions(
-            checkpoints=2, offload=True, blocks_in_pieces=blocks_in_pieces, in_pieces=True, moments_in_8_bits=True
+            checkpoints=2, offload=True, chunked_blocks=chunked_blocks, small_buffers=True, moments_in_8_bits=True
         )
         monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 24)
-        in_pieces_loss, in_pieces = all_gradients(options)
-        assert in_pieces_loss == pytest.approx(loss, rel=1e-3)
-        assert error(in_pieces, kept) <= 1e-2
+        small_buffers_loss, small_buffers = all_gradients(options)
+        assert small_buffers_loss == pytest.approx(loss, rel=1e-3)
+        assert error(small_buffers, kept) <= 1e-2
 
 
 def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer, tmp_path):
@@ -106,7 +106,7 @@ def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer
     base = load_base_model(resolve(tmp_path), RECIPE.replace(load_in_4bit=True), torch.device("cuda"))
     examples, events = make_examples([31, 2, 17, 64, 5, 40], prompt=3), []
     micro_batches = [examples[:3], examples[3:4], examples[4:]]
-    twin = Adapted(dequantised_llama(base.model, **sizes), torch.float32)
+    twin = LoraAdaptation(dequantised_llama(base.model, **sizes), torch.float32)
     adaptation = attach(base, RECIPE.replace(lora_alpha=8), seed=0)  # PEFT's own, which the twin has
     restore(adaptation, snapshot(twin))
     with make_learner(adaptation, examples, events, MemoryOptions(checkpoints=1)) as learner:
@@ -114,37 +114,37 @@ def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer
         loss, found = gradients(learner, micro_batches)
         assert learner.learner.graphs is not None
         assert {event.part for event in events} == {"update", "gradients"}
-        eager_loss, eager = gradients(eagerly(learner), micro_batches)
+        eager_loss, eager = gradients(drop_graphs(learner), micro_batches)
     with make_learner(twin, examples) as learner:
-        true_loss, truth = gradients(eagerly(learner), micro_batches)
+        true_loss, truth = gradients(drop_graphs(learner), micro_batches)
     assert abs(loss - true_loss) <= 2 * abs(eager_loss - true_loss) + 1e-2
     assert error(found, truth) <= 2 * error(eager, truth) + 1e-4
     with make_learner(adaptation, examples) as learner:
-        outcome = learner.step(step_of(learner, examples), 1e-3)
-        with waiting_for_the_gpu_is_an_error():
-            again = learner.step(step_of(learner, examples), 1e-3)
+        outcome = learner.step(make_step(learner, examples), 1e-3)
+        with gpu_sync_forbidden():
+            again = learner.step(make_step(learner, examples), 1e-3)
         assert learner.learner.graphs is not None
     assert float(again.loss) < float(outcome.loss)
 
 
 def test_held_out_losses_are_the_eager_ones():
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt=3)
-    with make_learner(Adapted(), examples) as learner:
+    with make_learner(LoraAdaptation(), examples) as learner:
         ((_, losses, owners),) = learner.losses(evaluated(learner, examples))
         assert learner.learner.graphs is not None
-        ((_, expected, expected_owners),) = eagerly(learner).losses(evaluated(learner, examples))
+        ((_, expected, expected_owners),) = drop_graphs(learner).losses(evaluated(learner, examples))
     assert torch.equal(owners, expected_owners)
     torch.testing.assert_close(losses, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_a_step_does_not_wait_for_the_gpu():
     examples = make_examples([31, 2, 17, 64, 5, 40])
-    with make_learner(Adapted(), examples) as learner:
+    with make_learner(LoraAdaptation(), examples) as learner:
         limit_rows(learner, 100)
         assert len(learner.limit.cut(examples)) == 2
-        outcome = learner.step(step_of(learner, examples), 1e-3)
-        with waiting_for_the_gpu_is_an_error():
-            again = learner.step(step_of(learner, examples), 1e-3)
+        outcome = learner.step(make_step(learner, examples), 1e-3)
+        with gpu_sync_forbidden():
+            again = learner.step(make_step(learner, examples), 1e-3)
         assert learner.learner.graphs is not None
     assert float(again.loss) < float(outcome.loss)
     assert float(again.grad_norm) > 0
@@ -152,7 +152,7 @@ def test_a_step_does_not_wait_for_the_gpu():
 
 def test_capture_leaves_weights_moments_and_random_states_as_they_were():
     examples = make_examples([31, 2, 17, 64, 5, 40])
-    adapted = Adapted()
+    adapted = LoraAdaptation()
     before = {name: value.clone() for name, value in adapted.model.state_dict().items()}
     random_state = torch.cuda.get_rng_state()
     with make_learner(adapted, examples) as learner:
@@ -180,7 +180,7 @@ def test_capture_leaves_weights_moments_and_random_states_as_they_were():
 def test_an_example_never_sees_its_neighbour_in_a_graph():
     examples = make_examples([31, 17, 20])
     other = Example([7] * 31, [7] * 31, 0)
-    with make_learner(Adapted(), examples) as learner:
+    with make_learner(LoraAdaptation(), examples) as learner:
         ((_, losses, owners),) = learner.losses(evaluated(learner, examples))
         ((_, changed, _),) = learner.losses(evaluated(learner, [other, *examples[1:]]))
     assert torch.equal(losses[owners > 0], changed[owners > 0])
@@ -191,9 +191,9 @@ def test_a_model_that_waits_for_the_gpu_trains_without_graphs_and_says_so_once()
     model = make_llama()
     model.model.layers[0].register_forward_hook(lambda module, inputs, output: output if output.sum().item() else None)
     examples, events = make_examples([31, 2, 17, 64]), []
-    with make_learner(Adapted(model), examples, events) as learner:
+    with make_learner(LoraAdaptation(model), examples, events) as learner:
         limit_rows(learner, 50)
-        losses = [float(learner.step(step_of(learner, examples), 1e-2).loss) for _ in range(4)]
+        losses = [float(learner.step(make_step(learner, examples), 1e-2).loss) for _ in range(4)]
         list(learner.losses(evaluated(learner, examples)))
         assert learner.learner.graphs is None
     assert losses[-1] < losses[0]
@@ -232,11 +232,11 @@ def test_the_loss_curve_is_that_of_eager_runs(model_folder, tmp_path, monkeypatc
 @pytest.mark.parametrize("tied", [True, False])
 def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_random_states(tied):
     examples = make_examples([31, 2, 17, 64, 5, 40])
-    adapted = Whole(tie_word_embeddings=tied)
+    adapted = FullAdaptation(tie_word_embeddings=tied)
     with make_learner(adapted, examples) as learner:
         assert isinstance(learner.learner._update, UpdateInBackward)
         # Some moments to lose.
-        learner.step(step_of(learner, examples), 1e-3)
+        learner.step(make_step(learner, examples), 1e-3)
 
         def state():
             moments = [value for moments in learner.learner._update._moments for value in moments]
@@ -247,9 +247,9 @@ def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_rand
         tokens = pack(examples[:2])
         tokens = tokens.filled(learner.learner.graphs.bucket(tokens.sizes))
         weightless = tokens.to("cuda").weighted(0.0)
-        learner.learner.graphs._rehearse(learner.learner.graphs._key("gradients", tokens.sizes), tokens.first())
+        learner.learner.graphs._warm_up(learner.learner.graphs._key("gradients", tokens.sizes), tokens.first())
         run = functools.partial(learner.learner.graphs._run, "gradients")
-        graph = _Captured(learner.learner.graphs._graphs, "gradients", weightless, run)
+        graph = _CapturedGraph(learner.learner.graphs._graphs, "gradients", weightless, run)
         assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
         assert torch.equal(torch.cuda.get_rng_state(), random_state)
         assert all(parameter.grad is None for parameter in adapted.model.parameters())
@@ -260,7 +260,7 @@ def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_rand
 
 @pytest.mark.parametrize(
     "options",
-    [FASTEST, MemoryOptions(checkpoints=2), MemoryOptions(checkpoints=2, offload=True, blocks_in_pieces=True)],
+    [FASTEST, MemoryOptions(checkpoints=2), MemoryOptions(checkpoints=2, offload=True, chunked_blocks=True)],
     ids=["kept", "in checkpoints", "in the host's memory, in pieces"],
 )
 @pytest.mark.parametrize("tied", [True, False])
@@ -268,17 +268,17 @@ def test_captured_updates_in_the_backward_pass_are_the_eager_ones(tied, options)
     examples = make_examples([31, 2, 17, 64, 5, 40])
 
     def trained(prepare):
-        adapted = Whole(tie_word_embeddings=tied, num_hidden_layers=3)
+        adapted = FullAdaptation(tie_word_embeddings=tied, num_hidden_layers=3)
         with make_learner(adapted, examples, options=options) as learner:
             prepare(learner)
             outcomes = [
-                learner.step(step_of(learner, group), 1e-3) for group in (examples[:3], examples[3:], examples) * 4
+                learner.step(make_step(learner, group), 1e-3) for group in (examples[:3], examples[3:], examples) * 4
             ]
-            assert (learner.learner.graphs is None) is (prepare is eagerly)
+            assert (learner.learner.graphs is None) is (prepare is drop_graphs)
         return torch.tensor([[*map(float, outcome)] for outcome in outcomes]), adapted.model.state_dict()
 
-    start = Whole(tie_word_embeddings=tied, num_hidden_layers=3).model.state_dict()
-    (captured, found), (eager, expected) = trained(lambda learner: None), trained(eagerly)
+    start = FullAdaptation(tie_word_embeddings=tied, num_hidden_layers=3).model.state_dict()
+    (captured, found), (eager, expected) = trained(lambda learner: None), trained(drop_graphs)
     torch.testing.assert_close(captured, eager, rtol=5e-2, atol=5e-2)
     assert captured[-1, 0] < captured[2, 0]
     # Random bits are the same. Gradients of filled buckets differ by rounding; AdamW enlarges that where they are tiny.
@@ -287,13 +287,13 @@ def test_captured_updates_in_the_backward_pass_are_the_eager_ones(tied, options)
 
 def test_a_step_of_a_whole_model_neither_waits_nor_holds_all_gradients():
     examples = make_examples([5, 9])
-    adapted = Whole(hidden_size=1024, intermediate_size=4096, num_hidden_layers=12)
+    adapted = FullAdaptation(hidden_size=1024, intermediate_size=4096, num_hidden_layers=12)
     weights = sum(parameter.nbytes for parameter in adapted.model.parameters())
     with make_learner(adapted, examples) as learner:
         held = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        learner.step(step_of(learner, examples), 1e-3)
-        with waiting_for_the_gpu_is_an_error():
-            learner.step(step_of(learner, examples), 1e-3)
+        learner.step(make_step(learner, examples), 1e-3)
+        with gpu_sync_forbidden():
+            learner.step(make_step(learner, examples), 1e-3)
         assert learner.learner.graphs is not None
         assert torch.cuda.max_memory_allocated() - held < weights / 2

@@ -4,12 +4,12 @@ import weakref
 
 import pytest
 import torch
-from builders import evaluated, limit_rows, make_sentences, step_of, train
-from running_out import LENGTHS, RECIPE, Failing, equal, gradients, learning, odd_examples
+from builders import evaluated, limit_rows, make_sentences, make_step, train
+from running_out import LENGTHS, RECIPE, Failing, equal, gradients, recovering_learner, uneven_examples
 
 from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import MemoryRanOut
-from sebp_edge.machine.devices import let_go, ran_out_of_memory
+from sebp_edge.machine.devices import clear_frames, ran_out_of_memory
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.evaluation import evaluate
@@ -17,7 +17,7 @@ from sebp_edge.training.learner import Learner
 from sebp_edge.training.loop import Trainer
 from sebp_edge.training.losses import RowLosses
 
-WAYS = {
+CASES = {
     "lora": (RECIPE, False, 6),
     "lora, no prompt": (RECIPE, False, 0),
     "padded": (RECIPE, True, 6),
@@ -25,16 +25,16 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_wherever_memory_runs_out_the_step_is_that_of_smaller_micro_batches(base, way, monkeypatch):
-    recipe, padded, prompt = WAYS[way]
-    examples = odd_examples(prompt)
+@pytest.mark.parametrize("case", CASES)
+def test_wherever_memory_runs_out_the_step_is_that_of_smaller_micro_batches(base, case, monkeypatch):
+    recipe, padded, prompt = CASES[case]
+    examples = uneven_examples(prompt)
     rows = len(LENGTHS) * 64 if padded else sum(example.num_active_tokens for example in examples)
     half = -(-rows // 2)
-    with learning(base, examples, recipe, max_rows=half, padded=padded) as learner:
+    with recovering_learner(base, examples, recipe, max_rows=half, padded=padded) as learner:
         never = Failing()
         expected = gradients(learner, examples, never, monkeypatch)
-    with learning(base, examples, recipe, padded=padded) as learner:
+    with recovering_learner(base, examples, recipe, padded=padded) as learner:
         before = snapshot(learner.adaptation)
         # The first step tries out what later ones know.
         gradients(learner, examples, Failing(), monkeypatch)
@@ -57,9 +57,9 @@ def test_wherever_memory_runs_out_the_step_is_that_of_smaller_micro_batches(base
 
 @pytest.mark.usefixtures("plain_graphs")
 def test_wherever_memory_runs_out_with_graphs_they_are_made_anew_for_smaller_micro_batches(base, monkeypatch):
-    examples = odd_examples()
+    examples = uneven_examples()
     half = -(-sum(example.num_active_tokens for example in examples) // 2)
-    with learning(base, examples) as learner:
+    with recovering_learner(base, examples) as learner:
         whole = gradients(learner, examples, Failing(), monkeypatch)
 
         def begin():
@@ -85,8 +85,8 @@ def test_wherever_memory_runs_out_with_graphs_they_are_made_anew_for_smaller_mic
 
 @pytest.mark.usefixtures("plain_graphs")
 def test_one_example_is_tried_without_graphs_before_it_is_the_end(base, monkeypatch):
-    examples = odd_examples()[:1]
-    with learning(base, examples) as learner:
+    examples = uneven_examples()[:1]
+    with recovering_learner(base, examples) as learner:
         expected = gradients(learner, examples, Failing(), monkeypatch)
         learner.learner.begin_graphs()
         assert equal(gradients(learner, examples, Failing(100), monkeypatch), expected)
@@ -94,40 +94,40 @@ def test_one_example_is_tried_without_graphs_before_it_is_the_end(base, monkeypa
         (notice,) = learner.events
         assert "memory ran out with them" in notice.message
         with pytest.raises(torch.OutOfMemoryError), Failing(100):
-            learner.step(step_of(learner, examples), 1e-3)
+            learner.step(make_step(learner, examples), 1e-3)
 
 
 @pytest.mark.parametrize("number", [1, 50, 200, 400])
-def test_memory_that_runs_out_while_the_last_layer_is_tried_out_changes_nothing(base, number, monkeypatch):
-    examples = odd_examples()
+def test_running_out_of_memory_while_the_last_layer_is_verified_changes_nothing(base, number, monkeypatch):
+    examples = uneven_examples()
     half = -(-sum(example.num_active_tokens for example in examples) // 2)
-    with learning(base, examples, max_rows=half) as learner:
+    with recovering_learner(base, examples, max_rows=half) as learner:
         expected = gradients(learner, examples, Failing(), monkeypatch)
-        tried = learner.learner.rows.hoisted._last_layer._exact
-    with learning(base, examples) as learner:
+        tried = learner.learner.row_losses.hoisted._last_layer._exact
+    with recovering_learner(base, examples) as learner:
         assert equal(gradients(learner, examples, Failing(number), monkeypatch), expected)
-        assert learner.learner.rows.hoisted._last_layer._exact == tried
+        assert learner.learner.row_losses.hoisted._last_layer._exact == tried
         assert learner.events == [MemoryRanOut(4096, half)]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_step_in_several_micro_batches_has_the_loss_and_the_gradients_of_one(base, way, monkeypatch):
-    recipe, padded, prompt = WAYS[way]
-    examples = odd_examples(prompt)
-    with learning(base, examples, recipe, padded=padded) as learner:
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_in_several_micro_batches_has_the_loss_and_the_gradients_of_one(base, case, monkeypatch):
+    recipe, padded, prompt = CASES[case]
+    examples = uneven_examples(prompt)
+    with recovering_learner(base, examples, recipe, padded=padded) as learner:
         whole = gradients(learner, examples, Failing(), monkeypatch)
-    with learning(base, examples, recipe, max_rows=128 if padded else 60, padded=padded) as learner:
+    with recovering_learner(base, examples, recipe, max_rows=128 if padded else 60, padded=padded) as learner:
         assert len(learner.limit.cut(examples)) > 2
         parts = gradients(learner, examples, Failing(), monkeypatch)
     for one, other in zip(parts, whole, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_memory_that_runs_out_in_a_later_micro_batch_begins_the_step_again(base, way, monkeypatch):
-    recipe, padded, prompt = WAYS[way]
-    examples = odd_examples(prompt)
-    with learning(base, examples, recipe, max_rows=256 if padded else 80, padded=padded) as learner:
+@pytest.mark.parametrize("case", CASES)
+def test_memory_that_runs_out_in_a_later_micro_batch_begins_the_step_again(base, case, monkeypatch):
+    recipe, padded, prompt = CASES[case]
+    examples = uneven_examples(prompt)
+    with recovering_learner(base, examples, recipe, max_rows=256 if padded else 80, padded=padded) as learner:
         gradients(learner, examples, Failing(), monkeypatch)
         counting = Failing()
         expected = gradients(learner, examples, counting, monkeypatch)
@@ -139,8 +139,8 @@ def test_memory_that_runs_out_in_a_later_micro_batch_begins_the_step_again(base,
 
 
 def test_memory_may_run_out_again_and_again(base, monkeypatch):
-    examples = odd_examples()
-    with learning(base, examples) as learner:
+    examples = uneven_examples()
+    with recovering_learner(base, examples) as learner:
         whole = gradients(learner, examples, Failing(), monkeypatch)
         found = gradients(learner, examples, Failing(300, 500), monkeypatch)
         first, second = learner.events
@@ -153,11 +153,11 @@ def test_memory_may_run_out_again_and_again(base, monkeypatch):
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_single_example_that_does_not_fit_is_the_end(base, padded):
-    examples = odd_examples()[:1]
-    with learning(base, examples, padded=padded) as learner:
+    examples = uneven_examples()[:1]
+    with recovering_learner(base, examples, padded=padded) as learner:
         before = snapshot(learner.adaptation)
         with pytest.raises(torch.OutOfMemoryError), Failing(100):
-            learner.step(step_of(learner, examples), 1e-3)
+            learner.step(make_step(learner, examples), 1e-3)
         assert not any(isinstance(event, MemoryRanOut) for event in learner.events)
         assert equal(snapshot(learner.adaptation), before)
 
@@ -178,7 +178,7 @@ def over_its_budget():
 
 
 @pytest.mark.parametrize("end", [interrupted, out_of_memory_while_another_error_came, over_its_budget])
-def test_what_had_been_computed_is_let_go_of_before_the_model_gets_its_own_weights_back(base, end, monkeypatch):
+def test_activations_are_freed_before_the_models_weights_are_restored(base, end, monkeypatch):
     computed, there = [], []
 
     def compute_and_end():
@@ -188,7 +188,7 @@ def test_what_had_been_computed_is_let_go_of_before_the_model_gets_its_own_weigh
 
     remove = RowLosses.__exit__
     monkeypatch.setattr(RowLosses, "__exit__", lambda *given: there.append(computed[0]()) or remove(*given))
-    with pytest.raises((RuntimeError, KeyboardInterrupt, BudgetExceeded)), learning(base, odd_examples()):
+    with pytest.raises((RuntimeError, KeyboardInterrupt, BudgetExceeded)), recovering_learner(base, uneven_examples()):
         compute_and_end()
     assert there == [None]
 
@@ -201,34 +201,34 @@ def test_an_error_that_an_app_was_handling_keeps_what_it_holds(base):
     try:
         app()
     except ValueError as of_the_app:
-        with pytest.raises(KeyboardInterrupt), learning(base, odd_examples()):
+        with pytest.raises(KeyboardInterrupt), recovering_learner(base, uneven_examples()):
             interrupted()
         frame = of_the_app.__traceback__.tb_next.tb_frame
     assert frame.f_locals["local"] == [1, 2, 3]
 
 
-def test_an_error_that_names_itself_as_its_cause_is_let_go_of_all_the_same():
+def test_frames_of_an_error_that_is_its_own_cause_are_cleared():
     error = RuntimeError("odd")
     with pytest.raises(RuntimeError):
         raise error from error
-    let_go(error)
+    clear_frames(error)
     assert not ran_out_of_memory(error)
 
 
 def test_other_errors_are_no_reason_to_try_again(base):
-    examples = odd_examples()
-    with learning(base, examples) as learner:
+    examples = uneven_examples()
+    with recovering_learner(base, examples) as learner:
         # The first step tries out what later ones know.
-        learner.step(step_of(learner, examples), 1e-3)
+        learner.step(make_step(learner, examples), 1e-3)
         with pytest.raises(RuntimeError, match="no more"), Failing(100, error=RuntimeError):
-            learner.step(step_of(learner, examples), 1e-3)
+            learner.step(make_step(learner, examples), 1e-3)
         assert learner.events == []
 
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_held_out_losses_are_the_same_wherever_memory_runs_out(base, padded):
-    examples = odd_examples()
-    with learning(base, examples, padded=padded) as learner:
+    examples = uneven_examples()
+    with recovering_learner(base, examples, padded=padded) as learner:
         evaluate(learner, evaluated(learner, examples))
         with Failing() as counting:
             expected = evaluate(learner, evaluated(learner, examples))
@@ -243,7 +243,7 @@ def test_held_out_losses_are_the_same_wherever_memory_runs_out(base, padded):
 
 
 def test_after_a_failure_later_steps_are_cut_smaller_from_their_start(base, monkeypatch):
-    examples = odd_examples()
+    examples = uneven_examples()
     sizes, accumulate = [], Learner.accumulate
 
     def watched(self, micro_batch, loss_tokens):
@@ -253,7 +253,7 @@ def test_after_a_failure_later_steps_are_cut_smaller_from_their_start(base, monk
         accumulate(self, micro_batch, loss_tokens)
 
     monkeypatch.setattr(Learner, "accumulate", watched)
-    with learning(base, examples) as learner:
+    with recovering_learner(base, examples) as learner:
         progress = train(Trainer(learner, RECIPE, learner.events.append, "train"), examples, [])
     whole = sum(example.num_active_tokens for example in examples)
     half = -(-whole // 2)

@@ -16,7 +16,7 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.documents import Document
 from sebp_edge.texts.examples import Example, encode
-from sebp_edge.training.evaluation import HeldOutLoss, evaluate, judge
+from sebp_edge.training.evaluation import HeldOutLoss, compare, evaluate
 from sebp_edge.training.loop import Trainer, learning_rates
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.recovery import RecoveringLearner
@@ -77,7 +77,7 @@ def test_micro_batches_do_not_change_the_gradient(base, examples):
         limit_rows(trainer.learner, max_rows)
         groups = trainer.learner.limit.cut(examples)
         for group in groups:
-            (trainer.learner.learner.rows(group.examples)[0].sum() / 100).backward()
+            (trainer.learner.learner.row_losses(group.examples)[0].sum() / 100).backward()
         found = [parameter.grad.clone() for parameter in trainable(trainer.learner.adaptation)]
         trainer.learner.adaptation.model.zero_grad()
         return len(groups), found
@@ -298,25 +298,25 @@ def held_out(pairs):
 def test_the_gate_keeps_a_fall_above_its_standard_error():
     before = held_out([(30.0, 10), (60.0, 20), (45.0, 15)])
     same_fall = held_out([(28.0, 10), (56.0, 20), (42.0, 15)])
-    verdict = judge(before, same_fall)
-    assert verdict.fall == pytest.approx(0.2)
-    assert verdict.standard_error == pytest.approx(0, abs=1e-12)
-    assert verdict.kept
+    comparison = compare(before, same_fall)
+    assert comparison.fall == pytest.approx(0.2)
+    assert comparison.standard_error == pytest.approx(0, abs=1e-12)
+    assert comparison.kept
 
 
 def test_the_gate_refuses_a_fall_that_one_document_made():
     before = held_out([(30.0, 10), (60.0, 20), (45.0, 15)])
     one_better = held_out([(25.0, 10), (62.0, 20), (46.0, 15)])
-    verdict = judge(before, one_better)
-    assert 0 < verdict.fall < verdict.standard_error
-    assert not verdict.kept
+    comparison = compare(before, one_better)
+    assert 0 < comparison.fall < comparison.standard_error
+    assert not comparison.kept
 
 
 def test_the_gate_refuses_no_change_a_rise_and_nan():
     before = held_out([(30.0, 10), (60.0, 20)])
-    assert not judge(before, before).kept
-    assert not judge(before, held_out([(31.0, 10), (62.0, 20)])).kept
-    assert not judge(before, held_out([(math.nan, 10), (50.0, 20)])).kept
+    assert not compare(before, before).kept
+    assert not compare(before, held_out([(31.0, 10), (62.0, 20)])).kept
+    assert not compare(before, held_out([(math.nan, 10), (50.0, 20)])).kept
 
 
 def test_the_standard_error_is_that_of_resampled_documents():
@@ -327,4 +327,4 @@ def test_the_standard_error_is_that_of_resampled_documents():
     after = HeldOutLoss({n: before.nats[n] - s for n, s in enumerate(saved.tolist())}, before.tokens)
     picks = torch.randint(0, 400, (2000, 400), generator=generator)
     bootstrap = (saved[picks].sum(1) / tokens[picks].sum(1)).std()
-    assert judge(before, after).standard_error == pytest.approx(float(bootstrap), rel=0.1)
+    assert compare(before, after).standard_error == pytest.approx(float(bootstrap), rel=0.1)

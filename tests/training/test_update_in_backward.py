@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 import torch
-from builders import limit_rows, make_llama, step_of, train
+from builders import limit_rows, make_llama, make_step, train
 from model_families import MODELS
 
 from sebp_edge.errors import NonFiniteLoss
@@ -34,7 +34,7 @@ RECIPE = Recipe(
 )
 
 
-class Whole:
+class FullAdaptation:
     """A model whose every weight is trained, as an adaptation."""
 
     def __init__(self, model):
@@ -52,7 +52,7 @@ EXAMPLES = make_examples([31, 2, 17, 64, 5, 40, 23, 8])
 
 
 def make_learner(model, on_event=silent, recipe=RECIPE):
-    return RecoveringLearner(Whole(model), recipe, EXAMPLES, Collator(64, 2), on_event)
+    return RecoveringLearner(FullAdaptation(model), recipe, EXAMPLES, Collator(64, 2), on_event)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_the_updates_are_those_of_the_same_gradients_kept(family, updated_in_bac
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with make_learner(model) as learner:
         outcomes = [
-            learner.step(step_of(learner, group), rate) for group, rate in zip(micro_batches, rates, strict=True)
+            learner.step(make_step(learner, group), rate) for group, rate in zip(micro_batches, rates, strict=True)
         ]
     norms = follow_classically(expected, micro_batches, rates)
     assert [float(outcome.grad_norm) for outcome in outcomes] == pytest.approx(norms, rel=1e-5)
@@ -113,7 +113,7 @@ def test_gradients_are_never_all_in_memory(monkeypatch, updated_in_backward):
     monkeypatch.setattr(update_in_backward, "adamw_", watched)
     model = make_llama(num_hidden_layers=6)
     with make_learner(model) as learner:
-        learner.step(step_of(learner, EXAMPLES), 1e-3)
+        learner.step(make_step(learner, EXAMPLES), 1e-3)
         assert all(parameter.grad is None for parameter in model.parameters())
     assert len(most) == len(list(model.parameters()))
     assert max(most) == 1
@@ -138,16 +138,16 @@ def test_a_layer_that_would_read_a_weight_after_its_update_raises():
         update.take_gradients((ReadsLate.apply(x, weight.detach()) * weight).sum())
 
 
-def test_a_rehearsal_changes_nothing():
+def test_a_warm_up_changes_nothing():
     model = make_llama().bfloat16()
     with make_learner(model) as learner:
-        learner.step(step_of(learner, EXAMPLES[:3]), 1e-3)
+        learner.step(make_step(learner, EXAMPLES[:3]), 1e-3)
         update = learner.learner._update
         state = [parameter.detach().clone() for parameter in model.parameters()]
         moments = [value.clone() for moments in update._moments for value in moments]
         random_state = torch.get_rng_state()
         norm = float(update.finish())
-        update.take_gradients(0.0 * learner.learner.rows(EXAMPLES[3:])[0].sum(), rehearsing=True)
+        update.take_gradients(0.0 * learner.learner.row_losses(EXAMPLES[3:])[0].sum(), is_warming_up=True)
         assert all(torch.equal(a, b) for a, b in zip(state, model.parameters(), strict=True))
         held = [value for moments in update._moments for value in moments]
         assert all(torch.equal(a, b) for a, b in zip(moments, held, strict=True))
@@ -155,7 +155,7 @@ def test_a_rehearsal_changes_nothing():
         assert torch.equal(torch.get_rng_state(), random_state)
         assert float(update.finish()) == norm
         assert all(parameter.grad is None for parameter in model.parameters())
-        learner.step(step_of(learner, EXAMPLES[3:]), 1e-3)
+        learner.step(make_step(learner, EXAMPLES[3:]), 1e-3)
         assert not all(torch.equal(a, b) for a, b in zip(state, model.parameters(), strict=True))
 
 
@@ -167,7 +167,7 @@ def test_a_rehearsal_changes_nothing():
         ("lora", torch.float32, Update),
     ],
 )
-def test_whole_models_in_bf16_are_updated_so_and_nothing_else_is(method, dtype, kind):
+def test_only_whole_models_in_bf16_are_updated_in_the_backward_pass(method, dtype, kind):
     with make_learner(make_llama().to(dtype), recipe=RECIPE.replace(method=method)) as learner:
         assert type(learner.learner._update) is kind
 
@@ -200,10 +200,10 @@ def test_two_trainings_are_bitwise_equal():
 def test_a_second_training_begins_like_the_first():
     with make_learner(make_llama().bfloat16()) as learner:
         fresh = snapshot(learner.adaptation)
-        learner.step(step_of(learner, EXAMPLES), 1e-3)
+        learner.step(make_step(learner, EXAMPLES), 1e-3)
         first = snapshot(learner.adaptation)
         learner.start_again(fresh)
-        learner.step(step_of(learner, EXAMPLES), 1e-3)
+        learner.step(make_step(learner, EXAMPLES), 1e-3)
         assert all(torch.equal(a, b) for a, b in zip(first, snapshot(learner.adaptation), strict=True))
 
 
@@ -237,10 +237,10 @@ def test_a_loss_that_is_not_finite_leaves_the_best_state(monkeypatch):
         assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
-def test_afterwards_the_parameters_are_ones_own():
+def test_after_release_the_parameters_train_as_before():
     model = make_llama().bfloat16()
     with make_learner(model) as learner:
-        learner.step(step_of(learner, EXAMPLES), 1e-3)
+        learner.step(make_step(learner, EXAMPLES), 1e-3)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     model(torch.arange(7, 30)[None]).logits.float().square().mean().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sebp_edge.files import write_whole
+from sebp_edge.files import write_atomically
 
 from .. import choices
 from . import cublaslt
@@ -221,4 +221,4 @@ def write(path: Path, found: Mapping[Product, int | None]) -> None:
         return
     records = sorted(json.dumps([*product, choice]) for product, choice in together.items())
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, "[" + ",\n".join(records) + "]\n")
+    write_atomically(path, "[" + ",\n".join(records) + "]\n")

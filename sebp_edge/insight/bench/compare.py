@@ -11,9 +11,9 @@ from sebp_edge.errors import CannotCapture, MachineError, SparsityError
 from sebp_edge.insight.bench.gate import Deviation, Reference, loss_and_gradients
 from sebp_edge.insight.bench.timer import ROUNDS, Times, medians, running, time_way
 from sebp_edge.insight.bench.ways import WAYS, Way
-from sebp_edge.machine.devices import give_memory_back, ran_out_of_memory
+from sebp_edge.machine.devices import ran_out_of_memory, release_memory
 from sebp_edge.texts.batches import Batch
-from sebp_edge.training.leftovers import Leftovers
+from sebp_edge.training.autograd_queue import AutogradQueue
 
 Status = Literal["ok", "refused", "out of memory", "not here", "failed"]
 
@@ -114,7 +114,7 @@ class _Guard:
 
     def __init__(self, model: nn.Module, batch: Batch):
         self._model, self._device = model, batch.input_ids.device
-        self._leftovers = Leftovers(self._device)
+        self._autograd_queue = AutogradQueue(self._device)
 
     def run(self, function: Callable):
         """The result of `function`, or a _Failure if it failed."""
@@ -130,6 +130,6 @@ class _Guard:
             # The traceback's frames keep computed tensors alive.
             traceback.clear_frames(error.__traceback__)
         self._model.zero_grad()
-        self._leftovers.clear()
-        give_memory_back(self._device)
+        self._autograd_queue.clear()
+        release_memory(self._device)
         return failure

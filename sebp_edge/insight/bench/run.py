@@ -18,9 +18,9 @@ from sebp_edge.machine import devices
 from sebp_edge.memory.refusal import refuse_if_too_big
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.adaptation import Adaptation, attach, trainable
-from sebp_edge.models.catalog import DEFAULT_MODEL, ModelReference, resolve_shape
-from sebp_edge.models.hub import folder_at_hand
-from sebp_edge.models.loading import BaseModel, load_base_model, tokenizer_at_hand
+from sebp_edge.models.catalog import DEFAULT_MODEL, ModelReference, resolve_config
+from sebp_edge.models.hub import local_folder
+from sebp_edge.models.loading import BaseModel, load_base_model, local_tokenizer
 from sebp_edge.models.random_weights import make_base_model
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.examples import Example, encode
@@ -61,7 +61,7 @@ def run_bench(
         SebpEdgeError: a subclass of it, whose message says what to do.
     """
     on_progress("loading the model")
-    reference, recipe, device = resolve_shape(model), Recipe.load(recipe), devices.pick_device(device)
+    reference, recipe, device = resolve_config(model), Recipe.load(recipe), devices.pick_device(device)
     if recipe.load_in_4bit:
         raise RecipeError(f"The recipe {recipe.name!r} loads models in 4 bits, which are not timed; use one without.")
     longest = read_shape(reference).longest or math.inf
@@ -76,7 +76,7 @@ def run_bench(
             f"The batch would be padded to {context_length} tokens, and {reference.name!r} knows at most {longest}; "
             "ask for less padding or a shorter context."
         )
-    at_hand = folder_at_hand(reference) is not None
+    at_hand = local_folder(reference) is not None
     refuse_if_too_big(reference, recipe, device)
     base = load_base_model(reference, recipe, device) if at_hand else make_base_model(reference, device)
     if not at_hand:
@@ -105,7 +105,7 @@ def run_bench(
 def _examples(texts, reference: ModelReference, recipe: Recipe, count: int) -> list[Example]:
     if texts is None:
         return built_in_examples(count)
-    documents, tokenizer = read_texts(texts).documents, tokenizer_at_hand(reference)
+    documents, tokenizer = read_texts(texts).documents, local_tokenizer(reference)
     examples, _ = encode(documents, tokenizer, recipe.context_length, chat_template=recipe.chat_template)
     if not examples:
         raise TextsError("There is nothing to learn in these texts; give texts of two tokens or more.")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sebp_edge.insight.bench.ways import Step, Way
-from sebp_edge.machine.devices import give_memory_back, synchronize
+from sebp_edge.machine.devices import release_memory, synchronize
 from sebp_edge.texts.batches import Batch
 
 ROUNDS = 3
@@ -71,7 +71,7 @@ def running(model: nn.Module, batch: Batch, way: Way) -> Iterator[Step]:
     device = batch.input_ids.device
     # An autograd graph that is still alive would accumulate gradients on the stream it was created on.
     gc.collect()
-    give_memory_back(device)
+    release_memory(device)
     with way.attach(model) as handle:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)

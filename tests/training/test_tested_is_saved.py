@@ -6,11 +6,11 @@ from builders import make_llama, make_sentences, make_tokenizer
 from running_out import RECIPE as SMALL
 
 from sebp_edge import AdapterStore, Personalizer
-from sebp_edge.events import Evaluated, TrainingPlanned
+from sebp_edge.events import Evaluated, TrainingStarted
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import make_dataset
 from sebp_edge.texts.readers import read_texts
-from sebp_edge.texts.schedule import schedules_of
+from sebp_edge.texts.schedule import make_schedules
 from sebp_edge.training.evaluation import evaluate
 from sebp_edge.training.recovery import RecoveringLearner
 
@@ -35,7 +35,9 @@ def wide_folder(tmp_path_factory):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_loaded_has_the_judged_loss(method, dtype, wide_folder, notes_folder, tmp_path, monkeypatch):
+def test_a_loaded_adapter_has_the_test_loss_of_the_training(
+    method, dtype, wide_folder, notes_folder, tmp_path, monkeypatch
+):
     if "4 bits" in method:
         pytest.importorskip("bitsandbytes")
     monkeypatch.setattr("sebp_edge.machine.devices.pick_dtype", lambda device: dtype)
@@ -44,10 +46,10 @@ def test_what_is_loaded_has_the_judged_loss(method, dtype, wide_folder, notes_fo
     result = trained.adapt(notes_folder)
     again = Personalizer(wide_folder, **options)
     again.load_adapter("default")
-    assert judged_loss(again, notes_folder) == result.heldout_loss_after < result.heldout_loss_before
+    assert test_split_loss(again, notes_folder) == result.heldout_loss_after < result.heldout_loss_before
 
 
-def judged_loss(personalizer, notes):
+def test_split_loss(personalizer, notes):
     base, recipe = personalizer._load(), personalizer.recipe.settled()
     limit = base.model.config.max_position_embeddings
     dataset = make_dataset(read_texts(notes), base.tokenizer, personalizer.recipe, limit)
@@ -55,9 +57,9 @@ def judged_loss(personalizer, notes):
     if recipe.method == "full":
         adaptation.model.requires_grad_(True)
     with RecoveringLearner(adaptation, recipe, dataset.examples, collator, lambda event: None) as learner:
-        (schedule,) = schedules_of(dataset.examples, recipe, seed=0)
+        (schedule,) = make_schedules(dataset.examples, recipe, seed=0)
         learner.prepare(schedule)
-        return evaluate(learner, schedule.judge).mean
+        return evaluate(learner, schedule.test).mean
 
 
 def test_a_last_training_that_is_worse_than_the_base_is_not_kept(make):
@@ -71,11 +73,11 @@ def test_a_last_training_that_is_worse_than_the_base_is_not_kept(make):
     assert f"left their loss at {result.final_loss:.3f}, which is no gain, so nothing was kept" in result.summary
     assert personalizer.store.names() == []
     assert personalizer._adaptation is None
-    last = [event for event in events if isinstance(event, TrainingPlanned | Evaluated)][-1]
+    last = [event for event in events if isinstance(event, TrainingStarted | Evaluated)][-1]
     assert (last.phase, last.split, last.loss) == ("all documents", "train", result.final_loss)
 
 
-def test_a_last_training_that_is_better_is_kept_and_its_loss_is_told(make):
+def test_a_better_last_training_is_kept_and_its_loss_is_reported(make):
     result = make(recipe=RECIPE).adapt(make_sentences(6, words=60))
     assert result.kept
     assert result.final_loss < result.heldout_loss_before

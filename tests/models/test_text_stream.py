@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sebp_edge.models.writing import Writing
+from sebp_edge.models.text_stream import TextStream
 
 
 class Cut:
@@ -20,21 +20,21 @@ class Cut:
 def write(pieces, stop=()):
     """What is handed out of these pieces, and how many of them were taken."""
     handed, taken = [], 0
-    writing = Writing(Cut(pieces), stop, handed.append)
+    text_stream = TextStream(Cut(pieces), stop, handed.append)
     for token in range(len(pieces)):
         taken += 1
-        if writing.add(token):
+        if text_stream.add(token):
             break
-    writing.end()
+    text_stream.end()
     assert all(handed)
-    assert writing.text == "".join(handed)
+    assert text_stream.text == "".join(handed)
     return handed, taken
 
 
 def cuts(text, seed):
     draw, raw = random.Random(seed), text.encode()
-    places = sorted(draw.sample(range(1, len(raw)), draw.randrange(1, len(raw))))
-    return [raw[a:b] for a, b in zip([0, *places], [*places, len(raw)], strict=True)]
+    cut_offsets = sorted(draw.sample(range(1, len(raw)), draw.randrange(1, len(raw))))
+    return [raw[a:b] for a, b in zip([0, *cut_offsets], [*cut_offsets, len(raw)], strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_blanks_that_a_tokenizer_drops_in_front_are_kept_between_tokens():
             return "".join(["▁the", "▁fer", "ry"][token] for token in tokens).replace("▁", " ").removeprefix(" ")
 
     pieces = []
-    writing = Writing(Words(), [], pieces.append)
+    text_stream = TextStream(Words(), [], pieces.append)
     for token in range(3):
-        writing.add(token)
+        text_stream.add(token)
     assert pieces == ["the", " fer", "ry"]

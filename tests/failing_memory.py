@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 import torch
-from builders import limit_rows, make_examples, step_of
+from builders import limit_rows, make_examples, make_step
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sebp_edge import Recipe
@@ -18,12 +18,12 @@ LENGTHS = [31, 2, 17, 40, 5, 23, 27, 30]
 CPU = torch.device("cpu")
 
 
-def odd_examples(prompt=6):
+def uneven_examples(prompt=6):
     return make_examples(LENGTHS, prompt)
 
 
 @contextmanager
-def learning(base, examples, recipe=RECIPE, max_rows=4096, padded=False, limit=None):
+def recovering_learner(base, examples, recipe=RECIPE, max_rows=4096, padded=False, limit=None):
     """A learner on a new adaptation with non-zero weights; its events are in `learner.events`."""
     adaptation, events = attach(base, recipe, 0), []
     draw = torch.Generator().manual_seed(2)
@@ -37,7 +37,7 @@ def learning(base, examples, recipe=RECIPE, max_rows=4096, padded=False, limit=N
     try:
         collator = Collator(64, base.pad_token_id)
         with RecoveringLearner(adaptation, recipe, examples, collator, events.append, guard=limit) as learner:
-            assert (learner.learner.rows.hoisted is None) == padded
+            assert (learner.learner.row_losses.hoisted is None) == padded
             limit_rows(learner, max_rows)
             learner.events = events
             yield learner
@@ -77,7 +77,7 @@ def gradients(learner, examples, failing, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "accumulate", watched)
         patch.setattr(Update, "finish", keep)
-        loss = learner.step(step_of(learner, examples), 1e-3).loss
+        loss = learner.step(make_step(learner, examples), 1e-3).loss
     return [loss, *found]
 
 

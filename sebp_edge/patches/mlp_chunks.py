@@ -17,22 +17,22 @@ from sebp_edge.models.architecture import blocks_of
 from sebp_edge.models.shape import Block
 from sebp_edge.patches.checkpoints import dropouts_of, refuse_dropout
 from sebp_edge.patches.execution import Execution
-from sebp_edge.patches.norms_and_mlps import remakes_norms
+from sebp_edge.patches.norms_and_mlps import recomputes_norms
 from sebp_edge.patches.patch import Patch
 
 # Rows of a piece. With these, an MLP of a 3B model needs no more memory than attention's backward pass over 3,000
 # tokens. Half as many would dequantise a 4-bit base twice as often.
-ROWS = 1024
+CHUNK_ROWS = 1024
 
 
-class MlpPieces(Patch):
+class ChunkedMlps(Patch):
     """Handle of one decoder's MLPs in pieces.
 
     Args:
         rows: most rows of a piece; None leaves MLPs whole.
 
     Attributes:
-        only_keeps: whether a block is being recomputed, only for what it keeps.
+        is_recomputing_block: whether a block is being recomputed, only for what it keeps.
     """
 
     def __init__(self, decoder: nn.Module, rows: int | None):
@@ -40,71 +40,71 @@ class MlpPieces(Patch):
         self.rows = rows
         mlps = [getattr(block, "mlp", None) for block in blocks_of(decoder)]
         self._mlps = [] if rows is None else [mlp for mlp in mlps if isinstance(mlp, nn.Module)]
-        self.only_keeps = False
+        self.is_recomputing_block = False
 
-    def attach(self, again: Callable[[], AbstractContextManager]) -> None:
-        """Runs MLPs in pieces from now on; `again` gives the context in which a piece is recomputed."""
+    def attach(self, recomputing: Callable[[], AbstractContextManager]) -> None:
+        """Runs MLPs in pieces from now on; `recomputing` gives the context in which a piece is recomputed."""
         for mlp in self._mlps:
-            self._replace(mlp, _InPieces(self, mlp, again))
+            self._replace(mlp, _ChunkedForward(self, mlp, recomputing))
 
     @contextmanager
-    def only_for_what_is_kept(self) -> Iterator[None]:
+    def recomputing_block(self) -> Iterator[None]:
         """Context in which a block is recomputed, only for what it keeps."""
-        self.only_keeps = True
+        self.is_recomputing_block = True
         try:
             yield
         finally:
-            self.only_keeps = False
+            self.is_recomputing_block = False
 
 
-class _InPieces:
+class _ChunkedForward:
     """Replacement of one MLP's `forward`."""
 
-    def __init__(self, pieces: MlpPieces, mlp: nn.Module, again: Callable[[], AbstractContextManager]):
-        self._pieces, self._forward, self._again = pieces, mlp.forward, again
+    def __init__(self, chunks: ChunkedMlps, mlp: nn.Module, recomputing: Callable[[], AbstractContextManager]):
+        self._chunked_mlps, self._forward, self._recomputing = chunks, mlp.forward, recomputing
         self._dropouts = dropouts_of(mlp)
         self._gave_gradient = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        pieces = x.split(self._pieces.rows, dim=-2)
+        chunks = x.split(self._chunked_mlps.rows, dim=-2)
         if not torch.is_grad_enabled():
-            return _joined(list(map(self._forward, pieces)))
+            return _joined(list(map(self._forward, chunks)))
         refuse_dropout(self._dropouts)
-        if not self._pieces.only_keeps:
-            out = _joined([self._in_checkpoint(self._forward, piece) for piece in pieces])
+        if not self._chunked_mlps.is_recomputing_block:
+            out = _joined([self._in_checkpoint(self._forward, chunk) for chunk in chunks])
             self._gave_gradient = out.requires_grad
             return out
-        for piece in pieces:
+        for chunk in chunks:
             # Only the kept input counts, not the output; the last piece's input may end the recomputation.
-            self._in_checkpoint(torch.empty_like, piece)
+            self._in_checkpoint(torch.empty_like, chunk)
         # Reached only if an operation after the MLP keeps something, which depends on the MLP's output.
         with torch.no_grad():
-            out = _joined(list(map(self._forward, pieces)))
+            out = _joined(list(map(self._forward, chunks)))
         return out.requires_grad_(self._gave_gradient)
 
-    def _in_checkpoint(self, forward: Callable[[Tensor], Tensor], piece: Tensor) -> Tensor:
-        contexts = {"context_fn": lambda: (nullcontext(), self._again())}
-        return checkpoint(forward, piece, use_reentrant=False, preserve_rng_state=False, **contexts)
+    def _in_checkpoint(self, forward: Callable[[Tensor], Tensor], chunk: Tensor) -> Tensor:
+        contexts = {"context_fn": lambda: (nullcontext(), self._recomputing())}
+        return checkpoint(forward, chunk, use_reentrant=False, preserve_rng_state=False, **contexts)
 
 
-def _joined(pieces: list[Tensor]) -> Tensor:
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-2)
+def _joined(chunks: list[Tensor]) -> Tensor:
+    return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim=-2)
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
 
 
-def rows_of_a_piece(tokens: int) -> int:
+def rows_per_chunk(tokens: int) -> int:
     """How many rows of a batch of `tokens` go through an MLP at once."""
-    return min(tokens, ROWS)
+    return min(tokens, CHUNK_ROWS)
 
 
-def kept_by_pieces(block: Block, run: Execution) -> int:
+def kept_by_chunks(block: Block, run: Execution) -> int:
     """Bytes per token that autograd keeps of an MLP in pieces: its input, unless a norm's output is kept anyway."""
-    return run.itemsize * block.hidden if remakes_norms(block.kind, run) and block.kind.norm_outputs else 0
+    return run.itemsize * block.hidden if recomputes_norms(block.kind, run) and block.kind.norm_outputs else 0
 
 
-def backward_of_pieces(block: Block, tokens: int, of_row: int, run: Execution) -> int:
+def backward_of_chunks(block: Block, tokens: int, bytes_per_row: int, run: Execution) -> int:
     """Bytes that an MLP in pieces holds in its backward pass: one piece, and the gradients that all pieces add to.
 
     The latter are the gradient of its input and, if all weights are trained, those of its weights, one of which exists
@@ -112,12 +112,12 @@ def backward_of_pieces(block: Block, tokens: int, of_row: int, run: Execution) -
 
     Args:
         tokens: rows of the batch.
-        of_row: bytes per row of the piece.
+        bytes_per_row: bytes per row of the piece.
     """
-    of_weights = 4 * block.mlp_out.size if run.trains_all else 0
-    return rows_of_a_piece(tokens) * of_row + run.itemsize * (tokens * 3 * block.hidden + of_weights)
+    weight_gradients = 4 * block.mlp_out.size if run.trains_all else 0
+    return rows_per_chunk(tokens) * bytes_per_row + run.itemsize * (tokens * 3 * block.hidden + weight_gradients)
 
 
-def parameters_run_again_in_pieces(block: Block) -> int:
+def parameters_recomputed_in_chunks(block: Block) -> int:
     """Parameters whose products the backward pass of an MLP in pieces recomputes: all but the last layer's."""
     return sum(linear.size for linear in block.mlp_in)

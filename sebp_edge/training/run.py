@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from statistics import median_low
 
-from sebp_edge.events import Evaluated, Notice, Sink, TrainingPlanned
+from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
@@ -13,7 +13,7 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.schedule import Schedule
-from sebp_edge.training.evaluation import HeldOutLoss, Verdict, evaluate, judge
+from sebp_edge.training.evaluation import Comparison, HeldOutLoss, compare, evaluate
 from sebp_edge.training.loop import Progress, Trainer
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.units import duration
@@ -23,7 +23,7 @@ SLOW_SECONDS = 180
 
 
 @dataclass(frozen=True)
-class Judgement:
+class GateResult:
     """Losses on the test documents before and after the training, and the verdict on them.
 
     Attributes:
@@ -37,16 +37,16 @@ class Judgement:
     final: HeldOutLoss | None = None
 
     @property
-    def verdict(self) -> Verdict:
-        return judge(self.before, self.after)
+    def comparison(self) -> Comparison:
+        return compare(self.before, self.after)
 
     @property
     def kept(self) -> bool:
         """Whether to keep the adapter: better on the test documents and, with folds, the final one better on all."""
-        return self.verdict.kept and (self.final is None or judge(self.before, self.final).kept)
+        return self.comparison.kept and (self.final is None or compare(self.before, self.final).kept)
 
 
-class Trial:
+class TrainingRun:
     """Trains and judges an adaptation; afterwards, also after a stop, `adaptation` is attached in its best state.
 
     Args:
@@ -74,7 +74,7 @@ class Trial:
         self.adaptation: Adaptation | None = None
         self.progress: list[Progress] = []
 
-    def train_and_judge(self) -> Judgement:
+    def train_and_test(self) -> GateResult:
         """Trains on one split and judges on its test documents.
 
         With folds, each document is judged by a training that has not seen it. If the result is worth keeping, a last
@@ -93,13 +93,13 @@ class Trial:
             for number, schedule in enumerate(folds, start=1):
                 parts.append(self._run(learner, schedule, f"fold {number}"))
                 learner.start_again(fresh)
-            judgement = Judgement(
+            gate_result = GateResult(
                 HeldOutLoss.merged([part.before for part in parts]), HeldOutLoss.merged([part.after for part in parts])
             )
-            if not judgement.kept:
-                return judgement
+            if not gate_result.kept:
+                return gate_result
             last.last_epoch = max(1, median_low([progress.best_epoch for progress in self.progress]))
-            return replace(judgement, final=self._run_on_all(learner, last))
+            return replace(gate_result, final=self._run_on_all(learner, last))
 
     def detach(self) -> None:
         """Detaches the adaptation and restores the base model."""
@@ -107,27 +107,27 @@ class Trial:
             self.adaptation.detach()
             self.adaptation = None
 
-    def _run(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> Judgement:
-        trainer = self._prepared(learner, schedule, phase)
-        before = evaluate(learner, schedule.judge)
-        self._on_event(Evaluated(phase, "judge", 0, before.mean, False))
+    def _run(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> GateResult:
+        trainer = self._prepare_trainer(learner, schedule, phase)
+        before = evaluate(learner, schedule.test)
+        self._on_event(Evaluated(phase, "test", 0, before.mean, False))
         best = trainer.train(schedule)
-        after = evaluate(learner, schedule.judge)
-        self._on_event(Evaluated(phase, "judge", best.best_epoch, after.mean, True))
-        return Judgement(before, after)
+        after = evaluate(learner, schedule.test)
+        self._on_event(Evaluated(phase, "test", best.best_epoch, after.mean, True))
+        return GateResult(before, after)
 
     def _run_on_all(self, learner: RecoveringLearner, schedule: Schedule) -> HeldOutLoss:
         phase = "all documents"
-        self._prepared(learner, schedule, phase).train(schedule)
-        loss = evaluate(learner, schedule.judge)
+        self._prepare_trainer(learner, schedule, phase).train(schedule)
+        loss = evaluate(learner, schedule.test)
         self._on_event(Evaluated(phase, "train", schedule.last_epoch, loss.mean, True))
         return loss
 
-    def _prepared(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> Trainer:
+    def _prepare_trainer(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> Trainer:
         # Before the learner prepares: an interruption must find this training's progress, not that of the fold before.
         trainer = Trainer(learner, self.recipe, self._on_event, phase)
         self.progress.append(trainer.progress)
-        self._on_event(TrainingPlanned(phase, self.recipe.epochs, *schedule.num_documents))
+        self._on_event(TrainingStarted(phase, self.recipe.epochs, *schedule.num_documents))
         learner.prepare(schedule)
         return trainer
 
@@ -147,7 +147,7 @@ class Trial:
         With P parameters, a token costs 2 P floating-point operations forward, and 2 P backward for a frozen base or
         4 P for a trained one.
         """
-        schedules = [schedule for schedule in self._schedules if not schedule.learns_all]
+        schedules = [schedule for schedule in self._schedules if not schedule.trains_on_all]
         passes = 4 if self.recipe.method == "lora" else 6
         operations = passes * self.base.num_parameters * sum(schedule.num_tokens for schedule in schedules)
         return 2 * operations / devices.matmul_rate(self.base.device, self.base.dtype)

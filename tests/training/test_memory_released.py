@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 from builders import limit_rows, make_sentences
-from running_out import RECIPE, Failing, gradients, learning, odd_examples
+from running_out import RECIPE, Failing, gradients, recovering_learner, uneven_examples
 
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryRanOut, StepDone
@@ -15,7 +15,7 @@ from sebp_edge.models.adaptation import trainable
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.recovery import RecoveringLearner
-from sebp_edge.training.trial import Trial
+from sebp_edge.training.run import TrainingRun
 
 
 class Watching(Failing):
@@ -33,16 +33,16 @@ class Watching(Failing):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_what_failed_is_freed_before_it_is_tried_again(base, padded, monkeypatch):
-    examples, made, alive = odd_examples(), [], []
-    give_back = "sebp_edge.training.recovery.give_memory_back"
+def test_a_failed_micro_batch_is_freed_before_the_retry(base, padded, monkeypatch):
+    examples, made, alive = uneven_examples(), [], []
+    give_back = "sebp_edge.training.recovery.release_memory"
 
     def count(device):
         # What is added to is among what operations give.
         known = {id(parameter.grad) for parameter in trainable(learner.adaptation)} | {id(learner.learner._loss)}
         alive.append([tensor().shape for tensor in made if tensor() is not None and id(tensor()) not in known])
 
-    with learning(base, examples, padded=padded) as learner:
+    with recovering_learner(base, examples, padded=padded) as learner:
         gradients(learner, examples, Failing(), monkeypatch)
         counting = Failing()
         gradients(learner, examples, counting, monkeypatch)
@@ -66,7 +66,7 @@ def made(monkeypatch):
     references, enter, leave = [], RecoveringLearner.__enter__, RecoveringLearner.__exit__
 
     def noted(learner):
-        update, rows = learner.learner._update, learner.learner.rows
+        update, rows = learner.learner._update, learner.learner.row_losses
         parts = [learner, learner.learner, rows, rows.hoisted or rows._padded, update, update._adamw]
         references.extend(map(weakref.ref, parts))
         return enter(learner)
@@ -77,11 +77,11 @@ def made(monkeypatch):
         references.extend(map(weakref.ref, [*moments, *gradients]))
         leave(learner, *exception)
 
-    make_trial = Trial.__init__
+    make_trial = TrainingRun.__init__
 
-    def tried(trial, base, dataset, *arguments):
-        references.extend(map(weakref.ref, [trial, dataset, *dataset.examples]))
-        make_trial(trial, base, dataset, *arguments)
+    def tried(run, base, dataset, *arguments):
+        references.extend(map(weakref.ref, [run, dataset, *dataset.examples]))
+        make_trial(run, base, dataset, *arguments)
 
     make_sparsified = Sparsified.__init__
 
@@ -92,23 +92,23 @@ def made(monkeypatch):
     monkeypatch.setattr(Sparsified, "__init__", sparsified)
     monkeypatch.setattr(RecoveringLearner, "__enter__", noted)
     monkeypatch.setattr(RecoveringLearner, "__exit__", left)
-    monkeypatch.setattr(Trial, "__init__", tried)
+    monkeypatch.setattr(TrainingRun, "__init__", tried)
     gc.collect()
     gc.disable()
     yield references
     gc.enable()
 
 
-@pytest.mark.parametrize("way", ["lora", "full", "folds", "not kept", "checkpoints"])
-def test_an_adaptation_leaves_nothing_alive_but_itself(make, made, way, monkeypatch):
-    if way == "checkpoints":
-        options = MemoryOptions(checkpoints=1, in_pieces=True, moments_in_8_bits=True)
+@pytest.mark.parametrize("case", ["lora", "full", "folds", "not kept", "checkpoints"])
+def test_an_adaptation_leaves_nothing_alive_but_itself(make, made, case, monkeypatch):
+    if case == "checkpoints":
+        options = MemoryOptions(checkpoints=1, small_buffers=True, moments_in_8_bits=True)
         monkeypatch.setattr("sebp_edge.personalizer.FASTEST", options)
-    changes = {"full": {"method": "full"}, "not kept": {"learning_rate": 1e-12}}.get(way, {})
+    changes = {"full": {"method": "full"}, "not kept": {"learning_rate": 1e-12}}.get(case, {})
     recipe = RECIPE.replace(**{"learning_rate": 2e-2, "batch_tokens": 200, "epochs": 3} | changes)
     personalizer = make(recipe=recipe)
-    result = personalizer.adapt(make_sentences(9 if way == "folds" else 24, words=60))
-    assert result.kept == (way != "not kept")
+    result = personalizer.adapt(make_sentences(9 if case == "folds" else 24, words=60))
+    assert result.kept == (case != "not kept")
     assert len(made) > 40
     assert [type(reference()) for reference in made if reference() is not None] == []
     model = personalizer._base.model
@@ -117,7 +117,7 @@ def test_an_adaptation_leaves_nothing_alive_but_itself(make, made, way, monkeypa
 
 
 @pytest.mark.parametrize("number", [300, 700])
-def test_memory_that_does_not_suffice_for_one_example_is_one_sentence_and_is_given_back(make, number, monkeypatch):
+def test_too_little_memory_for_one_example_raises_one_sentence_and_releases_memory(make, number, monkeypatch):
     accumulate, made = Learner.accumulate, []
 
     def failing(self, micro_batch, loss_tokens):
@@ -142,19 +142,19 @@ def test_memory_that_does_not_suffice_for_one_example_is_one_sentence_and_is_giv
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_projections_that_nobody_asked_for_any_more_are_let_go_of(base, padded):
-    examples, computed = odd_examples(), []
+def test_unused_shared_projections_are_freed_after_an_error(base, padded):
+    examples, computed = uneven_examples(), []
 
     def stop(layer, inputs, output):
         # Keys and values are computed by now, together with queries.
         computed.extend(map(weakref.ref, [inputs[0], output]))
         raise torch.OutOfMemoryError
 
-    with learning(base, examples, padded=padded) as learner:
+    with recovering_learner(base, examples, padded=padded) as learner:
         projection = learner.adaptation.model.get_base_model().model.layers[0].self_attn.q_proj
         hook = projection.register_forward_hook(stop)
         with pytest.raises(torch.OutOfMemoryError):
-            learner.learner.rows(examples)
+            learner.learner.row_losses(examples)
         assert len(computed) == 2
         assert [reference() for reference in computed] == [None, None]
         hook.remove()

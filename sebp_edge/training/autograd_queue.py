@@ -8,7 +8,7 @@ them: its own nodes are newer, and it ends with the last of these. So a node is 
 import torch
 
 
-class Leftovers:
+class AutogradQueue:
     """Clears autograd's queue of this thread and `device`; must be created before the graphs that may fail."""
 
     def __init__(self, device: torch.device):

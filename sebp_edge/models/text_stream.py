@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 
-class Writing:
+class TextStream:
     """A text that is written token by token.
 
     Args:
@@ -20,7 +20,7 @@ class Writing:
         self._tokens: list[int] = []
         # Tokens before `_decoded` have been decoded; those from `_context` on are decoded again as context.
         self._context = self._decoded = 0
-        self._held = ""
+        self._pending = ""
 
     def add(self, token: int) -> bool:
         """Writes a token; returns whether the text ends with it, at a stop string."""
@@ -30,7 +30,7 @@ class Writing:
     def end(self) -> None:
         """Hands out what was held back."""
         if not self._take(self._new_text(at_end=True)):
-            self._hand_out(len(self._held))
+            self._emit(len(self._pending))
 
     def _new_text(self, *, at_end: bool) -> str:
         """Returns what the latest tokens add to the text.
@@ -50,24 +50,24 @@ class Writing:
 
     def _take(self, piece: str) -> bool:
         """Hands out what cannot be part of a stop string; returns whether a stop string was found."""
-        self._held += piece
+        self._pending += piece
         # The first one to be complete wins, however the pieces are cut.
-        found = [(start + len(string), start) for string in self._stop if (start := self._held.find(string)) >= 0]
+        found = [(start + len(string), start) for string in self._stop if (start := self._pending.find(string)) >= 0]
         if found:
-            self._hand_out(min(found)[1])
-            self._held = ""
+            self._emit(min(found)[1])
+            self._pending = ""
             return True
-        self._hand_out(len(self._held) - self._unclear())
+        self._emit(len(self._pending) - self._partial_stop_size())
         return False
 
-    def _unclear(self) -> int:
+    def _partial_stop_size(self) -> int:
         """Returns how many of the last held characters may begin a stop string."""
         longest = max(map(len, self._stop), default=1) - 1
-        sizes = range(min(longest, len(self._held)), 0, -1)
-        return next((size for size in sizes if any(s.startswith(self._held[-size:]) for s in self._stop)), 0)
+        sizes = range(min(longest, len(self._pending)), 0, -1)
+        return next((size for size in sizes if any(s.startswith(self._pending[-size:]) for s in self._stop)), 0)
 
-    def _hand_out(self, size: int) -> None:
-        piece, self._held = self._held[:size], self._held[size:]
+    def _emit(self, size: int) -> None:
+        piece, self._pending = self._pending[:size], self._pending[size:]
         if piece:
             self.text += piece
             self._on_text(piece)
