@@ -20,9 +20,9 @@ __all__ = [
     "GraphCaptured",
     "JsonLines",
     "MemoryPlanned",
+    "MemoryPressure",
     "MemoryProbed",
     "MemoryRanOut",
-    "MemoryPressure",
     "ModelLoaded",
     "Notice",
     "Sink",
@@ -128,7 +128,7 @@ class TrainingStarted(Event):
         train_documents, validation_documents, test_documents: the sizes of the train, validation and test splits.
     """
 
-    event: ClassVar[str] = "training_planned"
+    event: ClassVar[str] = "training_started"
     phase: str
     epochs: int
     train_documents: int
@@ -168,7 +168,7 @@ class MemoryPressure(Event):
     examples already, or all weights are updated within the backward pass, where a step is one micro-batch.
     """
 
-    event: ClassVar[str] = "memory_squeezed"
+    event: ClassVar[str] = "memory_pressure"
     missing: int
     max_rows_before: int
     max_rows: int

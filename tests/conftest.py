@@ -30,7 +30,7 @@ pytest.register_assert_rewrite("against_dense", "command", "damage", "memory_pla
 
 import command
 from builders import make_llama, make_sentences, make_tokenizer
-from running_out import RECIPE, PlainGraphs
+from failing_memory import RECIPE, PlainGraphs
 
 import evidence
 from sebp_edge import AdapterStore, Personalizer, Recipe
@@ -92,7 +92,7 @@ def kernels(monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed on this platform")
     tiles = Tiles(16, 16, 16, 2, 4, 2)
     monkeypatch.setattr(backend, "runs_kernels", lambda tensor: True)
-    monkeypatch.setattr(choices, "choose_for_any_number", lambda *_: choices.Ways(tiles, tiles))
+    monkeypatch.setattr(choices, "choose_for_unknown_count", lambda *_: choices.Algorithms(tiles, tiles))
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def base(model_folder):
 @pytest.fixture
 def plain_graphs(monkeypatch):
     """Replaces captured graphs where there is no GPU; a replay calls the function itself."""
-    for module in ("sebp_edge.training.learner", "sebp_edge.insight.bench.ways"):
+    for module in ("sebp_edge.training.learner", "sebp_edge.insight.bench.variants"):
         monkeypatch.setattr(f"{module}.Graphs", PlainGraphs)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 

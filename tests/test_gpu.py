@@ -15,8 +15,8 @@ from transformers import AutoModelForTokenClassification
 
 from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
 from sebp_edge.insight.bench.run import run_bench
-from sebp_edge.insight.bench.timer import time_way
-from sebp_edge.insight.bench.ways import GRAPH, WAYS
+from sebp_edge.insight.bench.timer import time_variant
+from sebp_edge.insight.bench.variants import GRAPH, VARIANTS
 from sebp_edge.insight.bench.workload import Workload
 from sebp_edge.insight.gradients import row_gradients
 from sebp_edge.models.adaptation import attach
@@ -376,18 +376,20 @@ def test_more_than_2_to_the_31_weights_are_updated():
 @pytest.mark.parametrize("recipe", ["notes", "full"])
 def test_every_variant_of_the_benchmark_is_correct_and_timed_on_the_gpu(recipe, model_folder):
     result = run_bench(model_folder, recipe=recipe, context_length=96, batch_size=3)
-    assert [(row["way"], row["status"]) for row in result.rows()] == [(way.name, "ok") for way in WAYS]
+    assert [(row["variant"], row["status"]) for row in result.rows()] == [(variant.name, "ok") for variant in VARIANTS]
     for row in result.rows():
         assert row["peak_bytes"] > 0
-        assert (row["forward_ms"] is None) == (row["backward_ms"] is None) == (row["way"] == GRAPH.name)
+        assert (row["forward_ms"] is None) == (row["backward_ms"] is None) == (row["variant"] == GRAPH.name)
         assert min(row[part] for part in ("forward_ms", "backward_ms", "step_ms") if row[part] is not None) > 0
     assert result.recommendation.startswith("On this machine ")
 
 
 @pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
-@pytest.mark.parametrize("way", [way for way in WAYS if way is not GRAPH], ids=lambda way: way.name)
-def test_each_timed_step_is_longer_than_its_parts(way, adapt):
+@pytest.mark.parametrize(
+    "variant", [variant for variant in VARIANTS if variant is not GRAPH], ids=lambda variant: variant.name
+)
+def test_each_timed_step_is_longer_than_its_parts(variant, adapt):
     model = adapt(make_llama()).to("cuda", torch.bfloat16)
     batch = Workload.of(make_examples([9, 3, 14]), 32, model.config.vocab_size, model.device).batch
-    for times in time_way(model, batch, way):
+    for times in time_variant(model, batch, variant):
         assert 0 < times.forward + times.backward < times.step

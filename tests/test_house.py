@@ -62,12 +62,12 @@ PUBLIC = {
     """,
     "sebp_edge.events": """
         AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JsonLines MemoryPlanned
-        MemoryProbed MemoryRanOut MemorySqueezed ModelLoaded Notice Sink StepDone TextsRead TrainingPlanned
+        MemoryProbed MemoryRanOut MemoryPressure ModelLoaded Notice Sink StepDone TextsRead TrainingStarted
         silent
     """,
     "sebp_edge.ops": """
-        ACTIVATIONS ActiveRows AdamW Gate LoraGroup LoraProjection Moments QuantisedWeight Remake Rows Scores
-        Scratch Selector adamw_ detect gated gated_lora_linear gather_rows kept_rows linear_cross_entropy
+        ACTIVATIONS ActiveRows AdamW Gate LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores
+        ScratchBuffer Selector adamw_ detect gated gated_lora_linear gather_rows keep_rows linear_cross_entropy
         lora_linear nonzero_rows rms_norm row_norms runs_flash_attention runs_kernels scatter_rows select_rows
         sequence_attention_ sparse_linear sparse_rowwise tuning
     """,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import evidence
-from graph_time import backward_of
+from graph_time import make_backward
 from sebp_edge.ops import Scores, backend, sequence_attention_
 from sebp_edge.ops.measure import relative_error
 from sebp_edge.ops.timing import milliseconds
@@ -28,9 +28,9 @@ SOURCES = (*evidence.OPS, "kernels/bench/graph_time.py", __file__)
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    evidence.add_record_option(arguments)
-    options = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    evidence.add_record_option(parser)
+    options = parser.parse_args()
     torch.manual_seed(0)
     draw = random.Random(0)
     lengths = [max(26, min(128, int(draw.gauss(57, 25)))) for _ in range(max(NUM_TEXTS))]
@@ -76,8 +76,8 @@ def time_attention(num_heads: int, num_kv_heads: int, head_size: int, lengths: l
         def forward():
             return sequence_attention_(*parts, cu_seqlens, longest, Scores(), rotary)
 
-        ways = forward, backward_of(forward, parts, dout)
-        return tuple(1000 * milliseconds(way, repeats=20) for way in ways)
+        passes = forward, make_backward(forward, parts, dout)
+        return tuple(1000 * milliseconds(run_pass, repeats=20) for run_pass in passes)
 
     if not backend.runs_short_attention(wide, wide, wide, longest):
         raise SystemExit("Our attention kernels do not run here, so there is nothing to compare.")

@@ -14,12 +14,12 @@ from torch import nn
 from transformers import LlamaConfig
 
 from models import TINY, Case, known_config
-from sebp_edge.insight.bench.ways import Way
+from sebp_edge.insight.bench.variants import Variant
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.texts.batches import Batch
-from whole_models import Benchmark, ways_with
+from whole_models import Benchmark, make_variants
 
 TEXTS = ("Winogrande", "ARC-E", "ARC-C", "HellaSwag", "WikiText-2", "PTB")
 # The largest speed-up in the paper, whose code computes no weight gradients.
@@ -41,13 +41,13 @@ def tiny_cases() -> Iterator[Case]:
     yield Case("tiny Llama, heads grouped", grouped, "HellaSwag", 1, 601, target=1.0)
 
 
-def ways_for(model: nn.Module, batch: Batch) -> tuple[Way, ...]:
+def variants_for(model: nn.Module, batch: Batch) -> tuple[Variant, ...]:
     plan = RowPlan.from_labels(batch.labels.cpu())
-    return ways_with(Hoisted, ActiveTokens.gather(batch.input_ids.cpu(), plan), batch.input_ids.device)
+    return make_variants(Hoisted, ActiveTokens.gather(batch.input_ids.cpu(), plan), batch.input_ids.device)
 
 
 # A dense step takes a quarter of a second for any text and varies little, so one sample is enough.
-DECODERS = Benchmark("decoders", cases, tiny_cases, ways_for, __file__, samples=1, kernel_repeats=1)
+DECODERS = Benchmark("decoders", cases, tiny_cases, variants_for, __file__, samples=1, kernel_repeats=1)
 
 if __name__ == "__main__":
     main()

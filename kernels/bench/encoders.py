@@ -14,10 +14,10 @@ from torch import nn
 from transformers import BertConfig, RobertaConfig
 
 from models import TINY, Case
-from sebp_edge.insight.bench.ways import Way
+from sebp_edge.insight.bench.variants import Variant
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.texts.batches import Batch
-from whole_models import Benchmark, ways_with
+from whole_models import Benchmark, make_variants
 
 TASKS = ("SST-2", "MRPC", "RTE", "CoLA", "MNLI")
 TARGET = 4.0
@@ -40,13 +40,13 @@ def tiny_cases() -> Iterator[Case]:
     yield Case("tiny RoBERTa", RobertaConfig(vocab_size=320, **TINY), "MRPC", 3, 128, target=1.0)
 
 
-def ways_for(model: nn.Module, batch: Batch) -> tuple[Way, ...]:
+def variants_for(model: nn.Module, batch: Batch) -> tuple[Variant, ...]:
     inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "labels": batch.labels}
     with HoistedEncoder(model) as hoisted:
-        return ways_with(HoistedEncoder, hoisted.tokens(inputs), batch.input_ids.device)
+        return make_variants(HoistedEncoder, hoisted.tokens(inputs), batch.input_ids.device)
 
 
-ENCODERS = Benchmark("encoders", cases, tiny_cases, ways_for, __file__, samples=5, kernel_repeats=2)
+ENCODERS = Benchmark("encoders", cases, tiny_cases, variants_for, __file__, samples=5, kernel_repeats=2)
 
 if __name__ == "__main__":
     main()

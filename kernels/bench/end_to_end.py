@@ -51,16 +51,16 @@ COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()", "adap
 NOT_KEPT = 3
 SOURCES = (*evidence.OPS, "sebp_edge", "recipes/notes.toml", "kernels/bench/models.py", __file__)
 # By event: the part that the time before it counts as, without the captures in that time.
-ENDS = {
+PART_ENDED_BY = {
     "model_loaded": "load",
     "texts_read": "texts",
-    "training_planned": "attach",
+    "training_started": "attach",
     "step": "steps",
     "evaluated": "evaluation",
     "saved": "save",
     "result": "exit",
 }
-PARTS = ("import", *dict.fromkeys(ENDS.values()))
+PARTS = ("import", *dict.fromkeys(PART_ENDED_BY.values()))
 PARTS = (*PARTS[: PARTS.index("steps")], "capture", *PARTS[PARTS.index("steps") :])
 
 Arrivals = list[tuple[float, dict]]
@@ -92,7 +92,9 @@ def main(arguments: list[str] | None = None) -> None:
     sizes, files = options.sizes or ((24,) if options.tiny else SIZES), text_files(options.notes)
     if max(sizes) > len(files):
         parser.error(f"{options.notes} has {len(files)} text files, {max(sizes)} are wanted; give --notes or --sizes.")
-    model = TINY_MODEL if options.tiny else made_once(options.work / "llama-3.2-3b", known_config("llama-3.2-3b"))
+    model = (
+        TINY_MODEL if options.tiny else ensure_model_folder(options.work / "llama-3.2-3b", known_config("llama-3.2-3b"))
+    )
     extra = ["--device", "cpu", "--epochs", "1", "--context", "32"] if options.tiny else ["--device", "cuda"]
     subprocess.run([sys.executable, "-c", "import sebp_edge.personalizer"], check=True)
     print(f"{'seconds':24}" + "".join(f"{part:>11}" for part in (*PARTS, "total")) + f"{'step, ms':>11}")
@@ -147,18 +149,18 @@ def timed(command: list[str], environment: dict[str, str]) -> tuple[float, Arriv
 
 def split(begin: float, arrivals: Arrivals, end: float) -> dict[str, float]:
     """Seconds of each part; they add up to the whole run."""
-    result_came, result = arrivals[-1]
+    result_arrival, result = arrivals[-1]
     seconds = dict.fromkeys(PARTS, 0.0)
     # No event comes before the model is loaded, so the start of the call follows from its own duration.
-    seconds["import"] = result_came - result["seconds"] - begin
-    before, captured = result_came - result["seconds"], 0.0
-    for came, event in arrivals:
+    seconds["import"] = result_arrival - result["seconds"] - begin
+    before, captured = result_arrival - result["seconds"], 0.0
+    for arrival, event in arrivals:
         if event["event"] == "graph_captured":
             captured += event["seconds"]
-        elif event["event"] in ENDS:
+        elif event["event"] in PART_ENDED_BY:
             seconds["capture"] += captured
-            seconds[ENDS[event["event"]]] += came - before - captured
-            before, captured = came, 0.0
+            seconds[PART_ENDED_BY[event["event"]]] += arrival - before - captured
+            before, captured = arrival, 0.0
     seconds["exit"] += end - before
     return seconds
 
@@ -166,7 +168,7 @@ def split(begin: float, arrivals: Arrivals, end: float) -> dict[str, float]:
 def figures(arrivals: Arrivals) -> dict:
     """The amount of work in a run, and its result."""
     loaded = next(event for _, event in arrivals if event["event"] == "model_loaded")
-    steps = [(came, event) for came, event in arrivals if event["event"] == "step"]
+    steps = [(arrival, event) for arrival, event in arrivals if event["event"] == "step"]
     result = arrivals[-1][1]
     return {
         "parameters": loaded["parameters"],
@@ -188,8 +190,8 @@ def figures(arrivals: Arrivals) -> dict:
 def between(steps: Arrivals) -> list[float]:
     """Seconds between consecutive steps of the same epoch."""
     return [
-        came - before
-        for (before, last), (came, event) in itertools.pairwise(steps)
+        arrival - before
+        for (before, last), (arrival, event) in itertools.pairwise(steps)
         if (event["phase"], event["epoch"]) == (last["phase"], last["epoch"])
     ]
 
@@ -207,7 +209,7 @@ def show(row: dict) -> None:
     )
 
 
-def made_once(folder: Path, config: PretrainedConfig) -> Path:
+def ensure_model_folder(folder: Path, config: PretrainedConfig) -> Path:
     """Makes the folder of a decoder of this shape if missing; in another process, so that its GPU memory is freed."""
     if not folder.exists():
         made = multiprocessing.get_context("spawn").Process(target=make_folder, args=(folder, config))

@@ -46,7 +46,7 @@ STEPS = 6
 SHORT_TEXTS, LONG_TEXTS, BATCH_TOKENS = 70, 12, 2048
 # Long texts exceed the window by BEYOND tokens; without a window, they exceed a length that is already beyond what
 # attention kernels take at once.
-BEYOND, LONGEST_WITHOUT_WINDOW = 200, 1500
+EXCESS_TOKENS, LONGEST_WITHOUT_WINDOW = 200, 1500
 LOSS_TOLERANCE, NORM_TOLERANCE = 1e-3, 1e-2
 NARROW = {
     "vocab_size": 8192,
@@ -190,7 +190,7 @@ def measure(family: Family, *, narrow: bool) -> dict:
         model, texts = Path(folder, "model"), Path(folder, "texts.jsonl")
         make_folder(model, config)
         window = _window(config)
-        longest = (window or LONGEST_WITHOUT_WINDOW if not narrow else 40) + BEYOND
+        longest = (window or LONGEST_WITHOUT_WINDOW if not narrow else 40) + EXCESS_TOKENS
         write_texts(texts, _lengths(longest), AutoTokenizer.from_pretrained(model))
         try:
             run = adapt(model, texts, longest + 8, device, Path(folder, "store"))
@@ -241,14 +241,14 @@ def adapt(model: Path, texts: Path, context_length: int, device: torch.device, s
 @contextmanager
 def _first_steps() -> Iterator[tuple[list[Step], list]]:
     """Records the first steps of a training within it, and the config of the adapter."""
-    own, steps, configs = RecoveringLearner.step, [], []
+    original_step, steps, configs = RecoveringLearner.step, [], []
 
     def step(learner: RecoveringLearner, group: Group, learning_rate: float) -> Outcome:
         if len(steps) == STEPS:
-            return own(learner, group, learning_rate)
+            return original_step(learner, group, learning_rate)
         configs.append(copy.deepcopy(learner.adaptation.model.peft_config["default"]))
         state = snapshot(learner.adaptation)
-        outcome = own(learner, group, learning_rate)
+        outcome = original_step(learner, group, learning_rate)
         steps.append(Step(group.examples, state, outcome))
         return outcome
 
@@ -256,7 +256,7 @@ def _first_steps() -> Iterator[tuple[list[Step], list]]:
     try:
         yield steps, configs
     finally:
-        RecoveringLearner.step = own
+        RecoveringLearner.step = original_step
 
 
 def dense_steps(folder: Path, run: Run, device: torch.device, dtype: torch.dtype) -> Tensor:

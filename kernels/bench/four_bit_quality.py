@@ -16,13 +16,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "notes"
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("folder", type=Path, nargs="?", default=EXAMPLES)
-    arguments.add_argument("--model", default="tiny")
-    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    arguments.add_argument("--recipe", default="notes")
-    arguments.add_argument("--device")
-    options = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=EXAMPLES)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--recipe", default="notes")
+    parser.add_argument("--device")
+    options = parser.parse_args()
     print(f"{'base':8}{'seed':>6}{'before':>9}{'after':>9}{'fall':>8}{'SE':>8}{'seconds':>9}")
     for in_4bit in (False, True):
         base, losses = "4 bits" if in_4bit else "full", []

@@ -9,7 +9,7 @@ from torch.autograd import DeviceType
 from sebp_edge.ops.timing import capture_stream
 
 
-def backward_of(forward: Callable, inputs: list[Tensor] | tuple[Tensor, ...], *douts: Tensor) -> Callable:
+def make_backward(forward: Callable, inputs: list[Tensor] | tuple[Tensor, ...], *douts: Tensor) -> Callable:
     """A function that runs only the backward pass of `forward`, any number of times, and returns the gradients."""
     stream = capture_stream()
     # The inputs were made on the current stream.

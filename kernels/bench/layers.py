@@ -16,7 +16,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 import evidence
-from graph_time import backward_of
+from graph_time import make_backward
 from sebp_edge.models.lora import plain_projection
 from sebp_edge.ops import LoraGroup, lora_linear, sparse_linear
 from sebp_edge.ops.measure import relative_error
@@ -31,9 +31,9 @@ SOURCES = (*evidence.OPS, "sebp_edge/models/lora.py", "kernels/bench/graph_time.
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    evidence.add_record_option(arguments)
-    options = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    evidence.add_record_option(parser)
+    options = parser.parse_args()
     torch.manual_seed(0)
     records = [*linear_records(), *lora_records()]
     if options.record:
@@ -67,8 +67,8 @@ def make_rows(num_rows: int, share: float, pattern: str) -> Tensor:
     if pattern == "random":
         return torch.randperm(num_rows)[:active].sort().values.cuda()
     sequences = int(pattern.split()[0])
-    length, own = num_rows // sequences, max(1, active // sequences)
-    return torch.cat([torch.arange(own) + number * length for number in range(sequences)]).cuda()
+    length, per_sequence = num_rows // sequences, max(1, active // sequences)
+    return torch.cat([torch.arange(per_sequence) + number * length for number in range(sequences)]).cuda()
 
 
 def as_span(rows: Tensor) -> Tensor | slice:
@@ -94,19 +94,19 @@ def time_linear(num_in: int, num_out: int, num_rows: int, rows: Tensor) -> dict[
         torch.zeros_like(x)
         return compact_dout @ weight.detach(), compact_dout.T @ compact_x
 
-    ways = {
-        "dense": backward_of(lambda: F.linear(x, weight), (x, weight), dout),
-        "ours": backward_of(lambda: sparse_linear(x, weight, rows=as_span(rows)), (x, weight), dout),
+    implementations = {
+        "dense": make_backward(lambda: F.linear(x, weight), (x, weight), dout),
+        "ours": make_backward(lambda: sparse_linear(x, weight, rows=as_span(rows)), (x, weight), dout),
         "index": index_select,
         "limit": limit,
     }
     truth = [gradient.float() for gradient in (dout.double() @ weight.double(), dout.double().T @ x.double())]
-    allowed = [relative_error(found, true) for found, true in zip(ways["dense"](), truth, strict=True)]
+    allowed = [relative_error(found, true) for found, true in zip(implementations["dense"](), truth, strict=True)]
     for name in ("ours", "index"):
-        for found, true, most in zip(ways[name](), truth, allowed, strict=True):
+        for found, true, most in zip(implementations[name](), truth, allowed, strict=True):
             if not relative_error(found, true) <= 2 * most + 1e-4:
                 raise SystemExit(f"{name} is wrong for {num_in}->{num_out}, {len(rows)} of {num_rows} rows")
-    return {name: milliseconds(way, repeats=20) for name, way in ways.items()}
+    return {name: milliseconds(function, repeats=20) for name, function in implementations.items()}
 
 
 # --------------------------------------------------------------------------------------------------------------- LoRA
@@ -144,14 +144,14 @@ def time_lora(num_in: int, outs: tuple[int, ...], num_rows: int) -> dict[str, fl
     def run(forward):
         return lambda: torch.autograd.grad(forward(), inputs, douts)
 
-    ways = {
+    implementations = {
         "peft": run(lambda: tuple(layer(x) for layer in layers)),
         "ours": run(lambda: lora_linear(x, group)),
     }
-    for found, true in zip(ways["ours"](), ways["peft"](), strict=True):
+    for found, true in zip(implementations["ours"](), implementations["peft"](), strict=True):
         if not relative_error(found, true.float()) <= 0.02:
             raise SystemExit(f"lora_linear is wrong for {num_in}->{outs}, {num_rows} rows")
-    return {name: milliseconds(way, repeats=20) for name, way in ways.items()}
+    return {name: milliseconds(function, repeats=20) for name, function in implementations.items()}
 
 
 if __name__ == "__main__":

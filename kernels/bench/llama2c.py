@@ -23,10 +23,10 @@ UNKNOWN, BOS, EOS = "<unk>", "<s>", "</s>"
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in ("checkpoint", "tokenizer", "folder"):
-        arguments.add_argument(name, type=Path)
-    options = arguments.parse_args()
+        parser.add_argument(name, type=Path)
+    options = parser.parse_args()
     model = read_model(options.checkpoint)
     model.save_pretrained(options.folder)
     read_tokenizer(options.tokenizer, model.config.vocab_size).save_pretrained(options.folder)
@@ -60,11 +60,13 @@ def read_model(checkpoint: Path) -> LlamaForCausalLM:
     )
     model = LlamaForCausalLM(config)
     weights = torch.frombuffer(bytearray(data[WEIGHTS_BEGIN:]), dtype=torch.float32)
-    places = in_order(model, bool(tied))
-    if weights.numel() != sum(place.numel() for place in places):
+    parameters = in_order(model, bool(tied))
+    if weights.numel() != sum(parameter.numel() for parameter in parameters):
         raise ValueError(f"{checkpoint.name} has {weights.numel()} weights, and its sizes make another number.")
-    for place, values in zip(places, weights.split([place.numel() for place in places]), strict=True):
-        place.data.copy_(values.view(place.shape))
+    for parameter, values in zip(
+        parameters, weights.split([parameter.numel() for parameter in parameters]), strict=True
+    ):
+        parameter.data.copy_(values.view(parameter.shape))
     for layer in model.model.layers:
         for linear, number in ((layer.self_attn.q_proj, heads), (layer.self_attn.k_proj, kv_heads)):
             linear.weight.data = halves(linear.weight.data, number)

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 import evidence
-from end_to_end import COMMAND, TINY_MODEL, CommandFailed, figures, made_once, timed
+from end_to_end import COMMAND, TINY_MODEL, CommandFailed, ensure_model_folder, figures, timed
 from models import known_config
 
 LENGTHS = Path(__file__).with_name("lengths.json")
@@ -141,11 +141,11 @@ BUDGETS = {
     "starcoder2-3b": ("100GB", "9GB", "4.5GB", "20GB"),
     "glm-edge-1.5b": ("100GB", "5.5GB", "3GB", "100GB"),
 }
-WAYS = {"lora": ("lora", False), "lora-tight": ("lora", False), "4bit": ("lora", True), "full": ("full", False)}
+METHODS = {"lora": ("lora", False), "lora-tight": ("lora", False), "4bit": ("lora", True), "full": ("full", False)}
 FAMILY_RUNS = [
-    Run(f"{shape}-{way}", shape, *how, budget, NOTES)
+    Run(f"{shape}-{method_name}", shape, *method, budget, NOTES)
     for shape, budgets in BUDGETS.items()
-    for (way, how), budget in zip(WAYS.items(), budgets, strict=True)
+    for (method_name, method), budget in zip(METHODS.items(), budgets, strict=True)
 ]
 TINY = [Run("tiny", "tiny", "lora", False, "3GB", NOTES), Run("tiny-too-small", "tiny", "lora", False, "100MB", NOTES)]
 
@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     chosen = [run for run in runs if not options.only or {run.name, run.shape} & set(options.only)]
     rows = []
-    for row in measured(chosen, options.work, options.gpus, on_cpu=options.tiny):
+    for row in measure_all(chosen, options.work, options.gpus, on_cpu=options.tiny):
         rows.append(row)
         show(row)
         if options.csv:
@@ -188,13 +188,13 @@ def main(arguments: list[str] | None = None) -> None:
         evidence.record("memory-families" if options.families else "memory", SOURCES, rows, options.record)
 
 
-def measured(runs: list[Run], work: Path, gpus: int, *, on_cpu: bool) -> Iterator[dict]:
+def measure_all(runs: list[Run], work: Path, gpus: int, *, on_cpu: bool) -> Iterator[dict]:
     """The figures of each run, in order, as soon as they are known; with several GPUs, each run has one to itself."""
     free = queue.SimpleQueue()
     for number in range(gpus):
         free.put({"CUDA_VISIBLE_DEVICES": str(number)} if gpus > 1 else {})
 
-    def on_a_free_gpu(run: Run) -> dict:
+    def measure_on_free_gpu(run: Run) -> dict:
         gpu = free.get()
         try:
             return measure(run, work, on_cpu=on_cpu, environment=gpu)
@@ -202,27 +202,27 @@ def measured(runs: list[Run], work: Path, gpus: int, *, on_cpu: bool) -> Iterato
             free.put(gpu)
 
     for shape in {run.shape for run in runs} if not on_cpu else ():
-        made_once(work / shape, config_of(shape))
+        ensure_model_folder(work / shape, config_of(shape))
     with ThreadPoolExecutor(gpus) as pool:
-        yield from pool.map(on_a_free_gpu, runs)
+        yield from pool.map(measure_on_free_gpu, runs)
 
 
 def measure(run: Run, work: Path, *, on_cpu: bool, environment: dict[str, str] | None = None) -> dict:
     """The figures that the command reports for one run, or its error message if it failed."""
-    model = TINY_MODEL if on_cpu else made_once(work / run.shape, config_of(run.shape))
+    model = TINY_MODEL if on_cpu else ensure_model_folder(work / run.shape, config_of(run.shape))
     row = run._asdict() | {"failed": ""}
     with tempfile.TemporaryDirectory(dir=work) as folder:
         recipe, texts = Path(folder, "recipe.toml"), Path(folder, "texts.jsonl")
         recipe.write_text(run.recipe())
         tokens, longest = (2000, 60) if on_cpu else (TOKENS, CONTEXT)
-        write_texts(texts, lengths_like(run.data, tokens, longest), AutoTokenizer.from_pretrained(model))
+        write_texts(texts, draw_lengths(run.data, tokens, longest), AutoTokenizer.from_pretrained(model))
         options = {"--model": model, "--recipe": recipe, "--memory": run.budget, "--out": Path(folder, "out")}
         options["--device"] = "cpu" if on_cpu else "cuda"
         command = [*COMMAND, str(texts), "--json", *(str(word) for option in options.items() for word in option)]
         try:
             _, arrivals, _ = timed(command, {"TRITON_CACHE_DIR": str(work / "triton"), **(environment or {})})
         except CommandFailed as error:
-            return row | {"failed": str(error)} | rehearsed([event for _, event in error.arrivals])
+            return row | {"failed": str(error)} | dry_run_figures([event for _, event in error.arrivals])
     events, done = [event for _, event in arrivals], figures(arrivals)
     return row | {
         "parameters": done["parameters"],
@@ -230,7 +230,7 @@ def measure(run: Run, work: Path, *, on_cpu: bool, environment: dict[str, str] |
         "peak_gb": events[-1]["peak_memory_bytes"] / 1e9,
         "allocator_gb": (events[-1]["allocator_peak_bytes"] or 0) / 1e9,
         "tokens_per_second": 1e3 * done["tokens_trained"] / done["steps_done"] / done["median_step_ms"],
-        "cut_smaller": sum(event["event"] in ("memory_ran_out", "memory_squeezed") for event in events),
+        "num_cuts": sum(event["event"] in ("memory_ran_out", "memory_pressure") for event in events),
         "notices": done["notices"],
     }
 
@@ -245,7 +245,7 @@ def planned(events: list[dict]) -> dict:
     }
 
 
-def rehearsed(events: list[dict]) -> dict:
+def dry_run_figures(events: list[dict]) -> dict:
     """Plan and peak of a failed run, if it got as far as its rehearsal."""
     probed = [event for event in events if event["event"] == "memory_probed"]
     if not probed:
@@ -260,7 +260,7 @@ def write_csv(file: Path, rows: list[dict]) -> None:
         writer.writerows(rows)
 
 
-def lengths_like(data: str, tokens: int, longest: int) -> list[int]:
+def draw_lengths(data: str, tokens: int, longest: int) -> list[int]:
     """Draws lengths from a data set's distribution until they add up to `tokens`; each is cut to `longest`."""
     counts = json.loads(LENGTHS.read_text())[data]["counts"]
     draw, lengths = random.Random(0), []
@@ -281,10 +281,10 @@ def write_texts(file: Path, lengths: list[int], tokenizer: PreTrainedTokenizerBa
         word[1:] for word in tokenizer.get_vocab() if word[0] == "Ġ" and word[1:].isalpha() and len(word) > 4
     )
     # A word in the vocabulary may still be split, so each is tokenized, both at the start of a text and within it.
-    alone, within = (
+    at_start, inside = (
         tokenizer([form + word for word in spelt], add_special_tokens=False)["input_ids"] for form in ("", " ")
     )
-    words = [word for word, one, other in zip(spelt, alone, within, strict=True) if len(one) == len(other) == 1]
+    words = [word for word, one, other in zip(spelt, at_start, inside, strict=True) if len(one) == len(other) == 1]
     with file.open("w") as lines:
         for length in lengths:
             text = " ".join(draw.choices(words, k=max(1, length - 2)))

@@ -20,9 +20,9 @@ from transformers import (
     PretrainedConfig,
 )
 
-from sebp_edge.insight.bench.gate import Gradients, combined, errors, in_fp32, loss_and_gradients, norms
+from sebp_edge.insight.bench.correctness import Gradients, errors, in_fp32, loss_and_gradients, norms, total_norm
 from sebp_edge.insight.bench.timer import running
-from sebp_edge.insight.bench.ways import DENSE, Way
+from sebp_edge.insight.bench.variants import DENSE, Variant
 from sebp_edge.models.architecture import ENCODERS
 from sebp_edge.models.catalog import bundled_config, resolve
 from sebp_edge.rows.row_plan import IGNORE
@@ -32,7 +32,7 @@ LENGTHS = Path(__file__).with_name("lengths.json")
 TINY = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
 # Tolerance relative to a parameter's own gradient: the error of a bias with two elements varies by more than 2x by
 # chance.
-OF_OWN_NORM = 0.02
+PARAMETER_TOLERANCE = 0.02
 
 
 class WrongGradients(Exception):
@@ -105,16 +105,16 @@ def without_padding(batch: Batch) -> Batch:
     return Batch(batch.input_ids[:, :longest], mask, labels, plan=None)
 
 
-def gradients(model: nn.Module, way: Way, batch: Batch) -> Gradients:
+def gradients(model: nn.Module, variant: Variant, batch: Batch) -> Gradients:
     """Every element of every gradient of a way."""
-    with running(model, batch, way) as step:
-        return loss_and_gradients(step, model, take=Tensor.clone)[1]
+    with running(model, batch, variant) as step:
+        return loss_and_gradients(step, model, copy_gradient=Tensor.clone)[1]
 
 
-def gradient_errors(model: nn.Module, batch: Batch, ways: tuple[Way, ...]) -> dict[str, float]:
+def gradient_errors(model: nn.Module, batch: Batch, variants: tuple[Variant, ...]) -> dict[str, float]:
     """The relative error of each way's gradients against those in fp32, without padding beyond the longest text.
 
-    Dropout is off. Errors are relative to the norm of the fp32 gradients, by the names of the ways; `ways` must contain
+    Dropout is off. Errors are relative to the norm of the fp32 gradients, by the names of the ways; `variants` must contain
     DENSE.
 
     Raises:
@@ -124,11 +124,13 @@ def gradient_errors(model: nn.Module, batch: Batch, ways: tuple[Way, ...]) -> di
     model.eval()
     with in_fp32(model):
         exact = gradients(model, DENSE, without_padding(batch))
-    own = norms(exact)
-    norm = combined(own)
-    found = {way.name: errors(gradients(model, way, batch), exact) for way in ways}
-    for way, by_parameter in found.items():
+    exact_norms = norms(exact)
+    norm = total_norm(exact_norms)
+    found = {variant.name: errors(gradients(model, variant, batch), exact) for variant in variants}
+    for variant, by_parameter in found.items():
         for name, error in by_parameter.items():
-            if not error <= 2 * found[DENSE.name][name] + OF_OWN_NORM * own[name] / norm + 1e-4:
-                raise WrongGradients(f"{way}: the gradient of {name} is off by more than twice the dense one in bf16.")
-    return {way: combined(by_parameter) for way, by_parameter in found.items()}
+            if not error <= 2 * found[DENSE.name][name] + PARAMETER_TOLERANCE * exact_norms[name] / norm + 1e-4:
+                raise WrongGradients(
+                    f"{variant}: the gradient of {name} is off by more than twice the dense one in bf16."
+                )
+    return {variant: total_norm(by_parameter) for variant, by_parameter in found.items()}

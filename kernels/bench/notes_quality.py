@@ -16,15 +16,15 @@ from sebp_edge.texts.formats import FORMATS
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("folders", type=Path, nargs="+")
-    arguments.add_argument("--notes", type=int, default=200)
-    arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    arguments.add_argument("--recipe", nargs="+", default=["notes"])
-    arguments.add_argument("--model", default="tiny")
-    arguments.add_argument("--device")
-    arguments.add_argument("--json", type=Path)
-    options = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--notes", type=int, default=200)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--recipe", nargs="+", default=["notes"])
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--device")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
     records = []
     print(
         f"{'recipe':20}{'notes':>14}{'seed':>6}{'tokens':>9}{'before':>9}{'after':>9}{'fall':>8}{'SE':>8}{'seconds':>9}"

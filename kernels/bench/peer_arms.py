@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from peer_work import PROJECTIONS, RANK, Job, make_model, shape_config
-from sebp_edge.insight.bench.ways import (
+from sebp_edge.insight.bench.variants import (
     DENSE,
     DROP_IN,
     DYNAMIC,
     GRAPH,
     HOISTED,
-    Way,
-    as_it_is,
+    Variant,
     packed,
-    to_longest,
+    trim_to_longest,
+    unchanged,
 )
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import IGNORE, RowPlan
@@ -37,15 +37,15 @@ class Arm:
 
     Attributes:
         load: makes the model; what is trained requires gradients.
-        most_texts: the most texts in a batch; larger batches are left out.
+        max_texts: the most texts in a batch; larger batches are left out.
         full: whether it is in the runs that train all weights.
         loss_share: whether it is in the runs with a loss on a part of each text.
         only_loss_share: whether it is in no other runs.
     """
 
-    way: Way
+    variant: Variant
     load: Callable[[Job], nn.Module] = make_model
-    most_texts: int = 64
+    max_texts: int = 64
     full: bool = False
     loss_share: bool = False
     only_loss_share: bool = False
@@ -72,7 +72,7 @@ def with_liger_and_varlen(job: Job) -> nn.Module:
     return with_varlen(job)
 
 
-def by_unsloth(job: Job) -> nn.Module:
+def with_unsloth(job: Job) -> nn.Module:
     # peer_process.py has imported it, before everything else.
     unsloth = sys.modules["unsloth"]
     model, _ = unsloth.FastLanguageModel.from_pretrained(
@@ -108,7 +108,7 @@ def packed_with_lengths(batch: Batch) -> dict:
 
 
 def padded_to_longest(batch: Batch) -> dict:
-    batch = to_longest(batch)
+    batch = trim_to_longest(batch)
     return {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "labels": batch.labels}
 
 
@@ -119,13 +119,13 @@ def all_rows(batch: Batch) -> tuple[ActiveTokens, Tensor]:
     return ActiveTokens.gather(batch.input_ids, plan), torch.isin(plan.loss_rows, batch.plan.loss_rows)
 
 
-def _loss_of_all_rows(handle: Hoisted, everywhere: tuple[ActiveTokens, Tensor]) -> Tensor:
+def _loss_of_all_rows(handle: Hoisted, tokens_and_mask: tuple[ActiveTokens, Tensor]) -> Tensor:
     """The loss with all rows computed in the head and the last layer: padding-free, but not completion-only."""
-    tokens, asked_C = everywhere
-    return handle.row_losses(tokens)[asked_C].mean()
+    tokens, has_loss_C = tokens_and_mask
+    return handle.row_losses(tokens)[has_loss_C].mean()
 
 
-def _called(model: nn.Module, row: dict) -> Tensor:
+def _model_loss(model: nn.Module, row: dict) -> Tensor:
     """Calls the model as an ordinary training loop does."""
     return model(**row, use_cache=False).loss
 
@@ -134,12 +134,12 @@ def _unsloths_loss(model: nn.Module, batch: dict) -> Tensor:
     return model(**batch).loss
 
 
-PACKED = Way("packed", as_it_is, _called, packed_without_ends)
+PACKED = Variant("packed", unchanged, _model_loss, packed_without_ends)
 # The attention function receives the boundaries of the texts as keywords.
-PACKED_VARLEN = Way("packed varlen", as_it_is, _called, packed)
-UNSLOTH = Way("unsloth", as_it_is, _unsloths_loss, padded_to_longest)
-UNSLOTH_PACKED = Way("unsloth packed", as_it_is, _unsloths_loss, packed_with_lengths)
-ALL_ROWS = Way("all rows", Hoisted, _loss_of_all_rows, all_rows, ours=True)
+PACKED_VARLEN = Variant("packed varlen", unchanged, _model_loss, packed)
+UNSLOTH = Variant("unsloth", unchanged, _unsloths_loss, padded_to_longest)
+UNSLOTH_PACKED = Variant("unsloth packed", unchanged, _unsloths_loss, packed_with_lengths)
+ALL_ROWS = Variant("all rows", Hoisted, _loss_of_all_rows, all_rows, is_ours=True)
 
 
 def varlen_attention(
@@ -163,8 +163,8 @@ def varlen_attention(
     key_NHE, value_NHE = (
         states[0].transpose(0, 1).repeat_interleave(groups, dim=1) for states in (key_1GNE, value_1GNE)
     )
-    ends = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
-    return varlen_attn(query_NHE, key_NHE, value_NHE, *ends, scale=scaling, window_size=(-1, 0))[None], None
+    boundaries = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
+    return varlen_attn(query_NHE, key_NHE, value_NHE, *boundaries, scale=scaling, window_size=(-1, 0))[None], None
 
 
 AttentionInterface.register(VARLEN, varlen_attention)
@@ -176,10 +176,10 @@ ARMS = {
     "hf packed checkpointing": Arm(PACKED, with_checkpointing),
     "liger packed": Arm(PACKED, with_liger),
     "liger packed varlen": Arm(PACKED_VARLEN, with_liger_and_varlen, loss_share=True),
-    "unsloth dynamic padding": Arm(UNSLOTH, by_unsloth),
-    "unsloth packed": Arm(UNSLOTH_PACKED, by_unsloth),
-    "hf padded to 4096": Arm(DENSE, most_texts=4),
-    "drop-in padded to 4096": Arm(DROP_IN, most_texts=4),
+    "unsloth dynamic padding": Arm(UNSLOTH, with_unsloth),
+    "unsloth packed": Arm(UNSLOTH_PACKED, with_unsloth),
+    "hf padded to 4096": Arm(DENSE, max_texts=4),
+    "drop-in padded to 4096": Arm(DROP_IN, max_texts=4),
     "sebp-edge all rows": Arm(ALL_ROWS, loss_share=True, only_loss_share=True),
     "sebp-edge hoisted": Arm(HOISTED, full=True, loss_share=True),
     "sebp-edge step": Arm(GRAPH, full=True, loss_share=True),

@@ -18,9 +18,9 @@ from torch import nn
 
 from peer_arms import ARMS, Arm
 from peer_work import Job, fill, make_base, make_batch, save_base, with_adapters
-from sebp_edge.insight.bench.gate import Deviation, Reference, loss_and_gradients
+from sebp_edge.insight.bench.correctness import Deviation, Reference, loss_and_gradients
 from sebp_edge.insight.bench.timer import medians, running, time_steps
-from sebp_edge.insight.bench.ways import trained
+from sebp_edge.insight.bench.variants import trained
 from sebp_edge.texts.batches import Batch
 
 WARM_UPS, REPEATS = 2, 7
@@ -61,8 +61,8 @@ def measure(arm: Arm, job: Job) -> Iterator[dict]:
     for count in job.batches:
         batch = make_batch(count, job)
         row = {"texts": count, "tokens": int(batch.attention_mask.sum())}
-        if count > arm.most_texts:
-            yield row | {"status": f"not run with more than {arm.most_texts} texts"}
+        if count > arm.max_texts:
+            yield row | {"status": f"not run with more than {arm.max_texts} texts"}
             continue
         try:
             row |= measure_batch(arm, model, batch, references[count])
@@ -78,11 +78,11 @@ def measure_batch(arm: Arm, model: nn.Module, batch: Batch, reference: Reference
     model.zero_grad(set_to_none=True)
     # The previous batch has changed the weights.
     fill(trained(model))
-    with running(model, batch, arm.way) as step:
+    with running(model, batch, arm.variant) as step:
         loss, gradients = loss_and_gradients(step, model)
         found = reference.deviation(loss, gradients)
         row = {"loss": loss, "gradient_error": found.gradient_error, "allowed_error": reference.allowed.gradient_error}
-        wrong = reference.what_is_wrong(found)
+        wrong = reference.describe_error(found)
         if wrong is not None:
             return row | {"status": f"wrong: {wrong}"}
         times = medians(time_steps(step, batch.input_ids.device, warm_ups=WARM_UPS, repeats=REPEATS))

@@ -56,7 +56,7 @@ QUIET = {
 
 def main(arguments: list[str] | None = None) -> None:
     parser, options = parse(arguments)
-    names = chosen(options, parser)
+    names = choose_arms(options, parser)
     with tempfile.TemporaryDirectory() as folder:
         job = Job(
             shape=options.shape,
@@ -101,7 +101,7 @@ def parse(arguments: list[str] | None) -> tuple[argparse.ArgumentParser, argpars
     return parser, options
 
 
-def chosen(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+def choose_arms(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
     """The arms named in the options, else the arms meant for this kind of run."""
     if options.arms:
         names = [name.strip() for name in options.arms.split(",")]
@@ -109,11 +109,11 @@ def chosen(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list
         if unknown:
             parser.error(f"no arm is called {unknown[0]!r}; there are {', '.join(ARMS)}.")
         return names
-    partly = options.loss_share < 1
+    has_partial_loss = options.loss_share < 1
     return [
         name
         for name, arm in ARMS.items()
-        if (arm.full or not options.full) and (arm.loss_share if partly else not arm.only_loss_share)
+        if (arm.full or not options.full) and (arm.loss_share if has_partial_loss else not arm.only_loss_share)
     ]
 
 
@@ -124,40 +124,40 @@ def needs_files(name: str) -> bool:
 
 def run(names: list[str], job: Job) -> list[dict]:
     """The rows of all arms in order, one per arm and batch."""
-    done, _, complaint = start("reference", job)
+    done, _, error = run_process("reference", job)
     if not done:
-        raise RuntimeError(f"The reference, which says what is right, could not be computed: {complaint}")
+        raise RuntimeError(f"The reference, which says what is right, could not be computed: {error}")
     rows = []
     for name in names:
-        _, found, complaint = start(name, job)
+        _, found, error = run_process(name, job)
         by_texts = {row["texts"]: row for row in found}
         for count in job.batches:
-            row = {"arm": name} | by_texts.get(count, {"texts": count, "status": complaint})
+            row = {"arm": name} | by_texts.get(count, {"texts": count, "status": error})
             rows.append(row)
             print(line(row), flush=True)
     return rows
 
 
-def start(name: str, job: Job) -> tuple[bool, list[dict], str]:
+def run_process(name: str, job: Job) -> tuple[bool, list[dict], str]:
     """Runs an arm's process; returns whether it succeeded, its rows, and how it ended with its last line of errors."""
     # It runs in the job's folder, because Unsloth writes into the current folder.
     paths = (str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)
     environment = os.environ | QUIET | {"PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, str(PROCESS), name, json.dumps(asdict(job))]
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as complained:
-        process = subprocess.Popen(command, cwd=job.folder, env=environment, stdout=said, stderr=complained)
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, cwd=job.folder, env=environment, stdout=output, stderr=errors)
         try:
             code = process.wait(ARM_SECONDS)
-            complaint = f"ended with code {code}"
+            error = f"ended with code {code}"
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
-            complaint = f"stopped after {ARM_SECONDS} s"
-        said.seek(0)
-        complained.seek(0)
-        rows = [json.loads(each) for each in said if each.startswith('{"texts"')]
-        last = [each.strip() for each in complained if each.strip()][-1:]
-    return code == 0, rows, ": ".join([complaint, *last])[:200]
+            error = f"stopped after {ARM_SECONDS} s"
+        output.seek(0)
+        errors.seek(0)
+        rows = [json.loads(each) for each in output if each.startswith('{"texts"')]
+        last = [each.strip() for each in errors if each.strip()][-1:]
+    return code == 0, rows, ": ".join([error, *last])[:200]
 
 
 def compare(rows: list[dict], job: Job, ceilings: tuple[float, float] | None) -> None:
@@ -166,7 +166,7 @@ def compare(rows: list[dict], job: Job, ceilings: tuple[float, float] | None) ->
         parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(shape_config(job.shape)).parameters())
     fastest = {}
     for row in rows:
-        if row["status"] == "ok" and not ARMS[row["arm"]].way.ours:
+        if row["status"] == "ok" and not ARMS[row["arm"]].variant.is_ours:
             fastest[row["texts"]] = min(row["step_ms"], fastest.get(row["texts"], row["step_ms"]))
     for row in rows:
         if row["status"] != "ok":

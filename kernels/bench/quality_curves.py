@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("csv", type=Path)
     parser.add_argument("svg", type=Path)
     options = parser.parse_args(arguments)
-    options.svg.write_text(drawn(read(options.csv)), encoding="utf-8")
+    options.svg.write_text(draw(read(options.csv)), encoding="utf-8")
 
 
 def read(file: Path) -> dict[str, Curves]:
@@ -39,24 +39,24 @@ def read(file: Path) -> dict[str, Curves]:
     found: dict[str, dict[str, list[list[float]]]] = {}
     for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
         curve = [float(row[f"train_{part}"]) for part in range(PARTS)]
-        found.setdefault(f"{row['model']}, {row['texts']}", {}).setdefault(row["way"], []).append(curve)
+        found.setdefault(f"{row['model']}, {row['texts']}", {}).setdefault(row["variant"], []).append(curve)
     return {
-        name: {way: [mean(part) for part in zip(*curves, strict=True)] for way, curves in ways.items()}
-        for name, ways in found.items()
+        name: {variant: [mean(part) for part in zip(*curves, strict=True)] for variant, curves in variants.items()}
+        for name, variants in found.items()
     }
 
 
-def drawn(panels: dict[str, Curves]) -> str:
+def draw(panels: dict[str, Curves]) -> str:
     rows = -(-len(panels) // ACROSS)
     size = ACROSS * WIDTH, rows * HEIGHT + 24
     parts = [
         panel(name, curves, number % ACROSS * WIDTH, number // ACROSS * HEIGHT)
         for number, (name, curves) in enumerate(panels.items())
     ]
-    for number, (way, (colour, width)) in enumerate(LINES.items()):
+    for number, (variant, (colour, width)) in enumerate(LINES.items()):
         x, y = LEFT + 130 * number, size[1] - 10
         parts.append(f'<path d="M{x},{y - 4}h24" stroke="{colour}" stroke-width="{width}"/>')
-        parts.append(f'<text x="{x + 30}" y="{y}">{way}</text>')
+        parts.append(f'<text x="{x + 30}" y="{y}">{variant}</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" font-family="sans-serif"'
     paper = '<rect width="100%" height="100%" fill="#fff"/><style>text{fill:#222}</style>'
     return "\n".join([f'{head} font-size="12" fill="none">', paper, *parts, "</svg>\n"])
@@ -68,18 +68,18 @@ def panel(name: str, curves: Curves, x: float, y: float) -> str:
     low, high = min(values), max(values)
     height, step = HEIGHT - TOP - BOTTOM, (WIDTH - LEFT - 10) / (PARTS - 1)
 
-    def place(number: int, value: float) -> str:
+    def point(number: int, value: float) -> str:
         return f"{LEFT + number * step:.1f},{TOP + (high - value) / ((high - low) or 1) * height:.1f}"
 
     lines = []
-    for way, (colour, width) in LINES.items():
-        points = " ".join(place(number, value) for number, value in enumerate(curves.get(way, [])))
+    for variant, (colour, width) in LINES.items():
+        points = " ".join(point(number, value) for number, value in enumerate(curves.get(variant, [])))
         lines.append(f'<polyline points="{points}" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"/>')
     axis = f'<path d="M{LEFT - 4},{TOP}v{height}h{WIDTH - LEFT - 6}" stroke="#888"/>'
     title = f'<text x="{LEFT}" y="{TOP - 8}">{escape(name)}</text>'
     ends = (
-        f'<text x="{LEFT - 8}" y="{at}" text-anchor="end">{value:.2f}</text>'
-        for at, value in ((TOP + 8, high), (TOP + height, low))
+        f'<text x="{LEFT - 8}" y="{label_y}" text-anchor="end">{value:.2f}</text>'
+        for label_y, value in ((TOP + 8, high), (TOP + height, low))
     )
     return "\n".join([f'<g transform="translate({x},{y})">', title, axis, *ends, *lines, "</g>"])
 

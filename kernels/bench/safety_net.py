@@ -44,13 +44,13 @@ def main(arguments: list[str] | None = None) -> None:
     case = Case("", config, "PTB", 1, 512 if options.tiny else 4096, target=1.0)
     model = make_model(config, device).train()
     batch, _ = make_batch(case, device)
-    rows = [{"what": "trial on a small copy", "ms": 1e3 * seconds(lambda: find_copy_mismatch(model), device)}]
-    rows.append({"what": "dense", "ms": statistics.median(steps(model, batch, device, PASSES))})
+    rows = [{"case": "trial on a small copy", "ms": 1e3 * seconds(lambda: find_copy_mismatch(model), device)}]
+    rows.append({"case": "dense", "ms": statistics.median(steps(model, batch, device, PASSES))})
     for name, chosen in HANDLES.items():
         rounds = [passes(model, batch, device, chosen) for _ in range(ROUNDS)]
-        rows.append({"what": f"{name}, first pass", "ms": statistics.median(first for first, _, _ in rounds)})
+        rows.append({"case": f"{name}, first pass", "ms": statistics.median(first for first, _, _ in rounds)})
         rows[-1]["peak_gib"] = rounds[0][2][0]
-        rows.append({"what": f"{name}, later passes", "ms": statistics.median(later for _, later, _ in rounds)})
+        rows.append({"case": f"{name}, later passes", "ms": statistics.median(later for _, later, _ in rounds)})
         rows[-1]["peak_gib"] = rounds[0][2][1]
     for row in rows:
         print(f"{row['what']:42}{row['ms']:>10.1f} ms{row.get('peak_gib') or 0:>10.1f} GiB", flush=True)
@@ -62,12 +62,14 @@ def passes(model: nn.Module, batch, device: torch.device, chosen: dict) -> tuple
     """Milliseconds of a new handle's first pass, trials included, and of later ones (median); both peaks in GiB."""
     release_memory(device)
     with sparsify(model, **chosen):
-        (first,), peak_first = measured(model, batch, device, 1)
-        later, peak_later = measured(model, batch, device, PASSES)
+        (first,), peak_first = measure_time_and_peak(model, batch, device, 1)
+        later, peak_later = measure_time_and_peak(model, batch, device, PASSES)
     return first, statistics.median(later), [peak_first, peak_later]
 
 
-def measured(model: nn.Module, batch, device: torch.device, number: int) -> tuple[list[float], float | None]:
+def measure_time_and_peak(
+    model: nn.Module, batch, device: torch.device, number: int
+) -> tuple[list[float], float | None]:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     times = steps(model, batch, device, number)

@@ -176,7 +176,7 @@ def _groups(examples: list) -> Iterator[list]:
 # ---------------------------------------------------------------------------------------------------------------- ways
 
 
-def ways(rows: int) -> dict[str, Callable[[nn.Module], AbstractContextManager]]:
+def variants(rows: int) -> dict[str, Callable[[nn.Module], AbstractContextManager]]:
     """The ways to compute gradients of batches with this many padded rows."""
     n = max(1, rows // 5)
     return {
@@ -232,11 +232,11 @@ def compare(setting: Setting, seeds: list[int], file: Path | None) -> bool:
     for seed in seeds:
         batches = setting.batches(seed)
         active = mean(int(batch["attention_mask"].sum()) for batch in batches)
-        before, _ = judge(new_model(setting, seed), setting.heldout)
-        for name, way in ways(setting.rows).items():
-            about = {"model": setting.model, "texts": setting.texts, "weights": setting.weights, "way": name}
+        before, _ = evaluate(new_model(setting, seed), setting.heldout)
+        for name, variant in variants(setting.rows).items():
+            about = {"model": setting.model, "texts": setting.texts, "weights": setting.weights, "variant": name}
             about |= {"seed": seed, "steps": len(batches), "rows": setting.rows, "active": active}
-            records.append(about | {"heldout_before": before} | train(setting, batches, way, seed))
+            records.append(about | {"heldout_before": before} | train(setting, batches, variant, seed))
             print(
                 f"{setting.model}, {setting.texts}, {name}, seed {seed}: {records[-1]['heldout_loss']:.4f}", flush=True
             )
@@ -245,11 +245,11 @@ def compare(setting: Setting, seeds: list[int], file: Path | None) -> bool:
     return show(records)
 
 
-def train(setting: Setting, batches: list[dict[str, Tensor]], way: Callable, seed: int) -> dict:
+def train(setting: Setting, batches: list[dict[str, Tensor]], variant: Callable, seed: int) -> dict:
     """Runs one training; returns the held-out loss after it, and the mean training loss in each of its ten parts."""
     model, losses = new_model(setting, seed), []
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=setting.learning_rate, weight_decay=0.0)
-    with way(model) as handle:
+    with variant(model) as handle:
         for batch in batches:
             loss = model(**batch).loss
             loss.backward()
@@ -257,7 +257,7 @@ def train(setting: Setting, batches: list[dict[str, Tensor]], way: Callable, see
             optimizer.zero_grad()
             losses.append(loss.item())
         dropped = handle.dropped() if handle is not None else []
-    after, accuracy = judge(model, setting.heldout)
+    after, accuracy = evaluate(model, setting.heldout)
     ends = [round(part * len(losses) / PARTS) for part in range(PARTS + 1)]
     parts = [losses[begin:end] for begin, end in pairwise(ends)]
     curve = {f"train_{number}": mean(part) if part else None for number, part in enumerate(parts)}
@@ -281,7 +281,7 @@ def _kept(dropped: list[DroppedRows]) -> dict[str, float | None]:
 
 
 @torch.no_grad()
-def judge(model: nn.Module, batches: list[dict[str, Tensor]]) -> tuple[float, float | None]:
+def evaluate(model: nn.Module, batches: list[dict[str, Tensor]]) -> tuple[float, float | None]:
     """The mean loss per token, or per text, for which the accuracy is given too."""
     model.eval()
     losses, right = [], []
@@ -302,14 +302,14 @@ def show(records: list[dict]) -> bool:
 
     Returns whether the held-out loss of "exact" is within the seeds' standard deviation of that of "dense".
     """
-    by_way: dict[str, list[dict]] = {}
+    by_variant: dict[str, list[dict]] = {}
     for each in records:
-        by_way.setdefault(each["way"], []).append(each)
-    dense, first = by_way[DENSE], records[0]
+        by_variant.setdefault(each["variant"], []).append(each)
+    dense, first = by_variant[DENSE], records[0]
     gain = mean(each["heldout_before"] - each["heldout_loss"] for each in dense)
     print(f"\n{first['model']} ({first['weights']}), {first['texts']}; {len(dense)} seeds; ± standard error")
     print(f"{'':16}{'held-out loss':>20}{'more than dense':>22}{'of its gain':>13}{'accuracy':>18}{'rows kept':>11}")
-    for name, found in by_way.items():
+    for name, found in by_variant.items():
         losses = _with_error([each["heldout_loss"] for each in found])
         more = [each["heldout_loss"] - base["heldout_loss"] for each, base in zip(found, dense, strict=True)]
         share = f"{mean(more) / gain:.1%}" if gain > 0 else "-"
@@ -320,11 +320,13 @@ def show(records: list[dict]) -> bool:
             f"{_with_error(right) if right else '':>18}{f'{mean(kept):.0%}' if kept else '':>11}"
         )
     spread = stdev(each["heldout_loss"] for each in dense) if len(dense) > 1 else math.inf
-    apart = max(
-        abs(each["heldout_loss"] - base["heldout_loss"]) for each, base in zip(by_way[EXACT], dense, strict=True)
+    max_difference = max(
+        abs(each["heldout_loss"] - base["heldout_loss"]) for each, base in zip(by_variant[EXACT], dense, strict=True)
     )
-    print(f"exact is at most {apart:.1e} from dense; the seeds' standard deviation is {spread:.1e}", flush=True)
-    return apart <= spread
+    print(
+        f"exact is at most {max_difference:.1e} from dense; the seeds' standard deviation is {spread:.1e}", flush=True
+    )
+    return max_difference <= spread
 
 
 def _with_error(values: list[float]) -> str:

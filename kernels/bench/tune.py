@@ -23,10 +23,10 @@ DTYPE = torch.bfloat16
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--write", type=Path, help="the file of choices; what is in it already stays")
-    arguments.add_argument("--csv", type=Path)
-    options = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", type=Path, help="the file of choices; what is in it already stays")
+    parser.add_argument("--csv", type=Path)
+    options = parser.parse_args()
     torch.manual_seed(0)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: dX and dW of one linear layer, bf16, ms")
     print(
@@ -73,10 +73,10 @@ def time_cases(num_inputs: int, num_outputs: int, records: list[dict]):
 
 
 def print_case(case: dict, times: Times, limit: float) -> None:
-    ours = choices.Ways(*(min((t for t in part if t), key=part.get) for part in (times.dx, times.dweight)))
-    ways = [choices.Ways(dx, dweight) for dx in times.dx for dweight in times.dweight]
-    best = min(ways, key=lambda way: times.of("both", way))
-    columns = (limit, *(times.of("both", way) for way in (choices.Ways(), ours, best)))
+    ours = choices.Algorithms(*(min((t for t in part if t), key=part.get) for part in (times.dx, times.dweight)))
+    algorithms = [choices.Algorithms(dx, dweight) for dx in times.dx for dweight in times.dweight]
+    best = min(algorithms, key=lambda algorithm: times.of("both", algorithm))
+    columns = (limit, *(times.of("both", algorithm) for algorithm in (choices.Algorithms(), ours, best)))
     print(
         f"{case['layer']:>12}{case['rows']:>7}{case['active']:>8.1%} {case['pattern']:10}"
         + "".join(f"{value:>8.3f}" for value in columns)
@@ -92,7 +92,7 @@ def time_limit(num_inputs: int, num_outputs: int, rows: ActiveRows) -> float:
     weight_MK = torch.randn(num_outputs, num_inputs, device="cuda", dtype=DTYPE)
 
     def limit():
-        x_AK.new_zeros(len(rows.places), num_inputs)
+        x_AK.new_zeros(len(rows.slots), num_inputs)
         return dout_AM @ weight_MK, dout_AM.T @ x_AK
 
     return milliseconds(limit)

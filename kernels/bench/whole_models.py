@@ -22,7 +22,7 @@ import evidence
 from graph_time import milliseconds_in_kernels
 from models import Case, gradient_errors, make_batch, make_model
 from sebp_edge.insight.bench.timer import peak_bytes, running, seconds
-from sebp_edge.insight.bench.ways import DENSE, DROP_IN, EagerStep, Mark, Step, Way, trained
+from sebp_edge.insight.bench.variants import DENSE, DROP_IN, EagerStep, Mark, Step, Variant, trained
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.texts.batches import Batch
 from sebp_edge.training.captured_gradients import CapturedGradients
@@ -45,7 +45,7 @@ SOURCES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replayed(Way):
+class Replayed(Variant):
     """A way whose forward and backward pass are one replay.
 
     Attributes:
@@ -82,7 +82,7 @@ class Benchmark:
     Attributes:
         name: the name its results are recorded under.
         cases, tiny_cases: what it measures on a GPU, and with --tiny on the CPU.
-        ways_for: the ways to make a step of a batch.
+        variants_for: the ways to make a step of a batch.
         file: the benchmark's own file, one of the sources of its figures.
         samples: how often each part is timed in a round.
         kernel_repeats: number of calls over which kernel times are averaged.
@@ -91,7 +91,7 @@ class Benchmark:
     name: str
     cases: Callable[[], Iterable[Case]]
     tiny_cases: Callable[[], Iterable[Case]]
-    ways_for: Callable[[nn.Module, Batch], tuple[Way, ...]]
+    variants_for: Callable[[nn.Module, Batch], tuple[Variant, ...]]
     file: str
     samples: int
     kernel_repeats: int
@@ -122,31 +122,36 @@ class Benchmark:
         """One row of figures per way, with times in milliseconds; GPU times are None on a CPU."""
         torch.manual_seed(0)
         model, (batch, tokens) = make_model(case.config, device), make_batch(case, device)
-        ways = self.ways_for(model, batch)
-        errors = gradient_errors(model, batch, ways)
-        turns = self._time_in_turns(model.train(), batch, ways)
+        variants = self.variants_for(model, batch)
+        errors = gradient_errors(model, batch, variants)
+        turns = self._time_in_turns(model.train(), batch, variants)
         about = {key: value for key, value in asdict(case).items() if key != "config"}
-        for way in ways:
-            timed = [turn[way.name] for turn in turns]
+        for variant in variants:
+            timed = [turn[variant.name] for turn in turns]
             wall = {part: statistics.median([ms for one in timed for ms in one.wall[part]]) for part in PARTS}
             yield about | {
                 "tokens": tokens,
-                "way": way.name,
+                "variant": variant.name,
                 **_times(wall, ""),
                 **_times(timed[-1].in_kernels, "gpu_"),
                 "peak_gib": max(one.peak for one in timed) / 2**30,
-                "gradient_error": errors[way.name],
+                "gradient_error": errors[variant.name],
             }
 
-    def _time_in_turns(self, model: nn.Module, batch: Batch, ways: tuple[Way, ...]) -> list[dict[str, "Timed"]]:
+    def _time_in_turns(
+        self, model: nn.Module, batch: Batch, variants: tuple[Variant, ...]
+    ) -> list[dict[str, "TurnTimes"]]:
         """The measurements of each turn, by the names of the ways; only the last turn sums kernel times."""
         repeats = [0] * (ROUNDS - 1) + [self.kernel_repeats]
-        return [{way.name: timed_way(model, way, batch, self.samples, each) for way in ways} for each in repeats]
+        return [
+            {variant.name: run_turn(model, variant, batch, self.samples, each) for variant in variants}
+            for each in repeats
+        ]
 
 
-def ways_with(
+def make_variants(
     hoist: Callable[[nn.Module], AbstractContextManager], tokens: ActiveTokens, device: torch.device
-) -> tuple[Way, ...]:
+) -> tuple[Variant, ...]:
     """The dense, drop-in and hoisted ways, and on a GPU the hoisted way in a graph.
 
     Args:
@@ -155,7 +160,7 @@ def ways_with(
         device: the model's device.
     """
     on_device = tokens.to(device)
-    eager = Way("hoisted", hoist, lambda hoisted, _: hoisted.row_losses(on_device).mean())
+    eager = Variant("hoisted", hoist, lambda hoisted, _: hoisted.row_losses(on_device).mean())
     if device.type != "cuda":
         return DENSE, DROP_IN, eager
 
@@ -187,7 +192,7 @@ def parts_of(step: EagerStep) -> dict[str, Callable[[], object]]:
     return dict(zip(PARTS, (step.loss, gradients, whole), strict=True))
 
 
-class Timed(NamedTuple):
+class TurnTimes(NamedTuple):
     """The measurements of a way in one turn.
 
     Attributes:
@@ -201,18 +206,18 @@ class Timed(NamedTuple):
     peak: int
 
 
-def timed_way(model: nn.Module, way: Way, batch: Batch, samples: int, kernel_repeats: int) -> Timed:
+def run_turn(model: nn.Module, variant: Variant, batch: Batch, samples: int, kernel_repeats: int) -> TurnTimes:
     """Runs one turn of a way.
 
     Args:
         model: on its device.
-        way: the way to time.
+        variant: the way to time.
         batch: on the model's device.
         samples: how often each part is timed.
         kernel_repeats: number of calls over which kernel times are averaged; 0 leaves them out.
     """
     device = batch.input_ids.device
-    with running(model, batch, way) as step:
+    with running(model, batch, variant) as step:
         parts = parts_of(step)
         for run in parts.values():
             run()
@@ -221,7 +226,7 @@ def timed_way(model: nn.Module, way: Way, batch: Batch, samples: int, kernel_rep
         # Kernel times are taken on another stream, which waits for nothing; the device is idle after the wall times.
         sums_kernels = device.type == "cuda" and kernel_repeats > 0
         in_kernels = milliseconds_in_kernels(parts, repeats=kernel_repeats) if sums_kernels else None
-    return Timed(wall, in_kernels, peak)
+    return TurnTimes(wall, in_kernels, peak)
 
 
 def _times(parts: dict[str, float] | None, prefix: str) -> dict[str, float | None]:
@@ -240,12 +245,14 @@ def show(case: Case, rows: list[dict]) -> None:
     dense, *ours = rows
     for row in ours:
         ratios = {name: dense[name] / row[name] for name in COLUMNS if row[name]}
-        said = ", ".join(f"{_spoken(name)} {ratio:.2f}x" for name, ratio in ratios.items())
+        speedups = ", ".join(f"{_column_title(name)} {ratio:.2f}x" for name, ratio in ratios.items())
         target = "gpu_backward_ms" if "gpu_backward_ms" in ratios else "backward_ms"
         reached = "reached" if ratios[target] >= case.target else "missed"
-        comparison = f"; {_spoken(target)} {case.target}x {reached}"
-        print(f"    dense / {row['way']}: {said}{comparison if row['way'].startswith('hoisted') else ''}", flush=True)
+        comparison = f"; {_column_title(target)} {case.target}x {reached}"
+        print(
+            f"    dense / {row['way']}: {speedups}{comparison if row['way'].startswith('hoisted') else ''}", flush=True
+        )
 
 
-def _spoken(column: str) -> str:
+def _column_title(column: str) -> str:
     return column.removesuffix("_ms").replace("gpu_", "GPU ")

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
     if importlib.util.find_spec("deepspeed") is None:
         parser.error("DeepSpeed is not installed: pip install deepspeed")
     device = torch.device("cpu" if options.tiny else "cuda")
-    join_a_group_of_one(device)
+    set_single_process_environment(device)
     print(f"{'':44}{'':12}{'forward':>10}{'backward':>10}{'step':>12}{'GiB':>8}   ms")
     rows = []
     for case in tiny_cases() if options.tiny else cases():
@@ -67,10 +67,16 @@ def tiny_cases() -> Iterator[Case]:
     yield Case("tiny BERT", BertConfig(vocab_size=320, **TINY), "CoLA", 3, 64, target=1.0)
 
 
-def join_a_group_of_one(device: torch.device) -> None:
+def set_single_process_environment(device: torch.device) -> None:
     """Sets the environment variables that a launcher would set for a single process."""
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
-    for name, value in (alone | {"DS_ACCELERATOR": device.type}).items():
+    environment = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29517",
+    }
+    for name, value in (environment | {"DS_ACCELERATOR": device.type}).items():
         os.environ.setdefault(name, value)
 
 
@@ -88,13 +94,17 @@ def measure(case: Case, device: torch.device) -> Iterator[dict]:
     model.eval()
     loss_of(model, batch).backward()
     expected = [parameter.grad.cpu() for parameter in model.parameters()]
-    twin = copy.deepcopy(model).cpu()
+    model_copy = copy.deepcopy(model).cpu()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=device.type == "cuda")
     model.zero_grad()
-    yield about | {"way": "dense"} | timed(device, model, batch, torch.Tensor.backward, optimizer.step, model.zero_grad)
+    yield (
+        about
+        | {"variant": "dense"}
+        | timed(device, model, batch, torch.Tensor.backward, optimizer.step, model.zero_grad)
+    )
     del model, optimizer
     release_memory(device)
-    engine = with_zero_2(twin.to(device), case.batch_size)
+    engine = with_zero_2(model_copy.to(device), case.batch_size)
     engine.eval()
     error = gradient_error(engine, batch, expected)
     if not error <= ALLOWED_ERROR:
@@ -102,7 +112,7 @@ def measure(case: Case, device: torch.device) -> Iterator[dict]:
             f"DeepSpeed's gradients of {case.model} differ by {error:.1e}, not {ALLOWED_ERROR} at most."
         )
     times = timed(device, engine, batch, engine.backward, engine.step)
-    yield about | {"way": "ZeRO-2"} | times | {"gradient_error": error}
+    yield about | {"variant": "ZeRO-2"} | times | {"gradient_error": error}
     engine.destroy()
 
 
@@ -155,18 +165,18 @@ def timed(
     samples: dict[str, list[float]] = {part: [] for part in PARTS}
     for _ in range(2 + SAMPLES):
         synchronize(device)
-        moments = [time.perf_counter()]
+        timestamps = [time.perf_counter()]
         loss = loss_of(model, batch)
         synchronize(device)
-        moments.append(time.perf_counter())
+        timestamps.append(time.perf_counter())
         backward(loss)
         synchronize(device)
-        moments.append(time.perf_counter())
+        timestamps.append(time.perf_counter())
         step()
         zero()
         synchronize(device)
-        moments.append(time.perf_counter())
-        begin, forward_done, backward_done, done = moments
+        timestamps.append(time.perf_counter())
+        begin, forward_done, backward_done, done = timestamps
         times = (forward_done - begin, backward_done - forward_done, done - begin)
         for part, seconds in zip(PARTS, times, strict=True):
             samples[part].append(1e3 * seconds)

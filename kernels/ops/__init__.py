@@ -12,8 +12,8 @@ from .gated import ACTIVATIONS, Gate, gated
 from .gated_lora_linear import gated_lora_linear
 from .gpu.gemm import tuning  # needs neither Triton nor a GPU
 from .linear_cross_entropy import linear_cross_entropy
-from .lora_linear import LoraGroup, LoraProjection, QuantisedWeight, Remake, Scratch, lora_linear
-from .move_rows import gather_rows, kept_rows, scatter_rows
+from .lora_linear import LoraGroup, LoraProjection, QuantisedWeight, Recompute, ScratchBuffer, lora_linear
+from .move_rows import gather_rows, keep_rows, scatter_rows
 from .rms_norm import rms_norm
 from .rows import ActiveRows, Rows, Selector
 from .select_rows import detect, nonzero_rows, row_norms, select_rows
@@ -29,17 +29,17 @@ __all__ = [
     "LoraProjection",
     "Moments",
     "QuantisedWeight",
-    "Remake",
+    "Recompute",
     "Rows",
     "Scores",
-    "Scratch",
+    "ScratchBuffer",
     "Selector",
     "adamw_",
     "detect",
     "gated",
     "gated_lora_linear",
     "gather_rows",
-    "kept_rows",
+    "keep_rows",
     "linear_cross_entropy",
     "lora_linear",
     "nonzero_rows",

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from . import backend, reference
 
 # Flash attention accumulates dq in fp32, with this many extra rows per sequence.
-MORE_ROWS = 128
+EXTRA_ROWS = 128
 
 
 class Scores(NamedTuple):
@@ -53,7 +53,7 @@ def sequence_attention_(
     max_len: int,
     scores: Scores,
     rotary: tuple[Tensor, Tensor] | None = None,
-    max_sums: int | None = None,
+    max_dq_bytes: int | None = None,
 ) -> Tensor:
     """Attention of sequences that lie one after the other; may rotate `q` and `k` in place.
 
@@ -63,7 +63,7 @@ def sequence_attention_(
         max_len: of the longest sequence, or more.
         scores: scale, window, softcap, mask and dropout.
         rotary: cosine and sine of each row's angles, [A, E], if q and k are not rotated yet.
-        max_sums: most bytes in which flash attention's backward pass accumulates dq, but never less than one key/value
+        max_dq_bytes: most bytes in which flash attention's backward pass accumulates dq, but never less than one key/value
             head's; None for no limit.
 
     Returns:
@@ -79,7 +79,7 @@ def sequence_attention_(
         return _ShortAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores)
     if backend.runs_flash_attention(q_AHE) and scores.softcap is None:
         cos, sin = rotary or (None, None)
-        return _FlashAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores, max_sums)
+        return _FlashAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores, max_dq_bytes)
     if rotary is not None:
         q_AHE, k_AGE = reference.rotate(q_AHE, *rotary), reference.rotate(k_AGE, *rotary)
     return _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores)
@@ -112,7 +112,7 @@ class _ShortAttention(torch.autograd.Function):
 
 class _FlashAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q_AHE, k_AGE, v_AGE, cos_AE, sin_AE, cu_seqlens, max_len, scores, max_sums):
+    def forward(ctx, q_AHE, k_AGE, v_AGE, cos_AE, sin_AE, cu_seqlens, max_len, scores, max_dq_bytes):
         if q_AHE.stride(0) < q_AHE.stride(1):
             # Outputs are laid out like queries: if these lie head by head, readers of rows would keep a copy.
             q_AHE = q_AHE.contiguous()
@@ -127,7 +127,7 @@ class _FlashAttention(torch.autograd.Function):
             q_AHE, k_AGE, v_AGE, *lengths, scores.dropout, scores.causal, False, **options
         )
         ctx.save_for_backward(q_AHE, k_AGE, v_AGE, out_AHE, logsumexp, rng_state, unused, cu_seqlens, cos_AE, sin_AE)
-        ctx.max_len, ctx.scores, ctx.options, ctx.max_sums = max_len, scores, options, max_sums
+        ctx.max_len, ctx.scores, ctx.options, ctx.max_dq_bytes = max_len, scores, options, max_dq_bytes
         return out_AHE
 
     @staticmethod
@@ -136,40 +136,44 @@ class _FlashAttention(torch.autograd.Function):
         q_AHE, k_AGE, v_AGE, out_AHE, logsumexp_HA, rng_state, unused, cu_seqlens, cos, sin = ctx.saved_tensors
         dout_AHE = dout_AHE.contiguous()
         lengths = (cu_seqlens, cu_seqlens, ctx.max_len, ctx.max_len)
-        done = (ctx.scores.dropout, ctx.scores.causal, rng_state, unused)
+        forward_options = (ctx.scores.dropout, ctx.scores.causal, rng_state, unused)
 
-        def of_heads(heads: slice, kv_heads: slice):
+        def backward_of_heads(heads: slice, kv_heads: slice):
             """dq, dk and dv of rotated queries and keys."""
             of_queries, of_keys = (dout_AHE[:, heads], q_AHE[:, heads]), (k_AGE[:, kv_heads], v_AGE[:, kv_heads])
             return torch.ops.aten._flash_attention_backward(
-                *of_queries, *of_keys, out_AHE[:, heads], logsumexp_HA[heads], *lengths, *done, **ctx.options
+                *of_queries, *of_keys, out_AHE[:, heads], logsumexp_HA[heads], *lengths, *forward_options, **ctx.options
             )
 
         num_heads, num_kv_heads = q_AHE.shape[1], k_AGE.shape[1]
         # Dropout depends on the index of a head.
-        max_sums = None if ctx.scores.dropout else ctx.max_sums
-        groups = _head_groups(num_heads, num_kv_heads, sums_of(*q_AHE.shape, len(cu_seqlens) - 1), max_sums)
+        max_dq_bytes = None if ctx.scores.dropout else ctx.max_dq_bytes
+        groups = _head_groups(num_heads, num_kv_heads, dq_buffer_bytes(*q_AHE.shape, len(cu_seqlens) - 1), max_dq_bytes)
         if cos is None and len(groups) == 1:
-            return *of_heads(*groups[0]), None, None, None, None, None, None
+            return *backward_of_heads(*groups[0]), None, None, None, None, None, None
         whole = q_AHE.new_empty(len(q_AHE), num_heads + 2 * num_kv_heads, q_AHE.shape[2])
         dq_AHE, dk_AGE, dv_AGE = whole.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
         for heads, kv_heads in groups:
-            places = (dq_AHE[:, heads], dk_AGE[:, kv_heads], dv_AGE[:, kv_heads])
+            outs = (dq_AHE[:, heads], dk_AGE[:, kv_heads], dv_AGE[:, kv_heads])
             if cos is None:
-                torch._foreach_copy_(places, of_heads(heads, kv_heads))
+                torch._foreach_copy_(outs, backward_of_heads(heads, kv_heads))
             else:
-                backend.implementation(q_AHE, "rotate").rotate_gradients(*of_heads(heads, kv_heads), cos, sin, places)
+                backend.implementation(q_AHE, "rotate").rotate_gradients(
+                    *backward_of_heads(heads, kv_heads), cos, sin, outs
+                )
         return dq_AHE, dk_AGE, dv_AGE, None, None, None, None, None, None
 
 
-def sums_of(num_rows: int, num_heads: int, head_size: int, num_sequences: int) -> int:
+def dq_buffer_bytes(num_rows: int, num_heads: int, head_size: int, num_sequences: int) -> int:
     """Bytes in which flash attention's backward pass accumulates dq."""
-    return 4 * (num_rows + MORE_ROWS * num_sequences) * num_heads * -(-head_size // 32) * 32
+    return 4 * (num_rows + EXTRA_ROWS * num_sequences) * num_heads * -(-head_size // 32) * 32
 
 
-def _head_groups(num_heads: int, num_kv_heads: int, sums: int, max_sums: int | None) -> list[tuple[slice, slice]]:
-    """Heads, and the key/value heads they share, that run together, so that `sums` bytes are at most `max_sums`."""
-    number = 1 if max_sums is None else min(max(1, -(-sums // max_sums)), num_kv_heads)
+def _head_groups(
+    num_heads: int, num_kv_heads: int, dq_bytes: int, max_dq_bytes: int | None
+) -> list[tuple[slice, slice]]:
+    """Heads, and the key/value heads they share, that run together, so that `dq_bytes` bytes are at most `max_dq_bytes`."""
+    number = 1 if max_dq_bytes is None else min(max(1, -(-dq_bytes // max_dq_bytes)), num_kv_heads)
     each = num_heads // num_kv_heads
     ends = pairwise(num_kv_heads * index // number for index in range(number + 1))
     return [(slice(each * begin, each * end), slice(begin, end)) for begin, end in ends]
@@ -215,7 +219,7 @@ def _capped_attention(q_HLE, k_GLE, v_GLE, scores: Scores) -> Tensor:
 
 def _visible(length: int, scores: Scores, device: torch.device) -> Tensor:
     """True where a query may look; bool [L, L]."""
-    places = torch.arange(length, device=device)
-    distance = places[:, None] - places[None, :]
+    outs = torch.arange(length, device=device)
+    distance = outs[:, None] - outs[None, :]
     behind = -1 if scores.causal else -length
     return (distance > behind) & (distance < (scores.window or length))

@@ -23,7 +23,7 @@ from . import reference
 logger = logging.getLogger(__name__)
 
 # The longest sequence that our attention kernels take, in tokens.
-SHORT = 128
+MAX_SHORT_LENGTH = 128
 
 
 def implementation(tensor: Tensor, name: str) -> ModuleType:
@@ -55,7 +55,7 @@ def has_triton() -> bool:
 
 def runs_short_attention(q_AHE: Tensor, k_AGE: Tensor, v_AGE: Tensor, max_len: int) -> bool:
     """Whether our attention kernels compute with these: where torch's flash attention would, for short sequences."""
-    if max_len > SHORT or not (runs_flash_attention(q_AHE) and runs_kernels(q_AHE)):
+    if max_len > MAX_SHORT_LENGTH or not (runs_flash_attention(q_AHE) and runs_kernels(q_AHE)):
         return False
     head_sizes = kernels("short_attention").HEAD_SIZES
     return q_AHE.shape[-1] in head_sizes and all(x.stride(-1) == 1 for x in (q_AHE, k_AGE, v_AGE))

@@ -22,7 +22,7 @@ from .tiles import Tiles, safe_tiles
 logger = logging.getLogger(__name__)
 
 
-class Ways(NamedTuple):
+class Algorithms(NamedTuple):
     """How each gradient is computed: our kernel's tiles, or None for cuBLAS."""
 
     dx: Tiles | None = None
@@ -46,22 +46,22 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(
-        cls, wanted_dx: bool, wanted_dweight: bool, itemsize: int, num_inputs: int, num_outputs: int, num_active: int
+        cls, needs_dx: bool, needs_dweight: bool, itemsize: int, num_inputs: int, num_outputs: int, num_active: int
     ) -> "Shape":
         """The shape of one backward pass that wants at least one of the two products."""
-        wanted = "both" if wanted_dx and wanted_dweight else "dx" if wanted_dx else "dweight"
+        wanted = "both" if needs_dx and needs_dweight else "dx" if needs_dx else "dweight"
         return cls(wanted, 8 * itemsize, num_inputs, num_outputs, 1 << max(0, num_active - 1).bit_length())
 
 
-def choose(shape: Shape, device: torch.device, folder: str | None) -> Ways:
+def choose(shape: Shape, device: torch.device, folder: str | None) -> Algorithms:
     """The fastest known ways for this many rows."""
-    return _known(index_of(device), folder).get(shape, Ways())
+    return _known(device_index(device), folder).get(shape, Algorithms())
 
 
-def choose_for_any_number(itemsize: int, device: torch.device) -> Ways:
+def choose_for_unknown_count(itemsize: int, device: torch.device) -> Algorithms:
     """Ways for rows whose number only the device knows."""
-    tiles = safe_tiles(itemsize, shared_memory(index_of(device)))
-    return Ways(tiles, tiles)
+    tiles = safe_tiles(itemsize, shared_memory(device_index(device)))
+    return Algorithms(tiles, tiles)
 
 
 @functools.cache
@@ -71,13 +71,13 @@ def shared_memory(index: int) -> int:
 
 
 @functools.cache
-def _known(index: int, folder: str | None) -> Mapping[Shape, Ways]:
+def _known(index: int, folder: str | None) -> Mapping[Shape, Algorithms]:
     name = torch.cuda.get_device_name(index)
-    measured = {} if folder is None else read(file_for(folder, machine(index)))
+    measured = {} if folder is None else read(choices_file(folder, machine(index)))
     return shipped(name) | measured
 
 
-def index_of(device: torch.device) -> int:
+def device_index(device: torch.device) -> int:
     """The index of a GPU; the current one's if the device has none."""
     return torch.cuda.current_device() if device.index is None else device.index
 
@@ -106,7 +106,7 @@ def _driver_version() -> str:
     return str(version.value)
 
 
-def shipped(gpu: str) -> dict[Shape, Ways]:
+def shipped(gpu: str) -> dict[Shape, Algorithms]:
     """The shipped choices for a GPU: choices-h200.json is for every GPU with H200 in its name."""
     for path in sorted(Path(__file__).parent.glob("choices-*.json")):
         if path.stem.removeprefix("choices-") in gpu.lower():
@@ -114,17 +114,19 @@ def shipped(gpu: str) -> dict[Shape, Ways]:
     return {}
 
 
-def file_for(folder: str | Path, machine: dict[str, str], kind: str = "choices") -> Path:
+def choices_file(folder: str | Path, machine: dict[str, str], kind: str = "choices") -> Path:
     """The file of this machine's choices, or of another kind of measurement."""
     digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()
     return Path(folder) / f"{kind}-{digest[:12]}.json"
 
 
-def read(path: Path) -> dict[Shape, Ways]:
+def read(path: Path) -> dict[Shape, Algorithms]:
     """The choices in a file; none if there is no file, and none, with a warning, if it cannot be read."""
     try:
         records = json.loads(path.read_text(encoding="utf-8"))["choices"]
-        return {Shape(**record["shape"]): Ways(_tiles(record["dx"]), _tiles(record["dweight"])) for record in records}
+        return {
+            Shape(**record["shape"]): Algorithms(_tiles(record["dx"]), _tiles(record["dweight"])) for record in records
+        }
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -132,15 +134,15 @@ def read(path: Path) -> dict[Shape, Ways]:
         return {}
 
 
-def write(path: Path, machine: dict[str, str], choices: Mapping[Shape, Ways]) -> None:
+def write(path: Path, machine: dict[str, str], choices: Mapping[Shape, Algorithms]) -> None:
     """Adds these choices to a file, atomically."""
     choices = {**read(path), **choices}
     records = [
         {
             "shape": shape._asdict(),
-            **{name: "cublas" if tiles is None else tiles._asdict() for name, tiles in ways._asdict().items()},
+            **{name: "cublas" if tiles is None else tiles._asdict() for name, tiles in algorithms._asdict().items()},
         }
-        for shape, ways in sorted(choices.items())
+        for shape, algorithms in sorted(choices.items())
     ]
     lines = ",\n".join(json.dumps(record) for record in records)
     path.parent.mkdir(parents=True, exist_ok=True)

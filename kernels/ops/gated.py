@@ -41,8 +41,8 @@ class _Gated(torch.autograd.Function):
     def backward(ctx, dout):
         gate_NM, up_NM = ctx.saved_tensors
         dout_NM = dout.reshape(-1, dout.shape[-1])
-        dsides_N2M = backend.implementation(gate_NM, "gated").gated_backward(dout_NM, gate_NM, up_NM, ctx.activation)
-        return *dsides_N2M.view(*dout.shape[:-1], dsides_N2M.shape[1]).chunk(2, dim=-1), None
+        dgate_up_N2M = backend.implementation(gate_NM, "gated").gated_backward(dout_NM, gate_NM, up_NM, ctx.activation)
+        return *dgate_up_N2M.view(*dout.shape[:-1], dgate_up_N2M.shape[1]).chunk(2, dim=-1), None
 
 
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:

@@ -25,7 +25,7 @@ class _GatedLoraLinear(torch.autograd.Function):
     def forward(ctx, gate, up, hidden, activation, group, written, *adapter):
         """The adapter's part of the output, [..., M]; appends it as a matrix to `written`."""
         gate_NF, up_NF = (side.reshape(-1, side.shape[-1]) for side in (gate, up))
-        out_NM, down_NR = group.low_rank(hidden.reshape(gate_NF.shape))
+        out_NM, down_NR = group.apply_adapters(hidden.reshape(gate_NF.shape))
         # The adapter itself, so that autograd notices if it changes before the backward pass.
         ctx.save_for_backward(gate_NF, up_NF, down_NR, *adapter)
         ctx.activation, ctx.group, ctx.shape = activation, group, gate.shape
@@ -42,10 +42,10 @@ class _GatedLoraLinear(torch.autograd.Function):
         )
         # Dequantised weights need not stay for what follows.
         dproduct_NF = backend.implementation(dout_NM, "gemm").multiply(dout_NM, next(group.matrices())[1])
-        dsides_N2F, dlora_A = backend.implementation(gate_NF, "gated").gated_lora_backward(
+        dgate_up_N2F, dlora_A = backend.implementation(gate_NF, "gated").gated_lora_backward(
             dproduct_NF, up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation
         )
-        dgate, dup = dsides_N2F.view(*ctx.shape[:-1], dsides_N2F.shape[1]).chunk(2, dim=-1)
+        dgate, dup = dgate_up_N2F.view(*ctx.shape[:-1], dgate_up_N2F.shape[1]).chunk(2, dim=-1)
         return dgate, dup, None, None, None, None, dlora_A.to(lora_A.dtype), dlora_B.to(lora_B.dtype)
 
 

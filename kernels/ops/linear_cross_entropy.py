@@ -28,7 +28,7 @@ class _FrozenHead(torch.autograd.Function):
         for chunk in _chunks(hidden_CD, weight_VD, max_logits):
             logits = hidden_CD[chunk] @ weight_VD.T
             losses_C[chunk], dlogits = backend.implementation(logits, "cross_entropy").cross_entropy_and_dlogits_(
-                logits, targets_C[chunk], scale, softcap, wanted=dhidden_CD is not None
+                logits, targets_C[chunk], scale, softcap, needs_gradient=dhidden_CD is not None
             )
             if dhidden_CD is not None:
                 torch.mm(dlogits, weight_VD, out=dhidden_CD[chunk])
@@ -50,7 +50,7 @@ class _TrainedHead(torch.autograd.Function):
         for chunk in _chunks(hidden_CD, weight_VD, max_logits):
             logits = hidden_CD[chunk] @ weight_VD.T
             losses_C[chunk], _ = backend.implementation(logits, "cross_entropy").cross_entropy_and_dlogits_(
-                logits, targets_C[chunk], scale, softcap, wanted=False
+                logits, targets_C[chunk], scale, softcap, needs_gradient=False
             )
             del logits
         ctx.save_for_backward(hidden_CD, weight_VD, targets_C)
@@ -65,7 +65,7 @@ class _TrainedHead(torch.autograd.Function):
         for chunk in _chunks(hidden_CD, weight_VD, ctx.max_logits):
             logits = hidden_CD[chunk] @ weight_VD.T
             _, dlogits = backend.implementation(logits, "cross_entropy").cross_entropy_and_dlogits_(
-                logits, targets_C[chunk], ctx.scale, ctx.softcap, wanted=True
+                logits, targets_C[chunk], ctx.scale, ctx.softcap, needs_gradient=True
             )
             dlogits.mul_(dlosses_C[chunk, None].to(dlogits.dtype))
             torch.mm(dlogits, weight_VD, out=dhidden_CD[chunk])

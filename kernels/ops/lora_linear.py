@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import backend, choices
-from .move_rows import RowTarget, kept_rows, put, take_gradient, take_kept
+from .move_rows import RowTarget, keep_rows, put, take_gradient, take_kept
 from .rows import ActiveRows, Rows, as_rows, verify_skipped
 from .tiles import Tiles
 
@@ -37,34 +37,34 @@ class QuantisedWeight(NamedTuple):
     dequantise: Callable[[Tensor], None]
 
 
-class Scratch:
+class ScratchBuffer:
     """A buffer for one matrix at a time, shared by groups, so that torch's allocator is not asked for each.
 
     It is allocated on first use, as large as the largest matrix that was reserved.
     """
 
     def __init__(self):
-        self._size, self._flat = 0, None
+        self._size, self._buffer = 0, None
 
     def reserve(self, size: int) -> None:
         """Makes sure that a matrix of this many elements will fit."""
         self._size = max(self._size, size)
 
-    def room(self, num_rows: int, num_columns: int, like: Tensor) -> Tensor:
+    def matrix_like(self, num_rows: int, num_columns: int, like: Tensor) -> Tensor:
         """A matrix [num_rows, num_columns], like `like` in dtype and device; valid until the next call."""
         self.reserve(num_rows * num_columns)
-        is_alike = self._flat is not None and (self._flat.dtype, self._flat.device) == (like.dtype, like.device)
-        if not is_alike or len(self._flat) < self._size:
+        is_alike = self._buffer is not None and (self._buffer.dtype, self._buffer.device) == (like.dtype, like.device)
+        if not is_alike or len(self._buffer) < self._size:
             # A tensor made in inference mode cannot be used outside of it.
             with torch.inference_mode(False):
-                self._flat = torch.empty(self._size, dtype=like.dtype, device=like.device)
-        return self._flat[: num_rows * num_columns].view(num_rows, num_columns)
+                self._buffer = torch.empty(self._size, dtype=like.dtype, device=like.device)
+        return self._buffer[: num_rows * num_columns].view(num_rows, num_columns)
 
 
-class Remake(NamedTuple):
+class Recompute(NamedTuple):
     """Recomputes a tensor: `make(*tensors)` has the same bits. The tensors are detached, and kept anyway."""
 
-    make: Callable[..., Tensor]
+    function: Callable[..., Tensor]
     tensors: tuple[Tensor, ...]
 
 
@@ -98,10 +98,10 @@ class LoraGroup:
     stacked_A: Tensor
     stacked_B: Tensor
     scaling: float
-    scratch: Scratch | None = None
+    scratch: ScratchBuffer | None = None
 
     @classmethod
-    def stack(cls, projections: list[LoraProjection], scratch: Scratch | None = None) -> "LoraGroup":
+    def stack(cls, projections: list[LoraProjection], scratch: ScratchBuffer | None = None) -> "LoraGroup":
         """Stacks projections of one input; a single weight and quantised weights are not copied.
 
         Raises:
@@ -134,13 +134,13 @@ class LoraGroup:
         if isinstance(self.weight, Tensor):
             yield slice(None), self.weight
             return
-        scratch = self.scratch or Scratch()
+        scratch = self.scratch or ScratchBuffer()
         for number, end, weight in zip(self.columns, accumulate(self.columns), self.weight, strict=True):
-            matrix = scratch.room(number, self.stacked_A.shape[1], self.stacked_A)
+            matrix = scratch.matrix_like(number, self.stacked_A.shape[1], self.stacked_A)
             weight.dequantise(matrix)
             yield slice(end - number, end), matrix
 
-    def low_rank(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
+    def apply_adapters(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
         """The adapters' part of all outputs side by side, with the bias, [N, M]; and D, [N, n R]."""
         down_NR = x_NK @ self.stacked_A.T
         return backend.implementation(down_NR, "lora").lora_up(
@@ -161,8 +161,8 @@ class LoraGroup:
 
     def copies(self) -> tuple[list[Tensor], list[Tensor]]:
         """Destinations and sources of the copies, so that many groups can be copied at once."""
-        places = [*self.stacked_A.split(self.loras_A[0].shape[0]), *self.stacked_B.split(self.columns)]
-        return places, [*self.loras_A, *self.loras_B]
+        destinations = [*self.stacked_A.split(self.loras_A[0].shape[0]), *self.stacked_B.split(self.columns)]
+        return destinations, [*self.loras_A, *self.loras_B]
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -172,15 +172,15 @@ class LoraGroup:
 
 class _LoraLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, rows, group, remake, written, *adapters):
+    def forward(ctx, x, rows, group, recompute, written, *adapters):
         """The adapters' part of the outputs; appends all of them as one matrix to `written`."""
         x_NK = x.reshape(-1, x.shape[-1])
-        out_NM, down_NR = group.low_rank(x_NK)
-        kept = (kept_rows(x_NK, rows),) if remake is None else remake.tensors
+        out_NM, down_NR = group.apply_adapters(x_NK)
+        kept = (keep_rows(x_NK, rows),) if recompute is None else recompute.tensors
         # The adapters themselves, so that autograd notices if they change before the backward pass.
-        ctx.save_for_backward(kept_rows(down_NR, rows), *adapters, *kept)
+        ctx.save_for_backward(keep_rows(down_NR, rows), *adapters, *kept)
         ctx.rows, ctx.x_shape, ctx.group = rows, x.shape, group
-        ctx.make = None if remake is None else remake.make
+        ctx.function = None if recompute is None else recompute.function
         written.append(out_NM.data)  # `.data`: completing the forward pass must not bump autograd's version
         outs = out_NM.view(*x.shape[:-1], out_NM.shape[1]).split(group.columns, dim=-1)
         return tuple(out.data for out in outs)  # views could not be changed in place
@@ -194,23 +194,23 @@ class _LoraLinear(torch.autograd.Function):
         douts = [dout.reshape(-1, dout.shape[-1]) for dout in douts]
         num_rows, tiles = len(douts[0]), None
         if callable(rows):
-            rows, tiles = rows(tuple(douts)), _tiles_for_any_number(douts[0])
+            rows, tiles = rows(tuple(douts)), _tiles_for_unknown_count(douts[0])
             # Without kernels, read the count on the host and trim the rows.
             rows = rows.on_host() if tiles is None else rows
         else:
             for dout_NM in douts:
                 verify_skipped(dout_NM, rows)
         if tiles is None:
-            dout_AM = _side_by_side([take_gradient(dout_NM, rows) for dout_NM in douts])
+            dout_AM = _concatenate_columns([take_gradient(dout_NM, rows) for dout_NM in douts])
         else:
             # At full capacity: rows beyond the count are zeros, which change no sum of rank R.
-            dout_NM = _side_by_side(douts)
+            dout_NM = _concatenate_columns(douts)
             dout_AM = take_gradient(dout_NM, rows)
         down_AR = take_kept(kept_down, rows, num_rows)
         up_AR, dstacked_B = backend.implementation(dout_AM, "lora").lora_up_backward(
             dout_AM, down_AR, group.stacked_B, group.columns, group.scaling
         )
-        kept_x = kept[0] if ctx.make is None else ctx.make(*kept).reshape(-1, num_in)
+        kept_x = kept[0] if ctx.function is None else ctx.function(*kept).reshape(-1, num_in)
         dstacked_A = _product(up_AR.T, take_kept(kept_x, rows, num_rows), dtype)
         del kept_x  # frees it before dX is computed
         dx = None
@@ -218,21 +218,21 @@ class _LoraLinear(torch.autograd.Function):
             if tiles is None:
                 dx = _dx_of_compact_rows(dout_AM, up_AR, group, rows, num_rows)
             else:
-                of_each = (
+                dx_parts = (
                     backend.kernels("products").dx(dout_NM[:, outputs], w, rows, tiles)
                     for outputs, w in group.matrices()
                 )
-                dx = functools.reduce(Tensor.add_, of_each)
+                dx = functools.reduce(Tensor.add_, dx_parts)
                 dx.addmm_(put(up_AR, rows), group.stacked_A)
             dx = dx.reshape(ctx.x_shape)
         return dx, None, None, None, None, *dstacked_A.chunk(len(douts)), *dstacked_B.to(dtype).split(group.columns)
 
 
-def _tiles_for_any_number(dout_NM: Tensor) -> Tiles | None:
+def _tiles_for_unknown_count(dout_NM: Tensor) -> Tiles | None:
     """Tiles of dX for rows whose number only the device knows; None where our kernels do not run."""
     if not backend.runs_kernels(dout_NM):
         return None
-    return choices.choose_for_any_number(dout_NM.dtype.itemsize, dout_NM.device).dx
+    return choices.choose_for_unknown_count(dout_NM.dtype.itemsize, dout_NM.device).dx
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -252,22 +252,22 @@ def _dx_of_compact_rows(
     return target.whole()
 
 
-def _side_by_side(parts_AM: list[Tensor]) -> Tensor:
+def _concatenate_columns(parts_AM: list[Tensor]) -> Tensor:
     """Matrices as one, [A, M]; not copied if they lie side by side already."""
     first, num_columns = parts_AM[0], sum(part.shape[1] for part in parts_AM)
-    place = first.storage_offset()
+    offset = first.storage_offset()
     for part in parts_AM:
         same_storage = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not same_storage or part.storage_offset() != place or part.stride() != (first.stride(0), 1):
+        if not same_storage or part.storage_offset() != offset or part.stride() != (first.stride(0), 1):
             return torch.cat(parts_AM, dim=1)
-        place += part.shape[1]
+        offset += part.shape[1]
     if len(parts_AM) == 1 or first.stride(0) < num_columns:
         return first if len(parts_AM) == 1 else torch.cat(parts_AM, dim=1)
     return first.as_strided((len(first), num_columns), (first.stride(0), 1))
 
 
 def lora_linear(
-    x: Tensor, group: LoraGroup, rows: Rows | None = None, remake: Remake | None = None
+    x: Tensor, group: LoraGroup, rows: Rows | None = None, recompute: Recompute | None = None
 ) -> tuple[Tensor, ...]:
     """The outputs of all projections of `x`, with gradients for `x` and the adapters.
 
@@ -278,13 +278,13 @@ def lora_linear(
         rows: the only rows whose output gradients may be non-zero: int64 [A], increasing; the same as `ActiveRows`; a
             slice; a function that chooses them in the backward pass (`detect`: those that are non-zero in any of them),
             whose number the host does not wait for if kernels run; None for all.
-        remake: recomputes x in the backward pass, so that x is not kept. None keeps its active rows.
+        recompute: recomputes x in the backward pass, so that x is not kept. None keeps its active rows.
 
     Returns:
         One [..., M_i] in x's dtype for each projection, side by side in memory. First-order gradients only.
     """
     rows = as_rows(rows, x.shape[:-1].numel())
     written: list[Tensor] = []
-    outputs = _LoraLinear.apply(x, rows, group, remake, written, *group.loras_A, *group.loras_B)
+    outputs = _LoraLinear.apply(x, rows, group, recompute, written, *group.loras_A, *group.loras_B)
     group.add_product(x, written[0])
     return outputs

@@ -31,43 +31,48 @@ class Times(NamedTuple):
     dx: dict[Tiles | None, float]
     dweight: dict[Tiles | None, float]
 
-    def of(self, wanted: str, ways: choices.Ways) -> float:
+    def of(self, wanted: str, algorithms: choices.Algorithms) -> float:
         """Milliseconds of "dx", "dweight" or "both", computed in these ways."""
-        parts = [(self.dx, ways.dx)] * (wanted != "dweight") + [(self.dweight, ways.dweight)] * (wanted != "dx")
+        parts = [(self.dx, algorithms.dx)] * (wanted != "dweight") + [(self.dweight, algorithms.dweight)] * (
+            wanted != "dx"
+        )
         return sum(times[tiles] for times, tiles in parts) + self.gather * any(tiles is None for _, tiles in parts)
 
 
 def measure(
     layers: Iterable[tuple[int, int]], row_sets: list[ActiveRows], dtype: torch.dtype, folder: str
-) -> dict[choices.Shape, choices.Ways]:
+) -> dict[choices.Shape, choices.Algorithms]:
     """Finds the fastest ways for layers, given as (inputs, outputs), on all these rows, and saves them in `folder`."""
     found = {}
     for num_inputs, num_outputs in layers:
         times = [(rows, time_products(num_inputs, num_outputs, rows, dtype)) for rows in row_sets]
         found |= fastest(num_inputs, num_outputs, dtype, times)
-    machine = choices.machine(choices.index_of(row_sets[0].ids.device))
-    choices.write(choices.file_for(folder, machine), machine, found)
+    machine = choices.machine(choices.device_index(row_sets[0].ids.device))
+    choices.write(choices.choices_file(folder, machine), machine, found)
     return found
 
 
 def fastest(
     num_inputs: int, num_outputs: int, dtype: torch.dtype, times: list[tuple[ActiveRows, Times]]
-) -> dict[choices.Shape, choices.Ways]:
+) -> dict[choices.Shape, choices.Algorithms]:
     """The best ways per shape: those with the least summed slowdown over the row sets that share it."""
     by_shape = defaultdict(list)
     for (rows, one), wanted in itertools.product(times, [(True, False), (False, True), (True, True)]):
         shape = choices.Shape.of(*wanted, dtype.itemsize, num_inputs, num_outputs, len(rows.ids))
         by_shape[shape].append(one)
-    return {shape: _best_ways(shape.wanted, several) for shape, several in by_shape.items()}
+    return {shape: _best_algorithms(shape.wanted, several) for shape, several in by_shape.items()}
 
 
-def _best_ways(wanted: str, times: list[Times]) -> choices.Ways:
+def _best_algorithms(wanted: str, times: list[Times]) -> choices.Algorithms:
     # An unwanted product is left to cuBLAS, which then does nothing.
     options_dx = set.intersection(*(set(one.dx) for one in times)) if wanted != "dweight" else {None}
     options_dweight = set.intersection(*(set(one.dweight) for one in times)) if wanted != "dx" else {None}
-    ways = [choices.Ways(*pair) for pair in itertools.product(options_dx, options_dweight)]
-    best = [min(one.of(wanted, way) for way in ways) for one in times]
-    return min(ways, key=lambda way: sum(one.of(wanted, way) / least for one, least in zip(times, best, strict=True)))
+    algorithms = [choices.Algorithms(*pair) for pair in itertools.product(options_dx, options_dweight)]
+    best = [min(one.of(wanted, algorithm) for algorithm in algorithms) for one in times]
+    return min(
+        algorithms,
+        key=lambda algorithm: sum(one.of(wanted, algorithm) / least for one, least in zip(times, best, strict=True)),
+    )
 
 
 def time_products(num_inputs: int, num_outputs: int, rows: ActiveRows, dtype: torch.dtype) -> Times:
@@ -76,8 +81,8 @@ def time_products(num_inputs: int, num_outputs: int, rows: ActiveRows, dtype: to
     Raises:
         RuntimeError: a way's result is wrong.
     """
-    device, num_rows = rows.ids.device, len(rows.places)
-    shared_memory = choices.shared_memory(choices.index_of(device))
+    device, num_rows = rows.ids.device, len(rows.slots)
+    shared_memory = choices.shared_memory(choices.device_index(device))
     draw = torch.Generator(device).manual_seed(0)
     dout_NM = torch.randn(num_rows, num_outputs, generator=draw, device=device, dtype=dtype)
     weight_MK = torch.randn(num_outputs, num_inputs, generator=draw, device=device, dtype=dtype)
@@ -88,36 +93,36 @@ def time_products(num_inputs: int, num_outputs: int, rows: ActiveRows, dtype: to
         return lambda: products.dx(dout_NM, weight_MK, rows, tiles)
 
     def ours_dweight(tiles):
-        return lambda: products.dweight(dout_NM, x_AK, rows, tiles, x_is_whole=False, with_bias=False).dweight
+        return lambda: products.dweight(dout_NM, x_AK, rows, tiles, x_has_all_rows=False, with_bias=False).dweight
 
     def cublas_dx():
-        return move_rows.scatter_rows(dout_AM @ weight_MK, rows.places)
+        return move_rows.scatter_rows(dout_AM @ weight_MK, rows.slots)
 
     def fitting(candidates):
         return [tiles for tiles in candidates if tiles.fits(dtype.itemsize, shared_memory)]
 
-    dx_ways = {None: cublas_dx} | {tiles: ours_dx(tiles) for tiles in fitting(DX_CANDIDATES)}
-    dweight_ways = {None: lambda: dout_AM.T @ x_AK} | {t: ours_dweight(t) for t in fitting(DWEIGHT_CANDIDATES)}
+    dx_algorithms = {None: cublas_dx} | {tiles: ours_dx(tiles) for tiles in fitting(DX_CANDIDATES)}
+    dweight_algorithms = {None: lambda: dout_AM.T @ x_AK} | {t: ours_dweight(t) for t in fitting(DWEIGHT_CANDIDATES)}
     true_dx = torch.zeros(num_rows, num_inputs, device=device)
     true_dx[rows.ids] = dout_AM.float() @ weight_MK.float()
-    check(dx_ways, true_dx)
-    check(dweight_ways, dout_AM.float().T @ x_AK.float())
+    check(dx_algorithms, true_dx)
+    check(dweight_algorithms, dout_AM.float().T @ x_AK.float())
     return Times(
         milliseconds(lambda: move_rows.gather_rows(dout_NM, rows.ids)),
-        {tiles: milliseconds(way) for tiles, way in dx_ways.items()},
-        {tiles: milliseconds(way) for tiles, way in dweight_ways.items()},
+        {tiles: milliseconds(algorithm) for tiles, algorithm in dx_algorithms.items()},
+        {tiles: milliseconds(algorithm) for tiles, algorithm in dweight_algorithms.items()},
     )
 
 
-def check(ways: dict[Tiles | None, Callable[[], Tensor]], truth: Tensor) -> None:
+def check(algorithms: dict[Tiles | None, Callable[[], Tensor]], truth: Tensor) -> None:
     """Checks every way's error against twice that of cuBLAS.
 
     Raises:
         RuntimeError: a way is wrong.
     """
-    allowed = 2 * relative_error(ways[None](), truth) + 1e-4
-    for tiles, way in ways.items():
-        error = relative_error(way(), truth)
+    allowed = 2 * relative_error(algorithms[None](), truth) + 1e-4
+    for tiles, algorithm in algorithms.items():
+        error = relative_error(algorithm(), truth)
         if not error <= allowed:
             raise RuntimeError(f"{tiles} gives an error of {error:.2g} where {allowed:.2g} is allowed.")
 

@@ -76,7 +76,7 @@ def take_gradient(dout_NM: Tensor, rows: ActiveRows | slice | None) -> Tensor:
     return take(dout_NM, rows, rows.weights if isinstance(rows, ActiveRows) else None)
 
 
-def kept_rows(x_NK: Tensor, rows: Rows | None) -> Tensor:
+def keep_rows(x_NK: Tensor, rows: Rows | None) -> Tensor:
     """What to keep of X for dW: a copy of X[A], or X itself if A is not known yet or is most of its rows.
 
     Never a view of few rows, which would keep all of X in memory.
@@ -91,13 +91,13 @@ def kept_rows(x_NK: Tensor, rows: Rows | None) -> Tensor:
 
 
 def take_kept(kept: Tensor, rows: ActiveRows | slice | None, num_rows: int) -> Tensor:
-    """X[A] from what `kept_rows` kept."""
+    """X[A] from what `keep_rows` kept."""
     return take(kept, rows) if len(kept) == num_rows else kept
 
 
 def put(x_AK: Tensor, rows: ActiveRows) -> Tensor:
     """The transpose of `take`: a matrix with X's rows at their ids, zeros elsewhere; [N, K]."""
-    return backend.implementation(x_AK, "move_rows").scatter_rows(x_AK, rows.places)
+    return backend.implementation(x_AK, "move_rows").scatter_rows(x_AK, rows.slots)
 
 
 class RowTarget:

@@ -31,10 +31,10 @@ def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weight
     return x_AK
 
 
-def scatter_rows(x_AK: Tensor, places_N: Tensor) -> Tensor:
+def scatter_rows(x_AK: Tensor, slots_N: Tensor) -> Tensor:
     """Row n is x's row places[n], or zero where that is -1; [N, K]."""
     # The row of zeros is the last one, which is the one that -1 means.
-    return torch.cat([x_AK, x_AK.new_zeros(1, x_AK.shape[1])])[places_N]
+    return torch.cat([x_AK, x_AK.new_zeros(1, x_AK.shape[1])])[slots_N]
 
 
 def lora_up(
@@ -86,15 +86,15 @@ def rotate_(q_AHE: Tensor, k_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor) -> Non
 
 
 def rotate_gradients(
-    dq_AHE: Tensor, dk_AGE: Tensor, dv_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor, places: tuple[Tensor, ...]
+    dq_AHE: Tensor, dk_AGE: Tensor, dv_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor, outs: tuple[Tensor, ...]
 ) -> None:
-    """Writes the gradients of queries and keys before `rotate_`, and dv, to `places`, such as parts of one matrix."""
+    """Writes the gradients of queries and keys before `rotate_`, and dv, to `outs`, such as parts of one matrix."""
     # The transpose of the rotation: rotate_half's is its negative, applied after the sine.
-    for dout, place in zip((dq_AHE, dk_AGE), places, strict=False):
+    for dout, out in zip((dq_AHE, dk_AGE), outs, strict=False):
         dtype = torch.promote_types(dout.dtype, torch.float32)
         first, second = (dout.to(dtype) * sin_AE[:, None].to(dtype)).chunk(2, dim=-1)
-        place.copy_(dout * cos_AE[:, None].to(dtype) + torch.cat([second, -first], dim=-1))
-    places[2].copy_(dv_AGE)
+        out.copy_(dout * cos_AE[:, None].to(dtype) + torch.cat([second, -first], dim=-1))
+    outs[2].copy_(dv_AGE)
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
@@ -105,12 +105,12 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float, offset: float) -> tuple[Te
 
 
 def rms_norm_backward(
-    dout: Tensor, x: Tensor, weight_D: Tensor, rstd: Tensor, offset: float, *, wanted_dweight: bool
+    dout: Tensor, x: Tensor, weight_D: Tensor, rstd: Tensor, offset: float, *, needs_dweight: bool
 ) -> tuple[Tensor, Tensor | None]:
     """dX like x, and dw like w, if wanted."""
     dout, normal = _at_least_fp32(dout), _at_least_fp32(x) * rstd[..., None]
     dweight_D = None
-    if wanted_dweight:
+    if needs_dweight:
         dweight_D = (dout * normal).reshape(-1, x.shape[-1]).sum(dim=0).to(weight_D.dtype)
     dnormal = dout * (_at_least_fp32(weight_D) + offset)
     mean = (dnormal * normal).mean(dim=-1, keepdim=True)
@@ -125,15 +125,15 @@ def gated(gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
 def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
     """dgate and dup side by side, [N, 2 M]."""
     dout, gate = _at_least_fp32(dout_NM), _at_least_fp32(gate_NM)
-    dsides_N2M = gate_NM.new_empty(len(gate_NM), 2 * gate_NM.shape[1])
-    dgate_NM, dup_NM = dsides_N2M.chunk(2, dim=1)
+    dgate_up_N2M = gate_NM.new_empty(len(gate_NM), 2 * gate_NM.shape[1])
+    dgate_NM, dup_NM = dgate_up_N2M.chunk(2, dim=1)
     if activation == "silu":
         dactivated = torch.ops.aten.silu_backward(dout, gate)
     else:
         dactivated = torch.ops.aten.gelu_backward(dout, gate, approximate="tanh")
     torch.mul(dactivated, up_NM, out=dgate_NM)
     torch.mul(_activate(gate, activation), dout, out=dup_NM)
-    return dsides_N2M
+    return dgate_up_N2M
 
 
 def gated_lora_backward(
@@ -153,7 +153,7 @@ def _at_least_fp32(x: Tensor) -> Tensor:
 
 
 def cross_entropy_and_dlogits_(
-    logits_CV: Tensor, targets_C: Tensor, scale: float, softcap: float | None, *, wanted: bool
+    logits_CV: Tensor, targets_C: Tensor, scale: float, softcap: float | None, *, needs_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Losses of rows of raw logits, fp32 [C], and their gradient with respect to the logits, if wanted.
 
@@ -166,7 +166,7 @@ def cross_entropy_and_dlogits_(
         slope, values = 1 - capped.square(), capped * softcap
     log_softmax_CV = torch.log_softmax(values, dim=1)
     losses_C = -log_softmax_CV.gather(1, targets_C[:, None]).squeeze(1)
-    if not wanted:
+    if not needs_gradient:
         return losses_C, None
     dlogits_CV = log_softmax_CV.exp_()
     dlogits_CV[torch.arange(len(targets_C), device=targets_C.device), targets_C] -= 1
@@ -192,9 +192,9 @@ def adamw_(weight: Tensor, gradient: Tensor, moments, adamw, seed: int, factor: 
     second.mul_(beta2).addcmul_(gradient_P, gradient_P, value=1 - beta2)
     update = first / correction1 / ((second / correction2).sqrt_() + adamw.eps)
     values = weight_P * (1 - adamw.learning_rate * adamw.weight_decay) - adamw.learning_rate * update
-    rounds = weight.dtype == torch.bfloat16
-    bits = random_bits(seed, adamw.step, len(weight_P)) if rounds or codes else None
-    weight_P.copy_(round_to_bf16(values, bits & 0xFFFF) if rounds else values)
+    is_bf16 = weight.dtype == torch.bfloat16
+    bits = random_bits(seed, adamw.step, len(weight_P)) if is_bf16 or codes else None
+    weight_P.copy_(round_to_bf16(values, bits & 0xFFFF) if is_bf16 else values)
     if codes:
         encode_(moments.first, moments.exponents[0], first, bits >> 16 & 0xFFFF, signed=True)
         encode_(moments.second, moments.exponents[1], second, bits >> 32, signed=False)
@@ -248,8 +248,8 @@ def encode_(codes_P: Tensor, exponents_Q: Tensor, values_P: Tensor, random_P: Te
 
 def random_bits(seed: int, step: Tensor, count: int) -> Tensor:
     """48 random bits per place, int64 [count]: SplitMix64 (Steele et al. 2014) of place, step and seed."""
-    places = torch.arange(1, count + 1, device=step.device)
-    return _split_mix(places * -0x61C8864680B583EB + _split_mix(step + (seed << 32))) & 0xFFFFFFFFFFFF
+    outs = torch.arange(1, count + 1, device=step.device)
+    return _split_mix(outs * -0x61C8864680B583EB + _split_mix(step + (seed << 32))) & 0xFFFFFFFFFFFF
 
 
 def _split_mix(state: Tensor) -> Tensor:

@@ -25,9 +25,9 @@ class _RmsNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dout):
         x, weight_D, rstd = ctx.saved_tensors
-        wanted_dweight = ctx.needs_input_grad[1]
+        needs_dweight = ctx.needs_input_grad[1]
         dx, dweight_D = backend.implementation(x, "rms_norm").rms_norm_backward(
-            dout, x, weight_D, rstd, ctx.offset, wanted_dweight=wanted_dweight
+            dout, x, weight_D, rstd, ctx.offset, needs_dweight=needs_dweight
         )
         return dx, dweight_D, None, None
 

@@ -13,32 +13,32 @@ from torch import Tensor
 
 
 class ActiveRows(NamedTuple):
-    """Scattered rows. Make one for all layers that share these rows, so that `places` is computed once.
+    """Scattered rows. Make one for all layers that share these rows, so that `slots` is computed once.
 
     Attributes:
         ids: int64 [A], increasing. With a `count`, A is a capacity: only the first `count` are rows, the rest are 0.
-        places: int32 [N], the index of each row in `ids`, or -1.
+        slots: int32 [N], the index of each row in `ids`, or -1.
         count: int64 [], the number of rows, if only the device knows it; None for all of `ids`.
         weights: fp32 [A], factors on the rows' gradients; None for 1.
     """
 
     ids: Tensor
-    places: Tensor
+    slots: Tensor
     count: Tensor | None = None
     weights: Tensor | None = None
 
     @classmethod
     def from_ids(cls, ids: Tensor, num_rows: int) -> "ActiveRows":
         """The rows with these ids, int64 [A] and increasing, of `num_rows`."""
-        places = torch.full((num_rows,), -1, dtype=torch.int32, device=ids.device)
-        return cls(ids, places.index_copy_(0, ids, torch.arange(len(ids), dtype=torch.int32, device=ids.device)))
+        slots = torch.full((num_rows,), -1, dtype=torch.int32, device=ids.device)
+        return cls(ids, slots.index_copy_(0, ids, torch.arange(len(ids), dtype=torch.int32, device=ids.device)))
 
     def on_host(self) -> "ActiveRows":
         """The same rows, `ids` and `weights` trimmed to `count`; on a GPU this waits for the device."""
         if self.count is None:
             return self
         count = int(self.count)
-        return ActiveRows(self.ids[:count], self.places, None, None if self.weights is None else self.weights[:count])
+        return ActiveRows(self.ids[:count], self.slots, None, None if self.weights is None else self.weights[:count])
 
 
 Selector = Callable[[tuple[Tensor, ...]], ActiveRows]
@@ -69,7 +69,9 @@ def verify_skipped(dout_NM: Tensor, rows: ActiveRows | slice | None) -> None:
         skipped_N = torch.ones(len(dout_NM), dtype=torch.bool, device=dout_NM.device)
         skipped_N[rows] = False
     else:
-        skipped_N = rows.places < 0
-    wrong, of = int((dout_NM.ne(0).any(dim=1) & skipped_N).sum()), int(skipped_N.sum())
-    if wrong:
-        raise RuntimeError(f"{wrong} of {of} skipped rows have a gradient: these rows are not exact for this loss.")
+        skipped_N = rows.slots < 0
+    num_wrong, num_skipped = int((dout_NM.ne(0).any(dim=1) & skipped_N).sum()), int(skipped_N.sum())
+    if num_wrong:
+        raise RuntimeError(
+            f"{num_wrong} of {num_skipped} skipped rows have a gradient: these rows are not exact for this loss."
+        )

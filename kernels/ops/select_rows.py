@@ -30,17 +30,17 @@ def select_rows(keep_N: Tensor, weights_N: Tensor | None = None, *, capacity: in
     """
     num_rows = len(keep_N)
     capacity = num_rows if capacity is None else min(capacity, num_rows)
-    places_N = keep_N.cumsum(0) - 1
-    kept_N = keep_N & (places_N < capacity)
+    slots_N = keep_N.cumsum(0) - 1
+    kept_N = keep_N & (slots_N < capacity)
     # Rows that are not kept go to one extra place at the end, which is cut off.
-    targets_N = torch.where(kept_N, places_N, capacity)
+    targets_N = torch.where(kept_N, slots_N, capacity)
     ids = torch.zeros(capacity + 1, dtype=torch.int64, device=keep_N.device)
     ids.scatter_(0, targets_N, torch.arange(num_rows, device=keep_N.device))
     weights = None
     if weights_N is not None:
         weights = weights_N.new_zeros(capacity + 1).scatter_(0, targets_N, weights_N)[:capacity]
-    places = torch.where(kept_N, places_N, -1).to(torch.int32)
-    return ActiveRows(ids[:capacity], places, kept_N.sum(), weights)
+    slots = torch.where(kept_N, slots_N, -1).to(torch.int32)
+    return ActiveRows(ids[:capacity], slots, kept_N.sum(), weights)
 
 
 def nonzero_rows(dout_NM: Tensor, *others_NM: Tensor) -> Tensor:

@@ -18,13 +18,13 @@ from torch import Tensor, library
 from torch.autograd.function import once_differentiable
 
 from . import backend, choices
-from .move_rows import RowTarget, kept_rows, take, take_gradient, take_kept
+from .move_rows import RowTarget, keep_rows, take, take_gradient, take_kept
 from .rows import ActiveRows, Rows, as_rows, verify_skipped
 
 Keep = Callable[[Tensor, Tensor, Rows], Tensor]
 
 
-class Wanted(NamedTuple):
+class NeededGradients(NamedTuple):
     """Which gradients are asked for."""
 
     dx: bool
@@ -40,65 +40,65 @@ class Gradients(NamedTuple):
     dbias: Tensor | None = None
 
 
-def _on_compact_rows(
-    dout_NM: Tensor, weight_MK: Tensor, x_AK: Tensor | None, rows: ActiveRows | slice, wanted: Wanted
+def _gradients_of_compact_rows(
+    dout_NM: Tensor, weight_MK: Tensor, x_AK: Tensor | None, rows: ActiveRows | slice, needed: NeededGradients
 ) -> Gradients:
     """PyTorch multiplies the active rows, which are gathered unless a view selects them."""
     dout_AM = take_gradient(dout_NM, rows)
     dx = dweight = dbias = None
-    if wanted.dx:
+    if needed.dx:
         target = RowTarget(rows, len(dout_NM), weight_MK.shape[1], dout_AM)
         torch.mm(dout_AM, weight_MK, out=target.part)
         dx = target.whole()
-    if wanted.dweight:
+    if needed.dweight:
         dweight = dout_AM.T @ x_AK
-    if wanted.dbias:
+    if needed.dbias:
         dbias = dout_AM.sum(dim=0)
     return Gradients(dx, dweight, dbias)
 
 
-def _on_rows(
+def _gradients_of_rows(
     dout_NM: Tensor,
     weight_MK: Tensor,
     x: Tensor | None,
     rows: ActiveRows,
-    wanted: Wanted,
-    x_is_whole: bool,
+    needed: NeededGradients,
+    x_has_all_rows: bool,
     choices_folder: str | None,
 ) -> Gradients:
     """Computes each product in its chosen way: our kernels on rows in place, or PyTorch on gathered rows."""
-    ways = _choose_ways(dout_NM, weight_MK, rows, wanted, choices_folder)
+    algorithms = _choose_algorithms(dout_NM, weight_MK, rows, needed, choices_folder)
     dx = dweight = dbias = None
-    if wanted.dx and ways.dx is not None:
-        dx = backend.kernels("products").dx(dout_NM, weight_MK, rows, ways.dx)
-        wanted = wanted._replace(dx=False)
-    if wanted.dweight and ways.dweight is not None:
+    if needed.dx and algorithms.dx is not None:
+        dx = backend.kernels("products").dx(dout_NM, weight_MK, rows, algorithms.dx)
+        needed = needed._replace(dx=False)
+    if needed.dweight and algorithms.dweight is not None:
         dweight, dbias = backend.kernels("products").dweight(
-            dout_NM, x, rows, ways.dweight, x_is_whole=x_is_whole, with_bias=wanted.dbias
+            dout_NM, x, rows, algorithms.dweight, x_has_all_rows=x_has_all_rows, with_bias=needed.dbias
         )
-        wanted = wanted._replace(dweight=False, dbias=False)
-    if any(wanted):
+        needed = needed._replace(dweight=False, dbias=False)
+    if any(needed):
         # Without kernels, read the count on the host (synchronises) and trim the rows.
-        rows = rows.on_host() if ways.dx is ways.dweight is None else rows
-        if wanted.dweight:
-            x = take(x, rows) if x_is_whole else x[: len(rows.ids)]
-        rest = _on_compact_rows(dout_NM, weight_MK, x, rows, wanted)
-        dx, dweight = rest.dx if wanted.dx else dx, rest.dweight if wanted.dweight else dweight
-        dbias = rest.dbias if wanted.dbias else dbias
+        rows = rows.on_host() if algorithms.dx is algorithms.dweight is None else rows
+        if needed.dweight:
+            x = take(x, rows) if x_has_all_rows else x[: len(rows.ids)]
+        rest = _gradients_of_compact_rows(dout_NM, weight_MK, x, rows, needed)
+        dx, dweight = rest.dx if needed.dx else dx, rest.dweight if needed.dweight else dweight
+        dbias = rest.dbias if needed.dbias else dbias
     return Gradients(dx, dweight, dbias)
 
 
-def _choose_ways(
-    dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, wanted: Wanted, choices_folder: str | None
-) -> choices.Ways:
+def _choose_algorithms(
+    dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, needed: NeededGradients, choices_folder: str | None
+) -> choices.Algorithms:
     """How each product is computed; PyTorch computes all where our kernels do not run."""
-    if not (backend.runs_kernels(dout_NM) and (wanted.dx or wanted.dweight)):
-        return choices.Ways()
+    if not (backend.runs_kernels(dout_NM) and (needed.dx or needed.dweight)):
+        return choices.Algorithms()
     itemsize, device = dout_NM.dtype.itemsize, dout_NM.device
     if rows.count is not None:
-        return choices.choose_for_any_number(itemsize, device)
+        return choices.choose_for_unknown_count(itemsize, device)
     num_outputs, num_inputs = weight_MK.shape
-    shape = choices.Shape.of(wanted.dx, wanted.dweight, itemsize, num_inputs, num_outputs, len(rows.ids))
+    shape = choices.Shape.of(needed.dx, needed.dweight, itemsize, num_inputs, num_outputs, len(rows.ids))
     return choices.choose(shape, device, choices_folder)
 
 
@@ -108,23 +108,25 @@ def _backward_op(
     weight_MK: Tensor,
     x: Tensor | None,
     ids: Tensor,
-    places: Tensor,
+    slots: Tensor,
     count: Tensor | None,
     weights: Tensor | None,
-    wanted: list[bool],
-    x_is_whole: bool,
+    needed: list[bool],
+    x_has_all_rows: bool,
     choices_folder: str | None,
 ) -> list[Tensor]:
-    """`_on_rows` as one operation of a compiled graph; returns only the wanted gradients."""
-    rows = ActiveRows(ids, places, count, weights)
-    gradients = _on_rows(dout_NM, weight_MK, x, rows, Wanted(*wanted), x_is_whole, choices_folder)
+    """`_gradients_of_rows` as one operation of a compiled graph; returns only the wanted gradients."""
+    rows = ActiveRows(ids, slots, count, weights)
+    gradients = _gradients_of_rows(
+        dout_NM, weight_MK, x, rows, NeededGradients(*needed), x_has_all_rows, choices_folder
+    )
     return [gradient for gradient in gradients if gradient is not None]
 
 
 @_backward_op.register_fake
-def _(dout_NM, weight_MK, x, ids, places, count, weights, wanted, x_is_whole, choices_folder):
+def _(dout_NM, weight_MK, x, ids, slots, count, weights, needed, x_has_all_rows, choices_folder):
     shapes = (dout_NM.shape[0], weight_MK.shape[1]), weight_MK.shape, weight_MK.shape[:1]
-    return [weight_MK.new_empty(shape) for shape, asked in zip(shapes, wanted, strict=True) if asked]
+    return [weight_MK.new_empty(shape) for shape, asked in zip(shapes, needed, strict=True) if asked]
 
 
 class _SparseLinear(torch.autograd.Function):
@@ -141,27 +143,27 @@ class _SparseLinear(torch.autograd.Function):
         weight_MK, x = ctx.saved_tensors
         rows = ctx.rows
         dout_NM = dout.reshape(-1, dout.shape[-1])
-        x_is_whole = x is not None and len(x) == len(dout_NM)
+        x_has_all_rows = x is not None and len(x) == len(dout_NM)
         if callable(rows):
             rows = rows((dout_NM,))
         else:
             verify_skipped(dout_NM, rows)
-        wanted = Wanted(*ctx.needs_input_grad[:3])
+        needed = NeededGradients(*ctx.needs_input_grad[:3])
         if isinstance(rows, slice):
             x_AK = None if x is None else take_kept(x, rows, len(dout_NM))
-            gradients = _on_compact_rows(dout_NM, weight_MK, x_AK, rows, wanted)
+            gradients = _gradients_of_compact_rows(dout_NM, weight_MK, x_AK, rows, needed)
         elif torch.compiler.is_compiling():
-            found = _backward_op(dout_NM, weight_MK, x, *rows, list(wanted), x_is_whole, ctx.choices_folder)
+            found = _backward_op(dout_NM, weight_MK, x, *rows, list(needed), x_has_all_rows, ctx.choices_folder)
             found = iter(found)
-            gradients = Gradients(*[next(found) if asked else None for asked in wanted])
+            gradients = Gradients(*[next(found) if asked else None for asked in needed])
         else:
-            gradients = _on_rows(dout_NM, weight_MK, x, rows, wanted, x_is_whole, ctx.choices_folder)
-        dx = gradients.dx.reshape(ctx.x_shape) if wanted.dx else None
+            gradients = _gradients_of_rows(dout_NM, weight_MK, x, rows, needed, x_has_all_rows, ctx.choices_folder)
+        dx = gradients.dx.reshape(ctx.x_shape) if needed.dx else None
         return dx, gradients.dweight, gradients.dbias, None, None, None
 
 
 def _keep(x: Tensor, x_cast: Tensor, rows: Rows) -> Tensor:
-    return kept_rows(x_cast.detach().reshape(-1, x.shape[-1]), rows)
+    return keep_rows(x_cast.detach().reshape(-1, x.shape[-1]), rows)
 
 
 def sparse_linear(
@@ -182,7 +184,7 @@ def sparse_linear(
         rows: the only rows whose output gradient may be non-zero: int64 [A] on x's device, increasing; the same as
             `ActiveRows`, for several layers; a slice; a function that chooses them in the backward pass (`detect` finds
             the non-zero ones, exact for any loss); None for all rows, which is `F.linear` itself.
-        keep: returns what to keep of x for a trained weight (see `kept_rows`), given x, x in the product's dtype, and
+        keep: returns what to keep of x for a trained weight (see `keep_rows`), given x, x in the product's dtype, and
             rows; layers that read the same x may share it. A frozen weight needs nothing of x.
         choices_folder: where `measure` saved this machine's fastest ways; None for the shipped ones.
 

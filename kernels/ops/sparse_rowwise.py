@@ -18,7 +18,7 @@ from .move_rows import gather_rows, take_gradient
 from .rows import ActiveRows, as_rows, verify_skipped
 
 
-class _StandIn(torch.autograd.Function):
+class _SparseRowwise(torch.autograd.Function):
     """The values of all rows, with the gradient of the active ones."""
 
     @staticmethod
@@ -52,4 +52,4 @@ def sparse_rowwise(function: Callable[[Tensor], Tensor], x: Tensor, rows: Tensor
     x_AK = gather_rows(x.reshape(-1, x.shape[-1]), rows)
     # A view would keep all of X.
     out_AK = function(x_AK.clone() if isinstance(rows, slice) else x_AK)
-    return _StandIn.apply(function, x.detach(), out_AK, rows)
+    return _SparseRowwise.apply(function, x.detach(), out_AK, rows)

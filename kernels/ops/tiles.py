@@ -26,37 +26,37 @@ class Tiles(NamedTuple):
         return max(operands, self.rows * self.columns * itemsize) <= shared_memory
 
 
-def split(tiles: Tiles, *splits: int) -> list[Tiles]:
+def with_splits(tiles: Tiles, *splits: int) -> list[Tiles]:
     return [tiles._replace(splits=number) for number in splits]
 
 
 # Rows are active rows, columns inputs, depth outputs.
 DX_CANDIDATES = [
-    *split(Tiles(16, 64, 128, 1, 4, 4), 4, 16),
-    *split(Tiles(64, 64, 64, 1, 4, 4), 1, 4, 8),
-    *split(Tiles(64, 128, 64, 1, 4, 4), 1, 2, 4),
-    *split(Tiles(128, 64, 64, 1, 4, 4), 1),
-    *split(Tiles(128, 128, 64, 1, 8, 3), 1, 2, 4),
-    *split(Tiles(128, 128, 64, 1, 4, 4), 1),
-    *split(Tiles(64, 256, 64, 1, 8, 3), 1),
-    *split(Tiles(128, 256, 64, 1, 8, 3), 1),
-    *split(Tiles(128, 256, 64, 1, 8, 4), 1),
+    *with_splits(Tiles(16, 64, 128, 1, 4, 4), 4, 16),
+    *with_splits(Tiles(64, 64, 64, 1, 4, 4), 1, 4, 8),
+    *with_splits(Tiles(64, 128, 64, 1, 4, 4), 1, 2, 4),
+    *with_splits(Tiles(128, 64, 64, 1, 4, 4), 1),
+    *with_splits(Tiles(128, 128, 64, 1, 8, 3), 1, 2, 4),
+    *with_splits(Tiles(128, 128, 64, 1, 4, 4), 1),
+    *with_splits(Tiles(64, 256, 64, 1, 8, 3), 1),
+    *with_splits(Tiles(128, 256, 64, 1, 8, 3), 1),
+    *with_splits(Tiles(128, 256, 64, 1, 8, 4), 1),
 ]
 
 # Rows are outputs, columns inputs, depth active rows.
 DWEIGHT_CANDIDATES = [
-    *split(Tiles(64, 64, 64, 1, 4, 4), 1, 2, 4),
-    *split(Tiles(64, 128, 64, 1, 4, 3), 1, 2),
-    *split(Tiles(128, 64, 64, 1, 4, 3), 1, 2),
-    *split(Tiles(128, 128, 32, 1, 8, 4), 1),
-    *split(Tiles(128, 128, 64, 1, 8, 3), 1, 2, 4),
-    *split(Tiles(128, 128, 64, 1, 4, 3), 1),
-    *split(Tiles(128, 256, 64, 1, 8, 3), 1, 2),
-    *split(Tiles(256, 128, 64, 1, 8, 3), 1),
+    *with_splits(Tiles(64, 64, 64, 1, 4, 4), 1, 2, 4),
+    *with_splits(Tiles(64, 128, 64, 1, 4, 3), 1, 2),
+    *with_splits(Tiles(128, 64, 64, 1, 4, 3), 1, 2),
+    *with_splits(Tiles(128, 128, 32, 1, 8, 4), 1),
+    *with_splits(Tiles(128, 128, 64, 1, 8, 3), 1, 2, 4),
+    *with_splits(Tiles(128, 128, 64, 1, 4, 3), 1),
+    *with_splits(Tiles(128, 256, 64, 1, 8, 3), 1, 2),
+    *with_splits(Tiles(256, 128, 64, 1, 8, 3), 1),
 ]
 
 # From the fastest to the smallest, which fits everywhere.
-SAFE = [Tiles(64, 128, 64, 1, 4, 3), Tiles(64, 64, 32, 1, 4, 3), Tiles(32, 32, 32, 1, 4, 2)]
+SAFE_TILES = [Tiles(64, 128, 64, 1, 4, 3), Tiles(64, 64, 32, 1, 4, 3), Tiles(32, 32, 32, 1, 4, 2)]
 
 
 def safe_tiles(itemsize: int, shared_memory: int) -> Tiles:
@@ -65,7 +65,7 @@ def safe_tiles(itemsize: int, shared_memory: int) -> Tiles:
     Raises:
         ValueError: not even the smallest fit.
     """
-    for tiles in SAFE:
+    for tiles in SAFE_TILES:
         if tiles.fits(itemsize, shared_memory):
             return tiles
     raise ValueError(f"No tile fits into {shared_memory} bytes of shared memory.")

@@ -64,7 +64,7 @@ def show_analysis(analysis) -> None:
             [
                 layers,
                 one.projection,
-                *map("{:.1%}".format, (one.zero, one.below_knee, one.energy_below_knee, one.holding)),
+                *map("{:.1%}".format, (one.zero, one.below_knee, one.energy_below_knee, one.top_rows)),
             ]
             for layers, projections in sparsity.grouped().items()
             for one in projections
@@ -72,7 +72,7 @@ def show_analysis(analysis) -> None:
         print_table(columns, rows)
         for sentence in sparsity.summary:
             out.print(sentence)
-    analyzed, total = analysis.looked_at, analysis.texts
+    analyzed, total = analysis.analyzed, analysis.texts
     out.print(
         f"Looked at {analyzed.examples} of {total.examples:,} examples, {analyzed.tokens:,} of {total.tokens:,} tokens; "
         f"padded to {analysis.context_length}, {analyzed.padding_share:.1%} of their rows is padding."

@@ -97,11 +97,20 @@ def show_bench(result) -> None:
     )
     rows = result.rows()
     has_peaks = any(row["peak_bytes"] for row in rows)
-    columns = ["way", "forward", "backward", "step", "of dense", *(["peak"] if has_peaks else []), "tokens/s", "error"]
+    columns = [
+        "variant",
+        "forward",
+        "backward",
+        "step",
+        "of dense",
+        *(["peak"] if has_peaks else []),
+        "tokens/s",
+        "error",
+    ]
     dense = rows[0]["step_ms"]
     print_table(columns, [_cells(row, dense, has_peaks) for row in rows])
     for row in rows:
-        if row["why"]:
+        if row["reason"]:
             out.print(f"{row['way']}, {row['status']}: {row['why']}.", style="dim", markup=False)
     out.print(f"[bold]{escape(result.recommendation)}[/]")
 
@@ -112,11 +121,11 @@ def _cells(row: dict, dense_ms: float | None, has_peaks: bool) -> list[str]:
     step = row["step_ms"]
     error = "-" if row["gradient_error"] is None else f"{row['gradient_error']:.1e}"
     if step is None:
-        return [row["way"], "-", "-", row["status"], "-", *(["-"] if has_peaks else []), "-", error]
+        return [row["variant"], "-", "-", row["status"], "-", *(["-"] if has_peaks else []), "-", error]
     peak = [gigabytes(row["peak_bytes"])] if has_peaks else []
     ratio = "-" if dense_ms is None else f"{step / dense_ms:.2f}"
     return [
-        row["way"],
+        row["variant"],
         _milliseconds(row["forward_ms"]),
         _milliseconds(row["backward_ms"]),
         _milliseconds(step),

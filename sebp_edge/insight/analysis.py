@@ -14,16 +14,16 @@ import torch
 from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.events import ExampleAnalyzed, Sink
 from sebp_edge.insight.gradients import RowGradients, row_gradients
-from sebp_edge.insight.heat_maps import HeatMap, of_examples, of_projections
-from sebp_edge.insight.report import draw
+from sebp_edge.insight.heat_maps import HeatMap, map_examples, map_projections
+from sebp_edge.insight.report import render_page
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.rows import row_rules
 from sebp_edge.texts.batches import Batch, Collator
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
 
-HELD = 0.99
-EVERY_TOKEN, LEARNT_TOKENS = "every token", "learnt tokens"
+ENERGY_SHARE = 0.99
+EVERY_TOKEN, TRAINED_TOKENS = "every token", "learnt tokens"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class LayerRows:
         zero: rows whose elements are all exactly zero.
         computed: rows that SEBP computes in the backward pass, known from the labels beforehand.
         below_knee: rows with a norm below the knee, zero rows included.
-        holding: the fewest rows that hold 99 % of the squared norm.
+        top_rows: the fewest rows that hold 99 % of the squared norm.
         knee: the knee of the distribution of norms, relative to the median norm of the non-zero rows.
         energy_below_knee: share of the squared norm in the rows below the knee.
     """
@@ -67,7 +67,7 @@ class LayerRows:
     zero: int
     computed: int
     below_knee: int
-    holding: int
+    top_rows: int
     knee: float
     energy_below_knee: float
 
@@ -80,15 +80,15 @@ class GroupShares:
     zero: float
     below_knee: float
     energy_below_knee: float
-    holding: float
+    top_rows: float
 
     @classmethod
     def of(cls, projection: str, layers: list[LayerRows]) -> "GroupShares":
         """Averages over `layers`."""
-        zero, below, holding = (
-            fmean(getattr(layer, name) / layer.rows for layer in layers) for name in ("zero", "below_knee", "holding")
+        zero, below, top_rows = (
+            fmean(getattr(layer, name) / layer.rows for layer in layers) for name in ("zero", "below_knee", "top_rows")
         )
-        return cls(projection, zero, below, fmean(layer.energy_below_knee for layer in layers), holding)
+        return cls(projection, zero, below, fmean(layer.energy_below_knee for layer in layers), top_rows)
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,9 @@ class Sparsity:
         return sum(layer.zero for layer in self.layers) / (self.rows * len(self.layers))
 
     @property
-    def holding_share(self) -> float:
+    def top_rows_share(self) -> float:
         """Share of the non-zero rows that hold 99 % of the squared norm; mean over layers."""
-        return fmean(layer.holding / max(1, layer.rows - layer.zero) for layer in self.layers)
+        return fmean(layer.top_rows / max(1, layer.rows - layer.zero) for layer in self.layers)
 
     @property
     def energy_below_knee(self) -> float:
@@ -139,7 +139,7 @@ class Sparsity:
             f"{self.zero_share:.1%} of the rows are exactly zero. By the sizes of the layers, SEBP does "
             f"{self.computed_share:.1%} of the work that a dense backward pass has in them, "
             f"{1 / self.computed_share:.1f} times less, and loses nothing.",
-            f"Of the rows that are not zero, {self.holding_share:.1%} hold {HELD:.0%} of the squared norm, and those "
+            f"Of the rows that are not zero, {self.top_rows_share:.1%} hold {ENERGY_SHARE:.0%} of the squared norm, and those "
             f"below the knee hold {self.energy_below_knee:.1%} of it (means over layers): what is lost if they are "
             "dropped.",
         )
@@ -177,7 +177,7 @@ class Analysis:
         context_length: tokens that each example was padded to.
         seed: seed of the draw of examples.
         texts: all examples of the texts.
-        looked_at: the examples whose gradients were computed.
+        analyzed: the examples whose gradients were computed.
         losses: with a loss on every token and, if that differs, on the learnt tokens only.
     """
 
@@ -187,7 +187,7 @@ class Analysis:
     context_length: int
     seed: int
     texts: Lengths
-    looked_at: Lengths
+    analyzed: Lengths
     losses: tuple[Sparsity, ...]
 
     def to_dict(self) -> dict:
@@ -195,12 +195,12 @@ class Analysis:
         values = asdict(self)
         for loss, sparsity in zip(values["losses"], self.losses, strict=True):
             del loss["examples"], loss["projections"]
-            loss |= {name: getattr(sparsity, name) for name in ("zero_share", "holding_share", "energy_below_knee")}
+            loss |= {name: getattr(sparsity, name) for name in ("zero_share", "top_rows_share", "energy_below_knee")}
         return {"event": "analysis", **values}
 
     def to_html(self) -> str:
         """The analysis as one self-contained HTML page, with tables and figures."""
-        return draw(self)
+        return render_page(self)
 
 
 def analyze(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_event: Sink) -> Analysis:
@@ -228,12 +228,12 @@ def analyze(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_even
     losses = {EVERY_TOKEN: [Example(one.input_ids, one.input_ids, one.document) for one in chosen]}
     # The first token is never predicted, so its label does not count.
     if any(one.labels[1:] != one.input_ids[1:] for one in chosen):
-        losses[LEARNT_TOKENS] = chosen
+        losses[TRAINED_TOKENS] = chosen
     collator = Collator(dataset.context_length, base.pad_token_id)
     done, total = iter(range(1, len(losses) * len(chosen) + 1)), len(losses) * len(chosen)
     found = []
-    for loss, learnt in losses.items():
-        batches = [collator([one]) for one in learnt]
+    for loss, labelled in losses.items():
+        batches = [collator([one]) for one in labelled]
         gradients = row_gradients(base.model, batches, lambda: on_event(ExampleAnalyzed(next(done), total)))
         found.append(_sparsity(loss, batches, gradients))
     return Analysis(
@@ -243,7 +243,7 @@ def analyze(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_even
         context_length=dataset.context_length,
         seed=seed,
         texts=Lengths.of(dataset.examples, dataset.context_length),
-        looked_at=Lengths.of(chosen, dataset.context_length),
+        analyzed=Lengths.of(chosen, dataset.context_length),
         losses=tuple(found),
     )
 
@@ -251,9 +251,9 @@ def analyze(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_even
 def _sparsity(loss: str, batches: list[Batch], gradients: list[RowGradients]) -> Sparsity:
     num_active = sum(len(batch.plan.active_rows) for batch in batches)
     num_loss = sum(len(batch.plan.loss_rows) for batch in batches)
-    layers = tuple(_layer_rows(one, num_loss if one.place.after_attention else num_active) for one in gradients)
-    weights = [one.place.weights for one in gradients]
-    computed = sum(layer.computed * size for layer, size in zip(layers, weights, strict=True))
+    layers = tuple(_layer_rows(one, num_loss if one.info.after_attention else num_active) for one in gradients)
+    num_weights = [one.info.num_weights for one in gradients]
+    computed = sum(layer.computed * size for layer, size in zip(layers, num_weights, strict=True))
     histogram = row_rules.NormHistogram(torch.device("cpu"))
     for one in gradients:
         histogram.add(one.energy_ET.flatten())
@@ -261,12 +261,12 @@ def _sparsity(loss: str, batches: list[Batch], gradients: list[RowGradients]) ->
         loss=loss,
         rows=layers[0].rows,
         loss_rows=num_loss,
-        computed_share=computed / (layers[0].rows * sum(weights)),
+        computed_share=computed / (layers[0].rows * sum(num_weights)),
         layers=layers,
         knee=float(histogram.epsilon(1)),
         histogram=tuple(_bins(histogram)),
-        examples=tuple(of_examples(gradients, [int(batch.attention_mask.sum()) for batch in batches])),
-        projections=tuple(of_projections(gradients)),
+        examples=tuple(map_examples(gradients, [int(batch.attention_mask.sum()) for batch in batches])),
+        projections=tuple(map_projections(gradients)),
     )
 
 
@@ -278,13 +278,13 @@ def _layer_rows(one: RowGradients, computed: int) -> LayerRows:
     knee = histogram.epsilon(1)
     keep_N, _ = row_rules.above_threshold(energy_N, knee, 1)
     return LayerRows(
-        block=one.place.block,
-        projection=one.place.projection,
+        block=one.info.block,
+        projection=one.info.projection,
         rows=len(energy_N),
         zero=int(one.is_zero_ET.sum()),
         computed=computed,
         below_knee=int((~keep_N).sum()),
-        holding=int(row_rules.holding(energy_N, HELD)),
+        top_rows=int(row_rules.top_rows(energy_N, ENERGY_SHARE)),
         knee=float(knee),
         energy_below_knee=float(row_rules.lost_share(energy_N, keep_N)),
     )
@@ -293,6 +293,6 @@ def _layer_rows(one: RowGradients, computed: int) -> LayerRows:
 def _bins(histogram: row_rules.NormHistogram) -> Iterable[tuple[float, int]]:
     """The bins from the first to the last non-empty one: lower edge as a power of 10, number of rows."""
     counts = histogram.counts_J.tolist()
-    filled = [place for place, count in enumerate(counts) if count]
-    for place in range(filled[0], filled[-1] + 1):
-        yield round(histogram.LOWEST + place / histogram.BINS_PER_DECADE, 1), counts[place]
+    filled = [info for info, count in enumerate(counts) if count]
+    for info in range(filled[0], filled[-1] + 1):
+        yield round(histogram.LOWEST + info / histogram.BINS_PER_DECADE, 1), counts[info]

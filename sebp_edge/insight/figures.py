@@ -10,7 +10,7 @@ LEVELS = 12
 LEVELS_PER_DECADE = 4
 WIDTH, LEFT, RIGHT, BOTTOM, TOP = 320, 30, 14, 32, 6
 PLOT = WIDTH - LEFT - RIGHT
-MAP_HEIGHT, LEAST_ROW, MOST_ROW = 150, 3, 14
+MAP_HEIGHT, MIN_ROW_HEIGHT, MAX_ROW_HEIGHT = 150, 3, 14
 HISTOGRAM_HEIGHT = 150
 
 
@@ -18,7 +18,7 @@ HISTOGRAM_HEIGHT = 150
 class Tick:
     """A label at a position along an axis."""
 
-    at: float
+    position: float
     label: str
 
 
@@ -56,7 +56,7 @@ class Scale:
 class MapFigure:
     """A heat map; all cells of one level form one SVG path, in units of one bin by one block."""
 
-    what: str
+    title: str
     height: float
     plot_height: float
     columns: int
@@ -69,16 +69,16 @@ class MapFigure:
 def map_figure(heat_map: HeatMap, scale: Scale, num_positions: int) -> MapFigure:
     """Lays out a heat map, with the first block at the bottom."""
     rows, columns = len(heat_map.blocks), len(heat_map.norms[0])
-    row = min(MOST_ROW, max(LEAST_ROW, MAP_HEIGHT / rows))
+    row = min(MAX_ROW_HEIGHT, max(MIN_ROW_HEIGHT, MAP_HEIGHT / rows))
     paths: dict[int, str] = {}
-    for place, norms in enumerate(reversed(heat_map.norms)):
+    for index, norms in enumerate(reversed(heat_map.norms)):
         levels = [scale.level(norm) for norm in norms]
         for begin, end, level in _runs(levels):
             if level is not None:
-                paths[level] = paths.get(level, "") + f"M{begin} {place}h{end - begin}v1h{begin - end}z"
+                paths[level] = paths.get(level, "") + f"M{begin} {index}h{end - begin}v1h{begin - end}z"
     step = -(-rows // 6)
     return MapFigure(
-        what=heat_map.what,
+        title=heat_map.title,
         height=TOP + rows * row + BOTTOM,
         plot_height=rows * row,
         columns=columns,
@@ -98,7 +98,7 @@ def map_figure(heat_map: HeatMap, scale: Scale, num_positions: int) -> MapFigure
 
 def _runs(levels: list[int | None]) -> list[tuple[int, int, int | None]]:
     """Runs of equal levels, as (begin, end, level)."""
-    changes = [place for place in range(1, len(levels)) if levels[place] != levels[place - 1]]
+    changes = [index for index in range(1, len(levels)) if levels[index] != levels[index - 1]]
     begins, ends = [0, *changes], [*changes, len(levels)]
     return [(begin, end, levels[begin]) for begin, end in zip(begins, ends, strict=True)]
 

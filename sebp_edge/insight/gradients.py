@@ -22,20 +22,20 @@ from sebp_edge.texts.batches import Batch
 
 
 @dataclass(frozen=True)
-class Place:
+class LayerInfo:
     """The position of a linear layer in a decoder.
 
     Attributes:
         block: index of its block, from 0; None for the head.
         projection: its name within the block, such as "q_proj".
-        weights: number of its weights; each costs two or four operations per row of the backward pass.
+        num_weights: number of its weights; each costs two or four operations per row of the backward pass.
         after_attention: whether it is the head or in the last block (keys and values aside), where only loss rows
             carry gradient.
     """
 
     block: int | None
     projection: str
-    weights: int
+    num_weights: int
     after_attention: bool
 
 
@@ -48,12 +48,12 @@ class RowGradients:
         is_zero_ET: whether all M elements are exactly zero; bool.
     """
 
-    place: Place
+    info: LayerInfo
     energy_ET: Tensor
     is_zero_ET: Tensor
 
 
-def linear_layers(model: nn.Module) -> dict[nn.Module, Place]:
+def linear_layers(model: nn.Module) -> dict[nn.Module, LayerInfo]:
     """Every linear layer of a decoder in the model's order, 4-bit ones included, experts fused into one tensor not."""
     blocks = {module: number for number, block in enumerate(blocks_of(model, guess=True)) for module in block.modules()}
     found = {path: layer for path, layer in model.named_modules() if is_linear(layer) or isinstance(layer, nn.Linear)}
@@ -61,12 +61,12 @@ def linear_layers(model: nn.Module) -> dict[nn.Module, Place]:
     words = {path: path.split(".") for path in found}
     times = Counter((blocks.get(found[path]), parts[-1]) for path, parts in words.items())
     behind = layers_after_attention(model)
-    places = {}
+    infos = {}
     for path, layer in found.items():
         block, name = blocks.get(layer), words[path][-1]
         name = name if times[block, name] == 1 else ".".join(words[path][-2:])
-        places[layer] = Place(block, name, _num_weights(layer), layer in behind)
-    return places
+        infos[layer] = LayerInfo(block, name, _num_weights(layer), layer in behind)
+    return infos
 
 
 def _num_weights(layer: nn.Module) -> int:
@@ -85,15 +85,17 @@ def row_gradients(model: nn.Module, batches: list[Batch], on_example: Callable[[
     Raises:
         ModelError: a layer's number of rows differs from the batch's, or the gradients are not finite or all zero.
     """
-    places, device = linear_layers(model), next(model.parameters()).device
-    size = (len(places), len(batches), batches[0].input_ids.shape[1])
+    infos, device = linear_layers(model), next(model.parameters()).device
+    size = (len(infos), len(batches), batches[0].input_ids.shape[1])
     energies_LET = torch.zeros(size, device=device)
     are_zero_LET = torch.ones(size, dtype=torch.bool, device=device)
-    with torch.enable_grad(), _only_activations(model):
+    with torch.enable_grad(), _without_weight_gradients(model):
         for number, batch in enumerate(batches):
             handles = [
-                layer.register_forward_hook(_watch(place, energies_LET[index, number], are_zero_LET[index, number]))
-                for index, (layer, place) in enumerate(places.items())
+                layer.register_forward_hook(
+                    _recording_hook(info, energies_LET[index, number], are_zero_LET[index, number])
+                )
+                for index, (layer, info) in enumerate(infos.items())
             ]
             try:
                 _loss(model, batch, device).backward()
@@ -105,25 +107,25 @@ def row_gradients(model: nn.Module, batches: list[Batch], on_example: Callable[[
     if not 0 < energies_LET.sum() < float("inf"):
         raise ModelError("The model's gradients on these texts are all zero or not finite; choose another model.")
     return [
-        RowGradients(place, *of_one) for place, *of_one in zip(places.values(), energies_LET, are_zero_LET, strict=True)
+        RowGradients(info, *of_one) for info, *of_one in zip(infos.values(), energies_LET, are_zero_LET, strict=True)
     ]
 
 
-def _watch(place: Place, energy_T: Tensor, is_zero_T: Tensor) -> Callable:
+def _recording_hook(info: LayerInfo, energy_T: Tensor, is_zero_T: Tensor) -> Callable:
     """A forward hook that records the row norms of a layer's dL/dY on its device, once the backward pass gets there."""
 
-    def look(dout: Tensor) -> None:
+    def record(dout: Tensor) -> None:
         dout_TM = dout.flatten(0, -2)
         if len(dout_TM) != len(energy_T):
             raise ModelError(
-                f"{place.projection} computes {len(dout_TM)} rows of a sequence of {len(energy_T)}, so they cannot be "
+                f"{info.projection} computes {len(dout_TM)} rows of a sequence of {len(energy_T)}, so they cannot be "
                 "told apart by position; choose a model without experts."
             )
         energy_T.copy_(row_norms(dout_TM))
         is_zero_T.copy_(~nonzero_rows(dout_TM))
 
     def after_forward(layer: nn.Module, inputs: tuple, output: Tensor) -> None:
-        output.register_hook(look)
+        output.register_hook(record)
 
     return after_forward
 
@@ -137,7 +139,7 @@ def _loss(model: nn.Module, batch: Batch, device: torch.device) -> Tensor:
 
 
 @contextmanager
-def _only_activations(model: nn.Module) -> Iterator[None]:
+def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
     """Lets gradients flow down to the embedding's output, and gives none to weights."""
     trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
     hook = model.get_input_embeddings().register_forward_hook(lambda layer, inputs, output: output.requires_grad_())

@@ -28,10 +28,10 @@ def write(analysis: "Analysis", page: Path) -> None:
         StorageError: the file cannot be written.
     """
     with storage_errors("Nothing was drawn into", page):
-        write_atomically(page.expanduser(), draw(analysis))
+        write_atomically(page.expanduser(), render_page(analysis))
 
 
-def draw(analysis: "Analysis") -> str:
+def render_page(analysis: "Analysis") -> str:
     """The HTML page; every inserted value is escaped."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -47,7 +47,7 @@ def draw(analysis: "Analysis") -> str:
         analysis=analysis,
         figures=figures,
         scale_of=lambda sparsity: figures.Scale.of([*sparsity.examples, *sparsity.projections]),
-        paper_tables=[(table, _beside(table, analysis)) for table in paper.TABLES],
+        paper_tables=[(table, _paper_rows(table, analysis)) for table in paper.TABLES],
     )
 
 
@@ -56,14 +56,14 @@ def _share(value: float) -> str:
     return f"{value:.3f}" if 0 < value < 0.01 else f"{value:.2f}"
 
 
-def _beside(table: paper.PaperTable, analysis: "Analysis") -> list[tuple[str, list[tuple]]]:
+def _paper_rows(table: paper.PaperTable, analysis: "Analysis") -> list[tuple[str, list[tuple]]]:
     """The rows of one of the paper's tables: groups of (name, these texts' value, the paper's values)."""
-    at, layers = analysis.looked_at, analysis.losses[0].layers
+    lengths, layers = analysis.analyzed, analysis.losses[0].layers
     padding = [
-        (f"to {context}", at.padding_share if context == analysis.context_length else None, table.padding(context))
+        (f"to {context}", lengths.padding_share if context == analysis.context_length else None, table.padding(context))
         for context in sorted({*table.contexts, analysis.context_length}, reverse=True)
     ]
-    ours = (at.mean, at.longest, at.shortest)
+    ours = (lengths.mean, lengths.longest, lengths.shortest)
     return [
         ("Tokens per sample", list(zip(paper.STATISTICS, ours, table.tokens, strict=True))),
         ("Padding, if padded", padding),

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from sebp_edge.models.shape import Block
 from sebp_edge.ops import Scores, sequence_attention_
-from sebp_edge.ops.attention import sums_of
-from sebp_edge.ops.backend import SHORT
+from sebp_edge.ops.attention import dq_buffer_bytes
+from sebp_edge.ops.backend import MAX_SHORT_LENGTH
 from sebp_edge.patches.agreement import ATTENTION, find_mismatch
 from sebp_edge.patches.execution import FP32, Execution
 from sebp_edge.patches.patch import Patch, has_own_forward
@@ -36,17 +36,17 @@ class FusedAttention(Patch):
 
     Args:
         decoder: a model whose attention function is `sebp_edge.sparse.hoist.rows_attention`.
-        max_sums: see `sequence_attention_`.
+        max_dq_bytes: see `sequence_attention_`.
     """
 
-    def __init__(self, decoder: nn.Module, max_sums: int | None = None):
+    def __init__(self, decoder: nn.Module, max_dq_bytes: int | None = None):
         super().__init__()
-        self._decoder, self._max_sums = decoder, max_sums
+        self._decoder, self._max_dq_bytes = decoder, max_dq_bytes
 
     def attach(self) -> None:
         """Replaces the blocks that a trial recognises."""
         for block, scores in self.replacements().items():
-            self._replace(block, _Forward(block, scores, self._max_sums))
+            self._replace(block, _Forward(block, scores, self._max_dq_bytes))
 
     def replacements(self) -> dict[nn.Module, Scores]:
         """The blocks that a trial recognises, each with the options of its scores."""
@@ -84,8 +84,8 @@ def _kind(block: nn.Module) -> tuple:
 class _Forward:
     """Replacement of one block's `forward`."""
 
-    def __init__(self, block: nn.Module, scores: Scores, max_sums: int | None):
-        self._block, self._scores, self._max_sums = block, scores, max_sums
+    def __init__(self, block: nn.Module, scores: Scores, max_dq_bytes: int | None):
+        self._block, self._scores, self._max_dq_bytes = block, scores, max_dq_bytes
 
     def __call__(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **inputs) -> tuple:
         if "cu_seq_lens_q" not in inputs:
@@ -99,13 +99,13 @@ class _Forward:
             inputs["cu_seq_lens_q"],
             inputs["max_length_q"],
             self._scores,
-            self._max_sums,
+            self._max_dq_bytes,
         )
         return out_1AD, None
 
 
 def _attend(
-    block: nn.Module, x_1AD: Tensor, rotary, cu_seqlens: Tensor, max_len: int, scores: Scores, max_sums: int | None
+    block: nn.Module, x_1AD: Tensor, rotary, cu_seqlens: Tensor, max_len: int, scores: Scores, max_dq_bytes: int | None
 ) -> Tensor:
     q_AHE, k_AGE, v_AGE = (
         # Not [0]: its backward pass would copy the gradient.
@@ -114,7 +114,7 @@ def _attend(
     )
     if hasattr(block, "q_norm"):
         q_AHE, k_AGE = block.q_norm(q_AHE), block.k_norm(k_AGE)
-    out_AHE = sequence_attention_(q_AHE, k_AGE, v_AGE, cu_seqlens, max_len, scores, rotary, max_sums)
+    out_AHE = sequence_attention_(q_AHE, k_AGE, v_AGE, cu_seqlens, max_len, scores, rotary, max_dq_bytes)
     return block.o_proj(out_AHE.flatten(1)[None])
 
 
@@ -193,13 +193,17 @@ def backward_of_attention(
     if not run.has_flash_attention:
         return 0
     queries, keys = block.queries, block.keys
-    sums = sums_of(sizes.tokens, queries // head_size, head_size, sizes.sequences) if sizes.longest > SHORT else 0
+    dq_bytes = (
+        dq_buffer_bytes(sizes.tokens, queries // head_size, head_size, sizes.sequences)
+        if sizes.longest > MAX_SHORT_LENGTH
+        else 0
+    )
     num_groups = 1
     if heads_in_groups and _runs_fused_attention(block, run):
-        num_groups = min(max(1, -(-sums // MAX_DQ_BYTES)), keys // head_size)
-    per_group = queries + 2 * keys + (2 * queries if sums else 0) + (2 * queries if num_groups > 1 else 0)
+        num_groups = min(max(1, -(-dq_bytes // MAX_DQ_BYTES)), keys // head_size)
+    per_group = queries + 2 * keys + (2 * queries if dq_bytes else 0) + (2 * queries if num_groups > 1 else 0)
     numbers = block.hidden + 2 * queries + 2 * keys
-    return int(sizes.tokens * run.itemsize * (numbers + per_group / num_groups) + sums / num_groups)
+    return int(sizes.tokens * run.itemsize * (numbers + per_group / num_groups) + dq_bytes / num_groups)
 
 
 def temporary_in_attention(block: Block, run: Execution) -> int:

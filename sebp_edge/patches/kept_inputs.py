@@ -4,7 +4,7 @@ import weakref
 
 from torch import Tensor
 
-from sebp_edge.ops import Rows, kept_rows
+from sebp_edge.ops import Rows, keep_rows
 
 
 class KeptInputs:
@@ -14,7 +14,7 @@ class KeptInputs:
         self.forget()
 
     def keep(self, x: Tensor, x_cast: Tensor, rows: Rows) -> Tensor:
-        """Returns what a layer's backward pass needs of its input: see `kept_rows`.
+        """Returns what a layer's backward pass needs of its input: see `keep_rows`.
 
         Args:
             x: the layer's input, [..., K].
@@ -23,11 +23,11 @@ class KeptInputs:
         """
         if callable(rows):
             # All of x, without a copy to share; remembered here, it might outlive the graph.
-            return kept_rows(x_cast.detach().reshape(-1, x.shape[-1]), rows)
+            return keep_rows(x_cast.detach().reshape(-1, x.shape[-1]), rows)
         key = (x._version, x_cast.dtype, id(rows))
         if self._x() is not x or self._key != key:
             self._x, self._key, self._rows = weakref.ref(x), key, rows
-            self._kept = kept_rows(x_cast.detach().reshape(-1, x.shape[-1]), rows)
+            self._kept = keep_rows(x_cast.detach().reshape(-1, x.shape[-1]), rows)
         return self._kept
 
     def forget(self) -> None:

@@ -20,9 +20,9 @@ from sebp_edge.ops import (
     LoraGroup,
     LoraProjection,
     QuantisedWeight,
-    Remake,
+    Recompute,
     Rows,
-    Scratch,
+    ScratchBuffer,
     gated_lora_linear,
     lora_linear,
 )
@@ -33,7 +33,7 @@ from sebp_edge.patches.patch import Patch, is_wrapped
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 RowsFor = Callable[[list[nn.Module], Tensor], Rows | None]
-SourceOf = Callable[[Tensor], Remake | Gate | None]
+SourceOf = Callable[[Tensor], Recompute | Gate | None]
 
 
 class FusedLora(Patch):
@@ -62,7 +62,7 @@ class FusedLora(Patch):
             ungrouped: a layer that is never computed together with others, if any.
             source_of: gives what recomputes an input in the backward pass, or None to keep the input.
         """
-        scratch = Scratch()
+        scratch = ScratchBuffer()
         for parent in list(self._model.modules()):
             children = {name: child for name, child in parent.named_children() if not is_wrapped(child)}
             plain = {name: child for name, child in children.items() if plain_projection(child)}
@@ -132,7 +132,7 @@ class _Group:
         is_fresh: whether `stacked` is known to match the layers, its copies of the adapters included.
     """
 
-    def __init__(self, layers: list[nn.Module], rows_for: RowsFor, source_of: SourceOf, scratch: Scratch):
+    def __init__(self, layers: list[nn.Module], rows_for: RowsFor, source_of: SourceOf, scratch: ScratchBuffer):
         self.layers, self._scratch = layers, scratch
         self.is_fresh = False
         self.stacked: LoraGroup | None = None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sebp_edge.models.shape import Block, BlockKind
-from sebp_edge.ops import ACTIVATIONS, Gate, Remake, gated, rms_norm, runs_kernels
+from sebp_edge.ops import ACTIVATIONS, Gate, Recompute, gated, rms_norm, runs_kernels
 from sebp_edge.patches.agreement import find_mismatch
 from sebp_edge.patches.execution import FP32, Execution
 from sebp_edge.patches.patch import Patch, has_own_forward
@@ -51,7 +51,7 @@ class SmallOps(Patch):
             if replacement is not None:
                 yield module, replacement
 
-    def source_of(self, x: Tensor) -> Remake | Gate | None:
+    def source_of(self, x: Tensor) -> Recompute | Gate | None:
         """What recomputes `x` in the backward pass; None unless a replaced norm or gate computed it."""
         return self._sources.get(x)
 
@@ -115,8 +115,8 @@ class _Norm:
             return type(self.module).forward(self.module, x)
         out = rms_norm(x, weight, eps, offset)
         if out.requires_grad:
-            remake = Remake(lambda x, weight: rms_norm(x, weight, eps, offset), (x.detach(), weight.detach()))
-            self.sources[out] = remake
+            recompute = Recompute(lambda x, weight: rms_norm(x, weight, eps, offset), (x.detach(), weight.detach()))
+            self.sources[out] = recompute
         return out
 
 

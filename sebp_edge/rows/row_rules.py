@@ -65,7 +65,7 @@ def threshold_probabilities(energy_N: Tensor, epsilon: Tensor | float, max_lost:
     return torch.where(keep_N, 1, torch.where(norm_N > 0, norm_N / bound, 0).clamp(max=1))
 
 
-def holding(energy_N: Tensor, share: float) -> Tensor:
+def top_rows(energy_N: Tensor, share: float) -> Tensor:
     """Returns the smallest number of rows that hold this share of the energy, int64 []; 0 if there is no energy."""
     held_N = _finite(energy_N).sort(descending=True).values.cumsum(0)
     return ((held_N < share * held_N[-1]).sum() + 1).where(held_N[-1] > 0, 0)

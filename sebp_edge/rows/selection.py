@@ -159,7 +159,7 @@ class Selection:
 class _LayerSelector:
     """Selects the rows of one layer, or of layers computed together, and counts them on the device."""
 
-    def __init__(self, names: tuple[str, ...], choose: "_Largest | _Above"):
+    def __init__(self, names: tuple[str, ...], choose: "_LayerTopN | _LayerThreshold"):
         self.passes = 0
         self._names, self._choose, self._rows = names, choose, 0
         self._active = self._kept = self._lost = 0

@@ -47,7 +47,7 @@ class Verification:
         self._verified: set[Hashable] = set()
         self._results: list[tuple[Hashable, Tensor]] = []
 
-    def check_unless_verified(self, rows: BatchRows, call_kind: Hashable) -> "BatchRows | CheckedRows":
+    def check_unless_verified(self, rows: BatchRows, call_kind: Hashable) -> "BatchRows | UnverifiedRows":
         """Returns the batch's rows if this kind of call was verified, else rows that verify them in the backward pass.
 
         Waits for the device if a check has finished since the last call.
@@ -66,7 +66,7 @@ class Verification:
 
     @contextmanager
     def checking_gradients(
-        self, rows: "BatchRows | CheckedRows", first_modules: Sequence[nn.Module]
+        self, rows: "BatchRows | UnverifiedRows", first_modules: Sequence[nn.Module]
     ) -> Iterator[Callable]:
         """Context for a forward pass; yields a function that takes and returns the pass's outputs.
 
@@ -190,7 +190,7 @@ class _GradientCheck:
 def _outside(rows: ActiveRows | slice, like_N: Tensor) -> Tensor:
     """The rows outside of `rows`, bool [N]."""
     if isinstance(rows, ActiveRows):
-        return rows.places < 0
+        return rows.slots < 0
     left_out_N = torch.ones_like(like_N)
     left_out_N[rows] = False
     return left_out_N

@@ -14,16 +14,16 @@ from sebp_edge.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
 
 
-def events_of(*told):
+def events_of(*events):
     """A run from 100 to 120 seconds with these events: when each came, its name, what else it says."""
-    return [(came, {"event": name, **more}) for came, name, more in told]
+    return [(arrival, {"event": name, **more}) for arrival, name, more in events]
 
 
 ARRIVALS = events_of(
     (104.0, "model_loaded", {"parameters": 7}),
     (104.5, "texts_read", {}),
     (106.0, "graph_captured", {"part": "update", "seconds": 0.5}),
-    (106.5, "training_planned", {}),
+    (106.5, "training_started", {}),
     (107.0, "evaluated", {}),
     (109.5, "graph_captured", {"part": "gradients", "seconds": 2.0}),
     (110.0, "step", {"phase": "train", "epoch": 1, "tokens": 40}),

@@ -18,7 +18,7 @@ def written(tmp_path, model, *, tied, version=1):
     sizes = (config.hidden_size, config.intermediate_size, config.num_hidden_layers, config.num_attention_heads)
     sizes += (config.num_key_value_heads, VOCABULARY, POSITIONS)
     header = struct.pack("<II7iB", llama2c.MAGIC, version, *sizes, tied)
-    weights = torch.cat([place.detach().flatten() for place in llama2c.in_order(model, tied)])
+    weights = torch.cat([parameter.detach().flatten() for parameter in llama2c.in_order(model, tied)])
     path = tmp_path / "model.bin"
     path.write_bytes(header.ljust(llama2c.WEIGHTS_BEGIN, b"\0") + weights.numpy().tobytes())
     return path
@@ -38,8 +38,8 @@ def test_every_weight_comes_back(tmp_path, tied):
     model = make(tied)
     found = llama2c.read_model(written(tmp_path, model, tied=tied))
     for (name, expected), (_, weight) in zip(model.named_parameters(), found.named_parameters(), strict=True):
-        turned = ".q_proj" in name or ".k_proj" in name
-        assert torch.equal(weight, expected) != turned
+        is_reordered = ".q_proj" in name or ".k_proj" in name
+        assert torch.equal(weight, expected) != is_reordered
     assert found.config.tie_word_embeddings == tied
 
 
@@ -52,9 +52,10 @@ def test_rotated_scores_are_those_of_neighbouring_pairs():
     heads, size, time = 4, 8, 7
     x_TD, weights = torch.randn(time, 32), torch.randn(2, heads * size, 32)
     angles = torch.arange(time)[:, None] * 10000.0 ** (-torch.arange(0, size, 2) / size)
-    turns = torch.polar(torch.ones_like(angles), angles)
+    rotations = torch.polar(torch.ones_like(angles), angles)
     query, key = (
-        torch.view_as_complex((x_TD @ weight.T).view(time, heads, size // 2, 2)) * turns[:, None] for weight in weights
+        torch.view_as_complex((x_TD @ weight.T).view(time, heads, size // 2, 2)) * rotations[:, None]
+        for weight in weights
     )
     expected = torch.einsum("thc,shc->hts", query, key.conj()).real
     cos, sin = LlamaRotaryEmbedding(config)(x_TD, torch.arange(time)[None])

@@ -13,7 +13,7 @@ from end_to_end import TINY_MODEL
 
 @pytest.mark.parametrize("data", [memory.NOTES, memory.CHATS])
 def test_texts_are_drawn_from_the_real_lengths_and_have_them(data, tmp_path):
-    lengths = memory.lengths_like(data, 3000, 300)
+    lengths = memory.draw_lengths(data, 3000, 300)
     assert 3000 <= sum(lengths) < 3300
     assert max(lengths) <= 300
     tokenizer, file = AutoTokenizer.from_pretrained(TINY_MODEL), tmp_path / "texts.jsonl"
@@ -49,8 +49,8 @@ def test_families_are_of_their_names_sizes():
 
 def test_of_a_run_that_fails_the_rehearsal_is_told():
     planned = {"event": "memory_planned", "peak": 3e9, "parts": {"weights": 1e9}}
-    assert memory.rehearsed([planned]) == {}
-    row = memory.rehearsed([planned, {"event": "memory_probed", "peak": 2e9, "allocator_peak": 1e9}])
+    assert memory.dry_run_figures([planned]) == {}
+    row = memory.dry_run_figures([planned, {"event": "memory_probed", "peak": 2e9, "allocator_peak": 1e9}])
     assert (row["predicted_gb"], row["peak_gb"], row["allocator_gb"]) == (3, 2, 1)
 
 
@@ -65,7 +65,7 @@ def test_on_several_gpus_each_run_has_one_of_its_own_and_rows_keep_their_order(m
 
     monkeypatch.setattr(memory, "measure", measure)
     runs = memory.RUNS[:4]
-    rows = list(memory.measured(runs, tmp_path, 2, on_cpu=True))
+    rows = list(memory.measure_all(runs, tmp_path, 2, on_cpu=True))
     assert [row["name"] for row in rows] == [run.name for run in runs]
     assert set(beside[:2]) == set(beside[2:]) == {"0", "1"}
 

@@ -8,7 +8,7 @@ import torch
 import decoders
 import encoders
 import models
-from sebp_edge.insight.bench.ways import DENSE, Way
+from sebp_edge.insight.bench.variants import DENSE, Variant
 
 CPU = torch.device("cpu")
 
@@ -28,10 +28,10 @@ def test_wrong_gradients_of_one_small_parameter_are_refused(case):
             yield dense
         handle.remove()
 
-    ways = (DENSE, Way("half", half_a_gradient, DENSE.loss))
+    variants = (DENSE, Variant("half", half_a_gradient, DENSE.loss))
     last = list(dict(model.named_parameters()))[-1]
     with pytest.raises(models.WrongGradients, match=f"half: the gradient of {last} is off"):
-        models.gradient_errors(model, batch, ways)
+        models.gradient_errors(model, batch, variants)
 
 
 def test_the_reference_sees_the_same_texts_with_less_padding(case):

@@ -99,7 +99,7 @@ def test_what_is_wrong_is_not_timed(tmp_path, short):
     def other_labels(batch):
         return replace(batch, labels=batch.labels.roll(1, dims=1))
 
-    wrong = [replace(arm, load=half_a_gradient), replace(arm, way=replace(arm.way, lay_out=other_labels))]
+    wrong = [replace(arm, load=half_a_gradient), replace(arm, variant=replace(arm.variant, lay_out=other_labels))]
     for each, reason in zip(wrong, ("its gradients are off by", "its"), strict=True):
         for row in peer_process.measure(each, job):
             assert row["status"].startswith(f"wrong: {reason}")
@@ -114,9 +114,9 @@ def test_a_batch_that_fails_or_is_left_out_has_its_row_and_the_next_goes_on(tmp_
     def memory_for_one(batch):
         if len(batch.input_ids) == 1:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return arm.way.lay_out(batch)
+        return arm.variant.lay_out(batch)
 
-    small = replace(arm, way=replace(arm.way, lay_out=memory_for_one), most_texts=2)
+    small = replace(arm, variant=replace(arm.variant, lay_out=memory_for_one), max_texts=2)
     rows = peer_process.measure(small, job)
     assert [row["status"] for row in rows] == ["out of memory", "ok", "not run with more than 2 texts"]
 
@@ -159,9 +159,9 @@ def test_the_work_is_the_same_in_each_process_and_the_one_that_was_agreed_on(tmp
 def test_a_share_of_the_loss_is_at_the_end_of_each_text(tmp_path):
     texts = make_texts(64, make_job(tmp_path, loss_share=0.25))
     for text in texts:
-        learnt = [label != IGNORE for label in text.labels]
-        assert learnt == sorted(learnt)
-        assert sum(learnt) == round(0.25 * len(learnt))
+        has_loss = [label != IGNORE for label in text.labels]
+        assert has_loss == sorted(has_loss)
+        assert sum(has_loss) == round(0.25 * len(has_loss))
     counts = sorted(len(text.labels) for text in texts)
     assert 90 < counts[32] < 180
     assert 150 < sum(counts) / 64 < 240

@@ -31,24 +31,24 @@ def test_every_way_is_trained_with_every_seed_and_exact_is_dense(model_folder, f
     run(model_folder, few_notes, "--seeds", "0", "1", "--csv", str(file))
     rows = list(csv.DictReader(file.read_text().splitlines()))
     names = ["dense", "exact", "top n", "threshold", "published"]
-    assert [(row["way"], row["seed"]) for row in rows] == [(name, seed) for seed in "01" for name in names]
-    losses = {(row["way"], row["seed"]): float(row["heldout_loss"]) for row in rows}
+    assert [(row["variant"], row["seed"]) for row in rows] == [(name, seed) for seed in "01" for name in names]
+    losses = {(row["variant"], row["seed"]): float(row["heldout_loss"]) for row in rows}
     for seed in "01":
         assert losses["exact", seed] == pytest.approx(losses["dense", seed], abs=1e-5)
         assert losses["top n", seed] != losses["dense", seed] != losses["published", seed]
     assert all(0 < float(row["active"]) < float(row["rows"]) for row in rows)
-    assert all(float(row["heldout_loss"]) < float(row["heldout_before"]) for row in rows if row["way"] == "dense")
+    assert all(float(row["heldout_loss"]) < float(row["heldout_before"]) for row in rows if row["variant"] == "dense")
     assert 0 < float(rows[2]["kept"]) < 1
     assert "exact is at most" in capsys.readouterr().out
 
 
 def test_exact_that_leaves_the_dense_curve_fails(model_folder, few_notes, monkeypatch):
-    ways = selection_quality.ways
+    variants = selection_quality.variants
 
     def with_first_rows_as_exact(rows):
-        return ways(rows) | {"exact": ways(rows)["published"]}
+        return variants(rows) | {"exact": variants(rows)["published"]}
 
-    monkeypatch.setattr(selection_quality, "ways", with_first_rows_as_exact)
+    monkeypatch.setattr(selection_quality, "variants", with_first_rows_as_exact)
     with pytest.raises(SystemExit, match="further from dense than the seeds are from each other: notes"):
         run(model_folder, few_notes, "--seeds", "0", "1")
 
@@ -143,15 +143,15 @@ def test_curves_are_drawn_with_the_worst_on_top(tmp_path):
     from xml.etree import ElementTree
 
     table = ["model,texts,way,seed," + ",".join(f"train_{part}" for part in range(10))]
-    for way, offset in (("dense", 0.0), ("exact", 0.0), ("published", 1.0)):
+    for variant, offset in (("dense", 0.0), ("exact", 0.0), ("published", 1.0)):
         table += [
-            f"m,a < b,{way},{seed}," + ",".join(str(3 + offset - part / 10) for part in range(10)) for seed in "01"
+            f"m,a < b,{variant},{seed}," + ",".join(str(3 + offset - part / 10) for part in range(10)) for seed in "01"
         ]
     (tmp_path / "quality.csv").write_text("\n".join(table))
     quality_curves.main([str(tmp_path / "quality.csv"), str(tmp_path / "curves.svg")])
     drawing = ElementTree.parse(tmp_path / "curves.svg").getroot()
     dense, published, top_n, threshold, exact = drawing.iter("{http://www.w3.org/2000/svg}polyline")
     assert dense.get("points") == exact.get("points") and top_n.get("points") == threshold.get("points") == ""
-    places = [[float(point.split(",")[1]) for point in line.get("points").split()] for line in (dense, published)]
+    heights = [[float(point.split(",")[1]) for point in line.get("points").split()] for line in (dense, published)]
     # An SVG's y grows downwards.
-    assert all(low > high for low, high in zip(*places, strict=True)) and min(places[1]) == quality_curves.TOP
+    assert all(low > high for low, high in zip(*heights, strict=True)) and min(heights[1]) == quality_curves.TOP

@@ -14,7 +14,7 @@ from encoders import ENCODERS
 from graph_time import sums_before_waits
 from models import WrongGradients, make_batch, make_model
 from sebp_edge.insight.bench.timer import running
-from sebp_edge.insight.bench.ways import DENSE
+from sebp_edge.insight.bench.variants import DENSE
 from whole_models import Replayed
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def test_tiny_shapes_are_not_recorded(command, capsys):
 def test_each_way_gets_its_row(measured):
     benchmark, case = measured
     rows = list(benchmark.measure(case, CPU))
-    assert [row["way"] for row in rows] == ["dense padded", "drop-in", "hoisted"]
+    assert [row["variant"] for row in rows] == ["dense padded", "drop-in", "hoisted"]
     for row in rows:
         # The backward pass is what a step takes beside its forward pass.
         assert min(row["forward_ms"], row["step_ms"]) > 0
@@ -59,8 +59,8 @@ def test_kernels_times_are_summed_part_by_part():
         return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start, elapsed_us=lambda: microseconds))
 
     wait = "at::cuda::(anonymous namespace)::spin_kernel(long)"
-    told = [event(wait, 9, 100), event("b", 12, 5.0), event("a", 1, 2.0), event("a", 4, 3.0), event(wait, 20, 100)]
-    assert sums_before_waits(told) == [5.0, 5.0]
+    events = [event(wait, 9, 100), event("b", 12, 5.0), event("a", 1, 2.0), event("a", 4, 3.0), event(wait, 20, 100)]
+    assert sums_before_waits(events) == [5.0, 5.0]
     assert sums_before_waits([event(wait, 1, 7)]) == [0.0]
 
 
@@ -68,11 +68,11 @@ def test_a_way_with_wrong_gradients_is_not_timed(measured):
     benchmark, case = measured
 
     def with_half_a_loss(model, batch):
-        *others, hoisted = benchmark.ways_for(model, batch)
+        *others, hoisted = benchmark.variants_for(model, batch)
         return *others, replace(hoisted, loss=lambda handle, batch: hoisted.loss(handle, batch) / 2)
 
     with pytest.raises(WrongGradients, match=r"hoisted: the gradient of .* is off"):
-        next(replace(benchmark, ways_for=with_half_a_loss).measure(case, CPU))
+        next(replace(benchmark, variants_for=with_half_a_loss).measure(case, CPU))
 
 
 def test_a_way_whose_forward_and_backward_pass_are_one_makes_the_same_step(measured):
@@ -87,9 +87,9 @@ def test_a_way_whose_forward_and_backward_pass_are_one_makes_the_same_step(measu
     model, (batch, _) = make_model(case.config, CPU).eval(), make_batch(case, CPU)
     replayed = Replayed("replayed", DENSE.attach, DENSE.loss, add=add)
     before, states = copy.deepcopy(model.state_dict()), []
-    for way in (DENSE, replayed):
+    for variant in (DENSE, replayed):
         model.load_state_dict(before)
-        with running(model, batch, way) as step:
+        with running(model, batch, variant) as step:
             step(lambda part: None)
         states.append(copy.deepcopy(model.state_dict()))
     assert all(torch.equal(states[0][name], states[1][name]) for name in before)
@@ -106,6 +106,6 @@ def test_all_data_sets_of_the_paper_have_their_case():
 def test_on_a_gpu_the_graph_gets_its_row_too(measured):
     benchmark, case = measured
     rows = list(benchmark.measure(case, torch.device("cuda")))
-    assert [row["way"] for row in rows[2:]] == ["hoisted", "hoisted, in a graph"]
+    assert [row["variant"] for row in rows[2:]] == ["hoisted", "hoisted, in a graph"]
     for row in rows:
         assert row["gpu_step_ms"] > 0 and row["peak_gib"] > 0

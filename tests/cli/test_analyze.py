@@ -48,7 +48,7 @@ def test_an_analysis_in_json_draws_only_where_it_is_asked_to(analyze, tmp_path, 
     monkeypatch.chdir(tmp_path / "here")
     *events, last = records(run(*analyze[:-2], "--json").stdout)
     assert {event["event"] for event in events} == {"model_loaded", "texts_read", "example_analyzed"}
-    assert (last["event"], last["html"], last["looked_at"]["examples"]) == ("analysis", None, 4)
+    assert (last["event"], last["html"], last["analyzed"]["examples"]) == ("analysis", None, 4)
     assert list(tmp_path.glob("here/*")) == []
     assert records(run(*analyze, "--json").stdout)[-1] == last | {"html": str(tmp_path / "page.html")}
     assert run(*analyze[:-2]).stdout.endswith("drawn in sebp-edge-analysis.html\n")

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from sebp_edge.cli import app, console
 from sebp_edge.cli import bench as command
 from sebp_edge.errors import ModelError
-from sebp_edge.insight.bench.ways import WAYS, Way
+from sebp_edge.insight.bench.variants import VARIANTS, Variant
 from sebp_edge.models import hub
 from sebp_edge.models.catalog import CATALOG, bundled_config, resolve, resolve_config
 from sebp_edge.models.loading import model_from_config
 
-NAMES = [way.name for way in WAYS]
+NAMES = [variant.name for variant in VARIANTS]
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_json_csv_and_plot_hold_the_same(bench, notes_folder, tmp_path):
     assert record["tokens"] == sum(record["lengths"]) < 4 * record["context_length"]
     with (tmp_path / "b.csv").open(newline="") as file:
         steps = [row["step_ms"] for row in csv.DictReader(file)]
-    assert steps == ["" if row["step_ms"] is None else str(row["step_ms"]) for row in record["ways"]]
+    assert steps == ["" if row["step_ms"] is None else str(row["step_ms"]) for row in record["variants"]]
     assert (tmp_path / "b.svg").read_text().startswith("<svg")
 
 
@@ -82,7 +82,7 @@ def test_nothing_is_wider_than_a_narrow_window(bench, monkeypatch, capsys):
 def test_all_weights_are_trained_by_a_full_recipe(bench):
     (record,) = map(json.loads, bench("--recipe", "full", "--json").stdout.splitlines())
     assert record["method"] == "full"
-    assert [row["status"] for row in record["ways"]] == ["ok"] * 5 + ["not here"]
+    assert [row["status"] for row in record["variants"]] == ["ok"] * 5 + ["not here"]
 
 
 def test_a_config_alone_is_enough_and_random_weights_are_announced(bench, tmp_path, notes_folder):
@@ -104,8 +104,8 @@ def test_padding_is_what_was_asked_for(model_folder):
 
 
 def test_an_incorrect_variant_has_a_reason_and_no_time(bench, monkeypatch):
-    dense = WAYS[0]
-    broken = Way("broken", dense.attach, lambda model, batch: dense.loss(model, batch) / 2)
+    dense = VARIANTS[0]
+    broken = Variant("broken", dense.attach, lambda model, batch: dense.loss(model, batch) / 2)
     monkeypatch.setattr("sebp_edge.insight.bench.compare.compare.__defaults__", ((dense, broken),))
     result = bench()
     rows = result.stdout.splitlines()

@@ -73,7 +73,7 @@ def test_adapt_in_json_is_nothing_but_json_and_ends_with_the_result(adapt, notes
     assert one.returncode == 0, errors
     found = records(output)
     events = [record["event"] for record in found if record["event"] != "graph_captured"]  # which a GPU tells of
-    assert events[:3] == ["model_loaded", "texts_read", "training_planned"]
+    assert events[:3] == ["model_loaded", "texts_read", "training_started"]
     assert {"step", "evaluated", "saved"} < {record["event"] for record in found}
     result = found[-1]
     assert result["event"] == "result"

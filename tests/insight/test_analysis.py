@@ -36,7 +36,7 @@ def random_examples(count=5, prompt=0):
     ]
 
 
-def looked_at(model, examples, context=CONTEXT, **options):
+def analyzed(model, examples, context=CONTEXT, **options):
     """The analysis of all of these examples, as of texts that gave them."""
     base = SimpleNamespace(
         model=model,
@@ -82,26 +82,26 @@ def test_row_norms_and_zeros_are_those_of_one_dense_batch(make, prompt):
     for layer, one in zip(linear_layers(model), found, strict=True):
         dout = expected[names[layer]].double()
         torch.testing.assert_close(one.energy_ET, dout.square().sum(2), rtol=1e-4, atol=1e-10)
-        if one.place.projection not in ("q_proj", "c_attn"):  # their first rows are zero but for rounding
+        if one.info.projection not in ("q_proj", "c_attn"):  # their first rows are zero but for rounding
             assert torch.equal(one.is_zero_ET, (dout == 0).all(2))
 
 
 def test_layers_have_their_block_their_projection_and_their_size():
-    places = list(linear_layers(make_gpt2()).values())
+    infos = list(linear_layers(make_gpt2()).values())
     names = ["c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"]
-    assert [(place.block, place.projection) for place in places] == [
+    assert [(info.block, info.projection) for info in infos] == [
         *((block, name) for block in range(3) for name in names),
         (None, "lm_head"),
     ]
-    assert [place.weights for place in places[:4]] == [32 * 96, 32 * 32, 32 * 128, 128 * 32]
-    assert [place.after_attention for place in places[-5:]] == [False, True, True, True, True]
+    assert [info.num_weights for info in infos[:4]] == [32 * 96, 32 * 32, 32 * 128, 128 * 32]
+    assert [info.after_attention for info in infos[-5:]] == [False, True, True, True, True]
 
 
 def test_a_model_is_left_as_it_was():
     model = make_llama()
     model.model.norm.weight.requires_grad_(False)
     before = {name: (parameter.clone(), parameter.requires_grad) for name, parameter in model.named_parameters()}
-    looked_at(model, random_examples())
+    analyzed(model, random_examples())
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name][0])
         assert (parameter.requires_grad, parameter.grad) == (before[name][1], None)
@@ -111,8 +111,8 @@ def test_a_model_is_left_as_it_was():
 def test_an_app_that_computes_without_gradients_gets_the_same():
     model, examples = make_llama(), random_examples()
     with torch.no_grad():
-        without = looked_at(model, examples)
-    assert without == looked_at(model, examples)
+        without = analyzed(model, examples)
+    assert without == analyzed(model, examples)
 
 
 def test_a_model_that_routes_rows_to_experts_is_refused_and_left_as_it_was():
@@ -120,7 +120,7 @@ def test_a_model_that_routes_rows_to_experts_is_refused_and_left_as_it_was():
     mlp = model.model.layers[0].mlp
     mlp.forward = lambda x: F.pad(mlp.down_proj(mlp.up_proj(x[:, ::2])), (0, 0, 0, x.shape[1] // 2))
     with pytest.raises(ModelError, match="computes 12 rows of a sequence of 23"):
-        looked_at(model, random_examples())
+        analyzed(model, random_examples())
     assert not any(module._forward_hooks for module in model.modules())
     assert all(parameter.requires_grad for parameter in model.parameters())
 
@@ -130,7 +130,7 @@ def test_gradients_that_are_no_numbers_are_refused():
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0] = float("nan")
     with pytest.raises(ModelError, match="all zero or not finite"):
-        looked_at(model, random_examples())
+        analyzed(model, random_examples())
 
 
 # -------------------------------------------------------------------------------------------------------------- counts
@@ -144,23 +144,23 @@ def by_hand(energy_N, is_zero_N):
     norms, total = energy_N.sqrt(), energy_N.sum()
     active = norms[norms > 0].sort().values
     below = norms < knee * active[(len(active) - 1) // 2]
-    held, holding = 0.0, 0
+    held, top_rows = 0.0, 0
     for energy in sorted(energy_N.tolist(), reverse=True):
-        held, holding = held + energy, holding + 1
+        held, top_rows = held + energy, top_rows + 1
         if held >= 0.99 * total:
             break
-    return int(is_zero_N.sum()), int(below.sum()), holding, float(knee), float(energy_N[below].sum() / total)
+    return int(is_zero_N.sum()), int(below.sum()), top_rows, float(knee), float(energy_N[below].sum() / total)
 
 
 def test_what_is_counted_in_each_layer_is_counted_by_hand_too():
     model, examples = make_llama(num_hidden_layers=3).eval(), random_examples(7)
-    (sparsity,) = looked_at(model, examples).losses
+    (sparsity,) = analyzed(model, examples).losses
     batches = [Collator(CONTEXT, PAD)([example]) for example in examples]
     # Examples are drawn in another order, which changes no sum but by rounding.
     for layer, one in zip(sparsity.layers, row_gradients(model, batches, lambda: None), strict=True):
-        zero, below, holding, knee, energy = by_hand(one.energy_ET.flatten(), one.is_zero_ET.flatten())
-        assert (layer.block, layer.projection, layer.rows) == (one.place.block, one.place.projection, 7 * CONTEXT)
-        assert (layer.zero, layer.below_knee, layer.holding) == (zero, below, holding)
+        zero, below, top_rows, knee, energy = by_hand(one.energy_ET.flatten(), one.is_zero_ET.flatten())
+        assert (layer.block, layer.projection, layer.rows) == (one.info.block, one.info.projection, 7 * CONTEXT)
+        assert (layer.zero, layer.below_knee, layer.top_rows) == (zero, below, top_rows)
         assert (layer.knee, layer.energy_below_knee) == (pytest.approx(knee), pytest.approx(energy))
     assert sparsity.knee > 0
     assert sum(count for _, count in sparsity.histogram) == sum(
@@ -170,7 +170,7 @@ def test_what_is_counted_in_each_layer_is_counted_by_hand_too():
 
 def test_with_a_loss_on_every_token_padding_and_each_last_token_are_zero_and_nothing_else():
     examples = random_examples(6)
-    analysis = looked_at(make_llama(), examples)
+    analysis = analyzed(make_llama(), examples)
     (sparsity,) = analysis.losses
     tokens = sum(len(example.input_ids) for example in examples)
     assert (sparsity.loss, sparsity.rows, sparsity.loss_rows) == ("every token", 6 * CONTEXT, tokens - 6)
@@ -182,17 +182,17 @@ def test_with_a_loss_on_every_token_padding_and_each_last_token_are_zero_and_not
         alone = {"q_proj": 6, "k_proj": sum(len(example.input_ids) == 2 for example in examples)}
         assert nothing <= layer.zero <= nothing + alone.get(layer.projection, 0)
     assert sparsity.computed_share == pytest.approx((tokens - 6) / (6 * CONTEXT))
-    assert analysis.looked_at.padding_share == pytest.approx(1 - tokens / (6 * CONTEXT))
+    assert analysis.analyzed.padding_share == pytest.approx(1 - tokens / (6 * CONTEXT))
 
 
 def test_completions_alone_make_more_zeros_in_the_last_layer_and_the_head_only():
     examples = make_examples([19, 7, 23, 12], prompt=5)
-    analysis = looked_at(make_llama(num_hidden_layers=3), examples)
-    every, learnt = analysis.losses
-    assert (every.loss, learnt.loss) == ("every token", "learnt tokens")
+    analysis = analyzed(make_llama(num_hidden_layers=3), examples)
+    every, trained = analysis.losses
+    assert (every.loss, trained.loss) == ("every token", "learnt tokens")
     assert every.loss_rows == 19 + 7 + 23 + 12 - 4
-    assert learnt.loss_rows == every.loss_rows - 4 * 4  # the prompt's last token predicts the first learnt one
-    for one, other in zip(every.layers, learnt.layers, strict=True):
+    assert trained.loss_rows == every.loss_rows - 4 * 4  # the prompt's last token predicts the first learnt one
+    for one, other in zip(every.layers, trained.layers, strict=True):
         more = 16 if one.block in (2, None) and one.projection not in ("k_proj", "v_proj") else 0
         assert one.computed - other.computed == more
         if one.projection != "q_proj":
@@ -201,19 +201,19 @@ def test_completions_alone_make_more_zeros_in_the_last_layer_and_the_head_only()
 
 def test_what_sebp_computes_is_every_row_that_is_not_zero():
     for prompt in (0, 6):
-        for sparsity in looked_at(make_llama(), random_examples(5, prompt)).losses:
+        for sparsity in analyzed(make_llama(), random_examples(5, prompt)).losses:
             for layer in sparsity.layers:
                 assert layer.rows - layer.zero <= layer.computed
                 assert layer.zero <= layer.below_knee <= layer.rows
-                assert 1 <= layer.holding <= layer.rows - layer.zero
+                assert 1 <= layer.top_rows <= layer.rows - layer.zero
 
 
 @pytest.mark.parametrize(("context", "positions", "columns"), [(23, 1, 23), (64, 1, 64), (65, 2, 33), (128, 2, 64)])
 def test_heat_maps_are_root_mean_squares_in_bins_of_positions(context, positions, columns):
     model, examples = make_llama().eval(), make_examples([21, 8, 3])
-    (sparsity,) = looked_at(model, examples, context).losses
+    (sparsity,) = analyzed(model, examples, context).losses
     gradients = {name: dout.double() for name, dout in plain_gradients(model, examples, context).items()}
-    assert [one.what for one in sparsity.projections] == [
+    assert [one.title for one in sparsity.projections] == [
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     ]
     down = sparsity.projections[-1]
@@ -224,7 +224,7 @@ def test_heat_maps_are_root_mean_squares_in_bins_of_positions(context, positions
         assert norm == pytest.approx(float(part.mean().sqrt()), rel=1e-4)
         assert (norm == 0) == bool((part == 0).all())
     longest, shortest = sparsity.examples
-    assert (longest.what, shortest.what) == ("the longest example, 21 tokens", "the shortest example, 3 tokens")
+    assert (longest.title, shortest.title) == ("the longest example, 21 tokens", "the shortest example, 3 tokens")
     in_block = sum(dout[0, :positions].square().sum() for name, dout in gradients.items() if ".layers.0." in name)
     assert longest.norms[0][0] == pytest.approx(float((in_block / positions).sqrt()), rel=1e-4)
 
@@ -257,19 +257,19 @@ def test_layers_are_grouped_in_order(num_layers, names):
 def test_the_seed_draws_the_examples_and_an_event_tells_of_each():
     examples, events = random_examples(30), []
     options = {"count": 3, "on_event": events.append}
-    one, same = (looked_at(make_llama(), examples, seed=1, **options) for _ in range(2))
+    one, same = (analyzed(make_llama(), examples, seed=1, **options) for _ in range(2))
     assert one == same
-    assert (one.texts.examples, one.looked_at.examples) == (30, 3)
+    assert (one.texts.examples, one.analyzed.examples) == (30, 3)
     assert events[:3] == [ExampleAnalyzed(number, 3) for number in (1, 2, 3)]
-    assert len({looked_at(make_llama(), examples, seed=seed, **options).losses[0].layers for seed in range(4)}) > 1
+    assert len({analyzed(make_llama(), examples, seed=seed, **options).losses[0].layers for seed in range(4)}) > 1
 
 
 def test_what_cannot_be_looked_at_is_refused():
     for wrong in (0, -1, "3", 1.5):
         with pytest.raises(OptionError, match="expected how many examples to look at"):
-            looked_at(make_llama(), random_examples(), count=wrong)
+            analyzed(make_llama(), random_examples(), count=wrong)
     with pytest.raises(TextsError, match="Nothing in these texts can be learnt"):
-        looked_at(make_llama(), [], count=4)
+        analyzed(make_llama(), [], count=4)
 
 
 # --------------------------------------------------------------------------------------------------------- Personalizer
@@ -285,11 +285,11 @@ def test_texts_become_an_analysis_that_programs_can_read(personalizer):
     analysis = personalizer.analyze(make_sentences(9), examples=4)
     record = json.loads(json.dumps(analysis.to_dict()))
     assert (record["event"], record["model"], record["context_length"]) == ("analysis", "micro-llama", 64)
-    assert (record["texts"]["examples"], record["looked_at"]["examples"]) == (9, 4)
+    assert (record["texts"]["examples"], record["analyzed"]["examples"]) == (9, 4)
     (loss,) = record["losses"]
     assert set(loss) == {
         *("loss", "rows", "loss_rows", "computed_share", "layers", "knee", "histogram"),
-        *("zero_share", "holding_share", "energy_below_knee"),
+        *("zero_share", "top_rows_share", "energy_below_knee"),
     }
     assert len(loss["layers"]) == 15
     assert loss["zero_share"] == pytest.approx(1 - loss["computed_share"], abs=0.01)

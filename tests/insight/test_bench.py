@@ -9,16 +9,27 @@ from builders import make_examples, make_llama
 
 from sebp_edge.errors import MachineError, SparsityError
 from sebp_edge.insight.bench import compare as comparison
-from sebp_edge.insight.bench.compare import compare, deviation_of
-from sebp_edge.insight.bench.gate import Reference, loss_and_gradients
-from sebp_edge.insight.bench.host_memory import limited_to
-from sebp_edge.insight.bench.timer import STEPS_PER_ROUND, running, time_way
-from sebp_edge.insight.bench.ways import DENSE, DROP_IN, DYNAMIC, GRAPH, HOISTED, PACKED, WAYS, Way, packed, to_longest
+from sebp_edge.insight.bench.compare import compare, measure_deviation
+from sebp_edge.insight.bench.correctness import Reference, loss_and_gradients
+from sebp_edge.insight.bench.host_memory import limited_host_memory
+from sebp_edge.insight.bench.timer import STEPS_PER_ROUND, running, time_variant
+from sebp_edge.insight.bench.variants import (
+    DENSE,
+    DROP_IN,
+    DYNAMIC,
+    GRAPH,
+    HOISTED,
+    PACKED,
+    VARIANTS,
+    Variant,
+    packed,
+    trim_to_longest,
+)
 from sebp_edge.insight.bench.workload import Workload
 from sebp_edge.machine.devices import ran_out_of_memory
 
 CPU = torch.device("cpu")
-HERE = tuple(way for way in WAYS if way.missing(CPU) is None)
+HERE = tuple(variant for variant in VARIANTS if variant.unsupported_reason(CPU) is None)
 OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 
 
@@ -30,7 +41,7 @@ def failing(name, error):
     def loss(model, batch):
         raise error
 
-    return Way(name, DENSE.attach, loss)
+    return Variant(name, DENSE.attach, loss)
 
 
 @pytest.mark.parametrize("lengths", [(9, 3, 14), (2,), (1, 7, 31), (32,)], ids=str)
@@ -38,24 +49,24 @@ def failing(name, error):
 def test_every_way_computes_what_the_model_computes_without_padding(lengths, prompt):
     model, batch = make_llama(), make_batch([max(2, length) for length in lengths], prompt=prompt)
     reference = Reference.of(model, batch)
-    for way in HERE:
-        found = deviation_of(way, reference, model, batch)
-        assert max(found.loss_error, found.gradient_error) < 1e-5, way.name
-        assert reference.what_is_wrong(found) is None
+    for variant in HERE:
+        found = measure_deviation(variant, reference, model, batch)
+        assert max(found.loss_error, found.gradient_error) < 1e-5, variant.name
+        assert reference.describe_error(found) is None
 
 
 def test_the_captured_way_makes_the_same_steps(plain_graphs):
     found, parts = {}, []
-    for way in (HOISTED, GRAPH):
+    for variant in (HOISTED, GRAPH):
         model, batch = make_llama(), make_batch()
-        with way.attach(model) as handle:
-            step = way.step(handle, model, batch)
+        with variant.attach(model) as handle:
+            step = variant.step(handle, model, batch)
             loss = float(step.gradients())
             gradients = [parameter.grad.clone() for parameter in model.parameters()]
             before = [parameter.detach().clone() for parameter in model.parameters()]
             step(parts.append)
             moves = [after.detach() - old for after, old in zip(model.parameters(), before, strict=True)]
-            found[way] = loss, gradients, moves
+            found[variant] = loss, gradients, moves
             step.release()
     (loss, gradients, moves), (other_loss, other_gradients, other_moves) = found.values()
     assert loss == pytest.approx(other_loss, rel=1e-5)
@@ -70,16 +81,16 @@ def test_the_captured_way_makes_the_same_steps(plain_graphs):
 
 
 def test_every_way_here_is_timed_and_graphs_say_what_they_need():
-    found = {one.way.name: one for one in compare(make_llama(), make_batch(), rounds=1)}
-    assert list(found) == [way.name for way in WAYS]
-    for way in HERE:
-        times = found[way.name].times
-        assert found[way.name].status == "ok"
+    found = {one.variant.name: one for one in compare(make_llama(), make_batch(), rounds=1)}
+    assert list(found) == [variant.name for variant in VARIANTS]
+    for variant in HERE:
+        times = found[variant.name].times
+        assert found[variant.name].status == "ok"
         assert 0 < times.forward < times.step
         assert 0 < times.backward < times.step
         assert times.peak_bytes is None
     graph = found[GRAPH.name]
-    assert (graph.status, graph.why, graph.times) == ("not here", "CUDA graphs need an NVIDIA GPU", None)
+    assert (graph.status, graph.reason, graph.times) == ("not here", "CUDA graphs need an NVIDIA GPU", None)
 
 
 def test_the_reference_is_in_fp32_and_leaves_weights_as_they_were():
@@ -100,12 +111,12 @@ def test_bf16_is_held_to_what_bf16_can():
 
 
 def test_a_wrong_loss_is_refused_and_not_timed():
-    half = Way("half", DENSE.attach, lambda model, batch: DENSE.loss(model, batch) / 2)
+    half = Variant("half", DENSE.attach, lambda model, batch: DENSE.loss(model, batch) / 2)
     dense, wrong = compare(make_llama(), make_batch(), (DENSE, half), rounds=1)
     assert dense.status == "ok"
     assert (wrong.status, wrong.times) == ("refused", None)
     assert wrong.deviation.loss_error == pytest.approx(0.5)
-    assert wrong.why == "its loss is off by 5.0e-01, above 1.0e-04"
+    assert wrong.reason == "its loss is off by 5.0e-01, above 1.0e-04"
 
 
 def test_the_right_loss_with_wrong_gradients_is_refused():
@@ -115,16 +126,16 @@ def test_the_right_loss_with_wrong_gradients_is_refused():
         yield model
         handle.remove()
 
-    wrong = Way("doubled", doubling_a_gradient, DENSE.loss)
+    wrong = Variant("doubled", doubling_a_gradient, DENSE.loss)
     (found,) = compare(make_llama(), make_batch(), (wrong,), rounds=1)
     assert (found.status, found.times) == ("refused", None)
-    assert found.why.startswith("its gradients are off by ")
+    assert found.reason.startswith("its gradients are off by ")
 
 
 def test_a_loss_that_is_not_a_number_is_refused():
-    broken = Way("broken", DENSE.attach, lambda model, batch: DENSE.loss(model, batch) * float("nan"))
+    broken = Variant("broken", DENSE.attach, lambda model, batch: DENSE.loss(model, batch) * float("nan"))
     (found,) = compare(make_llama(), make_batch(), (broken,), rounds=1)
-    assert (found.status, found.why) == ("refused", "its loss is off by nan, above 1.0e-04")
+    assert (found.status, found.reason) == ("refused", "its loss is off by nan, above 1.0e-04")
 
 
 def test_documents_that_see_each_other_are_refused():
@@ -133,13 +144,13 @@ def test_documents_that_see_each_other_are_refused():
         return model(input_ids=row["input_ids"], labels=row["labels"], attention_mask=mask, use_cache=False).loss
 
     (found,) = compare(
-        make_llama(), make_batch(), (Way("one text", DENSE.attach, with_a_mask_of_ones, packed),), rounds=1
+        make_llama(), make_batch(), (Variant("one text", DENSE.attach, with_a_mask_of_ones, packed),), rounds=1
     )
     assert found.status == "refused"
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "why"),
+    ("error", "status", "reason"),
     [
         (RuntimeError(OUT_OF_MEMORY), "out of memory", None),
         (torch.OutOfMemoryError("CUDA out of memory"), "out of memory", None),
@@ -148,9 +159,9 @@ def test_documents_that_see_each_other_are_refused():
     ],
     ids=["memory", "GPU memory", "unfit", "other"],
 )
-def test_a_way_that_fails_has_its_row_and_the_others_go_on(error, status, why):
+def test_a_way_that_fails_has_its_row_and_the_others_go_on(error, status, reason):
     bad, good = compare(make_llama(), make_batch(), (failing("bad", error), DENSE), rounds=1)
-    assert (bad.status, bad.why, bad.deviation, bad.times) == (status, why, None, None)
+    assert (bad.status, bad.reason, bad.deviation, bad.times) == (status, reason, None, None)
     assert good.status == "ok"
 
 
@@ -164,7 +175,7 @@ def test_memory_that_runs_out_in_a_later_round_is_shown_too():
         return DENSE.loss(model, batch)
 
     model = make_llama()
-    late, good = compare(model, make_batch(), (Way("late", DENSE.attach, loss), DENSE), rounds=2)
+    late, good = compare(model, make_batch(), (Variant("late", DENSE.attach, loss), DENSE), rounds=2)
     assert (late.status, late.times) == ("out of memory", None)
     assert late.deviation is not None
     assert good.times is not None
@@ -184,8 +195,8 @@ def test_the_model_is_given_back_with_its_own_code():
     model, batch = make_llama(), make_batch()
     before = {name: vars(module).keys() for name, module in model.named_modules()}
     attention = model.config._attn_implementation
-    for way in HERE:
-        time_way(model, batch, way)
+    for variant in HERE:
+        time_variant(model, batch, variant)
     assert {name: vars(module).keys() for name, module in model.named_modules()} == before
     assert model.config._attn_implementation == attention
 
@@ -205,14 +216,14 @@ def test_what_a_way_does_at_its_first_batch_only_is_not_timed():
         handle.pause = 0.0
         return DENSE.loss(handle.model, batch)
 
-    found = time_way(make_llama(), make_batch(), Way("slow at first", Slow, loss))
+    found = time_variant(make_llama(), make_batch(), Variant("slow at first", Slow, loss))
     assert len(found) == STEPS_PER_ROUND
     assert all(times.step < 0.5 for times in found)
 
 
 def test_dynamic_padding_and_packing_leave_no_token_out():
     batch = make_batch((5, 2, 11), context_length=16)
-    shorter, row = to_longest(batch), packed(batch)
+    shorter, row = trim_to_longest(batch), packed(batch)
     assert shorter.input_ids.shape == (3, 11)
     assert row["input_ids"].shape == (1, 18)
     assert torch.equal(row["input_ids"][0], batch.input_ids[batch.attention_mask.bool()])
@@ -222,14 +233,14 @@ def test_dynamic_padding_and_packing_leave_no_token_out():
 
 
 def test_only_ours_are_called_ours():
-    assert [way for way in WAYS if way.ours] == [DROP_IN, HOISTED, GRAPH]
-    assert not (DENSE.ours or DYNAMIC.ours or PACKED.ours)
+    assert [variant for variant in VARIANTS if variant.is_ours] == [DROP_IN, HOISTED, GRAPH]
+    assert not (DENSE.is_ours or DYNAMIC.is_ours or PACKED.is_ours)
 
 
 def test_sampled_gradients_are_the_models():
     model, batch = make_llama(), make_batch()
     with running(model, batch, DENSE) as step:
-        _, every = loss_and_gradients(step, model, take=torch.Tensor.clone)
+        _, every = loss_and_gradients(step, model, copy_gradient=torch.Tensor.clone)
         _, some = loss_and_gradients(step, model)
     assert every.keys() == some.keys() == dict(model.named_parameters()).keys()
     for name, whole in every.items():
@@ -238,7 +249,7 @@ def test_sampled_gradients_are_the_models():
 
 
 def test_the_hosts_memory_runs_out_with_an_error_and_comes_back():
-    with limited_to(50_000_000), pytest.raises(RuntimeError) as caught:
+    with limited_host_memory(50_000_000), pytest.raises(RuntimeError) as caught:
         torch.ones(20_000_000)
     assert ran_out_of_memory(caught.value)
     assert torch.ones(20_000_000)[-1] == 1

@@ -9,22 +9,22 @@ import pytest
 
 from sebp_edge.errors import StorageError
 from sebp_edge.insight.bench.advice import recommend
-from sebp_edge.insight.bench.compare import Measured
-from sebp_edge.insight.bench.gate import Deviation
+from sebp_edge.insight.bench.compare import Measurement
+from sebp_edge.insight.bench.correctness import Deviation
 from sebp_edge.insight.bench.plot import draw, write_plot
 from sebp_edge.insight.bench.result import BenchResult
 from sebp_edge.insight.bench.timer import Times, medians
-from sebp_edge.insight.bench.ways import DENSE, DROP_IN, DYNAMIC, GRAPH, HOISTED, PACKED, WAYS
+from sebp_edge.insight.bench.variants import DENSE, DROP_IN, DYNAMIC, GRAPH, HOISTED, PACKED, VARIANTS
 
 RIGHT = Deviation(1e-6, 2e-6)
 
 
-def timed(way, step, peak=None):
-    parts = (None, None) if way is GRAPH else (0.4 * step, 0.5 * step)
-    return Measured(way, "ok", None, RIGHT, Times(*parts, step, peak))
+def timed(variant, step, peak=None):
+    parts = (None, None) if variant is GRAPH else (0.4 * step, 0.5 * step)
+    return Measurement(variant, "ok", None, RIGHT, Times(*parts, step, peak))
 
 
-def make_result(measured, **changes):
+def make_result(measurements, **changes):
     fields = {
         "model": "tiny <&>",
         "weights": "random",
@@ -37,14 +37,14 @@ def make_result(measured, **changes):
         "loss_tokens": 89,
         "context_length": 512,
         "padding_share": 0.911,
-        "measured": measured,
+        "measurements": measurements,
     }
     return BenchResult(**fields | changes)
 
 
 MIXED = [
-    Measured(DENSE, "out of memory"),
-    Measured(DROP_IN, "refused", "its gradients are off by nan, above 1.0e-04", Deviation(1e-6, float("nan"))),
+    Measurement(DENSE, "out of memory"),
+    Measurement(DROP_IN, "refused", "its gradients are off by nan, above 1.0e-04", Deviation(1e-6, float("nan"))),
     timed(DYNAMIC, 0.5, 6_500_000_000),
     timed(HOISTED, 0.25, 5_000_000_000),
     timed(GRAPH, 0.02, 5_100_000_000),
@@ -96,8 +96,11 @@ MIXED = [
     ids=["ours", "as fast", "theirs", "drop-in", "dense", "no dense", "no ours", "nothing"],
 )
 def test_the_recommendation_is_one_honest_sentence(steps, sentence):
-    measured = [timed(way, steps[way]) if way in steps else Measured(way, "out of memory") for way in WAYS]
-    assert recommend(measured) == sentence
+    measurements = [
+        timed(variant, steps[variant]) if variant in steps else Measurement(variant, "out of memory")
+        for variant in VARIANTS
+    ]
+    assert recommend(measurements) == sentence
 
 
 # ------------------------------------------------------------------------------------------------------------ figures
@@ -112,10 +115,10 @@ def test_medians_are_of_each_part_and_the_peak_is_the_highest():
 def test_the_figures_are_json_for_every_status():
     record = json.loads(json.dumps(make_result(MIXED).to_dict(), allow_nan=False))
     assert record["tokens"] == 91
-    assert [row["status"] for row in record["ways"]] == ["out of memory", "refused", "ok", "ok", "ok"]
-    assert record["ways"][1]["gradient_error"] is None
-    assert record["ways"][1]["why"] == "its gradients are off by nan, above 1.0e-04"
-    dynamic, graph = record["ways"][2], record["ways"][4]
+    assert [row["status"] for row in record["variants"]] == ["out of memory", "refused", "ok", "ok", "ok"]
+    assert record["variants"][1]["gradient_error"] is None
+    assert record["variants"][1]["reason"] == "its gradients are off by nan, above 1.0e-04"
+    dynamic, graph = record["variants"][2], record["variants"][4]
     assert (dynamic["forward_ms"], dynamic["backward_ms"], dynamic["step_ms"]) == (200.0, 250.0, 500.0)
     assert (dynamic["tokens_per_second"], dynamic["peak_bytes"]) == (182.0, 6_500_000_000)
     assert (graph["forward_ms"], graph["backward_ms"], graph["step_ms"]) == (None, None, 20.0)
@@ -125,7 +128,7 @@ def test_the_csv_has_a_line_for_each_way(tmp_path):
     make_result(MIXED).write_csv(tmp_path / "b.csv")
     with (tmp_path / "b.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["way"] for row in rows] == [one.way.name for one in MIXED]
+    assert [row["variant"] for row in rows] == [one.variant.name for one in MIXED]
     assert {row["model"] for row in rows} == {"tiny <&>"}
     assert (rows[0]["step_ms"], rows[2]["step_ms"], rows[2]["examples"]) == ("", "500.0", "2")
 
@@ -148,7 +151,7 @@ def test_the_plot_is_one_svg_that_needs_nothing_else_in_light_and_dark():
     words = " ".join(text.text for text in shapes(svg, "text"))
     assert "tiny <&>" in words
     for one in MIXED:
-        assert one.way.name in words
+        assert one.variant.name in words
     for expected in (
         "500.0 ms",
         "20.0 ms",
@@ -181,5 +184,5 @@ def test_bars_are_in_proportion_to_the_times_and_stay_on_the_page():
 
 
 def test_a_plot_without_any_time_says_so():
-    words = [text.text for text in shapes(draw(make_result([Measured(DENSE, "out of memory")])), "text")]
+    words = [text.text for text in shapes(draw(make_result([Measurement(DENSE, "out of memory")])), "text")]
     assert "out of memory" in words

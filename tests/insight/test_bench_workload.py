@@ -5,7 +5,7 @@ import torch
 from builders import make_examples
 
 from sebp_edge.errors import OptionError
-from sebp_edge.insight.bench.workload import Workload, built_in_lengths, padded_to, parse_share, spread_out
+from sebp_edge.insight.bench.workload import Workload, built_in_lengths, padded_to, parse_share, pick_spread_lengths
 
 CPU = torch.device("cpu")
 
@@ -21,10 +21,10 @@ def test_the_built_in_lengths_are_those_of_short_notes():
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_a_batch_is_spread_over_the_lengths_of_the_texts(count):
     examples = make_examples(range(2, 102))
-    lengths = [len(example.input_ids) for example in spread_out(examples, count)]
+    lengths = [len(example.input_ids) for example in pick_spread_lengths(examples, count)]
     assert lengths == sorted(set(lengths))
     assert sum(lengths) / count == pytest.approx(52, abs=1)
-    assert spread_out(examples[:count], 99) == examples[:count]
+    assert pick_spread_lengths(examples[:count], 99) == examples[:count]
 
 
 @pytest.mark.parametrize(

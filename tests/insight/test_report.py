@@ -132,7 +132,7 @@ def test_it_follows_the_window_and_the_systems_colours(html):
 
 def luminance(colour):
     """Relative luminance of "#rrggbb", as WCAG 2.1 defines it."""
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -144,10 +144,10 @@ def contrast(one, other):
 
 def test_its_figures_are_the_analysis(analysis, html):
     words = [words for _, words in Page(html).words]
-    every, learnt = analysis.losses
-    assert f"{analysis.looked_at.padding_share:.1%}" in words
-    assert f"{learnt.computed_share:.1%}" in words
-    for sentence in (*every.summary, *learnt.summary):
+    every, trained = analysis.losses
+    assert f"{analysis.analyzed.padding_share:.1%}" in words
+    assert f"{trained.computed_share:.1%}" in words
+    for sentence in (*every.summary, *trained.summary):
         assert sentence in words
     for layer in every.layers:
         assert str(layer.below_knee) in words
@@ -182,7 +182,7 @@ def test_the_papers_tables_are_whole_and_beside_these_texts(analysis, html):
         assert table.remark.replace("'", "&#39;") in html
     ours = re.findall(r'<td class="ours">(.*?)</td>', html)
     assert len(ours) == sum(9 + len({*table.contexts, analysis.context_length}) for table in paper.TABLES)
-    assert ours[:3] == [f"{analysis.looked_at.mean:.0f}", "33", "9"]
+    assert ours[:3] == [f"{analysis.analyzed.mean:.0f}", "33", "9"]
 
 
 def test_the_papers_average_lengths_give_the_padding_beside_them():
@@ -194,8 +194,8 @@ def test_the_papers_average_lengths_give_the_padding_beside_them():
             assert abs(printed - padding) < 0.05
     assert abs(eleven.intermediate[0][eleven.datasets.index("CoLA")] - (1 - 11 / 128)) < 0.05
     for name in ("CoLA", "RTE"):
-        place = one.datasets.index(name)
-        assert one.intermediate[0][place] < one.intermediate[2][place]
+        index = one.datasets.index(name)
+        assert one.intermediate[0][index] < one.intermediate[2][index]
     assert min(two.padding(4096)[:6]) > 0.95 > max(two.intermediate[0])
 
 
@@ -211,18 +211,18 @@ def test_a_heat_map_paints_each_bin_once_and_no_zero():
     painted = []
     for path in drawn.paths.values():
         for begin, row, width in re.findall(r"M(\d+) (\d+)h(\d+)v1h-\d+z", path):
-            painted += [(int(row), place) for place in range(int(begin), int(begin) + int(width))]
+            painted += [(int(row), index) for index in range(int(begin), int(begin) + int(width))]
     # The first block is at the bottom.
     assert sorted(painted) == sorted((1 - row, column) for row in (0, 1) for column in range(5) if norms[row][column])
     assert [tick.label for tick in drawn.positions] == ["0", "20", "40"]
-    assert drawn.positions[-1].at == pytest.approx(figures.PLOT)
+    assert drawn.positions[-1].position == pytest.approx(figures.PLOT)
 
 
 @pytest.mark.parametrize("top", [1e-9, 0.3, 1.0, 9.99, 10.0, 12345.6])
 def test_the_scale_ends_at_the_largest_norm(top):
     scale = figures.Scale.of([HeatMap("q_proj", (0,), 1, ((top, 0.0, top * 1e-30),))])
     assert (scale.level(top), scale.level(top * 1e-30), scale.level(0.0)) == (figures.LEVELS - 1, 0, None)
-    levels = [scale.level(top * 10 ** (-place / 10)) for place in range(40)]
+    levels = [scale.level(top * 10 ** (-index / 10)) for index in range(40)]
     assert levels == sorted(levels, reverse=True)
     assert set(levels) == set(range(figures.LEVELS))
 

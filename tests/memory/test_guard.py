@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from builders import limit_rows, make_llama, make_sentences, make_step, train
-from running_out import CPU, RECIPE, Failing, equal, gradients, recovering_learner, uneven_examples
+from failing_memory import CPU, RECIPE, Failing, equal, gradients, recovering_learner, uneven_examples
 
 from sebp_edge.cli.progress import ProgressPrinter
 from sebp_edge.errors import BudgetExceeded, MachineError

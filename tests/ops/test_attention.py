@@ -42,8 +42,8 @@ def plain(q, k, v, rotary, lengths, scores):
         values = torch.einsum("ahe,bhe->hab", q_L, k_L) * (scores.scale or q.shape[-1] ** -0.5)
         if scores.softcap is not None:
             values = scores.softcap * torch.tanh(values / scores.softcap)
-        place = torch.arange(len(q_L), device=q.device)
-        distance = place[:, None] - place[None]
+        positions = torch.arange(len(q_L), device=q.device)
+        distance = positions[:, None] - positions[None]
         hidden = (scores.causal & (distance < 0)) | (distance >= (scores.window or len(q_L) + 1))
         weights = values.masked_fill(hidden, -torch.inf).softmax(-1)
         outputs.append(torch.einsum("hab,bhe->ahe", weights, v_L))
@@ -100,8 +100,8 @@ def test_the_rotation_s_gradient_is_its_derivative():
     q, k, v = wide.split(2, dim=1)
     q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
     dq, dk = torch.randn_like(q), torch.randn_like(k)
-    turned = reference.rotate(q, *rotary), reference.rotate(k, *rotary)
-    expected = torch.autograd.grad(turned, (q, k), (dq, dk))
+    rotated = reference.rotate(q, *rotary), reference.rotate(k, *rotary)
+    expected = torch.autograd.grad(rotated, (q, k), (dq, dk))
     found = [torch.empty_like(part) for part in (dq, dk, v)]
     reference.rotate_gradients(dq, dk, v, *rotary, found)
     for one, other in zip(found, (*expected, v), strict=True):
@@ -232,8 +232,8 @@ def attend_with_mask(states, mask_AHE, lengths, scores):
     outputs = []
     for q_L, k_L, v_L, mask_L in zip(*(x.split(lengths) for x in (q, k, v, mask_AHE)), strict=True):
         values = torch.einsum("ahe,bhe->hab", q_L, k_L) * q.shape[-1] ** -0.5
-        place = torch.arange(len(q_L), device=q.device)
-        hidden = scores.causal & (place[:, None] < place[None])
+        positions = torch.arange(len(q_L), device=q.device)
+        hidden = scores.causal & (positions[:, None] < positions[None])
         weights = values.masked_fill(hidden, -torch.inf).softmax(-1) * mask_L[..., : len(q_L)].transpose(0, 1)
         outputs.append(torch.einsum("hab,bhe->ahe", weights, v_L))
     return torch.cat(outputs)
@@ -282,8 +282,8 @@ def test_own_attention_changes_no_loss_and_no_gradient(family):
         assert (gradient[name] - value).norm() <= 1e-5 * value.norm() + 1e-7 * largest, name
 
 
-@pytest.mark.parametrize(("in_pieces", "expected"), [(False, None), (True, own_attention.MAX_DQ_BYTES)])
-def test_heads_take_turns_where_blocks_come_in_pieces(in_pieces, expected, monkeypatch):
+@pytest.mark.parametrize(("is_chunked", "expected"), [(False, None), (True, own_attention.MAX_DQ_BYTES)])
+def test_heads_take_turns_where_blocks_come_in_pieces(is_chunked, expected, monkeypatch):
     asked, attend = [], own_attention.sequence_attention_
 
     def asking(*given):
@@ -293,7 +293,7 @@ def test_heads_take_turns_where_blocks_come_in_pieces(in_pieces, expected, monke
     monkeypatch.setattr(own_attention, "sequence_attention_", asking)
     monkeypatch.setattr(hoist, "_fits_flash_attention", lambda decoder: True)
     batch = padded_batch()
-    with Hoisted(make_llama(), chunked_blocks=in_pieces) as hoisted:
+    with Hoisted(make_llama(), chunked_blocks=is_chunked) as hoisted:
         asked.clear()
         hoisted.row_losses(ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"])))
     assert len(asked) >= 2
@@ -351,14 +351,14 @@ def test_attention_with_rotation_errs_no_more_than_torch_in_bf16(scores, heads, 
 
 
 def test_heads_take_turns_with_the_keys_that_they_share():
-    sums = attention.sums_of(4096, 24, 128, num_sequences=64)
-    assert sums == 4 * 3072 * (4096 + 64 * 128)
-    assert attention.sums_of(7, 2, 80, num_sequences=1) == 4 * 2 * 96 * (7 + 128)
+    dq_bytes = attention.dq_buffer_bytes(4096, 24, 128, num_sequences=64)
+    assert dq_bytes == 4 * 3072 * (4096 + 64 * 128)
+    assert attention.dq_buffer_bytes(7, 2, 80, num_sequences=1) == 4 * 2 * 96 * (7 + 128)
     whole = [(slice(0, 24), slice(0, 8))]
-    assert attention._head_groups(24, 8, sums, None) == attention._head_groups(24, 8, sums, sums) == whole
-    groups = attention._head_groups(24, 8, sums, sums // 2 - 1)
+    assert attention._head_groups(24, 8, dq_bytes, None) == attention._head_groups(24, 8, dq_bytes, dq_bytes) == whole
+    groups = attention._head_groups(24, 8, dq_bytes, dq_bytes // 2 - 1)
     assert groups == [(slice(0, 6), slice(0, 2)), (slice(6, 15), slice(2, 5)), (slice(15, 24), slice(5, 8))]
-    assert len(attention._head_groups(24, 8, sums, 1)) == 8
+    assert len(attention._head_groups(24, 8, dq_bytes, 1)) == 8
 
 
 @pytest.mark.gpu
@@ -371,10 +371,10 @@ def test_heads_in_turns_have_the_gradients_of_all_at_once(heads, rotates):
     dout = torch.randn(sum(lengths), heads[0], heads[2], device="cuda", dtype=torch.bfloat16)
     rotary = rotary if rotates else None
 
-    def gradients(max_sums):
+    def gradients(max_dq_bytes):
         parts = [part.clone().requires_grad_() for part in wide.split((heads[0], heads[1], heads[1]), dim=1)]
         # Copies, since both are turned in place.
-        out = sequence_attention_(*(part * 1 for part in parts), cu_seqlens, 300, Scores(), rotary, max_sums)
+        out = sequence_attention_(*(part * 1 for part in parts), cu_seqlens, 300, Scores(), rotary, max_dq_bytes)
         return torch.autograd.grad(out, parts, dout)
 
     expected = gradients(None)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sebp_edge.ops import ActiveRows, choices
-from sebp_edge.ops.choices import Shape, Ways
+from sebp_edge.ops.choices import Algorithms, Shape
 from sebp_edge.ops.tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, Tiles, safe_tiles
 
 SMALL, LARGE = Tiles(64, 64, 64, 1, 4, 4), Tiles(128, 256, 64, 2, 8, 3)
@@ -31,18 +31,18 @@ def test_a_bucket_holds_counts_up_to_a_power_of_two(num_active, bucket):
 
 
 def test_choices_come_back_from_their_file(tmp_path):
-    path = choices.file_for(tmp_path / "new", MACHINE)
-    found = {SHAPE: Ways(SMALL, None), SHAPE._replace(wanted="dx"): Ways(LARGE, None)}
+    path = choices.choices_file(tmp_path / "new", MACHINE)
+    found = {SHAPE: Algorithms(SMALL, None), SHAPE._replace(wanted="dx"): Algorithms(LARGE, None)}
     choices.write(path, MACHINE, found)
-    choices.write(path, MACHINE, {SHAPE: Ways(None, LARGE)})
-    assert choices.read(path) == found | {SHAPE: Ways(None, LARGE)}
+    choices.write(path, MACHINE, {SHAPE: Algorithms(None, LARGE)})
+    assert choices.read(path) == found | {SHAPE: Algorithms(None, LARGE)}
     assert json.loads(path.read_text())["machine"] == MACHINE
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("part", MACHINE)
 def test_another_machine_has_another_file(tmp_path, part):
-    assert choices.file_for(tmp_path, MACHINE | {part: "another"}) != choices.file_for(tmp_path, MACHINE)
+    assert choices.choices_file(tmp_path, MACHINE | {part: "another"}) != choices.choices_file(tmp_path, MACHINE)
 
 
 @pytest.mark.parametrize(
@@ -60,19 +60,19 @@ def test_another_machine_has_another_file(tmp_path, part):
     ],
 )
 def test_a_broken_file_is_said_once_not_used_and_replaced(tmp_path, gpu, text, caplog):
-    path = choices.file_for(tmp_path, MACHINE)
+    path = choices.choices_file(tmp_path, MACHINE)
     path.write_text(text)
     with caplog.at_level(logging.WARNING):
         shape = SHAPE._replace(num_inputs=5)
-        assert choices.choose(shape, gpu, str(tmp_path)) == choices.choose(shape, gpu, str(tmp_path)) == Ways()
+        assert choices.choose(shape, gpu, str(tmp_path)) == choices.choose(shape, gpu, str(tmp_path)) == Algorithms()
     assert [record.message.count(str(path)) for record in caplog.records] == [1]
-    choices.write(path, MACHINE, {shape: Ways(SMALL, LARGE)})
-    assert choices.choose(shape, gpu, str(tmp_path)) == Ways(SMALL, LARGE)
+    choices.write(path, MACHINE, {shape: Algorithms(SMALL, LARGE)})
+    assert choices.choose(shape, gpu, str(tmp_path)) == Algorithms(SMALL, LARGE)
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
-    path = choices.file_for(tmp_path, MACHINE)
-    choices.write(path, MACHINE, {SHAPE: Ways(SMALL, None)})
+    path = choices.choices_file(tmp_path, MACHINE)
+    choices.write(path, MACHINE, {SHAPE: Algorithms(SMALL, None)})
     before = path.read_bytes()
 
     def full(*_):
@@ -80,19 +80,19 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.replace", full)
     with pytest.raises(OSError, match="no space"):
-        choices.write(path, MACHINE, {SHAPE: Ways(None, LARGE)})
+        choices.write(path, MACHINE, {SHAPE: Algorithms(None, LARGE)})
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 def test_what_was_measured_here_comes_before_what_we_ship_and_cublas_comes_last(tmp_path, gpu, monkeypatch):
-    shipped = {SHAPE: Ways(SMALL, SMALL), SHAPE._replace(bucket=128): Ways(SMALL, None)}
+    shipped = {SHAPE: Algorithms(SMALL, SMALL), SHAPE._replace(bucket=128): Algorithms(SMALL, None)}
     monkeypatch.setattr(choices, "shipped", lambda name: shipped)
-    choices.write(choices.file_for(tmp_path, MACHINE), MACHINE, {SHAPE: Ways(None, LARGE)})
-    assert choices.choose(SHAPE, gpu, str(tmp_path)) == Ways(None, LARGE)
-    assert choices.choose(SHAPE, gpu, None) == Ways(SMALL, SMALL)
-    assert choices.choose(SHAPE._replace(bucket=128), gpu, str(tmp_path)) == Ways(SMALL, None)
-    assert choices.choose(SHAPE._replace(bucket=256), gpu, str(tmp_path)) == Ways()
+    choices.write(choices.choices_file(tmp_path, MACHINE), MACHINE, {SHAPE: Algorithms(None, LARGE)})
+    assert choices.choose(SHAPE, gpu, str(tmp_path)) == Algorithms(None, LARGE)
+    assert choices.choose(SHAPE, gpu, None) == Algorithms(SMALL, SMALL)
+    assert choices.choose(SHAPE._replace(bucket=128), gpu, str(tmp_path)) == Algorithms(SMALL, None)
+    assert choices.choose(SHAPE._replace(bucket=256), gpu, str(tmp_path)) == Algorithms()
 
 
 def test_what_we_ship_is_for_its_gpu_and_can_be_read(caplog):
@@ -141,9 +141,13 @@ def test_the_fastest_ways_share_one_gather():
     from sebp_edge.ops.measure import fastest
 
     found = fastest(8, 16, torch.bfloat16, [(rows_of(50), times(5, dx=[10, 14, 20], dweight=[10, 14]))])
-    ways = {shape.wanted: way for shape, way in found.items()}
+    algorithms = {shape.wanted: algorithm for shape, algorithm in found.items()}
     # Alone, a product is slower by cuBLAS with its gather; together they are faster.
-    assert ways == {"dx": Ways(SMALL, None), "dweight": Ways(None, SMALL), "both": Ways(None, None)}
+    assert algorithms == {
+        "dx": Algorithms(SMALL, None),
+        "dweight": Algorithms(None, SMALL),
+        "both": Algorithms(None, None),
+    }
     assert {shape.bucket for shape in found} == {64}
 
 
@@ -155,7 +159,7 @@ def test_row_sets_of_one_shape_choose_together():
         (rows_of(50), times(0, dx=[10, 11, 99], dweight=[1, 2])),
         (rows_of(64), times(0, dx=[99, 11, 10], dweight=[1, 2])),
     ]
-    assert fastest(8, 16, torch.bfloat16, several)[Shape.of(True, False, 2, 8, 16, 64)] == Ways(SMALL, None)
+    assert fastest(8, 16, torch.bfloat16, several)[Shape.of(True, False, 2, 8, 16, 64)] == Algorithms(SMALL, None)
 
 
 def test_a_wrong_way_is_never_timed():
@@ -178,9 +182,9 @@ def test_measuring_checks_and_times_every_way_that_fits(tmp_path, monkeypatch):
         # No graphs and no limits on a CPU: the ways run in Triton's interpreter.
         monkeypatch.setattr(measure, "milliseconds", lambda function: 1.0 + (function() is None))
         monkeypatch.setattr(choices, "shared_memory", lambda index: 100_000)
-        monkeypatch.setattr(choices, "index_of", lambda device: 0)
+        monkeypatch.setattr(choices, "device_index", lambda device: 0)
         monkeypatch.setattr(choices, "machine", lambda index: MACHINE)
     rows = ActiveRows.from_ids(torch.tensor([1, 4, 5, 30], device=device), 40)
     found = measure.measure([(24, 40)], [rows], torch.float16, str(tmp_path))
     assert found.keys() == {Shape(wanted, 16, 24, 40, 4) for wanted in ("dx", "dweight", "both")}
-    assert choices.read(choices.file_for(tmp_path, choices.machine(0))) == found
+    assert choices.read(choices.choices_file(tmp_path, choices.machine(0))) == found

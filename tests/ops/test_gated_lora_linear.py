@@ -53,9 +53,9 @@ def test_it_keeps_gate_and_up_and_not_their_product():
     hidden = gated(gate, up, "silu")
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         out = gated_lora_linear(hidden, Gate(gate, up, "silu"), LoraGroup.stack([projection]))
-    places = {tensor.data_ptr() for tensor in kept}
-    assert {gate.data_ptr(), up.data_ptr()} <= places
-    assert hidden.data_ptr() not in places
+    addresses = {tensor.data_ptr() for tensor in kept}
+    assert {gate.data_ptr(), up.data_ptr()} <= addresses
+    assert hidden.data_ptr() not in addresses
     dgate, dup = torch.autograd.grad(out, [gate, up], torch.ones_like(out))
     assert dup.data_ptr() - dgate.data_ptr() == 10 * dgate.itemsize
 

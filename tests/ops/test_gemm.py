@@ -23,7 +23,7 @@ PRODUCT = Product("bfloat16", 832, 3072, 5120, (3072, 3072, 5120), True, True)
     ],
 )
 def test_another_algorithm_must_be_clearly_faster(times, expected):
-    assert gemm.best(times) == expected
+    assert gemm.pick_fastest(times) == expected
 
 
 def test_what_was_found_is_kept_beside_what_was_there(tmp_path):
@@ -159,15 +159,15 @@ def plain_matmuls(monkeypatch, nothing_chosen):
     """The third algorithm is the fastest, of a GPU that is not there; gives how often products were timed."""
     timed, capturing = [], []
 
-    def times(ways):
-        timed.append(list(ways))
-        return {choice: 1.0 if choice is None else 0.9 - 0.1 * choice for choice in ways}
+    def times(candidates):
+        timed.append(list(candidates))
+        return {choice: 1.0 if choice is None else 0.9 - 0.1 * choice for choice in candidates}
 
     monkeypatch.setattr(gemm, "_matmul", PlainMatmul)
     monkeypatch.setattr(PlainMatmul, "failing", set())
-    monkeypatch.setattr(gemm, "_times", times)
+    monkeypatch.setattr(gemm, "_time_candidates", times)
     monkeypatch.setattr(cublaslt, "version", lambda: "1")
-    monkeypatch.setattr(choices, "index_of", lambda device: 0)
+    monkeypatch.setattr(choices, "device_index", lambda device: 0)
     monkeypatch.setattr(choices, "machine", lambda index: {"gpu": "none"})
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
@@ -317,7 +317,7 @@ class TestOnAGpu:
         ((_, chosen),) = gemm._chosen.items()
         gemm._chosen.clear()
         gemm._read_once.cache_clear()
-        monkeypatch.setattr(gemm, "_times", lambda ways: pytest.fail("timed again"))
+        monkeypatch.setattr(gemm, "_time_candidates", lambda candidates: pytest.fail("timed again"))
         with tuning(tmp_path):
             gemm.multiply_(out, a, b)
         assert list(gemm._chosen.values()) == [chosen]

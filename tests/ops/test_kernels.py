@@ -33,9 +33,9 @@ def test_rows_are_gathered_and_scattered_exactly(num_rows, num_columns, share, d
     assert torch.equal(gathered, reference.gather_rows(x, rows))
     expected = torch.zeros_like(x)
     expected[rows] = x[rows]
-    places = ActiveRows.from_ids(rows, num_rows).places
-    assert torch.equal(move_rows.scatter_rows(gathered, places), expected)
-    assert torch.equal(reference.scatter_rows(gathered, places), expected)
+    slots = ActiveRows.from_ids(rows, num_rows).slots
+    assert torch.equal(move_rows.scatter_rows(gathered, slots), expected)
+    assert torch.equal(reference.scatter_rows(gathered, slots), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -74,10 +74,10 @@ def test_products_of_active_rows_are_dense_ones(shape, share, tiles, dtype, pois
 
     dx = products.dx(dout, weight, rows, tiles)
     assert_no_worse_than_torch(dx[ids], dout[ids] @ weight, dout[ids].double() @ weight.double())
-    assert not dx[rows.places < 0].any()
+    assert not dx[rows.slots < 0].any()
 
     for whole in (False, True):
-        found = products.dweight(dout, x if whole else x[ids], rows, tiles, x_is_whole=whole, with_bias=True)
+        found = products.dweight(dout, x if whole else x[ids], rows, tiles, x_has_all_rows=whole, with_bias=True)
         truth = dout[ids].double().T @ x[ids].double()
         assert_no_worse_than_torch(found.dweight, dout[ids].T @ x[ids], truth)
         assert_no_worse_than_torch(found.dbias, dout[ids].sum(0), dout[ids].double().sum(0))
@@ -90,13 +90,13 @@ def test_products_read_the_number_of_rows_from_the_device(active, weighted, tile
     rows = selected(70, active, capacity=69, weighted=weighted)
     x, weight, dout = draw(70, 45), draw(83, 45, seed=1), draw(70, 83, seed=2)
     # What is not a row is not read: row 0 stands in the places beyond the number of rows.
-    x[rows.places < 0] = dout[rows.places < 0] = float("nan")
+    x[rows.slots < 0] = dout[rows.slots < 0] = float("nan")
     ids = rows.ids[:active]
     weighted_dout = dout[ids].double() * (rows.weights[:active, None] if weighted else 1)
     dx = products.dx(dout, weight, rows, tiles)
     torch.testing.assert_close(dx[ids].double(), weighted_dout @ weight.double(), rtol=1e-4, atol=1e-4)
-    assert not dx[rows.places < 0].any()
-    found = products.dweight(dout, x, rows, tiles, x_is_whole=True, with_bias=True)
+    assert not dx[rows.slots < 0].any()
+    found = products.dweight(dout, x, rows, tiles, x_has_all_rows=True, with_bias=True)
     torch.testing.assert_close(found.dweight.double(), weighted_dout.T @ x[ids].double(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.dbias.double(), weighted_dout.sum(0), rtol=1e-4, atol=1e-4)
 
@@ -107,11 +107,11 @@ def test_products_do_not_mind_strides_and_give_the_same_bits_again(tiles):
     x, weight, dout = draw(40, 2 * 18)[:, ::2], draw(18, 23, seed=1).T, draw(40, 99, seed=2)[:, 3:26]
     dx = products.dx(dout, weight, rows, tiles)
     torch.testing.assert_close(dx[rows.ids], dout[rows.ids] @ weight, rtol=1e-4, atol=1e-4)
-    dweight, dbias = products.dweight(dout, x, rows, tiles, x_is_whole=True, with_bias=False)
+    dweight, dbias = products.dweight(dout, x, rows, tiles, x_has_all_rows=True, with_bias=False)
     assert dbias is None
     torch.testing.assert_close(dweight, dout[rows.ids].T @ x[rows.ids], rtol=1e-4, atol=1e-4)
     assert torch.equal(dx, products.dx(dout, weight, rows, tiles))
-    again, _ = products.dweight(dout, x, rows, tiles, x_is_whole=True, with_bias=False)
+    again, _ = products.dweight(dout, x, rows, tiles, x_has_all_rows=True, with_bias=False)
     assert torch.equal(dweight, again)
 
 
@@ -150,15 +150,21 @@ def test_strides_do_not_matter_to_row_norms():
 @pytest.mark.parametrize(("num_rows", "vocabulary"), [(0, 5), (1, 2), (5, 11), (7, 300), (3, 9000)])
 @pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (0.25, None), (2.0, 5.0)])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("wanted", [True, False])
-def test_losses_and_gradients_are_plain_pytorchs(num_rows, vocabulary, scale, softcap, dtype, wanted, poisoned_memory):
+@pytest.mark.parametrize("needs_gradient", [True, False])
+def test_losses_and_gradients_are_plain_pytorchs(
+    num_rows, vocabulary, scale, softcap, dtype, needs_gradient, poisoned_memory
+):
     logits = 3 * draw(num_rows, vocabulary, dtype=dtype)
     targets = torch.randint(vocabulary, (num_rows,), generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    expected, gradient = reference.cross_entropy_and_dlogits_(logits.clone(), targets, scale, softcap, wanted=wanted)
-    losses, found = cross_entropy.cross_entropy_and_dlogits_(logits, targets, scale, softcap, wanted=wanted)
+    expected, gradient = reference.cross_entropy_and_dlogits_(
+        logits.clone(), targets, scale, softcap, needs_gradient=needs_gradient
+    )
+    losses, found = cross_entropy.cross_entropy_and_dlogits_(
+        logits, targets, scale, softcap, needs_gradient=needs_gradient
+    )
     torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
-    assert (found is None) == (not wanted)
-    if wanted:
+    assert (found is None) == (not needs_gradient)
+    if needs_gradient:
         assert found.data_ptr() == logits.data_ptr()
         torch.testing.assert_close(found, gradient)
 
@@ -186,7 +192,7 @@ def test_rank_products_of_a_group_are_plain_pytorchs(columns, num_rows, rank, dt
 def test_logits_that_would_overflow_do_not():
     logits = torch.tensor([[3e4, -3e4, 0.0], [-3e4, -3e4, -3e4]], device=DEVICE)
     targets = torch.tensor([1, 0], device=DEVICE)
-    losses, gradient = cross_entropy.cross_entropy_and_dlogits_(logits, targets, 1.0, None, wanted=True)
+    losses, gradient = cross_entropy.cross_entropy_and_dlogits_(logits, targets, 1.0, None, needs_gradient=True)
     torch.testing.assert_close(losses, torch.tensor([6e4, 1.0986123], device=DEVICE))
     assert gradient.isfinite().all()
 
@@ -199,7 +205,7 @@ def test_matrices_beyond_two_to_the_31_elements():
     x[rows] = draw(4, x.shape[1], dtype=torch.bfloat16)
     gathered = move_rows.gather_rows(x, rows)
     assert torch.equal(gathered, x[rows])
-    scattered = move_rows.scatter_rows(gathered, ActiveRows.from_ids(rows, len(x)).places)
+    scattered = move_rows.scatter_rows(gathered, ActiveRows.from_ids(rows, len(x)).slots)
     assert torch.equal(scattered[rows], gathered)
     assert int((scattered != 0).any(dim=1).sum()) == 4
     nonzero = reduce_rows.nonzero_rows(scattered)
@@ -222,9 +228,9 @@ def test_products_of_matrices_beyond_two_to_the_31_elements():
     dx = products.dx(dout, weight, rows, tiles)
     assert_no_worse_than_torch(dx[rows.ids], compact @ weight, compact.double() @ weight.double())
     assert int((dx != 0).any(dim=1).sum()) == 4
-    found = products.dweight(dout, x, rows, tiles, x_is_whole=True, with_bias=True)
+    found = products.dweight(dout, x, rows, tiles, x_has_all_rows=True, with_bias=True)
     truth = compact.double().T @ x[rows.ids].double()
     assert_no_worse_than_torch(found.dweight, compact.T @ x[rows.ids], truth)
     transposed = products.dx(x, dout[:64].contiguous(), ActiveRows.from_ids(rows.ids, num_rows), tiles)
     assert transposed.shape == (num_rows, num_outputs)
-    assert not transposed[rows.places < 0].any()
+    assert not transposed[rows.slots < 0].any()

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from random_cases import quantised, random_group
 
-from sebp_edge.ops import LoraGroup, LoraProjection, Remake, Scratch, detect, lora_linear, select_rows
+from sebp_edge.ops import LoraGroup, LoraProjection, Recompute, ScratchBuffer, detect, lora_linear, select_rows
 
 
 def dense(x, projections, dtype):
@@ -48,9 +48,9 @@ def test_outputs_and_gradients_are_pefts(shape, share, given, poisoned_memory):
 
 
 @pytest.mark.parametrize("given", ["detect", "chosen", "weighted"])
-@pytest.mark.parametrize("wanted_dx", [True, False])
+@pytest.mark.parametrize("needs_dx", [True, False])
 def test_kernels_compute_rows_that_are_found_without_waiting_for_their_number(
-    given, wanted_dx, kernels, no_host_sync, poisoned_memory
+    given, needs_dx, kernels, no_host_sync, poisoned_memory
 ):
     x, projections, active, douts = random_group(65, 33, (17, 9, 9), 4, 20, torch.float32, torch.float32)
     factors = torch.zeros(65).index_fill_(0, active if given == "detect" else active[::3], 1.0)
@@ -62,10 +62,10 @@ def test_kernels_compute_rows_that_are_found_without_waiting_for_their_number(
     scaled = [dout * factors[:, None] for dout in douts]
     _, expected = outputs_and_gradients(lambda *a: dense(*a, torch.float32), x, projections, scaled)
     adapters = [*(p.lora_A.requires_grad_() for p in projections), *(p.lora_B.requires_grad_() for p in projections)]
-    outputs = stacked(x.requires_grad_(wanted_dx), projections, detect if given == "detect" else choose)
+    outputs = stacked(x.requires_grad_(needs_dx), projections, detect if given == "detect" else choose)
     with no_host_sync():
-        found = torch.autograd.grad(outputs, [x, *adapters] if wanted_dx else adapters, douts)
-    for one, other in zip(found, expected if wanted_dx else expected[1:], strict=True):
+        found = torch.autograd.grad(outputs, [x, *adapters] if needs_dx else adapters, douts)
+    for one, other in zip(found, expected if needs_dx else expected[1:], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
@@ -170,12 +170,12 @@ def test_a_quantised_weight_is_dequantised_once_a_pass_and_never_kept():
 def test_groups_that_share_a_scratch_dequantise_to_one_place_as_large_as_the_largest():
     x, projections, *_ = random_group(24, 8, (6, 11), 2, 9)
     wide, wide_projections, *_ = random_group(24, 13, (6, 6), 2, 9)
-    scratch, made = Scratch(), []
+    scratch, made = ScratchBuffer(), []
     packed = [[quantised(one, made)[0] for one in group] for group in (projections, wide_projections)]
     groups = [LoraGroup.stack(group, scratch) for group in packed]
-    places = {matrix.data_ptr() for group in groups for _, matrix in group.matrices()}
-    assert len(places) == 1
-    assert scratch._flat.numel() == 8 * 11
+    addresses = {matrix.data_ptr() for group in groups for _, matrix in group.matrices()}
+    assert len(addresses) == 1
+    assert scratch._buffer.numel() == 8 * 11
     alone = [LoraGroup.stack(group) for group in packed]
     for inputs, group, other in zip((x, wide), groups, alone, strict=True):
         for out, expected in zip(lora_linear(inputs, group), lora_linear(inputs, other), strict=True):
@@ -184,7 +184,7 @@ def test_groups_that_share_a_scratch_dequantise_to_one_place_as_large_as_the_lar
 
 def test_a_scratch_that_was_first_used_in_inference_mode_serves_training():
     x, projections, _, douts = random_group(24, 8, (6, 11), 2, 9)
-    group = LoraGroup.stack([quantised(one, [])[0] for one in projections], Scratch())
+    group = LoraGroup.stack([quantised(one, [])[0] for one in projections], ScratchBuffer())
     with torch.inference_mode():
         expected = lora_linear(x, group)
     found = lora_linear(x.requires_grad_(), group)
@@ -207,8 +207,8 @@ def test_an_input_that_is_made_again_gives_the_same_bits_and_is_not_kept(given, 
 
     def run(x, leaves, remade):
         x = x.tanh()
-        remake = Remake(lambda source: made.append(weakref.ref(again := source.tanh())) or again, (source,))
-        return lora_linear(x, LoraGroup.stack(leaves), rows, remake if remade else None)
+        recompute = Recompute(lambda source: made.append(weakref.ref(again := source.tanh())) or again, (source,))
+        return lora_linear(x, LoraGroup.stack(leaves), rows, recompute if remade else None)
 
     (expected_out, expected), (found_out, found) = (
         outputs_and_gradients(lambda x, leaves, remade=remade: run(x, leaves, remade), source, projections, douts)
@@ -224,7 +224,7 @@ def test_an_input_that_is_made_again_is_let_go():
     leaves = [p._replace(lora_A=p.lora_A.requires_grad_(), lora_B=p.lora_B.requires_grad_()) for p in projections]
     source.requires_grad_()
     x = source.tanh()
-    outputs = lora_linear(x, LoraGroup.stack(leaves), None, Remake(torch.tanh, (source.detach(),)))
+    outputs = lora_linear(x, LoraGroup.stack(leaves), None, Recompute(torch.tanh, (source.detach(),)))
     kept = {tensor.data_ptr() for tensor in outputs[0].grad_fn.saved_tensors}
     assert source.data_ptr() in kept
     assert x.data_ptr() not in kept
@@ -236,7 +236,7 @@ def test_an_input_that_is_made_again_is_let_go():
 def test_a_source_that_changed_is_noticed():
     source, projections, _, douts = random_group(24, 8, (6,), 2, 24)
     leaf = projections[0]._replace(lora_A=projections[0].lora_A.requires_grad_())
-    (out,) = lora_linear(source.tanh(), LoraGroup.stack([leaf]), None, Remake(torch.tanh, (source.detach(),)))
+    (out,) = lora_linear(source.tanh(), LoraGroup.stack([leaf]), None, Recompute(torch.tanh, (source.detach(),)))
     source.add_(1)
     with pytest.raises(RuntimeError, match="inplace"):
         out.backward(douts[0])

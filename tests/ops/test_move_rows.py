@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sebp_edge.ops import detect, gather_rows, kept_rows, scatter_rows
+from sebp_edge.ops import detect, gather_rows, keep_rows, scatter_rows
 
 CASES = [
     (7, torch.tensor([0, 3, 6])),
@@ -30,7 +30,7 @@ def test_gather_and_scatter_move_rows_and_their_gradients(num_rows, rows):
 @pytest.mark.parametrize("rows", [torch.tensor([4, 5, 9]), slice(4, 7)], ids=["ids", "one span"])
 def test_few_rows_are_kept_in_a_copy_that_holds_nothing_else(rows):
     x = torch.randn(12, 5)
-    kept = kept_rows(x, rows)
+    kept = keep_rows(x, rows)
     assert torch.equal(kept, x[rows])
     assert kept.untyped_storage().nbytes() == 3 * 5 * 4
 
@@ -38,4 +38,4 @@ def test_few_rows_are_kept_in_a_copy_that_holds_nothing_else(rows):
 @pytest.mark.parametrize("rows", [torch.arange(7), slice(3, 12), detect], ids=["ids", "one span", "unknown"])
 def test_most_rows_or_unknown_ones_are_kept_as_the_input_itself(rows):
     x = torch.randn(12, 5)
-    assert kept_rows(x, rows) is x
+    assert keep_rows(x, rows) is x

@@ -26,14 +26,14 @@ def test_norms_are_plain_pytorchs(shape, offset, dtype, poisoned_memory):
     torch.testing.assert_close(rstd.double(), true_rstd, rtol=1e-6, atol=0)
     assert_as_good(out, truth, dtype)
     exact = [x.double(), weight.double(), true_rstd]
-    expected = reference.rms_norm_backward(dout.double(), *exact, offset, wanted_dweight=True)
-    found = rms_norm.rms_norm_backward(dout, x, weight, rstd, offset, wanted_dweight=True)
-    again = rms_norm.rms_norm_backward(dout, x, weight, rstd, offset, wanted_dweight=True)
+    expected = reference.rms_norm_backward(dout.double(), *exact, offset, needs_dweight=True)
+    found = rms_norm.rms_norm_backward(dout, x, weight, rstd, offset, needs_dweight=True)
+    again = rms_norm.rms_norm_backward(dout, x, weight, rstd, offset, needs_dweight=True)
     for one, other, truth in zip(found, again, expected, strict=True):
         assert one.dtype == dtype
         assert torch.equal(one, other)
         assert_as_good(one, truth, dtype)
-    dx, dweight = rms_norm.rms_norm_backward(dout, x, weight, rstd, offset, wanted_dweight=False)
+    dx, dweight = rms_norm.rms_norm_backward(dout, x, weight, rstd, offset, needs_dweight=False)
     assert dweight is None
     assert_as_good(dx, expected[0], dtype)
 
@@ -60,8 +60,8 @@ def test_strides_do_not_matter_to_norms(poisoned_memory):
         assert torch.equal(found_rstd, rstd)
         for dout in views(seed=1):
             given = (weight, rstd, 0.0)
-            expected = rms_norm.rms_norm_backward(dout.contiguous(), x.contiguous(), *given, wanted_dweight=True)
-            found = rms_norm.rms_norm_backward(dout, x, *given, wanted_dweight=True)
+            expected = rms_norm.rms_norm_backward(dout.contiguous(), x.contiguous(), *given, needs_dweight=True)
+            found = rms_norm.rms_norm_backward(dout, x, *given, needs_dweight=True)
             assert torch.equal(found[0], expected[0])
             assert torch.equal(found[1], expected[1])
 
@@ -92,14 +92,16 @@ def test_gates_are_plain_pytorchs(shape, activation, dtype, poisoned_memory):
     exact = gate.double(), up.double(), activation
     found = gated.gated(gate, up, activation)
     assert_as_good(found, reference.gated(*exact), dtype)
-    dsides = gated.gated_backward(dout, gate, up, activation)
-    assert dsides.shape == (num_rows, 2 * num_columns)
-    for one, truth in zip(dsides.chunk(2, 1), reference.gated_backward(dout.double(), *exact).chunk(2, 1), strict=True):
+    dgate_up = gated.gated_backward(dout, gate, up, activation)
+    assert dgate_up.shape == (num_rows, 2 * num_columns)
+    for one, truth in zip(
+        dgate_up.chunk(2, 1), reference.gated_backward(dout.double(), *exact).chunk(2, 1), strict=True
+    ):
         assert_as_good(one, truth, dtype)
     # However they lie in memory.
     gate, up, dout = gate.contiguous(), up.T.contiguous().T, dout.T.contiguous().T
     assert torch.equal(gated.gated(gate, up, activation), found)
-    assert torch.equal(gated.gated_backward(dout, gate, up, activation), dsides)
+    assert torch.equal(gated.gated_backward(dout, gate, up, activation), dgate_up)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (1, 1), (7, 5), (33, 130), (100, 300)])
@@ -110,12 +112,12 @@ def test_gates_before_an_adapter_are_plain_pytorchs(shape, rank, dtype, poisoned
     gate, up = (3 * draw(num_rows, 2 * num_columns, dtype=dtype)).chunk(2, dim=1)
     dout, lora_A = draw(*shape, dtype=dtype, seed=1), draw(rank, num_columns, dtype=dtype, seed=2)
     lora_up = draw(num_rows, 2 * rank, dtype=dtype, seed=3)[:, rank:]
-    dsides, dlora_A = gated.gated_lora_backward(dout, lora_up, lora_A, gate, up, "silu")
+    dgate_up, dlora_A = gated.gated_lora_backward(dout, lora_up, lora_A, gate, up, "silu")
     truth, truth_A = reference.gated_lora_backward(*(x.double() for x in (dout, lora_up, lora_A, gate, up)), "silu")
-    assert_as_good(dsides, truth, dtype)
+    assert_as_good(dgate_up, truth, dtype)
     assert_as_good(dlora_A, truth_A, dtype)
     again = gated.gated_lora_backward(dout.T.contiguous().T, lora_up, lora_A, gate.contiguous(), up, "silu")
-    assert torch.equal(again[0], dsides)
+    assert torch.equal(again[0], dgate_up)
     assert torch.equal(again[1], dlora_A)
 
 

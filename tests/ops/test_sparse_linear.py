@@ -141,7 +141,7 @@ SMALL = Tiles(16, 16, 16, 2, 4, 2)
 def test_every_way_gives_dense_gradients_and_only_those_wanted(
     dx, dweight, trained, given, kernels, monkeypatch, poisoned_memory
 ):
-    monkeypatch.setattr(choices, "choose", lambda shape, device, folder: choices.Ways(dx, dweight))
+    monkeypatch.setattr(choices, "choose", lambda shape, device, folder: choices.Algorithms(dx, dweight))
     x, weight, bias, ids, dout = random_case(24, 8, 6, 9, torch.float32)
     keep = torch.zeros(24, dtype=torch.bool).index_fill_(0, ids, True)
     factors = torch.arange(24) / 7
@@ -207,8 +207,8 @@ def test_a_compiled_model_is_one_graph_and_gets_dense_gradients(dynamic, given):
 def test_the_compiled_op_is_registered_as_it_behaves():
     x, weight, _, ids, dout = random_case(24, 8, 6, 9)
     rows = ActiveRows.from_ids(ids, 24)
-    for wanted in ([True, True, True], [False, True, False], [True, False, True]):
-        arguments = (dout, weight, x[ids], *rows, wanted, False, None)
+    for needed in ([True, True, True], [False, True, False], [True, False, True]):
+        arguments = (dout, weight, x[ids], *rows, needed, False, None)
         library.opcheck(torch.ops.sebp_edge.sparse_linear_backward.default, arguments)
 
 

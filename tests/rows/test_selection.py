@@ -59,8 +59,8 @@ def test_the_fewest_rows_that_hold_a_share_of_the_energy_are_counted(num_rows, s
     largest, held, expected = sorted(energy.tolist(), reverse=True), 0.0, 0
     while held < share * sum(largest):
         held, expected = held + largest[expected], expected + 1
-    assert int(row_rules.holding(energy, share)) == expected
-    assert int(row_rules.holding(torch.zeros(num_rows), share)) == 0
+    assert int(row_rules.top_rows(energy, share)) == expected
+    assert int(row_rules.top_rows(torch.zeros(num_rows), share)) == 0
 
 
 @pytest.mark.parametrize("num_rows", SIZES)

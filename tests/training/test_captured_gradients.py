@@ -8,7 +8,7 @@ from against_dense import padded_batch
 from builders import gpu_sync_forbidden, make_encoder, make_encoder_batch, make_llama
 from model_families import FAMILIES, WIDER
 from peft import LoraConfig, get_peft_model
-from running_out import PlainGraphs
+from failing_memory import PlainGraphs
 
 from sebp_edge.errors import CannotCapture, MachineError
 from sebp_edge.rows.active_tokens import ActiveTokens

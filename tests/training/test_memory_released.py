@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 from builders import limit_rows, make_sentences
-from running_out import RECIPE, Failing, gradients, recovering_learner, uneven_examples
+from failing_memory import RECIPE, Failing, gradients, recovering_learner, uneven_examples
 
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryRanOut, StepDone

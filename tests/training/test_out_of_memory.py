@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 from builders import evaluated, limit_rows, make_sentences, make_step, train
-from running_out import LENGTHS, RECIPE, Failing, equal, gradients, recovering_learner, uneven_examples
+from failing_memory import LENGTHS, RECIPE, Failing, equal, gradients, recovering_learner, uneven_examples
 
 from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import MemoryRanOut

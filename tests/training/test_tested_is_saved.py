@@ -3,7 +3,7 @@
 import pytest
 import torch
 from builders import make_llama, make_sentences, make_tokenizer
-from running_out import RECIPE as SMALL
+from failing_memory import RECIPE as SMALL
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.events import Evaluated, TrainingStarted

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 from builders import evaluated, make_examples, make_step
-from running_out import CPU, RECIPE, PlainGraphs, recovering_learner, uneven_examples
+from failing_memory import CPU, RECIPE, PlainGraphs, recovering_learner, uneven_examples
 
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.texts.batches import pack

@@ -57,9 +57,9 @@ def _adamw_kernel(
     num_elements,
     num_blocks,
     beta1,
-    rest1,
+    one_minus_beta1,
     beta2,
-    rest2,
+    one_minus_beta2,
     eps,
     weight_decay,
     HAS_CODES: tl.constexpr,
@@ -70,8 +70,8 @@ def _adamw_kernel(
 ):
     # 64 bits: an offset may pass 2^31 elements.
     blocks = (tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS))[:, None]
-    places = blocks * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask, some = places < num_elements, blocks < num_blocks
+    offsets = blocks * BLOCK + tl.arange(0, BLOCK)[None, :]
+    mask, some = offsets < num_elements, blocks < num_blocks
 
     pairs = blocks * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
     low = (pairs & 0xFFFFFFFF).to(tl.uint32)
@@ -80,38 +80,38 @@ def _adamw_kernel(
     random = tl.join(one, other).reshape(BLOCKS, BLOCK).to(tl.int32, bitcast=True)
     random_codes = tl.join(third, fourth).reshape(BLOCKS, BLOCK).to(tl.int32, bitcast=True)
 
-    weight = tl.load(weight_ptr + places, mask=mask, other=0.0).to(tl.float32)
-    gradient = tl.load(gradient_ptr + places, mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    gradient = tl.load(gradient_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     if HAS_FACTOR:
         gradient *= tl.load(factor_ptr)
     if HAS_CODES:
         first_exponents = tl.load(exponents_ptr + blocks, mask=some, other=0)
         second_exponents = tl.load(exponents_ptr + num_blocks + blocks, mask=some, other=0)
-        first = _decode(tl.load(first_ptr + places, mask=mask, other=0), first_exponents, True)
-        second = _decode(tl.load(second_ptr + places, mask=mask, other=0), second_exponents, False)
+        first = _decode(tl.load(first_ptr + offsets, mask=mask, other=0), first_exponents, True)
+        second = _decode(tl.load(second_ptr + offsets, mask=mask, other=0), second_exponents, False)
     else:
-        first = tl.load(first_ptr + places, mask=mask, other=0.0)
-        second = tl.load(second_ptr + places, mask=mask, other=0.0)
+        first = tl.load(first_ptr + offsets, mask=mask, other=0.0)
+        second = tl.load(second_ptr + offsets, mask=mask, other=0.0)
 
-    first = first * beta1 + gradient * rest1
-    second = second * beta2 + gradient * gradient * rest2
+    first = first * beta1 + gradient * one_minus_beta1
+    second = second * beta2 + gradient * gradient * one_minus_beta2
     learning_rate = tl.load(learning_rate_ptr)
-    size = tl.sqrt(second / tl.load(corrections_ptr + 1)) + eps
-    update = first / tl.load(corrections_ptr) / size
+    denominator = tl.sqrt(second / tl.load(corrections_ptr + 1)) + eps
+    update = first / tl.load(corrections_ptr) / denominator
     weight = weight * (1.0 - learning_rate * weight_decay) - learning_rate * update
 
     if TO_BF16:
         bits = weight.to(tl.int32, bitcast=True)
         rounded = ((bits + (random & 0xFFFF)) & -0x10000).to(tl.float32, bitcast=True)
         weight = tl.where((bits & 0x7F800000) != 0x7F800000, rounded, weight)
-    tl.store(weight_ptr + places, weight.to(weight_ptr.dtype.element_ty), mask=mask)
+    tl.store(weight_ptr + offsets, weight.to(weight_ptr.dtype.element_ty), mask=mask)
     if HAS_CODES:
         first, first_exponents = _encode(first, random_codes & 0xFFFF, True)
         second, second_exponents = _encode(second, (random_codes >> 16) & 0xFFFF, False)
         tl.store(exponents_ptr + blocks, first_exponents, mask=some)
         tl.store(exponents_ptr + num_blocks + blocks, second_exponents, mask=some)
-    tl.store(first_ptr + places, first, mask=mask)
-    tl.store(second_ptr + places, second, mask=mask)
+    tl.store(first_ptr + offsets, first, mask=mask)
+    tl.store(second_ptr + offsets, second, mask=mask)
 
 
 def adamw_(weight: Tensor, gradient: Tensor, moments, adamw, seed: int, factor: Tensor | None) -> None:

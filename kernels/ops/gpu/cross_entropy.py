@@ -33,7 +33,7 @@ def _cross_entropy_kernel(
     scale,
     softcap,
     HAS_SOFTCAP: tl.constexpr,
-    WANTED: tl.constexpr,
+    NEEDS_GRADIENT: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -51,7 +51,7 @@ def _cross_entropy_kernel(
         maximum = higher
     # Subtract the maximum first: the logsumexp of large logits has too few digits.
     tl.store(losses_ptr + row, tl.log(total) - (at_target - maximum))
-    if WANTED:
+    if NEEDS_GRADIENT:
         for begin in range(0, vocabulary, BLOCK_V):
             columns = begin + tl.arange(0, BLOCK_V)
             mask = columns < vocabulary
@@ -63,7 +63,7 @@ def _cross_entropy_kernel(
 
 
 def cross_entropy_and_dlogits_(
-    logits_CV: Tensor, targets_C: Tensor, scale: float, softcap: float | None, *, wanted: bool
+    logits_CV: Tensor, targets_C: Tensor, scale: float, softcap: float | None, *, needs_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Overwrites the logits with their gradient."""
     losses_C = logits_CV.new_empty(len(logits_CV), dtype=torch.float32)
@@ -77,8 +77,8 @@ def cross_entropy_and_dlogits_(
             scale,
             softcap or 1.0,
             HAS_SOFTCAP=softcap is not None,
-            WANTED=wanted,
+            NEEDS_GRADIENT=needs_gradient,
             BLOCK_V=min(BLOCK_V, triton.next_power_of_2(logits_CV.shape[1])),
             num_warps=8,
         )
-    return losses_C, logits_CV if wanted else None
+    return losses_C, logits_CV if needs_gradient else None

@@ -23,7 +23,7 @@ _TRANSPOSE_FIRST = 3  # an attribute of a product
 _MAX_WORKSPACE, _REDUCTIONS, _MIN_ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # attributes of a preference
 _REDUCED_IN_FP32 = 2  # split sums are not rounded in between
 _ALIGNMENT = 16
-_MOST = 8
+_MAX_ALGORITHMS = 8
 
 
 class Product(NamedTuple):
@@ -69,7 +69,7 @@ class _Algorithm(ctypes.Structure):
     _fields_ = (("data", c_uint64 * 8),)
 
 
-class _Found(ctypes.Structure):
+class _HeuristicResult(ctypes.Structure):
     _fields_ = (
         ("algorithm", _Algorithm),
         ("workspace", c_size_t),
@@ -96,7 +96,7 @@ class Matmul:
             return
         try:
             self._describe(product)
-            self.algorithms = self._ask()
+            self.algorithms = self._find_algorithms()
         except RuntimeError as error:
             logger.info(f"{error} This product takes the algorithm that torch takes.")
 
@@ -119,7 +119,7 @@ class Matmul:
         Raises:
             RuntimeError: cuBLASLt refuses; nothing was launched.
         """
-        kept, place = c_float(float(self._accumulates)), c_void_p(out.data_ptr())
+        beta, out_ptr = c_float(float(self._accumulates)), c_void_p(out.data_ptr())
         layout_b, layout_a, layout_out = self._layouts
         _call(
             "cublasLtMatmul",
@@ -130,10 +130,10 @@ class Matmul:
             layout_b,
             c_void_p(a.data_ptr()),
             layout_a,
-            byref(kept),
-            place,
+            byref(beta),
+            out_ptr,
             layout_out,
-            place,
+            out_ptr,
             layout_out,
             byref(algorithm),
             None,
@@ -141,8 +141,8 @@ class Matmul:
             c_void_p(torch.cuda.current_stream(self._index).cuda_stream),
         )
 
-    def _ask(self) -> list[_Algorithm]:
-        preference, number, found = c_void_p(), c_int(), (_Found * _MOST)()
+    def _find_algorithms(self) -> list[_Algorithm]:
+        preference, number, found = c_void_p(), c_int(), (_HeuristicResult * _MAX_ALGORITHMS)()
         _call("cublasLtMatmulPreferenceCreate", byref(preference))
         try:
             _set("cublasLtMatmulPreferenceSetAttribute", preference, _MAX_WORKSPACE, c_size_t(0))
@@ -150,7 +150,15 @@ class Matmul:
             for alignment in _MIN_ALIGNMENTS:
                 _set("cublasLtMatmulPreferenceSetAttribute", preference, alignment, ctypes.c_uint32(_ALIGNMENT))
             layouts = (*self._layouts, self._layouts[2])
-            arguments = (_handle(self._index), self._descriptor, *layouts, preference, _MOST, found, byref(number))
+            arguments = (
+                _handle(self._index),
+                self._descriptor,
+                *layouts,
+                preference,
+                _MAX_ALGORITHMS,
+                found,
+                byref(number),
+            )
             # It fails if there is no algorithm.
             failed = _library().cublasLtMatmulAlgoGetHeuristic(*arguments)
         finally:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .move_rows import with_dense_rows
+from .move_rows import with_contiguous_rows
 
 BLOCK_M = 1024
 # Tile and most programs of the kernel with an adapter: the fastest on an H100.
@@ -39,7 +39,7 @@ def _sigmoid_and_its_slope(gate, IS_GELU: tl.constexpr):
 
 
 @triton.jit
-def _gradients_of_sides(dout, gate, up, sigmoid, slope):
+def _gate_up_gradients(dout, gate, up, sigmoid, slope):
     return dout * up * sigmoid * (1.0 + gate * slope), dout * gate * sigmoid
 
 
@@ -63,7 +63,7 @@ def _gated_backward_kernel(
     dout_ptr,
     gate_ptr,
     up_ptr,
-    dsides_ptr,
+    dgate_up_ptr,
     num_columns,
     stride_dout,
     stride_gate,
@@ -78,10 +78,10 @@ def _gated_backward_kernel(
     gate = tl.load(gate_ptr + row * stride_gate + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * stride_up + columns, mask=mask, other=0.0).to(tl.float32)
     sigmoid, slope = _sigmoid_and_its_slope(gate, IS_GELU)
-    dgate, dup = _gradients_of_sides(dout, gate, up, sigmoid, slope)
-    place = dsides_ptr + row * 2 * num_columns + columns
-    tl.store(place, dgate.to(dsides_ptr.dtype.element_ty), mask=mask)
-    tl.store(place + num_columns, dup.to(dsides_ptr.dtype.element_ty), mask=mask)
+    dgate, dup = _gate_up_gradients(dout, gate, up, sigmoid, slope)
+    dgate_up_ptrs = dgate_up_ptr + row * 2 * num_columns + columns
+    tl.store(dgate_up_ptrs, dgate.to(dgate_up_ptr.dtype.element_ty), mask=mask)
+    tl.store(dgate_up_ptrs + num_columns, dup.to(dgate_up_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -91,12 +91,12 @@ def _gated_lora_backward_kernel(
     lora_a_ptr,
     gate_ptr,
     up_ptr,
-    dsides_ptr,
+    dgate_up_ptr,
     dloras_ptr,
     num_rows,
     num_columns,
     rank,
-    share,
+    rows_per_share,
     stride_dout,
     stride_lora_up,
     stride_gate,
@@ -113,8 +113,8 @@ def _gated_lora_backward_kernel(
     lora_mask = has_rank[:, None] & has_column[None, :]
     lora_a = tl.load(lora_a_ptr + lora_offsets, mask=lora_mask, other=0.0)
     dlora = tl.zeros((BLOCK_R, BLOCK_M), tl.float32)
-    first = tl.program_id(1) * share
-    for begin in range(first, tl.minimum(first + share, num_rows), BLOCK_N):
+    first = tl.program_id(1) * rows_per_share
+    for begin in range(first, tl.minimum(first + rows_per_share, num_rows), BLOCK_N):
         # 64 bits: an offset may pass 2^31 elements.
         rows = (begin + tl.arange(0, BLOCK_N)).to(tl.int64)
         has_row = rows < num_rows
@@ -131,17 +131,17 @@ def _gated_lora_backward_kernel(
         sigmoid, slope = _sigmoid_and_its_slope(gate, IS_GELU)
         out = gate * sigmoid * up
         dlora = tl.dot(tl.trans(lora_up), out.to(lora_up.dtype), dlora, input_precision="ieee")
-        dgate, dup = _gradients_of_sides(dout, gate, up, sigmoid, slope)
-        place = dsides_ptr + rows[:, None] * 2 * num_columns + columns[None, :]
-        tl.store(place, dgate.to(dsides_ptr.dtype.element_ty), mask=mask)
-        tl.store(place + num_columns, dup.to(dsides_ptr.dtype.element_ty), mask=mask)
+        dgate, dup = _gate_up_gradients(dout, gate, up, sigmoid, slope)
+        dgate_up_ptrs = dgate_up_ptr + rows[:, None] * 2 * num_columns + columns[None, :]
+        tl.store(dgate_up_ptrs, dgate.to(dgate_up_ptr.dtype.element_ty), mask=mask)
+        tl.store(dgate_up_ptrs + num_columns, dup.to(dgate_up_ptr.dtype.element_ty), mask=mask)
     tl.store(dloras_ptr + tl.program_id(1).to(tl.int64) * rank * num_columns + lora_offsets, dlora, mask=lora_mask)
 
 
 def gated(gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
     out_NM = gate_NM.new_empty(gate_NM.shape)
     if out_NM.numel():
-        gate_NM, up_NM = with_dense_rows(gate_NM), with_dense_rows(up_NM)
+        gate_NM, up_NM = with_contiguous_rows(gate_NM), with_contiguous_rows(up_NM)
         _gated_kernel[_grid(gate_NM)](
             gate_NM, up_NM, out_NM, gate_NM.shape[1], gate_NM.stride(0), up_NM.stride(0), **_options(activation)
         )
@@ -150,21 +150,25 @@ def gated(gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
 
 def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
     num_rows, num_columns = gate_NM.shape
-    dsides_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
-    if dsides_N2M.numel():
-        dout_NM, gate_NM, up_NM = with_dense_rows(dout_NM), with_dense_rows(gate_NM), with_dense_rows(up_NM)
+    dgate_up_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
+    if dgate_up_N2M.numel():
+        dout_NM, gate_NM, up_NM = (
+            with_contiguous_rows(dout_NM),
+            with_contiguous_rows(gate_NM),
+            with_contiguous_rows(up_NM),
+        )
         _gated_backward_kernel[_grid(gate_NM)](
             dout_NM,
             gate_NM,
             up_NM,
-            dsides_N2M,
+            dgate_up_N2M,
             num_columns,
             dout_NM.stride(0),
             gate_NM.stride(0),
             up_NM.stride(0),
             **_options(activation),
         )
-    return dsides_N2M
+    return dgate_up_N2M
 
 
 def gated_lora_backward(
@@ -172,27 +176,27 @@ def gated_lora_backward(
 ) -> tuple[Tensor, Tensor]:
     """dA comes in fp32."""
     (num_rows, num_columns), rank = gate_NM.shape, len(lora_A)
-    dsides_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
-    if dsides_N2M.numel() == 0:
-        return dsides_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32)
-    dout_NM, up_NR, gate_NM, up_NM = (with_dense_rows(x) for x in (dout_NM, up_NR, gate_NM, up_NM))
+    dgate_up_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
+    if dgate_up_N2M.numel() == 0:
+        return dgate_up_N2M, lora_A.new_zeros(lora_A.shape, dtype=torch.float32)
+    dout_NM, up_NR, gate_NM, up_NM = (with_contiguous_rows(x) for x in (dout_NM, up_NR, gate_NM, up_NM))
     tiles = triton.cdiv(num_columns, LORA_BLOCK_M)
-    shares = max(1, min(triton.cdiv(num_rows, LORA_BLOCK_N), MAX_PROGRAMS // tiles))
-    share = triton.cdiv(triton.cdiv(num_rows, shares), LORA_BLOCK_N) * LORA_BLOCK_N
-    shares = triton.cdiv(num_rows, share)
-    dloras = lora_A.new_empty(shares, rank, num_columns, dtype=torch.float32)
-    _gated_lora_backward_kernel[tiles, shares](
+    num_shares = max(1, min(triton.cdiv(num_rows, LORA_BLOCK_N), MAX_PROGRAMS // tiles))
+    rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), LORA_BLOCK_N) * LORA_BLOCK_N
+    num_shares = triton.cdiv(num_rows, rows_per_share)
+    dloras = lora_A.new_empty(num_shares, rank, num_columns, dtype=torch.float32)
+    _gated_lora_backward_kernel[tiles, num_shares](
         dout_NM,
         up_NR,
         lora_A.contiguous(),
         gate_NM,
         up_NM,
-        dsides_N2M,
+        dgate_up_N2M,
         dloras,
         num_rows,
         num_columns,
         rank,
-        share,
+        rows_per_share,
         dout_NM.stride(0),
         up_NR.stride(0),
         gate_NM.stride(0),
@@ -203,7 +207,7 @@ def gated_lora_backward(
         BLOCK_R=max(16, triton.next_power_of_2(rank)),
         num_stages=2,
     )
-    return dsides_N2M, dloras[0] if shares == 1 else dloras.sum(0)
+    return dgate_up_N2M, dloras[0] if num_shares == 1 else dloras.sum(0)
 
 
 def _grid(gate_NM: Tensor) -> tuple[int, int]:

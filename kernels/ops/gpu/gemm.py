@@ -32,7 +32,7 @@ ROUNDS, CALLS = 5, 2
 # Longer than the host takes to launch a round, so that no product waits for its launch.
 SLEEP_CYCLES = 1_000_000
 # The scale of an accumulating product while it is timed: changes only elements next to zero.
-NOTHING = 2.0**-120
+NEGLIGIBLE_SCALE = 2.0**-120
 
 
 def multiply(a_NK: Tensor, b_KM: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def tuning(folder: str | Path) -> Iterator[None]:
     finally:
         _folders.remove(folder)
         if len(_chosen) > number:
-            _keep(folder)
+            _save(folder)
 
 
 # Index of the algorithm chosen for a product on a GPU; None for torch's own.
@@ -79,9 +79,9 @@ def _run(out: Tensor, a: Tensor, b: Tensor, *, accumulates: bool) -> None:
     if (folder or _chosen) and not torch.are_deterministic_algorithms_enabled() and cublaslt.version():
         product = Product.of(out, a, b, accumulates=accumulates)
     if product is None:
-        _by_torch(out, a, b, accumulates)
+        _multiply_by_torch(out, a, b, accumulates)
         return
-    index = choices.index_of(out.device)
+    index = choices.device_index(out.device)
     with torch.cuda.device(index):
         choice = _choice(product, index, folder, out, a, b)
         if choice is not None:
@@ -92,7 +92,7 @@ def _run(out: Tensor, a: Tensor, b: Tensor, *, accumulates: bool) -> None:
             except RuntimeError as error:
                 logger.warning(f"{error} From now on torch multiplies.")
                 _chosen[index, product] = None
-        _by_torch(out, a, b, accumulates)
+        _multiply_by_torch(out, a, b, accumulates)
 
 
 def _choice(product: Product, index: int, folder: Path | None, out: Tensor, a: Tensor, b: Tensor) -> int | None:
@@ -105,11 +105,11 @@ def _choice(product: Product, index: int, folder: Path | None, out: Tensor, a: T
     is_known = key in _chosen and (choice is None or choice < len(_matmul(product, index).algorithms))
     if is_known or folder is None or torch.cuda.is_current_stream_capturing():
         return choice if is_known else None
-    _chosen[key] = _fastest(product, index, out, a, b)
+    _chosen[key] = _time_and_pick(product, index, out, a, b)
     return _chosen[key]
 
 
-def _by_torch(out: Tensor, a: Tensor, b: Tensor, accumulates: bool, scale: float = 1.0) -> None:
+def _multiply_by_torch(out: Tensor, a: Tensor, b: Tensor, accumulates: bool, scale: float = 1.0) -> None:
     if accumulates:
         out.addmm_(a, b, alpha=scale)
     else:
@@ -124,47 +124,47 @@ def _matmul(product: Product, index: int) -> Matmul:
 # -------------------------------------------------------------------------------------------------------------- timing
 
 
-def _fastest(product: Product, index: int, out: Tensor, a: Tensor, b: Tensor) -> int | None:
+def _time_and_pick(product: Product, index: int, out: Tensor, a: Tensor, b: Tensor) -> int | None:
     """The index of the fastest algorithm, None for torch's own. Writes A B to `out`, unless the product accumulates."""
-    matmul, scale = _matmul(product, index), NOTHING if product.accumulates else 1.0
-    ways: dict[int | None, Callable[[], None]] = {
+    matmul, scale = _matmul(product, index), NEGLIGIBLE_SCALE if product.accumulates else 1.0
+    candidates: dict[int | None, Callable[[], None]] = {
         choice: functools.partial(matmul.run, algorithm, out, a, b, scale)
         for choice, algorithm in enumerate(matmul.algorithms)
     }
-    for choice, way in list(ways.items()):
+    for choice, multiply_once in list(candidates.items()):
         # Loads what is loaded on first use.
         try:
-            way()
+            multiply_once()
         except RuntimeError as error:
             logger.info(f"{error} This algorithm is left out.")
-            del ways[choice]
-    if not ways:
+            del candidates[choice]
+    if not candidates:
         return None
-    ways[None] = functools.partial(_by_torch, out, a, b, product.accumulates, scale)
-    ways[None]()
-    return best(_times(ways))
+    candidates[None] = functools.partial(_multiply_by_torch, out, a, b, product.accumulates, scale)
+    candidates[None]()
+    return pick_fastest(_time_candidates(candidates))
 
 
-def best(times: Mapping[int | None, float]) -> int | None:
+def pick_fastest(times: Mapping[int | None, float]) -> int | None:
     """The fastest algorithm; torch's own, None, unless another one is clearly faster."""
     choice = min(times, key=times.get)
     return choice if times[choice] < (1 - MARGIN) * times[None] else None
 
 
-def _times(ways: dict[int | None, Callable[[], None]]) -> dict[int | None, float]:
+def _time_candidates(candidates: dict[int | None, Callable[[], None]]) -> dict[int | None, float]:
     """Median milliseconds of each algorithm, timed in turns so that the GPU's clock is the same for all."""
     rounds = []
     for _ in range(ROUNDS):
-        events = {choice: [torch.cuda.Event(enable_timing=True) for _ in range(2)] for choice in ways}
+        events = {choice: [torch.cuda.Event(enable_timing=True) for _ in range(2)] for choice in candidates}
         torch.cuda._sleep(SLEEP_CYCLES)
-        for choice, way in ways.items():
+        for choice, multiply_once in candidates.items():
             events[choice][0].record()
             for _ in range(CALLS):
-                way()
+                multiply_once()
             events[choice][1].record()
         torch.cuda.current_stream().synchronize()
         rounds.append({choice: begin.elapsed_time(end) / CALLS for choice, (begin, end) in events.items()})
-    return {choice: statistics.median(times[choice] for times in rounds) for choice in ways}
+    return {choice: statistics.median(times[choice] for times in rounds) for choice in candidates}
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -176,7 +176,7 @@ def _read_once(folder: Path, index: int) -> None:
         _chosen.setdefault((index, product), choice)
 
 
-def _keep(folder: Path) -> None:
+def _save(folder: Path) -> None:
     chosen = dict(_chosen)
     for index in {index for index, _ in chosen}:
         try:
@@ -191,7 +191,7 @@ def _warn_once(message: str) -> None:
 
 
 def _file(folder: Path, index: int) -> Path:
-    return choices.file_for(folder, choices.machine(index) | {"cublasLt": cublaslt.version()}, "products")
+    return choices.choices_file(folder, choices.machine(index) | {"cublasLt": cublaslt.version()}, "products")
 
 
 def read(path: Path) -> dict[Product, int | None]:

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import reference
-from .move_rows import with_dense_rows
+from .move_rows import with_contiguous_rows
 
 MAX_PROJECTIONS = 3
 BLOCK_N, BLOCK_M = 64, 128
@@ -29,11 +29,11 @@ def _tile_columns(tile, end_0, end_1, end_2, BLOCK_M: tl.constexpr):
     """The projection of a tile, its first column and the end of its projection."""
     tiles_0 = tl.cdiv(end_0, BLOCK_M)
     tiles_1 = tl.cdiv(end_1 - end_0, BLOCK_M)
-    own = tl.where(tile < tiles_0, 0, tl.where(tile < tiles_0 + tiles_1, 1, 2))
-    begin = tl.where(own == 0, 0, tl.where(own == 1, end_0, end_1))
-    end = tl.where(own == 0, end_0, tl.where(own == 1, end_1, end_2))
-    first = tl.where(own == 0, 0, tl.where(own == 1, tiles_0, tiles_0 + tiles_1))
-    return own, begin + (tile - first) * BLOCK_M, end
+    projection = tl.where(tile < tiles_0, 0, tl.where(tile < tiles_0 + tiles_1, 1, 2))
+    begin = tl.where(projection == 0, 0, tl.where(projection == 1, end_0, end_1))
+    end = tl.where(projection == 0, end_0, tl.where(projection == 1, end_1, end_2))
+    first = tl.where(projection == 0, 0, tl.where(projection == 1, tiles_0, tiles_0 + tiles_1))
+    return projection, begin + (tile - first) * BLOCK_M, end
 
 
 @triton.jit
@@ -55,13 +55,13 @@ def _lora_up_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    own, begin, end = _tile_columns(tl.program_id(1), end_0, end_1, end_2, BLOCK_M)
+    projection, begin, end = _tile_columns(tl.program_id(1), end_0, end_1, end_2, BLOCK_M)
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     columns = begin + tl.arange(0, BLOCK_M)
     ranks = tl.arange(0, BLOCK_R)
     has_rank = ranks < rank
     down = tl.load(
-        down_ptr + rows.to(tl.int64)[:, None] * stride_dn + own * rank + ranks[None, :],
+        down_ptr + rows.to(tl.int64)[:, None] * stride_dn + projection * rank + ranks[None, :],
         mask=(rows < num_rows)[:, None] & has_rank[None, :],
         other=0.0,
     )
@@ -90,7 +90,7 @@ def _lora_up_backward_kernel(
     num_rows,
     rank,
     num_columns,
-    share,
+    rows_per_share,
     stride_dout,
     stride_dn,
     scaling,
@@ -102,7 +102,7 @@ def _lora_up_backward_kernel(
     BLOCK_R: tl.constexpr,
 ):
     tile = tl.program_id(0)
-    own, begin, end = _tile_columns(tile, end_0, end_1, end_2, BLOCK_M)
+    projection, begin, end = _tile_columns(tile, end_0, end_1, end_2, BLOCK_M)
     columns = begin + tl.arange(0, BLOCK_M)
     ranks = tl.arange(0, BLOCK_R)
     has_column, has_rank = columns < end, ranks < rank
@@ -110,8 +110,8 @@ def _lora_up_backward_kernel(
         weight_ptr + columns[:, None] * rank + ranks[None, :], mask=has_column[:, None] & has_rank[None, :], other=0.0
     )
     dweight = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
-    first = tl.program_id(1) * share
-    for begin_row in range(first, tl.minimum(first + share, num_rows), BLOCK_N):
+    first = tl.program_id(1) * rows_per_share
+    for begin_row in range(first, tl.minimum(first + rows_per_share, num_rows), BLOCK_N):
         rows = begin_row + tl.arange(0, BLOCK_N)
         has_row = rows < num_rows
         dout = tl.load(
@@ -120,7 +120,7 @@ def _lora_up_backward_kernel(
             other=0.0,
         )
         down = tl.load(
-            down_ptr + rows.to(tl.int64)[:, None] * stride_dn + own * rank + ranks[None, :],
+            down_ptr + rows.to(tl.int64)[:, None] * stride_dn + projection * rank + ranks[None, :],
             mask=has_row[:, None] & has_rank[None, :],
             other=0.0,
         )
@@ -138,7 +138,7 @@ def _lora_up_backward_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["shares"])
+@triton.jit(do_not_specialize=["num_shares"])
 def _sum_kernel(
     parts_ptr,
     up_ptr,
@@ -147,7 +147,7 @@ def _sum_kernel(
     num_rows,
     rank,
     num_columns,
-    shares,
+    num_shares,
     stride_un,
     scaling,
     end_0,
@@ -160,14 +160,14 @@ def _sum_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    own = tl.program_id(1)
-    if own == PROJECTIONS:
+    projection = tl.program_id(1)
+    if projection == PROJECTIONS:
         # dB over the shares of rows.
         elements = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
         has_element = elements < num_columns * rank
         dweight = tl.zeros((BLOCK_E,), tl.float32)
         pointers = dweights_ptr + elements
-        for _ in range(shares):
+        for _ in range(num_shares):
             dweight += tl.load(pointers, mask=has_element, other=0.0)
             pointers += num_columns * rank
         tl.store(dweight_ptr + elements, dweight, mask=has_element)
@@ -176,23 +176,23 @@ def _sum_kernel(
         tiles_0 = tl.cdiv(end_0, BLOCK_M)
         tiles_1 = tl.cdiv(end_1 - end_0, BLOCK_M)
         tiles_2 = tl.cdiv(end_2 - end_1, BLOCK_M)
-        first = tl.where(own == 0, 0, tl.where(own == 1, tiles_0, tiles_0 + tiles_1))
-        count = tl.where(own == 0, tiles_0, tl.where(own == 1, tiles_1, tiles_2))
+        first = tl.where(projection == 0, 0, tl.where(projection == 1, tiles_0, tiles_0 + tiles_1))
+        count = tl.where(projection == 0, tiles_0, tl.where(projection == 1, tiles_1, tiles_2))
         rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         ranks = tl.arange(0, BLOCK_R)
         mask = (rows < num_rows)[:, None] & (ranks < rank)[None, :]
-        places = rows.to(tl.int64)[:, None] * rank + ranks[None, :]
+        offsets = rows.to(tl.int64)[:, None] * rank + ranks[None, :]
         total = tl.zeros((BLOCK_N, BLOCK_R), tl.float32)
         for begin in range(0, count, BLOCK_T):
             tiles = begin + tl.arange(0, BLOCK_T)
             values = tl.load(
-                parts_ptr + (first + tiles).to(tl.int64)[:, None, None] * num_rows * rank + places[None, :, :],
+                parts_ptr + (first + tiles).to(tl.int64)[:, None, None] * num_rows * rank + offsets[None, :, :],
                 mask=(tiles < count)[:, None, None] & mask[None, :, :],
                 other=0.0,
             )
             total += tl.sum(values, axis=0)
         tl.store(
-            up_ptr + rows.to(tl.int64)[:, None] * stride_un + own * rank + ranks[None, :],
+            up_ptr + rows.to(tl.int64)[:, None] * stride_un + projection * rank + ranks[None, :],
             (total * scaling).to(up_ptr.dtype.element_ty),
             mask=mask,
         )
@@ -233,16 +233,16 @@ def lora_up_backward(
     up_AR = torch.empty_like(down_AR)
     if num_rows == 0:
         return up_AR, weight_MR.new_zeros(weight_MR.shape, dtype=torch.float32)
-    dout_AM = with_dense_rows(dout_AM)
+    dout_AM = with_contiguous_rows(dout_AM)
     tiles = _num_tiles(columns)
     # About two programs per multiprocessor of a large GPU; a share is a whole number of blocks.
-    shares = max(1, min(triton.cdiv(num_rows, 4 * BLOCK_N), 256 // tiles))
-    share = triton.cdiv(triton.cdiv(num_rows, shares), BLOCK_N) * BLOCK_N
-    shares = triton.cdiv(num_rows, share)
+    num_shares = max(1, min(triton.cdiv(num_rows, 4 * BLOCK_N), 256 // tiles))
+    rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), BLOCK_N) * BLOCK_N
+    num_shares = triton.cdiv(num_rows, rows_per_share)
     parts = dout_AM.new_empty(tiles, num_rows, rank, dtype=torch.float32)
-    dweights = dout_AM.new_empty(shares, num_columns, rank, dtype=torch.float32)
+    dweights = dout_AM.new_empty(num_shares, num_columns, rank, dtype=torch.float32)
     blocks, ends = _blocks(rank), _ends(columns)
-    _lora_up_backward_kernel[tiles, shares](
+    _lora_up_backward_kernel[tiles, num_shares](
         dout_AM,
         down_AR,
         weight_MR,
@@ -251,7 +251,7 @@ def lora_up_backward(
         num_rows,
         rank,
         num_columns,
-        share,
+        rows_per_share,
         dout_AM.stride(0),
         down_AR.stride(0),
         scaling,
@@ -261,10 +261,10 @@ def lora_up_backward(
     # With a single share the kernel has written dB itself.
     programs = triton.cdiv(num_rows, SUM_BLOCK_N)
     dweight_MR = dweights[0]
-    if shares > 1:
+    if num_shares > 1:
         programs = max(programs, triton.cdiv(dweight_MR.numel(), SUM_BLOCK_E))
         dweight_MR = torch.empty_like(dweight_MR)
-    _sum_kernel[programs, len(columns) + (shares > 1)](
+    _sum_kernel[programs, len(columns) + (num_shares > 1)](
         parts,
         up_AR,
         dweights,
@@ -272,7 +272,7 @@ def lora_up_backward(
         num_rows,
         rank,
         num_columns,
-        shares,
+        num_shares,
         up_AR.stride(0),
         scaling,
         *ends,

@@ -54,7 +54,7 @@ def _gather_rows_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 def _scatter_rows_kernel(
     x_ptr,
-    places_ptr,
+    slots_ptr,
     out_ptr,
     num_rows,
     num_columns,
@@ -66,12 +66,12 @@ def _scatter_rows_kernel(
 ):
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     columns = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    places = rows
-    if places_ptr is not None:
-        places = tl.load(places_ptr + rows, mask=rows < num_rows, other=-1)
+    slots = rows
+    if slots_ptr is not None:
+        slots = tl.load(slots_ptr + rows, mask=rows < num_rows, other=-1)
     within = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
-    part_ptrs = x_ptr + places.to(tl.int64)[:, None] * stride_xa + columns[None, :]
-    active = within & (places >= 0)[:, None]
+    part_ptrs = x_ptr + slots.to(tl.int64)[:, None] * stride_xa + columns[None, :]
+    active = within & (slots >= 0)[:, None]
     values = tl.load(part_ptrs, mask=active, other=0.0)
     for _ in tl.static_range(1, NUM_PARTS):
         part_ptrs += stride_xs
@@ -81,7 +81,7 @@ def _scatter_rows_kernel(
 
 
 def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weights_A: Tensor | None = None) -> Tensor:
-    x_NK = with_dense_rows(x_NK)
+    x_NK = with_contiguous_rows(x_NK)
     out_AK = x_NK.new_empty(len(ids_A), x_NK.shape[1])
     if len(ids_A):
         _gather_rows_kernel[_grid(out_AK)](
@@ -99,22 +99,22 @@ def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weight
     return out_AK
 
 
-def scatter_rows(x_AK: Tensor, places_N: Tensor) -> Tensor:
-    x_AK = with_dense_rows(x_AK)
-    return _scatter(x_AK[None], places_N, x_AK.new_empty(len(places_N), x_AK.shape[1]))
+def scatter_rows(x_AK: Tensor, slots_N: Tensor) -> Tensor:
+    x_AK = with_contiguous_rows(x_AK)
+    return _scatter(x_AK[None], slots_N, x_AK.new_empty(len(slots_N), x_AK.shape[1]))
 
 
-def sum_parts(parts_SAK: Tensor, places_N: Tensor | None, dtype: torch.dtype) -> Tensor:
+def sum_parts(parts_SAK: Tensor, slots_N: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Sums contiguous fp32 parts in a fixed order, rounds to `dtype`, and scatters rows if places are given."""
-    num_rows = parts_SAK.shape[1] if places_N is None else len(places_N)
-    return _scatter(parts_SAK, places_N, parts_SAK.new_empty(num_rows, parts_SAK.shape[2], dtype=dtype))
+    num_rows = parts_SAK.shape[1] if slots_N is None else len(slots_N)
+    return _scatter(parts_SAK, slots_N, parts_SAK.new_empty(num_rows, parts_SAK.shape[2], dtype=dtype))
 
 
-def _scatter(parts_SAK: Tensor, places_N: Tensor | None, out_NK: Tensor) -> Tensor:
+def _scatter(parts_SAK: Tensor, slots_N: Tensor | None, out_NK: Tensor) -> Tensor:
     if len(out_NK):
         _scatter_rows_kernel[_grid(out_NK)](
             parts_SAK,
-            places_N,
+            slots_N,
             out_NK,
             *out_NK.shape,
             parts_SAK.stride(0),
@@ -130,6 +130,6 @@ def _grid(out: Tensor) -> tuple[int, int]:
     return triton.cdiv(out.shape[0], BLOCK_ROWS), triton.cdiv(out.shape[1], BLOCK_COLUMNS)
 
 
-def with_dense_rows(matrix: Tensor) -> Tensor:
+def with_contiguous_rows(matrix: Tensor) -> Tensor:
     """The matrix itself if each row's elements are contiguous, else a copy in which they are."""
     return matrix if matrix.stride(1) == 1 else matrix.contiguous()

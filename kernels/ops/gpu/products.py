@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..rows import ActiveRows
 from ..tiles import Tiles
-from .move_rows import number_of_rows, sum_parts, with_dense_rows
+from .move_rows import number_of_rows, sum_parts, with_contiguous_rows
 
 # Neighbouring tiles share their rows of dY in the L2 cache.
 GROUP = 8
@@ -41,7 +41,7 @@ def _dx_kernel(
     dout_ptr,
     weight_ptr,
     ids_ptr,
-    places_ptr,
+    slots_ptr,
     count_ptr,
     weights_ptr,
     out_ptr,
@@ -69,10 +69,10 @@ def _dx_kernel(
         num_zero_columns = tl.cdiv(num_inputs, ZERO_COLUMNS)
         rows = (program - num_programs) // num_zero_columns * ZERO_ROWS + tl.arange(0, ZERO_ROWS)
         columns = (program - num_programs) % num_zero_columns * ZERO_COLUMNS + tl.arange(0, ZERO_COLUMNS)
-        places = tl.load(places_ptr + rows, mask=rows < num_rows, other=0)
+        slots = tl.load(slots_ptr + rows, mask=rows < num_rows, other=0)
         zeros = tl.zeros((ZERO_ROWS, ZERO_COLUMNS), out_ptr.dtype.element_ty)
         zero_ptrs = out_ptr + rows.to(tl.int64)[:, None] * num_inputs + columns[None, :]
-        tl.store(zero_ptrs, zeros, mask=(places < 0)[:, None] & (columns < num_inputs)[None, :])
+        tl.store(zero_ptrs, zeros, mask=(slots < 0)[:, None] & (columns < num_inputs)[None, :])
         return
 
     count = number_of_rows(count_ptr, num_active)
@@ -124,7 +124,7 @@ def _store_dbias(
     end,
     tile_k,
     outputs,
-    out_places,
+    out_offsets,
     num_outputs,
     stride_dn,
     BLOCK_A: tl.constexpr,
@@ -141,7 +141,7 @@ def _store_dbias(
             if weights_ptr is not None:
                 dout *= tl.load(weights_ptr + active, mask=active < end, other=0.0)[:, None]
             sums += tl.sum(dout, axis=0)
-        tl.store(dbias_ptr + out_places, sums.to(dbias_ptr.dtype.element_ty), mask=outputs < num_outputs)
+        tl.store(dbias_ptr + out_offsets, sums.to(dbias_ptr.dtype.element_ty), mask=outputs < num_outputs)
 
 
 @triton.jit(do_not_specialize=["num_active", "splits"])
@@ -159,7 +159,7 @@ def _dweight_kernel(
     splits,
     stride_dn,
     stride_xn,
-    X_IS_WHOLE: tl.constexpr,
+    X_HAS_ALL_ROWS: tl.constexpr,
     IS_EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
     GROUP: tl.constexpr,
@@ -182,7 +182,7 @@ def _dweight_kernel(
     rows = tl.load(ids_ptr + active, mask=active < end, other=0).to(tl.int64)
     for _ in range(begin, end, BLOCK_A):
         inside = (active < end)[:, None]
-        x_rows = rows if X_IS_WHOLE else active.to(tl.int64)
+        x_rows = rows if X_HAS_ALL_ROWS else active.to(tl.int64)
         dout_ptrs = dout_ptr + rows[:, None] * stride_dn + outputs[None, :]
         x_ptrs = x_ptr + x_rows[:, None] * stride_xn + columns[None, :]
         dout_mask = inside if IS_EVEN else inside & (outputs < num_outputs)[None, :]
@@ -221,7 +221,7 @@ def _dweight_kernel(
 
 def dx(dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, tiles: Tiles) -> Tensor:
     """dX of the active rows, zero elsewhere; [N, K] in weight's dtype."""
-    dout_NM, weight_MK = with_dense_rows(dout_NM), with_dense_rows(weight_MK)
+    dout_NM, weight_MK = with_contiguous_rows(dout_NM), with_contiguous_rows(weight_MK)
     (num_rows, num_outputs), num_inputs, num_active = dout_NM.shape, weight_MK.shape[1], len(rows.ids)
     if tiles.splits == 1:
         out = weight_MK.new_empty(num_rows, num_inputs)
@@ -235,7 +235,7 @@ def dx(dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, tiles: Tiles) -> Te
             dout_NM,
             weight_MK,
             rows.ids,
-            rows.places,
+            rows.slots,
             rows.count,
             rows.weights,
             out,
@@ -259,10 +259,10 @@ def dx(dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, tiles: Tiles) -> Te
             num_warps=tiles.num_warps,
             num_stages=tiles.num_stages,
         )
-    return out if tiles.splits == 1 else sum_parts(out, rows.places, weight_MK.dtype)
+    return out if tiles.splits == 1 else sum_parts(out, rows.slots, weight_MK.dtype)
 
 
-class Parameters(NamedTuple):
+class ParameterGradients(NamedTuple):
     """Gradients of a layer's parameters; dbias is None unless asked for."""
 
     dweight: Tensor
@@ -270,14 +270,14 @@ class Parameters(NamedTuple):
 
 
 def dweight(
-    dout_NM: Tensor, x: Tensor, rows: ActiveRows, tiles: Tiles, *, x_is_whole: bool, with_bias: bool
-) -> Parameters:
+    dout_NM: Tensor, x: Tensor, rows: ActiveRows, tiles: Tiles, *, x_has_all_rows: bool, with_bias: bool
+) -> ParameterGradients:
     """dW [M, K] and, if asked for, db [M], in X's dtype.
 
     Args:
-        x: [A, K], the active rows of X; or with `x_is_whole` all of them, [N, K].
+        x: [A, K], the active rows of X; or with `x_has_all_rows` all of them, [N, K].
     """
-    dout_NM, x = with_dense_rows(dout_NM), with_dense_rows(x)
+    dout_NM, x = with_contiguous_rows(dout_NM), with_contiguous_rows(x)
     num_outputs, num_inputs = dout_NM.shape[1], x.shape[1]
     dtype = x.dtype if tiles.splits == 1 else torch.float32
     parts_SMK = x.new_empty(tiles.splits, num_outputs, num_inputs, dtype=dtype)
@@ -297,7 +297,7 @@ def dweight(
         tiles.splits,
         dout_NM.stride(0),
         x.stride(0),
-        X_IS_WHOLE=x_is_whole,
+        X_HAS_ALL_ROWS=x_has_all_rows,
         IS_EVEN=num_outputs % tiles.rows == 0 and num_inputs % tiles.columns == 0,
         PRECISION=_precision(),
         GROUP=GROUP,
@@ -308,9 +308,9 @@ def dweight(
         num_stages=tiles.num_stages,
     )
     if tiles.splits == 1:
-        return Parameters(parts_SMK[0], bias_parts_S1M[0, 0] if with_bias else None)
+        return ParameterGradients(parts_SMK[0], bias_parts_S1M[0, 0] if with_bias else None)
     dbias = sum_parts(bias_parts_S1M, None, x.dtype)[0] if with_bias else None
-    return Parameters(sum_parts(parts_SMK, None, x.dtype), dbias)
+    return ParameterGradients(sum_parts(parts_SMK, None, x.dtype), dbias)
 
 
 def _precision() -> str:

@@ -65,7 +65,7 @@ def _rms_norm_backward_kernel(
     dweights_ptr,
     num_rows,
     num_columns,
-    share,
+    rows_per_share,
     dout_inner,
     stride_dout_outer,
     stride_dout_inner,
@@ -73,7 +73,7 @@ def _rms_norm_backward_kernel(
     stride_x_outer,
     stride_x_inner,
     offset,
-    WANTED_DWEIGHT: tl.constexpr,
+    NEEDS_DWEIGHT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -81,8 +81,8 @@ def _rms_norm_backward_kernel(
     has_column = columns < num_columns
     weight = tl.load(weight_ptr + columns, mask=has_column, other=0.0).to(tl.float32) + offset
     dweight = tl.zeros((BLOCK_D,), tl.float32)
-    first = tl.program_id(0) * share
-    for begin in range(first, tl.minimum(first + share, num_rows), BLOCK_N):
+    first = tl.program_id(0) * rows_per_share
+    for begin in range(first, tl.minimum(first + rows_per_share, num_rows), BLOCK_N):
         rows = begin + tl.arange(0, BLOCK_N)
         mask = (rows < num_rows)[:, None] & has_column[None, :]
         dout_offsets = _row_offsets(rows, dout_inner, stride_dout_outer, stride_dout_inner) + columns[None, :]
@@ -91,16 +91,16 @@ def _rms_norm_backward_kernel(
         x = tl.load(x_ptr + x_offsets, mask=mask, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + rows, mask=rows < num_rows, other=0.0)
         normal = x * rstd[:, None]
-        if WANTED_DWEIGHT:
+        if NEEDS_DWEIGHT:
             dweight += tl.sum(dout * normal, axis=0)
         dnormal = dout * weight[None, :]
         mean = tl.sum(dnormal * normal, axis=1) / num_columns
         dx = (dnormal - normal * mean[:, None]) * rstd[:, None]
         dx_offsets = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
         tl.store(dx_ptr + dx_offsets, dx.to(dx_ptr.dtype.element_ty), mask=mask)
-    if WANTED_DWEIGHT:
-        place = dweights_ptr + tl.program_id(0).to(tl.int64) * num_columns + columns
-        tl.store(place, dweight, mask=has_column)
+    if NEEDS_DWEIGHT:
+        dweight_ptrs = dweights_ptr + tl.program_id(0).to(tl.int64) * num_columns + columns
+        tl.store(dweight_ptrs, dweight, mask=has_column)
 
 
 class _Rows(NamedTuple):
@@ -159,20 +159,20 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float, offset: float) -> tuple[Te
 
 
 def rms_norm_backward(
-    dout: Tensor, x: Tensor, weight_D: Tensor, rstd: Tensor, offset: float, *, wanted_dweight: bool
+    dout: Tensor, x: Tensor, weight_D: Tensor, rstd: Tensor, offset: float, *, needs_dweight: bool
 ) -> tuple[Tensor, Tensor | None]:
     dx = x.new_empty(x.shape)
     num_rows, num_columns = rstd.numel(), x.shape[-1]
     if num_rows == 0:
-        return dx, torch.zeros_like(weight_D) if wanted_dweight else None
+        return dx, torch.zeros_like(weight_D) if needs_dweight else None
     blocks = _blocks(num_columns)
-    share = blocks["BLOCK_N"]
-    if wanted_dweight:
-        share *= triton.cdiv(triton.cdiv(num_rows, share), MAX_SHARES)
-    shares = triton.cdiv(num_rows, share)
-    dweights = x.new_empty(shares, num_columns, dtype=torch.float32) if wanted_dweight else rstd
+    rows_per_share = blocks["BLOCK_N"]
+    if needs_dweight:
+        rows_per_share *= triton.cdiv(triton.cdiv(num_rows, rows_per_share), MAX_SHARES)
+    num_shares = triton.cdiv(num_rows, rows_per_share)
+    dweights = x.new_empty(num_shares, num_columns, dtype=torch.float32) if needs_dweight else rstd
     dout_rows, x_rows = _rows(dout), _rows(x)
-    _rms_norm_backward_kernel[(shares,)](
+    _rms_norm_backward_kernel[(num_shares,)](
         dout_rows.tensor,
         x_rows.tensor,
         weight_D.contiguous(),
@@ -181,11 +181,11 @@ def rms_norm_backward(
         dweights,
         num_rows,
         num_columns,
-        share,
+        rows_per_share,
         *dout_rows[1:],
         *x_rows[1:],
         offset,
-        WANTED_DWEIGHT=wanted_dweight,
+        NEEDS_DWEIGHT=needs_dweight,
         **blocks,
     )
-    return dx, dweights.sum(dim=0).to(weight_D.dtype) if wanted_dweight else None
+    return dx, dweights.sum(dim=0).to(weight_D.dtype) if needs_dweight else None

@@ -61,12 +61,12 @@ def _rotate_kernel(
     first = tl.load(x, mask=mask, other=0.0)
     second = tl.load(x + half, mask=mask, other=0.0)
     if tensor < 2:
-        turns = cos_ptr + row * stride_cos_a + lanes
-        cos_1 = tl.load(turns, mask=lanes < half, other=0.0).to(tl.float32)
-        cos_2 = tl.load(turns + half, mask=lanes < half, other=0.0).to(tl.float32)
-        turns = sin_ptr + row * stride_cos_a + lanes
-        sin_1 = tl.load(turns, mask=lanes < half, other=0.0).to(tl.float32)
-        sin_2 = tl.load(turns + half, mask=lanes < half, other=0.0).to(tl.float32)
+        angle_ptrs = cos_ptr + row * stride_cos_a + lanes
+        cos_1 = tl.load(angle_ptrs, mask=lanes < half, other=0.0).to(tl.float32)
+        cos_2 = tl.load(angle_ptrs + half, mask=lanes < half, other=0.0).to(tl.float32)
+        angle_ptrs = sin_ptr + row * stride_cos_a + lanes
+        sin_1 = tl.load(angle_ptrs, mask=lanes < half, other=0.0).to(tl.float32)
+        sin_2 = tl.load(angle_ptrs + half, mask=lanes < half, other=0.0).to(tl.float32)
         x_1, x_2 = first.to(tl.float32), second.to(tl.float32)
         if INVERSE:
             # The transpose of the forward map, for any halves of cos and sin.
@@ -84,9 +84,9 @@ def rotate_(q_AHE: Tensor, k_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor) -> Non
 
 
 def rotate_gradients(
-    dq_AHE: Tensor, dk_AGE: Tensor, dv_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor, places: tuple[Tensor, ...]
+    dq_AHE: Tensor, dk_AGE: Tensor, dv_AGE: Tensor, cos_AE: Tensor, sin_AE: Tensor, outs: tuple[Tensor, ...]
 ) -> None:
-    _launch(dq_AHE, dk_AGE, dv_AGE, *places, cos_AE, sin_AE, inverse=True)
+    _launch(dq_AHE, dk_AGE, dv_AGE, *outs, cos_AE, sin_AE, inverse=True)
 
 
 def _launch(q, k, v, q_out, k_out, v_out, cos, sin, *, inverse: bool) -> None:

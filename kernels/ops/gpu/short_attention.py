@@ -118,7 +118,7 @@ def _short_attention_kernel(
     logsumexp_ptr,
     num_parts,
     num_kv_heads,
-    scale_of_exponent,
+    exp2_scale,
     window,
     stride_qa,
     stride_qh,
@@ -166,7 +166,7 @@ def _short_attention_kernel(
         k = _load_rotated(k_ptr, keys * stride_ka, cos_ptr, sin_ptr, keys, has_key, HALF)
         v = _load_heads(v_ptr, keys * stride_va, has_key, HALF)
         sees = _sees(queries[:, None], keys[None, :], length, window, CAUSAL)
-        scores = tl.where(sees, tl.dot(q, tl.trans(k), input_precision="ieee") * scale_of_exponent, float("-inf"))
+        scores = tl.where(sees, tl.dot(q, tl.trans(k), input_precision="ieee") * exp2_scale, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_highest[:, None])
         kept = tl.exp2(highest - new_highest)
@@ -214,7 +214,7 @@ def _short_attention_backward_kernel(
     num_parts,
     num_kv_heads,
     scale,
-    scale_of_exponent,
+    exp2_scale,
     window,
     stride_da,
     stride_dh,
@@ -229,11 +229,11 @@ def _short_attention_backward_kernel(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     CAUSAL: tl.constexpr,
-    FIRST_IS_ALL: tl.constexpr,
+    FIRST_BLOCK_SEES_ITSELF: tl.constexpr,
 ):
     block, kv_head, begin, length = _part_of_sequence(cu_seqlens_ptr, num_parts, num_kv_heads)
-    own = block * KEYS
-    if own >= length:
+    first_key = block * KEYS
+    if first_key >= length:
         return
     # From here on pointers are to the sequence's first row.
     num_heads = num_kv_heads * GROUP
@@ -251,33 +251,33 @@ def _short_attention_backward_kernel(
         cos_ptr += begin * (2 * HALF)
         sin_ptr += begin * (2 * HALF)
 
-    keys = own + tl.arange(0, KEYS)
+    keys = first_key + tl.arange(0, KEYS)
     has_key = keys < length
     k = _load_rotated(k_ptr, keys * stride_ka, cos_ptr, sin_ptr, keys, has_key, HALF)
     v = _load_heads(v_ptr, keys * stride_va, has_key, HALF)
     dk = tl.zeros((KEYS, 2 * HALF), tl.float32)
     dv = tl.zeros((KEYS, 2 * HALF), tl.float32)
-    end = tl.minimum(length, own + KEYS)
+    end = tl.minimum(length, first_key + KEYS)
     # The queries that see these keys, and the end of the keys that this block's queries see.
-    first_query, last, seen = 0, length, length
+    first_query, end_query, end_key = 0, length, length
     if CAUSAL:
-        first_query, seen = own, end
+        first_query, end_key = first_key, end
     if window is not None:
-        last = tl.minimum(length, own + KEYS - 1 + window)
-    for first_row in range(first_query * GROUP, last * GROUP, ROWS):
+        end_query = tl.minimum(length, first_key + KEYS - 1 + window)
+    for first_row in range(first_query * GROUP, end_query * GROUP, ROWS):
         rows = first_row + tl.arange(0, ROWS)
-        queries, heads, has_row = rows // GROUP, rows % GROUP, rows < last * GROUP
+        queries, heads, has_row = rows // GROUP, rows % GROUP, rows < end_query * GROUP
         q_rows, dout_rows = queries * stride_qa + heads * stride_qh, queries * stride_da + heads * stride_dh
         out_rows, dq_rows = queries * num_heads + heads, queries * stride_ga + heads * (2 * HALF)
         q, dout, logsumexp, delta = _load_tile(
             q_ptr, q_rows, dout_ptr, dout_rows, out_ptr, logsumexp_ptr, out_rows, has_row, HALF
         )
         weights, dscores = _gradients_of_scores(
-            q, k, v, dout, logsumexp, delta, queries, keys, length, scale_of_exponent, window, CAUSAL
+            q, k, v, dout, logsumexp, delta, queries, keys, length, exp2_scale, window, CAUSAL
         )
         dv = tl.dot(tl.trans(weights), dout, dv, input_precision="ieee")
         dk = tl.dot(tl.trans(dscores), q, dk, input_precision="ieee")
-        if FIRST_IS_ALL and (own == 0) & (first_row < end * GROUP):
+        if FIRST_BLOCK_SEES_ITSELF and (first_key == 0) & (first_row < end * GROUP):
             dq = tl.dot(dscores, k, input_precision="ieee") * scale
             _store_rotated_back(dq_ptr, dq_rows, dq, cos_ptr, sin_ptr, queries, rows < end * GROUP, HALF)
     dk_rows = keys * stride_ga
@@ -289,8 +289,8 @@ def _short_attention_backward_kernel(
     if num_parts == 1:
         return
     # Queries that see other blocks of keys: dk and dv are stored, so there are registers to accumulate dq.
-    if own > 0 or not FIRST_IS_ALL:
-        for first_row in range(own * GROUP, end * GROUP, ROWS):
+    if first_key > 0 or not FIRST_BLOCK_SEES_ITSELF:
+        for first_row in range(first_key * GROUP, end * GROUP, ROWS):
             rows = first_row + tl.arange(0, ROWS)
             queries, heads, has_row = rows // GROUP, rows % GROUP, rows < end * GROUP
             q_rows, dout_rows = queries * stride_qa + heads * stride_qh, queries * stride_da + heads * stride_dh
@@ -299,13 +299,13 @@ def _short_attention_backward_kernel(
                 q_ptr, q_rows, dout_ptr, dout_rows, out_ptr, logsumexp_ptr, out_rows, has_row, HALF
             )
             dq = tl.zeros((ROWS, 2 * HALF), tl.float32)
-            for first in range(_first_block(first_row // GROUP, window, KEYS), seen, KEYS):
+            for first in range(_first_block(first_row // GROUP, window, KEYS), end_key, KEYS):
                 keys = first + tl.arange(0, KEYS)
                 has_key = keys < length
                 k = _load_rotated(k_ptr, keys * stride_ka, cos_ptr, sin_ptr, keys, has_key, HALF)
                 v = _load_heads(v_ptr, keys * stride_va, has_key, HALF)
                 _, dscores = _gradients_of_scores(
-                    q, k, v, dout, logsumexp, delta, queries, keys, length, scale_of_exponent, window, CAUSAL
+                    q, k, v, dout, logsumexp, delta, queries, keys, length, exp2_scale, window, CAUSAL
                 )
                 dq = tl.dot(dscores, k, dq, input_precision="ieee")
             _store_rotated_back(dq_ptr, dq_rows, dq * scale, cos_ptr, sin_ptr, queries, has_row, HALF)
@@ -435,7 +435,7 @@ def short_attention_backward(
             KEYS=tiles.keys,
             CAUSAL=causal,
             # Whether queries of the first block see no other block of keys.
-            FIRST_IS_ALL=causal or num_parts == 1,
+            FIRST_BLOCK_SEES_ITSELF=causal or num_parts == 1,
             num_warps=tiles.num_warps,
             num_stages=1,
         )

@@ -8,9 +8,9 @@ from typing import Literal
 from torch import nn
 
 from sebp_edge.errors import CannotCapture, MachineError, SparsityError
-from sebp_edge.insight.bench.gate import Deviation, Reference, loss_and_gradients
-from sebp_edge.insight.bench.timer import ROUNDS, Times, medians, running, time_way
-from sebp_edge.insight.bench.ways import WAYS, Way
+from sebp_edge.insight.bench.correctness import Deviation, Reference, loss_and_gradients
+from sebp_edge.insight.bench.timer import ROUNDS, Times, medians, running, time_variant
+from sebp_edge.insight.bench.variants import VARIANTS, Variant
 from sebp_edge.machine.devices import ran_out_of_memory, release_memory
 from sebp_edge.texts.batches import Batch
 from sebp_edge.training.autograd_queue import AutogradQueue
@@ -19,20 +19,20 @@ Status = Literal["ok", "refused", "out of memory", "not here", "failed"]
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """The result of one way.
 
     Attributes:
         status: "ok", "refused" (its loss or gradients are wrong), "out of memory", "not here" (this machine or model
             cannot run it), or "failed".
-        why: the reason in words; None if the status is "ok" or "out of memory".
+        reason: the reason in words; None if the status is "ok" or "out of memory".
         deviation: the errors of its loss and gradients; None if they were not computed.
         times: None unless the status is "ok".
     """
 
-    way: Way
+    variant: Variant
     status: Status
-    why: str | None = None
+    reason: str | None = None
     deviation: Deviation | None = None
     times: Times | None = None
 
@@ -40,76 +40,76 @@ class Measured:
 def compare(
     model: nn.Module,
     batch: Batch,
-    ways: Iterable[Way] = WAYS,
+    variants: Iterable[Variant] = VARIANTS,
     *,
     rounds: int = ROUNDS,
     on_progress: Callable[[str], None] = lambda state: None,
-) -> list[Measured]:
-    """Measures each of `ways`; one that fails, is wrong or runs out of memory gets no times, and the others go on.
+) -> list[Measurement]:
+    """Measures each of `variants`; one that fails, is wrong or runs out of memory gets no times, and the others go on.
 
     Args:
         model: a decoder on its device; its trained parameters require gradients, and the timed steps update them.
         batch: right-padded, on the model's device.
-        ways: the ways to compare.
+        variants: the ways to compare.
         rounds: how often the ways take turns.
         on_progress: called with a description of what is done next.
 
     Raises:
         MachineError: the fp32 reference cannot be computed, so no way can be checked.
     """
-    guard = _Guard(model, batch)
+    runner = _Runner(model, batch)
     on_progress("computing what is right, in fp32")
-    reference = guard.run(lambda: Reference.of(model, batch))
+    reference = runner.run(lambda: Reference.of(model, batch))
     if isinstance(reference, _Failure):
         raise MachineError(
             "Gradients could not be computed in fp32, with which those of all ways are compared "
-            f"({reference.why or 'memory ran out'}); choose a smaller model or shorter texts."
+            f"({reference.reason or 'memory ran out'}); choose a smaller model or shorter texts."
         )
     found = {}
-    for way in ways:
-        on_progress(f"checking {way.name}")
-        found[way.name] = _checked(way, reference, model, batch, guard)
+    for variant in variants:
+        on_progress(f"checking {variant.name}")
+        found[variant.name] = _checked(variant, reference, model, batch, runner)
     del reference
     times: dict[str, list[Times]] = {name: [] for name in found}
     for number in range(1, rounds + 1):
-        for name, measured in found.items():
-            if measured.status == "ok":
+        for name, measurement in found.items():
+            if measurement.status == "ok":
                 on_progress(f"round {number} of {rounds}: {name}")
-                own = guard.run(lambda way=measured.way: time_way(model, batch, way))
-                if isinstance(own, _Failure):
-                    found[name] = replace(measured, status=own.status, why=own.why)
+                new_times = runner.run(lambda variant=measurement.variant: time_variant(model, batch, variant))
+                if isinstance(new_times, _Failure):
+                    found[name] = replace(measurement, status=new_times.status, reason=new_times.reason)
                 else:
-                    times[name] += own
+                    times[name] += new_times
     return [
-        replace(measured, times=medians(times[name])) if measured.status == "ok" else measured
-        for name, measured in found.items()
+        replace(measurement, times=medians(times[name])) if measurement.status == "ok" else measurement
+        for name, measurement in found.items()
     ]
 
 
-def _checked(way: Way, reference: Reference, model: nn.Module, batch: Batch, guard: "_Guard") -> Measured:
-    missing = way.missing(batch.input_ids.device)
-    if missing is not None:
-        return Measured(way, "not here", missing)
-    deviation = guard.run(lambda: deviation_of(way, reference, model, batch))
+def _checked(variant: Variant, reference: Reference, model: nn.Module, batch: Batch, runner: "_Runner") -> Measurement:
+    unsupported_reason = variant.unsupported_reason(batch.input_ids.device)
+    if unsupported_reason is not None:
+        return Measurement(variant, "not here", unsupported_reason)
+    deviation = runner.run(lambda: measure_deviation(variant, reference, model, batch))
     if isinstance(deviation, _Failure):
-        return Measured(way, deviation.status, deviation.why)
-    wrong = reference.what_is_wrong(deviation)
-    return Measured(way, "ok" if wrong is None else "refused", wrong, deviation)
+        return Measurement(variant, deviation.status, deviation.reason)
+    wrong = reference.describe_error(deviation)
+    return Measurement(variant, "ok" if wrong is None else "refused", wrong, deviation)
 
 
-def deviation_of(way: Way, reference: Reference, model: nn.Module, batch: Batch) -> Deviation:
+def measure_deviation(variant: Variant, reference: Reference, model: nn.Module, batch: Batch) -> Deviation:
     """The errors of a way's loss and gradients."""
-    with running(model, batch, way) as step:
+    with running(model, batch, variant) as step:
         return reference.deviation(*loss_and_gradients(step, model))
 
 
 @dataclass(frozen=True)
 class _Failure:
     status: Status
-    why: str | None = None
+    reason: str | None = None
 
 
-class _Guard:
+class _Runner:
     """Runs functions that may fail, and frees the memory that a failure leaves behind."""
 
     def __init__(self, model: nn.Module, batch: Batch):

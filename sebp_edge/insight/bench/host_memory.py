@@ -8,7 +8,7 @@ import psutil
 
 
 @contextmanager
-def limited_to(size: int) -> Iterator[None]:
+def limited_host_memory(size: int) -> Iterator[None]:
     """Lets this process take at most `size` more bytes of host memory within it; has no effect outside Linux."""
     if sys.platform != "linux":
         yield

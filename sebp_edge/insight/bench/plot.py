@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sebp_edge.errors import StorageError
-from sebp_edge.insight.bench.compare import Measured
+from sebp_edge.insight.bench.compare import Measurement
 from sebp_edge.insight.bench.result import BenchResult
 from sebp_edge.units import gigabytes
 
@@ -47,13 +47,13 @@ def draw(result: BenchResult) -> str:
         f"{result.context_length}, {result.padding_share:.0%} padding",
         "faint",
     )
-    bars = [_time_bar(one) for one in result.measured]
+    bars = [_time_bar(one) for one in result.measurements]
     shown = {kind for bar in bars for kind, _ in bar.parts}
     page.legend({kind: words for kind, words in KINDS.items() if kind in shown})
     page.bars(bars)
-    if any(one.times and one.times.peak_bytes for one in result.measured):
+    if any(one.times and one.times.peak_bytes for one in result.measurements):
         page.text("Peak of torch's allocator on the GPU, weights included", "title")
-        page.bars([_memory_bar(one) for one in result.measured])
+        page.bars([_memory_bar(one) for one in result.measurements])
     for line in _folded(result.recommendation, 100):
         page.text(line)
     return page.document()
@@ -67,22 +67,22 @@ class _Bar(NamedTuple):
     figure: str
 
 
-def _time_bar(one: Measured) -> _Bar:
+def _time_bar(one: Measurement) -> _Bar:
     times = one.times
     if times is None:
-        return _Bar(one.way.name, [], one.status)
+        return _Bar(one.variant.name, [], one.status)
     if times.forward is None or times.backward is None:
         parts = [("whole", times.step)]
     else:
         update = max(0.0, times.step - times.forward - times.backward)
         parts = [("forward", times.forward), ("backward", times.backward), ("update", update)]
-    return _Bar(one.way.name, parts, f"{1e3 * times.step:,.1f} ms")
+    return _Bar(one.variant.name, parts, f"{1e3 * times.step:,.1f} ms")
 
 
-def _memory_bar(one: Measured) -> _Bar:
+def _memory_bar(one: Measurement) -> _Bar:
     if one.times is None:
-        return _Bar(one.way.name, [], one.status)
-    return _Bar(one.way.name, [("memory", one.times.peak_bytes)], gigabytes(one.times.peak_bytes))
+        return _Bar(one.variant.name, [], one.status)
+    return _Bar(one.variant.name, [("memory", one.times.peak_bytes)], gigabytes(one.times.peak_bytes))
 
 
 def _folded(text: str, width: int) -> Iterator[str]:
@@ -127,8 +127,8 @@ class _Page:
         x = float(MARGIN + LABEL)
         self._put(f'<text x="{MARGIN}" y="{self._y + BAR - 4}">{escape(bar.label)}</text>')
         for kind, size in bar.parts:
-            at = f'x="{x:.1f}" y="{self._y}" width="{scale * size:.1f}" height="{BAR}"'
-            self._put(f'<rect {at} fill="var(--{kind})"/>')
+            geometry = f'x="{x:.1f}" y="{self._y}" width="{scale * size:.1f}" height="{BAR}"'
+            self._put(f'<rect {geometry} fill="var(--{kind})"/>')
             x += scale * size
         kind = "" if bar.parts else "faint"
         self._put(f'<text class="{kind}" x="{x + 8:.1f}" y="{self._y + BAR - 4}">{escape(bar.figure)}</text>')

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sebp_edge.errors import StorageError
 from sebp_edge.insight.bench.advice import recommend
-from sebp_edge.insight.bench.compare import Measured
+from sebp_edge.insight.bench.compare import Measurement
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class BenchResult:
     loss_tokens: int
     context_length: int
     padding_share: float
-    measured: list[Measured]
+    measurements: list[Measurement]
 
     @property
     def tokens(self) -> int:
@@ -42,20 +42,20 @@ class BenchResult:
     @property
     def recommendation(self) -> str:
         """One sentence: the fastest way here, and how to train that way."""
-        return recommend(self.measured)
+        return recommend(self.measurements)
 
     def rows(self) -> list[dict]:
         """One row per way: its status, its errors, its times in milliseconds, and its peak memory in bytes."""
-        return [self._row(one) for one in self.measured]
+        return [self._row(one) for one in self.measurements]
 
-    def _row(self, one: Measured) -> dict:
+    def _row(self, one: Measurement) -> dict:
         deviation, times = one.deviation, one.times
         parts = ("forward", "backward", "step")
         seconds = {part: getattr(times, part) if times else None for part in parts}
         return {
-            "way": one.way.name,
+            "variant": one.variant.name,
             "status": one.status,
-            "why": one.why,
+            "reason": one.reason,
             "loss_error": _finite(deviation.loss_error) if deviation else None,
             "gradient_error": _finite(deviation.gradient_error) if deviation else None,
             **{f"{part}_ms": None if value is None else 1e3 * value for part, value in seconds.items()},
@@ -65,8 +65,8 @@ class BenchResult:
 
     def to_dict(self) -> dict:
         """The whole result as JSON-ready values."""
-        about = {key: value for key, value in vars(self).items() if key != "measured"}
-        return {**about, "tokens": self.tokens, "ways": self.rows(), "recommendation": self.recommendation}
+        about = {key: value for key, value in vars(self).items() if key != "measurements"}
+        return {**about, "tokens": self.tokens, "variants": self.rows(), "recommendation": self.recommendation}
 
     def write_csv(self, path: Path) -> None:
         """Writes one line per way.

@@ -11,9 +11,9 @@ import torch
 from sebp_edge.errors import OptionError, RecipeError, TextsError
 from sebp_edge.events import Notice, Sink, silent
 from sebp_edge.insight.bench.compare import compare
-from sebp_edge.insight.bench.host_memory import limited_to
+from sebp_edge.insight.bench.host_memory import limited_host_memory
 from sebp_edge.insight.bench.result import BenchResult
-from sebp_edge.insight.bench.workload import Workload, built_in_examples, padded_to, spread_out
+from sebp_edge.insight.bench.workload import Workload, built_in_examples, padded_to, pick_spread_lengths
 from sebp_edge.machine import devices
 from sebp_edge.memory.refusal import refuse_if_too_big
 from sebp_edge.memory.shape_reader import read_shape
@@ -84,8 +84,8 @@ def run_bench(
         on_event(Notice(f"Instead of the weights of {reference.name!r}, {what}, random ones of its shape are timed."))
     adaptation = _attach(base, recipe)
     workload = Workload.of(examples, context_length, base.model.config.get_text_config().vocab_size, device)
-    with limited_to(int(FREE_SHARE * devices.free_memory(device))) if device.type == "cpu" else nullcontext():
-        measured = compare(adaptation.model, workload.batch, on_progress=on_progress)
+    with limited_host_memory(int(FREE_SHARE * devices.free_memory(device))) if device.type == "cpu" else nullcontext():
+        measurements = compare(adaptation.model, workload.batch, on_progress=on_progress)
     return BenchResult(
         model=reference.name,
         weights="its own" if at_hand else "random",
@@ -98,7 +98,7 @@ def run_bench(
         loss_tokens=workload.loss_tokens,
         context_length=workload.context_length,
         padding_share=workload.padding_share,
-        measured=measured,
+        measurements=measurements,
     )
 
 
@@ -109,7 +109,7 @@ def _examples(texts, reference: ModelReference, recipe: Recipe, count: int) -> l
     examples, _ = encode(documents, tokenizer, recipe.context_length, chat_template=recipe.chat_template)
     if not examples:
         raise TextsError("There is nothing to learn in these texts; give texts of two tokens or more.")
-    return spread_out(examples, count)
+    return pick_spread_lengths(examples, count)
 
 
 @torch.no_grad()

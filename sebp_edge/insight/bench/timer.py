@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from sebp_edge.insight.bench.ways import Step, Way
+from sebp_edge.insight.bench.variants import Step, Variant
 from sebp_edge.machine.devices import release_memory, synchronize
 from sebp_edge.texts.batches import Batch
 
@@ -37,9 +37,9 @@ class Times:
     peak_bytes: int | None
 
 
-def time_way(model: nn.Module, batch: Batch, way: Way) -> list[Times]:
+def time_variant(model: nn.Module, batch: Batch, variant: Variant) -> list[Times]:
     """Times a few steps after one untimed step, which pays the costs that a training has only once."""
-    with running(model, batch, way) as step:
+    with running(model, batch, variant) as step:
         return time_steps(step, batch.input_ids.device, warm_ups=1, repeats=STEPS_PER_ROUND)
 
 
@@ -66,16 +66,16 @@ def _median(values: list[float | None]) -> float | None:
 
 
 @contextmanager
-def running(model: nn.Module, batch: Batch, way: Way) -> Iterator[Step]:
+def running(model: nn.Module, batch: Batch, variant: Variant) -> Iterator[Step]:
     """Yields a way's step, and detaches the way afterwards; updates of the weights remain."""
     device = batch.input_ids.device
     # An autograd graph that is still alive would accumulate gradients on the stream it was created on.
     gc.collect()
     release_memory(device)
-    with way.attach(model) as handle:
+    with variant.attach(model) as handle:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        step = way.step(handle, model, batch)
+        step = variant.step(handle, model, batch)
         try:
             yield step
         finally:

@@ -22,8 +22,8 @@ MEDIAN_LENGTH, NINETIETH_LENGTH = 30, 90
 def built_in_lengths(count: int) -> list[int]:
     """Token counts of `count` short texts: evenly spaced quantiles of the log-normal with these two percentiles."""
     spread = math.log(NINETIETH_LENGTH / MEDIAN_LENGTH) / NormalDist().inv_cdf(0.9)
-    places = (NormalDist().inv_cdf((number + 0.5) / count) for number in range(count))
-    return [max(2, round(MEDIAN_LENGTH * math.exp(spread * place))) for place in places]
+    quantiles = (NormalDist().inv_cdf((number + 0.5) / count) for number in range(count))
+    return [max(2, round(MEDIAN_LENGTH * math.exp(spread * quantile))) for quantile in quantiles]
 
 
 def built_in_examples(count: int) -> list[Example]:
@@ -31,7 +31,7 @@ def built_in_examples(count: int) -> list[Example]:
     return [Example([0] * length, [0] * length, number) for number, length in enumerate(built_in_lengths(count))]
 
 
-def spread_out(examples: list[Example], count: int) -> list[Example]:
+def pick_spread_lengths(examples: list[Example], count: int) -> list[Example]:
     """Picks `count` examples, evenly spaced when sorted by length; all of them if there are no more."""
     by_length = sorted(examples, key=lambda example: len(example.input_ids))
     if len(by_length) <= count:

@@ -49,7 +49,7 @@ class Step(Protocol):
 
 
 @dataclass(frozen=True)
-class Way:
+class Variant:
     """A way to make a training step of a padded batch.
 
     Attributes:
@@ -57,16 +57,16 @@ class Way:
         attach: prepares a model; leaving the context manager restores it.
         loss: the mean loss, from what `attach` yields and the laid-out batch.
         lay_out: converts a batch on the model's device to this way's layout.
-        ours: whether it is this project's.
+        is_ours: whether it is this project's.
     """
 
     name: str
     attach: Callable[[nn.Module], AbstractContextManager]
     loss: Callable[[object, object], Tensor]
     lay_out: Callable[[Batch], object] = lambda batch: batch
-    ours: bool = False
+    is_ours: bool = False
 
-    def missing(self, device: torch.device) -> str | None:
+    def unsupported_reason(self, device: torch.device) -> str | None:
         """What this way needs and `device` lacks, in words; None if nothing."""
         return None
 
@@ -77,10 +77,10 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Captured(Way):
+class Captured(Variant):
     """Level 3: replays one captured graph for forward and backward, and one for the update."""
 
-    def missing(self, device: torch.device) -> str | None:
+    def unsupported_reason(self, device: torch.device) -> str | None:
         return None if device.type == "cuda" else "CUDA graphs need an NVIDIA GPU"
 
     def step(self, handle: Hoisted, model: nn.Module, batch: Batch) -> Step:
@@ -164,7 +164,7 @@ class CapturedStep:
 
 
 @contextmanager
-def as_it_is(model: nn.Module) -> Iterator[nn.Module]:
+def unchanged(model: nn.Module) -> Iterator[nn.Module]:
     yield model
 
 
@@ -175,7 +175,7 @@ def _sparsified(model: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def _varlen_where_it_runs(model: nn.Module) -> Iterator[nn.Module]:
+def _with_varlen_if_supported(model: nn.Module) -> Iterator[nn.Module]:
     """Gives the model variable-length attention over packed sequences, if flash attention runs its head size here."""
     decoder = without_adapter(model)
     config, before = decoder.config.get_text_config(), decoder.config._attn_implementation
@@ -195,10 +195,10 @@ def _padded_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _packed_loss(model: nn.Module, row: dict) -> Tensor:
-    ends = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    boundaries = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     varlen = without_adapter(model).config._attn_implementation == ATTENTION
     # Without these keywords, transformers builds a block-diagonal mask from the position ids.
-    keywords = row if varlen else {name: value for name, value in row.items() if name not in ends}
+    keywords = row if varlen else {name: value for name, value in row.items() if name not in boundaries}
     return model(**keywords, use_cache=False).loss
 
 
@@ -206,7 +206,7 @@ def _hoisted_loss(handle: Hoisted, tokens: ActiveTokens) -> Tensor:
     return handle.row_losses(tokens).mean()
 
 
-def to_longest(batch: Batch) -> Batch:
+def trim_to_longest(batch: Batch) -> Batch:
     """Pads the same sequences to the longest of them only."""
     longest = int(batch.attention_mask.sum(dim=1).max())
     shorter = (each[:, :longest] for each in (batch.input_ids, batch.attention_mask, batch.labels))
@@ -240,10 +240,10 @@ def active_on_host(batch: Batch) -> ActiveTokens:
     return ActiveTokens.gather(batch.input_ids.cpu(), batch.plan.to("cpu"))
 
 
-DENSE = Way("dense padded", as_it_is, _padded_loss)
-DROP_IN = Way("drop-in", _sparsified, _padded_loss, ours=True)
-DYNAMIC = Way("dynamic padding", as_it_is, _padded_loss, to_longest)
-PACKED = Way("packed", _varlen_where_it_runs, _packed_loss, packed)
-HOISTED = Way("hoisted", Hoisted, _hoisted_loss, _active, ours=True)
-GRAPH = Captured("graph", Hoisted, _hoisted_loss, active_on_host, ours=True)
-WAYS = (DENSE, DROP_IN, DYNAMIC, PACKED, HOISTED, GRAPH)
+DENSE = Variant("dense padded", unchanged, _padded_loss)
+DROP_IN = Variant("drop-in", _sparsified, _padded_loss, is_ours=True)
+DYNAMIC = Variant("dynamic padding", unchanged, _padded_loss, trim_to_longest)
+PACKED = Variant("packed", _with_varlen_if_supported, _packed_loss, packed)
+HOISTED = Variant("hoisted", Hoisted, _hoisted_loss, _active, is_ours=True)
+GRAPH = Captured("graph", Hoisted, _hoisted_loss, active_on_host, is_ours=True)
+VARIANTS = (DENSE, DROP_IN, DYNAMIC, PACKED, HOISTED, GRAPH)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.insight.bench.ways import Step
+from sebp_edge.insight.bench.variants import Step
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
 
@@ -59,10 +59,10 @@ class Reference:
             loss_tolerance: relative tolerance of the loss for a model that is not in fp32.
         """
         is_fp32 = all(weight.dtype == torch.float32 for weight in model.parameters())
-        rounded = {} if is_fp32 else _one_by_one(model, batch)[1]
+        rounded = {} if is_fp32 else _unpadded_loss_and_gradients(model, batch)[1]
         with in_fp32(model):
-            loss, gradients = _one_by_one(model, batch)
-        rounding = 0.0 if is_fp32 else combined(errors(rounded, gradients))
+            loss, gradients = _unpadded_loss_and_gradients(model, batch)
+        rounding = 0.0 if is_fp32 else total_norm(errors(rounded, gradients))
         return cls(loss, gradients, Deviation(LOSS_TOLERANCE_FP32 if is_fp32 else loss_tolerance, 2 * rounding + 1e-4))
 
     def deviation(self, loss: float, gradients: Gradients) -> Deviation:
@@ -71,9 +71,9 @@ class Reference:
         Raises:
             ValueError: the gradients belong to other parameters.
         """
-        return Deviation(abs(loss / self.loss - 1), combined(errors(gradients, self.gradients)))
+        return Deviation(abs(loss / self.loss - 1), total_norm(errors(gradients, self.gradients)))
 
-    def what_is_wrong(self, found: Deviation) -> str | None:
+    def describe_error(self, found: Deviation) -> str | None:
         """Describes what exceeds the tolerance; returns None if all is within tolerance, which NaN never is."""
         if not found.loss_error <= self.allowed.loss_error:
             return f"its loss is off by {found.loss_error:.1e}, above {self.allowed.loss_error:.1e}"
@@ -82,46 +82,46 @@ class Reference:
         return None
 
 
-def sampled(gradient: Tensor) -> Tensor:
+def sample(gradient: Tensor) -> Tensor:
     """A copy of evenly spread elements of a gradient, fewer than 2 * SAMPLE, in fp32 on the CPU."""
     return gradient.flatten()[:: max(1, gradient.numel() // SAMPLE)].to("cpu", torch.float32, copy=True)
 
 
 def loss_and_gradients(
-    step: Step, model: nn.Module, take: Callable[[Tensor], Tensor] = sampled
+    step: Step, model: nn.Module, copy_gradient: Callable[[Tensor], Tensor] = sample
 ) -> tuple[float, Gradients]:
-    """The mean loss of a step within `running`, and what `take` copies from each gradient."""
+    """The mean loss of a step within `running`, and what `copy_gradient` copies from each gradient."""
     # The drop-in detects its rows in its first pass. Only later passes are timed, so one of those is checked.
     step.gradients()
     step.zero_grad()
     loss = float(step.gradients())
-    gradients = _gradients(model, take)
+    gradients = _gradients(model, copy_gradient)
     step.zero_grad()
     return loss, gradients
 
 
-def errors(found: Gradients, right: Gradients) -> dict[str, float]:
+def errors(found: Gradients, expected: Gradients) -> dict[str, float]:
     """The norm of each parameter's error, relative to the norm of all reference gradients together.
 
     Raises:
         ValueError: the gradients belong to different parameters.
     """
-    if found.keys() != right.keys():
-        raise ValueError(f"it trains other parameters, such as {min(found.keys() ^ right.keys())}")
-    norm = combined(norms(right))
-    return {name: _norm(found[name] - each) / norm for name, each in right.items()}
+    if found.keys() != expected.keys():
+        raise ValueError(f"it trains other parameters, such as {min(found.keys() ^ expected.keys())}")
+    norm = total_norm(norms(expected))
+    return {name: _norm(found[name] - each) / norm for name, each in expected.items()}
 
 
 def norms(gradients: Gradients) -> dict[str, float]:
     return {name: _norm(each) for name, each in gradients.items()}
 
 
-def combined(by_parameter: dict[str, float]) -> float:
+def total_norm(by_parameter: dict[str, float]) -> float:
     """The norm over all parameters, from the norm of each."""
     return math.hypot(*by_parameter.values())
 
 
-def _one_by_one(model: nn.Module, batch: Batch) -> tuple[float, Gradients]:
+def _unpadded_loss_and_gradients(model: nn.Module, batch: Batch) -> tuple[float, Gradients]:
     """The batch's mean loss and sampled gradients, computed one unpadded sequence at a time."""
     counts_B = (batch.labels[:, 1:] != IGNORE).sum(dim=1).tolist()
     lengths_B = batch.attention_mask.sum(dim=1).tolist()
@@ -131,13 +131,13 @@ def _one_by_one(model: nn.Module, batch: Batch) -> tuple[float, Gradients]:
         weighted = loss * (count / sum(counts_B))
         weighted.backward()
         mean += float(weighted.detach())
-    gradients = _gradients(model, sampled)
+    gradients = _gradients(model, sample)
     model.zero_grad()
     return mean, gradients
 
 
-def _gradients(model: nn.Module, take: Callable[[Tensor], Tensor]) -> Gradients:
-    return {name: take(each.grad) for name, each in model.named_parameters() if each.requires_grad}
+def _gradients(model: nn.Module, copy_gradient: Callable[[Tensor], Tensor]) -> Gradients:
+    return {name: copy_gradient(each.grad) for name, each in model.named_parameters() if each.requires_grad}
 
 
 def _norm(gradient: Tensor) -> float:
