@@ -66,7 +66,7 @@ class MemoryPlanned(Event):
         budget: the memory budget.
         peak: the predicted peak memory of the process.
         seconds: the estimated duration of the training.
-        parts: the predicted memory by purpose.
+        footprint: the predicted memory by purpose.
     """
 
     event: ClassVar[str] = "memory_planned"
@@ -76,7 +76,7 @@ class MemoryPlanned(Event):
     budget: int
     peak: int
     seconds: float
-    parts: dict[str, int]
+    footprint: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -164,12 +164,12 @@ class MemoryRanOut(Event):
 class MemoryPressure(Event):
     """Memory has become short, mostly because of other programs; micro-batches are smaller from now on.
 
-    `missing` is the shortfall in bytes. If `max_rows` has not fallen, nothing can be cut: micro-batches are single
+    `shortfall` is in bytes. If `max_rows` has not fallen, nothing can be cut: micro-batches are single
     examples already, or all weights are updated within the backward pass, where a step is one micro-batch.
     """
 
     event: ClassVar[str] = "memory_pressure"
-    missing: int
+    shortfall: int
     max_rows_before: int
     max_rows: int
 

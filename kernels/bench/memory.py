@@ -240,8 +240,8 @@ def planned(events: list[dict]) -> dict:
     plan = next(event for event in events if event["event"] == "memory_planned")
     return {
         "predicted_gb": plan["peak"] / 1e9,
-        "plan": json.dumps({key: value for key, value in plan.items() if key not in ("event", "parts")}),
-        "parts_gb": json.dumps({name: round(size / 1e9, 3) for name, size in plan["parts"].items()}),
+        "plan": json.dumps({key: value for key, value in plan.items() if key not in ("event", "footprint")}),
+        "parts_gb": json.dumps({name: round(size / 1e9, 3) for name, size in plan["footprint"].items()}),
     }
 
 

@@ -241,7 +241,7 @@ def show(case: Case, rows: list[dict]) -> None:
     print(f"{case.model}, {case.texts}, {case.batch_size} x {case.context_length}, {text:.1%} of it text")
     for row in rows:
         times = "".join(f"{'-' if row[name] is None else f'{row[name]:.2f}':>{size}}" for name, size in COLUMNS.items())
-        print(f"    {row['way']:22}{times}{row['peak_gib']:>7.2f}{row['gradient_error']:>9.1e}")
+        print(f"    {row['variant']:22}{times}{row['peak_gib']:>7.2f}{row['gradient_error']:>9.1e}")
     dense, *ours = rows
     for row in ours:
         ratios = {name: dense[name] / row[name] for name in COLUMNS if row[name]}
@@ -250,7 +250,8 @@ def show(case: Case, rows: list[dict]) -> None:
         reached = "reached" if ratios[target] >= case.target else "missed"
         comparison = f"; {_column_title(target)} {case.target}x {reached}"
         print(
-            f"    dense / {row['way']}: {speedups}{comparison if row['way'].startswith('hoisted') else ''}", flush=True
+            f"    dense / {row['variant']}: {speedups}{comparison if row['variant'].startswith('hoisted') else ''}",
+            flush=True,
         )
 
 

@@ -189,7 +189,7 @@ def show(row: dict) -> None:
     times = f"{row['forward_ms']:>10.1f}{row['backward_ms']:>10.1f}{row['step_ms']:>12.1f}"
     peak = "-" if row["peak_gib"] is None else f"{row['peak_gib']:.2f}"
     error = f"   gradients differ by {row['gradient_error']:.1e}" if "gradient_error" in row else ""
-    print(f"{about:44}{row['way']:12}{times}{peak:>8}{error}", flush=True)
+    print(f"{about:44}{row['variant']:12}{times}{peak:>8}{error}", flush=True)
 
 
 if __name__ == "__main__":

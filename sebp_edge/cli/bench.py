@@ -111,7 +111,7 @@ def show_bench(result) -> None:
     print_table(columns, [_cells(row, dense, has_peaks) for row in rows])
     for row in rows:
         if row["reason"]:
-            out.print(f"{row['way']}, {row['status']}: {row['why']}.", style="dim", markup=False)
+            out.print(f"{row['variant']}, {row['status']}: {row['reason']}.", style="dim", markup=False)
     out.print(f"[bold]{escape(result.recommendation)}[/]")
 
 

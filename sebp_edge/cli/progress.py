@@ -112,7 +112,7 @@ class ProgressPrinter:
             case MemoryRanOut():
                 self._print_note(f"memory ran out; at most {event.max_rows:,} tokens run at once from now on")
             case MemoryPressure():
-                words = f"{gigabytes(event.missing)} of memory are short, mostly since other programs took them"
+                words = f"{gigabytes(event.shortfall)} of memory are short, mostly since other programs took them"
                 self._print_note(f"{words}; at most {event.max_rows:,} tokens run at once from now on")
             case StepDone():
                 self._step(event)

@@ -163,7 +163,7 @@ def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, note
         smallest.options.max_rows,
     )
     assert "activations of 1 block computed again" in smallest.description
-    assert sum(planned_events[0].parts.values()) == planned_events[0].peak
+    assert sum(planned_events[0].footprint.values()) == planned_events[0].peak
     assert planned_most <= smallest.options.max_rows < most
     for step, other in zip(steps, (e for e in planned_events if isinstance(e, StepDone)), strict=True):
         assert other.loss == pytest.approx(step.loss, rel=1e-4)
