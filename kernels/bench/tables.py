@@ -5,6 +5,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from statistics import mean
@@ -19,23 +20,22 @@ LIBRARIES = ("torch", "triton", "transformers", "peft")
 ARMS = {
     "hf padded to 4096": "HF, padded to 4096",
     "hf dynamic padding": "HF, dynamic padding",
-    "hf packed": "HF, packed",
-    "hf packed checkpointing": "HF, packed, activation checkpointing",
     "hf packed varlen": "HF, packed, varlen attention",
-    "hf compiled": "HF, packed, `torch.compile` with graphs",
-    "hf captured": "HF, packed, captured graphs",
-    "liger packed": "Liger, packed",
+    "hf packed varlen adamw8bit": "HF, packed, varlen attention, AdamW of bitsandbytes",
+    "hf compiled": "HF, packed, varlen attention, `torch.compile` with graphs",
+    "hf graph": "HF, packed, varlen attention, captured graph",
     "liger packed varlen": "Liger, packed, varlen attention",
     "unsloth dynamic padding": "Unsloth, dynamic padding",
     "unsloth packed": "Unsloth, packed",
     "drop-in padded to 4096": "sebp-edge, drop-in, padded to 4096",
     "sebp-edge all rows": "sebp-edge, eager, all rows in head and last layer",
     "sebp-edge hoisted": "sebp-edge, eager",
+    "sebp-edge step torch adamw": "sebp-edge, AdamW of torch",
     "sebp-edge step": "**sebp-edge**",
 }
 OURS = "sebp-edge step"
-# Left out of the short table.
-SECONDARY_ARMS = ("drop-in padded to 4096", "sebp-edge all rows", "sebp-edge hoisted")
+# Rows that the short table leaves out.
+SECONDARY = (*(ARMS[arm] for arm in ARMS if "sebp-edge" in ARMS[arm] and arm != OURS), "sebp-edge / limit")
 
 # Of 160 shapes of linear layers, those that are shown: layer, rows, share that is active, and where those rows are.
 SHOWN_LAYERS = (
@@ -116,30 +116,47 @@ def between(values: Iterable[float], form: str = ".1f") -> str:
 
 def peers(name: str, left_out: tuple[str, ...] = ()) -> str:
     """A step of every recorded arm: ms and peak GiB by the number of texts."""
-    found = [row for row in rows(name) if row["arm"] not in left_out]
+    found = rows(name)
     batches = dict(sorted((row["texts"], row["tokens"]) for row in found if row["tokens"]))
     arms = sorted({row["arm"]: None for row in found}, key=lambda arm: [*ARMS, arm].index(arm))
     cells = {(row["arm"], row["texts"]): row for row in found}
     head = (f"{texts} text{'s' * (texts > 1)}, {tokens:,} tokens" for texts, tokens in batches.items())
-    body = [[ARMS.get(arm, arm), *(_peer_cell(cells[arm, texts]) for texts in batches)] for arm in arms]
+    body = [[_arm(cells, arm), *(_peer_cell(cells[arm, texts]) for texts in batches)] for arm in arms]
     ours = [cells[OURS, texts] for texts in batches]
     body.append(["fastest other trainer / sebp-edge", *(_ratio(1, row["to_fastest_peer"]) for row in ours)])
     body.append(["limit", *(ms(row["limit_ms"]) if row["limit_ms"] else "" for row in ours)])
     body.append(["sebp-edge / limit", *(_ratio(row["to_limit"], 1) for row in ours)])
     libraries = evidence.LIBRARIES if any("unsloth" in arm or "liger" in arm for arm in arms) else LIBRARIES
-    return f"{markdown(['ms (GiB)', *head], body)}\n\n{recorded(name, libraries=libraries)}"
+    table = markdown(["ms (GiB)", *head], [row for row in body if row[0] not in left_out])
+    return f"{table}\n\n{recorded(name, libraries=libraries)}"
 
 
 def _ratio(value: float | None, by: float | None) -> str:
     return f"{value / by:.1f}" if value and by else ""
 
 
+def _arm(cells: dict[tuple, Row], arm: str) -> str:
+    """An arm's name, with the format of AdamW's moments if all weights are trained and the rows say it."""
+    moments = {row.get("moments") for (name, _), row in cells.items() if name == arm and row["trained"] == "all"}
+    return ", moments in ".join([ARMS.get(arm, arm), *filter(None, moments)])
+
+
 def _peer_cell(row: Row) -> str:
     if row["status"] != "ok":
-        # "not run with more than 4 texts", "ended with code 1: ..."
-        return row["status"].split(" with ")[0].split(":")[0]
+        # Such as "not run with more than 4 texts" and "ended with code 1: ...".
+        return re.split(" with |[:,]", row["status"])[0]
     time = f"**{ms(row['step_ms'])}**" if row["arm"] == OURS else ms(row["step_ms"])
     return f"{time} ({row['peak_gib']:.1f})"
+
+
+def peers_gradients() -> str:
+    """One sentence on the gradient errors that every arm was gated by."""
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for row in rows("peers"):
+        if row["status"] == "ok":
+            errors["sebp-edge" in ARMS.get(row["arm"], row["arm"])].append(100 * row["gradient_error"])
+    ours, others = between(errors[True]), between(errors[False])
+    return f"{ours} % in sebp-edge and {others} % in the other trainers (`results/peers.csv`)."
 
 
 # ----------------------------------------------------------------------------------------------------------- whole runs
@@ -373,7 +390,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "notes-quality": notes_quality,
     "recipe-values": recipe_values,
     "recipes": recipes,
-    "peers-short": lambda: peers("peers", SECONDARY_ARMS),
+    "peers-gradients": peers_gradients,
+    "peers-short": lambda: peers("peers", SECONDARY),
     "safety-net": safety_net,
     **{name: partial(peers, name) for name in index() if name.startswith("peers")},
 }
