@@ -364,16 +364,20 @@ def recipes() -> str:
 def recipe_values() -> str:
     """By how much the test loss fell with each setting, on average over seeds."""
     settings: dict[tuple, dict[str, list[float]]] = {}
+    errors: dict[str, list[float]] = {}
     for row in rows("recipe-values"):
         setting = row["learning_rate"], row["r"], row["batch_tokens"], row["epochs"]
         settings.setdefault(setting, {}).setdefault(row["texts"], []).append(row["fall"])
-    texts = list(dict.fromkeys(name for found in settings.values() for name in found))
+        errors.setdefault(row["texts"], []).append(100 * row["standard_error"])
     body = []
     for setting, found in sorted(settings.items()):
-        falls = (f"{100 * mean(found[name]):.1f} %" if name in found else "" for name in texts)
+        falls = (f"{100 * mean(found[texts]):.1f} %" if texts in found else "" for texts in errors)
         body.append([*map(str, setting), *falls])
-    head = ("learning rate", "r", "loss tokens per step", "epochs", *texts)
-    return f"{markdown(head, body)}\n\n{recorded('recipe-values')}"
+    table = markdown(("learning rate", "r", "loss tokens per step", "epochs", *errors), body)
+    spread = ", ".join(f"{between(found)} ({texts})" for texts, found in errors.items())
+    return (
+        f"{table}\n\nThe standard error of one such fall, in percentage points: {spread}.\n{recorded('recipe-values')}"
+    )
 
 
 TABLES: dict[str, Callable[[], str]] = {
