@@ -106,7 +106,9 @@ class Personalizer:
         out: str | Path | None = None,
         stop_when: threading.Event | None = None,
     ) -> AdaptResult:
-        """Learns `texts`; saves the adapter if it is better on documents that it has not seen.
+        """Learns `texts`; saves and activates the adapter if its loss on held-out documents is below the base model's.
+
+        It must be below by more than one standard error. The adapter that was active before is not compared.
 
         Args:
             texts: a string, the `pathlib.Path` of a file or folder, a record, or a list of these (see `read_texts`).

@@ -15,7 +15,7 @@ class AdaptResult:
     """The result of an adaptation.
 
     Attributes:
-        kept: whether the new adapter was better on the test documents, and so was saved and activated.
+        kept: whether the test loss fell by more than its standard error, and so the adapter was saved and activated.
         name, version, adapter_path: where the adapter is; None if it was not kept. Name and version are also None if it
             was saved outside the store.
         heldout_loss_before, heldout_loss_after: the loss on the test documents, in nats per token.

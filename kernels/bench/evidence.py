@@ -1,9 +1,9 @@
-"""Records what was measured on a GPU, and reports whether the code has changed since.
+"""Records what was measured, where and at which commit, and reports whether the code has changed since.
 
     python kernels/bench/evidence.py        reports per result: fresh or stale, the changed sources with their commits,
                                             and the tests that failed
 
-Results are in gpu-results.json. Each contains hashes of the files and folders that it depends on, computed where it was
+Results are in results.json. Each contains hashes of the files and folders that it depends on, computed where it was
 measured, so that an old figure cannot look new in a copy without history or through an uncommitted change.
 """
 
@@ -15,6 +15,8 @@ import importlib.metadata
 import io
 import json
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -24,9 +26,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "kernels" / "bench" / "gpu-results.json"
+RESULTS = ROOT / "kernels" / "bench" / "results.json"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-LIBRARIES = ("torch", "triton", "transformers", "peft", "liger_kernel", "unsloth")
+LIBRARIES = ("torch", "triton", "transformers", "peft", "bitsandbytes", "deepspeed", "liger_kernel", "unsloth")
 OPS = ("kernels/ops",)
 STEP = (*OPS, *(f"sebp_edge/{folder}" for folder in ("rows", "patches", "sparse", "memory", "training")))
 TESTS = (*STEP, "sebp_edge/models", "sebp_edge/machine")
@@ -43,7 +45,13 @@ def add_record_option(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument("--record", type=Path, nargs="?", const=RESULTS, metavar="FILE")
 
 
-def record(name: str, sources: Iterable[str | Path], figures: dict | list[dict], file: Path = RESULTS) -> None:
+def record(
+    name: str,
+    sources: Iterable[str | Path],
+    figures: dict | list[dict],
+    file: Path = RESULTS,
+    on_cpu: bool = False,
+) -> None:
     """Records one result under its name, replacing an earlier one; other results in `file` stay.
 
     Args:
@@ -51,9 +59,10 @@ def record(name: str, sources: Iterable[str | Path], figures: dict | list[dict],
         sources: files and folders of the project that the figures depend on; a folder stands for its Python files.
         figures: the measurements; a list of rows goes to results/<name>.csv beside `file`, and the entry names it.
         file: the JSON file, created if missing.
+        on_cpu: whether the CPU was measured instead of the GPU.
 
     Raises:
-        RuntimeError: there is no GPU.
+        RuntimeError: there is no GPU, and not `on_cpu`.
         FileNotFoundError: a source is missing.
     """
     sources = sorted({_relative(source) for source in sources})
@@ -61,7 +70,7 @@ def record(name: str, sources: Iterable[str | Path], figures: dict | list[dict],
         "recorded": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": _command(),
         **_commit(sources),
-        **machine(),
+        **machine(on_cpu),
         "sources": {source: hash_of(source) for source in sources},
     }
     if isinstance(figures, list):
@@ -98,17 +107,26 @@ def record_tests(outcomes: dict[str, list], file: Path) -> None:
     record(name, [*TESTS, *files], figures, file)
 
 
-def machine() -> dict:
-    """The GPU, its driver, and the versions of the relevant libraries.
+def machine(on_cpu: bool = False) -> dict:
+    """The GPU with its driver, None if the CPU was measured; the CPU; and the versions of the relevant libraries.
 
     Raises:
-        RuntimeError: there is no GPU.
+        RuntimeError: there is no GPU, and not `on_cpu`.
     """
     import torch
 
-    if not torch.cuda.is_available():
-        raise RuntimeError("There is no CUDA GPU here, and only what a GPU did is recorded; leave the recording out.")
-    return {"gpu": torch.cuda.get_device_name(), "driver": _driver(), "versions": _versions()}
+    if on_cpu:
+        gpu = {"gpu": None, "driver": None}
+    elif torch.cuda.is_available():
+        gpu = {"gpu": torch.cuda.get_device_name(), "driver": _driver()}
+    else:
+        raise RuntimeError("There is no CUDA GPU here, and this result is a GPU's; leave the recording out.")
+    return gpu | {"cpu": _cpu(torch.get_num_threads()), "versions": _versions()}
+
+
+def where(entry: dict) -> str:
+    """The GPU or CPU that was measured."""
+    return entry["gpu"] or entry["cpu"]
 
 
 def hash_of(source: str) -> str:
@@ -165,12 +183,12 @@ def changes(entry: dict) -> list[str]:
 def report(file: Path) -> str:
     """One line per result in `file`, one per change that made it stale, and one per failed test."""
     if not file.exists():
-        return f"No GPU results yet: {file.name} is not there."
+        return f"No results yet: {file.name} is not there."
     lines = []
     for name, entry in json.loads(file.read_text()).items():
         found = changes(entry)
         commit = (entry["commit"] or "no commit")[:7] + ("+" if entry["uncommitted"] else "")
-        lines.append(f"{'stale' if found else 'fresh'}  {name:16} {entry['recorded'][:10]}  {commit:9}  {entry['gpu']}")
+        lines.append(f"{'stale' if found else 'fresh'}  {name:29} {entry['recorded'][:10]}  {commit:9}  {where(entry)}")
         failed = [f"{test} failed" for test in entry.get("figures", {}).get("wrong", [])]
         lines += [f"         {each}" for each in found + failed]
     return "\n".join(lines)
@@ -218,6 +236,15 @@ def _git(*arguments: str) -> str | None:
         return None
     done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu(threads: int) -> str:
+    """Such as "1 thread of 2 cores, AMD EPYC"."""
+    model, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        found = re.search(r"^model name\s*: (.+)$", cpuinfo.read_text(), re.MULTILINE)
+        model = found[1] if found else model
+    return f"{threads} thread{'s' * (threads > 1)} of {os.cpu_count()} cores, {model}"
 
 
 def _driver() -> str | None:

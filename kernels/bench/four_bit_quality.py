@@ -1,6 +1,7 @@
 """Measures what a 4-bit base model costs in quality: the judge's loss on notes, in full precision and in 4 bits.
 
     python kernels/bench/four_bit_quality.py [FOLDER] [--model tiny] [--seeds 0 1 2] [--recipe notes] [--device cpu]
+                                             [--record [FILE]]
 
 Both precisions see the same documents in the same order; each adapter is judged on the base it was trained on.
 """
@@ -10,9 +11,12 @@ import tempfile
 from pathlib import Path
 from statistics import mean
 
+import evidence
+from notes_quality import SOURCES, losses
 from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.machine.devices import pick_device
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "notes"
+EXAMPLES = evidence.ROOT / "examples" / "notes"
 
 
 def main() -> None:
@@ -22,17 +26,25 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--recipe", default="notes")
     parser.add_argument("--device")
+    evidence.add_record_option(parser)
     options = parser.parse_args()
-    print(f"{'base':8}{'seed':>6}{'before':>9}{'after':>9}{'fall':>8}{'SE':>8}{'seconds':>9}")
+    records = []
+    print(f"{'base':16}{'seed':>6}{'before':>9}{'after':>9}{'fall':>8}{'SE':>8}{'seconds':>9}")
     for in_4bit in (False, True):
-        base, losses = "4 bits" if in_4bit else "full", []
+        base, of_base = "4 bits" if in_4bit else "full precision", []
         for seed in options.seeds:
             result = adapt(options, Recipe.load(options.recipe).replace(load_in_4bit=in_4bit), seed)
-            before, after = result.heldout_loss_before, result.heldout_loss_after
-            losses.append((before, after))
-            error = result.standard_error / before
-            print(f"{base:8}{seed:>6}{figures(before, after)}{error:>8.1%}{result.seconds:>9.1f}", flush=True)
-        print(f"{base:8}{'mean':>6}{figures(*map(mean, zip(*losses, strict=True)))}")
+            found = losses(result)
+            of_base.append((found["before"], found["after"]))
+            print(
+                f"{base:16}{seed:>6}{figures(*of_base[-1])}{found['standard_error']:>8.1%}{result.seconds:>9.1f}",
+                flush=True,
+            )
+            records.append({"base": base, "seed": seed, **found})
+        print(f"{base:16}{'mean':>6}{figures(*map(mean, zip(*of_base, strict=True)))}")
+    if options.record:
+        on_cpu = pick_device(options.device).type == "cpu"
+        evidence.record("four-bit-quality", (*SOURCES, __file__), records, options.record, on_cpu)
 
 
 def figures(before: float, after: float) -> str:

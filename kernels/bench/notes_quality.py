@@ -1,18 +1,22 @@
 """Measures how much the bundled model learns from real notes: the judge's loss before and after, over seeds.
 
     python kernels/bench/notes_quality.py FOLDER... [--notes 200] [--seeds 0 1 2] [--recipe notes] [--device cpu]
+                                                    [--record [FILE]]
 
 The seed draws --notes notes from each folder; it also sets the splits, the shuffling and the initial weights.
 """
 
 import argparse
-import json
 import random
 import tempfile
 from pathlib import Path
 
-from sebp_edge import AdapterStore, Personalizer, Recipe
+import evidence
+from sebp_edge import AdapterStore, AdaptResult, Personalizer, Recipe
+from sebp_edge.machine.devices import pick_device
 from sebp_edge.texts.formats import FORMATS
+
+SOURCES = (*evidence.OPS, "sebp_edge", "sebp_edge/models/tiny/model.safetensors", "recipes/notes.toml", __file__)
 
 
 def main() -> None:
@@ -23,7 +27,7 @@ def main() -> None:
     parser.add_argument("--recipe", nargs="+", default=["notes"])
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--device")
-    parser.add_argument("--json", type=Path)
+    evidence.add_record_option(parser)
     options = parser.parse_args()
     records = []
     print(
@@ -33,19 +37,26 @@ def main() -> None:
         for folder in options.folders:
             for seed in options.seeds:
                 result = adapt(options, recipe, folder, seed)
-                before, after = result.heldout_loss_before, result.heldout_loss_after
+                found = losses(result)
                 print(
-                    f"{recipe.name:20}{folder.name:>14}{seed:>6}{result.tokens:>9,}{before:>9.3f}{after:>9.3f}"
-                    f"{1 - after / before:>8.1%}{result.standard_error / before:>8.1%}{result.seconds:>9.1f}",
+                    f"{recipe.name:20}{folder.name:>14}{seed:>6}{result.tokens:>9,}{found['before']:>9.3f}"
+                    f"{found['after']:>9.3f}{found['fall']:>8.1%}{found['standard_error']:>8.1%}{result.seconds:>9.1f}",
                     flush=True,
                 )
-                records.append({"recipe": recipe.name, "notes": folder.name, "seed": seed, **result.to_dict()})
-    if options.json:
-        kept = [{key: value for key, value in record.items() if key != "left_out"} for record in records]
-        options.json.write_text(json.dumps(kept, indent=2, default=str) + "\n")
+                records.append({"texts": folder.name, "recipe": recipe.name, "seed": seed, **found})
+    if options.record:
+        on_cpu = pick_device(options.device).type == "cpu"
+        evidence.record("notes-quality", SOURCES, records, options.record, on_cpu)
 
 
-def adapt(options: argparse.Namespace, recipe: Recipe, folder: Path, seed: int):
+def losses(result: AdaptResult) -> dict[str, float]:
+    """The test loss before and after; its fall and the standard error of that, as shares of the loss before."""
+    before, after = result.heldout_loss_before, result.heldout_loss_after
+    fall = {"fall": 1 - after / before, "standard_error": result.standard_error / before}
+    return {"before": before, "after": after, **fall}
+
+
+def adapt(options: argparse.Namespace, recipe: Recipe, folder: Path, seed: int) -> AdaptResult:
     files = sorted(path for path in folder.rglob("*") if path.suffix in FORMATS)
     chosen = random.Random(seed).sample(files, min(options.notes, len(files)))
     with tempfile.TemporaryDirectory() as store:

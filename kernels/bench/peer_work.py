@@ -89,9 +89,9 @@ def shape_config(shape: str) -> PretrainedConfig:
 def lengths(loss_share: float) -> list[int]:
     """Token counts of 64 texts.
 
-    Whole texts have 26 to 196 tokens, 57 on average. Texts with a loss on a part stand for instructions with answers:
-    their log-normal has the median (128), the mean (193), the 90th and the 99th percentile (402, 1027) of Dolly, in
-    Llama 3's tokens.
+    Whole texts have 26 to 122 tokens, 58 on average. Texts with a loss on a part stand for instructions with answers,
+    with lengths like Dolly's in Llama 3's tokens. Their log-normal has Dolly's median (128); its mean (192), its 90th
+    and its 99th percentile (406, 1039) are near Dolly's (193, 402, 1027).
     """
     draw = random.Random(0)
     if loss_share == 1.0:

@@ -1,6 +1,6 @@
 """Draws the results of `selection_quality` as one SVG: training loss over ten parts of each training, mean over seeds.
 
-    python kernels/bench/quality_curves.py CSV SVG
+    python kernels/bench/quality_curves.py CSV... SVG
 
 The dense curve is wide and grey, and the exact curve thin and on top, so that both are visible.
 """
@@ -28,16 +28,17 @@ Curves = dict[str, list[float]]
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("csv", type=Path)
+    parser.add_argument("csv", type=Path, nargs="+")
     parser.add_argument("svg", type=Path)
     options = parser.parse_args(arguments)
     options.svg.write_text(draw(read(options.csv)), encoding="utf-8")
 
 
-def read(file: Path) -> dict[str, Curves]:
+def read(files: list[Path]) -> dict[str, Curves]:
     """Reads the curves: by model and texts, then by way."""
     found: dict[str, dict[str, list[list[float]]]] = {}
-    for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
+    rows = (row for file in files for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+    for row in rows:
         curve = [float(row[f"train_{part}"]) for part in range(PARTS)]
         found.setdefault(f"{row['model']}, {row['texts']}", {}).setdefault(row["variant"], []).append(curve)
     return {

@@ -1,7 +1,7 @@
 """Measures what selecting rows of dL/dY costs in quality: the same training with each way to select them, over seeds.
 
-    python kernels/bench/selection_quality.py --decoder tiny --notes FOLDER... [--csv FILE]
-    python kernels/bench/selection_quality.py --encoder FOLDER --glue FOLDER [--tasks rte cola] [--csv FILE]
+    python kernels/bench/selection_quality.py --decoder tiny --notes FOLDER... [--record [FILE]]
+    python kernels/bench/selection_quality.py --encoder FOLDER --glue FOLDER [--tasks rte cola] [--record [FILE]]
 
 A decoder learns paragraphs of notes, padded to `CONTEXT`; an encoder with a new head learns tasks of `glue_texts`. All
 weights are trained, in fp32, with AdamW and a constant learning rate. The seed sets the texts, their order, the head
@@ -14,11 +14,10 @@ and the dropout, so that each way is compared with "dense" on the same training.
     published           the backward pass of the code published with the paper: every linear layer but the head computes
                         dL/dX for the first n rows, whatever they hold, and never a weight's gradient
 
-Appends rows of results to FILE. Fails if "exact" is further from "dense" than the seeds are from each other.
+All of it runs on the CPU. Fails if "exact" is further from "dense" than the seeds are from each other.
 """
 
 import argparse
-import csv
 import math
 import random
 import sys
@@ -34,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+import evidence
 from glue_texts import TASKS, Labelled, read_task
 from sebp_edge import sparsify
 from sebp_edge.models.catalog import resolve
@@ -53,6 +53,12 @@ BATCH_SIZE, HELD_OUT, PARTS = 8, 160, 10
 HELD_OUT_NOTES, NOTES = 100, 600
 HEADS = ("lm_head", "classifier")
 DENSE, EXACT = "dense", "exact"
+SOURCES = (
+    *evidence.OPS,
+    *(f"sebp_edge/{folder}" for folder in ("patches", "rows", "sparse", "texts")),
+    "kernels/bench/glue_texts.py",
+    __file__,
+)
 
 
 @dataclass(frozen=True)
@@ -87,11 +93,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--csv", type=Path)
+    evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     if (options.decoder and not options.notes) or (options.encoder and not options.glue):
         parser.error("a decoder needs --notes, an encoder --glue.")
-    failed = [setting.texts for setting in settings(options) if not compare(setting, options.seeds, options.csv)]
+    records, failed = [], []
+    for setting in settings(options):
+        found = compare(setting, options.seeds)
+        records += found
+        if not show(found):
+            failed.append(setting.texts)
+    if options.record:
+        evidence.record(f"selection-quality-{records[0]['model']}", SOURCES, records, options.record, on_cpu=True)
     if failed:
         sys.exit(f"exact is further from dense than the seeds are from each other: {', '.join(failed)}.")
 
@@ -226,8 +239,8 @@ class _FirstRows(torch.autograd.Function):
 # ------------------------------------------------------------------------------------------------------------ measuring
 
 
-def compare(setting: Setting, seeds: list[int], file: Path | None) -> bool:
-    """Trains in every way with every seed and prints the results; returns False if "exact" differs from "dense"."""
+def compare(setting: Setting, seeds: list[int]) -> list[dict]:
+    """Trains in every way with every seed; returns one row of results per training."""
     records = []
     for seed in seeds:
         batches = setting.batches(seed)
@@ -240,9 +253,7 @@ def compare(setting: Setting, seeds: list[int], file: Path | None) -> bool:
             print(
                 f"{setting.model}, {setting.texts}, {name}, seed {seed}: {records[-1]['heldout_loss']:.4f}", flush=True
             )
-            if file:
-                _append(file, records[-1])
-    return show(records)
+    return records
 
 
 def train(setting: Setting, batches: list[dict[str, Tensor]], variant: Callable, seed: int) -> dict:
@@ -332,15 +343,6 @@ def show(records: list[dict]) -> bool:
 def _with_error(values: list[float]) -> str:
     error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return f"{mean(values):.4f} ± {error:.4f}"
-
-
-def _append(file: Path, record: dict) -> None:
-    is_new = not file.exists()
-    with file.open("a", newline="") as table:
-        writer = csv.DictWriter(table, fieldnames=list(record))
-        if is_new:
-            writer.writeheader()
-        writer.writerow(record)
 
 
 if __name__ == "__main__":

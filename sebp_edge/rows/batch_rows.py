@@ -82,14 +82,14 @@ def decoder_plan(model: nn.Module, inputs: dict) -> RowPlan | None:
 
 def decoder_rows(plan: RowPlan, attention_mask: Tensor | None) -> BatchRows:
     """Returns the rows of a causal decoder's layers, for a loss that reads only the logits of the loss rows."""
-    # What attention computes for fully masked rows (left padding) depends on its implementation.
+    # A fully masked row (left padding) may attend to later positions; that depends on the attention's implementation.
     causal = attention_mask is None or (attention_mask.dim() == 2 and is_right_padded(attention_mask))
     active_rows = plan.active_span or ActiveRows.from_ids(plan.active_rows, plan.num_rows)
     loss_rows = plan.loss_span or ActiveRows.from_ids(plan.loss_rows, plan.num_rows)
     if causal and len(plan.loss_rows) == len(plan.active_rows):
         # The same object, so that all layers that read one input share the rows kept of it.
         loss_rows = active_rows
-    # The last token of each sequence predicts nothing; the other rows left out are padding.
+    # The last token of each sequence predicts nothing; the other rows behind its last loss count as padding.
     num_padding = plan.num_rows - len(plan.active_rows) - (len(plan.cu_seqlens) - 1)
     skipped_kinds = (causal and num_padding > 0, len(plan.loss_rows) < len(plan.active_rows))
     return BatchRows(plan.num_rows, active_rows if causal else detect, loss_rows, skipped_kinds=skipped_kinds)

@@ -322,8 +322,8 @@ def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: boo
     `sebp_edge.rows.batch_rows`). The first backward pass of each kind of call still finds its rows itself, and verifies
     that all others carry no gradient. If some do, or if the loss is computed outside of the model, every backward pass
     finds the non-zero rows of dL/dY. If a loss on other rows' logits or hidden states is added later, the backward pass
-    raises a SparsityError. With SEBP_EDGE_VERIFY=1 in the environment, each layer checks in each backward pass that the
-    rows it skips are zero, and raises a RuntimeError if they are not.
+    raises a SparsityError; one that reaches into a layer is not seen then. With SEBP_EDGE_VERIFY=1 in the environment,
+    each layer checks in each backward pass that the rows it skips are zero, and raises a RuntimeError if they are not.
 
     A causal decoder that trains with labels computes its loss without logits, and `outputs.logits` is None. A model for
     which a trial batch gives another loss keeps its own, and a log line says so.

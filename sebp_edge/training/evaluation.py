@@ -1,4 +1,4 @@
-"""Computes held-out losses and decides on them: a new adapter is kept only if it is measurably better."""
+"""Computes held-out losses, and decides: a new adapter is kept only if the loss fell by more than a standard error."""
 
 import math
 from collections.abc import Sequence

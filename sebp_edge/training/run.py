@@ -42,7 +42,7 @@ class GateResult:
 
     @property
     def kept(self) -> bool:
-        """Whether to keep the adapter: better on the test documents and, with folds, the final one better on all."""
+        """Whether to keep the adapter: it passed on the test documents and, with folds, the final one passed on all."""
         return self.comparison.kept and (self.final is None or compare(self.before, self.final).kept)
 
 

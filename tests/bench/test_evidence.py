@@ -1,4 +1,4 @@
-"""GPU results: an old figure is never called fresh, with or without history."""
+"""Results: an old figure is never called fresh, with or without history."""
 
 import csv
 import importlib
@@ -14,12 +14,15 @@ import evidence
 
 RECORDED = (
     "attention",
+    "cpu_steps",
     "end_to_end",
     "families",
     "layers",
     "memory",
+    "notes_quality",
     "peers",
     "safety_net",
+    "selection_quality",
     "whole_models",
     "zero_offload",
 )
@@ -33,7 +36,7 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "ops" / "one.py").write_text("1")
     (tmp_path / "bench.py").write_text("2")
     monkeypatch.setattr(evidence, "ROOT", tmp_path)
-    monkeypatch.setattr(evidence, "machine", lambda: GPU)
+    monkeypatch.setattr(evidence, "machine", lambda on_cpu=False: GPU)
     monkeypatch.delenv("SEBP_EDGE_COMMIT", raising=False)
     return tmp_path
 
@@ -51,7 +54,7 @@ def commit(project):
 
 
 def record(project, name="layers", figures=None):
-    file = project / "gpu-results.json"
+    file = project / "results.json"
     evidence.record(name, ["ops", project / "bench.py"], figures or {"ms": 1.5}, file)
     return file, json.loads(file.read_text())
 
@@ -174,7 +177,7 @@ def test_a_new_result_replaces_its_namesake_and_no_other(project):
     record(project, "layers", {"ms": 2})
     file, results = record(project, "layers", {"ms": 3})
     assert {name: entry["figures"]["ms"] for name, entry in results.items()} == {"step": 7, "layers": 3}
-    assert [path.name for path in project.glob("gpu-results*")] == [file.name]
+    assert [path.name for path in project.glob("results.json*")] == [file.name]
 
 
 def test_a_write_that_fails_leaves_the_old_results(project, monkeypatch):
@@ -202,7 +205,7 @@ def test_tables_are_beside_the_results(project):
 
 def test_a_source_that_is_not_there_is_an_error(project):
     with pytest.raises(FileNotFoundError, match=r"missing\.py"):
-        evidence.record("layers", ["missing.py"], {}, project / "gpu-results.json")
+        evidence.record("layers", ["missing.py"], {}, project / "results.json")
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -211,15 +214,23 @@ def test_all_sources_of_every_benchmark_are_there(name):
         assert (evidence.ROOT / source).exists(), source
 
 
-def test_all_results_have_the_hashes_of_their_sources():
+def test_all_results_have_a_commit_a_machine_and_the_hashes_of_their_sources():
     results = json.loads(evidence.RESULTS.read_text())
     for entry in results.values():
+        assert re.fullmatch("[0-9a-f]{7,40}", entry["commit"])
+        assert evidence.where(entry)
+        assert entry["sources"]
         assert all(re.fullmatch("[0-9a-f]{16}", value) for value in entry["sources"].values())
     assert len(evidence.report(evidence.RESULTS).splitlines()) >= len(results)
 
 
+def test_every_table_belongs_to_a_result():
+    tables = {entry["table"] for entry in json.loads(evidence.RESULTS.read_text()).values() if "table" in entry}
+    assert tables == {f"results/{path.name}" for path in evidence.RESULTS.parent.glob("results/*.csv")}
+
+
 def test_no_results_yet_are_no_error(project):
-    assert evidence.report(project / "gpu-results.json") == "No GPU results yet: gpu-results.json is not there."
+    assert evidence.report(project / "results.json") == "No results yet: results.json is not there."
 
 
 def test_the_tests_of_a_session_are_counted_by_outcome_and_by_mark(project, monkeypatch):
@@ -227,7 +238,7 @@ def test_the_tests_of_a_session_are_counted_by_outcome_and_by_mark(project, monk
     (project / "more.py").touch()
     files = {"bench.py": {"gpu": 1}, "more.py": {"gpu": 1}, "x": {}}
     marked, more, other = (SimpleNamespace(nodeid=f"{file}::test", keywords=files[file]) for file in files)
-    file, whole_file = project / "gpu-results.json", SimpleNamespace(nodeid="y")
+    file, whole_file = project / "results.json", SimpleNamespace(nodeid="y")
     evidence.record_tests({"passed": [marked, other, other], "skipped": [more, whole_file], "": [other]}, file)
     entry = json.loads(file.read_text())["gpu-tests"]
     assert entry["figures"]["gpu"] == {"passed": 1, "failed": 0, "error": 0, "skipped": 1}
@@ -246,7 +257,16 @@ def test_the_tests_of_a_session_are_counted_by_outcome_and_by_mark(project, monk
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_without_a_gpu_nothing_is_recorded(tmp_path):
-    with pytest.raises(RuntimeError, match="only what a GPU did is recorded"):
-        evidence.record("layers", [], {}, tmp_path / "gpu-results.json")
+def test_without_a_gpu_no_result_of_one_is_recorded(tmp_path):
+    with pytest.raises(RuntimeError, match="this result is a GPU's"):
+        evidence.record("layers", [], {}, tmp_path / "results.json")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_result_of_the_cpu_names_the_cpu_and_its_threads(tmp_path):
+    file = tmp_path / "results.json"
+    evidence.record("steps", [], {"ms": 1}, file, on_cpu=True)
+    entry = json.loads(file.read_text())["steps"]
+    assert entry["gpu"] is None and entry["driver"] is None
+    assert entry["cpu"].startswith("1 thread of ")
+    assert evidence.report(file).endswith(entry["cpu"])

@@ -3,6 +3,7 @@
 import csv
 import json
 import lzma
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,14 +23,18 @@ def few_notes(monkeypatch, notes_folder):
     return notes_folder
 
 
+def recorded(folder):
+    (table,) = (folder / "results").glob("selection-quality-*.csv")
+    return list(csv.DictReader(table.read_text().splitlines()))
+
+
 def run(model_folder, notes, *more):
     selection_quality.main(["--decoder", str(model_folder), "--notes", str(notes), "--steps", "4", *more])
 
 
 def test_every_way_is_trained_with_every_seed_and_exact_is_dense(model_folder, few_notes, tmp_path, capsys):
-    file = tmp_path / "quality.csv"
-    run(model_folder, few_notes, "--seeds", "0", "1", "--csv", str(file))
-    rows = list(csv.DictReader(file.read_text().splitlines()))
+    run(model_folder, few_notes, "--seeds", "0", "1", "--record", str(tmp_path / "results.json"))
+    rows = recorded(tmp_path)
     names = ["dense", "exact", "top n", "threshold", "published"]
     assert [(row["variant"], row["seed"]) for row in rows] == [(name, seed) for seed in "01" for name in names]
     losses = {(row["variant"], row["seed"]): float(row["heldout_loss"]) for row in rows}
@@ -107,11 +112,11 @@ def test_encoders_are_trained_on_tasks(tmp_path, tokenizer, monkeypatch):
     rows = "".join(f"{'good' if number % 2 else 'bad'} film {number}\t{number % 2}\n" for number in range(40))
     (folder / "train.tsv").write_text(f"sentence\tlabel\n{rows}")
     (folder / "test.tsv").write_text(f"sentence\tlabel\n{rows}")
-    file = tmp_path / "quality.csv"
     monkeypatch.setattr(selection_quality, "ENCODER_RATE", 3e-3)
     arguments = ["--encoder", str(tmp_path / "bert"), "--glue", str(tmp_path / "glue"), "--tasks", "sst2"]
-    selection_quality.main([*arguments, "--steps", "3", "--seeds", "0", "1", "--csv", str(file)])
-    found = list(csv.DictReader(file.read_text().splitlines()))
+    arguments += ["--steps", "3", "--seeds", "0", "1", "--record", str(tmp_path / "results.json")]
+    selection_quality.main(arguments)
+    found = recorded(tmp_path)
     assert len(found) == 10 and all(0 <= float(row["accuracy"]) <= 1 for row in found)
     dense, exact, *_, published = (float(row["heldout_loss"]) for row in found[:5])
     assert exact == pytest.approx(dense, abs=1e-5)
@@ -142,7 +147,7 @@ def test_tasks_are_read_as_they_are_published(tmp_path):
 def test_curves_are_drawn_with_the_worst_on_top(tmp_path):
     from xml.etree import ElementTree
 
-    table = ["model,texts,way,seed," + ",".join(f"train_{part}" for part in range(10))]
+    table = ["model,texts,variant,seed," + ",".join(f"train_{part}" for part in range(10))]
     for variant, offset in (("dense", 0.0), ("exact", 0.0), ("published", 1.0)):
         table += [
             f"m,a < b,{variant},{seed}," + ",".join(str(3 + offset - part / 10) for part in range(10)) for seed in "01"
@@ -155,3 +160,10 @@ def test_curves_are_drawn_with_the_worst_on_top(tmp_path):
     heights = [[float(point.split(",")[1]) for point in line.get("points").split()] for line in (dense, published)]
     # An SVG's y grows downwards.
     assert all(low > high for low, high in zip(*heights, strict=True)) and min(heights[1]) == quality_curves.TOP
+
+
+def test_the_shown_curves_are_the_results():
+    results = Path(quality_curves.__file__).parent / "results"
+    tables = [results / f"selection-quality-{model}.csv" for model in ("stories260k", "tiny", "minilm-l6")]
+    drawn = quality_curves.draw(quality_curves.read(tables))
+    assert drawn == (results / "selection-quality.svg").read_text(encoding="utf-8")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from against_dense import padded_batch
 from builders import gpu_sync_forbidden, make_encoder, make_encoder_batch, make_llama
+from failing_memory import PlainGraphs
 from model_families import FAMILIES, WIDER
 from peft import LoraConfig, get_peft_model
-from failing_memory import PlainGraphs
 
 from sebp_edge.errors import CannotCapture, MachineError
 from sebp_edge.rows.active_tokens import ActiveTokens
