@@ -2,8 +2,8 @@
 
     python kernels/bench/peer_process.py ARM JOB        an arm's name or "reference"; the job as JSON, from peers.py
 
-Says when everything is imported and when the model is loaded, and goes on at a line of input each time, so that
-peers.py can let one process import while another loads, and none while another measures. Then prints a line per batch.
+Says when everything is imported and waits for a line of input, so that no other process works while it does. Then
+prints a line per batch.
 """
 
 import sys
@@ -32,27 +32,21 @@ from sebp_edge.insight.bench.timer import medians, running, time_steps
 from sebp_edge.insight.bench.ways import trained
 from sebp_edge.texts.batches import Batch
 
-# What it says before it waits for a line of input.
-WAITS = IMPORTED, LOADED = "imported", "loaded"
+# What it says when everything is imported.
+IMPORTED = "imported"
 WARM_UPS, REPEATS = 2, 7
 
 
 def main() -> None:
     job = Job(**json.loads(sys.argv[2]))
-    say_and_wait(IMPORTED)
+    print(IMPORTED, flush=True)
+    if not sys.stdin.readline():
+        sys.exit("peers.py has ended")
     if ARM == "reference":
         make_reference(job)
         return
-    model = ARMS[ARM].load(job)
-    say_and_wait(LOADED)
-    for row in measure(ARMS[ARM], model, job):
+    for row in measure(ARMS[ARM], job):
         print(json.dumps(row), flush=True)
-
-
-def say_and_wait(word: str) -> None:
-    print(word, flush=True)
-    if not sys.stdin.readline():
-        sys.exit("peers.py has ended")
 
 
 def make_reference(job: Job) -> None:
@@ -67,9 +61,9 @@ def make_reference(job: Job) -> None:
     peer_reference.save(peer_reference.references(model, make_batch(max(job.batches), job), job.batches), job)
 
 
-def measure(arm: Arm, model: nn.Module, job: Job) -> Iterator[dict]:
+def measure(arm: Arm, job: Job) -> Iterator[dict]:
     """One row per batch: `status` is "ok", or the reason why there is no time."""
-    references = peer_reference.read(job)
+    model, references = arm.load(job), peer_reference.read(job)
     for count in job.batches:
         batch = make_batch(count, job)
         row = {"texts": count, "tokens": int(batch.attention_mask.sum())}

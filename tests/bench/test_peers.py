@@ -51,7 +51,7 @@ def make_job(folder, **changes):
 
 
 def rows_of(arm, job):
-    return list(peer_process.measure(arm, arm.load(job), job))
+    return list(peer_process.measure(arm, job))
 
 
 def sequence_by_sequence(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa=False):
@@ -246,16 +246,18 @@ def test_a_process_that_fails_or_hangs_is_ended_and_the_next_one_runs(tmp_path, 
     script = tmp_path / "process.py"
     script.write_text(
         "import sys, time\n"
+        "if sys.argv[1] == 'lacks': sys.exit('no such package')\n"
         "print('imported', flush=True); sys.stdin.readline()\n"
         "if sys.argv[1] == 'fails': sys.exit('no such kernel')\n"
-        "print('loaded', flush=True); sys.stdin.readline()\n"
         "if sys.argv[1] == 'hangs': time.sleep(60)\n"
         """print('{"texts": 1}')\n"""
     )
     monkeypatch.setattr(peer_runs, "PROCESS", script)
     monkeypatch.setattr(peer_runs, "ARM_SECONDS", 2)
     job = make_job(tmp_path)
-    fails, hangs, works = peer_runs.run_in_turn([(name, job) for name in ("fails", "hangs", "works")])
+    names = ("lacks", "fails", "hangs", "works")
+    lacks, fails, hangs, works = peer_runs.run_in_turn([(name, job) for name in names])
+    assert lacks == (False, [], "ended with code 1: no such package")
     assert fails == (False, [], "ended with code 1: no such kernel")
     assert hangs == (False, [], "stopped after 2 s")
     assert works[:2] == (True, [{"texts": 1}])
