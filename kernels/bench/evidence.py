@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "kernels" / "bench" / "gpu-results.json"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-LIBRARIES = ("torch", "triton", "transformers", "peft", "liger_kernel", "unsloth")
+LIBRARIES = ("torch", "triton", "transformers", "peft", "bitsandbytes", "liger_kernel", "unsloth")
 OPS = ("kernels/ops",)
 STEP = (*OPS, *(f"sebp_edge/{folder}" for folder in ("rows", "patches", "sparse", "memory", "training")))
 TESTS = (*STEP, "sebp_edge/models", "sebp_edge/machine")

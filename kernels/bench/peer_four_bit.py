@@ -39,7 +39,7 @@ def _quantised(weight: nn.Parameter):
 
 
 def _linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
-    """The linear layers without a bias, except the head: the parent of each, its name there, and the layer."""
+    """The linear layers except the head, all without biases: the parent of each, its name there, and the layer."""
     head = model.get_output_embeddings()
     return [
         (parent, name, layer)

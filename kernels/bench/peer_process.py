@@ -25,6 +25,7 @@ from torch import nn
 import peer_four_bit
 import peer_reference
 from peer_arms import ARMS, Arm
+from peer_runs import IMPORTED
 from peer_steps import described
 from peer_work import Job, fill, make_base, make_batch, save_base, with_adapters
 from sebp_edge.insight.bench.gate import Reference, loss_and_gradients
@@ -32,8 +33,6 @@ from sebp_edge.insight.bench.timer import medians, running, time_steps
 from sebp_edge.insight.bench.ways import trained
 from sebp_edge.texts.batches import Batch
 
-# What it says when everything is imported.
-IMPORTED = "imported"
 WARM_UPS, REPEATS = 2, 7
 
 

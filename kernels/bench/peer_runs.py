@@ -15,9 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from peer_process import IMPORTED
 from peer_work import Job
 
+# What a process says when everything is imported.
+IMPORTED = "imported"
 PROCESS = Path(__file__).with_name("peer_process.py")
 # A trainer that hangs is stopped after this time, so that the others can run.
 ARM_SECONDS = 240

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peer_steps import Compiled, Eager, Graphed, Ours, OursWithTorchsAdamW, Packed, adamw_8bit
-from sebp_edge.insight.bench.ways import DENSE, DROP_IN, DYNAMIC, GRAPH, HOISTED, as_it_is, packed, to_longest
+from sebp_edge.insight.bench.ways import DROP_IN, GRAPH, HOISTED, as_it_is, packed, to_longest
 from sebp_edge.models.lora import without_adapter
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import IGNORE, RowPlan
@@ -46,9 +46,13 @@ def packed_with_lengths(batch: Batch) -> dict:
     return row | {"packed_seq_lengths": batch.attention_mask.sum(dim=1).int().cpu()}
 
 
-def padded_to_longest(batch: Batch) -> dict:
-    batch = to_longest(batch)
+def padded(batch: Batch) -> dict:
+    """Keeps the padding to the context length."""
     return {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "labels": batch.labels}
+
+
+def padded_to_longest(batch: Batch) -> dict:
+    return padded(to_longest(batch))
 
 
 def all_rows(batch: Batch) -> tuple[ActiveTokens, Tensor]:
@@ -60,7 +64,10 @@ def all_rows(batch: Batch) -> tuple[ActiveTokens, Tensor]:
 
 @contextmanager
 def layers_compiled(model: nn.Module) -> Iterator[nn.Module]:
-    """Compiles each decoder layer for fixed sizes, into CUDA graphs."""
+    """Compiles each decoder layer for fixed sizes, into CUDA graphs.
+
+    On an H200 compiling a whole 3B model took 78 s instead of 18, and made a step on 80 tokens 3 % faster.
+    """
     layers = without_adapter(model).model.layers
     for layer in layers:
         layer.compile(mode="reduce-overhead", dynamic=False)
@@ -72,19 +79,22 @@ def layers_compiled(model: nn.Module) -> Iterator[nn.Module]:
         torch._dynamo.reset()
 
 
-def _called(model: nn.Module, row: dict) -> Tensor:
-    """Calls the model as an ordinary training loop does."""
-    return model(**row, use_cache=False).loss
+def _called(model: nn.Module, inputs: dict) -> Tensor:
+    """Calls the model as transformers' Trainer does with bf16=True: adapters are in fp32, and compute in bf16."""
+    is_mixed = without_adapter(model) is not model and inputs["input_ids"].is_cuda
+    with torch.autocast("cuda", torch.bfloat16, enabled=is_mixed):
+        return model(**inputs, use_cache=False).loss
 
 
-def _called_compiled(model: nn.Module, row: dict) -> Tensor:
+def _called_compiled(model: nn.Module, inputs: dict) -> Tensor:
     # Tells the compiled graphs that the memory of the last step is free.
     torch.compiler.cudagraph_mark_step_begin()
-    return _called(model, row)
+    return _called(model, inputs)
 
 
-def _unsloths_loss(model: nn.Module, batch: dict) -> Tensor:
-    return model(**batch).loss
+def _unsloths_loss(model: nn.Module, inputs: dict) -> Tensor:
+    """Calls the model without autocast: Unsloth's kernels cast adapters themselves."""
+    return model(**inputs).loss
 
 
 def _loss_of_all_rows(handle: Hoisted, everywhere: tuple[ActiveTokens, Tensor]) -> Tensor:
@@ -93,8 +103,8 @@ def _loss_of_all_rows(handle: Hoisted, everywhere: tuple[ActiveTokens, Tensor]) 
     return handle.row_losses(tokens)[asked_C].mean()
 
 
-PADDED = Eager.of(DENSE)
-DYNAMICALLY_PADDED = Eager.of(DYNAMIC)
+PADDED = Eager("padded", as_it_is, _called, padded)
+DYNAMICALLY_PADDED = Eager("dynamic padding", as_it_is, _called, padded_to_longest)
 # The attention function receives the boundaries of the texts as keywords.
 PACKED = Packed("packed", as_it_is, _called, packed)
 PACKED_8_BIT = Packed.of(PACKED, make_optimizer=adamw_8bit)

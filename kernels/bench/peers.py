@@ -8,9 +8,9 @@
     python kernels/bench/peers.py --arms "hf graph,sebp-edge step" --batches 4
     python kernels/bench/peers.py --tiny                            a small shape on the CPU, to try the benchmark
 
-Random bf16 weights, LoRA r = 16 on all seven projections with fp32 adapters, AdamW, short texts. Times are of one
-optimizer step (forward, backward, update), the median of 7 after 2 warm-ups. Each trainer runs in a process of its own
-and measures alone; one that is not installed, fails or runs out of memory gets a row that says so.
+Random bf16 weights, LoRA r = 16 on all seven projections with fp32 adapters that compute in bf16, AdamW, short texts.
+Times are of one optimizer step (forward, backward, update), the median of 7 after 2 warm-ups. Each trainer runs in a
+process of its own and measures alone; one that is not installed, fails or runs out of memory gets a row that says so.
 
 A trainer is timed only if its loss and gradients agree with an fp32 reference (see peer_reference.py). Rows say in what
 format AdamW's moments are and how many bytes they take. The limit is defined in peer_limit.py. Steps on a few texts

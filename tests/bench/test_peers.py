@@ -206,7 +206,8 @@ def test_what_is_wrong_is_not_timed(tmp_path, short):
         return model
 
     def other_labels(batch):
-        return replace(batch, labels=batch.labels.roll(1, dims=1))
+        inputs = arm.way.lay_out(batch)
+        return inputs | {"labels": inputs["labels"].roll(1, dims=1)}
 
     wrong = [replace(arm, load=half_a_gradient), replace(arm, way=replace(arm.way, lay_out=other_labels))]
     for each, reason in zip(wrong, ("its gradients are off by", "its"), strict=True):
