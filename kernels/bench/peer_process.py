@@ -2,12 +2,18 @@
 
     python kernels/bench/peer_process.py ARM JOB        an arm's name or "reference"; the job as JSON, from peers.py
 
-Prints one line per batch. The reference is the loss and the gradients in fp32, one text at a time.
+Says when everything is imported and waits for a line of input, so that no other process works while it does. Then
+prints a line per batch.
 """
 
 import sys
 
-if sys.argv[1:] and sys.argv[1].startswith("unsloth"):
+ARM = sys.argv[1] if sys.argv[1:] else ""
+if ARM == "unsloth packed":
+    import peer_flash_attn
+
+    peer_flash_attn.install()
+if ARM.startswith("unsloth"):
     import unsloth  # noqa: F401  patches transformers, so it must be imported first
 
 import json
@@ -16,24 +22,29 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+import peer_four_bit
+import peer_reference
 from peer_arms import ARMS, Arm
+from peer_runs import IMPORTED
+from peer_steps import described
 from peer_work import Job, fill, make_base, make_batch, save_base, with_adapters
-from sebp_edge.insight.bench.correctness import Deviation, Reference, loss_and_gradients
+from sebp_edge.insight.bench.correctness import Reference, loss_and_gradients
 from sebp_edge.insight.bench.timer import medians, running, time_steps
 from sebp_edge.insight.bench.variants import trained
 from sebp_edge.texts.batches import Batch
 
 WARM_UPS, REPEATS = 2, 7
-# The largest accepted relative error of a loss in bf16.
-LOSS_TOLERANCE = 0.005
 
 
 def main() -> None:
-    name, job = sys.argv[1], Job(**json.loads(sys.argv[2]))
-    if name == "reference":
+    job = Job(**json.loads(sys.argv[2]))
+    print(IMPORTED, flush=True)
+    if not sys.stdin.readline():
+        sys.exit("peers.py has ended")
+    if ARM == "reference":
         make_reference(job)
         return
-    for row in measure(ARMS[name], job):
+    for row in measure(ARMS[ARM], job):
         print(json.dumps(row), flush=True)
 
 
@@ -42,22 +53,16 @@ def make_reference(job: Job) -> None:
     base = make_base(job)
     if job.save_model:
         save_base(base, job)
+    if job.four_bit:
+        peer_four_bit.round_(base)
     model = with_adapters(base, job)
     fill(trained(model))
-    references = {count: Reference.of(model, make_batch(count, job), LOSS_TOLERANCE) for count in job.batches}
-    # Plain values can be read without pickle.
-    values = {count: vars(each) | {"allowed": vars(each.allowed)} for count, each in references.items()}
-    torch.save(values, job.reference)
-
-
-def read_references(job: Job) -> dict[int, Reference]:
-    values = torch.load(job.reference, weights_only=True)
-    return {count: Reference(**each | {"allowed": Deviation(**each["allowed"])}) for count, each in values.items()}
+    peer_reference.save(peer_reference.references(model, make_batch(max(job.batches), job), job.batches), job)
 
 
 def measure(arm: Arm, job: Job) -> Iterator[dict]:
     """One row per batch: `status` is "ok", or the reason why there is no time."""
-    model, references = arm.load(job), read_references(job)
+    model, references = arm.load(job), peer_reference.read(job)
     for count in job.batches:
         batch = make_batch(count, job)
         row = {"texts": count, "tokens": int(batch.attention_mask.sum())}
@@ -76,8 +81,9 @@ def measure(arm: Arm, job: Job) -> Iterator[dict]:
 
 def measure_batch(arm: Arm, model: nn.Module, batch: Batch, reference: Reference) -> dict:
     model.zero_grad(set_to_none=True)
+    parameters = trained(model)
     # The previous batch has changed the weights.
-    fill(trained(model))
+    fill(parameters)
     with running(model, batch, arm.variant) as step:
         loss, gradients = loss_and_gradients(step, model)
         found = reference.deviation(loss, gradients)
@@ -86,6 +92,7 @@ def measure_batch(arm: Arm, model: nn.Module, batch: Batch, reference: Reference
         if wrong is not None:
             return row | {"status": f"wrong: {wrong}"}
         times = medians(time_steps(step, batch.input_ids.device, warm_ups=WARM_UPS, repeats=REPEATS))
+        row |= described(step.moments()) | {"trained_bytes": sum(each.nbytes for each in parameters)}
     peak = None if times.peak_bytes is None else times.peak_bytes / 2**30
     return row | {"status": "ok", "step_ms": 1e3 * times.step, "peak_gib": peak}
 

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+import peer_four_bit
 from sebp_edge.models.catalog import bundled_config, resolve
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch, Collator
@@ -33,8 +34,9 @@ SHAPES = ("llama-3.2-3b", "qwen3-0.6b", "smollm2-135m")
 TINY = "tiny"
 TINY_SIZES = {
     "vocab_size": 320,
-    "hidden_size": 32,
-    "intermediate_size": 48,
+    # Multiples of the 64 weights that share a scale in 4 bits.
+    "hidden_size": 64,
+    "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -51,6 +53,7 @@ class Job:
         shape: one of SHAPES, or TINY.
         device: "cuda" (in bf16) or "cpu" (in fp32).
         full: whether all weights are trained, instead of LoRA adapters in fp32.
+        four_bit: whether the linear layers of the base model are in 4 bits, except the head.
         loss_share: the share of each text, at its end, that has a loss; 1.0 for whole texts.
         batches: the number of texts in each batch.
         folder: holds the reference, and the model if an arm needs its files.
@@ -60,6 +63,7 @@ class Job:
     shape: str
     device: str
     full: bool
+    four_bit: bool
     loss_share: float
     batches: list[int]
     folder: str
@@ -113,19 +117,23 @@ def make_texts(count: int, job: Job) -> list[Example]:
 
 
 def make_batch(count: int, job: Job) -> Batch:
-    """The first `count` texts, padded to the context length, on the job's device."""
-    batch = Collator(CONTEXT_LENGTH, PADDING_ID)(make_texts(count, job))
+    """The first `count` texts, padded to the context length that the model can take, on the job's device."""
+    context_length = min(CONTEXT_LENGTH, shape_config(job.shape).max_position_embeddings)
+    batch = Collator(context_length, PADDING_ID)(make_texts(count, job))
     tensors = (each.to(job.device) for each in (batch.input_ids, batch.attention_mask, batch.labels))
     return Batch(*tensors, batch.plan.to(job.device))
 
 
 def make_model(job: Job, attention: str = "sdpa") -> nn.Module:
     """The model to train: the base model itself, or with LoRA adapters in fp32."""
-    return with_adapters(make_base(job, attention), job)
+    model = make_base(job, attention)
+    if job.four_bit:
+        peer_four_bit.quantise_(model)
+    return with_adapters(model, job)
 
 
 def make_base(job: Job, attention: str = "sdpa") -> nn.Module:
-    """The base model in the job's precision, with weights from the fixed seed."""
+    """The base model before it is quantised, in the job's precision, with weights from the fixed seed."""
     with torch.device(job.device):
         model = AutoModelForCausalLM.from_config(
             shape_config(job.shape), dtype=job.dtype, attn_implementation=attention

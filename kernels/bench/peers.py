@@ -1,57 +1,42 @@
-"""Times a training step of this project beside other trainers, most of them padding-free, on one GPU and the same work.
+"""Times a training step of this project beside other trainers, all but two of them padding-free, on one GPU.
 
     python kernels/bench/peers.py [--record [FILE]]                 LoRA on the shape of Llama-3.2-3B
     python kernels/bench/peers.py --shape qwen3-0.6b                or smollm2-135m
     python kernels/bench/peers.py --full                            all weights trained, in bf16
+    python kernels/bench/peers.py --4bit                            LoRA on a base model in 4 bits
     python kernels/bench/peers.py --loss-share 0.25                 a loss on the last quarter of each text only
-    python kernels/bench/peers.py --arms "hf packed,sebp-edge step" --batches 4
+    python kernels/bench/peers.py --arms "hf graph,sebp-edge step" --batches 4
     python kernels/bench/peers.py --tiny                            a small shape on the CPU, to try the benchmark
 
-Random bf16 weights, LoRA r = 16 on all seven projections with fp32 adapters, fused AdamW, short texts. Times are of one
-optimizer step (forward, backward, update), the median of 7 after 2 warm-ups. Each trainer runs in a process of its own
-(see peer_process.py), one after the other; one that is not installed, fails or runs out of memory gets a row that says
-so.
+Random bf16 weights, LoRA r = 16 on all seven projections with fp32 adapters that compute in bf16, AdamW, short texts.
+Times are of one optimizer step (forward, backward, update), the median of 7 after 2 warm-ups. Each trainer runs in a
+process of its own and measures alone; one that is not installed, fails or runs out of memory gets a row that says so.
 
-The limit is max(k * parameters * tokens / FLOP/s, bytes / bytes per second). For LoRA, k = 4 and the weights are read
-twice. For full training, k = 6 and there are ten passes over the weights: reads in forward and backward, the gradient
-written and read, the weight and both moments read and written. Steps on a few texts are bound by launches, and so by
-the host's CPU as well.
+A trainer is timed only if its loss and gradients agree with an fp32 reference (see peer_reference.py). Rows say in what
+format AdamW's moments are and how many bytes they take. The limit is defined in peer_limit.py. Steps on a few texts
+without a graph are bound by launches, and so by the host's CPU.
 """
 
 import argparse
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
 
 import evidence
-from peer_arms import ARMS
-from peer_work import SHAPES, TINY, Job, shape_config
+from peer_arms import ARMS, FOUR_BIT, FULL, LORA, LOSS_SHARE
+from peer_limit import CEILINGS, Ceilings, Size, limit_ms
+from peer_runs import run_in_turn
+from peer_work import SHAPES, TINY, Job
 
-PROCESS = Path(__file__).with_name("peer_process.py")
 SOURCES = (
     *evidence.STEP,
     "sebp_edge/insight/bench",
-    *(f"kernels/bench/{file}" for file in ("peers.py", "peer_process.py", "peer_arms.py", "peer_work.py")),
+    "kernels/bench/peers.py",
+    *(f"kernels/bench/{file.name}" for file in sorted(Path(__file__).parent.glob("peer_*.py"))),
 )
-# A trainer that hangs is stopped after this time, so that the others can run.
-ARM_SECONDS = 240
-# Measured: bf16 FLOP/s of an 8192^3 matrix product on random data, and bytes/s of a copy (read plus write).
-CEILINGS = {"NVIDIA H100 80GB HBM3": (765e12, 3.0e12), "NVIDIA H200": (788e12, 4.3e12)}
-QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "UNSLOTH_DISABLE_STATISTICS": "1",
-    "WANDB_DISABLED": "true",
-}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -62,17 +47,19 @@ def main(arguments: list[str] | None = None) -> None:
             shape=options.shape,
             device="cpu" if options.tiny else "cuda",
             full=options.full,
+            four_bit=options.four_bit,
             loss_share=options.loss_share,
             batches=options.batches,
             folder=folder,
             save_model=any(map(needs_files, names)),
         )
         rows = run(names, job)
-    limits = None if options.tiny else options.ceilings or CEILINGS.get(torch.cuda.get_device_name())
-    compare(rows, job, limits)
+    ceilings = None if options.tiny else CEILINGS.get(torch.cuda.get_device_name())
+    compare(rows, job, Ceilings(*options.ceilings) if options.ceilings else ceilings)
     show(rows)
     if options.record:
         about = {"shape": job.shape, "trained": "all" if job.full else "LoRA", "loss_share": job.loss_share}
+        about |= {"base": "NF4" if job.four_bit else "bf16"}
         evidence.record(record_name(job), SOURCES, [about | row for row in rows], options.record)
 
 
@@ -80,6 +67,7 @@ def parse(arguments: list[str] | None) -> tuple[argparse.ArgumentParser, argpars
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default=SHAPES[0])
     parser.add_argument("--full", action="store_true", help="train all weights")
+    parser.add_argument("--4bit", dest="four_bit", action="store_true", help="LoRA on a base model in 4 bits")
     parser.add_argument("--loss-share", type=float, default=1.0, metavar="SHARE", help="of each text, at its end")
     parser.add_argument("--arms", metavar="NAMES", help=f"with commas between them: {', '.join(ARMS)}")
     parser.add_argument("--batches", default="1,4,16,64", metavar="TEXTS", help="numbers of texts, at most 64")
@@ -92,6 +80,8 @@ def parse(arguments: list[str] | None) -> tuple[argparse.ArgumentParser, argpars
         parser.error("--batches takes numbers from 1 to 64, with commas between them.")
     if not 0 < options.loss_share <= 1:
         parser.error(f"--loss-share is {options.loss_share}; give more than 0 and at most 1.")
+    if options.full and options.four_bit:
+        parser.error("weights in 4 bits cannot be trained; choose --full or --4bit.")
     if options.tiny:
         options.shape = TINY
         if options.record:
@@ -102,19 +92,16 @@ def parse(arguments: list[str] | None) -> tuple[argparse.ArgumentParser, argpars
 
 
 def choose_arms(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
-    """The arms named in the options, else the arms meant for this kind of run."""
+    """The arms named in the options, else the arms of this kind of table."""
     if options.arms:
         names = [name.strip() for name in options.arms.split(",")]
         unknown = [name for name in names if name not in ARMS]
         if unknown:
             parser.error(f"no arm is called {unknown[0]!r}; there are {', '.join(ARMS)}.")
         return names
-    has_partial_loss = options.loss_share < 1
-    return [
-        name
-        for name, arm in ARMS.items()
-        if (arm.full or not options.full) and (arm.loss_share if has_partial_loss else not arm.only_loss_share)
-    ]
+    asked = {FULL: options.full, FOUR_BIT: options.four_bit, LOSS_SHARE: options.loss_share < 1}
+    kinds = {kind for kind, is_asked in asked.items() if is_asked} or {LORA}
+    return [name for name, arm in ARMS.items() if kinds <= arm.tables]
 
 
 def needs_files(name: str) -> bool:
@@ -124,47 +111,29 @@ def needs_files(name: str) -> bool:
 
 def run(names: list[str], job: Job) -> list[dict]:
     """The rows of all arms in order, one per arm and batch."""
-    done, _, error = run_process("reference", job)
-    if not done:
-        raise RuntimeError(f"The reference, which says what is right, could not be computed: {error}")
+    missing = {name: ARMS[name].unsupported_reason(job) for name in names}
+    jobs = {
+        name: [replace(job, batches=[each]) for each in job.batches] if ARMS[name].apart else [job] for name in names
+    }
+    work = [("reference", job), *((name, own) for name in names if missing[name] is None for own in jobs[name])]
+    ended = run_in_turn(work)
+    if len(work) > 1 and not (reference := next(ended)).succeeded:
+        raise RuntimeError(f"The reference, which says what is right, could not be computed: {reference.error}")
     rows = []
     for name in names:
-        _, found, error = run_process(name, job)
-        by_texts = {row["texts"]: row for row in found}
-        for count in job.batches:
-            row = {"arm": name} | by_texts.get(count, {"texts": count, "status": error})
-            rows.append(row)
-            print(line(row), flush=True)
+        for own in jobs[name]:
+            found, error = ([], missing[name]) if missing[name] else next(ended)[1:]
+            by_texts = {row["texts"]: row for row in found}
+            for count in own.batches:
+                rows.append({"arm": name} | by_texts.get(count, {"texts": count, "status": error}))
+                print(line(rows[-1]), flush=True)
+    ended.close()
     return rows
 
 
-def run_process(name: str, job: Job) -> tuple[bool, list[dict], str]:
-    """Runs an arm's process; returns whether it succeeded, its rows, and how it ended with its last line of errors."""
-    # It runs in the job's folder, because Unsloth writes into the current folder.
-    paths = (str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)
-    environment = os.environ | QUIET | {"PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, str(PROCESS), name, json.dumps(asdict(job))]
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, cwd=job.folder, env=environment, stdout=output, stderr=errors)
-        try:
-            code = process.wait(ARM_SECONDS)
-            error = f"ended with code {code}"
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code = process.wait()
-            error = f"stopped after {ARM_SECONDS} s"
-        output.seek(0)
-        errors.seek(0)
-        rows = [json.loads(each) for each in output if each.startswith('{"texts"')]
-        last = [each.strip() for each in errors if each.strip()][-1:]
-    return code == 0, rows, ": ".join([error, *last])[:200]
-
-
-def compare(rows: list[dict], job: Job, ceilings: tuple[float, float] | None) -> None:
+def compare(rows: list[dict], job: Job, ceilings: Ceilings | None) -> None:
     """Adds to each row the limit, and the ratios of the step to the limit and to the fastest other trainer."""
-    with torch.device("meta"):
-        parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(shape_config(job.shape)).parameters())
-    fastest = {}
+    size, fastest = Size.of(job), {}
     for row in rows:
         if row["status"] == "ok" and not ARMS[row["arm"]].variant.is_ours:
             fastest[row["texts"]] = min(row["step_ms"], fastest.get(row["texts"], row["step_ms"]))
@@ -174,48 +143,49 @@ def compare(rows: list[dict], job: Job, ceilings: tuple[float, float] | None) ->
         if row["texts"] in fastest:
             row["to_fastest_peer"] = row["step_ms"] / fastest[row["texts"]]
         if ceilings:
-            row["limit_ms"] = limit_ms(parameters, row["tokens"], job.full, *ceilings)
+            held = row["trained_bytes"], row["moments_bytes"]
+            row["limit_ms"] = limit_ms(size, row["tokens"], job.full, *held, ceilings)
             row["to_limit"] = row["step_ms"] / row["limit_ms"]
 
 
-def limit_ms(parameters: int, tokens: int, full: bool, flops: float, bytes_per_second: float) -> float:
-    """The limit as defined in this module's docstring, at two bytes per weight."""
-    products, passes = (6, 10) if full else (4, 2)
-    return 1e3 * max(products * parameters * tokens / flops, passes * 2 * parameters / bytes_per_second)
-
-
 def show(rows: list[dict]) -> None:
+    titles = ("tokens", "step ms", "peak GiB", "loss", "error", "moments", "/ peer", "/ limit")
     for count in sorted({row["texts"] for row in rows}):
         print(
-            f"\n{'':28}{'tokens':>7}{'step ms':>10}{'peak GiB':>10}{'loss':>9}{'error':>9}{'/ peer':>8}{'/ limit':>8}"
+            f"\n{'':28}"
+            + "".join(f"{title:>{width}}" for title, (width, _) in zip(titles, COLUMNS.values(), strict=True))
         )
         for row in rows:
             if row["texts"] == count:
                 print(line(row))
 
 
+# The width and the format of each column.
+COLUMNS = {
+    "tokens": (7, ""),
+    "step_ms": (10, ".2f"),
+    "peak_gib": (10, ".1f"),
+    "loss": (9, ".4f"),
+    "gradient_error": (9, ".1e"),
+    "moments": (8, ""),
+    "to_fastest_peer": (8, ".2f"),
+    "to_limit": (8, ".2f"),
+}
+
+
 def line(row: dict) -> str:
     if row["status"] != "ok":
         return f"{row['arm']:28}{row.get('tokens', ''):>7}  {row['texts']} texts: {row['status'][:100]}"
-    figures = (
-        ("tokens", "7"),
-        ("step_ms", "10.2f"),
-        ("peak_gib", "10.1f"),
-        ("loss", "9.4f"),
-        ("gradient_error", "9.1e"),
-        ("to_fastest_peer", "8.2f"),
-        ("to_limit", "8.2f"),
-    )
-    cells = ((row.get(name), form) for name, form in figures)
+    cells = ((row.get(name), width, form) for name, (width, form) in COLUMNS.items())
     return f"{row['arm']:28}" + "".join(
-        f"{'-':>{form.split('.')[0]}}" if value is None else f"{value:>{form}}" for value, form in cells
+        f"{'-':>{width}}" if value is None else f"{value:>{width}{form}}" for value, width, form in cells
     )
 
 
 def record_name(job: Job) -> str:
     shape = [] if job.shape == SHAPES[0] else [job.shape]
-    kind = (["full"] if job.full else []) + (["loss-share"] if job.loss_share < 1 else [])
-    return "-".join(["peers", *shape, *kind])
+    kinds = {"full": job.full, "4bit": job.four_bit, "loss-share": job.loss_share < 1}
+    return "-".join(["peers", *shape, *(kind for kind, is_asked in kinds.items() if is_asked)])
 
 
 if __name__ == "__main__":

@@ -1,22 +1,40 @@
 """The benchmark against other trainers: the same work for all, a row for everyone, and no time for what is wrong."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from importlib.metadata import packages_distributions, version
 
 import pytest
 import torch
 import torch.nn.attention.varlen
 import torch.nn.functional as F
+from failing_memory import PlainGraphs
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+import peer_attention
+import peer_flash_attn
+import peer_four_bit
 import peer_process
+import peer_reference
+import peer_runs
+import peer_steps
 import peers
-from peer_arms import ARMS
-from peer_work import TINY, Job, fill, lengths, make_model, make_texts, shape_config
+from peer_arms import ARMS, FOUR_BIT, FULL, LORA, LOSS_SHARE
+from peer_limit import Ceilings, Size, limit_ms
+from peer_variants import GRID_STEP, packed_in_bucket
+from peer_work import TINY, Job, fill, lengths, make_base, make_batch, make_model, make_texts, shape_config
+from sebp_edge.insight.bench.correctness import Reference
+from sebp_edge.insight.bench.variants import trained
+from sebp_edge.ops import Moments
 from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.training import captured_gradients
 
 TEXTS = 3
+H100 = Ceilings(765e12, 3.0e12)
 
 
 def make_job(folder, **changes):
@@ -24,6 +42,7 @@ def make_job(folder, **changes):
         "shape": TINY,
         "device": "cpu",
         "full": False,
+        "four_bit": False,
         "loss_share": 1.0,
         "batches": [1, TEXTS],
         "save_model": False,
@@ -31,16 +50,21 @@ def make_job(folder, **changes):
     return Job(**fields | {"folder": str(folder)} | changes)
 
 
-def sequence_by_sequence(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size):
+def rows_of(arm, job):
+    return list(peer_process.measure(arm, job))
+
+
+def sequence_by_sequence(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa=False):
     """What torch's varlen attention computes on a GPU."""
     assert window_size == (-1, 0)
-    assert (cu_seq_q.dtype, query.shape) == (torch.int32, key.shape)
+    assert cu_seq_q.dtype == torch.int32
+    assert key.shape == value.shape
     assert max_q == int(cu_seq_q.diff().max())
     parts = zip(*(states.split(cu_seq_q.diff().tolist()) for states in (query, key, value)), strict=True)
     return torch.cat(
         [
             F.scaled_dot_product_attention(
-                *(each.transpose(0, 1) for each in part), is_causal=True, scale=scale
+                *(each.transpose(0, 1) for each in part), is_causal=True, scale=scale, enable_gqa=enable_gqa
             ).transpose(0, 1)
             for part in parts
         ]
@@ -51,39 +75,127 @@ def sequence_by_sequence(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *,
 def short(monkeypatch, plain_graphs):
     monkeypatch.setattr(peer_process, "REPEATS", 1)
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", sequence_by_sequence)
+    monkeypatch.setattr(peer_attention, "SHARED_HEADS", {"enable_gqa": True})
+    for module in (peer_steps, captured_gradients):
+        monkeypatch.setattr(module, "Graphs", PlainGraphs)
+    monkeypatch.setattr(captured_gradients, "_refuse_without_gpu", lambda device: None)
 
 
-RUNNABLE = [
-    "hf dynamic padding",
-    "hf packed",
-    "hf packed varlen",
-    "hf packed checkpointing",
-    "sebp-edge hoisted",
-    "sebp-edge step",
-]
+def runnable(table):
+    """The arms of a table that run on a CPU if graphs are plain."""
+    return [
+        name
+        for name, arm in ARMS.items()
+        if table in arm.tables and not set(arm.packages) - {"bitsandbytes"} and not arm.apart and arm.max_texts == 64
+    ]
 
 
-# The new name is not there in transformers 5.17.
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
 @pytest.mark.parametrize(
-    ("changes", "names"),
-    [
-        ({}, RUNNABLE),
-        ({"full": True}, [name for name in RUNNABLE if ARMS[name].full]),
-        ({"loss_share": 0.25}, ["hf packed varlen", "sebp-edge all rows", "sebp-edge hoisted", "sebp-edge step"]),
-    ],
-    ids=["LoRA", "all weights", "a share of the loss"],
+    ("changes", "table"),
+    [({}, LORA), ({"full": True}, FULL), ({"four_bit": True}, FOUR_BIT), ({"loss_share": 0.25}, LOSS_SHARE)],
+    ids=["LoRA", "all weights", "4 bits", "a share of the loss"],
 )
-def test_every_arm_makes_the_step_of_the_reference(tmp_path, short, changes, names):
+def test_every_arm_makes_the_step_of_the_reference(tmp_path, short, changes, table):
+    if table in (FULL, FOUR_BIT):
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
     job = make_job(tmp_path, **changes)
     peer_process.make_reference(job)
+    names = runnable(table)
+    assert {"hf packed varlen", "hf graph", "sebp-edge step"} <= set(names)
     for name in names:
-        rows = list(peer_process.measure(ARMS[name], job))
+        rows = rows_of(ARMS[name], job)
         assert [row["status"] for row in rows] == ["ok", "ok"], (name, rows)
         for row, count in zip(rows, job.batches, strict=True):
             assert row["tokens"] == sum(lengths(job.loss_share)[:count])
             assert row["gradient_error"] < 1e-4
             assert row["step_ms"] > 0
+
+
+def test_rows_say_what_the_moments_are_and_take(tmp_path, short):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
+    job = make_job(tmp_path, full=True, batches=[1])
+    peer_process.make_reference(job)
+    weights = [weight.numel() for weight in make_model(job).parameters()]
+    fp32 = {"moments": "fp32", "moments_bytes": 8 * sum(weights)}
+    for name in ("hf packed varlen", "hf graph", "sebp-edge hoisted", "sebp-edge step torch adamw", "sebp-edge step"):
+        (row,) = rows_of(ARMS[name], job)
+        assert fp32.items() <= row.items(), name
+        assert row["trained_bytes"] == 4 * sum(weights)
+    (row,) = rows_of(ARMS["hf packed varlen adamw8bit"], job)
+    assert row["moments"] == "8 bits"
+    # Norms stay in fp32; 256 elements share a scale; two tables of 256 values are shared by all.
+    small = sum(size for size in weights if size < 4096)
+    assert row["moments_bytes"] == 8 * small + (2 + 8 / 256) * (sum(weights) - small) + 2 * 256 * 4
+
+
+def test_our_moments_of_bf16_weights_take_8_bits_and_a_byte_for_256_of_them():
+    moments = Moments.of(torch.empty(1024, 256, dtype=torch.bfloat16))
+    kept = peer_steps.described([values for values in moments if values is not None])
+    assert kept == {"moments": "8 bits", "moments_bytes": 1024 * (2 * 256 + 2)}
+
+
+@pytest.mark.parametrize("name", ["hf graph", "sebp-edge step torch adamw"])
+def test_what_is_captured_updates_like_the_loop(tmp_path, short, name):
+    job = make_job(tmp_path, full=True, batches=[TEXTS])
+    batch, after = make_batch(TEXTS, job), {}
+    for each in ("hf packed varlen", name):
+        arm = ARMS[each]
+        model = arm.load(job)
+        with arm.variant.attach(model) as handle:
+            step = arm.variant.step(handle, model, batch)
+            for _ in range(3):
+                step(lambda part: None)
+            step.release()
+        after[each] = [weight.detach() for weight in model.parameters()]
+    before = list(make_model(job).parameters())
+    for start, looped, captured in zip(before, *after.values(), strict=True):
+        assert not torch.equal(start, captured)
+        # One more update with a learning rate of zero came first, so that moments differ a little.
+        assert (captured - looped).norm() < 0.5 * (looped - start).norm()
+
+
+def test_the_filler_of_a_packed_row_is_a_text_without_labels(tmp_path):
+    batch = make_batch(TEXTS, make_job(tmp_path))
+    row = packed_in_bucket(batch)
+    tokens = int(batch.attention_mask.sum())
+    assert (
+        row["input_ids"].shape
+        == row["labels"].shape
+        == row["position_ids"].shape
+        == (1, -(-tokens // GRID_STEP) * GRID_STEP)
+    )
+    assert row["cu_seq_lens_q"].tolist()[-2:] == [tokens, row["input_ids"].shape[1]]
+    assert (row["labels"][0, tokens:] == IGNORE).all()
+    assert row["position_ids"][0, tokens] == 0
+
+
+@pytest.mark.parametrize("changes", [{}, {"full": True}, {"loss_share": 0.25}], ids=["LoRA", "all", "share"])
+def test_one_pass_gives_the_references_of_all_batches(tmp_path, changes):
+    job = make_job(tmp_path, batches=[1, 2, TEXTS], **changes)
+    model = make_model(job)
+    fill(trained(model))
+    found = peer_reference.references(model, make_batch(TEXTS, job), job.batches)
+    assert list(found) == job.batches
+    for count, reference in found.items():
+        alone = Reference.of(model, make_batch(count, job))
+        deviation = reference.deviation(alone.loss, alone.gradients)
+        assert deviation.loss_error < 1e-6
+        assert deviation.gradient_error < 1e-6
+
+
+def test_in_4_bits_the_reference_has_the_weights_of_the_trainers(tmp_path):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
+    job = make_job(tmp_path, four_bit=True)
+    plain, rounded, quantised = (make_base(job).eval() for _ in range(3))
+    peer_four_bit.round_(rounded)
+    peer_four_bit.quantise_(quantised)
+    kinds = {name: type(layer) for name, layer in quantised.named_modules() if isinstance(layer, nn.Linear)}
+    assert [name for name, kind in kinds.items() if kind is nn.Linear] == ["lm_head"]
+    ids = make_batch(1, job).input_ids[:, :40]
+    with torch.no_grad():
+        exact, expected, found = (model(input_ids=ids).logits for model in (plain, rounded, quantised))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert (exact - expected).norm() > 0.01 * exact.norm()
 
 
 def test_what_is_wrong_is_not_timed(tmp_path, short):
@@ -97,11 +209,12 @@ def test_what_is_wrong_is_not_timed(tmp_path, short):
         return model
 
     def other_labels(batch):
-        return replace(batch, labels=batch.labels.roll(1, dims=1))
+        inputs = arm.variant.lay_out(batch)
+        return inputs | {"labels": inputs["labels"].roll(1, dims=1)}
 
     wrong = [replace(arm, load=half_a_gradient), replace(arm, variant=replace(arm.variant, lay_out=other_labels))]
     for each, reason in zip(wrong, ("its gradients are off by", "its"), strict=True):
-        for row in peer_process.measure(each, job):
+        for row in rows_of(each, job):
             assert row["status"].startswith(f"wrong: {reason}")
             assert "step_ms" not in row
 
@@ -116,34 +229,116 @@ def test_a_batch_that_fails_or_is_left_out_has_its_row_and_the_next_goes_on(tmp_
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return arm.variant.lay_out(batch)
 
-    small = replace(arm, variant=replace(arm.variant, lay_out=memory_for_one), max_texts=2)
-    rows = peer_process.measure(small, job)
+    rows = rows_of(replace(arm, variant=replace(arm.variant, lay_out=memory_for_one), max_texts=2), job)
     assert [row["status"] for row in rows] == ["out of memory", "ok", "not run with more than 2 texts"]
 
 
-def test_arms_that_cannot_start_have_rows_that_say_why(capsys, monkeypatch):
-    monkeypatch.setitem(peers.QUIET, "OMP_NUM_THREADS", "1")
-    peers.main(["--tiny", "--batches", "1", "--arms", "unsloth packed,sebp-edge hoisted"])
+def test_arms_run_in_turn_and_those_that_cannot_have_rows_that_say_why(capsys, monkeypatch):
+    monkeypatch.setitem(peer_runs.QUIET, "OMP_NUM_THREADS", "1")
+    asked = ["unsloth packed", "hf graph", "hf compiled", "sebp-edge hoisted", "hf packed varlen"]
+    peers.main(["--tiny", "--batches", "1,2", "--arms", ",".join(asked)])
     said = capsys.readouterr().out
-    # Once as it was found and once in the table.
-    assert said.count("ModuleNotFoundError: No module named 'unsloth'") == 2
-    assert said.count("sebp-edge hoisted") == 2
+    # Each row once as it was found and once in the table.
+    assert said.count("needs unsloth, which is not installed") == 4
+    assert said.count("CUDA graphs need an NVIDIA GPU") == 8
+    assert said.count("variable-length attention needs an NVIDIA GPU") == 4
+    found = [line.split() for line in said.splitlines() if line.startswith("sebp-edge hoisted")]
+    assert [(row[2], row[-3]) for row in found] == 2 * [("80", "fp32"), ("106", "fp32")]
+
+
+def test_a_process_that_fails_or_hangs_is_ended_and_the_next_one_runs(tmp_path, monkeypatch):
+    script = tmp_path / "process.py"
+    script.write_text(
+        "import sys, time\n"
+        "if sys.argv[1] == 'lacks': sys.exit('no such package')\n"
+        "print('imported', flush=True); sys.stdin.readline()\n"
+        "if sys.argv[1] == 'fails': sys.exit('no such kernel')\n"
+        "if sys.argv[1] == 'hangs': time.sleep(60)\n"
+        """print('{"texts": 1}')\n"""
+    )
+    monkeypatch.setattr(peer_runs, "PROCESS", script)
+    monkeypatch.setattr(peer_runs, "ARM_SECONDS", 2)
+    job = make_job(tmp_path)
+    names = ("lacks", "fails", "hangs", "works")
+    lacks, fails, hangs, works = peer_runs.run_in_turn([(name, job) for name in names])
+    assert lacks == (False, [], "ended with code 1: no such package")
+    assert fails == (False, [], "ended with code 1: no such kernel")
+    assert hangs == (False, [], "stopped after 2 s")
+    assert works[:2] == (True, [{"texts": 1}])
+
+
+def test_flash_attn_is_found_and_computes_what_torch_does(short, monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for module in ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn.bert_padding"):
+        # Undone after the test.
+        monkeypatch.setitem(sys.modules, module, None)
+    peer_flash_attn.install()
+    from flash_attn import flash_attn_func, flash_attn_varlen_func
+    from flash_attn.flash_attn_interface import flash_attn_gpu
+
+    assert callable(flash_attn_gpu)
+    assert version("flash-attn") == peer_flash_attn.VERSION
+    assert packages_distributions()["flash_attn"] == ["flash-attn"]
+    q, k, v = torch.randn(6, 4, 8), torch.randn(6, 2, 8), torch.randn(6, 2, 8)
+    ends = torch.tensor([0, 4, 6], dtype=torch.int32)
+    packed = flash_attn_varlen_func(q, k, v, ends, ends, 4, 4, dropout_p=0.0, causal=True)
+    for text in (slice(0, 4), slice(4, 6)):
+        alone = flash_attn_func(*(each[None, text] for each in (q, k, v)), causal=True)[0]
+        torch.testing.assert_close(packed[text], alone)
+    with pytest.raises(NotImplementedError, match="causal self-attention without dropout"):
+        flash_attn_varlen_func(q, k, v, ends, ends, 4, 4)
+
+
+@pytest.mark.parametrize(("arm", "expected"), [("unsloth packed", "True"), ("unsloth dynamic padding", "False")])
+def test_only_the_process_of_unsloth_packed_gets_the_stand_in(tmp_path, arm, expected):
+    (tmp_path / "unsloth.py").write_text("import sys; print('flash_attn' in sys.modules); sys.exit()")
+    done = subprocess.run(
+        [sys.executable, str(peer_runs.PROCESS), arm],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [expected], done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (["--tiny", "--record"], "tiny shapes are no evidence"),
-        (["--tiny", "--arms", "hf packed,trainer"], "no arm is called 'trainer'"),
+        (["--tiny", "--arms", "hf packed varlen,trainer"], "no arm is called 'trainer'"),
         (["--tiny", "--batches", "0"], "--batches takes numbers from 1 to 64"),
         (["--tiny", "--batches", "4,many"], "--batches takes numbers from 1 to 64"),
         (["--tiny", "--loss-share", "1.5"], "give more than 0 and at most 1"),
+        (["--tiny", "--full", "--4bit"], "weights in 4 bits cannot be trained"),
     ],
 )
 def test_wrong_arguments_are_refused_in_a_sentence(capsys, arguments, reason):
     with pytest.raises(SystemExit):
         peers.main(arguments)
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "table", "name"),
+    [
+        ([], LORA, "peers"),
+        (["--full"], FULL, "peers-full"),
+        (["--4bit"], FOUR_BIT, "peers-4bit"),
+        (["--loss-share", "0.25"], LOSS_SHARE, "peers-loss-share"),
+    ],
+)
+def test_each_table_has_a_name_and_a_graphed_peer(tmp_path, arguments, table, name):
+    parser, options = peers.parse(["--tiny", *arguments])
+    assert peers.chosen(options, parser) == [each for each, arm in ARMS.items() if table in arm.tables]
+    assert "hf graph" in peers.chosen(options, parser)
+    job = make_job(tmp_path, shape="llama-3.2-3b", full=options.full, four_bit=options.four_bit)
+    assert peers.record_name(replace(job, loss_share=options.loss_share)) == name
+
+
+def test_the_sources_are_all_files_of_the_benchmark():
+    folder = peer_runs.PROCESS.parent
+    assert {f"kernels/bench/{path.name}" for path in folder.glob("peer*.py")} <= set(peers.SOURCES)
 
 
 def test_the_work_is_the_same_in_each_process_and_the_one_that_was_agreed_on(tmp_path):
@@ -176,16 +371,33 @@ def test_the_true_shapes_are_the_models_own():
     assert sizes == [3_212_749_824, 596_049_920, 134_515_008]
 
 
+def test_the_limit_counts_weights_gradients_and_moments(tmp_path):
+    size = Size.of(make_job(tmp_path, shape="llama-3.2-3b"))
+    assert size == (Size(3_212_749_824, 2 * 3_212_749_824))
+    # All weights in bf16 with moments in bf16: ten passes over the weights; with 8-bit moments eight.
+    weights = 2 * size.parameters
+    for moments, passes in ((2 * weights, 10), (weights, 8)):
+        assert limit_ms(size, 80, True, weights, moments, H100) == pytest.approx(1e3 * passes * weights / 3.0e12)
+    # LoRA on one text: the frozen weights twice, and the adapters' share.
+    assert limit_ms(size, 80, False, 0, 0, H100) == pytest.approx(4.28, abs=0.01)
+    adapters = 4 * 24_313_856
+    assert limit_ms(size, 80, False, adapters, 2 * adapters, H100) == pytest.approx(4.54, abs=0.01)
+    assert limit_ms(size, 3727, False, adapters, 2 * adapters, H100) == pytest.approx(62.6, abs=0.05)
+    assert limit_ms(size, 3727, True, weights, weights, H100) == pytest.approx(93.9, abs=0.05)
+    # A quarter of what the layers' weights take in bf16, and the head as it is.
+    in_4_bits = Size.of(make_job(tmp_path, shape="llama-3.2-3b", four_bit=True))
+    assert in_4_bits.weight_bytes == pytest.approx(2 * 394e6 + 0.516 * 2819e6, rel=1e-3)
+
+
 def test_ratios_are_to_the_fastest_other_trainer_that_is_right(tmp_path):
-    job = make_job(tmp_path, shape="llama-3.2-3b")
+    held = {"texts": 64, "tokens": 3727, "status": "ok", "trained_bytes": 97e6, "moments_bytes": 194e6}
     rows = [
-        {"arm": "hf packed", "texts": 64, "tokens": 3727, "status": "ok", "step_ms": 276.0},
+        held | {"arm": "hf packed varlen", "step_ms": 276.0},
         {"arm": "unsloth packed", "texts": 64, "tokens": 3727, "status": "wrong: its loss"},
-        {"arm": "liger packed", "texts": 64, "tokens": 3727, "status": "ok", "step_ms": 225.0},
-        {"arm": "sebp-edge hoisted", "texts": 64, "tokens": 3727, "status": "ok", "step_ms": 90.0},
+        held | {"arm": "liger packed varlen", "step_ms": 225.0},
+        held | {"arm": "sebp-edge hoisted", "step_ms": 90.0},
     ]
-    peers.compare(rows, job, (765e12, 3.0e12))
+    peers.compare(rows, make_job(tmp_path, shape="llama-3.2-3b"), H100)
     assert [row.get("to_fastest_peer") for row in rows] == [pytest.approx(276 / 225), None, 1.0, 0.4]
-    assert rows[3]["limit_ms"] == pytest.approx(62.6, abs=0.05)
-    assert peers.limit_ms(3_212_749_824, 80, False, 765e12, 3.0e12) == pytest.approx(4.3, abs=0.02)
+    assert rows[3]["to_limit"] == pytest.approx(90 / rows[3]["limit_ms"])
     assert json.dumps(rows)
