@@ -103,7 +103,7 @@ def test_too_little_memory_for_a_first_product_is_one_sentence(monkeypatch):
 
     devices._measured_matmul_rate.cache_clear()
     monkeypatch.setattr(torch, "ones", fail)
-    with pytest.raises(MachineError, match=r"not enough of this CPU's memory is free .*; close other programs"):
+    with pytest.raises(MachineError, match=r"Too little memory is free on this CPU .*; close other programs"):
         devices.matmul_rate(torch.device("cpu"), torch.float32)
 
 

@@ -155,7 +155,7 @@ def test_what_a_gpus_training_keeps_in_the_hosts_memory_must_fit_there_too(shape
 
 def test_a_training_on_a_cpu_takes_no_more_memory_than_its_own(shape_3b, monkeypatch):
     monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: 1e12)
-    choices = candidates(shape_3b, make_dataset(20), Target.this_machine(CPU, 0)).of(RECIPE)
+    choices = candidates(shape_3b, make_dataset(20), Target.this_machine(CPU, 0)).for_recipe(RECIPE)
     assert {one.host_memory for one in choices} == {0}
 
 
@@ -175,7 +175,7 @@ def test_a_text_of_2546_tokens_fits_beside_a_3b_model_into_8_gb(shape_3b):
 
 def test_on_a_cpu_there_is_nowhere_to_offload_to(shape_3b, monkeypatch):
     monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: 1e12)
-    choices = candidates(shape_3b, make_dataset(20), Target.this_machine(CPU, 0)).of(RECIPE)
+    choices = candidates(shape_3b, make_dataset(20), Target.this_machine(CPU, 0)).for_recipe(RECIPE)
     assert not any(one.options.offload for one in choices)
 
 
@@ -201,7 +201,7 @@ def test_activations_are_computed_again_where_smaller_micro_batches_would_be_slo
     assert chosen.options.max_rows >= 768
     fastest = plan_3b(shape_3b, "80GB", short).chosen
     assert 0.6 * chosen.seconds < fastest.seconds < 0.8 * chosen.seconds
-    slow = candidates(shape_3b, short, Target.this_machine(CUDA, 650_000_000)).of(RECIPE)
+    slow = candidates(shape_3b, short, Target.this_machine(CUDA, 650_000_000)).for_recipe(RECIPE)
     kept = [one for one in slow if one.options.checkpoints == 0 and one.peak <= 8.2e9]
     assert kept
     assert all(one.seconds > chosen.seconds for one in kept)

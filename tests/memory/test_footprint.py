@@ -211,8 +211,8 @@ def test_the_peak_of_other_families_is_predicted(family, checkpoints, offload, c
 
 def check_peak(family, tmp_path, monkeypatch, checkpoints, offload, chunked_blocks):
     # Of 1,170 rows.
-    monkeypatch.setattr("sebp_edge.patches.mlp_chunks.ROWS", 200)
-    monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 200)
+    monkeypatch.setattr("sebp_edge.patches.mlp_chunks.CHUNK_ROWS", 200)
+    monkeypatch.setattr("sebp_edge.sparse.hoist.CHUNK_ROWS", 200)
     model = make_family(family, num_hidden_layers=8)
     shape = shape_of(model.config, tmp_path)
     model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
@@ -233,8 +233,8 @@ def check_peak(family, tmp_path, monkeypatch, checkpoints, offload, chunked_bloc
 @pytest.mark.parametrize("family", ["llama", "olmo2", "phi3"])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_with_all_weights_the_gradients_that_wait_are_counted(family, chunked_blocks, tmp_path, monkeypatch):
-    monkeypatch.setattr("sebp_edge.patches.mlp_chunks.ROWS", 200)
-    monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 200)
+    monkeypatch.setattr("sebp_edge.patches.mlp_chunks.CHUNK_ROWS", 200)
+    monkeypatch.setattr("sebp_edge.sparse.hoist.CHUNK_ROWS", 200)
     monkeypatch.setattr("sebp_edge.memory.options.FEW_LOGITS", 2**19)
     # The head is most of it, and MLPs are wide.
     sizes = {"vocab_size": 40_000, "num_hidden_layers": 4, "intermediate_size": 4096}

@@ -140,7 +140,7 @@ def test_a_gpu_has_the_memory_that_small_stacks_leave():
     torch.cuda.synchronize()
     free, gained = devices.free_memory(CUDA), stacks.reserved(CUDA) - stacks.min_reserved(CUDA)
     assert gained > 10_000_000
-    with stacks.cut(CUDA):
+    with stacks.lowered(CUDA):
         assert devices.free_memory(CUDA) - free == pytest.approx(gained, rel=0.1)
         assert torch.equal(x @ x.T, expected)
         torch.testing.assert_close((x @ x.T).float(), x.float() @ x.float().T, rtol=0.02, atol=0.2)
@@ -161,7 +161,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(kind, graphs):
 
     with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append) as learner:
         if not graphs:
-            learner.learner.graphs = None
+            learner.inner.graphs = None
         weights, random = snapshot(adapted), (torch.cuda.get_rng_state(), torch.get_rng_state())
         events.clear()
         learner.prepare(Schedule([[examples]]))
@@ -169,7 +169,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(kind, graphs):
         assert all(map(torch.equal, bits(snapshot(adapted)), bits(weights)))
         assert torch.equal(torch.cuda.get_rng_state(), random[0])
         assert torch.equal(torch.get_rng_state(), random[1])
-        update = learner.learner._update
+        update = learner.inner._update
         if kind is FullAdaptation:
             moments = [value for one in update._moments for value in one if value is not None]
             gradients = [parameter.grad for parameter in adapted.model.parameters()]
@@ -177,10 +177,10 @@ def test_a_dry_run_changes_nothing_bit_for_bit(kind, graphs):
             assert int(update._adamw.step) == 0
         else:
             moments = [value for one in update._moments for value in one if value is not None]
-            assert not any(parameter.grad.any() for parameter in learner.learner.parameters)
+            assert not any(parameter.grad.any() for parameter in learner.inner.parameters)
         assert moments
         assert not any(value.any() for value in moments)
-        assert float(learner.learner._loss) == 0
+        assert float(learner.inner._loss) == 0
         assert [type(event) for event in events] == [GraphCaptured] * graphs + [MemoryProbed]
         # What was captured is what runs: no further capture.
         learner.step(make_step(learner, examples), 1e-2)
@@ -204,7 +204,7 @@ def test_a_dry_run_that_runs_out_of_memory_changes_no_weight_and_is_cut_smaller(
     model = adapted.model.get_base_model() if kind is LoraAdaptation else adapted.model
     model.model.layers[0].register_forward_hook(fail_in_the_first_backward_pass)
     with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append) as learner:
-        learner.learner.graphs = None
+        learner.inner.graphs = None
         weights = snapshot(adapted)
         learner.prepare(Schedule([[examples]]))
         assert failed
@@ -254,7 +254,7 @@ def test_micro_batches_become_smaller_if_another_process_takes_memory(make):
     shortages = [event for event in events if isinstance(event, MemoryPressure)]
     assert shortages
     assert shortages[0].max_rows < shortages[0].max_rows_before
-    assert shortages[0].missing > 0
+    assert shortages[0].shortfall > 0
     last = [event for event in events if isinstance(event, StepDone)][-1]
     assert last.step == last.steps
     assert result.heldout_loss_after < result.heldout_loss_before

@@ -21,16 +21,16 @@ pytestmark = [
 def test_all_buckets_are_warmed_up_before_the_first_capture():
     examples, order = make_examples([64] * 40 + [5]), []
     with make_learner(LoraAdaptation(), examples) as learner:
-        graphs = learner.learner.graphs._graphs
-        for name in ("rehearse", "capture"):
+        graphs = learner.inner.graphs._graphs
+        for name in ("warm_up", "capture"):
             own = getattr(graphs, name)
             setattr(graphs, name, lambda *arguments, own=own, name=name: order.append(name) or own(*arguments))
         limit_rows(learner, 630)
         learner.lay_out(Schedule([[examples]]))
-        assert len(learner.learner.graphs._buckets) > 1
+        assert len(learner.inner.graphs._buckets) > 1
         learner.step(make_step(learner, examples), 1e-3)
     first = order.index("capture")
-    assert order.count("rehearse") == first > 1
+    assert order.count("warm_up") == first > 1
     assert order.count("capture") > 1
 
 
@@ -131,7 +131,7 @@ def test_memory_that_runs_out_while_a_graph_is_made_leaves_nothing_added(options
         loss, found = step_gradients(learner, examples, monkeypatch)
         assert torch.cuda.current_stream() == stream
         assert [event for event in events if isinstance(event, MemoryRanOut)] == [MemoryRanOut(4096, -(-rows // 2))]
-        assert learner.learner.graphs is not None
+        assert learner.inner.graphs is not None
         captured = len([event for event in events if isinstance(event, GraphCaptured)])
         again_loss, again = step_gradients(learner, examples, monkeypatch)
         assert len([event for event in events if isinstance(event, GraphCaptured)]) == captured
@@ -175,7 +175,7 @@ def test_held_out_losses_are_the_same_if_memory_runs_out_while_a_graph_is_made(c
         hook.fail_at(call)
         found = by_document(learner)
         assert learner.limit.max_rows < 4096
-        assert learner.learner.graphs is not None
+        assert learner.inner.graphs is not None
     assert found.keys() == expected.keys()
     for document, losses in found.items():
         torch.testing.assert_close(losses, expected[document], rtol=2e-2, atol=2e-2)
@@ -190,7 +190,7 @@ def test_one_example_that_fits_only_without_graphs_is_trained_on_without_them(mo
     with make_learner(adapted, examples, events) as learner:
         hook.fail_at(1)
         _, found = step_gradients(learner, examples, monkeypatch)
-        assert learner.learner.graphs is None
+        assert learner.inner.graphs is None
         hook.fail_at(1)
         with pytest.raises(torch.OutOfMemoryError):
             learner.step(make_step(learner, examples), 1e-3)
@@ -217,7 +217,7 @@ def test_what_does_not_fit_under_a_cap_is_cut_smaller_and_the_training_goes_on(g
             learner.lay_out(Schedule([[examples] * 3]))
             # Updates of nothing, so that all trainings here are the same.
             losses = [float(learner.step(make_step(learner, examples), 0.0).loss) for _ in range(3)]
-            assert (learner.learner.graphs is not None) == graphs
+            assert (learner.inner.graphs is not None) == graphs
             return losses, sum(float(losses.sum()) for _, losses, _ in learner.losses(evaluated(learner, examples)))
 
     def held_after(events):

@@ -62,7 +62,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(base, case, graphs, plain_graphs)
 
     def prepared(learner):
         if graphs and not padded:
-            learner.learner.begin_graphs()
+            learner.inner.begin_graphs()
         learner.prepare(Schedule([[examples[:5], examples[5:]]]))
         return learner
 
@@ -78,10 +78,10 @@ def test_a_dry_run_changes_nothing_bit_for_bit(base, case, graphs, plain_graphs)
         assert learner.fits()
         assert equal(bits(snapshot(learner.adaptation)), bits(weights))
         assert torch.equal(torch.get_rng_state(), random)
-        moments = [value for one in learner.learner._update._moments for value in one if value is not None]
-        gradients = [parameter.grad for parameter in learner.learner.parameters]
+        moments = [value for one in learner.inner._update._moments for value in one if value is not None]
+        gradients = [parameter.grad for parameter in learner.inner.parameters]
         assert moments
-        assert not any(tensor.any() for tensor in (*moments, *gradients, learner.learner._loss))
+        assert not any(tensor.any() for tensor in (*moments, *gradients, learner.inner._loss))
         # What is known to fit is not tried again.
         assert learner.fits()
         assert [type(event) for event in learner.events] == [MemoryProbed]
@@ -104,12 +104,12 @@ def test_a_dry_run_updates_nothing_in_the_backward_pass(dtype, graphs, plain_gra
     recipe = RECIPE.replace(method="full")
     with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append, guard=ample()) as learner:
         if graphs:
-            learner.learner.begin_graphs()
+            learner.inner.begin_graphs()
         learner.prepare(Schedule([[examples]]))
         assert equal(bits(snapshot(adapted)), bits(before))
-        moments = [value for one in learner.learner._update._moments for value in one if value is not None]
+        moments = [value for one in learner.inner._update._moments for value in one if value is not None]
         assert not any(value.any() for value in moments)
-        assert int(learner.learner._update._adamw.step) == 0
+        assert int(learner.inner._update._adamw.step) == 0
         assert all(parameter.grad is None for parameter in adapted.model.parameters())
         # And a step does.
         learner.step(make_step(learner, examples), 1e-2)
@@ -297,7 +297,7 @@ def test_the_command_ends_with_one_sentence_when_the_process_grows_beyond_its_bu
     command = [sys.executable, "-c", PROCESS, str(notes), "--recipe", str(recipe), "--device", "cpu", "--memory", "2GB"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 1, done.stderr
-    assert done.stderr.startswith("sebp-edge: This process held 2.")
+    assert done.stderr.startswith("sebp-edge: This process used 2.")
     assert done.stderr.count("\n") == 1
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert [record["event"] for record in records].count("memory_probed") == 1
@@ -328,7 +328,7 @@ def test_micro_batches_are_cut_before_memory_runs_out_when_other_programs_take_i
         first, second = learner.events
         assert (first.max_rows_before, first.max_rows) == (4096, -(-largest.sizes.tokens // 2))
         assert second.max_rows < second.max_rows_before == first.max_rows
-        assert first.missing > 0
+        assert first.shortfall > 0
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.loss, other.loss, rtol=1e-4, atol=1e-6)
 

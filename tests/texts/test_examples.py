@@ -241,10 +241,10 @@ def dataset_of(texts: list, tokenizer, **recipe):
 def test_the_dataset_reports_what_was_read_and_what_was_not(tokenizer):
     data = dataset_of(make_sentences(8), tokenizer)
     assert data.context_length == 128  # the model's, which is below the recipe's
-    assert data.documents == len(data.examples) == 8
+    assert data.num_documents == len(data.examples) == 8
     assert data.left_out == [LeftOut("x", "empty")]
-    assert data.tokens == sum(len(example.input_ids) for example in data.examples)
-    assert data.padding_share == pytest.approx(1 - data.tokens / (8 * 128))
+    assert data.num_tokens == sum(len(example.input_ids) for example in data.examples)
+    assert data.padding_share == pytest.approx(1 - data.num_tokens / (8 * 128))
     assert dataset_of(make_sentences(8), tokenizer, context_length=32).context_length == 32
 
 
@@ -253,7 +253,7 @@ def test_the_dataset_reports_what_was_read_and_what_was_not(tokenizer):
 def test_few_documents_are_cut_into_sections_that_act_as_documents(kind, count):
     tokenizer, text = tokenizer_of(kind), " ".join(make_sentences(60))
     data = dataset_of([text[number::count] for number in range(count)], tokenizer)
-    assert data.documents == count
+    assert data.num_documents == count
     assert [example.document for example in data.examples] == list(range(len(data.examples)))
     assert len(data.examples) >= 2 * MIN_DOCUMENTS
     split_documents(data.examples, seed=0)
@@ -269,7 +269,7 @@ def test_one_text_of_just_enough_tokens_is_enough(kind):
 
 def test_six_documents_are_not_cut(tokenizer):
     data = dataset_of(make_sentences(MIN_DOCUMENTS), tokenizer)
-    assert len(data.examples) == data.documents == MIN_DOCUMENTS
+    assert len(data.examples) == data.num_documents == MIN_DOCUMENTS
 
 
 def test_word_level_tokenizers_are_handled_too():

@@ -6,9 +6,9 @@ import pytest
 import torch
 from against_dense import padded_batch
 from builders import gpu_sync_forbidden, make_encoder, make_encoder_batch, make_llama
+from failing_memory import PlainGraphs
 from model_families import FAMILIES, WIDER
 from peft import LoraConfig, get_peft_model
-from failing_memory import PlainGraphs
 
 from sebp_edge.errors import CannotCapture, MachineError
 from sebp_edge.rows.active_tokens import ActiveTokens
@@ -48,7 +48,7 @@ def assert_alike(found, expected, tolerance=0.03):
 def test_without_a_gpu_the_error_names_the_reason():
     with (
         HoistedEncoder(make_encoder("bert", "sequence")) as hoisted,
-        pytest.raises(MachineError, match="The model is on cpu, and graphs need an NVIDIA GPU"),
+        pytest.raises(MachineError, match="Graphs need an NVIDIA GPU, but the model is on cpu"),
     ):
         CapturedGradients(hoisted)
 
@@ -98,7 +98,7 @@ def plain(monkeypatch):
     """Captures where there is no GPU: what is done, and whether captures fail."""
     order, failing = [], []
 
-    class Graphs(PlainGraphs):
+    class GraphPool(PlainGraphs):
         def warm_up(self, function):
             order.append("warm_up")
             super().warm_up(function)
@@ -109,7 +109,7 @@ def plain(monkeypatch):
                 raise CannotCapture("it cannot be captured")
             return function
 
-    monkeypatch.setattr(captured_gradients, "Graphs", Graphs)
+    monkeypatch.setattr(captured_gradients, "GraphPool", GraphPool)
     monkeypatch.setattr(captured_gradients, "_refuse_without_gpu", lambda device: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     return order, failing

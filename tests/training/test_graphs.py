@@ -38,13 +38,13 @@ pytestmark = [
 
 def gradients(learner, micro_batches):
     loss_tokens = sum(example.num_loss_tokens for group in micro_batches for example in group)
-    learner.learner._loss.zero_()
+    learner.inner._loss.zero_()
     for group in micro_batches:
         (micro_batch,) = learner.limit.cut(group)
-        learner.learner.accumulate(micro_batch, loss_tokens)
+        learner.inner.accumulate(micro_batch, loss_tokens)
     found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
-    learner.learner._update.reset()
-    return float(learner.learner._loss), found
+    learner.inner._update.reset()
+    return float(learner.inner._loss), found
 
 
 @pytest.mark.parametrize("family", [name for name in MODELS if name != "gemma2"])
@@ -54,7 +54,7 @@ def test_gradients_are_the_eager_ones(family, prompt):
     micro_batches = [examples[:3], examples[3:4], examples[4:]]
     adapted = LoraAdaptation(MODELS[family]())
     with make_learner(adapted, examples) as learner:
-        assert learner.learner.graphs is not None
+        assert learner.inner.graphs is not None
         learner.lay_out(Schedule([micro_batches]))
         loss, found = gradients(learner, micro_batches)
         again_loss, again = gradients(learner, micro_batches[::-1])
@@ -77,7 +77,7 @@ def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt
         with make_learner(LoraAdaptation(), examples, options=options) as learner:
             learner.lay_out(Schedule([micro_batches]))
             found = gradients(learner, micro_batches)
-            assert learner.learner.graphs is not None
+            assert learner.inner.graphs is not None
             learner.step(make_step(learner, examples), 1e-3)
             with gpu_sync_forbidden():
                 learner.step(make_step(learner, examples), 1e-3)
@@ -92,7 +92,7 @@ def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt
         options = MemoryOptions(
             checkpoints=2, offload=True, chunked_blocks=chunked_blocks, small_buffers=True, moments_in_8_bits=True
         )
-        monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 24)
+        monkeypatch.setattr("sebp_edge.sparse.hoist.CHUNK_ROWS", 24)
         small_buffers_loss, small_buffers = all_gradients(options)
         assert small_buffers_loss == pytest.approx(loss, rel=1e-3)
         assert error(small_buffers, kept) <= 1e-2
@@ -112,7 +112,7 @@ def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer
     with make_learner(adaptation, examples, events, MemoryOptions(checkpoints=1)) as learner:
         learner.lay_out(Schedule([micro_batches]))
         loss, found = gradients(learner, micro_batches)
-        assert learner.learner.graphs is not None
+        assert learner.inner.graphs is not None
         assert {event.part for event in events} == {"update", "gradients"}
         eager_loss, eager = gradients(drop_graphs(learner), micro_batches)
     with make_learner(twin, examples) as learner:
@@ -123,7 +123,7 @@ def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer
         outcome = learner.step(make_step(learner, examples), 1e-3)
         with gpu_sync_forbidden():
             again = learner.step(make_step(learner, examples), 1e-3)
-        assert learner.learner.graphs is not None
+        assert learner.inner.graphs is not None
     assert float(again.loss) < float(outcome.loss)
 
 
@@ -131,7 +131,7 @@ def test_held_out_losses_are_the_eager_ones():
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt=3)
     with make_learner(LoraAdaptation(), examples) as learner:
         ((_, losses, owners),) = learner.losses(evaluated(learner, examples))
-        assert learner.learner.graphs is not None
+        assert learner.inner.graphs is not None
         ((_, expected, expected_owners),) = drop_graphs(learner).losses(evaluated(learner, examples))
     assert torch.equal(owners, expected_owners)
     torch.testing.assert_close(losses, expected, rtol=2e-2, atol=2e-2)
@@ -145,7 +145,7 @@ def test_a_step_does_not_wait_for_the_gpu():
         outcome = learner.step(make_step(learner, examples), 1e-3)
         with gpu_sync_forbidden():
             again = learner.step(make_step(learner, examples), 1e-3)
-        assert learner.learner.graphs is not None
+        assert learner.inner.graphs is not None
     assert float(again.loss) < float(outcome.loss)
     assert float(again.grad_norm) > 0
 
@@ -158,17 +158,17 @@ def test_capture_leaves_weights_moments_and_random_states_as_they_were():
     with make_learner(adapted, examples) as learner:
         learner.lay_out(Schedule([[examples[:2]]]))
         list(learner.losses(evaluated(learner, examples[:2])))
-        learner.learner.graphs.accumulate(pack(examples[:2]), 1)
+        learner.inner.graphs.accumulate(pack(examples[:2]), 1)
         assert any(parameter.grad.any() for parameter in trainable(adapted))
         first = [parameter.grad.clone() for parameter in trainable(adapted)]
-        moments = [value.clone() for moments in learner.learner._update._moments for value in moments[:2]]
+        moments = [value.clone() for moments in learner.inner._update._moments for value in moments[:2]]
         assert moments
         assert not any(value.any() for value in moments)
         # A second bucket is captured between two micro-batches of one step.
-        learner.learner.graphs._buckets.clear()
+        learner.inner.graphs._buckets.clear()
         weightless = pack(examples[2:]).weighted(0.0)
-        learner.learner.graphs.accumulate(weightless, 1)
-        assert len(learner.learner.graphs._captured) == 3
+        learner.inner.graphs.accumulate(weightless, 1)
+        assert len(learner.inner.graphs._captured) == 3
         for parameter, gradient in zip(trainable(adapted), first, strict=True):
             assert torch.equal(parameter.grad, gradient)
         assert torch.equal(torch.cuda.get_rng_state(), random_state)
@@ -195,7 +195,7 @@ def test_a_model_that_waits_for_the_gpu_trains_without_graphs_and_says_so_once()
         limit_rows(learner, 50)
         losses = [float(learner.step(make_step(learner, examples), 1e-2).loss) for _ in range(4)]
         list(learner.losses(evaluated(learner, examples)))
-        assert learner.learner.graphs is None
+        assert learner.inner.graphs is None
     assert losses[-1] < losses[0]
     captured, notice = (event for event in events if not isinstance(event, ExamplesEvaluated))
     assert isinstance(captured, GraphCaptured) and captured.part == "update" and captured.seconds > 0
@@ -234,22 +234,22 @@ def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_rand
     examples = make_examples([31, 2, 17, 64, 5, 40])
     adapted = FullAdaptation(tie_word_embeddings=tied)
     with make_learner(adapted, examples) as learner:
-        assert isinstance(learner.learner._update, UpdateInBackward)
+        assert isinstance(learner.inner._update, UpdateInBackward)
         # Some moments to lose.
         learner.step(make_step(learner, examples), 1e-3)
 
         def state():
-            moments = [value for moments in learner.learner._update._moments for value in moments]
-            norms = [learner.learner._update.finish(), learner.learner._update._adamw.step]
+            moments = [value for moments in learner.inner._update._moments for value in moments]
+            norms = [learner.inner._update.finish(), learner.inner._update._adamw.step]
             return [value.detach().clone() for value in (*adapted.model.parameters(), *moments, *norms)]
 
         before, random_state = state(), torch.cuda.get_rng_state()
         tokens = pack(examples[:2])
-        tokens = tokens.filled(learner.learner.graphs.bucket(tokens.sizes))
+        tokens = tokens.filled(learner.inner.graphs.bucket(tokens.sizes))
         weightless = tokens.to("cuda").weighted(0.0)
-        learner.learner.graphs._warm_up(learner.learner.graphs._key("gradients", tokens.sizes), tokens.first())
-        run = functools.partial(learner.learner.graphs._run, "gradients")
-        graph = _CapturedGraph(learner.learner.graphs._graphs, "gradients", weightless, run)
+        learner.inner.graphs._warm_up(learner.inner.graphs._key("gradients", tokens.sizes), tokens.first())
+        run = functools.partial(learner.inner.graphs._run, "gradients")
+        graph = _CapturedGraph(learner.inner.graphs._graphs, "gradients", weightless, run)
         assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
         assert torch.equal(torch.cuda.get_rng_state(), random_state)
         assert all(parameter.grad is None for parameter in adapted.model.parameters())
@@ -274,7 +274,7 @@ def test_captured_updates_in_the_backward_pass_are_the_eager_ones(tied, options)
             outcomes = [
                 learner.step(make_step(learner, group), 1e-3) for group in (examples[:3], examples[3:], examples) * 4
             ]
-            assert (learner.learner.graphs is None) is (prepare is drop_graphs)
+            assert (learner.inner.graphs is None) is (prepare is drop_graphs)
         return torch.tensor([[*map(float, outcome)] for outcome in outcomes]), adapted.model.state_dict()
 
     start = FullAdaptation(tie_word_embeddings=tied, num_hidden_layers=3).model.state_dict()
@@ -295,5 +295,5 @@ def test_a_step_of_a_whole_model_neither_waits_nor_holds_all_gradients():
         learner.step(make_step(learner, examples), 1e-3)
         with gpu_sync_forbidden():
             learner.step(make_step(learner, examples), 1e-3)
-        assert learner.learner.graphs is not None
+        assert learner.inner.graphs is not None
         assert torch.cuda.max_memory_allocated() - held < weights / 2

@@ -46,11 +46,11 @@ def test_a_loaded_adapter_has_the_test_loss_of_the_training(
     result = trained.adapt(notes_folder)
     again = Personalizer(wide_folder, **options)
     again.load_adapter("default")
-    assert test_split_loss(again, notes_folder) == result.heldout_loss_after < result.heldout_loss_before
+    assert loss_on_test_split(again, notes_folder) == result.heldout_loss_after < result.heldout_loss_before
 
 
-def test_split_loss(personalizer, notes):
-    base, recipe = personalizer._load(), personalizer.recipe.settled()
+def loss_on_test_split(personalizer, notes):
+    base, recipe = personalizer._load(), personalizer.recipe.with_defaults()
     limit = base.model.config.max_position_embeddings
     dataset = make_dataset(read_texts(notes), base.tokenizer, personalizer.recipe, limit)
     adaptation, collator = personalizer._adaptation, Collator(dataset.context_length, base.pad_token_id)

@@ -77,7 +77,7 @@ def test_micro_batches_do_not_change_the_gradient(base, examples):
         limit_rows(trainer.learner, max_rows)
         groups = trainer.learner.limit.cut(examples)
         for group in groups:
-            (trainer.learner.learner.row_losses(group.examples)[0].sum() / 100).backward()
+            (trainer.learner.inner.row_losses(group.examples)[0].sum() / 100).backward()
         found = [parameter.grad.clone() for parameter in trainable(trainer.learner.adaptation)]
         trainer.learner.adaptation.model.zero_grad()
         return len(groups), found
@@ -188,7 +188,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_keeps_the_best_state(
 
     poison = Poison()
     trainer = make_trainer(base, examples, on_event=poison)
-    with trainer.learner, pytest.raises(NonFiniteLoss, match=r"step \d+ the loss is nan"):
+    with trainer.learner, pytest.raises(NonFiniteLoss, match=r"step \d+, the loss is nan"):
         train(trainer, examples[:12], examples[12:])
     assert all(torch.equal(a, b) for a, b in zip(poison.best, snapshot(trainer.learner.adaptation), strict=True))
     trainer.learner.adaptation.detach()
@@ -200,7 +200,7 @@ def test_a_first_token_whose_embedding_is_zero_is_named_where_gradients_overflow
     first = examples[0].input_ids[0]
     deep.model.get_input_embeddings().weight.data[first] = 0.0
     trainer = make_trainer(deep, examples)
-    with trainer.learner, pytest.raises(NonFiniteLoss, match=rf"step \d+ .* the embedding of token {first} is zero"):
+    with trainer.learner, pytest.raises(NonFiniteLoss, match=rf"step \d+, .* the embedding of token {first} is zero"):
         train(trainer, examples[:12], examples[12:])
 
 

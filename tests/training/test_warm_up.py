@@ -34,10 +34,10 @@ class Recorded(PlainGraphs):
 @pytest.fixture
 def learner(base, monkeypatch):
     """One whose graphs note what is done with them; a step of many examples is micro-batches of several sizes."""
-    monkeypatch.setattr("sebp_edge.training.learner.Graphs", Recorded)
+    monkeypatch.setattr("sebp_edge.training.learner.GraphPool", Recorded)
     # With a budget the fullest micro-batch is tried out, as it always is on a GPU.
     with recovering_learner(base, uneven_examples(), max_rows=630, limit=MemoryGuard(CPU, budget=10**12)) as learner:
-        learner.learner.begin_graphs()
+        learner.inner.begin_graphs()
         yield learner
 
 
@@ -49,7 +49,7 @@ def test_steps_and_held_out_losses_are_warmed_up_before_the_first_capture(learne
     learner.prepare(schedule)
     evaluate(learner, schedule.test)
     trainer.train(schedule)
-    order = learner.learner.graphs._graphs.order
+    order = learner.inner.graphs._graphs.order
     num_warm_ups = order.count("warm_up")
     assert order[:num_warm_ups] == ["warm_up"] * num_warm_ups
     assert order.count("gradients") > 1
@@ -67,7 +67,7 @@ def test_gradients_come_first_and_larger_ones_before_smaller_ones(learner, monke
     )
     examples = uneven_examples()
     learner.prepare(Schedule([[examples]], examples[:3]))
-    learner.learner.graphs.capture(pack(learner.limit.cut(examples)[-1].examples))
+    learner.inner.graphs.capture(pack(learner.limit.cut(examples)[-1].examples))
     assert ran == sorted(ran, key=lambda each: (each[0], -each[1]))
     assert {part for part, _ in ran} == {"gradients", "losses"}
 
@@ -79,7 +79,7 @@ def test_an_evaluation_first_warms_up_no_gradients(learner, monkeypatch):
     learner.prepare(Schedule([[examples]], examples[:3], examples[3:5]))
     evaluate(learner, evaluated(learner, examples[:3]))
     assert not taken
-    order = learner.learner.graphs._graphs.order
+    order = learner.inner.graphs._graphs.order
     assert order.index("losses") == order.count("warm_up") >= 1
 
 
@@ -88,9 +88,9 @@ def test_graphs_and_their_memory_are_freed_at_once(learner):
     learner.prepare(Schedule([[examples]], examples[:3]))
     learner.step(make_step(learner, examples), 1e-3)
     evaluate(learner, evaluated(learner, examples[:3]))
-    gone = weakref.ref(learner.learner.graphs)
-    captured = [weakref.ref(each) for each in learner.learner.graphs._captured.values()]
-    for each in learner.learner.graphs._captured.values():
+    gone = weakref.ref(learner.inner.graphs)
+    captured = [weakref.ref(each) for each in learner.inner.graphs._captured.values()]
+    for each in learner.inner.graphs._captured.values():
         each._replay = None  # a real graph's does not hold what was captured
     del each
     gc.disable()
@@ -107,7 +107,7 @@ def test_unplanned_buckets_are_warmed_up_on_first_use(learner):
     examples = uneven_examples()
     learner.prepare(Schedule([[examples[:2]]]))
     learner.step(make_step(learner, examples[:2]), 1e-3)
-    before = len(learner.learner.graphs._graphs.order)
+    before = len(learner.inner.graphs._graphs.order)
     evaluate(learner, evaluated(learner, examples))
-    assert learner.learner.graphs._graphs.order[before] == "warm_up"
-    assert "losses" in learner.learner.graphs._graphs.order[before:]
+    assert learner.inner.graphs._graphs.order[before] == "warm_up"
+    assert "losses" in learner.inner.graphs._graphs.order[before:]
