@@ -154,7 +154,7 @@ def _dequantised(setup: TrainingSetup) -> int:
 
 
 def _graphs(setup: TrainingSetup, largest: Bucket, others: Iterable[Peak]) -> int:
-    """Counts what a GPU holds besides the largest run's tensors: cuBLAS workspaces, fragmentation, other graphs' runs."""
+    """Counts what a GPU holds besides the largest run: cuBLAS workspaces, fragmentation, another graph's run."""
     if not setup.on_gpu:
         return 0
     others_run = max((peak.total for peak in others), default=0) if setup.is_hoisted else 0

@@ -1,8 +1,8 @@
 """Chooses how to train within a memory budget: predicts memory and time of choices, and takes the first that fits.
 
-Nothing is loaded for that. The first choices trade time for memory: smaller micro-batches, which read the weights more often, or recomputed
-activations, whichever fits and is faster. Their updates are the same. Later choices reduce precision or capacity: 8-bit
-moments, a base model in 4 bits, a lower rank. Values that the recipe states are never changed.
+Nothing is loaded for that. The first choices trade time for memory: smaller micro-batches, which read the weights more
+often, or recomputed activations, whichever fits and is faster. Their updates are the same. Later choices reduce
+precision or capacity: 8-bit moments, a base model in 4 bits, a lower rank. Values that the recipe states never change.
 """
 
 import re

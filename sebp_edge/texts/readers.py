@@ -156,7 +156,7 @@ def _existing_path(text: str) -> Path | None:
         path = _expanded(Path(text))
         return path if text and path.exists() else None
     except (OSError, ValueError):
-        return None  # The name is too long, the folder must not be opened, or the path is not valid.
+        return None  # The name is too long, the folder cannot be opened, or the path is not valid.
 
 
 def _expanded(path: Path) -> Path:

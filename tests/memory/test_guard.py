@@ -1,4 +1,4 @@
-"""A training keeps to its memory: what fits is shown before the first step, what is exceeded later stops cleanly."""
+"""A training stays within its memory: a dry run before the first step shows what fits; exceeding it stops cleanly."""
 
 import json
 import subprocess
@@ -29,11 +29,11 @@ def ample():
     return MemoryGuard(CPU, AMPLE, predicted=AMPLE // 2)
 
 
-# --------------------------------------------------------------------------------------------- what is tried out first
+# ------------------------------------------------------------------------------------------------------------ dry runs
 
 
 class FullAdaptation:
-    """A model whose every weight is trained, as an adaptation."""
+    """An adaptation: a model with all weights trained."""
 
     def __init__(self, model):
         self.model = model.requires_grad_(True).eval()
@@ -82,7 +82,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(base, case, graphs, plain_graphs)
         gradients = [parameter.grad for parameter in learner.inner.parameters]
         assert moments
         assert not any(tensor.any() for tensor in (*moments, *gradients, learner.inner._loss))
-        # What is known to fit is not tried again.
+        # A size that is known to fit gets no second dry run.
         assert learner.fits()
         assert [type(event) for event in learner.events] == [MemoryProbed]
     with recovering_learner(base, examples, recipe, padded=padded, limit=ample()) as learner:
@@ -111,7 +111,7 @@ def test_a_dry_run_updates_nothing_in_the_backward_pass(dtype, graphs, plain_gra
         assert not any(value.any() for value in moments)
         assert int(learner.inner._update._adamw.step) == 0
         assert all(parameter.grad is None for parameter in adapted.model.parameters())
-        # And a step does.
+        # A step does change the weights.
         learner.step(make_step(learner, examples), 1e-2)
         assert not equal(bits(snapshot(adapted)), bits(before))
     assert [type(event) for event in events] == [MemoryProbed]
@@ -143,8 +143,8 @@ def test_a_dry_run_that_runs_out_of_memory_is_repeated_with_smaller_micro_batche
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_steps_that_are_one_micro_batch_are_cut_anew_before_the_first(monkeypatch):
-    """As where weights are updated within the backward pass: there it is too late afterwards."""
+def test_steps_of_one_micro_batch_are_cut_before_the_first_step(monkeypatch):
+    """Updates in the backward pass cannot be undone, so later is too late."""
     from sebp_edge.training.update_in_backward import UpdateInBackward
 
     monkeypatch.setattr(
@@ -176,19 +176,19 @@ def test_without_a_limit_there_is_no_dry_run(base):
         assert learner.events == []
 
 
-# ------------------------------------------------------------------------------------------------- on a CPU, for real
+# ------------------------------------------------------------------------------------------------- real memory on a CPU
 
 
-def fitting_budget(make, texts, beside=0):
-    """What a plan needs, and a little."""
-    return make(memory_budget=AMPLE).plan(texts).chosen.peak + 50_000_000 + beside
+def fitting_budget(make, texts):
+    """Returns a budget slightly above the plan's peak."""
+    return make(memory_budget=AMPLE).plan(texts).chosen.peak + 50_000_000
 
 
 def weights_of(personalizer):
     return [weight.detach().clone() for weight in personalizer._load().model.parameters()]
 
 
-def test_a_process_that_grows_beyond_its_budget_while_training_stops_cleanly_and_loses_nothing(make):
+def test_a_process_that_exceeds_its_budget_while_training_stops_cleanly_and_saves_the_best_state(make):
     texts, taken, events = make_sentences(24, words=30), [], []
     recipe = RECIPE.replace(learning_rate=2e-2, batch_tokens=100, epochs=9)
     personalizer = make(recipe=recipe, memory_budget=fitting_budget(make, texts))
@@ -212,29 +212,26 @@ def test_a_process_that_grows_beyond_its_budget_while_training_stops_cleanly_and
     assert last.step < last.steps
     assert equal(weights_of(personalizer), before)
     assert not any("forward" in vars(module) for module in personalizer._base.model.modules())
-    # With memory again, all is as if nothing had been.
+    # With enough memory, the next adaptation works.
     taken.clear()
     personalizer.on_event = events.append
     assert personalizer.adapt(texts, name="mine").version == 2
 
 
 def hold_memory_beside(monkeypatch, rows, size):
-    """Micro-batches of more rows take `size` bytes more, for as long as their losses are looked at."""
-    held, own = [], RowLosses.__call__
+    """Makes micro-batches with gradients and more than `rows` rows hold `size` bytes until the next one."""
+    held, compute = [], RowLosses.__call__
 
-    def more(losses, examples):
-        held[:] = (
-            [torch.ones(size // 4)]
-            if torch.is_grad_enabled() and sum(one.num_active_tokens for one in examples) > rows
-            else []
-        )
-        return own(losses, examples)
+    def hold(losses, examples):
+        is_large = sum(example.num_active_tokens for example in examples) > rows
+        held[:] = [torch.ones(size // 4)] if torch.is_grad_enabled() and is_large else []
+        return compute(losses, examples)
 
-    monkeypatch.setattr(RowLosses, "__call__", more)
+    monkeypatch.setattr(RowLosses, "__call__", hold)
     return held
 
 
-def test_what_takes_more_than_was_planned_is_cut_smaller_before_the_first_step(make, monkeypatch):
+def test_micro_batches_that_take_more_than_planned_are_cut_before_the_first_step(make, monkeypatch):
     texts, events = make_sentences(24, words=30), []
     budget = fitting_budget(make, texts)
     held = hold_memory_beside(monkeypatch, 200, budget)
@@ -248,11 +245,11 @@ def test_what_takes_more_than_was_planned_is_cut_smaller_before_the_first_step(m
     assert probed.rows <= 200
     assert probed.allocator_peak is None
     assert probed.predicted == result.predicted_peak_bytes < budget
-    # The attempts before were too much, and are part of what the process held.
+    # The peak includes the failed dry runs.
     assert result.peak_memory_bytes > budget
 
 
-def test_a_single_example_that_is_too_much_is_one_sentence_before_the_first_step(make, monkeypatch):
+def test_a_single_example_that_does_not_fit_raises_one_sentence_before_the_first_step(make, monkeypatch):
     texts, events = make_sentences(24, words=30), []
     personalizer = make(memory_budget=fitting_budget(make, texts), on_event=events.append)
     before = weights_of(personalizer)
@@ -288,7 +285,7 @@ app(["adapt", *sys.argv[1:], "--json"])
 """
 
 
-def test_the_command_ends_with_one_sentence_when_the_process_grows_beyond_its_budget(tmp_path):
+def test_the_command_ends_with_one_sentence_if_the_process_exceeds_its_budget(tmp_path):
     notes, recipe = tmp_path / "notes", tmp_path / "quick.toml"
     notes.mkdir()
     for number, text in enumerate(make_sentences(24, words=60)):
@@ -309,11 +306,11 @@ def test_the_command_ends_with_one_sentence_when_the_process_grows_beyond_its_bu
 
 
 def set_free_memory(monkeypatch, left):
-    """Other programs leave so many bytes from now on. (To take them for real would stop this machine's other work.)"""
+    """Simulates that other programs leave `left` bytes; really taking them would stop other work on this machine."""
     monkeypatch.setattr(devices, "free_memory", lambda device: left)
 
 
-def test_micro_batches_are_cut_before_memory_runs_out_when_other_programs_take_it(base, monkeypatch):
+def test_micro_batches_are_cut_before_other_programs_make_memory_run_out(base, monkeypatch):
     examples = uneven_examples()
     with recovering_learner(base, examples) as learner:
         expected = [learner.step(make_step(learner, examples), 1e-3) for _ in range(2 * STEPS_BETWEEN_CHECKS)]
@@ -346,7 +343,7 @@ def test_memory_pressure_that_cannot_be_relieved_is_reported_once(base, monkeypa
         assert event.max_rows == event.max_rows_before
 
 
-def test_what_other_programs_leave_of_a_budget_is_what_there_is(make, notes_folder, monkeypatch):
+def test_a_budget_is_limited_to_the_memory_that_other_programs_leave(make, notes_folder, monkeypatch):
     peak = make(memory_budget=AMPLE).plan(notes_folder).chosen.peak
     set_free_memory(monkeypatch, peak + 10**8 - process.resident())
     events = []
@@ -356,7 +353,7 @@ def test_what_other_programs_leave_of_a_budget_is_what_there_is(make, notes_fold
     assert make(memory_budget=AMPLE, on_event=events.append).adapt(notes_folder).predicted_peak_bytes < plan.budget
     (notice,) = [event.message for event in events if isinstance(event, Notice)]
     assert notice.startswith("The memory budget is 1000.0 GB, of which other programs leave ")
-    # And what does not fit into that is refused, before anything is loaded.
+    # A training that does not fit into that is refused before anything is loaded.
     set_free_memory(monkeypatch, -process.resident() + 10**6)
     with pytest.raises(MachineError, match=r"of which other programs leave \d+ MB; close other programs") as raised:
         make(memory_budget=AMPLE).adapt(notes_folder)

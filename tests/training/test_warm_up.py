@@ -1,4 +1,4 @@
-"""Before the first graph is captured, all that is to come is rehearsed: none needs room beside another."""
+"""All planned buckets are warmed up before the first capture, so that no warm-up needs memory besides a graph."""
 
 import gc
 import weakref
@@ -17,7 +17,9 @@ from sebp_edge.training.loop import Trainer
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 
 
-class Recorded(PlainGraphs):
+class RecordedGraphs(PlainGraphs):
+    """Also records the calls, in `order`."""
+
     def __init__(self, device, on_event):
         super().__init__(device, on_event)
         self.order = []
@@ -33,9 +35,9 @@ class Recorded(PlainGraphs):
 
 @pytest.fixture
 def learner(base, monkeypatch):
-    """One whose graphs note what is done with them; a step of many examples is micro-batches of several sizes."""
-    monkeypatch.setattr("sebp_edge.training.learner.GraphPool", Recorded)
-    # With a budget the fullest micro-batch is tried out, as it always is on a GPU.
+    """A learner with recorded graphs; a step of many examples has micro-batches of several sizes."""
+    monkeypatch.setattr("sebp_edge.training.learner.GraphPool", RecordedGraphs)
+    # With a budget there is a dry run of the largest micro-batch, as always on a GPU.
     with recovering_learner(base, uneven_examples(), max_rows=630, limit=MemoryGuard(CPU, budget=10**12)) as learner:
         learner.inner.begin_graphs()
         yield learner
@@ -54,11 +56,11 @@ def test_steps_and_held_out_losses_are_warmed_up_before_the_first_capture(learne
     assert order[:num_warm_ups] == ["warm_up"] * num_warm_ups
     assert order.count("gradients") > 1
     assert order.count("losses") > 1
-    # Nothing is rehearsed for nothing.
+    # Every warm-up is followed by a capture.
     assert num_warm_ups == order.count("gradients") + order.count("losses")
 
 
-def test_gradients_come_first_and_larger_ones_before_smaller_ones(learner, monkeypatch):
+def test_gradients_are_warmed_up_before_losses_and_the_largest_first(learner, monkeypatch):
     ran, run = [], MicroBatchGraphs._run
     monkeypatch.setattr(
         MicroBatchGraphs,
@@ -75,7 +77,7 @@ def test_gradients_come_first_and_larger_ones_before_smaller_ones(learner, monke
 def test_an_evaluation_first_warms_up_no_gradients(learner, monkeypatch):
     examples, taken = uneven_examples(), []
     monkeypatch.setattr(MicroBatchGraphs, "_take_gradients", lambda graphs, part, tokens: taken.append(tokens))
-    learner._largest_dry_run = (10**9, 10**9)  # so that nothing is tried out
+    learner._largest_dry_run = (10**9, 10**9)  # so that there is no dry run
     learner.prepare(Schedule([[examples]], examples[:3], examples[3:5]))
     evaluate(learner, evaluated(learner, examples[:3]))
     assert not taken
@@ -88,15 +90,15 @@ def test_graphs_and_their_memory_are_freed_at_once(learner):
     learner.prepare(Schedule([[examples]], examples[:3]))
     learner.step(make_step(learner, examples), 1e-3)
     evaluate(learner, evaluated(learner, examples[:3]))
-    gone = weakref.ref(learner.inner.graphs)
+    graphs = weakref.ref(learner.inner.graphs)
     captured = [weakref.ref(each) for each in learner.inner.graphs._captured.values()]
     for each in learner.inner.graphs._captured.values():
-        each._replay = None  # a real graph's does not hold what was captured
+        each._replay = None  # A real graph's replay does not hold the captured function.
     del each
     gc.disable()
     try:
         learner._release_graphs()
-        assert gone() is None
+        assert graphs() is None
         assert captured
         assert not any(each() for each in captured)
     finally:
