@@ -255,7 +255,7 @@ def test_a_model_that_leaks_between_examples_is_not_hoisted(examples):
     assert "differ" in notices[0].message
 
 
-# Models that mix rows outside transformers' attention, by convolutions, an attention of their own, or a recurrent state.
+# Models that mix rows outside transformers' attention: by convolutions, their own attention, or a recurrent state.
 # Comparing losses does not detect this, since it hardly changes the losses of an untrained model.
 MIXING_ROWS = {
     "convolutions": JambaConfig(**SIZES, num_experts=2, mamba_d_state=4, attn_layer_period=2, attn_layer_offset=1),
