@@ -105,7 +105,7 @@ class Preparation:
             data = make_dataset(reading, Stoppable(base.tokenizer, self.signal), self.recipe, limit)
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))
         left_out = tuple(asdict(item) for item in data.left_out)
-        self.on_event(TextsRead(data.documents, len(data.examples), data.tokens, data.padding_share, left_out))
+        self.on_event(TextsRead(data.num_documents, len(data.examples), data.num_tokens, data.padding_share, left_out))
         return data
 
     def schedule(self, dataset: Dataset, planned: PlannedTraining | None = None) -> list[Schedule]:

@@ -70,9 +70,9 @@ class AdaptResult:
             heldout_loss_after=gate_result.after.mean,
             standard_error=gate_result.comparison.standard_error,
             final_loss=gate_result.final.mean if gate_result.final else None,
-            documents=data.documents,
+            documents=data.num_documents,
             examples=len(data.examples),
-            tokens=data.tokens,
+            tokens=data.num_tokens,
             left_out=tuple(data.left_out),
             padding_share=data.padding_share,
             tokens_per_second=trained / sum(training.seconds for training in trainings),
@@ -122,7 +122,7 @@ def _perplexity(loss: float) -> float:
 
 def _command(saved: SavedAdapter, run: TrainingRun, store: AdapterStore) -> str:
     """Returns the command that uses the adapter: by name if it is in the default store, else by folder."""
-    first = "A question" if run.dataset.chat else "The first words"
+    first = "A question" if run.dataset.is_chat else "The first words"
     words = ["sebp-edge", "generate", first]
     if saved.name is not None and store.folder == AdapterStore().folder:
         words += ["--name", saved.name]

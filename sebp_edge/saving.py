@@ -82,13 +82,13 @@ def make_record(run: TrainingRun, gate_result: GateResult | None, seed: int) -> 
         model=base.reference.name,
         fingerprint=base.fingerprint,
         recipe=asdict(run.recipe),
-        documents=data.documents,
+        documents=data.num_documents,
         examples=len(data.examples),
-        tokens=data.tokens,
+        tokens=data.num_tokens,
         heldout_loss_before=gate_result.before.mean if gate_result else None,
         heldout_loss_after=gate_result.after.mean if gate_result else None,
         seed=seed,
-        chat=data.chat,
+        chat=data.is_chat,
     )
 
 

@@ -1,4 +1,4 @@
-"""Makes memory run out in a step: a learner on a few odd examples, operations that fail, the resulting gradients."""
+"""Makes memory run out in a step: a learner on a few uneven examples, operations that fail, the step's gradients."""
 
 from contextlib import contextmanager
 
@@ -37,7 +37,7 @@ def recovering_learner(base, examples, recipe=RECIPE, max_rows=4096, padded=Fals
     try:
         collator = Collator(64, base.pad_token_id)
         with RecoveringLearner(adaptation, recipe, examples, collator, events.append, guard=limit) as learner:
-            assert (learner.learner.row_losses.hoisted is None) == padded
+            assert (learner.inner.row_losses.hoisted is None) == padded
             limit_rows(learner, max_rows)
             learner.events = events
             yield learner
@@ -48,7 +48,7 @@ def recovering_learner(base, examples, recipe=RECIPE, max_rows=4096, padded=Fals
 
 
 class Failing(TorchDispatchMode):
-    """Raises out-of-memory errors in the operations with these numbers, counted from 1 over all that run within it."""
+    """Raises an out-of-memory error in the operations with these numbers, counted from 1 across the context."""
 
     def __init__(self, *numbers, error=torch.OutOfMemoryError):
         super().__init__()
@@ -62,7 +62,7 @@ class Failing(TorchDispatchMode):
 
 
 def gradients(learner, examples, failing, monkeypatch):
-    """The loss and the gradients of a step whose micro-batches run within `failing`, loss first."""
+    """Runs a step whose micro-batches run within `failing`; returns its loss, followed by its gradients."""
     accumulate, found = Learner.accumulate, []
 
     def watched(self, *arguments):
@@ -86,19 +86,19 @@ def equal(one, other):
 
 
 class PlainGraphs:
-    """Stands in for captured graphs where there is no GPU; a replay calls the function itself."""
+    """Replaces `GraphPool` on machines without a GPU; a replay calls the function itself."""
 
-    rehearsing = False
+    is_warming_up = False
 
     def __init__(self, device, on_event):
         pass
 
-    def rehearse(self, function):
-        self.rehearsing = True
+    def warm_up(self, function):
+        self.is_warming_up = True
         try:
             function()
         finally:
-            self.rehearsing = False
+            self.is_warming_up = False
 
     def capture(self, part, function):
         return function

@@ -1,4 +1,4 @@
-"""Fakes a GPU that this machine does not have: the answers of torch and of the driver."""
+"""Simulates a GPU on machines without one: replaces what torch and the driver report."""
 
 import ctypes
 from contextlib import nullcontext
@@ -15,12 +15,12 @@ H100 = SimpleNamespace(multi_processor_count=132, max_threads_per_multi_processo
 class Driver:
     """A driver with a stack limit, which may refuse to report or to set it."""
 
-    def __init__(self, limit, *, refuses_to_set=False, refuses_to_tell=False):
-        self.limit, self._refuses_to_set, self._refuses_to_tell = limit, refuses_to_set, refuses_to_tell
+    def __init__(self, limit, *, refuses_to_set=False, refuses_to_report=False):
+        self.limit, self._refuses_to_set, self._refuses_to_report = limit, refuses_to_set, refuses_to_report
 
-    def cuCtxGetLimit(self, place, kind):
-        ctypes.cast(place, ctypes.POINTER(ctypes.c_size_t)).contents.value = self.limit
-        return int(self._refuses_to_tell)
+    def cuCtxGetLimit(self, address, kind):
+        ctypes.cast(address, ctypes.POINTER(ctypes.c_size_t)).contents.value = self.limit
+        return int(self._refuses_to_report)
 
     def cuCtxSetLimit(self, kind, size):
         if not self._refuses_to_set:
@@ -28,20 +28,26 @@ class Driver:
         return int(self._refuses_to_set)
 
 
-def put_h100(monkeypatch, driver):
-    """Makes torch find an H100 with this driver."""
+def simulate_h100(monkeypatch, driver):
+    """Makes torch report an H100 with this driver."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: H100)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(stacks, "_driver", lambda: driver)
 
 
 class Gpu:
-    """A GPU of 24 GB; `used` is the memory of all processes without stacks, `reported` what the driver reports for ours."""
+    """A GPU of 24 GB.
+
+    Attributes:
+        used: bytes used by all processes, without stacks.
+        reserved: bytes reserved by torch's allocator.
+        reported: bytes outside of it that the driver reports for this process; None if it reports none.
+    """
 
     def __init__(self, monkeypatch, reported, before="", driver=None):
         self.used, self.reserved, self.reported = 3 * GB, GB, reported
         self.driver = driver or Driver(1024)
-        put_h100(monkeypatch, self.driver)
+        simulate_h100(monkeypatch, self.driver)
         monkeypatch.setattr(process, "_used_before_start", {})
         monkeypatch.setattr(process, "_nvidia_smi", lambda query: before)
         monkeypatch.setattr(process.GpuMemory, "_uuid", lambda memory: "aa-1")

@@ -1,4 +1,4 @@
-"""Makes learners on the GPU whose steps run as captured graphs, and the same learners without graphs."""
+"""Makes learners on a GPU that run captured graphs, and drops the graphs for eager runs."""
 
 import torch
 from builders import make_llama
@@ -40,11 +40,13 @@ def make_learner(adapted, examples, events=None, options=FASTEST):
 
 
 def drop_graphs(learner):
-    learner.learner.graphs = None
+    """Drops the learner's graphs, so that it runs eagerly; returns the learner."""
+    learner.inner.graphs = None
     return learner
 
 
 def error(found, truth):
+    """Returns the relative error of a list of tensors, in the Euclidean norm."""
     difference = sum(
         float((one.double() - other.double()).square().sum()) for one, other in zip(found, truth, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Lists memory plans for ever smaller budgets."""
+"""Lists memory plans for decreasing budgets."""
 
 import pytest
 
@@ -9,7 +9,7 @@ RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, c
 
 
 def all_plans(plan_for, size):
-    """The plans for `size` and for smaller budgets, each one byte below the previous plan's peak."""
+    """Returns the plans for `size` and for smaller budgets, each one byte below the previous plan's peak."""
     plans = [plan_for(size)]
     while plans[-1].smaller is not None:
         plans.append(plan_for(plans[-1].chosen.peak - 1))

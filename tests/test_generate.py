@@ -121,7 +121,7 @@ def test_chats_come_back_as_they_were_learnt_whatever_the_recipe(make):
 def test_most_documents_decide_what_a_prompt_is(make, texts, chat_template, is_chat):
     personalizer = make(recipe=make().recipe.replace(chat_template=chat_template, epochs=1))
     base = personalizer._load()
-    assert make_dataset(read_texts(texts), base.tokenizer, personalizer.recipe, None).chat is is_chat
+    assert make_dataset(read_texts(texts), base.tokenizer, personalizer.recipe, None).is_chat is is_chat
 
 
 @pytest.mark.parametrize(("chat_template", "prompt"), [(True, "<|user|>the ferry<|end|>"), (False, "<|bos|>the ferry")])

@@ -108,7 +108,7 @@ def test_a_slow_run_says_first_how_long_it_will_take(make, notes_folder, monkeyp
     events = []
     make(on_event=events.append).adapt(notes_folder)
     notice = next(event for event in events if isinstance(event, Notice))
-    assert re.search(r"this will take about \d+(\.\d)? (min|h); a smaller model", notice.message)
+    assert re.search(r"Training will take about \d+(\.\d)? (min|h) on this CPU; a smaller model", notice.message)
     assert events.index(notice) < next(n for n, event in enumerate(events) if isinstance(event, TrainingStarted))
 
 

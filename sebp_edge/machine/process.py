@@ -1,7 +1,7 @@
-"""What this process holds of a device's memory, and a cap on what torch may allocate of a GPU's.
+"""Measures the memory that this process uses of a device, and caps what torch may allocate on a GPU.
 
-On a GPU the process holds what torch's allocator reserved, and what is outside of that: CUDA's context, libraries,
-kernels and captured graphs.
+On a GPU the process uses what torch's allocator reserved, and memory outside of it: CUDA's context, libraries, kernels
+and captured graphs.
 """
 
 import os
@@ -17,32 +17,32 @@ import torch
 
 from sebp_edge.machine import devices, stacks
 
-# Bytes that a process holds outside torch's allocator, without stacks, once all that a training needs is loaded:
-# 0.63 to 0.64 GB were measured on an H100, with bitsandbytes 0.67.
+# Bytes that a process uses outside torch's allocator, without stacks, once all that a training needs is loaded: 0.63 to
+# 0.64 GB were measured on an H100, with bitsandbytes 0.67 GB.
 CONTEXT = 680_000_000
-# Largest change of a GPU's use for which the driver is not asked again: its answer takes longer than a step.
+# Up to this change in a GPU's usage, the driver is not queried again, since its answer takes longer than a step.
 _MAX_CHANGE = 32 * 2**20
-# Bytes that other processes held of a GPU, by its UUID, before CUDA started here; None if that is not known.
+# Bytes in use on a GPU, by its UUID, before CUDA started in this process; None if unknown.
 _used_before_start: dict[str, int | None] = {}
-# The least size of a CUDA context: if a call adds more than this, it has created the context.
+# Minimum size of a CUDA context: a call that adds more has created the context.
 _MIN_CONTEXT = 100 * 2**20
 _STATUS = Path("/proc/self/status")
 
 
 def memory_of(device: torch.device) -> "GpuMemory | HostMemory":
-    """Measures what this process holds of the memory of `device`."""
+    """Measures the memory that this process uses of `device`."""
     return GpuMemory(device) if device.type == "cuda" else HostMemory()
 
 
 class HostMemory:
-    """What this process holds of the host's memory: its resident set.
+    """The host memory that this process uses: its resident set.
 
     Attributes:
         peak: the largest measurement so far, in bytes.
-        allocator_peak: None; torch does not count the host's memory.
-        cached: 0; what the heap keeps for later use is not known.
-        outside, outside_expected: 0; there is no cap that something could be outside of.
-        is_capped: False; memory can be measured, but not capped.
+        allocator_peak: None, since torch does not count host memory.
+        cached: 0, since the heap's cache is unknown.
+        outside, outside_expected: 0, since there is no capped allocator.
+        is_capped: False, since host memory can be measured, but not capped.
     """
 
     allocator_peak, cached, outside, outside_expected, is_capped = None, 0, 0, 0, False
@@ -57,42 +57,42 @@ class HostMemory:
 
     @property
     def used(self) -> int:
-        """Bytes held now."""
+        """Bytes used now."""
         return resident()
 
     def planned_overhead(self, loaded: int) -> int:
-        """Bytes that a plan must add to a training's own.
+        """Returns the bytes that a plan must add to a training's own.
 
         Args:
-            loaded: bytes of what the plan counts that are in memory already.
+            loaded: bytes that the plan counts and that are in memory already.
         """
         return max(0, resident() - loaded)
 
     def measure(self) -> int:
-        """Peak bytes since `begin`: exact if it is a new peak of the process, else the largest sample."""
+        """Returns the peak in bytes since `begin`: exact if it is the process's peak, else the largest sample."""
         highest = peak_resident()
         self._peak_since_begin = max(self._peak_since_begin, resident(), highest if highest > self._peak_before else 0)
         self.peak = max(self.peak, self._peak_since_begin)
         return self._peak_since_begin
 
     def transient(self) -> int:
-        """Bytes that were held at the peak since `begin` and are not now."""
+        """Returns the bytes that were used at the peak since `begin` and are free now."""
         return self.measure() - resident()
 
 
 class GpuMemory:
-    """What this process holds of a GPU's memory.
+    """The memory of a GPU that this process uses.
 
-    On most Linux machines the driver reports what each process holds, and so what is outside torch's allocator.
-    Elsewhere (in containers, on Windows) it reports the sum of all processes only. Then the part outside is estimated,
-    rather too high: the increase when CUDA started here, or if that was not seen, what a process held on an H100; plus
-    any increase since, which may be another program's, up to the same amount again.
+    On most Linux machines the driver reports the usage of each process, and so the memory outside torch's allocator.
+    Elsewhere (in containers, on Windows) it reports only the sum over all processes. Then the part outside is
+    estimated, rather too high: the increase when CUDA started in this process, or if that was missed, the amount
+    measured on an H100; plus any later increase, which may be another program's, up to the same amount again.
 
     Attributes:
         outside: bytes outside torch's allocator, as last measured.
         peak: the largest measurement so far, in bytes.
         allocator_peak: peak bytes of tensors.
-        is_capped: True; beyond its cap, torch's allocator raises an out-of-memory error.
+        is_capped: True, since beyond its cap torch's allocator raises an out-of-memory error.
     """
 
     is_capped = True
@@ -111,37 +111,37 @@ class GpuMemory:
 
     @property
     def used(self) -> int:
-        """Bytes held now."""
+        """Bytes used now."""
         return self.outside + torch.cuda.memory_reserved(self._device)
 
     @property
     def cached(self) -> int:
-        """Bytes that torch's allocator has reserved and no tensor uses."""
+        """Bytes that torch's allocator has reserved but no tensor uses."""
         return torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
 
     def planned_overhead(self, loaded: int) -> int:
-        """Bytes that a plan must add to a training's own.
+        """Returns the bytes that a plan must add to a training's own.
 
         Args:
-            loaded: bytes of what the plan counts that are in memory already.
+            loaded: bytes that the plan counts and that are in memory already.
         """
         return self.outside_planned + max(0, torch.cuda.memory_allocated(self._device) - loaded)
 
     @property
     def outside_planned(self) -> int:
-        """Bytes outside torch's allocator once all is loaded, with small stacks: an estimate."""
+        """Estimated bytes outside torch's allocator once all is loaded, with small stacks."""
         return self._outside_with(stacks.min_reserved(self._device))
 
     @property
     def outside_expected(self) -> int:
-        """The same with the stacks as they are now."""
+        """Estimated bytes outside torch's allocator once all is loaded, with the current stacks."""
         return self._outside_with(stacks.reserved(self._device))
 
     def _outside_with(self, stack_bytes: int) -> int:
         return max(CONTEXT + stack_bytes, self.outside - (stacks.reserved(self._device) - stack_bytes))
 
     def measure(self) -> int:
-        """Peak bytes since `begin`; updates `outside` too. Does not synchronise with the GPU."""
+        """Returns the peak in bytes since `begin`, and updates `outside`; does not synchronise with the GPU."""
         outside_torch = self._used_outside_torch()
         if abs(outside_torch - self._last_outside) > _MAX_CHANGE:
             reported = self._reported()
@@ -156,27 +156,27 @@ class GpuMemory:
         return peak
 
     def transient(self) -> int:
-        """Bytes of tensors that existed at the peak since `begin` and do not now."""
+        """Returns the bytes of tensors that existed at the peak since `begin` and do not exist now."""
         return torch.cuda.max_memory_allocated(self._device) - torch.cuda.memory_allocated(self._device)
 
     def _used_outside_torch(self) -> int:
-        """Bytes that all processes use, without this one's in torch's allocator."""
+        """Returns the bytes that all processes use, without those of this process's torch allocator."""
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free - torch.cuda.memory_reserved(self._device)
 
     def _reported(self) -> int | None:
-        """Bytes outside torch's allocator, if the driver reports what this process holds; else None."""
+        """Returns the bytes outside torch's allocator, or None if the driver does not report this process's usage."""
         used = parse_process_use(
             os.getpid(), self._uuid(), _nvidia_smi("--query-compute-apps=gpu_uuid,pid,used_memory")
         )
         reserved = torch.cuda.memory_reserved(self._device)
-        # In a container this process's number may be another one's on the host.
+        # In a container this process's ID may be another process's on the host.
         return None if used is None or used < reserved else used - reserved
 
     def _increase_at_start(self) -> int | None:
-        """The same, from the GPU's use before and after CUDA started here; None if that was before the first call.
+        """Returns how much the GPU's usage rose when CUDA started in this process; None if that was before.
 
-        It includes what others have taken since, so it is limited to twice the estimate.
+        The result includes what other programs have taken since, so it is limited to twice the estimate.
         """
         uuid = self._uuid()
         if uuid not in _used_before_start:
@@ -187,7 +187,7 @@ class GpuMemory:
         return None if before is None else min(max(0, self._used_outside_torch() - before), 2 * self._estimate())
 
     def _estimate(self) -> int:
-        """Bytes outside torch's allocator, as measured on an H100, with the stacks as they are now."""
+        """Returns the bytes outside torch's allocator, as measured on an H100, with the current stacks."""
         return CONTEXT + stacks.reserved(self._device)
 
     def _uuid(self) -> str:
@@ -195,7 +195,7 @@ class GpuMemory:
 
 
 def _nvidia_smi(query: str) -> str:
-    """The answer of nvidia-smi, a line for each GPU or process; empty if it is not there or fails."""
+    """Returns nvidia-smi's answer, a line for each GPU or process; "" if it is missing or fails."""
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
@@ -204,7 +204,7 @@ def _nvidia_smi(query: str) -> str:
 
 
 def parse_process_use(process: int, gpu: str, answer: str) -> int | None:
-    """Bytes that a process holds of a GPU, from nvidia-smi's lines "GPU-uuid, process, MiB"; None if not listed."""
+    """Returns the bytes that a process uses of a GPU, from lines "GPU-uuid, process, MiB"; None if not listed."""
     for line in answer.splitlines():
         match line.split(", "):
             case [uuid, number, size] if uuid.endswith(gpu) and number == str(process) and size.isdecimal():
@@ -213,7 +213,7 @@ def parse_process_use(process: int, gpu: str, answer: str) -> int | None:
 
 
 def parse_gpu_use(gpu: str, answer: str) -> int | None:
-    """Bytes in use on a GPU, from nvidia-smi's lines "GPU-uuid, MiB"; None if not listed."""
+    """Returns the bytes in use on a GPU, from nvidia-smi's lines "GPU-uuid, MiB"; None if not listed."""
     for line in answer.splitlines():
         match line.split(", "):
             case [uuid, size] if uuid.endswith(gpu) and size.isdecimal():
@@ -223,14 +223,14 @@ def parse_gpu_use(gpu: str, answer: str) -> int | None:
 
 @contextmanager
 def capped(device: torch.device) -> Iterator[Callable[[int], None]]:
-    """Yields a function that caps torch's allocator at a number of bytes, and restores the cap in the end.
+    """Yields a function that caps torch's allocator at a number of bytes; restores the cap on exit.
 
     Beyond its cap the allocator raises an out-of-memory error. On a CPU the function does nothing.
     """
     if device.type != "cuda":
         yield lambda size: None
         return
-    # torch takes a device's index here, or None for the current GPU.
+    # Here torch takes a device's index, or None for the current GPU.
     before = torch.cuda.get_per_process_memory_fraction(device.index)
 
     def cap(size: int) -> None:
@@ -244,12 +244,12 @@ def capped(device: torch.device) -> Iterator[Callable[[int], None]]:
 
 
 def resident() -> int:
-    """Bytes of the host's memory that this process holds now."""
+    """Returns the bytes of host memory that this process uses now."""
     return psutil.Process().memory_info().rss
 
 
 def peak_resident() -> int:
-    """Peak bytes of the host's memory that this process has held, ever."""
+    """Returns the peak in bytes of host memory over the lifetime of this process."""
     if sys.platform == "win32":
         return psutil.Process().memory_info().peak_wset
     if _STATUS.exists() and (found := re.search(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)):

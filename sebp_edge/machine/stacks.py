@@ -1,11 +1,11 @@
-"""The memory that a GPU's driver reserves for the stacks of all threads that can run at once.
+"""Measures and lowers the memory that a GPU's driver reserves for the stacks of all threads that can run at once.
 
-    bytes = limit of one thread x multiprocessors x threads of one          H100: 1024 x 132 x 2048 = 0.28 GB
+    bytes = bytes per thread x multiprocessors x threads per multiprocessor     H100: 1024 x 132 x 2048 = 0.28 GB
 
-The limit only matters to kernels whose stack size the compiler does not know; others get what they need. So within a
-memory budget it is lowered to a quarter of the default. Trainings on an H100 ran with that.
+The limit per thread only matters to kernels whose stack size the compiler does not know; others get what they need. So
+with a memory budget it is lowered to a quarter of the default. Trainings on an H100 ran with that.
 
-AMD's GPUs were not measured: for them nothing is counted and nothing is lowered.
+AMD GPUs were not measured: for them nothing is counted and nothing is lowered.
 """
 
 import ctypes
@@ -18,24 +18,24 @@ import torch
 
 # Bytes per thread: the driver's default, and the lowered limit.
 USUAL, LOWERED = 1024, 256
-# CU_LIMIT_STACK_SIZE of the driver's interface.
+# CU_LIMIT_STACK_SIZE of the driver API.
 _STACK_SIZE = 0
 
 
 def reserved(device: torch.device) -> int:
-    """Bytes that the driver reserves for stacks now."""
+    """Returns the bytes that the driver reserves for stacks now."""
     return _bytes(device, _limit(device) or USUAL)
 
 
 def min_reserved(device: torch.device) -> int:
-    """Bytes that it reserves within `cut`."""
+    """Returns the bytes that the driver reserves within `lowered`."""
     limit = _limit(device)
     return _bytes(device, USUAL if limit is None else min(limit, LOWERED))
 
 
 @contextmanager
-def cut(device: torch.device) -> Iterator[None]:
-    """Lowers the limit of a GPU's stacks and restores it; does nothing if the driver does not take a limit."""
+def lowered(device: torch.device) -> Iterator[None]:
+    """Lowers the stack limit of a GPU, and restores it on exit; does nothing if the driver has no such limit."""
     before = _limit(device) if device.type == "cuda" else None
     if before is None or before <= LOWERED:
         yield
@@ -51,7 +51,7 @@ def cut(device: torch.device) -> Iterator[None]:
 
 @functools.cache
 def _driver() -> ctypes.CDLL | None:
-    """NVIDIA's driver library; None for other GPUs, or if it is not found by its usual name."""
+    """Returns NVIDIA's driver library; None for other GPUs, or if it is not found under its usual name."""
     if torch.version.cuda is None:
         return None
     try:
@@ -68,19 +68,19 @@ def _bytes(device: torch.device, limit: int) -> int:
 
 
 def _limit(device: torch.device) -> int | None:
-    """Bytes of stack that each thread may use; None if the driver does not say."""
+    """Returns the bytes of stack per thread; None if the driver does not report it."""
     if _driver() is None:
         return None
     limit = ctypes.c_size_t()
     with torch.cuda.device(device):
-        # The limit is the current context's, which a thread's first call through torch sets.
+        # The limit belongs to the current context, which a thread's first call through torch sets.
         torch.cuda.mem_get_info(device)
         failed = _driver().cuCtxGetLimit(ctypes.byref(limit), _STACK_SIZE)
     return None if failed else limit.value
 
 
 def _set_limit(device: torch.device, size: int) -> None:
-    """Sets the limit, which waits for the device. If the driver refuses, the limit stays as it is."""
+    """Sets the bytes of stack per thread, which waits for the device; without effect if the driver refuses."""
     with torch.cuda.device(device):
         torch.cuda.mem_get_info(device)
         _driver().cuCtxSetLimit(_STACK_SIZE, ctypes.c_size_t(size))

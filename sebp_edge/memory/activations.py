@@ -1,8 +1,8 @@
-"""Counts what one micro-batch holds beside weights, gradients and moments: what autograd keeps, and the peak.
+"""Counts the memory of a micro-batch in addition to weights, gradients and moments: what autograd keeps, and the peak.
 
-For a block that runs on active rows, this is the sum of what each patch counts, tensor by tensor, at the end of its
-file; tests compare it with what autograd really keeps. For any other block it is the input and output of every linear
-layer, and the hidden states around them. For a block in an activation checkpoint it is the input.
+A block that runs on active rows keeps the sum of what each patch counts, tensor by tensor, at the end of its file;
+tests compare it with what autograd really keeps. Any other block keeps the input and output of every linear layer, and
+the hidden states around them. A block in an activation checkpoint keeps its input.
 
 All figures are bytes.
 """
@@ -32,7 +32,7 @@ from sebp_edge.rows.buckets import Bucket
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes that a micro-batch holds at its peak: activations, and those of the loss and its gradients."""
+    """Bytes of a micro-batch at its peak: those of activations, and those of the loss and its gradients."""
 
     activations: int
     loss: int
@@ -51,9 +51,9 @@ class Activations:
     def step(self, sizes: Bucket) -> Peak:
         """Returns the peak of a micro-batch with gradients.
 
-        The loss and the head's gradient come first, beside all that is kept; then the backward passes of the blocks,
+        The loss and the head's gradient come first, while everything is kept; then the backward passes of the blocks,
         one after another; the embedding's gradient comes last. When a block in a checkpoint is recomputed, the blocks
-        outside checkpoints have freed what they kept. The gradient of a tied head is held until the embedding's.
+        outside checkpoints have freed what they kept. A tied head's gradient waits for the embedding's.
         """
         head = 0 if self.setup.is_lora else self.setup.itemsize * self._shape.head_parameters
         waiting_gradient = head if self._shape.is_tied else 0
@@ -65,12 +65,12 @@ class Activations:
         return Peak(max(peaks) - loss - head, loss + head)
 
     def evaluation(self, sizes: Bucket) -> Peak:
-        """Returns the peak of a micro-batch without gradients: one block at a time."""
+        """Returns the peak of a micro-batch without gradients, which runs one block at a time."""
         loss = self._loss(sizes, with_gradients=False)
         return Peak(max(0, self._backward(sizes) - loss), loss)
 
     def kept(self, sizes: Bucket) -> int:
-        """Returns what autograd keeps of a micro-batch between forward and backward pass."""
+        """Returns the bytes that autograd keeps of a micro-batch between forward and backward pass."""
         return sizes.tokens * self._kept_per_token + kept_by_loss(sizes.loss_rows, self._shape.hidden, self._execution)
 
     def widest(self, sizes: Bucket) -> int:
@@ -82,7 +82,7 @@ class Activations:
         return self.setup.itemsize * max(numbers)
 
     def temporary(self, sizes: Bucket) -> int:
-        """Returns what a model family's own code allocates and frees within a block where our operations do not run."""
+        """Returns the bytes that a model family's own code allocates and frees within a block."""
         rows = self._mlp_rows(sizes.tokens)
         return max(
             sizes.tokens * temporary_in_attention(block, self._execution)
@@ -90,7 +90,7 @@ class Activations:
             for block in self._shape.distinct_blocks
         )
 
-    # -------------------------------------------------------------------------------------------------- kept of a token
+    # -------------------------------------------------------------------------------------------------- kept per token
 
     @cached_property
     def _kept_per_token(self) -> int:
@@ -101,7 +101,7 @@ class Activations:
 
     @cached_property
     def _recomputed_per_token(self) -> int:
-        """What is kept of a token while a block in a checkpoint is recomputed: the inputs, and that block."""
+        """Bytes kept per token while a block in a checkpoint is recomputed: the checkpoints' inputs, and that block."""
         options = self.setup.options
         inputs = max_inputs_on_device(options.checkpoints, offload=options.offload)
         return self._bytes_of_inputs(inputs) + max(map(self._block_bytes_per_token, self._shape.distinct_blocks))
@@ -127,17 +127,20 @@ class Activations:
         return kept_by_mlp(block, self._execution) + kept_by_lora(len(block.kind.mlp_in) + 1, self._execution)
 
     def _kept_outside_blocks(self) -> int:
-        """What is kept outside of blocks: the last norm's input, the head's input if all weights are trained, and
-        rotary angles: one set for all blocks, or one for those with a window and one for those without."""
+        """Returns the bytes kept per token outside of blocks.
+
+        These are the last norm's input, the head's input if all weights are trained, and two sets of rotary angles: for
+        blocks with a window and for those without.
+        """
         shape, itemsize = self._shape, self.setup.itemsize
         states = (1 if self.setup.is_lora else 2) * shape.hidden
         of_norm = shape.hidden * kept_by_norm(shape.blocks[-1].kind, self._execution)
         return itemsize * (states + 4 * shape.head_size) + of_norm
 
-    # ----------------------------------------------------------------------------------------------------- held at once
+    # ----------------------------------------------------------------------------------------------- allocated at once
 
     def _backward(self, sizes: Bucket) -> int:
-        """The peak of a block's backward pass beside what is kept."""
+        """Returns the peak of a block's backward pass, in addition to what is kept."""
         return max(self._backward_of(block, sizes) for block in self._shape.distinct_blocks)
 
     def _backward_of(self, block: Block, sizes: Bucket) -> int:

@@ -1,7 +1,7 @@
 """Predicts the peak memory of a training from a decoder's shape.
 
 Weights, adapter, gradients and moments follow from the number of parameters; `sebp_edge.memory.activations` counts what
-the largest micro-batch adds. The rest is what allocators hold beside tensors, and a reserve.
+the largest micro-batch adds. The rest is memory that allocators hold in addition to tensors, and a reserve.
 """
 
 from collections.abc import Iterable
@@ -16,15 +16,15 @@ from sebp_edge.patches.tied_embedding import has_one_gradient
 from sebp_edge.rows.buckets import Bucket
 from sebp_edge.texts.splits import NUM_FOLDS
 
-# cuBLAS workspaces in torch's allocator, on a training's two streams: sizes of an H100, smaller on other GPUs.
+# cuBLAS workspaces in torch's allocator, for a training's two streams; sizes on an H100, smaller on other GPUs.
 CUBLAS_WORKSPACES = 2 * 32 * 2**20
-# Relative errors of the count. Weights on a GPU are only rounded up, each to whole pages. The host's heap also keeps
+# Margins for errors of the count. Weights on a GPU are only rounded up, each to whole pages. The host's heap also keeps
 # freed memory: measured peaks on a CPU exceeded the count by 11 to 27 % of activations, loss and context.
 RESERVE, RESERVE_OF_WEIGHTS, RESERVE_OF_HEAP = 0.04, 0.01, 0.3
 # Fragmentation of torch's allocator, in units of a micro-batch's widest tensor. Measured in the graph pools of 3B
 # models on an H100: 2.9 (LoRA, 4,096 tokens), 2.9 (2,546 tokens, with checkpoints), 2.9 (4 bits).
 FRAGMENTS_OF_WIDEST = 3
-# Partly used segments of 20 MiB, on the two streams and in the graphs' pool; their number is that of a small model.
+# Partly used segments of 20 MiB, on the two streams and in the graphs' pool, as many as a small model has.
 PARTIAL_SEGMENTS = 4 * 20 * 2**20
 
 
@@ -33,16 +33,16 @@ class Footprint:
     """Peak memory of a training in bytes, by purpose.
 
     Attributes:
-        weights: the base model's.
-        adapter: fp32 masters and the copies for computation; on the CPU also the states to go back to.
+        weights: the base model's weights.
+        adapter: fp32 masters and the copies for computation; on the CPU also the states to restore.
         gradients: accumulated gradients; on a GPU also one micro-batch's own, unless they are added one by one.
         optimizer: AdamW's two moments.
-        activations: what the largest micro-batch keeps for its backward pass, and what that allocates at its peak.
+        activations: what the largest micro-batch keeps for its backward pass, and what that pass allocates at its peak.
         loss: chunks of logits, hidden states and their gradient.
-        graphs: what is held beside the largest run: cuBLAS workspaces, fragmentation of torch's allocator, and with
-            folds the run of another graph.
-        context: what the process holds outside torch's allocator.
-        reserve: margin for errors of this count.
+        graphs: memory of captured graphs in addition to the largest run: cuBLAS workspaces, fragmentation of torch's
+            allocator, and with folds the run of another graph.
+        context: memory of the process outside torch's allocator.
+        reserve: a margin for errors of this count.
     """
 
     weights: int
@@ -75,18 +75,18 @@ class Footprint:
         *,
         has_folds: bool = False,
     ) -> "Footprint":
-        """Counts a training.
+        """Predicts the footprint of a training.
 
         Args:
-            trained, evaluated: the distinct sizes of its micro-batches. Without graphs, sizes that others hold may be
-                left out.
-            context: bytes that the process holds outside torch's allocator.
-            has_folds: whether there are several trainings: later ones may need graphs beside the first one's, and the
-                best state of each is kept.
+            trained, evaluated: the distinct sizes of its micro-batches. Without graphs, sizes that fit into others may
+                be left out.
+            context: bytes of the process outside torch's allocator.
+            has_folds: whether there are several trainings. Then later ones may need graphs in addition to the first
+                one's, and the best state of each is kept.
         """
         activations = Activations(setup)
         steps = [activations.step(sizes) for sizes in trained]
-        # Held-out examples may be filled up to a bucket of the training.
+        # An evaluation's micro-batches may be filled up to a bucket of the training.
         evaluations = [activations.evaluation(sizes) for sizes in (*evaluated, *trained)] if evaluated else []
         largest, *others = sorted(steps + evaluations, key=lambda peak: peak.total, reverse=True)
         parts = {
@@ -102,9 +102,9 @@ class Footprint:
 
 
 def host_bytes(setup: TrainingSetup, trained: list[Bucket], *, has_folds: bool = False) -> int:
-    """Returns the host memory that a training on a GPU holds, in bytes; 0 on the CPU, where the footprint counts it.
+    """Returns the bytes of host memory that a training on a GPU uses; 0 on the CPU, where the footprint includes them.
 
-    It holds the states to go back to, one more while the best state is replaced, and the offloaded inputs.
+    It holds the states to restore, one more while the best state is replaced, and the offloaded inputs.
     """
     if not setup.on_gpu:
         return 0
@@ -114,9 +114,9 @@ def host_bytes(setup: TrainingSetup, trained: list[Bucket], *, has_folds: bool =
 
 
 def num_states_kept(setup: TrainingSetup, *, has_folds: bool) -> int:
-    """Counts the states of the trained weights that are kept: the first and the best; with folds, each fold's best too.
+    """Counts the states of the trained weights that are kept.
 
-    Folds of a full fine-tuning keep one state more.
+    These are the first and the best; with folds, the best of each fold too, and with full fine-tuning one more.
     """
     return 2 + (NUM_FOLDS + (not setup.is_lora) if has_folds else 0)
 
@@ -127,18 +127,18 @@ def _weights(setup: TrainingSetup) -> int:
 
 
 def _adapter(setup: TrainingSetup, has_folds: bool) -> int:
-    """An adapter in fp32 with its copy in the base model's dtype; on the CPU also the states to go back to."""
+    """Counts an adapter in fp32 with its copy in the base model's dtype; on the CPU also the states to restore."""
     snapshots = 0 if setup.on_gpu else num_states_kept(setup, has_folds=has_folds) * FP32
     return setup.num_trained * ((FP32 + setup.itemsize if setup.is_lora else 0) + snapshots)
 
 
 def _gradients(setup: TrainingSetup) -> int:
     if setup.updates_in_backward:
-        return 0  # only one is held at a time; the largest, the head's, is counted with the loss
-    sums = FP32 * setup.num_trained
-    # Small gradients are all held at once before they are added (see `Update.take_gradients`).
-    one_by_one = setup.options.small_buffers or sums > MAX_GRADIENTS_AT_ONCE
-    return sums * (2 if setup.on_gpu and setup.is_hoisted and not one_by_one else 1)
+        return 0  # One exists at a time; the largest, the head's, is counted with the loss.
+    accumulated = FP32 * setup.num_trained
+    # Small gradients all exist at once before they are added (see `Update.take_gradients`).
+    one_by_one = setup.options.small_buffers or accumulated > MAX_GRADIENTS_AT_ONCE
+    return accumulated * (2 if setup.on_gpu and setup.is_hoisted and not one_by_one else 1)
 
 
 def _optimizer(setup: TrainingSetup) -> int:
@@ -146,7 +146,7 @@ def _optimizer(setup: TrainingSetup) -> int:
 
 
 def _dequantised(setup: TrainingSetup) -> int:
-    """The largest 4-bit matrix while it is dequantised; on the CPU there is another copy of it."""
+    """Counts the largest 4-bit matrix while it is dequantised; on the CPU there is another copy of it."""
     if not setup.recipe.load_in_4bit:
         return 0
     sizes = (linear.size for block in setup.shape.distinct_blocks for linear in block.linears.values())
@@ -154,7 +154,7 @@ def _dequantised(setup: TrainingSetup) -> int:
 
 
 def _graphs(setup: TrainingSetup, largest: Bucket, others: Iterable[Peak]) -> int:
-    """What a GPU holds beside the largest run's tensors: cuBLAS workspaces, fragmentation, other graphs' runs."""
+    """Counts what a GPU holds besides the largest run: cuBLAS workspaces, fragmentation, another graph's run."""
     if not setup.on_gpu:
         return 0
     others_run = max((peak.total for peak in others), default=0) if setup.is_hoisted else 0
@@ -162,10 +162,11 @@ def _graphs(setup: TrainingSetup, largest: Bucket, others: Iterable[Peak]) -> in
 
 
 def _fragmentation(setup: TrainingSetup, sizes: Bucket) -> int:
-    """Fragmentation: free blocks of torch's allocator that are too small to be used.
+    """Counts the free blocks of torch's allocator that are too small to be used.
 
     If all weights are trained, the head's gradient leaves a block that is large enough for other tensors, unless the
-    head is tied and its gradient waits for the embedding's; if that is a tensor of its own, it needs a new block.
+    head is tied and its gradient waits for the embedding's. If the two do not share a tensor, the second needs a new
+    block.
     """
     head = 0 if setup.is_lora else setup.itemsize * setup.shape.head_parameters
     activations, fragments = Activations(setup), 0

@@ -1,8 +1,8 @@
-"""Keeps a training within its memory.
+"""Keeps a training within its memory budget.
 
-The budget covers all that the process holds of the device, also outside torch's allocator. On a GPU the allocator is
-capped at what remains, so that exceeding the budget raises an out-of-memory error, and threads have small stacks
-meanwhile. The CPU has no cap: there a training is stopped when the process holds more than the budget.
+The budget covers all memory that the process uses on the device, including memory outside torch's allocator. On a GPU
+the allocator is capped at what remains, so that exceeding the budget raises an out-of-memory error, and the stacks of
+threads are small. The CPU has no cap, so the training is stopped if the process uses more than the budget.
 """
 
 from contextlib import ExitStack
@@ -13,18 +13,18 @@ from sebp_edge.errors import BudgetExceeded
 from sebp_edge.machine import devices, process, stacks
 from sebp_edge.units import gigabytes
 
-# Bytes that must stay free, for what is loaded late and for other programs.
+# Bytes that must stay free, for code that is loaded late and for other programs.
 MIN_FREE = 64 * 2**20
-# How often free memory is checked. That reads counters, and does not synchronise with a GPU.
+# A check reads counters and does not synchronise with a GPU.
 STEPS_BETWEEN_CHECKS = 8
 
 
 class MemoryGuard:
-    """Watches what an adaptation holds; a context manager that restores the cap of torch's allocator.
+    """Checks the memory of an adaptation; a context manager that restores the cap of torch's allocator.
 
     Args:
         device: the device of the training.
-        budget: bytes of its memory that this process may hold; None for all that is free.
+        budget: the bytes of its memory that this process may use; None for all free memory.
         predicted: the peak that the plan predicts, in bytes.
     """
 
@@ -38,8 +38,8 @@ class MemoryGuard:
     def __enter__(self) -> "MemoryGuard":
         with ExitStack() as undo:
             if self._budget is not None:
-                undo.enter_context(stacks.cut(self._device))
-                # Measured again: what stacks held is free now.
+                undo.enter_context(stacks.lowered(self._device))
+                # Measured again, since the memory of stacks is free now.
                 self._memory = process.memory_of(self._device)
                 self._cap = undo.enter_context(process.capped(self._device))
                 self._cap(self._budget - self._memory.outside_expected)
@@ -53,13 +53,15 @@ class MemoryGuard:
 
     @property
     def has_limit(self) -> bool:
-        """Whether to check before the first step that memory suffices: with a budget, or on a GPU, where not every
-        out-of-memory error can be recovered from."""
+        """Whether memory must be checked before the first step.
+
+        True with a budget, and on a GPU, where not every out-of-memory error can be recovered from.
+        """
         return self._budget is not None or self._memory.is_capped
 
     @property
     def peak(self) -> int:
-        """Peak bytes that the process held."""
+        """Peak bytes that the process used."""
         return self._memory.peak
 
     @property
@@ -68,62 +70,65 @@ class MemoryGuard:
         return self._memory.allocator_peak
 
     def begin(self) -> None:
-        """Starts a new measurement, without what was held before, for example while the model was loaded."""
+        """Starts a new measurement, which excludes earlier peaks, such as that of loading the model."""
         self._memory.measure()
         self._memory.begin()
 
     def check(self) -> None:
-        """Compares what the process holds with the budget, if there is no cap that does.
+        """Compares the memory of the process with the budget, unless a cap does.
 
         Raises:
-            BudgetExceeded: it has held more since `begin`.
+            BudgetExceeded: the process has used more since `begin`.
         """
         if self._memory.is_capped:
             return
-        most = self._memory.measure()
-        if self._budget is not None and most > self._budget:
+        peak = self._memory.measure()
+        if self._budget is not None and peak > self._budget:
             raise BudgetExceeded(
-                f"This process held {gigabytes(most)}, more than its memory budget of {gigabytes(self._budget)}."
+                f"This process used {gigabytes(peak)}, more than its memory budget of {gigabytes(self._budget)}."
             )
 
     def record_transient(self) -> None:
-        """Records what was allocated and freed since `begin`: every step needs that again.
+        """Records the bytes that were allocated and freed since `begin`, which every step needs again.
 
         Raises:
-            BudgetExceeded: there is no room for it.
+            BudgetExceeded: a step needs more memory than is left.
         """
         self.check()
         self._transient = self._memory.transient()
         if shortfall := self._shortfall():
-            raise BudgetExceeded(f"{gigabytes(shortfall)} are missing for a step.")
+            raise BudgetExceeded(
+                f"A step needs {gigabytes(shortfall)} more memory than is left; close other programs or raise the "
+                "memory budget."
+            )
 
     def shortfall(self) -> int:
-        """Bytes that the next step lacks; 0 if there is room. To be called before each step; checks every eighth."""
+        """Returns the bytes that the next step lacks, or 0; to be called before each step, checks every eighth time."""
         self._num_steps += 1
         if not self.has_limit or self._num_steps % STEPS_BETWEEN_CHECKS:
             return 0
         shortfall = self._shortfall()
         return shortfall if shortfall > self._accepted else 0
 
-    def cut(self) -> None:
+    def halve_transient(self) -> None:
         """Records that micro-batches are half as large from now on."""
         self._transient //= 2
 
     def accept_shortfall(self, shortfall: int) -> None:
-        """Records a shortfall that cannot be fixed; `shortfall` reports it again only if it grows."""
+        """Records a shortfall that cannot be fixed, which `shortfall` reports again only if it grows."""
         self._accepted = shortfall
 
     def _shortfall(self) -> int:
-        """Bytes that a step lacks now; also adjusts the cap to what the process holds outside torch's allocator.
+        """Returns the bytes that a step lacks now; adjusts the cap to the memory outside torch's allocator.
 
-        Synchronises with a GPU only to give memory back.
+        Synchronises with a GPU only to release memory.
         """
         self._memory.measure()
-        too_much = 0
+        excess = 0
         if self._budget is not None:
             self._cap(self._budget - self._memory.outside)
             if self._memory.used > self._budget:
                 devices.release_memory(self._device)
-                too_much = self._memory.used - self._budget
+                excess = self._memory.used - self._budget
         short = MIN_FREE + max(0, self._transient - self._memory.cached) - devices.free_memory(self._device)
-        return max(0, short, too_much)
+        return max(0, short, excess)

@@ -1,33 +1,30 @@
-"""What a training holds in memory at once: choices that trade time for memory, and fixed limits.
-
-Whatever is chosen, the steps compute the same.
-"""
+"""Options that trade time for memory, and fixed limits; with any options, the steps compute the same."""
 
 from dataclasses import dataclass
 
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
 
 MAX_ROWS = 4096
-# Logits of a chunk if memory is short: 33 MB in bf16. With smaller chunks, reading a large head would take longer than
+# Logits per chunk with small buffers: 33 MB in bf16. With smaller chunks, reading a large head would take longer than
 # multiplying by it.
 FEW_LOGITS = 2**24
-# Logits of a padded micro-batch: half a GB in fp32. Hoisted rows never hold all of theirs.
+# Logits of a padded micro-batch: half a GB in fp32. Hoisted rows never have all of their logits in memory.
 MAX_PADDED_LOGITS = 2**27
-# Above this many bytes, gradients are added one by one as they come, instead of all being held beside their sums.
+# Above this many bytes, gradients are added one by one as they come, not all at once.
 MAX_GRADIENTS_AT_ONCE = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions:
-    """What a training holds at once; the defaults are the fastest.
+    """What a training holds in memory at once; the defaults are the fastest.
 
     Attributes:
-        max_rows: maximum rows of a micro-batch; a longer example is a micro-batch of its own.
+        max_rows: maximum number of rows of a micro-batch; a longer example is a micro-batch of its own.
         checkpoints: number of blocks, from the first on, in activation checkpoints.
-        offload: whether the checkpoints' inputs wait in the host's memory.
-        chunked_blocks: whether each MLP runs on a piece of the rows at a time and is recomputed in the backward pass,
+        offload: whether the checkpoints' inputs are offloaded to host memory.
+        chunked_blocks: whether each MLP runs on a chunk of the rows at a time and is recomputed in the backward pass,
             and attention's backward pass runs on a few heads at a time.
-        small_buffers: whether the loss uses smaller chunks of logits, and gradients are added up one by one as they come.
+        small_buffers: whether the loss uses smaller chunks of logits, and gradients are added one by one as they come.
         moments_in_8_bits: whether an adapter's AdamW moments take 8 bits each; those of bf16 weights always do.
     """
 

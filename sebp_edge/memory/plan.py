@@ -1,8 +1,8 @@
-"""Chooses how to train within a memory budget: costs plans before anything is loaded, and takes the first that fits.
+"""Chooses how to train within a memory budget: predicts memory and time of choices, and takes the first that fits.
 
-The first plans trade time for memory: smaller micro-batches, which read the weights more often, or recomputed
-activations, whichever fits and is faster. Their updates are the same. Later plans give up a little of what is learnt:
-moments in 8 bits, a base model in 4 bits, a lower rank. What the recipe states is never changed.
+Nothing is loaded for that. The first choices trade time for memory: smaller micro-batches, which read the weights more
+often, or recomputed activations, whichever fits and is faster. Their updates are the same. Later choices reduce
+precision or capacity: 8-bit moments, a base model in 4 bits, a lower rank. Values that the recipe states never change.
 """
 
 import re
@@ -27,12 +27,12 @@ _UNITS = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2
 # Time of a training over that of its matrix products: for captured steps on an H200, and for eager ones on CPUs.
 OVERHEAD_GPU, OVERHEAD_CPU = 1.2, 2.0
 # Minimum time of a layer in a captured micro-batch: 9.9 ms for 128 tokens of a 3B model on an H200, less the time of
-# reading its weights twice, over 28 layers.
+# reading its weights twice, divided by 28 layers.
 SECONDS_PER_LAYER = 0.25e-3
-# Slowdown at most by loss and gradients in pieces: the head is read more often, and each gradient takes a kernel.
+# Maximum slowdown by small buffers: the head is read more often, and each gradient takes a kernel.
 SMALL_BUFFERS_SLOWDOWN = 1.03
-# Slowdown by blocks in pieces, whose products have fewer rows: 193 -> 212 ms with all blocks of a 3B model in
-# checkpoints and pieces of 512 rows.
+# Slowdown by chunked blocks, whose products have fewer rows: 193 -> 212 ms with all blocks of a 3B model in checkpoints
+# and chunks of 512 rows.
 CHUNKED_BLOCKS_SLOWDOWN = 1.1
 # Cost of dequantising the weights in every pass, in tokens: it moves 2.5 bytes per weight; a token takes 2
 # floating-point operations per weight, of which GPUs do some 200 in the time that they move a byte.
@@ -45,11 +45,11 @@ LOWER_RANKS = (8, 4)
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """How much memory an adaptation may take, in bytes: GPU memory, or on the CPU the memory of the process.
+    """How much memory an adaptation may use, in bytes: GPU memory, or on the CPU the memory of the process.
 
     Attributes:
-        size: what it may take.
-        requested: the budget that was asked for, if less is free.
+        size: the available bytes.
+        requested: the requested bytes, if more than are available; else None.
     """
 
     size: int
@@ -57,13 +57,13 @@ class MemoryBudget:
 
     @classmethod
     def parse(cls, text: "str | int | MemoryBudget", what: str = "memory budget") -> "MemoryBudget":
-        """Reads "8GB" (10^9 bytes each), "7.5 GiB" (2^30), "8000MB", or a number of bytes.
+        """Parses "8GB" (10^9 bytes each), "7.5 GiB" (2^30), "8000MB", or a number of bytes.
 
         Args:
-            what: names the size in an error.
+            what: the name of the size in an error.
 
         Raises:
-            OptionError: it is none of these, or not above zero.
+            OptionError: `text` is none of these, or not above zero.
         """
         if isinstance(text, MemoryBudget):
             return text
@@ -90,15 +90,15 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to train, with its memory and time.
+    """One set of options for a training, with its predicted memory and time.
 
     Attributes:
-        recipe: with every choice settled that it leaves to the memory budget.
-        dtype: the base model's; "nf4" if its linear layers are in 4 bits.
-        options: what is held in memory at once.
+        recipe: the recipe, with a value for everything that it leaves to the memory budget.
+        dtype: the base model's dtype; "nf4" if its linear layers are in 4 bits.
+        options: what the training holds in memory at once.
         footprint: the peak memory, by purpose.
-        host_memory: bytes of the host's memory that a training on a GPU takes besides; 0 on the CPU.
-        seconds: estimated time of the training; None if unknown.
+        host_memory: bytes of host memory that a training on a GPU uses in addition; 0 on the CPU.
+        seconds: the estimated time of the training; None if unknown.
     """
 
     recipe: Recipe
@@ -115,21 +115,21 @@ class Choice:
 
     @property
     def description(self) -> str:
-        """A description in words."""
+        """The options in words."""
         options = self.options
         adapter = f"LoRA of rank {self.recipe.r} on {self.dtype}" if self.recipe.method == "lora" else "all weights"
-        words = [adapter, f"{options.max_rows:,} tokens at a time"]
+        words = [adapter, f"up to {options.max_rows:,} tokens at a time"]
         if options.checkpoints:
             plural = "s" * (options.checkpoints > 1)
-            words.append(f"activations of {options.checkpoints} block{plural} computed again")
+            words.append(f"activations of {options.checkpoints} block{plural} recomputed")
         elif options.small_buffers:
-            words.append("the loss in smaller chunks")
+            words.append("small buffers for logits and gradients")
         if options.offload:
-            words.append("their inputs in the host's memory")
+            words.append("their inputs offloaded to host memory")
         if options.chunked_blocks:
-            words.append("blocks in pieces")
+            words.append("MLPs in chunks of rows")
         if options.moments_in_8_bits:
-            words.append("moments in 8 bits")
+            words.append("8-bit moments")
         return ", ".join(words)
 
     def to_dict(self) -> dict:
@@ -141,18 +141,18 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """The chosen way to train, with its neighbours.
+    """The choice for a training, with its neighbours.
 
     Attributes:
-        model, device: what is trained, and where.
-        budget: available bytes: what was asked for, or what is free if that is less.
-        requested_budget: bytes that were asked for, if less is free; else None.
-        chosen: the way to train.
-        larger: the next choice for the same recipe that is faster or learns more, and needs more memory; None if there
+        model, device: the model, and the device that trains it.
+        budget: the available bytes: those requested, or the free ones if they are fewer.
+        requested_budget: the requested bytes, if fewer are free; else None.
+        chosen: the choice for the training.
+        larger: the next choice for the same recipe that is faster or more precise, and needs more memory; None if there
             is none.
         smaller: the next choice that needs less memory; None if there is none.
-        full: how to train all weights instead of an adapter within the budget; None if that does not fit.
-        gpu: memory in bytes of the GPU that the plan is for, if that is not here; None for this machine.
+        full: the choice for training all weights instead of an adapter within the budget; None if none fits.
+        gpu: bytes of memory of the absent GPU that the plan is for; None for this machine.
     """
 
     model: str
@@ -184,12 +184,12 @@ def make_plan(
     target: Target,
     budget: MemoryBudget,
 ) -> Plan:
-    """Returns the first plan that fits, in order from the fastest to the one that needs the least memory.
+    """Returns a plan with the first choice that fits, in order from the fastest to the one with the least memory.
 
     Args:
-        dataset: what will be trained on.
-        schedules: those of its trainings; left laid out for the smallest micro-batches that were counted.
-        recipe: what it states is kept; what it leaves open is chosen.
+        dataset: the examples to train on.
+        schedules: the schedules of its trainings; they stay laid out for the smallest micro-batches of all choices.
+        recipe: the recipe; the values that it states are kept, the others are chosen.
         target: the device to train on.
 
     Raises:
@@ -197,22 +197,23 @@ def make_plan(
     """
     candidates = _Candidates(shape, dataset, schedules, recipe, target)
     larger = chosen = smaller = None
-    for one in _ever_smaller(one for one in candidates.of(recipe) if one.host_memory <= target.host):
+    fitting_host = (choice for choice in candidates.for_recipe(recipe) if choice.host_memory <= target.host)
+    for choice in _ever_smaller(fitting_host):
         if chosen is not None:
-            smaller = one
+            smaller = choice
             break
-        if one.peak <= budget.size:
-            chosen = one
+        if choice.peak <= budget.size:
+            chosen = choice
         else:
-            larger = one
+            larger = choice
     if chosen is None and larger is None:
         raise _host_is_full(candidates, recipe)
     if chosen is None:
         raise _nothing_fits(candidates, larger, budget)
     may_be_full = recipe.method == "lora" and not recipe.load_in_4bit
-    fulls = candidates.of(recipe.replace(method="full")) if may_be_full else []
-    full = next((one for one in fulls if one.peak <= budget.size and one.host_memory <= target.host), None)
-    chosen, larger, smaller, full = (_without_unknown_time(one, target) for one in (chosen, larger, smaller, full))
+    fulls = candidates.for_recipe(recipe.replace(method="full")) if may_be_full else []
+    full = next((each for each in fulls if each.peak <= budget.size and each.host_memory <= target.host), None)
+    chosen, larger, smaller, full = (_without_unknown_time(each, target) for each in (chosen, larger, smaller, full))
     return Plan(
         model=shape.name,
         device=target.device.type,
@@ -226,13 +227,13 @@ def make_plan(
     )
 
 
-def _without_unknown_time(one: Choice | None, target: Target) -> Choice | None:
+def _without_unknown_time(choice: Choice | None, target: Target) -> Choice | None:
     """Removes the time from a choice if the target's speed is unknown."""
-    return one if one is None or target.gpu is None else replace(one, seconds=None)
+    return choice if choice is None or target.gpu is None else replace(choice, seconds=None)
 
 
 class _Candidates:
-    """Enumerates all ways to train on one dataset."""
+    """Enumerates all choices for training on one dataset."""
 
     def __init__(
         self, shape: DecoderShape, dataset: Dataset, schedules: list[Schedule], recipe: Recipe, target: Target
@@ -242,7 +243,7 @@ class _Candidates:
             target.device, (linear.inputs for block in shape.blocks for linear in block.linears.values())
         )
         self._has_folds = len(schedules) > 1
-        # The schedules do not depend on the other choices, so each row limit is laid out once.
+        # The layout depends on the row limit only, so the schedules are laid out once for each.
         setup = self._setup(recipe)
         padded_to = None if setup.is_hoisted else dataset.context_length
         self._work_by_max_rows: dict[int, Work] = {}
@@ -254,8 +255,8 @@ class _Candidates:
                 schedules, on_gpu=setup.on_gpu, has_graphs=setup.on_gpu and setup.is_hoisted
             )
 
-    def of(self, recipe: Recipe) -> Iterator[Choice]:
-        """Yields all choices, the fastest first; those that give up some of what is learnt come last, step by step."""
+    def for_recipe(self, recipe: Recipe) -> Iterator[Choice]:
+        """Yields all choices, the fastest first; then those with less precision or a lower rank, step by step."""
         with_defaults = recipe.with_defaults()
         recipes = [with_defaults]
         yield from self._all_options(with_defaults, in_8_bits=False)
@@ -272,11 +273,11 @@ class _Candidates:
                 recipes[-1].replace(r=r, lora_alpha=max(1, with_defaults.lora_alpha * r // with_defaults.r))
                 for r in LOWER_RANKS
             ]
-        for one in recipes:
-            yield from self._all_options(one, in_8_bits=True)
+        for each in recipes:
+            yield from self._all_options(each, in_8_bits=True)
 
     def _all_options(self, recipe: Recipe, *, in_8_bits: bool) -> list[Choice]:
-        """Returns all choices that learn the same, the fastest first."""
+        """Returns all choices with the same recipe and precision, the fastest first."""
         setup = self._setup(recipe)
         max_checkpoints = len(self.shape.blocks) - 1 if setup.is_hoisted else 0
         alternatives = [{"checkpoints": checkpoints} for checkpoints in _shares(max_checkpoints)]
@@ -289,13 +290,13 @@ class _Candidates:
             for max_rows in self._work_by_max_rows
             for alternative in alternatives
         ]
-        # If each micro-batch is a step, fewest micro-batches come first: closest to the steps that the recipe asks for.
+        # If each micro-batch is a step, choices with few micro-batches come first, closest to the recipe's steps.
         cuts_steps = setup.updates_in_backward
-        choices = [self._choice(replace(setup, options=options)) for options in all_options]
-        return sorted(
-            choices,
-            key=lambda one: (cuts_steps and self._work_by_max_rows[one.options.max_rows].micro_batches, one.seconds),
-        )
+
+        def order(choice: Choice) -> tuple[int, float]:
+            return cuts_steps and self._work_by_max_rows[choice.options.max_rows].micro_batches, choice.seconds
+
+        return sorted((self._choice(replace(setup, options=options)) for options in all_options), key=order)
 
     def _choice(self, setup: TrainingSetup) -> Choice:
         work, recipe = self._work_by_max_rows[setup.options.max_rows], setup.recipe
@@ -315,7 +316,7 @@ def _seconds(setup: TrainingSetup, work: Work, rate: float) -> float:
     """Estimates the time of the work at `rate` floating-point operations per second.
 
     Per parameter, a token takes 2 operations forward, 2 for the input's gradient, 2 for the weight's gradient if all
-    weights are trained, and 2 where it is recomputed.
+    weights are trained, and 2 if it is recomputed.
     """
     parameters, num_recomputed = setup.shape.parameters, setup.recomputed_parameters
     passes = (2 if setup.is_lora else 3) * parameters + num_recomputed
@@ -333,7 +334,7 @@ def _seconds(setup: TrainingSetup, work: Work, rate: float) -> float:
         layers = len(setup.shape.blocks) * (1 + num_recomputed / parameters / 2)
         seconds = max(seconds, SECONDS_PER_LAYER * layers * work.micro_batches)
     copies = setup.offloaded_per_token * work.trained_tokens / HOST_RATE
-    # To the host in the forward pass, a third of the work, and back in the backward pass.
+    # Copies to the host overlap with the forward pass, a third of the work; copies back with the backward pass.
     return max(seconds / 3, copies) + max(2 * seconds / 3, copies)
 
 
@@ -343,7 +344,7 @@ def _shares(number: int) -> list[int]:
 
 
 def _limits(setup: TrainingSetup, dataset: Dataset) -> Iterator[int]:
-    """Yields row limits of a micro-batch, two per halving, down to the longest example, which cannot be cut."""
+    """Yields row limits for micro-batches, two per halving, down to the longest example, which cannot be cut."""
     rows, longest = MAX_ROWS, dataset.context_length
     if setup.is_hoisted:
         longest = max(example.num_active_tokens for example in dataset.examples)
@@ -360,18 +361,18 @@ def _limits(setup: TrainingSetup, dataset: Dataset) -> Iterator[int]:
 def _ever_smaller(choices: Iterable[Choice]) -> Iterator[Choice]:
     """Yields the choices that need less memory than all before them."""
     smallest = None
-    for one in choices:
-        if smallest is None or one.peak < smallest:
-            smallest = one.peak
-            yield one
+    for choice in choices:
+        if smallest is None or choice.peak < smallest:
+            smallest = choice.peak
+            yield choice
 
 
 def _host_is_full(candidates: _Candidates, recipe: Recipe) -> MachineError:
-    needed = min(one.host_memory for one in candidates.of(recipe))
-    adapter = ", or train an adapter" if recipe.method == "full" else ""
+    needed = min(choice.host_memory for choice in candidates.for_recipe(recipe))
+    adapter = " or train an adapter" if recipe.method == "full" else ""
     return MachineError(
-        f"To adapt {candidates.shape.name!r} with the recipe {recipe.name!r} takes about {gigabytes(needed)} of the "
-        f"host's memory beside the GPU's, and {gigabytes(candidates.target.host)} are free; close other "
+        f"Adapting {candidates.shape.name!r} with the recipe {recipe.name!r} needs about {gigabytes(needed)} of host "
+        f"memory in addition to GPU memory, but {gigabytes(candidates.target.host)} are free; close other "
         f"programs{adapter}."
     )
 
@@ -386,13 +387,13 @@ def _nothing_fits(candidates: _Candidates, smallest: Choice, budget: MemoryBudge
         share = (budget.size - outside) / (smallest.peak - outside)
         alternatives.append(f"choose a model of at most about {share * shape.parameters / 1e9:.2g} billion parameters")
     if recipe.method == "lora" and not recipe.load_in_4bit:
-        in_4_bits = candidates.of(recipe.replace(load_in_4bit=True))
-        if candidates.takes_4_bits and any(one.peak <= budget.size for one in in_4_bits):
+        in_4_bits = candidates.for_recipe(recipe.replace(load_in_4bit=True))
+        if candidates.takes_4_bits and any(choice.peak <= budget.size for choice in in_4_bits):
             install = "" if target.has_bitsandbytes else f", after {INSTALL_4_BITS}"
             alternatives.append(f"load the model in 4 bits{install}")
     *but_last, last = alternatives
     return MachineError(
-        f"{shape.name!r} has {shape.parameters / 1e9:.2f} billion parameters and needs about "
-        f"{gigabytes(smallest.peak)} to adapt with the recipe {recipe.name!r} even with as little memory as it can, "
-        f"but {limit} {budget}; {', '.join(but_last)}{' or ' if but_last else ''}{last}."
+        f"{shape.name!r} has {shape.parameters / 1e9:.2f} billion parameters and needs at least about "
+        f"{gigabytes(smallest.peak)} to adapt with the recipe {recipe.name!r}, but {limit} {budget}; "
+        f"{', '.join(but_last)}{' or ' if but_last else ''}{last}."
     )

@@ -15,11 +15,11 @@ from sebp_edge.units import gigabytes
 
 
 def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.device) -> None:
-    """Compares the free memory of `device` with what a training needs at least, without activations.
+    """Compares the free memory of `device` with the minimum that a training needs, without activations.
 
     Raises:
-        MachineError: it does not fit; the message has the figures.
-        ModelError: the model's config is not available, or is no decoder's.
+        MachineError: the training does not fit; the message has the figures.
+        ModelError: the model's config is not available, or not that of a decoder.
     """
     shape = DecoderShape.of(model_from_config(reference), reference.name)
     needed, free = _needed(shape, recipe, device), devices.free_memory(device)

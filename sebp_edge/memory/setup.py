@@ -1,4 +1,4 @@
-"""How a training runs: all that its memory depends on, except the sizes of its micro-batches."""
+"""Describes how a training runs: all that its memory depends on, except the sizes of its micro-batches."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ class TrainingSetup:
     """How a training of one recipe runs on one device.
 
     Attributes:
-        recipe: with every choice settled.
+        recipe: the recipe, with a value for every choice.
         on_gpu: whether the device is an NVIDIA GPU, with captured graphs.
         has_kernels: whether norms, gates and the loss run on our kernels.
         itemsize: bytes of an element of the base model and of activations.
-        options: what is held in memory at once.
+        options: what the training holds in memory at once.
     """
 
     shape: DecoderShape
@@ -40,7 +40,7 @@ class TrainingSetup:
 
     @property
     def is_hoisted(self) -> bool:
-        """Whether only active rows are expected to be computed; the trial before the training decides."""
+        """Whether the model is expected to compute active rows only; the trial before the training decides."""
         return self.shape.is_hoisted
 
     @property
@@ -60,7 +60,7 @@ class TrainingSetup:
 
     @property
     def recomputed_parameters(self) -> int:
-        """Number of parameters that the backward pass multiplies by again, to recompute checkpoints and pieces."""
+        """Number of parameters that the backward pass multiplies by again, to recompute checkpoints and chunks."""
         blocks, number = self.shape.blocks, self.options.checkpoints
         num_recomputed = sum(map(parameters_recomputed, blocks[:number]))
         if self.options.chunked_blocks:
@@ -69,5 +69,5 @@ class TrainingSetup:
 
     @property
     def offloaded_per_token(self) -> int:
-        """Bytes per token that are copied to the host's memory and back: the checkpoints' inputs."""
+        """Bytes per token that are copied to host memory and back: those of the checkpoints' inputs."""
         return self.itemsize * self.options.checkpoints * self.shape.hidden if self.options.offload else 0

@@ -2,7 +2,7 @@
 
 Sizes are read from the model on "meta", without weights. How its blocks run is observed on a small copy of its class
 (`sebp_edge.models.small_copy`): whether they run on active rows only, which layers read which hidden states, and where
-our own norms, MLPs and attention replace the model family's.
+our norms, MLPs and attention replace the model family's.
 """
 
 from collections.abc import Iterator
@@ -25,15 +25,15 @@ from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.sparse.hoist import Hoisted
 
-# Path prefix of an MLP that can run in pieces (see `ChunkedMlps`).
+# Path prefix of an MLP that can run in chunks of rows (see `ChunkedMlps`).
 MLP = "mlp."
 
 
 def read_shape(reference: ModelReference) -> DecoderShape:
-    """Reads the shape of a model that need not be on this machine: reads, or downloads, only its config.json.
+    """Reads the shape of a model that need not be on this machine; reads or downloads only its config.json.
 
     Raises:
-        ModelError: its config is not available, or it is no decoder.
+        ModelError: its config is not available, or it is not a decoder.
     """
     model = model_from_config(reference)
     shape = DecoderShape.of(model, reference.name)
@@ -51,9 +51,9 @@ def _names(block: nn.Module) -> list[str]:
 
 
 def _kinds_of(decoder: nn.Module) -> list[tuple[list[str], BlockKind | None]]:
-    """Returns for each block the kind and the parameter names of its counterpart in a small copy.
+    """Returns the parameter names and the kind of each block's counterpart in a small copy.
 
-    Empty if no copy runs on active rows.
+    The list is empty if no copy runs on active rows.
     """
     if find_copy_mismatch(decoder) is not None:
         return []
@@ -68,7 +68,7 @@ def _kinds_of(decoder: nn.Module) -> list[tuple[list[str], BlockKind | None]]:
             with torch.no_grad():
                 hoisted.row_losses(tokens)
     except (SparsityError, TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError):
-        # A class that does not take small sizes or a decoder's calls is counted by its linear layers.
+        # A class that does not support small sizes or a decoder's calls is counted by its linear layers.
         return []
     has_rotary = any("rotary" in name for name, _ in model.named_modules())
     kinds = [(_names(block), calls.kind(own_modules, has_rotary)) for block, calls in found]
@@ -93,7 +93,7 @@ class _CallRecorder:
         self._calls.append((path, inputs[0], output))
 
     def kind(self, own_modules: set[nn.Module], has_rotary: bool) -> BlockKind | None:
-        """Returns the kind that the calls show; None unless they have the form of attention followed by an MLP.
+        """Returns the block's kind, or None if the calls are not those of attention followed by an MLP.
 
         Args:
             own_modules: the modules that run on our operations.

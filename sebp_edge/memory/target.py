@@ -1,4 +1,4 @@
-"""Describes the device that a training is planned for: one of this machine, or a GPU that is not here."""
+"""Describes the device that a training is planned for: one of this machine, or an absent GPU."""
 
 import math
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from sebp_edge.machine import devices, process, stacks
 from sebp_edge.models.loading import has_bitsandbytes
 from sebp_edge.ops.backend import has_triton
 
-# Threads of an H100, each with a stack in reserved memory (see `sebp_edge.machine.stacks`); smaller GPUs have fewer.
+# Threads of an H100, each with a reserved stack (see `sebp_edge.machine.stacks`); smaller GPUs have fewer.
 _THREADS = 132 * 2048
-# Assumed FLOP/s of a GPU that cannot be measured: only orders the plans; no time is reported.
+# Assumed FLOP/s of a GPU that cannot be measured; they only order the choices, and no time is reported.
 _RATE = 60e12
 
 
@@ -20,14 +20,14 @@ class Target:
     """The device that a training is planned for.
 
     Attributes:
-        device: its type, and its index if it is one of this machine.
-        dtype: of the base model's weights and of activations.
+        device: the device; without an index if it is absent.
+        dtype: the dtype of the base model's weights and of activations.
         has_kernels: whether norms, gates and the loss run on our kernels.
         has_bitsandbytes: whether a base model can be loaded in 4 bits.
         rate: floating-point operations per second.
-        context: bytes that the process holds outside torch's allocator.
-        host: free bytes of the host's memory beside a GPU; infinite if they set no limit.
-        gpu: memory in bytes of a GPU that is not here; None for this machine.
+        context: bytes of the process outside torch's allocator.
+        host: free bytes of host memory for a training on a GPU; infinite if unlimited.
+        gpu: bytes of memory of an absent GPU; None for this machine.
     """
 
     device: torch.device
@@ -55,7 +55,7 @@ class Target:
 
     @classmethod
     def absent_gpu(cls, gpu: int) -> "Target":
-        """Describes an NVIDIA GPU, Ampere or newer, with `gpu` bytes; nothing else is known of its machine."""
+        """Describes an NVIDIA GPU with `gpu` bytes, Ampere or newer; nothing else is known about its machine."""
         return cls(
             device=torch.device("cuda"),
             dtype=torch.bfloat16,

@@ -15,10 +15,10 @@ class Work:
     """The work of all trainings of an adaptation.
 
     Attributes:
-        trained, evaluated: distinct sizes of micro-batches; with graphs, those of their buckets. Without graphs, sizes
-            that another one holds are left out, since they take less memory.
-        micro_batches: number of micro-batches with gradients.
-        trained_tokens, evaluated_tokens: cost of all micro-batches with and without gradients, in tokens.
+        trained, evaluated: the distinct sizes of micro-batches; with graphs, those of their buckets. Without graphs,
+            sizes that fit into another one are left out, since they take less memory.
+        micro_batches: the number of micro-batches with gradients.
+        trained_tokens, evaluated_tokens: the cost of all micro-batches with and without gradients, in tokens.
     """
 
     trained: list[Bucket]
@@ -60,7 +60,7 @@ def _filled(needed: list[Bucket]) -> list[Bucket]:
 
 def _largest(sizes: list[Bucket], has_graphs: bool) -> list[Bucket]:
     found: list[Bucket] = []
-    # Descending: all sizes that may hold another come before it.
+    # In descending order, all sizes that may hold another come before it.
     for own in sorted(set(sizes), reverse=True):
         if has_graphs or not any(other.holds(own) for other in found):
             found.append(own)
@@ -68,5 +68,5 @@ def _largest(sizes: list[Bucket], has_graphs: bool) -> list[Bucket]:
 
 
 def _cost(sizes: Bucket, on_gpu: bool) -> float:
-    """Cost of a micro-batch in tokens; on a GPU, a bucket's cost includes the fixed cost of a step."""
+    """Returns the cost of a micro-batch in tokens; on a GPU, a bucket's cost includes the fixed cost of a step."""
     return sizes.cost if on_gpu else sizes.tokens + TOKENS_PER_STEP_CPU

@@ -1,10 +1,10 @@
-"""Turns texts into examples, and examples into a schedule.
+"""Turns texts into examples, and examples into schedules.
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 documents, formats, readers      strings, files, folders and records -> documents
 conversations, tokens, examples  documents -> tokens -> examples of at most the context length
-dataset                          all of the above, with the figures for the report
+dataset                          examples of all documents, with the figures for the report
 prompts                          a prompt or messages -> tokens, as in training
 splits, schedule                 examples -> splits -> epochs, steps and micro-batches
 batches                          a micro-batch -> packed active tokens, or a padded batch

@@ -20,7 +20,7 @@ class Batch:
 
     Attributes:
         input_ids, attention_mask, labels: int64 [B, T], padded on the right; labels are -100 on padding.
-        plan: the rows that carry gradient.
+        plan: the active rows and loss rows.
     """
 
     input_ids: Tensor
@@ -34,7 +34,7 @@ class Collator:
     """Pads examples into batches.
 
     Attributes:
-        context_length: T.
+        context_length: the number of tokens of each padded example, T.
         pad_token_id: the token id of padding. Any id works, since the mask and the labels mark the padding.
     """
 
@@ -56,7 +56,7 @@ class Collator:
 
 
 def pack(examples: list[Example]) -> ActiveTokens:
-    """Packs the active tokens of a micro-batch on the host; equals `ActiveTokens.gather` of the padded batch."""
+    """Packs the active tokens of a micro-batch on the host; equal to `ActiveTokens.gather` of the padded batch."""
     lengths = [example.num_active_tokens for example in examples]
     begins = list(accumulate(lengths, initial=0))
     labels = [example.labels[1 : length + 1] for example, length in zip(examples, lengths, strict=True)]

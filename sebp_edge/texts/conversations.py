@@ -2,10 +2,10 @@
 
 Uses the first of these methods that is sound for the template, and never guesses:
 
-1. generation marks: the template marks what the assistant writes (`{% generation %}`);
+1. generation marks: the template marks the assistant's text (`{% generation %}`);
 2. prefixes: the conversation rendered up to a turn is a prefix of the whole rendering;
 3. turn by turn: for templates that rewrite earlier turns (Qwen3 drops their thoughts), renders one text per assistant
-   turn, in which only that turn is learnt.
+   turn, with loss on that turn only.
 """
 
 import re
@@ -20,7 +20,7 @@ from sebp_edge.texts.tokens import Span
 Messages = tuple[dict[str, str], ...]
 Rendered = list[tuple[str, list[Span]]]
 
-# The roles that chat templates know. Any other role is a user's text, so error messages do not quote it.
+# The roles that chat templates know. Error messages quote no other role, since it may be a user's text.
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -34,11 +34,11 @@ def render_conversation(messages: Messages, tokenizer) -> Rendered:
 
     Raises:
         ModelError: there is no chat template, or it does not show which part is the assistant's.
-        Unreadable: the template refuses this conversation, or a message contains a control token, which could not be
-            told from the template's own after rendering.
+        Unreadable: the template refuses this conversation, or a message contains a control token, which after rendering
+            would look like the template's own.
     """
     _refuse_control_tokens(messages, tokenizer)
-    # Nothing after the assistant's last turn is learnt.
+    # Nothing after the assistant's last turn has loss.
     messages = messages[: _assistant_turns(messages)[-1] + 1]
     try:
         return _by_marks(messages, tokenizer) or _by_prefixes(messages, tokenizer) or _turn_by_turn(messages, tokenizer)
@@ -63,7 +63,7 @@ def render_prompt(messages: Messages, tokenizer) -> str:
 
 
 def render_end_of_turn(tokenizer) -> str:
-    """Returns what the chat template puts after the assistant's words; "" if it refuses a question with an answer."""
+    """Returns what the chat template puts after the assistant's text; "" if it refuses a question with an answer."""
     answer = "answer"
     turns = ({"role": "user", "content": "question"}, {"role": "assistant", "content": answer})
     try:
@@ -89,7 +89,7 @@ def _by_marks(messages: Messages, tokenizer) -> Rendered | None:
     )
     tokens = zip(encoding["assistant_masks"], encoding["offset_mapping"], strict=True)
     runs = [[offset for _, offset in run] for marked, run in groupby(tokens, key=lambda token: token[0]) if marked]
-    # transformers drops marked spans that begin or end at whitespace which the token offsets leave out.
+    # transformers drops marked spans that begin or end with whitespace that the token offsets leave out.
     if len(runs) != len(_assistant_turns(messages)):
         return None
     return [(_render(messages, tokenizer), [(run[0][0], run[-1][1]) for run in runs])]
@@ -125,7 +125,7 @@ def _assistant_turns(messages: Messages) -> list[int]:
 def _render_before_and_after(messages: Messages, turn: int, tokenizer) -> tuple[str, str]:
     """Renders the conversation up to the beginning and up to the end of an assistant's turn."""
     if turn == 0:
-        raise Unreadable("it begins with the assistant, and the model's chat template does not mark what that writes")
+        raise Unreadable("it begins with the assistant, whose text the model's chat template does not mark")
     return _render(messages[:turn], tokenizer, prompt=True), _render(messages[: turn + 1], tokenizer)
 
 

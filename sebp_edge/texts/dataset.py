@@ -1,4 +1,4 @@
-"""The examples made from a user's texts, what was left out of them, and the figures for the report."""
+"""Makes the dataset of a user's texts: its examples, what was left out, and the figures for the report."""
 
 from dataclasses import dataclass
 
@@ -14,26 +14,26 @@ class Dataset:
     """Examples of at most `context_length` tokens.
 
     Attributes:
-        documents: the number of documents that the examples come from.
+        num_documents: the number of documents that the examples come from.
         left_out: what was not used, and why.
-        chat: whether the chat template rendered more than half of these documents.
+        is_chat: whether the chat template rendered more than half of these documents.
     """
 
     examples: list[Example]
     context_length: int
-    documents: int
+    num_documents: int
     left_out: list[LeftOut]
-    chat: bool = False
+    is_chat: bool = False
 
     @property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
         """The number of tokens in all examples, without padding."""
         return sum(len(example.input_ids) for example in self.examples)
 
     @property
     def padding_share(self) -> float:
         """The share of padding if all examples are padded to the context length."""
-        return 1 - self.tokens / max(1, len(self.examples) * self.context_length)
+        return 1 - self.num_tokens / max(1, len(self.examples) * self.context_length)
 
 
 def make_dataset(reading: Reading, tokenizer, recipe: Recipe, model_limit: int | None) -> Dataset:
@@ -42,8 +42,8 @@ def make_dataset(reading: Reading, tokenizer, recipe: Recipe, model_limit: int |
     Args:
         reading: the documents.
         tokenizer: the base model's tokenizer.
-        recipe: sets the context length and whether the chat template is used.
-        model_limit: the longest sequence that the model supports; None if it has no limit.
+        recipe: sets the context length and whether to use the chat template.
+        model_limit: the maximum sequence length that the model supports; None if it has no limit.
 
     Raises:
         ModelError: see `encode`.
@@ -52,17 +52,17 @@ def make_dataset(reading: Reading, tokenizer, recipe: Recipe, model_limit: int |
     examples, left_out = encode(reading.documents, tokenizer, context_length, chat_template=recipe.chat_template)
     used = sorted({example.document for example in examples})
     chats = [as_chat(reading.documents[number].content, chat_template=recipe.chat_template) for number in used]
-    chat = 2 * sum(isinstance(content, Conversation) for content in chats) > len(used)
+    is_chat = 2 * sum(isinstance(content, Conversation) for content in chats) > len(used)
     if 0 < len(used) < MIN_DOCUMENTS:
         examples = _cut_into_sections(reading, tokenizer, recipe, context_length, examples)
-    return Dataset(examples, context_length, len(used), reading.left_out + left_out, chat)
+    return Dataset(examples, context_length, len(used), reading.left_out + left_out, is_chat)
 
 
 def _cut_into_sections(reading, tokenizer, recipe, context_length, examples) -> list[Example]:
-    """Cuts a few documents into sections that are split like documents: about a dozen if there is enough text.
+    """Cuts a few documents into sections, which are split like documents: about a dozen if there is enough text.
 
-    The section length is estimated from the loss tokens. It is halved while there are too few sections, as can happen
-    with long prompts and with conversations.
+    The section length is estimated from the number of loss tokens, and halved as long as there are too few sections,
+    which can happen with long prompts and with conversations.
     """
     section = min(context_length, max(32, sum(example.num_loss_tokens for example in examples) // (2 * MIN_DOCUMENTS)))
     sections = examples

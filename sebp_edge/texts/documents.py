@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Completion(NamedTuple):
-    """A prompt and its completion; only the completion is learnt."""
+    """A prompt and its completion; only the completion has loss."""
 
     prompt: str
     completion: str
 
 
 class Conversation(NamedTuple):
-    """Chat messages, each with "role" and "content"; only the assistant's are learnt."""
+    """Chat messages, each with "role" and "content"; only the assistant's have loss."""
 
     messages: tuple[dict[str, str], ...]
 
@@ -26,7 +26,7 @@ class Document:
     """One source text.
 
     Attributes:
-        source: where it came from; shown in the report, never saved.
+        source: the name of its origin; shown in the report, never saved.
         content: a plain text, a prompt with its completion, or a conversation.
     """
 
@@ -55,19 +55,19 @@ def num_bytes(content: Content) -> int:
 
 
 # Control characters, line separators, marks of text direction, and surrogates.
-_NOT_SHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(name: str) -> str:
-    """Replaces each character of a file's name that cannot be shown, or could control a terminal, by "?"."""
-    return _NOT_SHOWN.sub("?", name)
+    """Replaces each character of a file's name that cannot be printed, or could control a terminal, with "?"."""
+    return _NOT_PRINTABLE.sub("?", name)
 
 
 def record_content(record) -> Content:
     """Returns the content of one record.
 
     Raises:
-        Unreadable: it is none of `{"text"}`, `{"prompt", "completion"}` and `{"messages"}`, or a value is no string.
+        Unreadable: it is none of `{"text"}`, `{"prompt", "completion"}` and `{"messages"}`, or a value is not a string.
     """
     if not isinstance(record, dict):
         raise Unreadable("neither a text nor a record")
@@ -93,7 +93,7 @@ def _messages(messages) -> tuple[dict[str, str], ...]:
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             raise Unreadable('a message without "role" and "content" strings')
     if not any(message["role"] == "assistant" for message in messages):
-        raise Unreadable("no message of the assistant to learn from")
+        raise Unreadable("no message from the assistant")
     return tuple({"role": message["role"], "content": message["content"]} for message in messages)
 
 
@@ -101,7 +101,7 @@ def clean_content(content: Content | Unreadable) -> Content:
     """Converts newlines to Unix style, and strips a plain text.
 
     Raises:
-        Unreadable: there is nothing to learn in it, it is not valid Unicode, or `content` is an Unreadable itself.
+        Unreadable: it has no text to train on, it is not valid Unicode, or `content` is an Unreadable itself.
     """
     if isinstance(content, Unreadable):
         raise content
@@ -120,7 +120,7 @@ def clean_content(content: Content | Unreadable) -> Content:
 
 
 def as_chat(content: Content, *, chat_template: bool) -> Content:
-    """Returns the content as it is learnt: with `chat_template`, a prompt and its completion become a conversation."""
+    """Returns the content; with `chat_template`, turns a prompt and its completion into a conversation."""
     if not (isinstance(content, Completion) and chat_template):
         return content
     roles = ("user", "assistant")
@@ -132,7 +132,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 def _clean_text(text: str) -> str:
     if _SURROGATE.search(text):
-        raise Unreadable("half a character (a lone surrogate), which is no Unicode text")
+        raise Unreadable("not valid Unicode (a lone surrogate)")
     return unix_newlines(text)
 
 

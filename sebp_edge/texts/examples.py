@@ -1,7 +1,7 @@
 """Encodes documents as examples: tokenised, labelled, and cut to the context length.
 
-Nothing is lost silently. A document's tokens are cut into consecutive pieces, between paragraphs if possible, else
-between sentences, else between words. Each loss token is in exactly one example. A piece without loss tokens is
+Nothing is lost silently. A document's tokens are cut into consecutive chunks, between paragraphs if possible, else
+between sentences, else between words. Each loss token is in exactly one example. Chunks without loss tokens are
 dropped.
 """
 
@@ -21,9 +21,9 @@ class Example:
     """One training sequence.
 
     Attributes:
-        input_ids: its token ids, after the tokenizer's BOS. If the tokenizer sets none, each later piece of a text
-            begins with the last token of the piece before.
-        labels: the same ids, not shifted, where they are learnt; -100 elsewhere.
+        input_ids: its token ids, after the tokenizer's BOS. If the tokenizer sets none, each later chunk of a text
+            begins with the last token of the chunk before.
+        labels: the ids of tokens with loss, not shifted; -100 for all others.
         document: the index of its document, or of its section if a few documents were cut into sections.
     """
 
@@ -33,12 +33,12 @@ class Example:
 
     @cached_property
     def num_loss_tokens(self) -> int:
-        """The number of loss tokens. The first token never is one, since no token predicts it."""
+        """The number of loss tokens. The first token is never one, since no token predicts it."""
         return sum(label != IGNORE for label in self.labels[1:])
 
     @cached_property
     def num_active_tokens(self) -> int:
-        """The number of active rows: the tokens up to the last one that predicts a loss token."""
+        """The number of active rows: those up to the last token that predicts a loss token."""
         return max((position for position, label in enumerate(self.labels) if label != IGNORE), default=0)
 
 
@@ -60,7 +60,9 @@ def encode(
         ModelError: the tokenizer is not a fast one, or has no usable chat template for the conversations.
     """
     if not tokenizer.is_fast:
-        raise ModelError("This model's tokenizer has no fast version, which is needed to cut texts without losing any.")
+        raise ModelError(
+            "This model's tokenizer has no fast version, which is needed to cut texts; choose another model."
+        )
     examples, left_out = [], []
     bos = first_tokens(tokenizer)
     capacity = context_length - max(1, len(bos))
@@ -76,14 +78,14 @@ def encode(
             left_out.append(LeftOut(document.source, str(reason)))
             continue
         if not found:
-            left_out.append(LeftOut(document.source, "nothing in it to learn"))
+            left_out.append(LeftOut(document.source, "no tokens to train on"))
         examples += found
     return examples, left_out
 
 
 def _example(tokenised: Tokenised, chunk: slice, bos: list[int], document: int) -> Example:
     ids, loss_mask = tokenised.ids[chunk].tolist(), tokenised.loss_mask[chunk]
-    # Without a BOS, the token before the piece takes its place: a first token needs one before it to be predicted.
+    # Without a BOS, the token before the chunk takes its place, since the first token needs one that predicts it.
     prefix = bos or tokenised.ids[max(0, chunk.start - 1) : chunk.start].tolist()
     if bos and ids[: len(bos)] == bos:
         prefix = []
@@ -99,7 +101,7 @@ def _tokenised(document: Document, tokenizer, chat_template: bool) -> Iterator[T
         return
     prompt, completion = content if isinstance(content, Completion) else ("", content)
     text = prompt + completion
-    # If a user's text contains "<|eos|>", that is text, not the control token.
+    # In a user's text, "<|eos|>" is text, not the control token.
     tokenised = tokenise(text, [(len(prompt), len(text))], tokenizer, split_special_tokens=True)
     if tokenizer.eos_token_id is not None:
         tokenised.append(tokenizer.eos_token_id)

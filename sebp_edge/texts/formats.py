@@ -1,4 +1,4 @@
-"""Reads files in the formats that their endings name.
+"""Reads files in the formats given by their endings.
 
 To add a format, add its ending to `FORMATS` with a function from a path to the contents found in it.
 """
@@ -33,8 +33,8 @@ def read_file(path: Path) -> Iterable[Content | Unreadable]:
         if reader is None:
             with path.open("rb") as file:
                 binary = b"\0" in file.read(4096)
-            ending = printable(path.suffix) or "no ending"
-            raise Unreadable("binary file" if binary else f"{ending}: not a format read here")
+            ending = printable(path.suffix) or "(no ending)"
+            raise Unreadable("binary file" if binary else f"unsupported file type {ending}")
         if size > MAX_FILE_SIZE:
             raise Unreadable(f"larger than {MAX_FILE_SIZE // 1_000_000} MB; split it to use it")
         return reader(path)
@@ -43,7 +43,7 @@ def read_file(path: Path) -> Iterable[Content | Unreadable]:
 
 
 def text_size(path: Path) -> int:
-    """Returns how many bytes `read_file` reads of a file; 0 if its ending or its size rules it out."""
+    """Returns how many bytes `read_file` reads of a file; 0 if it refuses the ending or the size."""
     try:
         size = path.stat().st_size if path.suffix.lower() in FORMATS else 0
     except OSError:
@@ -72,7 +72,7 @@ def _read_text(path: Path) -> Iterable[Content]:
     return [_decode(path)]
 
 
-# As in Pandoc, an opening mark before a blank line is a horizontal rule.
+# As in Pandoc, a mark before a blank line is a horizontal rule, not the start of front matter.
 _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\n(?![ \t]*\n)(?:.*\n)*?\1[ \t]*(?:\n|\Z)")
 
 
@@ -92,13 +92,13 @@ def _read_jsonl(path: Path) -> Iterable[Content | Unreadable]:
 
 
 def _parse_json(text: str, first_line: int = 1):
-    """Returns the value, or an Unreadable with the reason why there is none."""
+    """Returns the parsed value, or an Unreadable with the reason of the failure."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         return Unreadable(f"not valid JSON (line {first_line + error.lineno - 1})")
     except (ValueError, RecursionError):
-        return Unreadable("JSON with a number too long, or nested too deep")
+        return Unreadable("JSON that is nested too deeply or has an overlong number")
 
 
 def _read_csv(path: Path) -> Iterable[Content | Unreadable]:
@@ -108,7 +108,7 @@ def _read_csv(path: Path) -> Iterable[Content | Unreadable]:
     except csv.Error as error:
         raise Unreadable(f"not valid CSV: {error}") from error
     if not any(columns <= set(reader.fieldnames or ()) for columns in ({"text"}, {"prompt", "completion"})):
-        raise Unreadable('no column "text", nor "prompt" and "completion"')
+        raise Unreadable('no column "text", and no columns "prompt" and "completion"')
     return _records(rows)
 
 

@@ -1,4 +1,4 @@
-"""Encodes prompts in the same way as the documents that a model was trained on."""
+"""Encodes prompts as training encodes documents."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ class EncodedPrompt(NamedTuple):
 
 
 def check_prompt(prompt: str | Messages) -> None:
-    """Raises a TextsError unless `prompt` is a text or a list of messages that ends with one of the user, not empty."""
+    """Raises a TextsError unless `prompt` is a text, or a list of messages that ends with one from the user."""
     if isinstance(prompt, str):
         _check_text(prompt, "The prompt")
         if not prompt:
@@ -28,11 +28,11 @@ def check_prompt(prompt: str | Messages) -> None:
     if not isinstance(prompt, list):
         raise TextsError(f"The prompt must be a text or a list of messages, but is of type {type(prompt).__name__}.")
     if not prompt:
-        raise TextsError("The list of messages is empty; end it with a message of the user.")
+        raise TextsError("The list of messages is empty; give at least one message from the user.")
     for number, message in enumerate(prompt, start=1):
         _check_message(message, number)
     if prompt[-1]["role"] != "user" or not prompt[-1]["content"]:
-        raise TextsError("The last message must be of the user, and not empty, so that there is something to answer.")
+        raise TextsError("The last message must be from the user and not empty.")
 
 
 def _check_message(message, number: int) -> None:
@@ -40,7 +40,7 @@ def _check_message(message, number: int) -> None:
     if not isinstance(message, dict) or message.keys() != {"role", "content"}:
         raise TextsError(f'Message {number} is not of the form {{"role": ..., "content": ...}}.')
     if message["role"] not in ROLES:
-        raise TextsError(f"Message {number} has an unknown role; there are {', '.join(ROLES)}.")
+        raise TextsError(f"Message {number} has an unknown role; choose from {', '.join(ROLES)}.")
     if not isinstance(message["content"], str):
         kind = type(message["content"]).__name__
         raise TextsError(f"The content of message {number} must be a text, but is of type {kind}.")
@@ -51,15 +51,15 @@ def _check_text(text: str, name: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise TextsError(f"{name} is no Unicode text (character {error.start}); give it in UTF-8.") from None
+        raise TextsError(f"{name} is not valid Unicode (character {error.start}); give it in UTF-8.") from None
 
 
 def encode_prompt(prompt: str | Messages, tokenizer, *, chat: bool) -> EncodedPrompt:
     """Encodes a prompt that passed `check_prompt`.
 
     Args:
-        chat: whether to render a text with the tokenizer's chat template, if it has one, as a message of the user.
-            Messages are always rendered with it.
+        chat: whether to render a text as a user's message with the tokenizer's chat template, if it has one. Messages
+            are always rendered with it.
 
     Raises:
         TextsError: the template refuses these messages, or one of them contains a control token.
@@ -69,7 +69,7 @@ def encode_prompt(prompt: str | Messages, tokenizer, *, chat: bool) -> EncodedPr
     ends = [] if eos is None else [eos]
     if isinstance(prompt, str):
         if not (chat and tokenizer.chat_template):
-            # If the text contains "<|eos|>", that is text, not the control token, as in training.
+            # As in training, "<|eos|>" in a text is text, not the control token.
             ids = tokenizer(prompt, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
             return EncodedPrompt(bos + ids, ends)
         prompt = [{"role": "user", "content": prompt}]
@@ -83,7 +83,7 @@ def encode_prompt(prompt: str | Messages, tokenizer, *, chat: bool) -> EncodedPr
 
 
 def _end_of_turn(tokenizer) -> list[int]:
-    """Returns the control token that ends the assistant's turn, if the template has one. It need not be the EOS."""
+    """Returns the control token that ends the assistant's turn, which need not be the EOS; [] if there is none."""
     ids = tokenizer(render_end_of_turn(tokenizer), add_special_tokens=False)["input_ids"]
     control = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     return next(([number] for number in ids if number in control), [])

@@ -23,14 +23,14 @@ from sebp_edge.texts.documents import (
 from sebp_edge.texts.formats import FORMATS, read_file, text_size
 from sebp_edge.units import gigabytes
 
-# Peak memory per byte of text while it is read and tokenised: the maximum measured on notes in one file and in 2,000
-# files, on records of one sentence, and on texts with four-byte characters.
+# Peak memory per byte of text while it is read and tokenised: the maximum over notes in one file and in 2,000 files,
+# records of one sentence, and texts with four-byte characters.
 MEMORY_PER_BYTE = 30
 
 
 @dataclass
 class Reading:
-    """What was read: the documents in a stable order, and what was left out."""
+    """The documents that were read, in a stable order, and what was left out."""
 
     documents: list[Document] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
@@ -42,8 +42,7 @@ def read_texts(texts, memory: int | None = None) -> Reading:
     Args:
         texts: a text as a string, the `pathlib.Path` of a file or folder, a `{"text"}`, `{"prompt", "completion"}` or
             `{"messages"}` record, or an iterable of these. Strings are texts, never paths.
-        memory: the memory that the texts may take in this process while they are read and tokenised, in bytes; None
-            for no limit.
+        memory: the bytes of memory that reading and tokenising the texts may take; None for no limit.
 
     Raises:
         TextsError: a path does not exist, an item has another type, nothing readable was found, or `texts` is a string
@@ -54,8 +53,8 @@ def read_texts(texts, memory: int | None = None) -> Reading:
     sources = list(_sources(texts, reading.left_out))
     if memory is not None and MEMORY_PER_BYTE * sum(source.size for source in sources) > memory:
         raise MachineError(
-            f"These texts alone would take more than the {gigabytes(max(0, memory))} of memory that is left for them; "
-            "give fewer of them, or raise the memory budget."
+            f"Reading these texts would take more than the {gigabytes(max(0, memory))} of memory left for them; "
+            "give fewer texts or raise the memory budget."
         )
     seen: dict[bytes, str] = {}
     for source in sources:
@@ -86,12 +85,10 @@ def _digest(content: Content) -> bytes:
 def _nothing_readable(left_out: list[LeftOut]) -> str:
     endings = " ".join(sorted(FORMATS))
     if not left_out:
-        return (
-            f"There is nothing to read: no files were found; give texts, or a folder with files that end in {endings}."
-        )
+        return f"Nothing to read: no files were found; give texts, or a folder with files that end in {endings}."
     examples = "; ".join(f"{item.source}: {item.reason}" for item in left_out[:3])
     more = f"; and {len(left_out) - 3} more" if len(left_out) > 3 else ""
-    return f"Nothing readable was found ({examples}{more}); files that end in {endings} can be read."
+    return f"Nothing readable was found ({examples}{more}); supported files end in {endings}."
 
 
 # ---------------------------------------------------------------------------------------------- where texts come from
@@ -102,8 +99,8 @@ class _Source(NamedTuple):
 
     Attributes:
         name: its name in the report.
-        size: the size of its text in bytes.
-        load: reads its contents; raises Unreadable if there are none.
+        size: the size of its text, in bytes.
+        load: reads its contents; raises Unreadable if it cannot be used.
     """
 
     name: str
@@ -116,8 +113,8 @@ def _sources(texts, left_out: list[LeftOut]) -> Iterator[_Source]:
     if isinstance(texts, str) and (path := _existing_path(texts)):
         kind = "folder" if path.is_dir() else "file"
         raise TextsError(
-            f"The string {texts!r} is the path of a {kind}; pass Path({texts!r}) to learn the {kind}, or [{texts!r}] "
-            "to learn the string itself."
+            f"The string {texts!r} is the path of a {kind}; pass Path({texts!r}) to train on the {kind}, or "
+            f"[{texts!r}] to train on the string itself."
         )
     if isinstance(texts, (str, Path, dict)):
         texts = [texts]
@@ -159,7 +156,7 @@ def _existing_path(text: str) -> Path | None:
         path = _expanded(Path(text))
         return path if text and path.exists() else None
     except (OSError, ValueError):
-        return None  # The name is too long, the folder may not be opened, or this is not a valid path.
+        return None  # The name is too long, the folder cannot be opened, or the path is not valid.
 
 
 def _expanded(path: Path) -> Path:
@@ -197,14 +194,14 @@ def _folder_sources(path: Path, left_out: list[LeftOut]) -> Iterator[_Source]:
                 leave_out(folder_path / name, "hidden folder", "/")
                 folders.remove(name)
             elif (folder_path / name).is_symlink():
-                # Following it could loop, or leave the given folder.
-                leave_out(folder_path / name, "link to a folder; give that folder itself", "/")
+                # Following the link could loop, or leave the given folder.
+                leave_out(folder_path / name, "link to a folder; give the folder itself", "/")
         for name in sorted(files):
             file = folder_path / name
             if name.startswith("."):
                 leave_out(file, "hidden file")
             elif not Path(os.path.realpath(file)).is_relative_to(root):
-                leave_out(file, "link out of the folder; give that file itself")
+                leave_out(file, "link to outside the folder; give the file itself")
             else:
                 yield _file_source(file, path)
 

@@ -1,6 +1,6 @@
-"""The schedule of a training: epochs of optimizer steps and the evaluations between them, in micro-batches.
+"""Makes the schedule of a training: epochs of optimizer steps and the evaluations between them, in micro-batches.
 
-It is laid out before anything is computed. The memory plan computes its cost, the training executes it, and cuts it
+A schedule is laid out before anything is computed. The memory plan predicts its cost; the training runs it, and cuts it
 into smaller micro-batches if memory runs out.
 """
 
@@ -17,7 +17,7 @@ from sebp_edge.rows.buckets import Bucket
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.splits import split_documents
 
-# Maximum rows of an evaluation micro-batch on a CPU. Larger ones are no faster, and take longer to stop.
+# Maximum rows of a micro-batch without gradients on a CPU. Larger ones are no faster, and take longer to stop.
 MAX_EVALUATED_ROWS_CPU = 1024
 
 
@@ -35,12 +35,12 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class RowLimit:
-    """The maximum number of rows computed at once.
+    """The maximum number of rows of a micro-batch.
 
     Attributes:
-        max_rows: the maximum rows of a micro-batch; a longer example is a micro-batch by itself.
-        padded_to: the rows of each example if examples are padded; None if only active tokens are computed.
-        max_evaluated_rows: a lower limit for micro-batches that are only evaluated; None if `max_rows` applies.
+        max_rows: the maximum number of rows; a longer example is a micro-batch by itself.
+        padded_to: the number of rows of each padded example; None if only active tokens are computed.
+        max_evaluated_rows: a lower limit for micro-batches without gradients; None if `max_rows` applies.
     """
 
     max_rows: int
@@ -55,7 +55,7 @@ class RowLimit:
     def cut(self, examples: Iterable[Example], *, is_evaluated: bool = False) -> list[MicroBatch]:
         """Cuts examples into micro-batches, longest examples first.
 
-        In this order a micro-batch that does not fit into memory fails at once, sequences of similar length share a
+        In this order, a micro-batch that does not fit into memory fails early, sequences of similar length share a
         micro-batch, and micro-batches of short examples are nearly full.
         """
         max_rows = self.max_rows
@@ -72,7 +72,7 @@ class RowLimit:
         return [MicroBatch(group, self._sizes_of(group)) for group in groups]
 
     def halved(self, micro_batch: MicroBatch) -> "RowLimit":
-        """Returns the limit after a micro-batch of several examples ran out of memory: half of its rows."""
+        """Returns the limit after this micro-batch of several examples ran out of memory: half of its rows."""
         return replace(self, max_rows=min(self.max_rows, -(-micro_batch.sizes.tokens // 2)))
 
     def _num_rows(self, example: Example) -> int:
@@ -87,8 +87,8 @@ class Group:
     """The examples of one optimizer step or one evaluation, cut into micro-batches.
 
     Attributes:
-        examples: in any order.
-        micro_batches: the same examples, grouped as they are computed.
+        examples: the examples, in any order.
+        micro_batches: the same examples, as they are computed together.
     """
 
     def __init__(self, examples: list[Example], limit: RowLimit, *, is_evaluated: bool = False):
@@ -113,15 +113,15 @@ class Schedule:
 
     Args:
         batches: the batches of each epoch, as lists of examples.
-        validation: the validation split, on which the best state is selected.
-        test: the test split, on which the result is judged.
-        trains_on_all: whether `test` is the training set itself, which is evaluated after the training only.
+        validation: the validation split, which selects the best state.
+        test: the test split, which decides whether to keep the result.
+        trains_on_all: whether `test` is the train split itself, evaluated only after the training.
 
     Attributes:
         epochs: the steps of each epoch.
-        last_epoch: the last epoch that is trained; later ones only shape the learning rate schedule.
+        last_epoch: the last epoch to train; later ones only shape the learning rate schedule.
         validation: the validation examples, evaluated before the first epoch and after each epoch.
-        test: the test examples, evaluated before and after the training, or after it only (`trains_on_all`).
+        test: the test examples, evaluated before and after the training, or only after it (`trains_on_all`).
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Schedule:
         """Makes the steps and evaluations, cut into micro-batches.
 
         Args:
-            one_micro_batch_each: whether each step has one micro-batch only; a larger batch then becomes several steps.
+            one_micro_batch_each: whether each step has a single micro-batch; larger batches become several steps.
         """
         self._one_micro_batch_each = one_micro_batch_each
         self.epochs = [
@@ -151,7 +151,7 @@ class Schedule:
         self.validation, self.test = (Group(part, limit, is_evaluated=True) for part in (self._validation, self._test))
 
     def cut(self, limit: RowLimit) -> None:
-        """Cuts the micro-batches again in the middle of a training; the steps stay the same."""
+        """Cuts the micro-batches again during a training; the steps stay the same."""
         for group in (self.validation, self.test):
             group.cut(limit)
         if not self._one_micro_batch_each:
@@ -160,7 +160,7 @@ class Schedule:
 
     @property
     def num_documents(self) -> tuple[int, int, int]:
-        """The numbers of train, validation and test documents; test documents that are also trained on do not count."""
+        """The number of train, validation and test documents; test documents that are also trained on do not count."""
         train = chain.from_iterable(self._batches[0])
         parts = (train, self._validation, [] if self.trains_on_all else self._test)
         return tuple(len({example.document for example in part}) for part in parts)
@@ -177,18 +177,18 @@ class Schedule:
 
     @property
     def has_smaller_steps(self) -> bool:
-        """Whether a batch of the recipe is divided into several steps."""
+        """Whether a batch of the recipe is split into several steps."""
         return self.num_steps > sum(map(len, self._batches))
 
     @property
     def trained(self) -> list[MicroBatch]:
-        """The micro-batches that are trained on, up to `last_epoch`."""
+        """The micro-batches with gradients, up to `last_epoch`."""
         steps = chain.from_iterable(self.epochs[: self.last_epoch])
         return [micro_batch for step in steps for micro_batch in step.micro_batches]
 
     @property
     def evaluated(self) -> Iterator[tuple[int, MicroBatch]]:
-        """Pairs of how often a micro-batch is evaluated, and the micro-batch."""
+        """Pairs of the number of times that a micro-batch is evaluated, and the micro-batch."""
         for group, times in ((self.validation, self.last_epoch + 1), (self.test, 1 if self.trains_on_all else 2)):
             yield from ((times, micro_batch) for micro_batch in group.micro_batches)
 
@@ -200,7 +200,7 @@ class Schedule:
 
 
 def make_schedules(examples: list[Example], recipe: Recipe, seed: int) -> list[Schedule]:
-    """Returns the schedules of an adaptation: one, or one for each fold and a last one on all documents.
+    """Returns the schedules of an adaptation: a single one, or one for each fold and a last one on all documents.
 
     Raises:
         TextsError: see `split_documents`.
@@ -226,7 +226,7 @@ def shuffled_batches(examples: list[Example], batch_tokens: int, epochs: int, se
 
 
 def _batches_of(examples: list[Example], batch_tokens: int) -> Iterator[list[Example]]:
-    # Batches of about equal size: a small last one would weigh as much as the others in the updates.
+    # Batches have about equal sizes, since a small last one would weigh as much as the others in the updates.
     total = sum(example.num_loss_tokens for example in examples)
     share = total / max(1, round(total / batch_tokens))
     batch, before, filled = [], 0, 0

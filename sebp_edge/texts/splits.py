@@ -1,7 +1,7 @@
-"""Splits documents three ways: train, validation (`validation`) and test (`test`).
+"""Splits documents into train, validation and test splits.
 
-The validation split selects the best state; the test split judges the result and is never trained on. Few documents
-are split into folds, so that each document is in a test split.
+The validation split selects the best state. The test split decides whether to keep the result, and is never trained on.
+Few documents are split into folds, so that each document is in the test split of one fold.
 """
 
 import random
@@ -18,7 +18,7 @@ NUM_FOLDS = 3
 
 @dataclass(frozen=True)
 class Split:
-    """The train, validation (`validation`) and test (`test`) examples. No document is in two of them."""
+    """The train, validation and test examples; no document is in two of them."""
 
     train: list[Example]
     validation: list[Example]
@@ -26,21 +26,21 @@ class Split:
 
 
 def split_documents(examples: list[Example], seed: int) -> list[Split]:
-    """Returns one split of 20 or more documents, else three folds whose test splits together are all documents.
+    """Returns one split of 20 or more documents, else three folds whose test splits make up all documents.
 
     Raises:
-        TextsError: there are too few tokens or documents to train and to test on.
+        TextsError: there are too few tokens or documents to train and test on.
     """
     documents = sorted({example.document for example in examples})
     tokens = sum(example.num_loss_tokens for example in examples)
     if tokens < MIN_TOKENS or len(documents) < MIN_DOCUMENTS:
         raise TextsError(
-            f"Too little text: {tokens} tokens to learn; at least {MIN_TOKENS} are needed to learn from some of them "
-            "and to check the result on the others, so give more."
+            f"Too little text: {tokens} tokens to train on, but at least {MIN_TOKENS} are needed to train on some of "
+            "them and test on the others; give more text."
         )
     random.Random(seed).shuffle(documents)
     if len(documents) >= FOLDS_BELOW:
-        # A test split of 200 documents has a small standard error; more would only be lost to the training.
+        # With 200 test documents the standard error is small; more are better used for training.
         test = documents[: min(200, max(5, len(documents) * 15 // 100))]
         validation = documents[len(test) :][: min(100, max(4, len(documents) // 10))]
         return [_split(examples, validation, test)]

@@ -1,22 +1,22 @@
 """Clears autograd's queue after a failed backward pass, which leaves the activations of a whole micro-batch there.
 
-The engine has a queue of ready nodes for each thread and takes the newest first. When a node fails, the others stay
-queued until a later pass takes them, finds that their pass is over, and drops them. On the CPU no later pass takes
-them: its own nodes are newer, and it ends with the last of these. So a node is run that is older than all of them.
+The engine keeps a queue of ready nodes per thread and runs the newest first. If a node fails, the others stay queued
+until a later pass reaches them, finds that their pass is over, and drops them. On the CPU a later pass ends before it
+reaches them, since its own nodes are newer. Running a node that is older than all of them clears the queue.
 """
 
 import torch
 
 
 class AutogradQueue:
-    """Clears autograd's queue of this thread and `device`; must be created before the graphs that may fail."""
+    """Clears autograd's queue for this thread and `device`; create it before the autograd graphs that may fail."""
 
     def __init__(self, device: torch.device):
         self._leaf = torch.zeros(1, device=device, requires_grad=True)
-        # A view: its backward pass allocates nothing, since memory may have run out.
+        # The backward pass of a view allocates nothing; memory may have run out.
         self._oldest = self._leaf.view(())
         self._gradient = torch.ones((), device=device)
 
     def clear(self) -> None:
-        """Drops the remains of failed backward passes; returns when that is done."""
+        """Drops what failed backward passes left in the queue."""
         torch.autograd.grad(self._oldest, self._leaf, self._gradient, retain_graph=True)

@@ -1,4 +1,4 @@
-"""Captured graphs (level 3) for your own training loop and optimizer: gradients of hoisted batches by graph replay.
+"""Computes gradients of hoisted batches with captured graphs (level 3), for your own training loop and optimizer.
 
     with HoistedEncoder(model) as hoisted:
         gradients = CapturedGradients(hoisted)
@@ -22,7 +22,7 @@ from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.buckets import Bucket
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
-from sebp_edge.training.graphs import GRADIENTS, Graphs, MicroBatchGraphs
+from sebp_edge.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
 from sebp_edge.training.update import add_gradients, have_large_gradients
 
 FIRST_GRADIENTS = "first gradients"
@@ -33,12 +33,12 @@ class CapturedGradients:
 
     The first batch of a bucket is run and captured, which takes seconds; later ones are replayed. During a capture, no
     loss computed elsewhere may still hold its autograd graph. The parameters must stay the same tensors, and the model
-    must stay hoisted. The learning rate may change. So may the model's mode: training and evaluation have separate
-    graphs, as have a step's first batch, which writes gradients, and its later ones, which add to them.
+    must stay hoisted. The learning rate may change, and so may the model's mode. There are separate graphs for training
+    and evaluation mode, and for the first batch of a step, which writes gradients, and later ones, which add to them.
 
     Args:
-        hoisted: computes in bf16 or fp16, by its weights or under autocast around this object's calls; in other dtypes
-            attention synchronises with the GPU.
+        hoisted: the model, which must compute in bf16 or fp16: by its weights, or under autocast around this object's
+            calls. In other dtypes attention synchronises with the GPU.
         on_event: receives a `GraphCaptured` for each capture.
 
     Raises:
@@ -51,13 +51,13 @@ class CapturedGradients:
         _refuse_without_gpu(device)
         self._buffers, self._loss = _GradientBuffers(parameters), torch.zeros((), device=device)
         updates = {FIRST_GRADIENTS: _WriteGradients(self._buffers), GRADIENTS: _AddGradients(self._buffers)}
-        self._graphs = MicroBatchGraphs(Graphs(device, on_event), hoisted, updates, self._loss)
+        self._graphs = MicroBatchGraphs(GraphPool(device, on_event), hoisted, updates, self._loss)
 
     def prepare(self, batches: Iterable[ActiveTokens]) -> None:
-        """Chooses a few buckets that hold all batches to come; without this, each size gets a graph of its own.
+        """Chooses a few buckets that hold all later batches; without this, each size gets a graph of its own.
 
-        Each bucket is run twice before the first capture, as a step's first batch and as a later one: running it beside
-        a captured graph would take more memory.
+        Each bucket is run twice before the first capture, as the first batch of a step and as a later one: running it
+        after a capture would need memory in addition to that graph's.
         """
         self._graphs.prepare(Bucket.holding(*tokens.sizes) for tokens in batches)
 
@@ -65,9 +65,9 @@ class CapturedGradients:
         """Adds the gradients of a batch's mean loss; returns that loss, an fp32 scalar on the device, without waiting.
 
         Args:
-            tokens: on the host, with at least one loss row.
-            loss_rows: divides the sum of losses; by default the batch's number of loss rows. If several batches make
-                one step, give the number of all their loss rows.
+            tokens: the batch, on the host, with at least one loss row.
+            loss_rows: the divisor of the sum of losses; by default the batch's number of loss rows. If several batches
+                make one step, give the total of their loss rows.
 
         Raises:
             CannotCapture: the model does something that a graph cannot capture; nothing was changed.
@@ -92,12 +92,12 @@ class CapturedGradients:
 def _refuse_without_gpu(device: torch.device) -> None:
     if device.type != "cuda":
         raise MachineError(
-            f"The model is on {device.type}, and graphs need an NVIDIA GPU; call hoisted.row_losses(tokens) there."
+            f"Graphs need an NVIDIA GPU, but the model is on {device.type}; call hoisted.row_losses(tokens) instead."
         )
 
 
 class _GradientBuffers:
-    """The fixed tensors that graphs write gradients to, also after an optimizer's `zero_grad()` has dropped `grad`."""
+    """The fixed tensors that graphs write gradients to, which outlive an optimizer's `zero_grad()`."""
 
     def __init__(self, parameters: list[Tensor]):
         self.parameters, self.tensors = parameters, [torch.zeros_like(parameter) for parameter in parameters]
@@ -142,7 +142,7 @@ class _WriteGradients(_AddGradients):
 
     def take_gradients(self, loss: Tensor, *, is_warming_up: bool) -> None:
         if is_warming_up:
-            # The existing gradients may belong to a step; a rehearsal adds zeros to them.
+            # The existing gradients may belong to a step; a warm-up adds zeros to them.
             super().take_gradients(loss, is_warming_up=True)
             return
         parameters, buffers = self._buffers.parameters, self._buffers.tensors

@@ -12,7 +12,7 @@ from sebp_edge.training.recovery import RecoveringLearner
 
 @dataclass
 class HeldOutLoss:
-    """The loss of each document, in nats, and its number of loss tokens."""
+    """The loss of each document in nats, and its number of loss tokens."""
 
     nats: dict[int, float] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)
@@ -45,13 +45,14 @@ def evaluate(learner: RecoveringLearner, group: Group) -> HeldOutLoss:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Whether to keep an adapter: by how much the loss fell, in nats per token, and the fall's standard error."""
+    """By how much the loss fell, in nats per token, and the standard error of that."""
 
     fall: float
     standard_error: float
 
     @property
     def kept(self) -> bool:
+        """Whether to keep the adapter."""
         return self.fall > self.standard_error
 
 
@@ -59,7 +60,7 @@ def compare(before: HeldOutLoss, after: HeldOutLoss) -> Comparison:
     """Compares two losses of the same documents.
 
     The fall is a ratio of two sums over documents (nats saved, tokens); its standard error is the ratio estimator's,
-    with documents as the sampling units (Cochran, Sampling Techniques, 3rd ed., equation 6.13). NaN is never kept.
+    with documents as the sampling units (Cochran, Sampling Techniques, 3rd ed., equation 6.13). A NaN is never kept.
     """
     saved = {document: before.nats[document] - after.nats[document] for document in before.nats}
     total = sum(before.tokens.values())

@@ -2,7 +2,7 @@
 
 A captured graph runs without Python and without a launch per kernel, but on fixed tensors of fixed sizes. So each
 micro-batch is filled up to its bucket and copied into the bucket's tensors; gradients, the loss and the learning rate
-have fixed tensors too. The graphs of all micro-batches share one memory pool: they run one after another, and none
+have fixed tensors too. The graphs of all micro-batches share one memory pool, since they run one after another and none
 keeps results in it.
 """
 
@@ -32,15 +32,15 @@ GRADIENTS, LOSSES = "gradients", "losses"
 
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Returns one stream for all trainings of a process: cuBLAS keeps a workspace for every stream ever used."""
+    """Returns one stream for all trainings of a process; cuBLAS keeps a workspace for every stream ever used."""
     return torch.cuda.Stream(device)
 
 
-class Graphs:
-    """Captures functions on one stream of a GPU, into one memory pool, which lives as long as any graph in it.
+class GraphPool:
+    """Captures functions on one stream of a GPU into one memory pool, which lives as long as any graph in it.
 
     Attributes:
-        is_warming_up: whether a function is running only to warm up.
+        is_warming_up: whether a function is being run by `warm_up`.
     """
 
     def __init__(self, device: torch.device, on_event: Sink):
@@ -51,12 +51,12 @@ class Graphs:
         self.is_warming_up = False
 
     def warm_up(self, function: Callable[[], object]) -> None:
-        """Warms up `function`: runs it once before its capture, to initialise state and tune matrix products.
+        """Runs `function` once before its capture, to initialise state and tune matrix products.
 
-        Warm-up and capture share a side stream: autograd keeps accumulating gradients on the stream where it began.
+        Warm-up and capture share a side stream, since autograd accumulates gradients on the stream where it started.
         """
         begin = time.perf_counter()
-        # Cached blocks of an earlier rehearsal have other sizes; this one would allocate its own beside them.
+        # Blocks cached by an earlier warm-up have other sizes, so this one would allocate in addition to them.
         torch.cuda.empty_cache()
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
@@ -69,19 +69,19 @@ class Graphs:
                     join_copies(self._device)
         finally:
             self.is_warming_up = False
-            # Also after a failure: later work must wait for the kernels that were launched.
+            # Even after a failure, later work must wait for the launched kernels.
             current.wait_stream(self._stream)
         self._seconds += time.perf_counter() - begin
 
     def capture(self, part: str, function: Callable[[], object]) -> Callable[[], None]:
-        """Captures `function`, which has been rehearsed; returns the replay.
+        """Captures `function`, which must be warmed up; returns the replay.
 
         Args:
-            part: names the function in the event that reports the time of the capture and of the rehearsals before it.
+            part: the function's name in the event that reports the time of the capture and of the warm-ups before it.
 
         Raises:
             CannotCapture: the function ran, but its capture failed.
-            RuntimeError: memory ran out; what was captured is freed.
+            RuntimeError: memory ran out; the partial graph is freed.
         """
         begin = time.perf_counter()
         # If a capture fails at its end, torch leaves the side stream current.
@@ -92,7 +92,7 @@ class Graphs:
                     try:
                         function()
                     finally:
-                        # A capture cannot end before its copies are joined, and its memory would leak.
+                        # A capture cannot end before its copies are joined; otherwise its memory leaks.
                         join_copies(self._device)
             except RuntimeError as error:
                 if ran_out_of_memory(error):
@@ -107,7 +107,7 @@ class TakesGradients(Protocol):
     """Consumes the gradients of a micro-batch."""
 
     def take_gradients(self, loss: Tensor, *, is_warming_up: bool) -> None:
-        """Runs the backward pass of `loss`. If `is_warming_up`, the loss is weighted by zero, and nothing may change."""
+        """Runs the backward pass of `loss`; if `is_warming_up`, the loss has weight zero, and nothing may change."""
 
 
 class MicroBatchGraphs:
@@ -116,12 +116,12 @@ class MicroBatchGraphs:
     A graph keeps the dropout of the mode that the model was captured in, and draws new random numbers in each replay.
 
     Args:
-        updates: consume the gradients, by name; each has graphs of its own.
-        loss: accumulates the losses; fp32 scalar on the device.
+        updates: the consumers of gradients, by name; each has its own graphs.
+        loss: the accumulator of the losses, an fp32 scalar on the device.
     """
 
     def __init__(
-        self, graphs: Graphs, hoisted: Hoisted | HoistedEncoder, updates: dict[str, TakesGradients], loss: Tensor
+        self, graphs: GraphPool, hoisted: Hoisted | HoistedEncoder, updates: dict[str, TakesGradients], loss: Tensor
     ):
         self._graphs, self._hoisted, self._updates, self._loss = graphs, hoisted, updates, loss
         self._buckets: list[Bucket] = []
@@ -130,11 +130,11 @@ class MicroBatchGraphs:
         self._captured: dict[_Key, _CapturedGraph] = {}
 
     def prepare(self, needed: Iterable[Bucket], held_out: Iterable[Bucket] = ()) -> None:
-        """Chooses a few buckets that hold all micro-batches to come.
+        """Chooses a few buckets that hold all later micro-batches.
 
         Args:
-            needed: buckets on the grid of the micro-batches with gradients.
-            held_out: buckets on the grid of those without.
+            needed: the sizes of micro-batches with gradients, as buckets on the grid.
+            held_out: the sizes of micro-batches without gradients, as buckets on the grid.
         """
         self._buckets += choose_buckets(own for own in needed if not any(own == bucket for bucket in self._buckets))
         self._planned |= {self._key(part, bucket) for part in self._updates for bucket in self._buckets}
@@ -144,21 +144,21 @@ class MicroBatchGraphs:
         """Adds a micro-batch's loss and passes its gradients to an update; does not wait for the GPU.
 
         Args:
-            tokens: on the host.
-            loss_tokens: divides the sum of the losses.
-            part: name of the update that consumes the gradients.
+            tokens: the micro-batch, on the host.
+            loss_tokens: the divisor of the sum of losses.
+            part: the name of the update that consumes the gradients.
 
         Raises:
-            CannotCapture: nothing was changed.
+            CannotCapture: the micro-batch cannot be captured; nothing was changed.
         """
         bucket = self.bucket(tokens.sizes)
         self._get_graph(part, bucket, tokens)(tokens.filled(bucket).weighted(1 / loss_tokens))
 
     def capture(self, tokens: ActiveTokens) -> None:
-        """Captures what `accumulate` will replay, unless it is captured already; changes nothing.
+        """Captures the graph that `accumulate` will replay, unless it exists; changes nothing.
 
         Raises:
-            CannotCapture: as `accumulate` would.
+            CannotCapture: see `accumulate`.
         """
         self._get_graph(GRADIENTS, self.bucket(tokens.sizes), tokens)
 
@@ -171,7 +171,7 @@ class MicroBatchGraphs:
         """Returns the loss of every loss row, in nats: fp32 [C]. Tokens and losses are on the host.
 
         Raises:
-            CannotCapture: there is no result.
+            CannotCapture: the micro-batch cannot be captured.
         """
         bucket = self.bucket(tokens.sizes)
         filled = tokens.filled(bucket)
@@ -191,14 +191,14 @@ class MicroBatchGraphs:
 
     @torch.enable_grad()
     def _warm_up(self, requested: "_Key", token: ActiveTokens) -> None:
-        """Warms up what is asked for and all that is to come, unless done before; the largest first.
+        """Warms up the requested key and all planned ones that are not warmed up yet, the largest first.
 
-        All are warmed up before one is captured: a graph keeps the memory of its run, and later runs would need theirs
-        beside it. If losses are asked for, only losses are warmed up, since an evaluation takes no gradients.
+        All are warmed up before the first capture, since a graph keeps the memory of its run, and later warm-ups would
+        need theirs in addition. A request for losses warms up losses only, since evaluations take no gradients.
         """
         planned = {key for key in self._planned if requested.part != LOSSES or key.part == LOSSES}
         for key in sorted({requested, *planned} - self._warmed_up, key=_Key.order):
-            # Weights of zero: gradients and loss stay what they are.
+            # With weights of zero, gradients and loss do not change.
             weightless = token.filled(key.bucket).to(self._loss.device).weighted(0.0)
             self._graphs.warm_up(functools.partial(self._run, key.part, weightless))
             self._warmed_up.add(key)
@@ -232,7 +232,7 @@ class _CapturedGraph:
     """The graph of a function for one bucket, with the tensors that it reads and writes."""
 
     def __init__(
-        self, graphs: Graphs, part: str, tokens: ActiveTokens, function: Callable[[ActiveTokens], Tensor | None]
+        self, graphs: GraphPool, part: str, tokens: ActiveTokens, function: Callable[[ActiveTokens], Tensor | None]
     ):
         self._tokens = tokens
         self._result: Tensor | None = None
@@ -241,7 +241,7 @@ class _CapturedGraph:
     def _run(self, function: Callable[[ActiveTokens], Tensor | None]) -> None:
         result = function(self._tokens)
         if result is not None:
-            # Allocated outside the pool, whose memory other graphs overwrite.
+            # Allocated outside the pool, since other graphs overwrite the pool's memory.
             self._result = torch.empty_like(result) if self._result is None else self._result
             self._result.copy_(result)
 

@@ -1,7 +1,7 @@
-"""Computes losses, gradients and updates in the fastest way that this machine supports.
+"""Computes losses, gradients and updates as fast as this machine allows.
 
 On a GPU with hoisted rows, micro-batches and updates are replays of captured graphs (level 3); what cannot be captured
-runs eagerly, after a notice. Everywhere else everything runs eagerly. Results agree to rounding.
+runs eagerly, after a notice. In all other cases everything runs eagerly. Results agree up to rounding.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,18 +20,18 @@ from sebp_edge.rows.buckets import Bucket
 from sebp_edge.texts.batches import Collator, pack
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import MicroBatch
-from sebp_edge.training.graphs import GRADIENTS, Graphs, MicroBatchGraphs
+from sebp_edge.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.update import Update
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
 
 class Outcome(NamedTuple):
-    """Outcome of one step: scalars on the device, so that reading them waits for the step.
+    """Outcome of one step, as scalars on the device; reading them waits for the step.
 
     Attributes:
-        loss: nats per token.
-        grad_norm: norm of all parameters' gradients before clipping.
+        loss: the mean loss, in nats per token.
+        grad_norm: the norm of all gradients before clipping.
     """
 
     loss: Tensor
@@ -42,14 +42,14 @@ class Learner:
     """Computes losses, gradients and updates of an adaptation, until `release` and `remove`.
 
     Args:
-        examples: examples to come, to test on whether hoisting is exact.
-        options: what is held in memory at once.
-        guard: checks what the process holds.
+        examples: the examples of the training; some are used to test whether hoisting is exact.
+        options: what the training holds in memory at once.
+        guard: checks how much memory the process uses.
 
     Attributes:
-        adaptation: its parameters are trained.
+        adaptation: the adaptation whose parameters are trained.
         row_losses: computes the losses without graphs.
-        graphs: the graphs of micro-batches; None if these run eagerly.
+        graphs: the graphs of micro-batches; None if micro-batches run eagerly.
         can_accumulate: whether a step may have several micro-batches.
     """
 
@@ -74,24 +74,25 @@ class Learner:
             self.can_accumulate = self._update.can_accumulate
             if device.type == "cuda" and self.row_losses.hoisted is not None:
                 self.begin_graphs()
-                # In a pool of its own: the graphs of micro-batches may be dropped, this one never is.
-                self._run_captured(lambda: self._update.capture(Graphs(device, on_event)))
+                # It has its own pool, since the graphs of micro-batches may be dropped, but this one never is.
+                self._run_captured(lambda: self._update.capture(GraphPool(device, on_event)))
         except BaseException:
             self.remove()
             raise
 
     def begin_graphs(self) -> None:
-        """Starts to capture micro-batches; replaces earlier graphs."""
-        graphs = Graphs(self.device, self._on_event)
+        """Starts to capture micro-batches, and replaces earlier graphs."""
+        graphs = GraphPool(self.device, self._on_event)
         self.graphs = MicroBatchGraphs(graphs, self.row_losses.hoisted, {GRADIENTS: self._update}, self._loss)
 
     def prepare(self, trained: Iterable[MicroBatch], evaluated: Iterable[MicroBatch]) -> None:
-        """Plans a few graphs for all micro-batches to come, with gradients and without."""
+        """Plans a few graphs for all micro-batches, with gradients and without."""
         if self.graphs is not None:
-            self.graphs.prepare(*([Bucket.holding(*one.sizes) for one in group] for group in (trained, evaluated)))
+            needed, held_out = ([Bucket.holding(*each.sizes) for each in group] for group in (trained, evaluated))
+            self.graphs.prepare(needed, held_out)
 
     def size(self, micro_batch: MicroBatch) -> tuple[int, int]:
-        """Returns the numbers of rows and loss rows that a micro-batch takes memory for."""
+        """Returns the number of rows and of loss rows that a micro-batch takes memory for."""
         sizes = micro_batch.sizes
         if self.graphs is not None:
             sizes = self.graphs.bucket(Bucket.holding(*sizes))
@@ -99,7 +100,7 @@ class Learner:
 
     @torch.no_grad()
     def losses(self, micro_batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Returns the losses of its loss rows, in nats: fp32 [C]; the example of each: int64 [C]; both on the host."""
+        """Returns the losses of the loss rows in nats, fp32 [C], and the example of each, int64 [C], on the host."""
         if self.graphs is not None:
             tokens = pack(micro_batch.examples)
             losses = self._run_captured(lambda: self.graphs.losses(tokens))
@@ -115,11 +116,16 @@ class Learner:
         self._loss.zero_()
 
     def accumulate(self, micro_batch: MicroBatch, loss_tokens: int, *, is_dry_run: bool = False) -> None:
-        """Adds a micro-batch's gradients and loss to the step's; `loss_tokens` divides the sum of its losses."""
+        """Adds a micro-batch's gradients and loss to the step's.
+
+        Args:
+            loss_tokens: the divisor of the sum of losses.
+            is_dry_run: whether to capture the micro-batch's graph instead of replaying it.
+        """
         if self.graphs is not None:
             tokens, graphs = pack(micro_batch.examples), self.graphs
             self._run_captured(lambda: graphs.capture(tokens) if is_dry_run else graphs.accumulate(tokens, loss_tokens))
-        # Also if the capture has just failed.
+        # Graphs may have been dropped just now, if the capture failed.
         if self.graphs is None:
             losses, _ = self.row_losses(micro_batch.examples)
             self._guard.check()
@@ -137,7 +143,7 @@ class Learner:
         return Outcome(self._loss.clone(), self._update.finish())
 
     def dry_run(self, micro_batch: MicroBatch) -> None:
-        """Dry run of a micro-batch and an update: changes nothing, bit for bit."""
+        """Runs a micro-batch and an update that change nothing, bit for bit."""
         try:
             with self._update.dry_run():
                 self.accumulate(micro_batch, loss_tokens=1, is_dry_run=True)
@@ -155,7 +161,7 @@ class Learner:
         self._update.release()
 
     def remove(self) -> None:
-        """Restores the model's own code."""
+        """Restores the model's original code."""
         self.row_losses.__exit__()
 
     def _run_captured(self, function: Callable):
@@ -169,7 +175,7 @@ class Learner:
 
 
 def _update_for(parameters: list[Tensor], recipe: Recipe, options: MemoryOptions) -> Update | UpdateInBackward:
-    """Updates within the backward pass for full fine-tuning in bf16, else after it."""
+    """Returns updates within the backward pass for full fine-tuning in bf16, else updates after it."""
     in_bf16 = any(parameter.dtype == torch.bfloat16 for parameter in parameters)
     if recipe.method == "full" and in_bf16:
         return UpdateInBackward(parameters, recipe)

@@ -29,7 +29,7 @@ class Progress:
         tokens: tokens trained on, without padding; repeats count.
         seconds: time spent on steps, without evaluations.
         best_epoch: epoch of the best state; 0 is the state before training.
-        best_loss: held-out loss of that state, in nats per token; NaN without examples to select on.
+        best_loss: held-out loss of that state, in nats per token; NaN without validation examples.
         best_state: the trained parameters in that state, on the CPU.
     """
 
@@ -43,7 +43,7 @@ class Progress:
 
 
 class _PendingStep(NamedTuple):
-    """A step under way: its outcome has not been read yet."""
+    """A step whose outcome has not been read yet."""
 
     epoch: int
     step: Group
@@ -56,9 +56,10 @@ class Trainer:
     """Trains one adaptation and leaves it in its best state.
 
     Attributes:
-        learner: carries out the steps and evaluations.
-        on_event: receives events; `phase` names this training in them.
-        progress: how far it came, also after a stop.
+        learner: runs the steps and evaluations.
+        on_event: receives the events.
+        phase: the name of this training in events.
+        progress: the progress of the training, valid after an interruption too.
     """
 
     learner: RecoveringLearner
@@ -70,8 +71,8 @@ class Trainer:
     def train(self, schedule: Schedule) -> Progress:
         """Runs the steps of a schedule that the learner is prepared for.
 
-        The best state is the one with the lowest loss on the schedule's `validation` examples; without any, the last one.
-        If the training is interrupted, the adaptation is left in the best state so far, or as it is if no epoch has
+        The best state is the one with the lowest validation loss, or the last one if there are no validation examples.
+        After an interruption, the adaptation is in the best state so far, or in its current state if no epoch has
         improved on the start.
 
         Raises:
@@ -89,7 +90,7 @@ class Trainer:
                 if epoch - progress.best_epoch >= recipe.patience:
                     break
         except BaseException as stop:
-            # An interrupted state is worth keeping even if no epoch is the best yet; a diverged one never is.
+            # Before the first improvement, the current state is worth keeping, unless the training diverged.
             if progress.best_epoch > 0 or isinstance(stop, NonFiniteLoss):
                 restore(self.learner.adaptation, progress.best_state)
             raise
@@ -97,7 +98,7 @@ class Trainer:
         return progress
 
     def _train_epoch(self, epoch: int, steps: list[Group], rates: Iterator[float]) -> None:
-        """Trains one epoch. A GPU gets the next step before the last one's outcome is read."""
+        """Trains one epoch; launches a GPU's next step before it reads the outcome of the previous one."""
         begin, before = time.perf_counter(), self.progress.seconds
         pending: deque[_PendingStep] = deque()
         for step in steps:
@@ -113,7 +114,7 @@ class Trainer:
         progress, loss, grad_norm = self.progress, float(finished.outcome.loss), float(finished.outcome.grad_norm)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise NonFiniteLoss(
-                f"At step {progress.steps + 1} the loss is {loss} and its gradient's norm {grad_norm}; "
+                f"At step {progress.steps + 1}, the loss is {loss} and the gradient norm {grad_norm}; "
                 f"{self._advice(finished.step.examples)}"
             )
         progress.steps += 1
@@ -135,10 +136,10 @@ class Trainer:
         )
 
     def _advice(self, examples: list[Example]) -> str:
-        """Advice for a loss or gradient that is not finite."""
+        """Returns advice for a loss or gradient that is not finite."""
         embedding_VD = self.learner.adaptation.model.get_input_embeddings().weight
-        # The first token attends to itself only: zeros stay zeros, and each norm multiplies their gradient by
-        # 1 / sqrt(eps).
+        # The first token attends to itself only, so a row of zeros stays zero, and each norm multiplies its gradient
+        # by 1 / sqrt(eps).
         first = torch.tensor(sorted({example.input_ids[0] for example in examples}), device=embedding_VD.device)
         without = first[~embedding_VD[first].any(dim=1)].tolist()
         if without:
@@ -146,7 +147,7 @@ class Trainer:
         return "lower the learning rate."
 
     def _evaluate(self, validation: Group, epoch: int) -> None:
-        """Evaluates an epoch and keeps its state if it is the best so far, or if there are no examples to select on."""
+        """Evaluates an epoch; keeps its state if it is the best so far, or if there are no validation examples."""
         progress = self.progress
         loss = evaluate(self.learner, validation).mean if validation.examples else math.nan
         best = not validation.examples or loss < progress.best_loss

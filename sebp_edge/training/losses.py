@@ -1,4 +1,4 @@
-"""Computes the losses of a batch: on hoisted rows if a trial gives the padded model's losses, else by the drop-in."""
+"""Computes the losses of a batch: on hoisted rows if a trial shows that this is exact, else on padded batches."""
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,12 @@ class RowLosses:
     """Computes the losses of examples; a context manager that restores the model.
 
     Args:
-        examples: examples to come, to test on whether hoisting is exact.
-        options: what is held in memory at once; padded batches always hold all their activations.
+        examples: the examples of the training; some are used to test whether hoisting is exact.
+        options: what the training holds in memory at once; padded batches always hold all their activations.
 
     Attributes:
-        hoisted: the handle of the model that computes active rows only; None if padded batches are computed.
-        limit: how many rows a micro-batch may have.
+        hoisted: the handle of a model that computes active rows only; None if it computes padded batches.
+        limit: the maximum number of rows of a micro-batch.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RowLosses:
             on_event(Notice(f"This model runs on padded batches, which is slower: {reason}"))
 
     def __call__(self, examples: list[Example]) -> tuple[Tensor, Tensor]:
-        """Returns the losses of a micro-batch's loss rows, in nats: fp32 [C]; and the example of each: int64 [C]."""
+        """Returns the losses of a micro-batch's loss rows in nats, fp32 [C], and the example of each, int64 [C]."""
         if self.hoisted is not None:
             tokens = pack(examples)
             return self.hoisted.row_losses(tokens.to(self._device)), tokens.sequences

@@ -1,8 +1,8 @@
 """Recovers when memory runs out.
 
-If a micro-batch does not fit into memory, micro-batches are cut smaller from then on, and the step or the evaluation
-continues with those. Only a single example that does not fit ends the training. The largest micro-batch is tried out
-before the first step; later, the memory that other programs leave is checked.
+If a micro-batch does not fit into memory, the step or evaluation continues with smaller micro-batches, and all later
+ones are smaller too. The training ends only if a single example does not fit. A dry run of the largest micro-batch
+precedes the first step; during the training, free memory is checked every few steps.
 """
 
 import sys
@@ -30,18 +30,18 @@ class _DidNotFit(Exception):
 
 
 class RecoveringLearner:
-    """Carries out a schedule; a context manager that restores the model's own code.
+    """Runs a schedule's steps and evaluations; a context manager that restores the model's original code.
 
     Args:
         examples, options: see `Learner`.
-        guard: limits the memory; by default to all that is free.
+        guard: limits the memory; by default to all free memory.
 
     Attributes:
-        adaptation: its parameters are trained.
-        learner: computes losses, gradients and updates.
-        schedule: the schedule that is carried out.
-        limit: how many rows a micro-batch may have now.
-        steps_ahead: number of steps whose outcome may still be unread when the next one starts.
+        adaptation: the adaptation whose parameters are trained.
+        inner: the learner that computes losses, gradients and updates.
+        schedule: the current schedule.
+        limit: the current maximum number of rows of a micro-batch.
+        steps_ahead: the number of steps whose outcome may be unread when the next one starts.
     """
 
     def __init__(
@@ -56,19 +56,19 @@ class RecoveringLearner:
     ):
         self.adaptation, self._on_event = adaptation, on_event
         self._device = device = trainable(adaptation)[0].device
-        # Must be older than every graph that may fail.
+        # It must be older than every autograd graph that may fail.
         self._autograd_queue = AutogradQueue(device)
         self._guard = guard or MemoryGuard(device)
         self._guard.begin()
-        self.learner = Learner(adaptation, recipe, examples, collator, on_event, options, self._guard)
-        self.limit = self.learner.row_losses.limit
+        self.inner = Learner(adaptation, recipe, examples, collator, on_event, options, self._guard)
+        self.limit = self.inner.row_losses.limit
         self.schedule = Schedule([])
         self.steps_ahead = 1 if device.type == "cuda" else 0
-        self._largest_dry_run = (0, 0)  # the size of the largest micro-batch that was tried out
+        self._largest_dry_run = (0, 0)  # size of the largest micro-batch of a dry run
         self._notified_smaller_steps = False
 
     def prepare(self, schedule: Schedule) -> None:
-        """Lays out a schedule, with micro-batches that fit into memory.
+        """Lays out a schedule with micro-batches that fit into memory.
 
         Raises:
             RuntimeError, MemoryError: a single example does not fit.
@@ -78,17 +78,17 @@ class RecoveringLearner:
             self.lay_out(schedule)
 
     def lay_out(self, schedule: Schedule) -> None:
-        """Lays out a schedule within the limit, and plans its graphs."""
+        """Lays out a schedule within the limit and plans its graphs."""
         self.schedule = schedule
-        schedule.lay_out(self.limit, one_micro_batch_each=not self.learner.can_accumulate)
+        schedule.lay_out(self.limit, one_micro_batch_each=not self.inner.can_accumulate)
         self._notify_smaller_steps()
         self._prepare_learner()
 
     def fits(self) -> bool:
-        """Tries out the largest micro-batch to come, with an update; if they do not fit, lowers the limit.
+        """Tests with a dry run whether the largest micro-batch and an update fit; lowers the limit if they do not.
 
-        Returns whether they fit; True if there is nothing to try out, or nothing larger than before. Weights, moments,
-        gradients and random states stay unchanged, bit for bit.
+        Returns True without a dry run if the guard has no limit, or if an equally large micro-batch fitted before.
+        Weights, moments, gradients and random states stay unchanged, bit for bit.
 
         Raises:
             RuntimeError, MemoryError: a single example does not fit.
@@ -96,7 +96,7 @@ class RecoveringLearner:
         largest = self._largest_micro_batch()
         if not self._guard.has_limit or largest is None:
             return True
-        size = self.learner.size(largest)
+        size = self.inner.size(largest)
         if size <= self._largest_dry_run:
             return True
         self._guard.begin()
@@ -109,61 +109,61 @@ class RecoveringLearner:
         return True
 
     def losses(self, group: Group) -> Iterator[tuple[list[Example], Tensor, Tensor]]:
-        """Evaluates a group, a micro-batch at a time.
+        """Evaluates a group, one micro-batch at a time.
 
         Yields:
-            The micro-batch's examples; the losses of its loss rows, in nats: fp32 [C]; the example of each: int64 [C];
-            both on the host.
+            The micro-batch's examples, the losses of its loss rows in nats, fp32 [C], and the example of each loss row,
+            int64 [C]; both tensors are on the host.
         """
         remaining, done = list(group.micro_batches), 0
         while remaining:
             try:
-                losses, sequences = self._attempt(self.learner.losses, remaining[0])
+                losses, sequences = self._attempt(self.inner.losses, remaining[0])
             except _DidNotFit:
                 self._cut_schedule()
-                remaining = self.limit.cut(chain.from_iterable(one.examples for one in remaining), is_evaluated=True)
+                remaining = self.limit.cut(chain.from_iterable(each.examples for each in remaining), is_evaluated=True)
             else:
                 done += len(remaining[0].examples)
                 self._on_event(ExamplesEvaluated(done, len(group.examples)))
                 yield remaining.pop(0).examples, losses, sequences
 
     def step(self, step: Group, learning_rate: float) -> Outcome:
-        """Runs one optimizer update on the mean loss of all loss tokens of a step, in as many micro-batches as needed.
+        """Runs one optimizer update on the mean loss of a step's loss tokens, in as many micro-batches as needed.
 
-        If memory runs out, the step begins again with smaller micro-batches.
+        If memory runs out, the step starts again with smaller micro-batches.
         """
         self._check_memory()
-        self.learner.begin_step(learning_rate)
+        self.inner.begin_step(learning_rate)
         while not self._try_accumulate(step):
-            # The failed backward pass may already have added some of its gradients.
-            self.learner.discard_step()
+            # The failed backward pass may have added some gradients.
+            self.inner.discard_step()
             step.cut(self.limit)
-        return self.learner.finish_step()
+        return self.inner.finish_step()
 
     def start_again(self, state: list[Tensor]) -> None:
         """See `Learner.start_again`."""
-        self.learner.start_again(state)
+        self.inner.start_again(state)
 
     def __enter__(self) -> "RecoveringLearner":
         self._handled = sys.exception()
         return self
 
     def __exit__(self, kind, error: BaseException | None, trace) -> None:
-        self.learner.release()
+        self.inner.release()
         if isinstance(error, KeyboardInterrupt | BudgetExceeded) or ran_out_of_memory(error):
-            # Restoring the model's own weights takes memory.
+            # Restoring the model's original weights takes memory.
             clear_frames(error, self._handled)
             release_memory(self._device)
-        self.learner.remove()
+        self.inner.remove()
         self._autograd_queue.clear()
         release_memory(self._device)
 
     def _try_accumulate(self, step: Group) -> bool:
-        """Accumulates a step's gradients and loss; returns False if memory ran out, which leaves a part of them."""
+        """Accumulates a step's gradients and loss; returns False if memory ran out, with only a part of them added."""
         loss_tokens = step.num_loss_tokens
         try:
             for micro_batch in step.micro_batches:
-                self._attempt(self.learner.accumulate, micro_batch, loss_tokens)
+                self._attempt(self.inner.accumulate, micro_batch, loss_tokens)
         except _DidNotFit:
             self._cut_schedule()
             return False
@@ -171,7 +171,7 @@ class RecoveringLearner:
 
     def _dry_run(self, micro_batch: MicroBatch) -> None:
         try:
-            self.learner.dry_run(micro_batch)
+            self.inner.dry_run(micro_batch)
             self._guard.record_transient()
         except BudgetExceeded as error:
             raise MemoryError(str(error)) from None
@@ -181,22 +181,22 @@ class RecoveringLearner:
 
         Raises:
             _DidNotFit: memory ran out.
-            RuntimeError, MemoryError: memory ran out and nothing is left to cut, or something else failed.
+            RuntimeError, MemoryError: memory ran out and the micro-batch cannot be cut, or something else failed.
         """
         try:
             return run(micro_batch, *arguments)
         except (RuntimeError, MemoryError) as error:
-            # One example without graphs cannot be cut, and updates in the backward pass cannot be undone.
-            cannot_be_cut = len(micro_batch.examples) == 1 and self.learner.graphs is None
-            cannot_be_undone = run == self.learner.accumulate and not self.learner.can_accumulate
+            # A single example without graphs cannot be cut; updates in the backward pass cannot be undone.
+            cannot_be_cut = len(micro_batch.examples) == 1 and self.inner.graphs is None
+            cannot_be_undone = run == self.inner.accumulate and not self.inner.can_accumulate
             if not ran_out_of_memory(error) or cannot_be_cut or cannot_be_undone:
                 raise
-        # Outside the handler: the error's traceback holds the activations.
+        # Outside the handler, since the error's traceback keeps the activations alive.
         self._reduce_memory(micro_batch)
         raise _DidNotFit
 
     def _reduce_memory(self, micro_batch: MicroBatch) -> None:
-        """Cuts micro-batches smaller, or gives graphs up if this one has a single example."""
+        """Halves micro-batches, or drops the graphs if this one has a single example."""
         if len(micro_batch.examples) > 1:
             before = self.limit.max_rows
             self._cut_smaller(micro_batch)
@@ -206,13 +206,13 @@ class RecoveringLearner:
             self._on_event(Notice("Training runs without CUDA graphs, which is slower: memory ran out with them."))
 
     def _cut_smaller(self, micro_batch: MicroBatch) -> None:
-        """Limits micro-batches to half of this one's rows, and begins new graphs for them."""
-        had_graphs = self.learner.graphs is not None
-        # All graphs go: they hold memory, and larger micro-batches will not come again.
+        """Limits micro-batches to half of this one's rows, and starts new graphs for them."""
+        had_graphs = self.inner.graphs is not None
+        # No graph is needed any more, since later micro-batches are smaller.
         self._release_graphs()
         self.limit = self.limit.halved(micro_batch)
         if had_graphs:
-            self.learner.begin_graphs()
+            self.inner.begin_graphs()
 
     def _cut_schedule(self) -> None:
         """Cuts the schedule's micro-batches to the limit."""
@@ -220,39 +220,39 @@ class RecoveringLearner:
         self._prepare_learner()
 
     def _release_graphs(self) -> None:
-        """Frees what graphs and failed backward passes hold."""
-        synchronize(self._device)  # graphs may be running
-        self.learner.graphs = None
+        """Frees the memory of graphs and of failed backward passes."""
+        synchronize(self._device)  # a graph may be running
+        self.inner.graphs = None
         self._autograd_queue.clear()
         release_memory(self._device)
 
     def _check_memory(self) -> None:
-        """Cuts micro-batches smaller if memory has become short, for example because other programs took it."""
+        """Halves micro-batches if memory has become short, for example because other programs took it."""
         shortfall = self._guard.shortfall()
         if not shortfall:
             return
         before, largest = self.limit.max_rows, self._largest_micro_batch()
-        if largest is not None and len(largest.examples) > 1 and self.learner.can_accumulate:
+        if largest is not None and len(largest.examples) > 1 and self.inner.can_accumulate:
             self._cut_smaller(largest)
             self._cut_schedule()
-            self._guard.cut()
+            self._guard.halve_transient()
         else:
             self._guard.accept_shortfall(shortfall)
         self._on_event(MemoryPressure(shortfall, before, self.limit.max_rows))
 
     def _largest_micro_batch(self) -> MicroBatch | None:
-        """The largest micro-batch that is trained; None if there is none."""
-        return max(self.schedule.trained, key=self.learner.size, default=None)
+        """Returns the largest micro-batch with gradients; None if there is none."""
+        return max(self.schedule.trained, key=self.inner.size, default=None)
 
     def _prepare_learner(self) -> None:
-        self.learner.prepare(self.schedule.trained, [micro_batch for _, micro_batch in self.schedule.evaluated])
+        self.inner.prepare(self.schedule.trained, [micro_batch for _, micro_batch in self.schedule.evaluated])
 
     def _notify_smaller_steps(self) -> None:
         if self.schedule.has_smaller_steps and not self._notified_smaller_steps:
             self._notified_smaller_steps = True
             self._on_event(
                 Notice(
-                    f"A step has at most {self.limit.max_rows} rows, fewer than batch_tokens asks for: "
-                    "all weights are trained, and their gradients are not kept from one micro-batch to the next."
+                    f"Each step has at most {self.limit.max_rows} rows, fewer than batch_tokens asks for, "
+                    "since full fine-tuning in bf16 does not accumulate gradients over micro-batches."
                 )
             )

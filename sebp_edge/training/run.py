@@ -1,4 +1,4 @@
-"""Trains and judges one adaptation, on one split of the documents, or on folds if there are few documents."""
+"""Trains and tests one adaptation, on one split of the documents, or on folds if there are few documents."""
 
 from dataclasses import dataclass, replace
 from statistics import median_low
@@ -18,17 +18,17 @@ from sebp_edge.training.loop import Progress, Trainer
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.units import duration
 
-# A run that is expected to take longer is announced.
+# A run that is expected to take longer sends a notice.
 SLOW_SECONDS = 180
 
 
 @dataclass(frozen=True)
 class GateResult:
-    """Losses on the test documents before and after the training, and the verdict on them.
+    """Losses on the test documents before and after the training, which decide whether to keep the adapter.
 
     Attributes:
-        before, after: with folds, of all folds together.
-        final: with folds, the losses after the last training, on all documents, which it was trained on; None without
+        before, after: the test losses; with folds, those of all folds together.
+        final: with folds, the loss after the last training, on all documents, which it was trained on; None without
             folds, or if there was no last training.
     """
 
@@ -47,15 +47,15 @@ class GateResult:
 
 
 class TrainingRun:
-    """Trains and judges an adaptation; afterwards, also after a stop, `adaptation` is attached in its best state.
+    """Trains and tests an adaptation; afterwards, or after a stop, `adaptation` is attached in its best state.
 
     Args:
-        schedules: one, or one for each fold and a last one on all documents.
+        schedules: a single schedule, or one for each fold and a last one on all documents.
 
     Attributes:
-        adaptation: what is trained; None before the first training.
-        progress: of each training, in order.
-        guard: the limit and the peak of its memory.
+        adaptation: the trained adaptation; None before the first training.
+        progress: the progress of each training, in order.
+        guard: the memory limit and peak.
     """
 
     def __init__(
@@ -75,10 +75,11 @@ class TrainingRun:
         self.progress: list[Progress] = []
 
     def train_and_test(self) -> GateResult:
-        """Trains on one split and judges on its test documents.
+        """Trains on one split and tests on its test documents.
 
-        With folds, each document is judged by a training that has not seen it. If the result is worth keeping, a last
-        training sees all documents, for the folds' median best epoch; it must beat the base model on these documents.
+        With folds, each document is tested in a training that has not seen it. If the result is worth keeping, a last
+        training runs on all documents, for as many epochs as the median of the folds' best epochs; its loss on these
+        documents must be better than the base model's.
         """
         self._announce_slow_run()
         self.adaptation = attach(self.base, self.recipe, self._seed)
@@ -124,7 +125,7 @@ class TrainingRun:
         return loss
 
     def _prepare_trainer(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> Trainer:
-        # Before the learner prepares: an interruption must find this training's progress, not that of the fold before.
+        # Before the learner prepares, so that an interruption finds this training's progress, not the last fold's.
         trainer = Trainer(learner, self.recipe, self._on_event, phase)
         self.progress.append(trainer.progress)
         self._on_event(TrainingStarted(phase, self.recipe.epochs, *schedule.num_documents))
@@ -136,15 +137,15 @@ class TrainingRun:
         if seconds > SLOW_SECONDS:
             self._on_event(
                 Notice(
-                    f"On this {self.base.device.type.upper()} this will take about {duration(seconds)}; "
-                    "a smaller model, fewer texts or fewer epochs take less."
+                    f"Training will take about {duration(seconds)} on this {self.base.device.type.upper()}; "
+                    "a smaller model, fewer texts or fewer epochs take less time."
                 )
             )
 
     def _expected_seconds(self) -> float:
-        """Estimates the time: matrix products at this device's measured rate, and about as long again for the rest.
+        """Estimates the time: twice the time of the matrix products at this device's measured rate.
 
-        With P parameters, a token costs 2 P floating-point operations forward, and 2 P backward for a frozen base or
+        With P parameters, a token takes 2 P floating-point operations forward, and 2 P backward for a frozen base or
         4 P for a trained one.
         """
         schedules = [schedule for schedule in self._schedules if not schedule.trains_on_all]

@@ -1,4 +1,4 @@
-"""Runs optimizer updates: clips gradients to a global norm, applies AdamW and zeroes the gradients."""
+"""Runs optimizer updates: clips gradients to a global norm, applies AdamW, and zeroes the gradients."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from sebp_edge.memory.options import FASTEST, MAX_GRADIENTS_AT_ONCE, MemoryOptions
 from sebp_edge.ops import AdamW, Moments, adamw_
 from sebp_edge.recipe import Recipe
-from sebp_edge.training.graphs import Graphs
+from sebp_edge.training.graphs import GraphPool
 
-# Parameters start at multiples of this many elements in a flat tensor, for wide loads.
+# Parameters start at multiples of this many elements in a flat tensor, to allow wide loads.
 ALIGNMENT = 64
 
 
@@ -19,10 +19,10 @@ class Update:
     """AdamW (Loshchilov and Hutter 2019) for parameters whose `grad` it owns.
 
     Until `release`, small parameters of one dtype, such as adapters, are views of one flat tensor, and their gradients
-    of another: clipping, AdamW and zeroing then take a kernel each, instead of one for every few dozen tensors.
+    views of another: clipping, AdamW and zeroing then take a kernel each, not one for every few dozen tensors.
 
     Args:
-        options: say whether gradients are added one by one, and whether moments take 8 bits each.
+        options: whether gradients are added one by one, and whether moments take 8 bits each.
 
     Attributes:
         can_accumulate: whether a step may have several micro-batches.
@@ -55,27 +55,27 @@ class Update:
 
     def finish(self) -> Tensor:
         """Updates the parameters; returns the gradients' norm before clipping, an fp32 scalar on the device."""
-        # Not in `begin`: here the host works while the micro-batches run.
+        # Here, not in `begin`, the host works while the micro-batches run.
         self._adamw.begin_step(self._learning_rate)
         (self._replay or self._step)()
         return self._norm.clone()
 
-    def capture(self, graphs: Graphs) -> None:
-        """Captures the update, to be replayed from now on; changes neither parameters, gradients nor moments.
+    def capture(self, graphs: GraphPool) -> None:
+        """Captures the update; `finish` replays it from then on. Changes neither parameters, gradients nor moments.
 
         Raises:
-            CannotCapture: updates go on without a graph.
+            CannotCapture: the update cannot be captured; `finish` runs it eagerly.
         """
-        # The rehearsal moves nothing: gradients and learning rate are zero.
+        # The warm-up changes no parameter, since gradients and learning rate are zero.
         graphs.warm_up(self._step)
         self._replay = graphs.capture("update", self._step)
         self.reset()
 
     @contextmanager
     def dry_run(self) -> Iterator[None]:
-        """Context in which micro-batches are tried out before the first step.
+        """Returns a context for the dry run of a micro-batch before the first step.
 
-        On exit it runs an update, to take its memory too; nothing has changed in the end, bit for bit.
+        On exit, runs an update, to use its memory too. Nothing changes, bit for bit.
         """
         yield
         self.begin(0.0)
@@ -115,12 +115,12 @@ class Update:
 
 
 def have_large_gradients(parameters: list[Tensor]) -> bool:
-    """Whether these parameters' gradients are too large to hold all at once."""
+    """Whether the parameters' gradients are too large to be held all at once."""
     return sum(parameter.nbytes for parameter in parameters) > MAX_GRADIENTS_AT_ONCE
 
 
 def add_gradients(loss: Tensor, parameters: list[Tensor], *, one_by_one: bool) -> None:
-    """Adds the gradients of `loss` to the parameters' `grad` in place, one by one if `one_by_one`, else all at once."""
+    """Adds the gradients of `loss` to the parameters' `grad` in place, one by one or all at once."""
     if one_by_one:
         loss.backward()
     else:

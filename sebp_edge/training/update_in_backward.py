@@ -1,11 +1,11 @@
 """Updates parameters within the backward pass: each gradient is used as soon as it is complete, then dropped.
 
-Only a few gradients are in memory at once, so full fine-tuning takes little more than weights and moments. Two
+Only a few gradients are in memory at once, so full fine-tuning takes little more memory than weights and moments. Two
 consequences: a step has one micro-batch, since gradients are not accumulated; and each tensor's gradient is clipped by
 its own norm, since the global norm is not known yet. Weights may be in bf16: `adamw_` rounds them without bias.
 
 A parameter's gradient is complete when all layers that read the parameter have run their backward passes. So a tied
-embedding has one gradient and one update, and no backward pass reads a changed weight; autograd raises if one would.
+embedding has one gradient and one update, and no backward pass reads a changed weight; autograd raises if one does.
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ from torch import Tensor
 
 from sebp_edge.ops import AdamW, Moments, adamw_
 from sebp_edge.recipe import Recipe
-from sebp_edge.training.graphs import Graphs
+from sebp_edge.training.graphs import GraphPool
 
 
 class UpdateInBackward:
-    """AdamW in every backward pass; the parameters' `grad` is None before and after.
+    """Applies AdamW in every backward pass; the parameters' `grad` is None before and after.
 
     Attributes:
         can_accumulate: whether a step may have several micro-batches.
@@ -56,7 +56,7 @@ class UpdateInBackward:
 
     @contextmanager
     def dry_run(self) -> Iterator[None]:
-        """Context in which micro-batches are tried out: gradients are dropped as they come, and nothing changes."""
+        """Returns a context for the dry run of a micro-batch: gradients are dropped as they come; nothing changes."""
         self._drops_gradients = True
         try:
             yield
@@ -67,7 +67,7 @@ class UpdateInBackward:
         """Returns the norm of all gradients before clipping, an fp32 scalar on the device."""
         return self._squared_norm.sqrt()
 
-    def capture(self, graphs: Graphs) -> None:
+    def capture(self, graphs: GraphPool) -> None:
         """Does nothing: updates are part of the micro-batches' graphs."""
 
     def reset(self) -> None:
@@ -89,7 +89,7 @@ class UpdateInBackward:
         factor = (self._max_norm / (norm + 1e-6)).clamp_(max=1.0)
         moments = self._moments[number]
         if self._drops_gradients:
-            # The first launch compiles the kernel; a copy of a few elements is enough for that.
+            # The first launch compiles the kernel, for which a few elements are enough.
             parameter, gradient = _first_elements(parameter), _first_elements(gradient)
             moments = Moments.of(parameter)
         else:
@@ -98,5 +98,5 @@ class UpdateInBackward:
 
 
 def _first_elements(x: Tensor) -> Tensor:
-    """Copies a few elements, with the same divisibility by 16 as the whole, so that the same kernel is compiled."""
+    """Copies a few elements; their number is as divisible by 16 as the whole, so that the same kernel is compiled."""
     return x.detach().flatten()[: 256 + x.numel() % 256].clone()

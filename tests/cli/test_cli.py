@@ -176,7 +176,7 @@ def test_texts_that_cannot_be_used_are_one_sentence(adapt, tmp_path):
         "nowhere": "There is no file or folder",
         "empty": "nothing to read",
         "unreadable": "Nothing readable was found",
-        "little": "Too little text: .* tokens to learn; at least .* are needed",
+        "little": "Too little text: .* tokens to train on, but at least .* are needed",
     }
     for name, expected in words.items():
         result = run("adapt", tmp_path / name, *adapt[2:], "--json")

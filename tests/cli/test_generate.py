@@ -73,7 +73,7 @@ def test_a_prompt_may_begin_with_a_dash(generate_call, prompt):
     [
         ([], "There is no prompt; give PROMPT, or a chat with --messages", 2),
         ([""], "The prompt is empty", 1),
-        (["ferry \udcff"], r"The prompt is no Unicode text \(character 6\); give it in UTF-8", 1),
+        (["ferry \udcff"], r"The prompt is not valid Unicode \(character 6\); give it in UTF-8", 1),
         (["the", "--messages", "-"], "--messages is a whole chat; leave out PROMPT and --system", 2),
         (["--system", "the", "--messages", "-"], "--messages is a whole chat", 2),
         (["--messages", "nowhere.json"], "The file 'nowhere.json' cannot be read: No such file", 1),

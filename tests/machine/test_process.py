@@ -1,4 +1,4 @@
-"""What a process holds, what a container leaves it, and what a GPU's driver tells."""
+"""The memory that a process uses, the limits of containers, and the reports of a GPU's driver are read correctly."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def write(root, files):
         (root / path).write_text(text)
 
 
-def test_limits_of_version_2_are_those_of_all_groups_above(tmp_path):
+def test_in_version_2_the_limits_of_all_parent_groups_apply(tmp_path):
     write(
         tmp_path,
         {
@@ -37,11 +37,11 @@ def test_limits_of_version_2_are_those_of_all_groups_above(tmp_path):
             "sys/fs/cgroup/app.slice/ours/memory.stat": "anon 900\n",
         },
     )
-    # Files that are only cached are dropped before anything is refused.
+    # The kernel reclaims cached files before it refuses an allocation.
     assert list(container.limits(tmp_path)) == [Limit(8000, 4500)]
 
 
-def test_limits_of_version_1_are_found_also_inside_of_a_container(tmp_path):
+def test_in_version_1_limits_are_found_inside_a_container(tmp_path):
     top = "sys/fs/cgroup/memory/"
     write(
         tmp_path,
@@ -61,17 +61,17 @@ def test_without_control_groups_there_are_no_limits(tmp_path):
     assert list(container.limits(tmp_path)) == []
 
 
-def test_what_a_container_leaves_counts_as_what_the_machine_has(monkeypatch):
+def test_memory_is_that_within_the_containers_limits(monkeypatch):
     assert devices.free_memory(CPU) <= psutil.virtual_memory().available * 1.1
     monkeypatch.setattr(container, "limits", lambda: iter([Limit(3 * GB, GB // 10), Limit(2 * GB, GB)]))
     assert devices.total_memory(CPU) == 2 * GB
     assert devices.free_memory(CPU) == GB // 10
 
 
-# --------------------------------------------------------------------------------------------------- the host's memory
+# --------------------------------------------------------------------------------------------------------- host memory
 
 
-HELD = """
+PROCESS = """
 import sys
 import torch
 from sebp_edge.machine.process import HostMemory
@@ -86,9 +86,9 @@ print(first, with_some, *later, memory.measure(), memory.peak)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="how a heap gives back is the system's")
+@pytest.mark.skipif(sys.platform != "linux", reason="when the heap releases memory depends on the system")
 def test_the_peak_between_measurements_is_reported():
-    done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", PROCESS], capture_output=True, text=True, check=True)
     first, with_some, later, transient, peak, anew, peak_anew = map(int, done.stdout.split())
     assert with_some - first == pytest.approx(2e8, rel=0.05)
     assert later == pytest.approx(with_some, rel=0.02)
@@ -97,17 +97,17 @@ def test_the_peak_between_measurements_is_reported():
     assert anew == pytest.approx(first, rel=0.05)
 
 
-def test_too_little_memory_for_a_first_product_is_one_sentence(monkeypatch):
+def test_too_little_memory_to_measure_the_speed_raises_one_sentence(monkeypatch):
     def fail(*size, **options):
         raise torch.OutOfMemoryError("no more")
 
     devices._measured_matmul_rate.cache_clear()
     monkeypatch.setattr(torch, "ones", fail)
-    with pytest.raises(MachineError, match=r"not enough of this CPU's memory is free .*; close other programs"):
+    with pytest.raises(MachineError, match=r"Too little memory is free on this CPU .*; close other programs"):
         devices.matmul_rate(torch.device("cpu"), torch.float32)
 
 
-# ------------------------------------------------------------------------------------------------------------- a GPU's
+# ---------------------------------------------------------------------------------------------------------- GPU memory
 
 
 ANSWER = """GPU-aa-1, 40, 512
@@ -126,7 +126,7 @@ def test_the_drivers_report_is_read_for_this_process_and_gpu():
     assert process.parse_process_use(4, "aa-1", "") is None
 
 
-def test_what_is_used_of_this_gpu_is_read():
+def test_the_drivers_report_is_read_for_this_gpu():
     assert process.parse_gpu_use("aa-2", "GPU-aa-1, 0\nGPU-aa-2, 812\n") == 812 * 2**20
     assert process.parse_gpu_use("aa-3", "GPU-aa-1, 0\n") is None
     assert process.parse_gpu_use("aa-1", "GPU-aa-1, [N/A]\n") is None
@@ -140,7 +140,7 @@ def test_memory_outside_the_allocator_is_what_the_driver_reports(monkeypatch):
     gpu = Gpu(monkeypatch, reported=300_000_000)
     memory = process.memory_of(CUDA)
     assert memory.used == GB + 300_000_000
-    # Kernels are still to be loaded.
+    # The plan includes kernels that are loaded later.
     assert memory.outside_planned == process.CONTEXT + STACKS // 4
     gpu.used, gpu.reported = gpu.used + 5 * GB, 420_000_000
     assert memory.measure() == memory.peak == GB + 420_000_000
@@ -151,7 +151,7 @@ def test_without_a_report_the_estimate_grows_with_use_up_to_twice(monkeypatch):
     gpu = Gpu(monkeypatch, reported=None)
     memory = process.memory_of(CUDA)
     assert memory.outside == ESTIMATE
-    # More tensors are no growth outside.
+    # More tensors do not count as growth outside.
     gpu.used, gpu.reserved = gpu.used + GB, gpu.reserved + GB
     assert memory.measure() == 2 * GB + ESTIMATE
     gpu.used += 100_000_000
@@ -170,11 +170,11 @@ def test_without_a_report_the_increase_at_the_start_of_cuda_counts(monkeypatch):
     gpu.used += 100_000_000
     memory.measure()
     assert memory.outside == 580_000_000
-    # Also when it is asked about again.
+    # A second measurement gives the same.
     assert process.memory_of(CUDA).outside == 580_000_000
 
 
-def test_what_other_programs_take_after_cuda_began_is_hardly_counted_as_ours(monkeypatch):
+def test_memory_that_other_programs_take_later_counts_up_to_twice_the_estimate(monkeypatch):
     gpu = Gpu(monkeypatch, reported=None, before="GPU-aa-1, 0")
     gpu.used = gpu.reserved + 480_000_000 - STACKS
     assert process.memory_of(CUDA).outside == 480_000_000
@@ -182,7 +182,7 @@ def test_what_other_programs_take_after_cuda_began_is_hardly_counted_as_ours(mon
     assert process.memory_of(CUDA).outside == 2 * ESTIMATE
 
 
-def test_where_cuda_had_begun_before_it_is_an_estimate(monkeypatch):
+def test_without_a_report_after_the_start_of_cuda_the_estimate_counts(monkeypatch):
     gpu = Gpu(monkeypatch, reported=None, before="GPU-aa-1, 2000")
     gpu.used = gpu.reserved + 2000 * 2**20 - STACKS
     assert process.memory_of(CUDA).outside == ESTIMATE
@@ -190,7 +190,7 @@ def test_where_cuda_had_begun_before_it_is_an_estimate(monkeypatch):
     assert process.memory_of(CUDA).outside == ESTIMATE
 
 
-def test_the_cap_follows_what_the_process_holds_outside(monkeypatch):
+def test_the_cap_follows_the_memory_outside_the_allocator(monkeypatch):
     from sebp_edge.memory.guard import STEPS_BETWEEN_CHECKS, MemoryGuard
 
     gpu, fractions = Gpu(monkeypatch, reported=300_000_000), [1.0]
@@ -199,23 +199,23 @@ def test_the_cap_follows_what_the_process_holds_outside(monkeypatch):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     released = []
     monkeypatch.setattr(devices, "release_memory", lambda device: released.append(gpu.reserved))
-    with pytest.raises(ZeroDivisionError), MemoryGuard(CUDA, budget=3 * GB) as limit:
+    with pytest.raises(ZeroDivisionError), MemoryGuard(CUDA, budget=3 * GB) as guard:
         assert gpu.driver.limit == 256
         assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - process.CONTEXT - STACKS // 4)
         gpu.used, gpu.reported = gpu.used + 10**8, 400_000_000
-        assert [limit.shortfall() for _ in range(STEPS_BETWEEN_CHECKS)] == [0] * STEPS_BETWEEN_CHECKS
+        assert [guard.shortfall() for _ in range(STEPS_BETWEEN_CHECKS)] == [0] * STEPS_BETWEEN_CHECKS
         assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - 400_000_000)
         assert not released
         gpu.reserved += 2 * GB
         gpu.used += 2 * GB
-        assert [limit.shortfall() for _ in range(STEPS_BETWEEN_CHECKS)][-1] == 400_000_000
+        assert [guard.shortfall() for _ in range(STEPS_BETWEEN_CHECKS)][-1] == 400_000_000
         assert released
         _ = 1 / 0
     assert fractions[-1] == 1.0
     assert gpu.driver.limit == 1024
 
 
-def test_where_stacks_stay_as_they_are_the_cap_leaves_them_their_room(monkeypatch):
+def test_the_cap_leaves_room_for_stacks_that_cannot_be_lowered(monkeypatch):
     from sebp_edge.memory.guard import MemoryGuard
 
     fractions = [1.0]
@@ -227,19 +227,19 @@ def test_where_stacks_stay_as_they_are_the_cap_leaves_them_their_room(monkeypatc
         assert fractions[-1] * 24 * GB == pytest.approx(3 * GB - process.CONTEXT - STACKS)
 
 
-def test_a_limit_that_is_interrupted_while_it_begins_leaves_the_stacks_as_they_were(monkeypatch):
+def test_an_interruption_while_the_guard_starts_restores_the_stacks(monkeypatch):
     from sebp_edge.memory.guard import MemoryGuard
 
     gpu = Gpu(monkeypatch, reported=300_000_000)
-    limit, looked = MemoryGuard(CUDA, budget=3 * GB), []
+    guard, limits = MemoryGuard(CUDA, budget=3 * GB), []
 
     def interrupt(device):
-        looked.append(gpu.driver.limit)
+        limits.append(gpu.driver.limit)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(process, "memory_of", interrupt)
     with pytest.raises(KeyboardInterrupt) as stopped:
-        limit.__enter__()
-    assert looked == [256]
+        guard.__enter__()
+    assert limits == [256]
     assert gpu.driver.limit == 1024
-    assert stopped  # whose frames are still held
+    assert stopped  # Its frames are still alive.

@@ -1,4 +1,4 @@
-"""What fits into a memory budget: sizes as people write them, the plan that is chosen, and what is refused."""
+"""Memory budgets are parsed as people write them, and the plan for a budget is the first that fits."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
 @pytest.fixture
 def shape_3b(tmp_path):
-    """The shape of a 3B Llama, of which there is nothing but the config."""
+    """The shape of a 3B Llama, read from its config."""
     sizes = {"vocab_size": 128256, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28}
     heads = {"num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
     LlamaConfig(**sizes, **heads).save_pretrained(tmp_path / "llama-3b")
@@ -38,7 +38,7 @@ def shape_3b(tmp_path):
 
 @pytest.fixture
 def gpu_with_bf16(monkeypatch):
-    """Plans for a GPU that this machine need not have."""
+    """Simulates an NVIDIA GPU with bf16 for plans, on any machine."""
     monkeypatch.setattr(devices, "pick_dtype", lambda device: torch.bfloat16)
     monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: 700e12)
     monkeypatch.setattr("sebp_edge.memory.target.has_triton", lambda: True)
@@ -83,7 +83,7 @@ def plan_3b(shape, size, dataset=None, recipe=RECIPE):
         (MemoryBudget(5), 5),
     ],
 )
-def test_a_size_is_read_as_people_write_it(text, size):
+def test_sizes_are_parsed_as_people_write_them(text, size):
     assert MemoryBudget.parse(text) == MemoryBudget(size)
 
 
@@ -101,7 +101,7 @@ def test_an_invalid_size_raises_one_sentence(text):
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_the_first_plan_that_fits_is_chosen_and_those_beside_it_are_named(shape_3b):
+def test_the_first_choice_that_fits_is_taken_and_its_neighbours_are_reported(shape_3b):
     plans = all_plans(lambda size: plan_3b(shape_3b, size), "80GB")
     assert (plans[0].chosen.options, plans[0].larger) == (FASTEST, None)
     assert len(plans) > 8
@@ -109,58 +109,58 @@ def test_the_first_plan_that_fits_is_chosen_and_those_beside_it_are_named(shape_
         assert smaller.chosen == larger.smaller
         assert smaller.larger == larger.chosen
         assert smaller.chosen.peak < larger.chosen.peak
-        # One byte decides.
+        # A budget of exactly the peak is enough.
         assert plan_3b(shape_3b, smaller.chosen.peak).chosen == smaller.chosen
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_time_is_given_up_before_what_is_learnt(shape_3b, monkeypatch):
+def test_plans_get_slower_before_they_get_less_precise(shape_3b, monkeypatch):
     monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
     recipe = RECIPE.replace(batch_tokens=2000)
     recipe = dataclasses.replace(recipe, r=None)
     chosen = [plan.chosen for plan in all_plans(lambda size: plan_3b(shape_3b, size, recipe=recipe), "80GB")]
-    learnt = [(not one.options.moments_in_8_bits, not one.recipe.load_in_4bit, one.recipe.r) for one in chosen]
-    assert learnt == sorted(learnt, reverse=True)
-    assert learnt[0] == (True, True, 16)
-    assert learnt[-1] == (False, False, 4)
-    for _, alike in groupby(zip(learnt, chosen, strict=True), key=lambda pair: pair[0]):
-        seconds = [one.seconds for _, one in alike]
+    precision = [(not each.options.moments_in_8_bits, not each.recipe.load_in_4bit, each.recipe.r) for each in chosen]
+    assert precision == sorted(precision, reverse=True)
+    assert precision[0] == (True, True, 16)
+    assert precision[-1] == (False, False, 4)
+    for _, alike in groupby(zip(precision, chosen, strict=True), key=lambda pair: pair[0]):
+        seconds = [each.seconds for _, each in alike]
         assert seconds == sorted(seconds)
-    assert {one.recipe.lora_alpha / one.recipe.r for one in chosen} == {2}
-    # No two are told in the same words.
-    assert len({one.description for one in chosen}) == len(chosen)
-    # Both ways to save activations are taken, and the fastest saves nothing.
+    assert {each.recipe.lora_alpha / each.recipe.r for each in chosen} == {2}
+    # All descriptions differ.
+    assert len({each.description for each in chosen}) == len(chosen)
+    # Plans save activations by checkpoints and by smaller micro-batches; the fastest plan does neither.
     assert not chosen[0].options.small_buffers
-    assert {one.options.checkpoints for one in chosen} >= {0, 14, 27}
-    assert len({one.options.max_rows for one in chosen}) > 2
+    assert {each.options.checkpoints for each in chosen} >= {0, 14, 27}
+    assert len({each.options.max_rows for each in chosen}) > 2
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_what_a_gpus_training_keeps_in_the_hosts_memory_must_fit_there_too(shape_3b, monkeypatch):
+def test_the_host_memory_of_a_training_on_a_gpu_must_fit_too(shape_3b, monkeypatch):
     full, weights = RECIPE.replace(method="full"), 2 * shape_3b.parameters
     chosen = plan_3b(shape_3b, "16GB", recipe=full).chosen
     assert chosen.options.offload
     assert 3 * weights < chosen.host_memory < 3.1 * weights
-    # Nothing waits there if the inputs find no room.
+    # Without room for the inputs, nothing is offloaded.
     monkeypatch.setattr(devices, "free_memory", lambda device: 3 * weights)
     slower = plan_3b(shape_3b, "16GB", recipe=full).chosen
     assert (slower.options.offload, slower.host_memory) == (False, 3 * weights)
     assert slower.seconds > chosen.seconds
     monkeypatch.setattr(devices, "free_memory", lambda device: 3 * weights - 1)
-    with pytest.raises(MachineError, match=r"takes about 19\.3 GB of the host's memory .* train an adapter\.$"):
+    with pytest.raises(MachineError, match=r"needs about 19\.3 GB of host memory .* or train an adapter\.$"):
         plan_3b(shape_3b, "16GB", recipe=full)
     lora = plan_3b(shape_3b, "16GB")
     assert (lora.full, lora.chosen.host_memory) == (None, 3 * 4 * shape_3b.adapter_parameters(4))
 
 
-def test_a_training_on_a_cpu_takes_no_more_memory_than_its_own(shape_3b, monkeypatch):
+def test_a_training_on_a_cpu_has_no_separate_host_memory(shape_3b, monkeypatch):
     monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: 1e12)
-    choices = candidates(shape_3b, make_dataset(20), Target.this_machine(CPU, 0)).of(RECIPE)
-    assert {one.host_memory for one in choices} == {0}
+    choices = candidates(shape_3b, make_dataset(20), Target.this_machine(CPU, 0)).for_recipe(RECIPE)
+    assert {each.host_memory for each in choices} == {0}
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_a_text_of_2546_tokens_fits_beside_a_3b_model_into_8_gb(shape_3b):
+def test_a_3b_model_and_a_text_of_2546_tokens_fit_into_8_gb(shape_3b):
     dataset = make_dataset(80)
     dataset.examples[3] = Example(list(range(2546)), list(range(2546)), 3)
     recipe = dataclasses.replace(RECIPE, r=None)
@@ -170,13 +170,13 @@ def test_a_text_of_2546_tokens_fits_beside_a_3b_model_into_8_gb(shape_3b):
     assert chosen.dtype == "bfloat16"
     assert chosen.options.offload
     assert chosen.options.chunked_blocks
-    assert chosen.description.endswith("their inputs in the host's memory, blocks in pieces, moments in 8 bits")
+    assert chosen.description.endswith("their inputs offloaded to host memory, MLPs in chunks of rows, 8-bit moments")
 
 
-def test_on_a_cpu_there_is_nowhere_to_offload_to(shape_3b, monkeypatch):
+def test_on_a_cpu_nothing_is_offloaded(shape_3b, monkeypatch):
     monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: 1e12)
-    choices = candidates(shape_3b, make_dataset(20), Target.this_machine(CPU, 0)).of(RECIPE)
-    assert not any(one.options.offload for one in choices)
+    choices = candidates(shape_3b, make_dataset(20), Target.this_machine(CPU, 0)).for_recipe(RECIPE)
+    assert not any(each.options.offload for each in choices)
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
@@ -184,41 +184,40 @@ def test_on_a_cpu_there_is_nowhere_to_offload_to(shape_3b, monkeypatch):
 def test_values_that_the_recipe_states_are_kept(shape_3b, stated, monkeypatch):
     monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
     recipe = Recipe(name="test", description="", batch_tokens=4000, **stated)
-    for made in all_plans(
-        lambda size: plan_3b(shape_3b, size, recipe=recipe), "12GB" if stated.get("method") is None else "20GB"
-    ):
-        for one in filter(None, (made.chosen, made.larger, made.smaller)):
-            assert {key: getattr(one.recipe, key) for key in stated} == stated
-            assert one.recipe.method == recipe.method
+    largest = "12GB" if stated.get("method") is None else "20GB"
+    for plan in all_plans(lambda size: plan_3b(shape_3b, size, recipe=recipe), largest):
+        for choice in filter(None, (plan.chosen, plan.larger, plan.smaller)):
+            assert {key: getattr(choice.recipe, key) for key in stated} == stated
+            assert choice.recipe.method == recipe.method
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_activations_are_computed_again_where_smaller_micro_batches_would_be_slower(shape_3b):
-    # Long examples fill the GPU each alone; of short ones, many must go together.
+def test_activations_are_recomputed_if_smaller_micro_batches_would_be_slower(shape_3b):
+    # A long example fills the GPU alone; short ones must share a micro-batch.
     short = make_dataset(400, longest=60)
     chosen = plan_3b(shape_3b, "8.2GB", short).chosen
     assert chosen.options.checkpoints == 27
     assert chosen.options.max_rows >= 768
     fastest = plan_3b(shape_3b, "80GB", short).chosen
     assert 0.6 * chosen.seconds < fastest.seconds < 0.8 * chosen.seconds
-    slow = candidates(shape_3b, short, Target.this_machine(CUDA, 650_000_000)).of(RECIPE)
-    kept = [one for one in slow if one.options.checkpoints == 0 and one.peak <= 8.2e9]
+    slow = candidates(shape_3b, short, Target.this_machine(CUDA, 650_000_000)).for_recipe(RECIPE)
+    kept = [each for each in slow if each.options.checkpoints == 0 and each.peak <= 8.2e9]
     assert kept
-    assert all(one.seconds > chosen.seconds for one in kept)
+    assert all(each.seconds > chosen.seconds for each in kept)
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_steps_of_a_whole_model_are_cut_last(shape_3b):
+def test_steps_of_full_fine_tuning_are_cut_last(shape_3b):
     recipe = RECIPE.replace(method="full", batch_tokens=1000)
-    chosen = [one.chosen for one in all_plans(lambda size: plan_3b(shape_3b, size, recipe=recipe), "80GB")]
-    rows = [one.options.max_rows for one in chosen]
-    whole = [one for one in chosen if one.options.max_rows >= 1536]
-    assert rows[: len(whole)] == [one.options.max_rows for one in whole]
-    assert any(one.options.checkpoints == 27 for one in whole)
+    chosen = [plan.chosen for plan in all_plans(lambda size: plan_3b(shape_3b, size, recipe=recipe), "80GB")]
+    rows = [each.options.max_rows for each in chosen]
+    whole = [each for each in chosen if each.options.max_rows >= 1536]
+    assert rows[: len(whole)] == [each.options.max_rows for each in whole]
+    assert any(each.options.checkpoints == 27 for each in whole)
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_all_weights_are_offered_where_they_would_fit(shape_3b):
+def test_full_fine_tuning_is_reported_if_it_fits(shape_3b):
     assert plan_3b(shape_3b, "12GB").full is None
     full = plan_3b(shape_3b, "24GB").full
     assert full.recipe.method == "full"
@@ -228,11 +227,11 @@ def test_all_weights_are_offered_where_they_would_fit(shape_3b):
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_what_does_not_fit_is_refused_with_what_would(shape_3b):
+def test_the_error_if_nothing_fits_says_what_would(shape_3b):
     with pytest.raises(MachineError) as error:
         plan_3b(shape_3b, "3GB")
     message = str(error.value)
-    assert "'llama-3b' has 3.21 billion parameters and needs about" in message
+    assert "'llama-3b' has 3.21 billion parameters and needs at least about" in message
     assert "the memory budget is 3.0 GB" in message
     assert "4 bits" not in message
     enough = message.split("raise the budget to ")[1].split(" or ")[0]
@@ -241,7 +240,7 @@ def test_what_does_not_fit_is_refused_with_what_would(shape_3b):
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_where_4_bits_would_fit_the_error_says_so_and_what_to_install(shape_3b, monkeypatch):
+def test_if_4_bits_would_fit_the_error_says_so_and_what_to_install(shape_3b, monkeypatch):
     with pytest.raises(MachineError, match=r"or load the model in 4 bits, after pip install 'sebp-edge\[4bit\]'\.$"):
         plan_3b(shape_3b, "5GB")
     monkeypatch.setattr(target, "has_bitsandbytes", lambda: True)
@@ -251,16 +250,16 @@ def test_where_4_bits_would_fit_the_error_says_so_and_what_to_install(shape_3b, 
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_no_model_is_promised_where_the_process_alone_takes_more(shape_3b):
+def test_the_error_suggests_no_model_if_the_process_alone_exceeds_the_budget(shape_3b):
     with pytest.raises(MachineError) as error:
         plan_3b(shape_3b, "100MB")
     assert "choose a model" not in str(error.value)
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_all_weights_take_more_than_an_adapter(shape_3b):
+def test_full_fine_tuning_takes_more_memory_and_time_than_an_adapter(shape_3b):
     lora, full = (plan_3b(shape_3b, "200GB", recipe=RECIPE.replace(method=method)) for method in ("lora", "full"))
-    # Updated within the backward pass: moments of 8 bits, and no gradients that are kept.
+    # Updates within the backward pass have 8-bit moments, and keep no gradients.
     assert full.chosen.footprint.optimizer == 2 * shape_3b.parameters
     assert full.chosen.footprint.gradients == 0
     assert full.chosen.peak > lora.chosen.peak + 2 * shape_3b.parameters
@@ -268,14 +267,14 @@ def test_all_weights_take_more_than_an_adapter(shape_3b):
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_more_text_takes_longer_and_no_more_memory(shape_3b):
+def test_more_text_takes_more_time_but_no_more_memory(shape_3b):
     few, many = (plan_3b(shape_3b, "10GB", make_dataset(count)) for count in (100, 800))
     assert 6 < many.chosen.seconds / few.chosen.seconds < 10
     assert many.chosen.peak == pytest.approx(few.chosen.peak, rel=0.1)
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_a_small_model_on_a_gpu_takes_as_long_as_its_layers_need(model_folder):
+def test_the_time_of_a_small_model_on_a_gpu_is_that_of_its_layers(model_folder):
     shape, dataset = read_shape(resolve(model_folder)), make_dataset(100)
     recipe = RECIPE.replace(batch_tokens=200)
     plan = plan_of(shape, dataset, recipe, Target.this_machine(CUDA, 0), MemoryBudget.parse("8GB"))
@@ -284,7 +283,7 @@ def test_a_small_model_on_a_gpu_takes_as_long_as_its_layers_need(model_folder):
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_a_plan_is_json(shape_3b):
+def test_a_plan_can_be_written_as_json(shape_3b):
     plan = plan_3b(shape_3b, "9GB")
     record = json.loads(json.dumps(plan.to_dict()))
     assert record["peak"] == plan.chosen.peak == sum(record["footprint"].values()) <= record["budget"] == 9_000_000_000
@@ -302,9 +301,9 @@ def test_the_smallest_plan_runs_the_longest_examples_alone(model_folder):
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_a_gpu_elsewhere_gets_the_plan_that_it_would_get_here(shape_3b):
-    there = Target.absent_gpu(40 * 10**9)
-    plan = plan_of(shape_3b, make_dataset(80), RECIPE, there, MemoryBudget(there.gpu))
-    here = plan_3b(shape_3b, "40GB").chosen
-    assert plan.chosen.description == here.description
-    assert plan.chosen.peak - there.context == here.peak - here.footprint.context
+def test_the_plan_for_an_absent_gpu_is_that_of_the_same_gpu_in_this_machine(shape_3b):
+    absent = Target.absent_gpu(40 * 10**9)
+    plan = plan_of(shape_3b, make_dataset(80), RECIPE, absent, MemoryBudget(absent.gpu))
+    expected = plan_3b(shape_3b, "40GB").chosen
+    assert plan.chosen.description == expected.description
+    assert plan.chosen.peak - absent.context == expected.peak - expected.footprint.context

@@ -1,4 +1,4 @@
-"""Where the bytes of a training go: counted from the shape, held against autograd, a process, and an H100."""
+"""The predicted memory of a training agrees with autograd, a process on the CPU, and measurements on an H100."""
 
 import gc
 import subprocess
@@ -61,18 +61,18 @@ def shape_of(config, folder):
 
 
 def bytes_saved_by_autograd(model, hoisted, tokens) -> int:
-    """Of all storages that the backward pass will read, but for the model's own."""
+    """Returns the bytes of all storages that autograd saves for the backward pass, without the model's own."""
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    held = {}
+    saved = {}
 
-    def note(tensor):
-        held[tensor.untyped_storage().data_ptr()] = tensor
+    def record(tensor):
+        saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         losses = hoisted.row_losses(tokens)
     assert losses.requires_grad
-    return sum(tensor.untyped_storage().nbytes() for place, tensor in held.items() if place not in own)
+    return sum(tensor.untyped_storage().nbytes() for address, tensor in saved.items() if address not in own)
 
 
 def some_tokens(num_sequences: int, length: int) -> ActiveTokens:
@@ -97,9 +97,9 @@ FAMILIES = {
 
 
 def make_family(family: str, **changes) -> PreTrainedModel:
-    """A random decoder of a few layers with the parts of its family."""
+    """Makes a random decoder of a few layers with the parts of its family."""
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1}
-    # Weights so large that a trial sees what is done to queries and keys.
+    # Weights must be large enough for a trial to notice changes to queries and keys.
     sizes = SIZES | heads | {"initializer_range": 0.2}
     config = AutoConfig.for_model(family, **sizes | FAMILIES[family] | changes)
     torch.manual_seed(0)
@@ -108,11 +108,11 @@ def make_family(family: str, **changes) -> PreTrainedModel:
 
 @contextmanager
 def operations_of_a_gpu():
-    """Within it models on the CPU run on our operations, and on flash attention, as they would on a GPU."""
+    """Makes models on the CPU run on our operations and on flash attention, as on a GPU."""
 
     def flash_attention(q_AHE, k_AGE, v_AGE, cu_seqlens, *others, scale=None, window_size_left=None, **options):
         scores = attention.Scores(scale, None if window_size_left is None else window_size_left + 1)
-        # Laid out as queries are.
+        # It has the memory layout of the queries.
         out_AHE = torch.empty_like(q_AHE)
         out_AHE.copy_(attention._attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores))
         return out_AHE, torch.zeros(q_AHE.shape[1], len(q_AHE)), torch.zeros(2), torch.zeros(0), None
@@ -135,22 +135,22 @@ def check_kept(model, recipe, tmp_path, *, on_gpu: bool = False, checkpoints: in
     setup = TrainingSetup(shape, recipe, on_gpu, has_kernels=on_gpu, itemsize=itemsize, options=options)
     with operations_of_a_gpu() if on_gpu else nullcontext(), Hoisted(model, checkpoints=checkpoints) as hoisted:
         tokens = some_tokens(7, 41)
-        held = bytes_saved_by_autograd(model, hoisted, tokens)
-    counted = Activations(setup).kept(tokens.sizes)
-    assert 0.99 * held < counted < 1.08 * held
+        saved = bytes_saved_by_autograd(model, hoisted, tokens)
+    predicted = Activations(setup).kept(tokens.sizes)
+    assert 0.99 * saved < predicted < 1.08 * saved
 
 
 @pytest.mark.parametrize("recipe", [LORA, FULL], ids=lambda recipe: recipe.method)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_what_autograd_keeps_on_the_cpu_is_counted(family, recipe, tmp_path):
+def test_the_bytes_that_autograd_saves_on_the_cpu_are_predicted(family, recipe, tmp_path):
     check_kept(make_family(family), recipe, tmp_path)
 
 
 @pytest.mark.parametrize("recipe", [LORA, FULL], ids=lambda recipe: recipe.method)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_what_autograd_keeps_with_the_operations_of_a_gpu_is_counted(family, recipe, tmp_path):
+def test_the_bytes_that_autograd_saves_with_the_operations_of_a_gpu_are_predicted(family, recipe, tmp_path):
     check_kept(make_family(family).bfloat16(), recipe, tmp_path, on_gpu=True)
 
 
@@ -158,19 +158,21 @@ def test_what_autograd_keeps_with_the_operations_of_a_gpu_is_counted(family, rec
 @pytest.mark.parametrize("checkpoints", [1, 2])
 @pytest.mark.parametrize("family", ["llama", "phi3", "starcoder2"])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_of_blocks_in_checkpoints_the_input_is_counted(family, checkpoints, recipe, tmp_path):
+def test_the_bytes_that_autograd_saves_with_checkpoints_are_predicted(family, checkpoints, recipe, tmp_path):
     check_kept(make_family(family), recipe, tmp_path, checkpoints=checkpoints)
 
 
-class Live(TorchDispatchMode):
-    """Follows how many bytes there are of all that operations give, and how many there were at most.
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all tensors created within the context.
 
-    Without those that were there before.
+    Attributes:
+        now: the bytes that exist now.
+        peak: the most that existed at once.
     """
 
     def __init__(self):
         super().__init__()
-        self.now = self.most = 0
+        self.now = self.peak = 0
         tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
         self._known = {tensor.untyped_storage()._cdata for tensor in tensors}
 
@@ -178,19 +180,19 @@ class Live(TorchDispatchMode):
         out = function(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, tuple | list) else [out]:
             if isinstance(tensor, torch.Tensor):
-                self._note(tensor.untyped_storage())
+                self._add(tensor.untyped_storage())
         return out
 
-    def _note(self, storage):
-        place, size = storage._cdata, storage.nbytes()
-        if place not in self._known:
-            self._known.add(place)
+    def _add(self, storage):
+        address, size = storage._cdata, storage.nbytes()
+        if address not in self._known:
+            self._known.add(address)
             self.now += size
-            self.most = max(self.most, self.now)
-            weakref.finalize(storage, self._forget, place, size)
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._remove, address, size)
 
-    def _forget(self, place, size):
-        self._known.discard(place)
+    def _remove(self, address, size):
+        self._known.discard(address)
         self.now -= size
 
 
@@ -210,9 +212,9 @@ def test_the_peak_of_other_families_is_predicted(family, checkpoints, offload, c
 
 
 def check_peak(family, tmp_path, monkeypatch, checkpoints, offload, chunked_blocks):
-    # Of 1,170 rows.
-    monkeypatch.setattr("sebp_edge.patches.mlp_chunks.ROWS", 200)
-    monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 200)
+    # The micro-batch has about 1,200 rows.
+    monkeypatch.setattr("sebp_edge.patches.mlp_chunks.CHUNK_ROWS", 200)
+    monkeypatch.setattr("sebp_edge.sparse.hoist.CHUNK_ROWS", 200)
     model = make_family(family, num_hidden_layers=8)
     shape = shape_of(model.config, tmp_path)
     model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
@@ -221,22 +223,24 @@ def check_peak(family, tmp_path, monkeypatch, checkpoints, offload, chunked_bloc
     setup = TrainingSetup(shape, LORA, on_gpu=False, has_kernels=False, itemsize=4, options=options)
     tokens = some_tokens(30, 41)
     with Hoisted(model, **options_used) as hoisted:
-        # Gradients are there before, and the host's memory.
+        # The first pass creates gradients and host buffers.
         hoisted.row_losses(tokens).sum().backward()
-        with Live() as live:
+        with LiveBytes() as live:
             hoisted.row_losses(tokens).sum().backward()
     found = Footprint.of(setup, [tokens.sizes], [], 0)
-    assert live.most == pytest.approx(found.activations + found.loss, rel=0.15)
+    assert live.peak == pytest.approx(found.activations + found.loss, rel=0.15)
 
 
 @pytest.mark.parametrize("chunked_blocks", [False, True])
 @pytest.mark.parametrize("family", ["llama", "olmo2", "phi3"])
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_with_all_weights_the_gradients_that_wait_are_counted(family, chunked_blocks, tmp_path, monkeypatch):
-    monkeypatch.setattr("sebp_edge.patches.mlp_chunks.ROWS", 200)
-    monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 200)
+def test_the_peak_of_full_fine_tuning_with_waiting_gradients_is_predicted(
+    family, chunked_blocks, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("sebp_edge.patches.mlp_chunks.CHUNK_ROWS", 200)
+    monkeypatch.setattr("sebp_edge.sparse.hoist.CHUNK_ROWS", 200)
     monkeypatch.setattr("sebp_edge.memory.options.FEW_LOGITS", 2**19)
-    # The head is most of it, and MLPs are wide.
+    # The head is large, and MLPs are wide.
     sizes = {"vocab_size": 40_000, "num_hidden_layers": 4, "intermediate_size": 4096}
     model = make_family(family, **sizes, tie_word_embeddings=family == "llama")
     options_used = {"checkpoints": 3, "chunked_blocks": chunked_blocks}
@@ -251,21 +255,22 @@ def test_with_all_weights_the_gradients_that_wait_are_counted(family, chunked_bl
     tokens = some_tokens(10, 41)
     with Hoisted(model, **options_used, max_logits=2**19) as hoisted:
         hoisted.row_losses(tokens).sum().backward()
-        # They are there before.
+        # The first pass creates the gradients.
         gradients = [parameter.grad for parameter in model.parameters()]
-        with Live() as live:
+        with LiveBytes() as live:
             hoisted.row_losses(tokens).sum().backward()
     found = Footprint.of(setup, [tokens.sizes], [], 0)
     assert None not in gradients
-    # Rather too much is counted than too little.
-    counted = found.activations + found.loss
-    assert 0.75 * counted < live.most < counted
+    # The prediction is rather too high than too low.
+    predicted = found.activations + found.loss
+    assert 0.75 * predicted < live.peak < predicted
 
 
-def test_an_embedding_that_scales_what_it_looks_up_has_a_gradient_beside_the_heads(tmp_path):
+def test_a_tied_embedding_that_scales_its_output_has_a_gradient_of_its_own(tmp_path):
     sizes = SIZES | {"vocab_size": 40_000, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 
-    def counted(model, folder):
+    def heads_of_memory(model, folder):
+        """Returns the peak in units of the head's size."""
         shape = shape_of(model.config, folder)
         assert shape.is_tied
         setup = TrainingSetup(
@@ -274,9 +279,9 @@ def test_an_embedding_that_scales_what_it_looks_up_has_a_gradient_beside_the_hea
         found = Footprint.of(setup, [Bucket(7, 1, 7, 7)], [], 0)
         return (found.activations + found.loss) / (4 * shape.head_parameters)
 
-    assert counted(make_llama(**sizes), tmp_path / "llama") == pytest.approx(1, abs=0.5)
+    assert heads_of_memory(make_llama(**sizes), tmp_path / "llama") == pytest.approx(1, abs=0.5)
     gemma = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, attn_implementation="sdpa"))
-    assert counted(gemma, tmp_path / "gemma") == pytest.approx(2, abs=0.5)
+    assert heads_of_memory(gemma, tmp_path / "gemma") == pytest.approx(2, abs=0.5)
 
 
 @pytest.mark.parametrize(("tokens", "measured_gib"), [(96, 6.67), (224, 6.91), (832, 8.08), (3712, 12.82)])
@@ -286,12 +291,12 @@ def test_the_peaks_measured_on_an_h100_are_predicted(tokens, measured_gib, tmp_p
     footprint = Footprint.of(setup, [Bucket(tokens, 64, 128, tokens)], [], context=650_000_000)
     tensors = footprint.total - footprint.context - footprint.reserve - footprint.graphs + CUBLAS_WORKSPACES
     assert tensors / 2**30 == pytest.approx(measured_gib, rel=0.05)
-    # The weights are most of it and no guess; nor is the rest a bad one.
+    # The weights are the largest part and known exactly, so the rest is checked by itself.
     beyond_weights = measured_gib - footprint.weights / 2**30
     assert (tensors - footprint.weights) / 2**30 == pytest.approx(beyond_weights, rel=0.1)
 
 
-def test_what_torchs_allocator_held_on_an_h100_is_predicted(tmp_path):
+def test_the_memory_of_torchs_allocator_measured_on_an_h100_is_predicted(tmp_path):
     setup = TrainingSetup(
         shape_of(LlamaConfig(**SHAPE_3B), tmp_path),
         Recipe.load("notes").with_defaults(),
@@ -323,8 +328,8 @@ print(*planned, result.peak_memory_bytes)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="how a heap grows was measured on Linux")
-def test_the_peak_of_a_process_on_the_cpu_is_at_most_the_predicted_one_and_not_far_below(tmp_path):
+@pytest.mark.skipif(sys.platform != "linux", reason="the growth of the heap was measured on Linux")
+def test_the_peak_of_a_process_on_the_cpu_is_just_below_the_prediction(tmp_path):
     notes = tmp_path / "notes"
     notes.mkdir()
     for number, text in enumerate(make_sentences(24, words=160)):
@@ -337,16 +342,16 @@ def test_the_peak_of_a_process_on_the_cpu_is_at_most_the_predicted_one_and_not_f
 
 @pytest.mark.parametrize("documents", [24, 12], ids=["one split", "folds"])
 @pytest.mark.parametrize("recipe", [LORA, FULL], ids=["lora", "full"])
-def test_states_to_go_back_to_are_counted(recipe, documents, make, monkeypatch):
+def test_the_states_that_a_training_keeps_are_counted(recipe, documents, make, monkeypatch):
     taken, alive = [], []
 
-    def noted(adaptation):
+    def recorded(adaptation):
         state = snapshot(adaptation)
         taken.append(weakref.ref(state[0]))
         return state
 
-    for user in (loop, run):
-        monkeypatch.setattr(user, "snapshot", noted)
+    for module in (loop, run):
+        monkeypatch.setattr(module, "snapshot", recorded)
     before = 1 if recipe is FULL else 0
 
     def on_event(event):
@@ -357,7 +362,7 @@ def test_states_to_go_back_to_are_counted(recipe, documents, make, monkeypatch):
     counted = num_states_kept(
         TrainingSetup(None, recipe, False, has_kernels=False, itemsize=4), has_folds=documents < 20
     )
-    # Of an adapter on one split only the best one is kept; counted is also the next, which takes its place.
+    # An adapter on one split keeps only the best state; the count includes the next one, which replaces it.
     assert max(alive) == counted - (recipe is LORA and documents >= 20)
 
 
@@ -375,7 +380,7 @@ def test_a_shape_is_read_from_the_config_alone(tmp_path):
     assert shape.blocks[0].kind.norms == 2
 
 
-def test_an_adapter_has_as_many_parameters_as_peft_makes(tmp_path):
+def test_an_adapters_number_of_parameters_is_pefts(tmp_path):
     model = make_llama(**SIZES)
     shape = shape_of(model.config, tmp_path)
     peft = get_peft_model(model, LoraConfig(r=5, target_modules="all-linear", task_type="CAUSAL_LM"))
@@ -383,28 +388,28 @@ def test_an_adapter_has_as_many_parameters_as_peft_makes(tmp_path):
     assert shape.adapter_parameters(5) == trained
 
 
-def test_a_shape_is_read_without_a_trace_in_random_states(tmp_path):
+def test_reading_a_shape_leaves_random_states_unchanged(tmp_path):
     config = make_family("llama").config
     before = torch.get_rng_state()
     shape_of(config, tmp_path)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_layer_runs_as_its_like_in_the_small_copy_does(tmp_path):
+def test_each_block_has_the_kind_of_its_counterpart_in_the_small_copy(tmp_path):
     layers = {"num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
     config = AutoConfig.for_model("smollm3", **SIZES | layers)
     assert config.no_rope_layers == [1, 1, 1, 0, 1, 1, 1, 0]
-    in_place = [block.kind.has_fused_attention for block in shape_of(config, tmp_path).blocks]
-    assert in_place == [True, True, True, False, True, True, True, False]
+    fused = [block.kind.has_fused_attention for block in shape_of(config, tmp_path).blocks]
+    assert fused == [True, True, True, False, True, True, True, False]
 
 
-def test_experts_are_not_counted_as_if_they_were_layers(tmp_path):
+def test_a_mixture_of_experts_is_not_planned_as_hoisted(tmp_path):
     sizes = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
     shape = shape_of(AutoConfig.for_model("mixtral", **sizes), tmp_path)
     assert not shape.is_hoisted
 
 
-def test_another_architecture_is_counted_by_its_linear_layers(tmp_path):
+def test_an_unknown_architecture_is_counted_by_its_linear_layers(tmp_path):
     shape = shape_of(BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=320), tmp_path)
     assert not shape.is_hoisted
     assert shape.blocks[0].linears["self_attention.query_key_value"] == Linear(64, 192)
@@ -415,7 +420,7 @@ def test_another_architecture_is_counted_by_its_linear_layers(tmp_path):
     assert two.activations > 1.9 * one.activations
 
 
-def test_every_part_is_in_the_total(tmp_path):
+def test_the_total_is_the_sum_of_all_parts(tmp_path):
     shape = shape_of(make_llama(**SIZES).config, tmp_path)
     for recipe in (LORA, FULL):
         for on_gpu in (False, True):

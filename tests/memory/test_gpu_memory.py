@@ -1,6 +1,6 @@
-"""A GPU's memory: the budget holds for the whole process, what is tried out changes nothing, and others are seen.
+"""On a GPU the budget covers the whole process, dry runs change nothing, and other programs' memory is noticed.
 
-What is free is the whole GPU's: run this file by itself.
+Run this file by itself, since free memory is that of the whole GPU.
 """
 
 import subprocess
@@ -33,7 +33,7 @@ RECIPE = Recipe(name="test", description="", r=16, epochs=1, batch_tokens=8000, 
 
 @pytest.fixture
 def make(tokenizer, tmp_path):
-    """A model of 0.13 billion parameters in bf16: its activations are a good part of what a training takes."""
+    """A function that makes a Personalizer of a bf16 model with 0.13 billion parameters and large activations."""
     sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16}
     model = make_llama(**sizes, num_key_value_heads=4, head_dim=64, vocab_size=32000, max_position_embeddings=512)
     model.to(torch.bfloat16).save_pretrained(tmp_path / "model")
@@ -48,12 +48,12 @@ def make(tokenizer, tmp_path):
 
 @pytest.mark.parametrize("method", ["lora", "full"])
 @pytest.mark.parametrize("memory_budget", ["8GB", 1.1], ids=["ample", "tight"])
-def test_what_an_adaptation_holds_stays_below_its_plan_and_all_is_undone(make, memory_budget, method):
+def test_an_adaptation_stays_within_its_plan_and_restores_the_cap(make, memory_budget, method):
     texts, recipe = make_sentences(60, words=200), RECIPE.replace(method=method)
-    # What earlier tests left would be part of the plan.
+    # Memory left by earlier tests would be part of the plan.
     devices.release_memory(CUDA)
     if memory_budget == 1.1:
-        # A tenth more than the least that will do.
+        # A tenth more than the smallest plan.
         plan = make(recipe=recipe, memory_budget="70GB").plan(texts)
         while plan.smaller is not None:
             plan = make(recipe=recipe, memory_budget=plan.chosen.peak - 1).plan(texts)
@@ -66,10 +66,10 @@ def test_what_an_adaptation_holds_stays_below_its_plan_and_all_is_undone(make, m
     result = personalizer.adapt(texts)
     used = torch.cuda.max_memory_reserved() - before
     own = plan.chosen.peak - plan.chosen.footprint.context
-    # A first training leaves a workspace of cuBLAS to later ones, beside the two that are planned.
+    # An earlier training leaves cuBLAS's workspace, in addition to the two that are planned.
     assert 0.5 * own < used <= own + 32 * 2**20
     assert torch.cuda.get_per_process_memory_fraction() == 1.0
-    # What the process held, context and libraries included.
+    # The memory of the process includes CUDA's context and libraries.
     assert result.peak_memory_bytes <= plan.chosen.peak <= plan.budget
     assert result.predicted_peak_bytes == pytest.approx(plan.chosen.peak, rel=0.02)
     assert 0 < result.allocator_peak_bytes <= result.peak_memory_bytes - 100_000_000
@@ -78,29 +78,29 @@ def test_what_an_adaptation_holds_stays_below_its_plan_and_all_is_undone(make, m
     assert not any(isinstance(event, MemoryRanOut | MemoryPressure) for event in events)
     allocated = torch.cuda.memory_allocated()
     personalizer.adapt(texts)
-    # One of the two may have kept its adapter.
+    # One of the two adaptations may have kept its adapter.
     assert torch.cuda.memory_allocated() <= allocated + 32 * 2**20
 
 
-def test_after_an_error_the_cap_is_what_it_was_and_all_memory_is_given_back(make):
-    texts, personalizer, asked_for = make_sentences(60, words=200), make(memory_budget="8GB"), []
+def test_after_an_error_the_cap_is_restored_and_all_memory_is_released(make):
+    texts, personalizer, requested = make_sentences(60, words=200), make(memory_budget="8GB"), []
 
     def stop(event):
         if isinstance(event, StepDone):
             raise torch.OutOfMemoryError
 
     personalizer.on_event = stop
-    # The first one makes what is made once, such as a workspace of cuBLAS.
+    # The first run allocates what is allocated once, such as cuBLAS's workspace.
     for _ in range(2):
         with pytest.raises(MachineError, match="ran out while training; nothing was saved"):
             personalizer.adapt(texts)
         assert torch.cuda.get_per_process_memory_fraction() == 1.0
-        # What was asked for: weights that are copied back get pieces of memory that are a little larger, or not.
-        asked_for.append(torch.cuda.memory_stats()["requested_bytes.all.current"])
-    assert asked_for[1] <= asked_for[0]
+        # Requested bytes, since restored weights may get slightly larger blocks.
+        requested.append(torch.cuda.memory_stats()["requested_bytes.all.current"])
+    assert requested[1] <= requested[0]
 
 
-def test_a_cap_makes_memory_run_out_and_is_undone():
+def test_exceeding_a_cap_runs_out_of_memory_and_the_cap_is_undone():
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     with process.capped(CUDA) as cap:
@@ -110,7 +110,7 @@ def test_a_cap_makes_memory_run_out_and_is_undone():
             torch.empty(64 * 2**20, dtype=torch.uint8, device=CUDA)
         cap(before + 128 * 2**20)
         more = torch.empty(64 * 2**20, dtype=torch.uint8, device=CUDA)
-        # Below what is held, nothing is taken away.
+        # A cap below the current use frees nothing.
         cap(0)
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(64 * 2**20, dtype=torch.uint8, device=CUDA)
@@ -118,36 +118,36 @@ def test_a_cap_makes_memory_run_out_and_is_undone():
     assert torch.empty(256 * 2**20, dtype=torch.uint8, device=CUDA).numel() == 256 * 2**20
 
 
-def test_what_the_process_holds_outside_torchs_allocator_is_measured():
+def test_the_memory_outside_torchs_allocator_is_measured():
     torch.ones(512, 512, device=CUDA) @ torch.ones(512, 512, device=CUDA)
     memory = memory_of(CUDA)
     if memory._reported() is None:
-        pytest.skip("the driver does not tell what a process holds here")
+        pytest.skip("the driver does not report the memory of processes here")
     assert 100_000_000 < memory.outside < 3_000_000_000
     free, total = torch.cuda.mem_get_info()
     assert memory.used <= total - free + 64 * 2**20
     before = memory.outside
     kept = torch.empty(2**30, dtype=torch.uint8, device=CUDA)
-    # Tensors are not outside.
+    # Tensors do not count as outside.
     memory.measure()
     assert memory.outside == pytest.approx(before, abs=64 * 2**20)
     assert memory.used >= before + kept.numel()
 
 
-def test_a_gpu_has_the_memory_that_small_stacks_leave():
+def test_lowering_stacks_frees_memory_and_does_not_change_results():
     x = torch.randn(300, 200, device=CUDA, dtype=torch.bfloat16)
-    expected = x @ x.T  # loads what a product needs
+    expected = x @ x.T  # loads the libraries of matrix products
     torch.cuda.synchronize()
     free, gained = devices.free_memory(CUDA), stacks.reserved(CUDA) - stacks.min_reserved(CUDA)
     assert gained > 10_000_000
-    with stacks.cut(CUDA):
+    with stacks.lowered(CUDA):
         assert devices.free_memory(CUDA) - free == pytest.approx(gained, rel=0.1)
         assert torch.equal(x @ x.T, expected)
         torch.testing.assert_close((x @ x.T).float(), x.float() @ x.float().T, rtol=0.02, atol=0.2)
     assert devices.free_memory(CUDA) == pytest.approx(free, abs=32 * 2**20)
 
 
-# ------------------------------------------------------------------------------------------------- what is tried out
+# ------------------------------------------------------------------------------------------------------------ dry runs
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no graphs"])
@@ -161,7 +161,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(kind, graphs):
 
     with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append) as learner:
         if not graphs:
-            learner.learner.graphs = None
+            learner.inner.graphs = None
         weights, random = snapshot(adapted), (torch.cuda.get_rng_state(), torch.get_rng_state())
         events.clear()
         learner.prepare(Schedule([[examples]]))
@@ -169,7 +169,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(kind, graphs):
         assert all(map(torch.equal, bits(snapshot(adapted)), bits(weights)))
         assert torch.equal(torch.cuda.get_rng_state(), random[0])
         assert torch.equal(torch.get_rng_state(), random[1])
-        update = learner.learner._update
+        update = learner.inner._update
         if kind is FullAdaptation:
             moments = [value for one in update._moments for value in one if value is not None]
             gradients = [parameter.grad for parameter in adapted.model.parameters()]
@@ -177,12 +177,12 @@ def test_a_dry_run_changes_nothing_bit_for_bit(kind, graphs):
             assert int(update._adamw.step) == 0
         else:
             moments = [value for one in update._moments for value in one if value is not None]
-            assert not any(parameter.grad.any() for parameter in learner.learner.parameters)
+            assert not any(parameter.grad.any() for parameter in learner.inner.parameters)
         assert moments
         assert not any(value.any() for value in moments)
-        assert float(learner.learner._loss) == 0
+        assert float(learner.inner._loss) == 0
         assert [type(event) for event in events] == [GraphCaptured] * graphs + [MemoryProbed]
-        # What was captured is what runs: no further capture.
+        # The step replays the graph of the dry run.
         learner.step(make_step(learner, examples), 1e-2)
         assert [type(event) for event in events].count(GraphCaptured) == graphs
         assert not all(map(torch.equal, bits(snapshot(adapted)), bits(weights)))
@@ -204,14 +204,14 @@ def test_a_dry_run_that_runs_out_of_memory_changes_no_weight_and_is_cut_smaller(
     model = adapted.model.get_base_model() if kind is LoraAdaptation else adapted.model
     model.model.layers[0].register_forward_hook(fail_in_the_first_backward_pass)
     with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append) as learner:
-        learner.learner.graphs = None
+        learner.inner.graphs = None
         weights = snapshot(adapted)
         learner.prepare(Schedule([[examples]]))
         assert failed
         assert all(map(torch.equal, snapshot(adapted), weights))
-    told = [type(event) for event in events if not isinstance(event, GraphCaptured)]
-    # Where each micro-batch is a step, a note says so.
-    assert told == [MemoryRanOut, *[Notice] * (kind is FullAdaptation), MemoryProbed]
+    kinds = [type(event) for event in events if not isinstance(event, GraphCaptured)]
+    # If each micro-batch is a step, a notice says so.
+    assert kinds == [MemoryRanOut, *[Notice] * (kind is FullAdaptation), MemoryProbed]
 
 
 # ---------------------------------------------------------------------------------------------------- other programs
@@ -230,7 +230,7 @@ sys.stdin.read()
 
 @contextmanager
 def another_process_takes_memory(leaving):
-    """Within it another process holds what was free of the GPU, but for so many bytes."""
+    """Within the context, another process holds the GPU's free memory, except for `leaving` bytes."""
     command = [sys.executable, "-c", HOG, str(leaving)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         try:
@@ -254,13 +254,13 @@ def test_micro_batches_become_smaller_if_another_process_takes_memory(make):
     shortages = [event for event in events if isinstance(event, MemoryPressure)]
     assert shortages
     assert shortages[0].max_rows < shortages[0].max_rows_before
-    assert shortages[0].missing > 0
+    assert shortages[0].shortfall > 0
     last = [event for event in events if isinstance(event, StepDone)][-1]
     assert last.step == last.steps
     assert result.heldout_loss_after < result.heldout_loss_before
 
 
-def test_what_another_process_leaves_of_a_budget_is_what_there_is(make):
+def test_a_budget_is_limited_to_the_memory_that_another_process_leaves(make):
     texts, events = make_sentences(60, words=200), []
     with another_process_takes_memory(4 * 10**9):
         plan = make(memory_budget="70GB").plan(texts)

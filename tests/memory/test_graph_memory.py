@@ -1,4 +1,4 @@
-"""Captured graphs and memory: how little they take, and what happens where it runs out."""
+"""Captured graphs save and release memory, and running out of memory during a capture leaves no trace."""
 
 import pytest
 import torch
@@ -21,21 +21,21 @@ pytestmark = [
 def test_all_buckets_are_warmed_up_before_the_first_capture():
     examples, order = make_examples([64] * 40 + [5]), []
     with make_learner(LoraAdaptation(), examples) as learner:
-        graphs = learner.learner.graphs._graphs
-        for name in ("rehearse", "capture"):
-            own = getattr(graphs, name)
-            setattr(graphs, name, lambda *arguments, own=own, name=name: order.append(name) or own(*arguments))
+        graphs = learner.inner.graphs._graphs
+        for name in ("warm_up", "capture"):
+            method = getattr(graphs, name)
+            setattr(graphs, name, lambda *given, method=method, name=name: order.append(name) or method(*given))
         limit_rows(learner, 630)
         learner.lay_out(Schedule([[examples]]))
-        assert len(learner.learner.graphs._buckets) > 1
+        assert len(learner.inner.graphs._buckets) > 1
         learner.step(make_step(learner, examples), 1e-3)
     first = order.index("capture")
-    assert order.count("rehearse") == first > 1
+    assert order.count("warm_up") == first > 1
     assert order.count("capture") > 1
 
 
-def test_blocks_in_checkpoints_keep_less():
-    # Heads that our attention kernels take: flash attention's sums would be the peak.
+def test_blocks_in_checkpoints_use_less_memory():
+    # These heads run on our attention kernels; with flash attention, its sums would be the peak.
     sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4}
     config = LlamaConfig(vocab_size=320, **sizes)
     examples = make_examples([64] * 60)
@@ -48,13 +48,13 @@ def test_blocks_in_checkpoints_keep_less():
             learner.step(make_step(learner, examples), 1e-3)
             return torch.cuda.max_memory_allocated() - before
 
-    taken(FASTEST)  # makes what is made once
-    kept, again = taken(FASTEST), taken(MemoryOptions(checkpoints=7))
+    taken(FASTEST)  # creates what is created once
+    kept, recomputed = taken(FASTEST), taken(MemoryOptions(checkpoints=7))
     per_token = 2 * 7 * (2 * 1024 + 5 * 256)
-    assert kept - again > 0.5 * 60 * 63 * per_token
+    assert kept - recomputed > 0.5 * 60 * 63 * per_token
     offloaded = taken(MemoryOptions(checkpoints=7, offload=True))
     chunked = taken(MemoryOptions(checkpoints=7, offload=True, chunked_blocks=True))
-    assert again - offloaded > 0.5 * 60 * 63 * 2 * 7 * 256
+    assert recomputed - offloaded > 0.5 * 60 * 63 * 2 * 7 * 256
     assert chunked < offloaded
 
 
@@ -67,20 +67,20 @@ def test_memory_is_released():
         with make_learner(adapted, examples) as learner:
             learner.step(make_step(learner, examples), 1e-3)
             list(learner.losses(evaluated(learner, examples)))
-            held = torch.cuda.memory_allocated()
+            during = torch.cuda.memory_allocated()
         del learner
         torch.cuda.synchronize()
-        return held, torch.cuda.memory_allocated()
+        return during, torch.cuda.memory_allocated()
 
-    # The first one makes what is made once, such as a workspace of cuBLAS.
+    # The first training allocates what is allocated once, such as cuBLAS's workspace.
     _, before = allocated_after_a_training()
-    held, after = allocated_after_a_training()
-    assert held > before
+    during, after = allocated_after_a_training()
+    assert during > before
     assert after <= before
 
 
 class Hook:
-    """Lets memory run out, or another error happen, at one call of a layer, counted from when it is told the number."""
+    """Raises an error in one call of a layer, counted from `fail_at`."""
 
     def __init__(self, adapted, error=torch.OutOfMemoryError):
         self.calls, self.number, self.error = 0, 0, error
@@ -96,7 +96,7 @@ class Hook:
 
 
 def step_gradients(learner, examples, monkeypatch):
-    """The loss and the gradients of a step that updates nothing."""
+    """Runs a step that updates nothing; returns its loss and gradients."""
     found = []
 
     def keep(update):
@@ -113,10 +113,10 @@ def step_gradients(learner, examples, monkeypatch):
 OFFLOADED = MemoryOptions(checkpoints=2, offload=True)
 
 
-# A new bucket runs as it is first, and then for its graph.
-@pytest.mark.parametrize("call", [1, 2], ids=["in the run before the capture", "in the capture"])
-@pytest.mark.parametrize("options", [FASTEST, OFFLOADED], ids=["all kept", "with a copy on its way"])
-def test_memory_that_runs_out_while_a_graph_is_made_leaves_nothing_added(options, call, monkeypatch):
+# The first call for a new bucket is the warm-up, the second one the capture.
+@pytest.mark.parametrize("call", [1, 2], ids=["in the warm-up", "in the capture"])
+@pytest.mark.parametrize("options", [FASTEST, OFFLOADED], ids=["all kept", "during a copy"])
+def test_running_out_of_memory_while_a_graph_is_made_adds_no_gradients(options, call, monkeypatch):
     examples = make_examples([31, 2, 17, 40, 5, 23, 27, 30])
     rows = sum(example.num_active_tokens for example in examples)
     with make_learner(LoraAdaptation(), examples, options=options) as learner:
@@ -131,7 +131,7 @@ def test_memory_that_runs_out_while_a_graph_is_made_leaves_nothing_added(options
         loss, found = step_gradients(learner, examples, monkeypatch)
         assert torch.cuda.current_stream() == stream
         assert [event for event in events if isinstance(event, MemoryRanOut)] == [MemoryRanOut(4096, -(-rows // 2))]
-        assert learner.learner.graphs is not None
+        assert learner.inner.graphs is not None
         captured = len([event for event in events if isinstance(event, GraphCaptured)])
         again_loss, again = step_gradients(learner, examples, monkeypatch)
         assert len([event for event in events if isinstance(event, GraphCaptured)]) == captured
@@ -142,8 +142,8 @@ def test_memory_that_runs_out_while_a_graph_is_made_leaves_nothing_added(options
     assert error(again, expected) <= 1e-2
 
 
-@pytest.mark.parametrize("call", [1, 2], ids=["in the run before the capture", "in the capture"])
-@pytest.mark.parametrize("options", [FASTEST, OFFLOADED], ids=["all kept", "with a copy on its way"])
+@pytest.mark.parametrize("call", [1, 2], ids=["in the warm-up", "in the capture"])
+@pytest.mark.parametrize("options", [FASTEST, OFFLOADED], ids=["all kept", "during a copy"])
 def test_ctrl_c_while_a_graph_is_made_ends_the_training(options, call):
     adapted, events = LoraAdaptation(), []
     hook, stream = Hook(adapted, KeyboardInterrupt), torch.cuda.current_stream()
@@ -156,7 +156,7 @@ def test_ctrl_c_while_a_graph_is_made_ends_the_training(options, call):
     assert not any(isinstance(event, Notice) for event in events)
 
 
-@pytest.mark.parametrize("call", [1, 2], ids=["in the run before the capture", "in the capture"])
+@pytest.mark.parametrize("call", [1, 2], ids=["in the warm-up", "in the capture"])
 def test_held_out_losses_are_the_same_if_memory_runs_out_while_a_graph_is_made(call):
     examples = make_examples([31, 2, 17, 40, 5, 23, 27, 30])
     adapted = LoraAdaptation()
@@ -175,13 +175,13 @@ def test_held_out_losses_are_the_same_if_memory_runs_out_while_a_graph_is_made(c
         hook.fail_at(call)
         found = by_document(learner)
         assert learner.limit.max_rows < 4096
-        assert learner.learner.graphs is not None
+        assert learner.inner.graphs is not None
     assert found.keys() == expected.keys()
     for document, losses in found.items():
         torch.testing.assert_close(losses, expected[document], rtol=2e-2, atol=2e-2)
 
 
-def test_one_example_that_fits_only_without_graphs_is_trained_on_without_them(monkeypatch):
+def test_a_single_example_that_only_fits_without_graphs_is_trained_without_them(monkeypatch):
     examples, adapted, events = make_examples([40]), LoraAdaptation(), []
     hook = Hook(adapted)
     with make_learner(adapted, examples, events) as learner:
@@ -190,24 +190,24 @@ def test_one_example_that_fits_only_without_graphs_is_trained_on_without_them(mo
     with make_learner(adapted, examples, events) as learner:
         hook.fail_at(1)
         _, found = step_gradients(learner, examples, monkeypatch)
-        assert learner.learner.graphs is None
+        assert learner.inner.graphs is None
         hook.fail_at(1)
         with pytest.raises(torch.OutOfMemoryError):
             learner.step(make_step(learner, examples), 1e-3)
     (notice,) = [event for event in events if isinstance(event, Notice)]
     assert "memory ran out with them" in notice.message
     assert not any(isinstance(event, MemoryRanOut) for event in events)
-    # Other products round differently in bf16; a part added twice would show.
+    # Other kernels round differently in bf16; a part added twice would exceed this.
     assert error(found, expected) <= 5e-2
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no graphs"])
-def test_what_does_not_fit_under_a_cap_is_cut_smaller_and_the_training_goes_on(graphs):
+def test_under_a_cap_the_training_continues_with_smaller_micro_batches(graphs):
     config = LlamaConfig(
         vocab_size=320, hidden_size=512, intermediate_size=2048, num_hidden_layers=4, num_attention_heads=8
     )
     adapted = LoraAdaptation(LlamaForCausalLM(config))
-    # All alike: halves of a micro-batch share one bucket.
+    # All have the same length, so that the halves of a micro-batch share one bucket.
     examples = make_examples([64] * 60)
 
     def train(events):
@@ -215,9 +215,9 @@ def test_what_does_not_fit_under_a_cap_is_cut_smaller_and_the_training_goes_on(g
             if not graphs:
                 drop_graphs(learner)
             learner.lay_out(Schedule([[examples] * 3]))
-            # Updates of nothing, so that all trainings here are the same.
+            # With a learning rate of zero, all trainings here are the same.
             losses = [float(learner.step(make_step(learner, examples), 0.0).loss) for _ in range(3)]
-            assert (learner.learner.graphs is not None) == graphs
+            assert (learner.inner.graphs is not None) == graphs
             return losses, sum(float(losses.sum()) for _, losses, _ in learner.losses(evaluated(learner, examples)))
 
     def held_after(events):
@@ -226,7 +226,7 @@ def test_what_does_not_fit_under_a_cap_is_cut_smaller_and_the_training_goes_on(g
         torch.cuda.synchronize()
         return found, torch.cuda.memory_allocated()
 
-    # The first one makes what is made once, such as a workspace of cuBLAS.
+    # The first training allocates what is allocated once, such as cuBLAS's workspace.
     train([])
     torch.cuda.empty_cache()
     held, events = torch.cuda.memory_allocated(), []
@@ -234,7 +234,7 @@ def test_what_does_not_fit_under_a_cap_is_cut_smaller_and_the_training_goes_on(g
     assert not any(isinstance(event, MemoryRanOut) for event in events)
     taken = torch.cuda.max_memory_allocated() - held
     torch.cuda.empty_cache()
-    # Pieces that are held in part have some room as well.
+    # Partly used segments have some room too.
     cap = torch.cuda.memory_reserved() + int(0.4 * taken)
     events = []
     torch.cuda.set_per_process_memory_fraction(cap / torch.cuda.get_device_properties(0).total_memory)

@@ -1,4 +1,4 @@
-"""Personalizer.plan, and a training that keeps to its plan."""
+"""`Personalizer.plan` plans without loading the model, and trainings follow their plan."""
 
 import dataclasses
 import importlib
@@ -19,8 +19,8 @@ from sebp_edge.training.losses import RowLosses
 
 
 @pytest.fixture
-def nothing_besides(monkeypatch):
-    """What the process holds changes from call to call; without it, one byte of the budget decides."""
+def no_process_memory(monkeypatch):
+    """Sets the memory of the process to zero, since it changes from call to call; then the exact budget matters."""
     monkeypatch.setattr(process, "resident", lambda: 0)
     monkeypatch.setattr(process, "peak_resident", lambda: 0)
 
@@ -42,13 +42,13 @@ def test_a_plan_loads_nothing(make, notes_folder, monkeypatch):
     assert plan.budget == 4_000_000_000
     assert 0 < plan.chosen.peak < 4e9
     assert plan.chosen.seconds > 0
-    # Without a budget, what is free is.
+    # Without a budget, the free memory is the budget.
     assert make().plan(notes_folder).budget > plan.chosen.footprint.context
 
 
-def test_a_plan_for_a_gpu_that_is_not_here_needs_nothing_of_this_machine(make, notes_folder, monkeypatch):
+def test_a_plan_for_an_absent_gpu_does_not_depend_on_this_machine(make, notes_folder, monkeypatch):
     def fail(*_):
-        raise AssertionError("this machine plays no part")
+        raise AssertionError("the plan must not depend on this machine")
 
     for name in ("matmul_rate", "free_memory", "pick_dtype"):
         monkeypatch.setattr(devices, name, fail)
@@ -64,14 +64,14 @@ def test_a_plan_for_a_gpu_that_is_not_here_needs_nothing_of_this_machine(make, n
 
 
 @pytest.mark.parametrize("gpu", ["8 hectares", 0, -1, True])
-def test_a_wrong_size_of_a_gpu_is_one_sentence(make, notes_folder, gpu):
-    with pytest.raises(OptionError, match=r"^The GPU's memory is .*, but must be a size above zero"):
+def test_an_invalid_gpu_size_raises_one_sentence(make, notes_folder, gpu):
+    with pytest.raises(OptionError, match=r"memory is .*, but must be a size above zero"):
         make().plan(notes_folder, gpu=gpu)
     with pytest.raises(OptionError, match=r"^The memory budget is 9\.0 GB, but the GPU has 8\.0 GB"):
         make(memory_budget="9GB").plan(notes_folder, gpu="8GB")
 
 
-def test_a_model_that_is_not_here_is_planned_from_its_config(make, notes_folder, tmp_path, monkeypatch):
+def test_a_model_that_is_not_on_this_machine_is_planned_from_its_config(make, notes_folder, tmp_path, monkeypatch):
     LlamaConfig(num_hidden_layers=3).save_pretrained(tmp_path / "only-config")
     monkeypatch.setattr(hub, "cached_folder", lambda repository: None)
     monkeypatch.setattr(hub, "config_folder", lambda reference: tmp_path / "only-config")
@@ -82,7 +82,7 @@ def test_a_model_that_is_not_here_is_planned_from_its_config(make, notes_folder,
     )
 
 
-def test_nothing_is_loaded_that_does_not_fit(make, notes_folder, monkeypatch):
+def test_a_model_that_does_not_fit_is_not_loaded(make, notes_folder, monkeypatch):
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", None)
     events = []
     with pytest.raises(MachineError, match="the memory budget is 1 MB"):
@@ -90,23 +90,23 @@ def test_nothing_is_loaded_that_does_not_fit(make, notes_folder, monkeypatch):
     assert events == []
 
 
-def test_texts_that_alone_would_not_fit_are_refused_unread(make, tmp_path, nothing_besides, monkeypatch):
+def test_texts_that_exceed_the_budget_are_refused_unread(make, tmp_path, no_process_memory, monkeypatch):
     (tmp_path / "notes.txt").write_text("the ferry left at six\n" * 200_000)
     monkeypatch.setattr(Path, "read_bytes", None)
     for attempt in (make(memory_budget="100MB").adapt, make(memory_budget="100MB").plan):
-        with pytest.raises(MachineError, match="These texts alone would take more than"):
+        with pytest.raises(MachineError, match="Reading these texts would take more than"):
             attempt(tmp_path / "notes.txt")
 
 
 @pytest.mark.parametrize("text", ["the ferry left", " "])
-def test_too_little_text_is_said_before_a_plan_is_made(make, text):
+def test_too_little_text_is_refused_before_planning(make, text):
     for attempt in (make().plan, make(memory_budget="4GB").adapt):
         with pytest.raises(TextsError):
             attempt([text])
 
 
-@pytest.mark.usefixtures("nothing_besides")
-def test_a_model_that_runs_padded_is_planned_in_whole_sequences(make, notes_folder, tokenizer, tmp_path):
+@pytest.mark.usefixtures("no_process_memory")
+def test_a_model_that_runs_padded_is_planned_with_whole_sequences(make, notes_folder, tokenizer, tmp_path):
     BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=320).save_pretrained(tmp_path / "bloom")
     tokenizer.save_pretrained(tmp_path / "bloom")
     plan = make(model=tmp_path / "bloom", memory_budget="4GB").plan(notes_folder)
@@ -116,19 +116,19 @@ def test_a_model_that_runs_padded_is_planned_in_whole_sequences(make, notes_fold
     assert plan.chosen.options.checkpoints == 0
 
 
-def test_a_wrong_budget_is_found_at_once(make):
+def test_an_invalid_budget_is_refused_at_once(make):
     with pytest.raises(OptionError, match="'8 hectares'"):
         make(memory_budget="8 hectares")
 
 
-@pytest.mark.usefixtures("nothing_besides")
-def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, notes_folder, monkeypatch):
+@pytest.mark.usefixtures("no_process_memory")
+def test_a_training_runs_the_planned_micro_batches_and_the_same_steps(make, notes_folder, monkeypatch):
     rows = []
-    own = RowLosses.__call__
+    compute = RowLosses.__call__
 
     def counted(losses, examples):
         rows.append(sum(example.num_active_tokens for example in examples))
-        return own(losses, examples)
+        return compute(losses, examples)
 
     monkeypatch.setattr(RowLosses, "__call__", counted)
 
@@ -142,7 +142,7 @@ def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, note
     steps = [event for event in events if isinstance(event, StepDone)]
     assert not any(isinstance(event, MemoryPlanned) for event in events)
     plans = all_plans(lambda size: make(memory_budget=size).plan(notes_folder), "1GB")
-    # The least that is learnt from in the same way.
+    # The smallest plan with the same precision.
     smallest = [plan.chosen for plan in plans if not plan.chosen.options.moments_in_8_bits][-1]
     assert smallest.options.checkpoints == 1
     handles = []
@@ -154,7 +154,7 @@ def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, note
     )
     planned_events, planned_most = adapt(memory_budget=smallest.peak)
     options = {"checkpoints": 1, "offload": False, "chunked_blocks": False}
-    # The first one is a small copy's, for the plan.
+    # The first handle is that of the small copy for the plan.
     assert handles[-1] == options | {"max_logits": smallest.options.max_logits}
     assert isinstance(planned_events[0], MemoryPlanned)
     assert isinstance(planned_events[1], ModelLoaded)
@@ -162,22 +162,25 @@ def test_a_training_takes_micro_batches_as_planned_and_the_same_steps(make, note
         smallest.description,
         smallest.options.max_rows,
     )
-    assert "activations of 1 block computed again" in smallest.description
+    assert "activations of 1 block recomputed" in smallest.description
     assert sum(planned_events[0].footprint.values()) == planned_events[0].peak
     assert planned_most <= smallest.options.max_rows < most
     for step, other in zip(steps, (e for e in planned_events if isinstance(e, StepDone)), strict=True):
         assert other.loss == pytest.approx(step.loss, rel=1e-4)
 
 
-def test_texts_are_encoded_and_laid_out_once_with_a_budget_too(make, notes_folder, monkeypatch):
+def test_with_a_budget_texts_are_still_encoded_and_laid_out_once(make, notes_folder, monkeypatch):
     calls = []
     for name in ("examples.tokenise", "schedule.shuffled_batches"):
         module, function = name.split(".")
         module = importlib.import_module(f"sebp_edge.texts.{module}")
-        own = getattr(module, function)
-        monkeypatch.setattr(
-            module, function, lambda *given, own=own, name=name, **more: calls.append(name) or own(*given, **more)
-        )
+        original = getattr(module, function)
+
+        def counted(*given, original=original, name=name, **options):
+            calls.append(name)
+            return original(*given, **options)
+
+        monkeypatch.setattr(module, function, counted)
     make().adapt(notes_folder)
     without = sorted(calls)
     calls.clear()
@@ -185,8 +188,8 @@ def test_texts_are_encoded_and_laid_out_once_with_a_budget_too(make, notes_folde
     assert sorted(calls) == without
 
 
-@pytest.mark.usefixtures("nothing_besides")
-def test_what_a_plan_leaves_open_is_settled_in_the_adapter(make, notes_folder):
+@pytest.mark.usefixtures("no_process_memory")
+def test_the_adapter_records_the_values_that_the_plan_chose(make, notes_folder):
     recipe = dataclasses.replace(RECIPE, r=None, learning_rate=2e-2)
     plans = all_plans(lambda size: make(recipe=recipe, memory_budget=size).plan(notes_folder), "1GB")
     smallest = plans[-1].chosen

@@ -1,4 +1,4 @@
-"""A model that cannot be trained in this machine's memory is refused by its config alone."""
+"""A model that cannot be trained in this machine's memory is refused by its config."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ LORA, FULL = Recipe.load("notes").replace(r=8), Recipe.load("full")
 
 
 def check_needs(monkeypatch, needed, folder, recipe, device):
-    """It is refused with a byte less."""
+    """Checks that a training fits into `needed` bytes, and is refused with one byte less."""
     monkeypatch.setattr(devices, "total_memory", lambda device: int(8e9))
     monkeypatch.setattr(devices, "free_memory", lambda device: needed)
     refuse_if_too_big(resolve(folder), recipe, device)
@@ -28,7 +28,9 @@ def check_needs(monkeypatch, needed, folder, recipe, device):
         refuse_if_too_big(resolve(folder), recipe, device)
 
 
-def test_what_cannot_fit_is_refused_with_the_figures_before_weights_are_read(model_folder, tmp_path, monkeypatch):
+def test_a_model_that_does_not_fit_is_refused_with_figures_before_its_weights_are_read(
+    model_folder, tmp_path, monkeypatch
+):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     (folder / "model.safetensors").unlink()
     sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_hidden_layers": 16}
@@ -44,37 +46,37 @@ def test_what_cannot_fit_is_refused_with_the_figures_before_weights_are_read(mod
     assert "3.0 GB free of 8.0 GB" in words
 
 
-def test_an_adapter_needs_the_weights_its_copies_gradients_moments_and_states(model_folder, monkeypatch):
+def test_lora_needs_weights_adapter_copies_gradients_moments_and_states(model_folder, monkeypatch):
     model = make_llama()
     weights = 4 * sum(p.numel() for p in model.parameters())
     adapter = LORA.r * sum(sum(p.shape) for name, p in model.named_parameters() if "proj" in name)
-    # The fp32 master and its copy in the base's dtype, a gradient, two moments; the state before and the best one.
+    # The fp32 master, its copy in the base's dtype, a gradient, two moments; the first state and the best one.
     check_needs(monkeypatch, weights + adapter * (4 + 4 + 4 + 8 + 2 * 4), model_folder, LORA, CPU)
 
 
-def test_every_weight_in_fp32_needs_a_gradient_moments_and_states(model_folder, monkeypatch):
+def test_full_fine_tuning_in_fp32_needs_gradients_moments_and_states(model_folder, monkeypatch):
     parameters = sum(p.numel() for p in make_llama().parameters())
     check_needs(monkeypatch, parameters * (4 + 4 + 8 + 2 * 4), model_folder, FULL, CPU)
 
 
-def test_every_weight_in_bf16_needs_moments_of_8_bits_and_no_gradients(model_folder, monkeypatch):
+def test_full_fine_tuning_in_bf16_needs_8_bit_moments_and_no_gradients(model_folder, monkeypatch):
     monkeypatch.setattr(devices, "pick_dtype", lambda device: torch.bfloat16)
     monkeypatch.setattr(devices, "lacks_bf16", lambda device: False)
     parameters = sum(p.numel() for p in make_llama().parameters())
     check_needs(monkeypatch, parameters * (2 + 2), model_folder, FULL, CUDA)
 
 
-def test_linear_layers_are_counted_in_4_bits(model_folder, monkeypatch):
+def test_in_4_bits_only_linear_layers_are_smaller(model_folder, monkeypatch):
     model = make_llama()
     linears = sum(p.numel() for name, p in model.named_parameters() if "proj" in name)
     adapter = LORA.r * sum(sum(p.shape) for name, p in model.named_parameters() if "proj" in name)
     others = sum(p.numel() for p in model.parameters()) - linears
-    # NF4 has a scale in 8 bits for 64 weights, and one in fp32 for 256 of these.
+    # NF4 has an 8-bit scale for 64 weights, and an fp32 scale for 256 of these scales.
     weights = int(4 * others + linears * (0.5 + (1 + 4 / 256) / 64))
     check_needs(monkeypatch, weights + adapter * 28, model_folder, LORA.replace(load_in_4bit=True), CPU)
 
 
-def test_an_old_gpu_is_named_as_the_reason(model_folder, monkeypatch):
+def test_the_error_names_a_gpu_without_bf16_as_the_reason(model_folder, monkeypatch):
     for name in ("free_memory", "total_memory"):
         monkeypatch.setattr(devices, name, lambda device: 0)
     monkeypatch.setattr(devices, "lacks_bf16", lambda device: True)

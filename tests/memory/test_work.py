@@ -1,4 +1,4 @@
-"""What a plan counts with is what the training will do: its micro-batches, and the largest of them."""
+"""The work that a plan counts is that of the training: its micro-batches, and the largest of them."""
 
 import dataclasses
 import random
@@ -21,7 +21,7 @@ RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, c
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_a_plan_looks_at_few_sizes_and_counts_as_with_all(method):
+def test_the_largest_sizes_give_the_footprint_of_all_sizes(method):
     shape_3b = read_shape(resolve("llama-3.2-3b"))
     draw = random.Random(0)
     sizes = [Bucket(draw.randint(60, 4096), draw.randint(1, 64), 64, draw.randint(1, 60)) for _ in range(500)]
@@ -31,25 +31,26 @@ def test_a_plan_looks_at_few_sizes_and_counts_as_with_all(method):
     for options in (FASTEST, MemoryOptions(small_buffers=True), MemoryOptions(checkpoints=14, small_buffers=True)):
         setup = dataclasses.replace(of_cpu, options=options)
         assert Footprint.of(setup, few, few, 0).total == Footprint.of(setup, sizes, sizes, 0).total
-    # There the next largest graph may be held as well.
+    # With graphs all sizes count, since each may have a graph.
     assert work._largest(sizes, has_graphs=True) == sorted(set(sizes))
 
 
-def test_the_sizes_are_those_that_the_training_cuts(make, notes_folder, monkeypatch):
-    works, own = [], Work.of
-    monkeypatch.setattr(Work, "of", lambda schedules, **options: works.append(own(schedules, **options)) or works[-1])
-    rows = set()
-    inner = RowLosses.__call__
-    monkeypatch.setattr(
-        RowLosses,
-        "__call__",
-        lambda losses, examples: (
-            rows.add(sum(example.num_active_tokens for example in examples)) or inner(losses, examples)
-        ),
-    )
+def test_the_sizes_are_those_of_the_trainings_micro_batches(make, notes_folder, monkeypatch):
+    works, rows, count, compute = [], set(), Work.of, RowLosses.__call__
+
+    def recorded(schedules, **options):
+        works.append(count(schedules, **options))
+        return works[-1]
+
+    def watched(losses, examples):
+        rows.add(sum(example.num_active_tokens for example in examples))
+        return compute(losses, examples)
+
+    monkeypatch.setattr(Work, "of", recorded)
+    monkeypatch.setattr(RowLosses, "__call__", watched)
     (notes_folder / "long.md").write_text(" ".join(make_sentences(3)))
     make(memory_budget="4GB").adapt(notes_folder)
-    # The first of the plan's, with the most rows at a time, is what is carried out.
+    # The training runs the plan's first work, which has the largest micro-batches.
     counted = {sizes.tokens for sizes in (*works[0].trained, *works[0].evaluated)}
     assert max(rows) == max(counted)
     assert counted <= rows

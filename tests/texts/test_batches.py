@@ -1,4 +1,4 @@
-"""Examples become right-padded batches with their row plans, or packed active tokens: the same ones."""
+"""Examples become right-padded batches with row plans, or the same active tokens packed."""
 
 import random
 from dataclasses import fields
@@ -14,7 +14,7 @@ IGNORE = -100
 
 
 def example(length: int, prompt: int = 1, document: int = 0) -> Example:
-    """`length` tokens, of which the first `prompt` are not learnt."""
+    """Makes an example of `length` tokens, the first `prompt` without loss."""
     ids = list(range(10, 10 + length))
     return Example(ids, [IGNORE] * prompt + ids[prompt:], document)
 
@@ -29,7 +29,7 @@ def test_batches_are_padded_on_the_right_to_the_context_length():
     assert batch.labels[0].tolist() == [IGNORE, 11, 12, 13, 14, IGNORE, IGNORE, IGNORE]
 
 
-def test_padding_is_told_from_an_eos_by_mask_and_labels_alone():
+def test_mask_and_labels_distinguish_padding_from_an_eos():
     """Llama 3 has no pad token, so its EOS fills the padding."""
     ids = [10, 11, 1]
     batch = Collator(context_length=6, pad_token_id=1)([Example(ids, [IGNORE, *ids[1:]], 0)])
@@ -37,13 +37,13 @@ def test_padding_is_told_from_an_eos_by_mask_and_labels_alone():
     assert batch.attention_mask[0].tolist() == [1, 1, 1, 0, 0, 0]
 
 
-def test_the_row_plan_says_what_the_labels_say():
+def test_the_row_plan_agrees_with_the_labels():
     examples = [example(5), example(8, prompt=4), example(2), example(8, prompt=7)]
     batch = Collator(context_length=8, pad_token_id=0)(examples)
     plan = batch.plan
     assert plan.num_rows == 4 * 8
     assert len(plan.loss_rows) == sum(example.num_loss_tokens for example in examples)
-    # The row before each learnt token predicts it.
+    # The row before each loss token predicts it.
     assert torch.equal(batch.input_ids.flatten()[plan.loss_rows + 1], plan.targets)
     assert torch.equal(batch.labels.flatten()[plan.loss_rows + 1], plan.targets)
     lengths = [len(example.input_ids) - 1 for example in examples]
@@ -55,7 +55,7 @@ def test_the_row_plan_says_what_the_labels_say():
 def some_with_prompts() -> list[Example]:
     order = random.Random(1)
     examples = [example(length, prompt=order.randint(1, length - 1)) for length in range(2, 40, 3)]
-    # A chat whose last message is not learnt.
+    # A chat whose last message has no loss.
     return [*examples, Example([10, 11, 12, 13, 14], [IGNORE, 11, 12, IGNORE, IGNORE], 0)]
 
 
@@ -66,7 +66,7 @@ def test_an_example_knows_how_many_active_tokens_it_has():
 
 
 @pytest.mark.parametrize("count", [1, 2, 13])
-def test_packed_tokens_are_those_gathered_out_of_the_padded_batch(count):
+def test_packed_tokens_equal_those_gathered_from_the_padded_batch(count):
     examples = some_with_prompts()[-count:]
     batch = Collator(context_length=64, pad_token_id=0)(examples)
     packed, gathered = pack(examples), ActiveTokens.gather(batch.input_ids, batch.plan)

@@ -1,6 +1,6 @@
-"""Conversations: what the assistant wrote is learnt and nothing else, by a way that is sound for the template.
+"""In conversations, exactly the assistant's text has loss, by a method that is sound for the chat template.
 
-The templates have the structure of the real ones, without tools: what they print, trim, add and rewrite.
+The templates have the structure of real ones, without tools: what they print, trim, add and rewrite.
 """
 
 import time
@@ -17,7 +17,7 @@ from sebp_edge.texts.examples import encode
 
 IGNORE = -100
 
-# Prints BOS itself, always a system message with the date, and trims what it is given.
+# Prints BOS itself, always prints a system message with the date, and trims contents.
 LLAMA_3 = """{{- bos_token }}
 {%- set date_string = strftime_now("%d %b %Y") %}
 {%- if messages[0]['role'] == 'system' %}
@@ -36,14 +36,14 @@ LLAMA_3 = """{{- bos_token }}
     {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
 {%- endif %}
 """
-# A default system message; nothing is trimmed.
+# Prints a default system message, and trims nothing.
 SMOLLM_2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nYou are a helpful AI assistant<|im_end|>\n' }}{% endif %}"
     "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# Thoughts are kept, and made up where there are none, only after the last question.
+# Keeps thoughts, and adds empty ones if there are none, only after the last question.
 QWEN_3 = """{%- if messages[0].role == 'system' %}
     {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
 {%- endif %}
@@ -78,12 +78,12 @@ QWEN_3 = """{%- if messages[0].role == 'system' %}
         {{- '<think>\n\n</think>\n\n' }}
     {%- endif %}
 {%- endif %}"""
-# Ends a conversation, but no turn within it, with EOS.
+# Ends a conversation, but no turn inside it, with EOS.
 PHI_3 = (
     "{% for message in messages %}{{'<|' + message['role'] + '|>\n' + message['content'] + '<|end|>\n'}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
 )
-# Insists on an order of roles, and knows no system message.
+# Requires alternating roles, and refuses system messages.
 GEMMA = (
     "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system role') }}{% endif %}"
     "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
@@ -91,7 +91,7 @@ GEMMA = (
     "{{ '<start_of_turn>' + message['role'] + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{'<start_of_turn>assistant\n'}}{% endif %}"
 )
-# Makes the model think: what it prints before an answer is not what it prints of one.
+# Makes the model think: the generation prompt is not a prefix of the rendered answer.
 DEEPSEEK_R1 = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}"
     "{{ '<|assistant|>' + message['content'].split('</think>')[-1] + '<|end|>' }}"
@@ -102,7 +102,7 @@ CONTROL = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|im_start
 
 
 def messages_of(*contents: str, system: str | None = None) -> tuple[dict[str, str], ...]:
-    """User and assistant in turn."""
+    """Makes messages of the user and the assistant in turn."""
     turns = [
         {"role": role, "content": content} for role, content in zip(["user", "assistant"] * 9, contents, strict=False)
     ]
@@ -110,7 +110,7 @@ def messages_of(*contents: str, system: str | None = None) -> tuple[dict[str, st
 
 
 def tokenizer_with(template: str | dict | None, *, blanks_in_offsets: bool = True):
-    """A tokenizer with all templates' control tokens; `<think>` is a token of its own, but no special one."""
+    """Makes a tokenizer with the control tokens of all templates; `<think>` is one token, but not a special one."""
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens({"extra_special_tokens": [*CONTROL, "<start_of_turn>", "<end_of_turn>"]})
     tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("</think>", special=False)])
@@ -121,8 +121,8 @@ def tokenizer_with(template: str | dict | None, *, blanks_in_offsets: bool = Tru
     return tokenizer
 
 
-def learnt_of(messages, tokenizer) -> list[list[str]]:
-    """For each rendered text, the parts of it that are learnt."""
+def parts_with_loss(messages, tokenizer) -> list[list[str]]:
+    """Returns the parts with loss of each rendered text."""
     return [[text[begin:end] for begin, end in spans] for text, spans in render_conversation(messages, tokenizer)]
 
 
@@ -130,7 +130,7 @@ def encode_one(messages, tokenizer, context_length: int = 512):
     return encode([Document("chat", Conversation(messages))], tokenizer, context_length)
 
 
-def learnt_tokens(example) -> list[int]:
+def loss_tokens(example) -> list[int]:
     return [label for label in example.labels[1:] if label != IGNORE]
 
 
@@ -138,7 +138,7 @@ TWO_TURNS = messages_of("the map?", "at home", "and soup?", "at six")
 
 
 @pytest.mark.parametrize(
-    ("template", "learnt"),
+    ("template", "expected"),
     [
         (CHAT_TEMPLATE, ["at home<|end|>", "at six<|end|>"]),
         (LLAMA_3, ["at home<|eot_id|>", "at six<|eot_id|>"]),
@@ -147,39 +147,39 @@ TWO_TURNS = messages_of("the map?", "at home", "and soup?", "at six")
     ],
 )
 @pytest.mark.parametrize("blanks_in_offsets", [True, False])
-def test_all_turns_of_the_assistant_are_learnt_with_their_ends(template, learnt, blanks_in_offsets):
+def test_all_turns_of_the_assistant_and_their_end_marks_have_loss(template, expected, blanks_in_offsets):
     tokenizer = tokenizer_with(template, blanks_in_offsets=blanks_in_offsets)
-    assert learnt_of(TWO_TURNS, tokenizer) == [learnt]
+    assert parts_with_loss(TWO_TURNS, tokenizer) == [expected]
     [example], left_out = encode_one(TWO_TURNS, tokenizer)
     assert not left_out
-    assert tokenizer.decode(learnt_tokens(example)) == "".join(learnt)
+    assert tokenizer.decode(loss_tokens(example)) == "".join(expected)
     rendered = tokenizer.apply_chat_template(list(TWO_TURNS), tokenize=False)
     assert tokenizer.decode(example.input_ids).removeprefix("<|bos|>") == rendered.removeprefix("<|bos|>")
     assert example.input_ids.count(tokenizer.bos_token_id) == 1
 
 
 @pytest.mark.parametrize("template", [LLAMA_3, SMOLLM_2, QWEN_3, PHI_3, CHAT_TEMPLATE])
-def test_a_system_message_is_read_and_not_learnt(template):
+def test_a_system_message_is_kept_without_loss(template):
     tokenizer = tokenizer_with(template)
     [example], _ = encode_one(messages_of("the map?", "at home", system="so left"), tokenizer)
     assert "so left" in tokenizer.decode(example.input_ids)
-    assert "at home" in tokenizer.decode(learnt_tokens(example))
-    assert "so left" not in tokenizer.decode(learnt_tokens(example))
+    assert "at home" in tokenizer.decode(loss_tokens(example))
+    assert "so left" not in tokenizer.decode(loss_tokens(example))
 
 
-def test_qwen3_which_rewrites_history_is_learnt_turn_by_turn():
+def test_a_template_that_rewrites_history_is_rendered_turn_by_turn():
     tokenizer = tokenizer_with(QWEN_3)
     messages = messages_of(
         "the map?", "<think>\nold\n</think>\n\nat home", "and soup?", "at six", "so?", "home", system="s"
     )
-    assert learnt_of(messages, tokenizer) == [
+    assert parts_with_loss(messages, tokenizer) == [
         ["<think>\nold\n</think>\n\nat home<|im_end|>\n"],
         ["<think>\n\n</think>\n\nat six<|im_end|>\n"],
         ["<think>\n\n</think>\n\nhome<|im_end|>\n"],
     ]
     examples, _ = encode_one(messages, tokenizer)
     texts = [tokenizer.decode(example.input_ids) for example in examples]
-    # Each text is what the model will see when it is asked for that turn, and then the turn.
+    # Each text is the prompt that the model gets for that turn, followed by the turn.
     for turn, text in zip((2, 4, 6), texts, strict=True):
         asked = tokenizer.apply_chat_template(list(messages[:turn]), tokenize=False, add_generation_prompt=True)
         assert text.removeprefix("<|bos|>").startswith(asked)
@@ -187,15 +187,18 @@ def test_qwen3_which_rewrites_history_is_learnt_turn_by_turn():
     assert [example.document for example in examples] == [0, 0, 0]
 
 
-def test_qwen3_with_one_turn_is_one_text_whatever_the_user_says_after_it():
+def test_a_conversation_of_one_turn_is_one_text_whatever_the_user_says_after_it():
     messages = messages_of("the map?", "at home")
     for conversation in (messages, (*messages, {"role": "user", "content": "thanks"})):
         [(text, _)] = render_conversation(conversation, tokenizer_with(QWEN_3))
         assert text.endswith("<think>\n\n</think>\n\nat home<|im_end|>\n")
 
 
-def test_a_template_that_ends_only_conversations_with_eos_is_learnt_turn_by_turn():
-    assert learnt_of(TWO_TURNS, tokenizer_with(PHI_3)) == [["at home<|end|>\n<|eos|>"], ["at six<|end|>\n<|eos|>"]]
+def test_a_template_that_ends_only_conversations_with_eos_is_rendered_turn_by_turn():
+    assert parts_with_loss(TWO_TURNS, tokenizer_with(PHI_3)) == [
+        ["at home<|end|>\n<|eos|>"],
+        ["at six<|end|>\n<|eos|>"],
+    ]
 
 
 @pytest.mark.parametrize("template", [DEEPSEEK_R1, "{{ messages | length }}", "{{ messages[-1].content }}"])
@@ -205,18 +208,18 @@ def test_a_template_that_does_not_show_the_assistants_part_is_refused(template):
 
 
 @pytest.mark.parametrize("template", [None, {"rag": SMOLLM_2}])
-def test_a_model_without_a_chat_template_says_so(template):
+def test_a_model_without_a_chat_template_is_refused(template):
     with pytest.raises(ModelError, match="has no chat template"):
         encode_one(TWO_TURNS, tokenizer_with(template))
 
 
 def test_the_default_of_several_templates_is_used():
-    assert learnt_of(TWO_TURNS, tokenizer_with({"default": SMOLLM_2, "rag": CHAT_TEMPLATE})) == [
+    assert parts_with_loss(TWO_TURNS, tokenizer_with({"default": SMOLLM_2, "rag": CHAT_TEMPLATE})) == [
         ["at home<|im_end|>\n", "at six<|im_end|>\n"]
     ]
 
 
-def test_a_conversation_that_the_template_refuses_is_left_out_alone():
+def test_only_the_conversation_that_the_template_refuses_is_left_out():
     tokenizer = tokenizer_with(GEMMA)
     contents = [messages_of("a", "b", system="s"), messages_of("a", "b")]
     documents = [Document(str(number), Conversation(messages)) for number, messages in enumerate(contents)]
@@ -233,9 +236,9 @@ def test_errors_do_not_quote_unknown_roles():
     assert item.reason == "the model's chat template refuses a conversation of another role, assistant"
 
 
-def test_a_conversation_may_begin_with_the_assistant_where_the_template_marks_it():
+def test_a_conversation_may_begin_with_the_assistant_if_the_template_marks_its_text():
     messages = messages_of("a", "home", "b", "six")[1:]
-    assert learnt_of(messages, tokenizer_with(CHAT_TEMPLATE)) == [["home<|end|>", "six<|end|>"]]
+    assert parts_with_loss(messages, tokenizer_with(CHAT_TEMPLATE)) == [["home<|end|>", "six<|end|>"]]
     with pytest.raises(Unreadable, match="it begins with the assistant"):
         render_conversation(messages, tokenizer_with(SMOLLM_2))
 
@@ -243,14 +246,14 @@ def test_a_conversation_may_begin_with_the_assistant_where_the_template_marks_it
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, SMOLLM_2, QWEN_3])
 @pytest.mark.parametrize("token", ["<|im_end|>", "<|eos|>", "<|end|>"])
 def test_a_message_that_spells_out_a_control_token_is_left_out(template, token):
-    """In a rendered conversation it would become the token, and end the turn."""
+    """In a rendered conversation it would become the control token and end the turn."""
     for messages in (messages_of(f"a {token}", "b"), messages_of("a", f"{token} b")):
         _, [item] = encode_one(messages, tokenizer_with(template))
         assert item.reason == "a message spells out one of the model's control tokens"
 
 
 @pytest.mark.parametrize("content", [" at home", "at home ", " at home  ", " "])
-def test_marks_at_blanks_that_the_offsets_leave_out_are_not_lost(content):
+def test_spans_that_begin_or_end_with_blanks_outside_the_offsets_are_kept(content):
     bare = CHAT_TEMPLATE.replace(
         "{% generation %}{{ message.content }}<|end|>{% endgeneration %}",
         "{% generation %}{{ message.content }}{% endgeneration %}<|end|>",
@@ -258,13 +261,13 @@ def test_marks_at_blanks_that_the_offsets_leave_out_are_not_lost(content):
     messages = messages_of("the map?", content, "so?", content)
     for template in (CHAT_TEMPLATE, bare):
         for blanks_in_offsets in (True, False):
-            [parts] = learnt_of(messages, tokenizer_with(template, blanks_in_offsets=blanks_in_offsets))
+            [parts] = parts_with_loss(messages, tokenizer_with(template, blanks_in_offsets=blanks_in_offsets))
             assert [part.removesuffix("<|end|>").strip() for part in parts] == [content.strip()] * 2
 
 
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, LLAMA_3, SMOLLM_2, QWEN_3])
 @pytest.mark.parametrize("bos", [True, False])
-def test_a_conversation_longer_than_the_context_loses_no_learnt_token(template, bos):
+def test_a_conversation_longer_than_the_context_loses_no_loss_token(template, bos):
     tokenizer = tokenizer_with(template)
     if not bos:
         tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
@@ -272,10 +275,10 @@ def test_a_conversation_longer_than_the_context_loses_no_learnt_token(template, 
     long, _ = encode_one(messages, tokenizer, 48)
     whole, _ = encode_one(messages, tokenizer, 100_000)
     assert max(len(example.input_ids) for example in long) <= 48
-    assert [*chain(*map(learnt_tokens, long))] == [*chain(*map(learnt_tokens, whole))]
+    assert [*chain(*map(loss_tokens, long))] == [*chain(*map(loss_tokens, whole))]
 
 
-def test_prompts_and_completions_go_through_the_template_where_the_recipe_says_so():
+def test_prompts_and_completions_are_rendered_with_the_template_if_the_recipe_says_so():
     tokenizer = tokenizer_with(SMOLLM_2)
     documents = [Document("qa", Completion("the map?", "at home"))]
     examples, _ = encode(documents, tokenizer, 64, chat_template=True)
@@ -284,10 +287,10 @@ def test_prompts_and_completions_go_through_the_template_where_the_recipe_says_s
     assert "<|im_start|>" not in tokenizer.decode(plain.input_ids)
 
 
-def test_empty_and_repeated_turns_of_the_assistant_are_rendered_soundly():
+def test_empty_and_repeated_turns_of_the_assistant_have_loss():
     tokenizer = tokenizer_with(SMOLLM_2)
     messages = (*messages_of("the map?", ""), {"role": "assistant", "content": "at home"})
-    assert learnt_of(messages, tokenizer) == [["<|im_end|>\n", "at home<|im_end|>\n"]]
+    assert parts_with_loss(messages, tokenizer) == [["<|im_end|>\n", "at home<|im_end|>\n"]]
 
 
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, SMOLLM_2])
@@ -298,7 +301,7 @@ def test_a_long_conversation_takes_seconds(template):
     assert time.process_time() - begin < 10
 
 
-def test_texts_and_conversations_do_not_disturb_each_other():
+def test_texts_and_conversations_do_not_affect_each_other():
     tokenizer, content = tokenizer_with(CHAT_TEMPLATE), Conversation(TWO_TURNS)
     alone, _ = encode([Document("chat", content)], tokenizer, 512)
     text = Document("text", "<|end|> spelt out")

@@ -1,4 +1,4 @@
-"""Documents become examples: every learnt token once, none over the context, cuts at good places."""
+"""Documents become examples: every loss token once, none longer than the context, cuts at good boundaries."""
 
 import random
 import time
@@ -19,7 +19,7 @@ from sebp_edge.texts.splits import MIN_DOCUMENTS, MIN_TOKENS, split_documents
 BOS, EOS = 0, 1
 IGNORE = -100
 KINDS = ["bos and eos", "no bos", "no eos", "neither", "offsets without blanks"]
-# Letters of one to four bytes, right to left, joined emoji, blanks of several kinds, and what tokenizers treat apart.
+# Letters of one to four bytes, right-to-left scripts, joined emoji, blanks of several kinds, a control token's text.
 ALPHABET = [
     *"abcdefghij the and. , !?\n\n\n\t  ",
     *"åéß",
@@ -40,7 +40,7 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
         tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
     if kind in ("no eos", "neither"):
         tokenizer.eos_token = None
-    if kind == "offsets without blanks":  # as Llama 3 has them
+    if kind == "offsets without blanks":  # as in Llama 3
         bos = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", BOS)])
         tokenizer.backend_tokenizer.post_processor = processors.Sequence([processors.ByteLevel(), bos])
     tokenizer.pad_token = None
@@ -63,7 +63,7 @@ def tokens_of(text: str, tokenizer) -> list[int]:
 
 
 def labelled(examples) -> list[int]:
-    """All labels in order, those that no earlier token predicts included."""
+    """Returns all labels in order, including those that no earlier token predicts."""
     return [label for example in examples for label in example.labels if label != IGNORE]
 
 
@@ -76,7 +76,7 @@ def random_text(seed: int) -> str:
     return "".join(order.choices(ALPHABET, k=order.randint(1, 400))).strip() or "a"
 
 
-# ----------------------------------------------------------------------------------------- no token is lost or doubled
+# ------------------------------------------------------------------------------------ no token is lost or duplicated
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -87,7 +87,7 @@ def test_chunks_hold_every_token_once_in_order_within_the_context_length(any_tok
     examples, _ = encode([Document("note", text)], any_tokenizer, context_length)
     if expected[1:] or has_bos:
         assert labelled(examples) == expected
-        # Without a BOS nothing predicts a text's very first token; every other one is learnt.
+        # Without a BOS no token predicts the first token of a text; every other one has loss.
         assert predicted(examples) == (expected if has_bos else expected[1:])
     for number, example in enumerate(examples):
         assert len(example.input_ids) == len(example.labels) <= context_length
@@ -119,20 +119,20 @@ def test_one_character_is_a_document(tokenizer, text):
     assert example.input_ids == [BOS, *tokens_of(text, tokenizer), EOS]
 
 
-def test_a_document_that_teaches_nothing_is_listed():
+def test_a_document_without_loss_tokens_is_left_out():
     examples, left_out = encode([Document("note", "a")], tokenizer_of("neither"), 64)
     assert examples == []
-    assert left_out == [LeftOut("note", "nothing in it to learn")]
+    assert left_out == [LeftOut("note", "no tokens to train on")]
 
 
-def test_special_tokens_that_a_text_spells_out_stay_text(tokenizer):
+def test_special_tokens_spelt_out_in_a_text_stay_text(tokenizer):
     text = "<|eos|> and <|bos|><|user|> are how <|end|>"
     [example] = encode_one(text, tokenizer, context_length=512)
     assert tokenizer.decode(example.input_ids[1:-1]) == text
     assert not {token for token in example.input_ids[1:-1] if token in tokenizer.added_tokens_decoder}
 
 
-def test_a_tokenizer_without_offsets_is_refused(tokenizer, monkeypatch):
+def test_a_tokenizer_that_is_not_fast_is_refused(tokenizer, monkeypatch):
     monkeypatch.setattr(type(tokenizer), "is_fast", False)
     with pytest.raises(ModelError, match="no fast version"):
         encode([], tokenizer, 64)
@@ -142,7 +142,7 @@ def test_a_tokenizer_without_offsets_is_refused(tokenizer, monkeypatch):
 
 
 def cuts(text: str, tokenizer, context_length: int) -> list[str]:
-    """The text of each piece."""
+    """Returns the text of each chunk."""
     return [
         tokenizer.decode([token for token in example.labels if token not in (IGNORE, EOS)])
         for example in encode_one(text, tokenizer, context_length)
@@ -193,31 +193,31 @@ def test_a_megabyte_takes_seconds(tokenizer):
 # -------------------------------------------------------------------------------------------------------- completions
 
 
-def test_prompts_carry_no_loss_and_completions_all(any_tokenizer):
+def test_only_the_completion_has_loss(any_tokenizer):
     [example] = encode_one(Completion("the wind: ", " west  \n "), any_tokenizer)
     eos = [EOS] if any_tokenizer.eos_token else []
     joint = tokens_of("the wind:  west  \n ", any_tokenizer)
     assert example.input_ids[-len(joint + eos) :] == joint + eos
-    learnt = labelled([example])
-    assert any_tokenizer.decode(learnt[: len(learnt) - len(eos)]) == " west  \n "
-    assert learnt[len(learnt) - len(eos) :] == eos
+    labels = labelled([example])
+    assert any_tokenizer.decode(labels[: len(labels) - len(eos)]) == " west  \n "
+    assert labels[len(labels) - len(eos) :] == eos
 
 
-def test_a_token_across_the_boundary_is_learnt(tokenizer):
+def test_a_token_across_the_boundary_has_loss(tokenizer):
     [example] = encode_one(Completion("so th", "e map"), tokenizer)
     assert example.input_ids == [BOS, *tokens_of("so the map", tokenizer), EOS]
     assert tokenizer.decode(labelled([example])) == " the map<|eos|>"
 
 
-def test_a_completion_longer_than_the_context_is_learnt_whole(any_tokenizer):
+def test_a_completion_longer_than_the_context_has_loss_throughout(any_tokenizer):
     completion = " ".join(make_sentences(3))
     examples = encode_one(Completion("the question? ", completion), any_tokenizer, 32)
     eos = [EOS] if any_tokenizer.eos_token else []
     whole = tokens_of("the question? " + completion, any_tokenizer) + eos
-    learnt = predicted(examples)
+    labels = predicted(examples)
     assert len(examples) > 2
-    assert learnt == whole[-len(learnt) :]
-    assert any_tokenizer.decode(learnt).removesuffix("<|eos|>").strip() == completion
+    assert labels == whole[-len(labels) :]
+    assert any_tokenizer.decode(labels).removesuffix("<|eos|>").strip() == completion
 
 
 def test_chunks_of_a_long_prompt_without_loss_tokens_are_dropped(tokenizer):
@@ -226,7 +226,7 @@ def test_chunks_of_a_long_prompt_without_loss_tokens_are_dropped(tokenizer):
     assert tokenizer.decode(predicted(examples)) == " home<|eos|>"
 
 
-def test_an_empty_prompt_makes_a_text(tokenizer):
+def test_a_completion_with_an_empty_prompt_is_encoded_like_a_text(tokenizer):
     assert encode_one(Completion("", "home"), tokenizer) == encode_one("home", tokenizer)
 
 
@@ -238,22 +238,22 @@ def dataset_of(texts: list, tokenizer, **recipe):
     return make_dataset(reading, tokenizer, Recipe.load("notes").replace(**recipe), model_limit=128)
 
 
-def test_the_dataset_reports_what_was_read_and_what_was_not(tokenizer):
+def test_the_dataset_reports_what_was_used_and_what_was_left_out(tokenizer):
     data = dataset_of(make_sentences(8), tokenizer)
-    assert data.context_length == 128  # the model's, which is below the recipe's
-    assert data.documents == len(data.examples) == 8
+    assert data.context_length == 128  # the model's limit, which is below the recipe's
+    assert data.num_documents == len(data.examples) == 8
     assert data.left_out == [LeftOut("x", "empty")]
-    assert data.tokens == sum(len(example.input_ids) for example in data.examples)
-    assert data.padding_share == pytest.approx(1 - data.tokens / (8 * 128))
+    assert data.num_tokens == sum(len(example.input_ids) for example in data.examples)
+    assert data.padding_share == pytest.approx(1 - data.num_tokens / (8 * 128))
     assert dataset_of(make_sentences(8), tokenizer, context_length=32).context_length == 32
 
 
 @pytest.mark.parametrize("count", range(1, MIN_DOCUMENTS))
 @pytest.mark.parametrize("kind", KINDS)
-def test_few_documents_are_cut_into_sections_that_act_as_documents(kind, count):
+def test_few_documents_are_cut_into_sections_that_count_as_documents(kind, count):
     tokenizer, text = tokenizer_of(kind), " ".join(make_sentences(60))
     data = dataset_of([text[number::count] for number in range(count)], tokenizer)
-    assert data.documents == count
+    assert data.num_documents == count
     assert [example.document for example in data.examples] == list(range(len(data.examples)))
     assert len(data.examples) >= 2 * MIN_DOCUMENTS
     split_documents(data.examples, seed=0)
@@ -269,11 +269,11 @@ def test_one_text_of_just_enough_tokens_is_enough(kind):
 
 def test_six_documents_are_not_cut(tokenizer):
     data = dataset_of(make_sentences(MIN_DOCUMENTS), tokenizer)
-    assert len(data.examples) == data.documents == MIN_DOCUMENTS
+    assert len(data.examples) == data.num_documents == MIN_DOCUMENTS
 
 
-def test_word_level_tokenizers_are_handled_too():
-    """Another family: no bytes, blanks dropped by a normaliser of its own, unknown words."""
+def test_word_level_tokenizers_are_supported():
+    """They have no bytes, drop blanks, and have a token for unknown words."""
     words = {"[UNK]": 0, "the": 1, "map": 2, ".": 3}
     backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()

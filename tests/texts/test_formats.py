@@ -1,4 +1,4 @@
-"""What a file holds, format by format: its documents, or the reason that it is left out."""
+"""Files of each format become documents, or are left out with a reason."""
 
 import json
 
@@ -28,14 +28,14 @@ def test_front_matter_is_dropped_and_headings_are_kept(tmp_path, mark):
     "text",
     [
         "\n---\ntitle: late\n---\nText.",  # not at the very start
-        "---\ntitle: never closed\n\nText.",
+        "---\ntitle: not closed\n\nText.",
         "---\ntitle: closed by another mark\n+++\nText.",
         "---\n\nBetween two rules.\n\n---\n\nText.",
         "----\ntitle: four\n----\nText.",
         "Text.\n---\nkey: value\n---\nMore.",
     ],
 )
-def test_what_only_resembles_front_matter_is_kept(tmp_path, text):
+def test_text_that_only_resembles_front_matter_is_kept(tmp_path, text):
     assert contents(write_file(tmp_path, "a.md", text)) == [text.strip()]
 
 
@@ -46,7 +46,7 @@ def test_front_matter_is_dropped_after_a_byte_order_mark_with_windows_newlines_a
     assert left_out(tmp_path)["c.md"] == "empty"
 
 
-def test_front_matter_that_never_closes_costs_no_time(tmp_path):
+def test_front_matter_that_is_not_closed_takes_no_time(tmp_path):
     text = "---\n" + "key: value\n" * 200_000
     assert contents(write_file(tmp_path, "a.md", text)) == [text.strip()]
 
@@ -116,22 +116,22 @@ def test_json_is_a_text_a_record_or_a_list_of_them(tmp_path):
         ({"messages": ["hello"]}, '"messages" is not a list of messages'),
         ({"messages": [{"role": "assistant"}]}, 'a message without "role" and "content" strings'),
         ({"messages": [{"role": "assistant", "content": None}]}, 'a message without "role" and "content" strings'),
-        ({"messages": []}, "no message of the assistant to learn from"),
-        ({"messages": HELLO[:1]}, "no message of the assistant to learn from"),
+        ({"messages": []}, "no message from the assistant"),
+        ({"messages": HELLO[:1]}, "no message from the assistant"),
         ({"messages": [{"role": "assistant", "content": " "}]}, "empty"),
         (" ", "empty"),
-        ("half \ud83d", "half a character (a lone surrogate), which is no Unicode text"),
-        ({"messages": [{"role": "\udc00", "content": "a"}, *HELLO]}, "half a character"),
+        ("half \ud83d", "not valid Unicode (a lone surrogate)"),
+        ({"messages": [{"role": "\udc00", "content": "a"}, *HELLO]}, "not valid Unicode"),
     ],
 )
-def test_a_record_of_another_shape_is_left_out_alone(tmp_path, record, reason):
+def test_only_the_invalid_record_is_left_out(tmp_path, record, reason):
     path = write_file(tmp_path, "a.json", json.dumps(["Before.", record, "After."]))
     reading = read_texts(path)
     assert [document.content for document in reading.documents] == ["Before.", "After."]
     [item] = reading.left_out
     assert item.source == "a.json#2"
     assert item.reason.startswith(reason)
-    if isinstance(record, dict):  # and the same through Python
+    if isinstance(record, dict):  # the same record given in Python
         assert left_out(["Before.", record])["record 2"] == item.reason
 
 
@@ -139,17 +139,17 @@ def test_a_record_of_another_shape_is_left_out_alone(tmp_path, record, reason):
     ("text", "reason"),
     [
         ('[\n"a",\n', "not valid JSON (line 3)"),
-        ("[" * 100_000, "JSON with a number too long, or nested too deep"),
-        ("9" * 5000, "JSON with a number too long, or nested too deep"),
+        ("[" * 100_000, "JSON that is nested too deeply or has an overlong number"),
+        ("9" * 5000, "JSON that is nested too deeply or has an overlong number"),
         ("[]", "empty"),
     ],
 )
-def test_json_that_cannot_be_parsed_or_holds_nothing_is_left_out(folder, text, reason):
+def test_json_that_is_invalid_or_empty_is_left_out(folder, text, reason):
     write_file(folder, "a.json", text)
     assert left_out(folder) == {"a.json": reason}
 
 
-def test_a_bad_line_of_jsonl_does_not_cost_the_good_ones(tmp_path):
+def test_only_the_invalid_lines_of_jsonl_are_left_out(tmp_path):
     lines = ['"First."', "", '{"text": "cut', '{"text": "Last\u2028line."}', "[1", '{"text": 1}']
     reading = read_texts(write_file(tmp_path, "a.jsonl", "\n".join(lines)))
     assert [document.content for document in reading.documents] == ["First.", "Last\u2028line."]
@@ -167,7 +167,7 @@ def test_csv_keeps_quoted_newlines_commas_and_quotes(tmp_path):
     assert contents(path) == [Completion("really?", "yes")]
 
 
-def test_ragged_csv_rows_are_left_out_rather_than_cut(tmp_path):
+def test_ragged_csv_rows_are_left_out(tmp_path):
     path = write_file(tmp_path, "a.csv", "id,text\n1,bread, and butter\n2\n3,whole\n")
     reading = read_texts(path)
     assert [document.content for document in reading.documents] == ["whole"]
@@ -180,9 +180,9 @@ def test_ragged_csv_rows_are_left_out_rather_than_cut(tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("title,body\na,b\n", 'no column "text", nor "prompt" and "completion"'),
-        ("id;text\n1;a\n", 'no column "text", nor "prompt" and "completion"'),
-        ("prompt\na\n", 'no column "text", nor "prompt" and "completion"'),
+        ("title,body\na,b\n", 'no column "text", and no columns "prompt" and "completion"'),
+        ("id;text\n1;a\n", 'no column "text", and no columns "prompt" and "completion"'),
+        ("prompt\na\n", 'no column "text", and no columns "prompt" and "completion"'),
         ("text\n", "empty"),
         ("text\n" + "a" * 200_000, "not valid CSV: field larger than field limit (131072)"),
     ],
@@ -190,6 +190,3 @@ def test_ragged_csv_rows_are_left_out_rather_than_cut(tmp_path):
 def test_csv_without_the_right_columns_is_left_out(folder, text, reason):
     write_file(folder, "a.csv", text)
     assert left_out(folder) == {"a.csv": reason}
-
-
-# ------------------------------------------------------------------------------------------------------------ folders

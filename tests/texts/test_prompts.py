@@ -1,4 +1,4 @@
-"""Prompts and messages become the tokens that training would have made of them; anything else is one sentence."""
+"""Prompts and messages are encoded as in training; invalid ones raise an error of one sentence."""
 
 import pytest
 from builders import make_tokenizer
@@ -15,7 +15,7 @@ CHAT = [{"role": "system", "content": "the ferry"}, QUESTION, ANSWER, {"role": "
 
 @pytest.fixture
 def own_tokenizer():
-    """One whose template may be changed."""
+    """A tokenizer whose template a test may change."""
     return make_tokenizer()
 
 
@@ -23,12 +23,12 @@ def decoded(tokenizer, prompt, **options):
     return tokenizer.decode(encode_prompt(prompt, tokenizer, **options).input_ids)
 
 
-def test_a_text_is_continued_and_put_into_the_template_where_chats_were_learnt(tokenizer):
+def test_a_text_is_rendered_with_the_template_only_for_chat_adapters(tokenizer):
     assert decoded(tokenizer, "the ferry", chat=False) == "<|bos|>the ferry"
     assert decoded(tokenizer, "the ferry", chat=True) == "<|bos|><|user|>the ferry<|end|><|assistant|>"
 
 
-def test_messages_always_are_put_into_the_template(tokenizer):
+def test_messages_are_always_rendered_with_the_template(tokenizer):
     expected = (
         "<|bos|><|system|>the ferry<|end|><|user|>where is the map<|end|><|assistant|>at home<|end|>"
         "<|user|>and the bread<|end|><|assistant|>"
@@ -36,7 +36,7 @@ def test_messages_always_are_put_into_the_template(tokenizer):
     assert decoded(tokenizer, CHAT, chat=False) == decoded(tokenizer, CHAT, chat=True) == expected
 
 
-def test_without_a_template_texts_are_continued_and_messages_refused(own_tokenizer):
+def test_without_a_template_texts_are_encoded_plainly_and_messages_refused(own_tokenizer):
     own_tokenizer.chat_template = None
     assert decoded(own_tokenizer, "the ferry", chat=True) == "<|bos|>the ferry"
     with pytest.raises(ModelError, match="This model has no chat template"):
@@ -44,18 +44,18 @@ def test_without_a_template_texts_are_continued_and_messages_refused(own_tokeniz
 
 
 @pytest.mark.parametrize("has_bos", [True, False])
-def test_a_prompt_is_the_beginning_of_what_was_learnt(own_tokenizer, has_bos):
-    if not has_bos:  # training puts the tokenizer's BOS in front
+def test_a_prompt_is_a_prefix_of_the_training_example(own_tokenizer, has_bos):
+    if not has_bos:  # training prepends the tokenizer's BOS
         own_tokenizer.chat_template = own_tokenizer.chat_template.replace("{{ bos_token }}", "")
     document = Document("chat", Conversation((*CHAT, ANSWER)))
     ((example,), _) = encode([document], own_tokenizer, 128)
     prompt = encode_prompt(CHAT, own_tokenizer, chat=True)
     assert example.input_ids[: len(prompt.input_ids)] == prompt.input_ids
-    assert set(example.labels[: len(prompt.input_ids)]) != {-100}  # the first answer is learnt as well
+    assert set(example.labels[: len(prompt.input_ids)]) != {-100}  # the first answer has loss too
     assert example.input_ids[-1] in prompt.end_ids
 
 
-def test_the_template_says_how_a_turn_ends(own_tokenizer):
+def test_the_template_determines_the_end_tokens(own_tokenizer):
     eos, end = 1, own_tokenizer.convert_tokens_to_ids("<|end|>")
     assert encode_prompt("the", own_tokenizer, chat=False).end_ids == [eos]
     assert encode_prompt("the", own_tokenizer, chat=True).end_ids == [eos, end]
@@ -72,7 +72,7 @@ def test_a_control_token_spelt_out_is_text_in_a_text_and_refused_in_a_chat(token
     assert "secret" not in str(error.value)
 
 
-def test_a_template_that_refuses_the_roles_is_one_sentence(own_tokenizer):
+def test_a_template_that_refuses_the_roles_raises_one_sentence(own_tokenizer):
     own_tokenizer.chat_template = "{{ raise_exception('no ' + messages[0].content) }}"
     with pytest.raises(TextsError, match="the template refuses these roles in this order") as error:
         encode_prompt(CHAT, own_tokenizer, chat=True)
@@ -80,7 +80,7 @@ def test_a_template_that_refuses_the_roles_is_one_sentence(own_tokenizer):
 
 
 @pytest.mark.parametrize("prompt", ["the ferry", " ", [QUESTION], CHAT])
-def test_texts_and_chats_are_let_through(prompt):
+def test_texts_and_chats_are_accepted(prompt):
     check_prompt(prompt)
 
 
@@ -91,23 +91,23 @@ def test_texts_and_chats_are_let_through(prompt):
         (None, "must be a text or a list of messages, but is of type NoneType"),
         (b"the ferry", "but is of type bytes"),
         (QUESTION, "but is of type dict"),
-        ("secret \udcff", r"The prompt is no Unicode text \(character 7\)"),
+        ("secret \udcff", r"The prompt is not valid Unicode \(character 7\)"),
         ([], "The list of messages is empty"),
         (["secret"], "Message 1 is not of the form"),
         ([QUESTION | {"name": "secret"}], "Message 1 is not of the form"),
-        ([{"role": "secret", "content": "a"}], "Message 1 has an unknown role; there are system, user, assistant"),
+        ([{"role": "secret", "content": "a"}], "Message 1 has an unknown role; choose from system, user, assistant"),
         ([{"role": ["secret"], "content": "a"}], "Message 1 has an unknown role"),
         (
             [QUESTION, {"role": "user", "content": ["secret"]}],
             "content of message 2 must be a text, but is of type list",
         ),
-        ([{"role": "user", "content": "secret \udcff"}], r"Message 1 is no Unicode text \(character 7\)"),
-        ([QUESTION, ANSWER], "The last message must be of the user"),
+        ([{"role": "user", "content": "secret \udcff"}], r"Message 1 is not valid Unicode \(character 7\)"),
+        ([QUESTION, ANSWER], "The last message must be from the user"),
         ([{"role": "user", "content": ""}], "and not empty"),
     ],
     ids=str,
 )
-def test_anything_else_is_refused_without_a_word_of_it(prompt, words):
+def test_anything_else_is_refused_without_quoting_it(prompt, words):
     with pytest.raises(TextsError, match=words) as error:
         check_prompt(prompt)
     assert "secret" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Which files, folders, strings and records become documents; everything else is listed with its reason."""
+"""Files, folders, strings and records become documents; what cannot be used is listed with its reason."""
 
 import json
 import os
@@ -21,7 +21,7 @@ HELLO = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": 
 
 @pytest.fixture
 def without_rights():
-    """Acts as a user for whom file modes count, which they do not for root."""
+    """Runs the test as a user who is not root, since root ignores file modes."""
     if os.geteuid() != 0:
         yield
         return
@@ -41,16 +41,16 @@ def test_hidden_files_and_folders_are_left_out_and_listed(folder):
     }
 
 
-def test_something_hidden_that_is_given_by_its_own_path_is_read(tmp_path):
+def test_a_hidden_folder_or_file_given_by_its_path_is_read(tmp_path):
     write_file(tmp_path, ".notes/a.md", "Given.")
     assert contents(tmp_path / ".notes") == contents(tmp_path / ".notes" / "a.md") == ["Given."]
 
 
-def test_unknown_endings_and_things_that_are_no_files_are_left_out_and_nothing_hangs(folder):
+def test_unsupported_and_irregular_files_are_left_out_without_hanging(folder):
     write_file(folder, "a.pdf", b"%PDF\x00")
     write_file(folder, "b.docx.bak", "text")
     write_file(folder, "README", "text")
-    write_file(folder, "dir.md/inside.txt", "A folder may be called so.")
+    write_file(folder, "dir.md/inside.txt", "A folder may have such a name.")
     os.mkfifo(folder / "pipe.md")
     (folder / "dangling.md").symlink_to("nowhere")
     (folder / "self.md").symlink_to("self.md")
@@ -59,12 +59,12 @@ def test_unknown_endings_and_things_that_are_no_files_are_left_out_and_nothing_h
     assert [document.source for document in reading.documents] == ["kept.md", "dir.md/inside.txt"]
     assert {item.source: item.reason for item in reading.left_out} == {
         "a.pdf": "binary file",
-        "b.docx.bak": ".bak: not a format read here",
-        "README": "no ending: not a format read here",
+        "b.docx.bak": "unsupported file type .bak",
+        "README": "unsupported file type (no ending)",
         "pipe.md": "not a regular file",
         "dangling.md": "not a regular file",
         "self.md": "not a regular file",
-        "circle/": "link to a folder; give that folder itself",
+        "circle/": "link to a folder; give the folder itself",
     }
 
 
@@ -78,7 +78,7 @@ def test_links_are_followed_unless_they_lead_out_of_the_given_folder(folder, tmp
     (tmp_path / "beside.txt").symlink_to(outside)
     for given in (folder, tmp_path / "shortcut"):
         assert contents(given) == ["Inside.", "This one is kept."]
-        reason = "link out of the folder; give that file itself"
+        reason = "link to outside the folder; give the file itself"
         assert left_out(given) == {
             "out.txt": reason,
             "deep/up.txt": reason,
@@ -88,7 +88,7 @@ def test_links_are_followed_unless_they_lead_out_of_the_given_folder(folder, tmp
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the /proc of Linux")
-def test_what_the_system_makes_up_as_it_is_read_is_not_opened():
+def test_files_that_the_system_generates_are_not_opened():
     assert "status: empty" in refusal(Path("/proc/self/status"))
     assert "zero: not a regular file" in refusal(Path("/dev/zero"))
 
@@ -106,12 +106,12 @@ def test_a_file_too_large_is_left_out_before_it_is_read(folder, monkeypatch):
     assert contents(folder) == ["This one is kept."]
     assert left_out(folder) == {"large.txt": "larger than 64 MB; split it to use it"}
     assert "large.txt" not in opened
-    # Nor does it count as text that has to be held.
+    # It does not count towards the memory of the texts either.
     assert len(read_texts(folder, memory=1000).documents) == 1
 
 
 @pytest.mark.parametrize("form", ["file", "files", "string", "strings", "record", "messages"])
-def test_texts_that_would_not_fit_into_the_given_memory_are_refused_unread(form, tmp_path, monkeypatch):
+def test_texts_that_need_more_than_the_given_memory_are_refused_unread(form, tmp_path, monkeypatch):
     text = "日記 " * 1000  # 7,000 bytes
     for number in range(2):
         write_file(tmp_path, f"{number}.md", text)
@@ -129,8 +129,8 @@ def test_texts_that_would_not_fit_into_the_given_memory_are_refused_unread(form,
     with pytest.raises(MachineError) as caught:
         read_texts(texts, memory=MEMORY_PER_BYTE * size - 1)
     assert re.fullmatch(
-        r"These texts alone would take more than the 0\.?\d* MB of memory that is left for them; give fewer of them, "
-        r"or raise the memory budget\.",
+        r"Reading these texts would take more than the 0\.?\d* MB of memory left for them; give fewer texts or raise "
+        r"the memory budget\.",
         str(caught.value),
     )
 
@@ -140,12 +140,12 @@ import sys, warnings
 warnings.simplefilter("ignore")
 from pathlib import Path
 from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import tokenizer_at_hand
+from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.machine.process import peak_resident, resident
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.dataset import make_dataset
 from sebp_edge.texts.readers import read_texts
-recipe, tokenizer = Recipe.load("notes"), tokenizer_at_hand(resolve("tiny"))
+recipe, tokenizer = Recipe.load("notes"), local_tokenizer(resolve("tiny"))
 make_dataset(read_texts("small"), tokenizer, recipe, None)
 before = resident()
 make_dataset(read_texts(Path(sys.argv[1])), tokenizer, recipe, None)
@@ -154,7 +154,7 @@ print(peak_resident() - before)
 
 
 @pytest.mark.parametrize("form", ["one text", "records of a sentence"])
-def test_reading_holds_no_more_than_is_counted(form, tmp_path):
+def test_reading_takes_no_more_memory_than_estimated(form, tmp_path):
     sentences = make_sentences(30_000, words=14)
     if form == "one text":
         path = write_file(tmp_path, "a.txt", "\n".join(sentences))
@@ -170,7 +170,7 @@ def test_a_pipe_given_by_itself_does_not_hang(tmp_path):
     assert "pipe.md: not a regular file" in refusal(tmp_path / "pipe.md")
 
 
-def test_what_may_not_be_opened_is_left_out(request):
+def test_files_and_folders_without_permission_are_left_out(request):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -196,7 +196,7 @@ def test_names_that_are_not_utf8_can_be_printed(tmp_path):
     assert document.source == "caf?.txt"
 
 
-def test_names_cannot_steer_a_terminal(tmp_path):
+def test_names_cannot_control_a_terminal(tmp_path):
     for name in ("red\x1b[31m.md", "line\nfeed.md", "turned\u202e.md", "family 👩‍👩‍👧 日記.md"):
         write_file(tmp_path, name, name)
     write_file(tmp_path, "a.\x1b[2J", "x")
@@ -209,12 +209,12 @@ def test_names_cannot_steer_a_terminal(tmp_path):
         "turned?.md",
     ]
     assert {(item.source, item.reason) for item in reading.left_out} == {
-        ("a.?[2J", ".?[2J: not a format read here"),
+        ("a.?[2J", "unsupported file type .?[2J"),
         ("folder?/.hidden?.md", "hidden file"),
     }
 
 
-def test_the_order_is_that_of_the_names(tmp_path):
+def test_files_are_sorted_by_name(tmp_path):
     for name in ("b/2.md", "b/1.md", "a/z.md", "c.md", "B.md", "10.md", "9.md"):
         write_file(tmp_path, name, f"Text {name}")
     sources = [document.source for document in read_texts(tmp_path).documents]
@@ -251,7 +251,7 @@ def test_a_string_that_names_nothing_is_a_text(text):
 
 
 @pytest.mark.parametrize("text", ["folder", "folder/kept.md", ".", "~", "~/folder", "/"])
-def test_in_a_list_a_string_is_a_text_whatever_it_names(text, folder, monkeypatch):
+def test_a_string_in_a_list_is_always_a_text(text, folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     monkeypatch.setenv("HOME", str(folder.parent))
     assert contents([text]) == [text]
@@ -262,14 +262,14 @@ def test_a_lone_string_that_names_a_file_or_folder_is_refused(text, kind, folder
     monkeypatch.chdir(folder.parent)
     monkeypatch.setenv("HOME", str(folder.parent))
     assert refusal(text) == (
-        f"The string {text!r} is the path of a {kind}; pass Path({text!r}) to learn the {kind}, or [{text!r}] "
-        "to learn the string itself."
+        f"The string {text!r} is the path of a {kind}; pass Path({text!r}) to train on the {kind}, or [{text!r}] "
+        "to train on the string itself."
     )
     assert contents(Path(text)) == contents([Path(text)]) == ["This one is kept."]
 
 
 @pytest.mark.parametrize("path", ["./notse", "~/notse", "/no/such/folder", "notse.md", "kept.md/below", "a \0 b"])
-def test_a_mistyped_path_is_named(path, folder, monkeypatch):
+def test_the_error_for_a_path_that_does_not_exist_names_it(path, folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", str(folder))
     for texts in (Path(path), ["A text.", Path(path)]):
@@ -277,12 +277,12 @@ def test_a_mistyped_path_is_named(path, folder, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n"])
-def test_an_empty_string_is_not_this_folder(text, folder, monkeypatch):
+def test_an_empty_string_is_an_empty_text_not_the_current_folder(text, folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert "text 1: empty" in refusal(text)
 
 
-def test_a_path_too_long_for_a_name_is_refused_in_one_sentence():
+def test_an_overlong_path_is_refused():
     assert "File name too long" in refusal(Path("x" * 400))
 
 
@@ -294,7 +294,7 @@ def test_lists_and_generators_may_mix_everything(folder):
 
 
 @pytest.mark.parametrize("texts", [None, 3, b"bytes", bytearray(b"a"), [b"bytes"], ["text", None], [["nested"]], [3.0]])
-def test_another_type_is_one_clear_error(texts):
+def test_an_unsupported_type_is_refused(texts):
     assert refusal(texts).startswith(("Texts must be strings", "Text 1 must be", "Text 2 must be"))
 
 
@@ -312,9 +312,9 @@ def test_duplicates_are_dropped_and_named_across_formats(tmp_path):
     }
 
 
-def test_nothing_readable_says_so_with_reasons_and_without_the_texts(tmp_path):
-    assert refusal(tmp_path).startswith("There is nothing to read: no files were found")
-    assert refusal([]).startswith("There is nothing to read")
+def test_the_error_if_nothing_is_readable_has_reasons_but_no_texts(tmp_path):
+    assert refusal(tmp_path).startswith("Nothing to read: no files were found")
+    assert refusal([]).startswith("Nothing to read")
     secret = "correct-horse-battery"
     write_file(tmp_path, "a.json", f'{{"text": "{secret}')
     write_file(tmp_path, "b.csv", f"{secret}\n{secret}\n")

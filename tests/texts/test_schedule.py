@@ -1,4 +1,4 @@
-"""Schedules: batches of equal weight, full micro-batches, and the same steps however they are cut."""
+"""Schedules have batches of about equal size, full micro-batches, and the same steps however they are cut."""
 
 import random
 from itertools import chain, pairwise
@@ -16,7 +16,7 @@ RECIPE = Recipe(name="test", description="", epochs=3, batch_tokens=400)
 
 
 def example(length: int, prompt: int = 1, document: int = 0) -> Example:
-    """`length` tokens, of which the first `prompt` are not learnt."""
+    """Makes an example of `length` tokens, the first `prompt` without loss."""
     ids = list(range(10, 10 + length))
     return Example(ids, [IGNORE] * prompt + ids[prompt:], document)
 
@@ -40,13 +40,13 @@ def test_each_epoch_has_every_example_in_exactly_one_batch(batch_tokens):
     assert epochs[0] != epochs[1]
 
 
-def test_the_order_follows_the_seed_alone():
+def test_the_order_depends_on_the_seed_only():
     assert shuffled_batches(many(), 300, 2, seed=5) == shuffled_batches(many(), 300, 2, seed=5)
     assert shuffled_batches(many(), 300, 2, seed=5) != shuffled_batches(many(), 300, 2, seed=6)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_batches_are_about_equally_full(seed):
+def test_batches_have_about_equal_sizes(seed):
     examples = many()
     total = sum(example.num_loss_tokens for example in examples)
     [batches] = shuffled_batches(examples, 400, 1, seed)
@@ -56,7 +56,7 @@ def test_batches_are_about_equally_full(seed):
 
 
 def test_an_example_larger_than_a_batch_does_not_make_the_next_one_tiny():
-    """As whole contexts beside short answers, in chats."""
+    """Chats may have both examples that fill the context and short answers."""
     examples = [example(size) for size in [1001, 3, 3, 3, 3] * 8]
     for seed in range(20):
         [batches] = shuffled_batches(examples, 500, 1, seed)
@@ -82,14 +82,14 @@ def test_micro_batches_hold_every_example_once_and_the_longest_first(max_rows):
         assert len(micro_batch.examples) == 1 or micro_batch.sizes.tokens <= max_rows
 
 
-def test_micro_batches_are_full_but_for_the_last():
+def test_all_micro_batches_but_the_last_are_full():
     cut = RowLimit(300).cut(many())
     for micro_batch, following in pairwise(cut):
         assert micro_batch.sizes.tokens + following.examples[0].num_active_tokens > 300
     assert len(cut) > 20
 
 
-def test_a_longer_example_stands_alone():
+def test_an_example_over_the_limit_is_a_micro_batch_of_its_own():
     cut = RowLimit(20).cut([example(4), example(100), example(5), example(90)])
     assert [[len(one.input_ids) for one in micro_batch.examples] for micro_batch in cut] == [[100], [90], [5, 4]]
     assert RowLimit(20).cut([]) == []
@@ -107,7 +107,7 @@ def test_a_micro_batch_knows_its_sizes():
     assert found.sizes == (8 + 6 + 4, 3, 8, 5 + 6 + 4)
 
 
-def test_half_of_what_did_not_fit_is_the_next_limit():
+def test_the_next_limit_is_half_of_the_micro_batch_that_did_not_fit():
     (found,) = RowLimit(4096).cut([example(6), example(5)])
     assert RowLimit(4096, 64, 1024).halved(found) == RowLimit(5, 64, 1024)
     assert RowLimit(3).halved(found).max_rows == 3
@@ -135,7 +135,7 @@ def documents(group):
     return sorted(one.document for micro_batch in group.micro_batches for one in micro_batch.examples)
 
 
-def test_cut_smaller_the_steps_stay_the_same():
+def test_smaller_micro_batches_leave_the_steps_unchanged():
     schedule = laid_out(RowLimit(4096))
     before = [[documents(step) for step in epoch] for epoch in schedule.epochs]
     few = len(schedule.trained)
@@ -165,7 +165,7 @@ def schedule_train():
     return [one for step in schedule.epochs[0] for one in step.examples]
 
 
-def test_no_document_is_in_the_train_and_the_test_split():
+def test_no_document_is_in_two_splits():
     schedule = laid_out(RowLimit(4096))
     trained = {one.document for micro_batch in schedule.trained for one in micro_batch.examples}
     held_out = [set(documents(group)) for group in (schedule.validation, schedule.test)]
@@ -187,7 +187,7 @@ def test_few_documents_have_folds_and_a_last_training_on_all():
     assert {times for times, _ in folds[0].evaluated} == {2, 1 + RECIPE.epochs}
 
 
-def test_epochs_after_the_last_count_for_the_learning_rate_only():
+def test_epochs_after_the_last_only_shape_the_learning_rates():
     schedule = laid_out(RowLimit(4096))
     steps, trained = schedule.num_steps, len(schedule.trained)
     schedule.last_epoch = 1

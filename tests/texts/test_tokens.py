@@ -1,4 +1,4 @@
-"""A text tokenised in windows has the tokens that it has in one piece, with every kind of tokenizer."""
+"""Tokenising a text in windows gives the same tokens as at once, with every kind of tokenizer."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from sebp_edge.texts import tokens
 from sebp_edge.texts.tokens import tokenise
 
 NOTES = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parents[2].glob("examples/notes/*/*.md"))]
-# Runs without a place to cut at, characters of several tokens, marks that combine, and what tokenizers treat apart.
+# Runs without a word boundary, characters of several tokens, combining marks, and strings that tokenizers treat apart.
 ODD = [
     "👩‍👩‍👧‍👦🇩🇪🇫🇷" * 60,
     "日記。今日は雨が降った。明日も。" * 40,
@@ -40,8 +40,8 @@ LLAMA_3 = (
 )
 
 
-def trained(model, trainer, normalizer, pre_tokenizer, **options) -> PreTrainedTokenizerFast:
-    """A tokenizer of 4,000 tokens."""
+def train_tokenizer(model, trainer, normalizer, pre_tokenizer, **options) -> PreTrainedTokenizerFast:
+    """Trains a tokenizer of 4,000 tokens."""
     tokenizer = Tokenizer(model)
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
     special = ["<unk>", "<s>", "</s>", *options.pop("more", [])]
@@ -50,32 +50,34 @@ def trained(model, trainer, normalizer, pre_tokenizer, **options) -> PreTrainedT
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
 
 
-def without_words() -> PreTrainedTokenizerFast:
-    """As Llama 2: one BPE over the whole text, whatever blanks are in it, and a blank put in front of it."""
-    put_in = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+def tokenizer_without_words() -> PreTrainedTokenizerFast:
+    """Makes one like Llama 2's: a single BPE over the whole text, blanks included, with a blank put in front of it."""
+    normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     words = pre_tokenizers.Split(Regex("(?<=[^▁])(?=▁)"), "isolated")
-    model = models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True)
-    tokenizer = trained(model, trainers.BpeTrainer, put_in, words, more=[f"<0x{byte:02X}>" for byte in range(256)])
+    model, more = models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True), [f"<0x{n:02X}>" for n in range(256)]
+    tokenizer = train_tokenizer(model, trainers.BpeTrainer, normalizer, words, more=more)
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([])
     return tokenizer
 
 
-def with_words_of(pattern: str) -> PreTrainedTokenizerFast:
-    """As Llama 3."""
+def tokenizer_with_words(pattern: str) -> PreTrainedTokenizerFast:
+    """Makes one like Llama 3's: a byte-level BPE within the words of a pattern."""
     words = [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     pre_tokenizer = pre_tokenizers.Sequence(words)
-    return trained(models.BPE(), trainers.BpeTrainer, normalizers.NFC(), pre_tokenizer, initial_alphabet=alphabet)
+    return train_tokenizer(
+        models.BPE(), trainers.BpeTrainer, normalizers.NFC(), pre_tokenizer, initial_alphabet=alphabet
+    )
 
 
 MAKE = {
     "tiny": lambda: local_tokenizer(resolve("tiny")),
-    "as Llama 2": without_words,
-    "as Llama 3": lambda: with_words_of(LLAMA_3),
-    "unigrams": lambda: trained(
+    "as Llama 2": tokenizer_without_words,
+    "as Llama 3": lambda: tokenizer_with_words(LLAMA_3),
+    "unigrams": lambda: train_tokenizer(
         models.Unigram(), trainers.UnigramTrainer, normalizers.NFKC(), pre_tokenizers.Metaspace(), unk_token="<unk>"
     ),
-    "word pieces": lambda: trained(
+    "word pieces": lambda: train_tokenizer(
         models.WordPiece(unk_token="<unk>"),
         trainers.WordPieceTrainer,
         normalizers.BertNormalizer(),
@@ -108,7 +110,7 @@ def test_windows_give_the_tokens_of_the_whole_text(tokenizer, name, split_specia
         assert tokenised(text, tokenizer, split_special_tokens) == whole
 
 
-def test_no_more_than_a_window_is_tokenised_at_once_where_windows_agree(monkeypatch):
+def test_if_windows_agree_one_window_at_a_time_is_tokenised(monkeypatch):
     tokenizer, lengths = local_tokenizer(resolve("tiny")), []
 
     def watched(text, **options):

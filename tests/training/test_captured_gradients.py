@@ -1,4 +1,4 @@
-"""Gradients by graphs in a loop of one's own: the eager ones, whatever the optimizer does to `grad`."""
+"""In your own training loop, graphs give the eager gradients, whatever the optimizer does to `grad`."""
 
 import copy
 
@@ -38,7 +38,7 @@ def gradients_of(model):
 
 
 def assert_alike(found, expected, tolerance=0.03):
-    """Filler makes other sizes, and so other roundings in bf16."""
+    """Filled buckets have other sizes, and so other rounding in bf16."""
     assert found.keys() == expected.keys()
     largest = max(gradient.norm() for gradient in expected.values())
     for name, gradient in expected.items():
@@ -48,21 +48,21 @@ def assert_alike(found, expected, tolerance=0.03):
 def test_without_a_gpu_the_error_names_the_reason():
     with (
         HoistedEncoder(make_encoder("bert", "sequence")) as hoisted,
-        pytest.raises(MachineError, match="The model is on cpu, and graphs need an NVIDIA GPU"),
+        pytest.raises(MachineError, match="Graphs need an NVIDIA GPU, but the model is on cpu"),
     ):
         CapturedGradients(hoisted)
 
 
-@pytest.mark.parametrize("large", [False, True], ids=["all at once", "as they come"])
+@pytest.mark.parametrize("large", [False, True], ids=["all at once", "one by one"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_first_gradients_of_a_step_are_written_and_later_ones_added(large, tied, monkeypatch):
+def test_a_steps_first_gradients_are_written_and_later_ones_added(large, tied, monkeypatch):
     monkeypatch.setattr(captured_gradients, "have_large_gradients", lambda parameters: large)
     model = make_llama(tie_word_embeddings=tied)
     unused = torch.nn.Parameter(torch.ones(3))
     parameters = [*model.parameters(), unused]
     buffers, (first, second) = captured_gradients._GradientBuffers(parameters), torch.randint(320, (2, 2, 9))
     for buffer in buffers.tensors:
-        buffer.fill_(7.0)  # of a step before
+        buffer.fill_(7.0)  # left by an earlier step
 
     def loss(ids):
         return model(ids, labels=ids).loss
@@ -77,14 +77,14 @@ def test_the_first_gradients_of_a_step_are_written_and_later_ones_added(large, t
     for gradients, ids in ((found, [first]), (added, [first, second])):
         for parameter in parameters:
             parameter.grad = None
-        for one in ids:
-            loss(one).backward()
+        for each in ids:
+            loss(each).backward()
         for parameter, gradient in zip(parameters, gradients, strict=True):
             expected = torch.zeros(3) if parameter is unused else parameter.grad
             torch.testing.assert_close(gradient, expected)
 
 
-def test_a_gradient_that_is_there_already_is_kept():
+def test_existing_gradients_are_kept():
     parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
     buffers = captured_gradients._GradientBuffers(parameters)
     buffers.tensors[1].fill_(7.0)
@@ -95,10 +95,13 @@ def test_a_gradient_that_is_there_already_is_kept():
 
 @pytest.fixture
 def plain(monkeypatch):
-    """Captures where there is no GPU: what is done, and whether captures fail."""
+    """Replaces captures on machines without a GPU.
+
+    Returns the recorded calls, and a list: if it is not empty, captures fail.
+    """
     order, failing = [], []
 
-    class Graphs(PlainGraphs):
+    class RecordedGraphs(PlainGraphs):
         def warm_up(self, function):
             order.append("warm_up")
             super().warm_up(function)
@@ -109,7 +112,7 @@ def plain(monkeypatch):
                 raise CannotCapture("it cannot be captured")
             return function
 
-    monkeypatch.setattr(captured_gradients, "Graphs", Graphs)
+    monkeypatch.setattr(captured_gradients, "GraphPool", RecordedGraphs)
     monkeypatch.setattr(captured_gradients, "_refuse_without_gpu", lambda device: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     return order, failing
@@ -131,7 +134,7 @@ def test_all_planned_buckets_are_warmed_up_before_the_first_capture(plain):
     assert order.count("warm_up") >= 2
 
 
-def test_a_first_batch_that_cannot_be_captured_leaves_no_gradient_of_the_step_before(plain):
+def test_a_first_batch_that_cannot_be_captured_leaves_no_gradients_of_the_last_step(plain):
     _, failing = plain
     with Hoisted(make_llama()) as hoisted:
         captured, parameters = CapturedGradients(hoisted), list(hoisted.model.parameters())
@@ -153,14 +156,14 @@ def test_warm_up_leaves_existing_gradients_unchanged(plain, large, monkeypatch):
         for tokens in (one, other):
             hoisted.row_losses(tokens).mean().backward()
         expected = [parameter.grad.clone() for parameter in parameters]
-        # A gradient that was there before.
+        # Gradients from before the first capture.
         model.zero_grad()
         hoisted.row_losses(one).mean().backward()
         captured.prepare([other])
         captured.add(other)
         for parameter, gradient in zip(parameters, expected, strict=True):
             torch.testing.assert_close(parameter.grad, gradient)
-        # What is announced while gradients are added up.
+        # A bucket that is prepared while gradients are accumulated.
         model.zero_grad()
         captured = CapturedGradients(hoisted)
         captured.add(one)
@@ -176,7 +179,7 @@ class TestOnAGpu:
     @pytest.mark.parametrize("family", FAMILIES)
     @pytest.mark.parametrize("head", ["sequence", "token"])
     @pytest.mark.parametrize("adapt", ["full", "lora"])
-    def test_gradients_are_the_eager_ones(self, family, head, adapt):
+    def test_gradients_equal_the_eager_ones(self, family, head, adapt):
         model = on_gpu(family, head)
         if adapt == "lora":
             model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)).cuda()
@@ -188,7 +191,7 @@ class TestOnAGpu:
                 model.zero_grad()
                 loss = hoisted.losses(batch).mean()
                 loss.backward()
-                # A loss that is held keeps autograd on the stream that it was computed on.
+                # A reference to the loss would keep autograd on the stream that computed it.
                 expected = loss.detach()
                 del loss
                 wanted = gradients_of(model)
@@ -200,7 +203,7 @@ class TestOnAGpu:
                     captured.losses(hoisted.tokens(batch)).cuda().mean(), expected, rtol=1e-2, atol=1e-3
                 )
 
-    def test_a_decoder_s_gradients_are_the_eager_ones(self):
+    def test_a_decoders_gradients_equal_the_eager_ones(self):
         model = make_llama(hidden_size=64).to("cuda", torch.bfloat16)
         batch = padded_batch(prompt=3)
         plan = RowPlan.from_labels(batch["labels"])
@@ -231,7 +234,7 @@ class TestOnAGpu:
 
     @pytest.mark.parametrize("precision", ["bf16 weights", "autocast"])
     def test_training_with_graphs_gives_the_eager_losses(self, precision):
-        """Each step sees the weights that the step before made."""
+        """Each step must see the weights that the last step updated."""
         dtype = torch.bfloat16 if precision == "bf16 weights" else torch.float32
         model = on_gpu("bert", "sequence", dtype=dtype)
         twin = copy.deepcopy(model)
@@ -269,7 +272,7 @@ class TestOnAGpu:
             with gpu_sync_forbidden():
                 captured.add(tokens)
 
-    def test_each_replay_drops_anew_with_the_eager_distribution(self):
+    def test_each_replay_draws_new_dropout_with_the_eager_distribution(self):
         model, draws = on_gpu("bert", "sequence", 0.3), 200
         batch = make_encoder_batch("bert", "sequence", (40, 9, 100), 128)
         with HoistedEncoder(model) as hoisted, torch.random.fork_rng(devices=[0]):
@@ -283,7 +286,7 @@ class TestOnAGpu:
         assert abs(float(by_graphs.mean() - eager.mean())) <= 5 * error
         torch.testing.assert_close(by_graphs.std(), eager.std(), rtol=0.4, atol=0.0)
 
-    def test_evaluation_drops_nothing_though_training_was_captured_first(self):
+    def test_evaluation_has_no_dropout_even_if_training_was_captured_first(self):
         model = on_gpu("bert", "sequence", 0.5)
         batch = make_encoder_batch("bert", "sequence", (40, 9), 64)
         with HoistedEncoder(model) as hoisted:
@@ -294,7 +297,7 @@ class TestOnAGpu:
             assert torch.equal(captured.losses(tokens), captured.losses(tokens))
             assert torch.equal(captured.add(tokens), captured.add(tokens))
 
-    def test_a_neighbour_in_the_graph_is_never_seen(self):
+    def test_sequences_in_a_graph_do_not_affect_each_other(self):
         model = on_gpu("bert", "sequence")
         batch = make_encoder_batch("bert", "sequence", (40, 9, 100), 128)
         with HoistedEncoder(model) as hoisted:

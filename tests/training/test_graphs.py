@@ -1,4 +1,4 @@
-"""Captured graphs: the eager step's numbers, without waiting for the GPU, and without leaving traces."""
+"""Captured graphs give the eager results, do not wait for the GPU, and leave no trace."""
 
 import functools
 
@@ -37,24 +37,25 @@ pytestmark = [
 
 
 def gradients(learner, micro_batches):
+    """Runs micro-batches without an update; returns the loss and the gradients."""
     loss_tokens = sum(example.num_loss_tokens for group in micro_batches for example in group)
-    learner.learner._loss.zero_()
+    learner.inner._loss.zero_()
     for group in micro_batches:
         (micro_batch,) = learner.limit.cut(group)
-        learner.learner.accumulate(micro_batch, loss_tokens)
+        learner.inner.accumulate(micro_batch, loss_tokens)
     found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
-    learner.learner._update.reset()
-    return float(learner.learner._loss), found
+    learner.inner._update.reset()
+    return float(learner.inner._loss), found
 
 
 @pytest.mark.parametrize("family", [name for name in MODELS if name != "gemma2"])
 @pytest.mark.parametrize("prompt", [0, 6])
-def test_gradients_are_the_eager_ones(family, prompt):
+def test_gradients_equal_the_eager_ones(family, prompt):
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt)
     micro_batches = [examples[:3], examples[3:4], examples[4:]]
     adapted = LoraAdaptation(MODELS[family]())
     with make_learner(adapted, examples) as learner:
-        assert learner.learner.graphs is not None
+        assert learner.inner.graphs is not None
         learner.lay_out(Schedule([micro_batches]))
         loss, found = gradients(learner, micro_batches)
         again_loss, again = gradients(learner, micro_batches[::-1])
@@ -69,7 +70,7 @@ def test_gradients_are_the_eager_ones(family, prompt):
 
 
 @pytest.mark.parametrize("prompt", [0, 6])
-def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt, monkeypatch):
+def test_memory_options_do_not_change_the_gradients(prompt, monkeypatch):
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt)
     micro_batches = [examples[:3], examples[3:]]
 
@@ -77,7 +78,7 @@ def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt
         with make_learner(LoraAdaptation(), examples, options=options) as learner:
             learner.lay_out(Schedule([micro_batches]))
             found = gradients(learner, micro_batches)
-            assert learner.learner.graphs is not None
+            assert learner.inner.graphs is not None
             learner.step(make_step(learner, examples), 1e-3)
             with gpu_sync_forbidden():
                 learner.step(make_step(learner, examples), 1e-3)
@@ -92,13 +93,13 @@ def test_gradients_of_blocks_in_checkpoints_are_those_of_kept_activations(prompt
         options = MemoryOptions(
             checkpoints=2, offload=True, chunked_blocks=chunked_blocks, small_buffers=True, moments_in_8_bits=True
         )
-        monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", 24)
+        monkeypatch.setattr("sebp_edge.sparse.hoist.CHUNK_ROWS", 24)
         small_buffers_loss, small_buffers = all_gradients(options)
         assert small_buffers_loss == pytest.approx(loss, rel=1e-3)
         assert error(small_buffers, kept) <= 1e-2
 
 
-def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer, tmp_path):
+def test_a_base_in_4_bits_trains_with_graphs_without_waiting_for_the_gpu(tokenizer, tmp_path):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
     make_llama(**sizes).save_pretrained(tmp_path)
@@ -107,12 +108,12 @@ def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer
     examples, events = make_examples([31, 2, 17, 64, 5, 40], prompt=3), []
     micro_batches = [examples[:3], examples[3:4], examples[4:]]
     twin = LoraAdaptation(dequantised_llama(base.model, **sizes), torch.float32)
-    adaptation = attach(base, RECIPE.replace(lora_alpha=8), seed=0)  # PEFT's own, which the twin has
+    adaptation = attach(base, RECIPE.replace(lora_alpha=8), seed=0)  # PEFT's default, as in the twin
     restore(adaptation, snapshot(twin))
     with make_learner(adaptation, examples, events, MemoryOptions(checkpoints=1)) as learner:
         learner.lay_out(Schedule([micro_batches]))
         loss, found = gradients(learner, micro_batches)
-        assert learner.learner.graphs is not None
+        assert learner.inner.graphs is not None
         assert {event.part for event in events} == {"update", "gradients"}
         eager_loss, eager = gradients(drop_graphs(learner), micro_batches)
     with make_learner(twin, examples) as learner:
@@ -123,15 +124,15 @@ def test_a_base_in_4_bits_trains_in_graphs_without_waiting_for_the_gpu(tokenizer
         outcome = learner.step(make_step(learner, examples), 1e-3)
         with gpu_sync_forbidden():
             again = learner.step(make_step(learner, examples), 1e-3)
-        assert learner.learner.graphs is not None
+        assert learner.inner.graphs is not None
     assert float(again.loss) < float(outcome.loss)
 
 
-def test_held_out_losses_are_the_eager_ones():
+def test_held_out_losses_equal_the_eager_ones():
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt=3)
     with make_learner(LoraAdaptation(), examples) as learner:
         ((_, losses, owners),) = learner.losses(evaluated(learner, examples))
-        assert learner.learner.graphs is not None
+        assert learner.inner.graphs is not None
         ((_, expected, expected_owners),) = drop_graphs(learner).losses(evaluated(learner, examples))
     assert torch.equal(owners, expected_owners)
     torch.testing.assert_close(losses, expected, rtol=2e-2, atol=2e-2)
@@ -145,12 +146,12 @@ def test_a_step_does_not_wait_for_the_gpu():
         outcome = learner.step(make_step(learner, examples), 1e-3)
         with gpu_sync_forbidden():
             again = learner.step(make_step(learner, examples), 1e-3)
-        assert learner.learner.graphs is not None
+        assert learner.inner.graphs is not None
     assert float(again.loss) < float(outcome.loss)
     assert float(again.grad_norm) > 0
 
 
-def test_capture_leaves_weights_moments_and_random_states_as_they_were():
+def test_a_capture_changes_neither_weights_moments_nor_random_states():
     examples = make_examples([31, 2, 17, 64, 5, 40])
     adapted = LoraAdaptation()
     before = {name: value.clone() for name, value in adapted.model.state_dict().items()}
@@ -158,17 +159,17 @@ def test_capture_leaves_weights_moments_and_random_states_as_they_were():
     with make_learner(adapted, examples) as learner:
         learner.lay_out(Schedule([[examples[:2]]]))
         list(learner.losses(evaluated(learner, examples[:2])))
-        learner.learner.graphs.accumulate(pack(examples[:2]), 1)
+        learner.inner.graphs.accumulate(pack(examples[:2]), 1)
         assert any(parameter.grad.any() for parameter in trainable(adapted))
         first = [parameter.grad.clone() for parameter in trainable(adapted)]
-        moments = [value.clone() for moments in learner.learner._update._moments for value in moments[:2]]
+        moments = [value.clone() for moments in learner.inner._update._moments for value in moments[:2]]
         assert moments
         assert not any(value.any() for value in moments)
         # A second bucket is captured between two micro-batches of one step.
-        learner.learner.graphs._buckets.clear()
+        learner.inner.graphs._buckets.clear()
         weightless = pack(examples[2:]).weighted(0.0)
-        learner.learner.graphs.accumulate(weightless, 1)
-        assert len(learner.learner.graphs._captured) == 3
+        learner.inner.graphs.accumulate(weightless, 1)
+        assert len(learner.inner.graphs._captured) == 3
         for parameter, gradient in zip(trainable(adapted), first, strict=True):
             assert torch.equal(parameter.grad, gradient)
         assert torch.equal(torch.cuda.get_rng_state(), random_state)
@@ -177,7 +178,7 @@ def test_capture_leaves_weights_moments_and_random_states_as_they_were():
     assert all(parameter.grad is None for parameter in trainable(adapted))
 
 
-def test_an_example_never_sees_its_neighbour_in_a_graph():
+def test_examples_in_a_graph_do_not_affect_each_other():
     examples = make_examples([31, 17, 20])
     other = Example([7] * 31, [7] * 31, 0)
     with make_learner(LoraAdaptation(), examples) as learner:
@@ -187,7 +188,7 @@ def test_an_example_never_sees_its_neighbour_in_a_graph():
     assert not torch.equal(losses[owners == 0], changed[owners == 0])
 
 
-def test_a_model_that_waits_for_the_gpu_trains_without_graphs_and_says_so_once():
+def test_a_model_that_waits_for_the_gpu_trains_without_graphs_after_one_notice():
     model = make_llama()
     model.model.layers[0].register_forward_hook(lambda module, inputs, output: output if output.sum().item() else None)
     examples, events = make_examples([31, 2, 17, 64]), []
@@ -195,7 +196,7 @@ def test_a_model_that_waits_for_the_gpu_trains_without_graphs_and_says_so_once()
         limit_rows(learner, 50)
         losses = [float(learner.step(make_step(learner, examples), 1e-2).loss) for _ in range(4)]
         list(learner.losses(evaluated(learner, examples)))
-        assert learner.learner.graphs is None
+        assert learner.inner.graphs is None
     assert losses[-1] < losses[0]
     captured, notice = (event for event in events if not isinstance(event, ExamplesEvaluated))
     assert isinstance(captured, GraphCaptured) and captured.part == "update" and captured.seconds > 0
@@ -203,7 +204,7 @@ def test_a_model_that_waits_for_the_gpu_trains_without_graphs_and_says_so_once()
     assert "without CUDA graphs" in notice.message
 
 
-def test_the_loss_curve_is_that_of_eager_runs(model_folder, tmp_path, monkeypatch):
+def test_the_loss_curve_agrees_with_that_of_eager_runs(model_folder, tmp_path, monkeypatch):
     texts = make_sentences(24)
     recipe = Recipe(name="test", description="", r=4, learning_rate=5e-3, batch_tokens=120, context_length=64)
 
@@ -216,13 +217,13 @@ def test_the_loss_curve_is_that_of_eager_runs(model_folder, tmp_path, monkeypatc
         return torch.tensor([event.loss for event in events if isinstance(event, StepDone)])
 
     captured = curve()
-    make = Learner.__init__
+    initialize = Learner.__init__
 
-    def make_eager(learner, *args, **options):
-        make(learner, *args, **options)
+    def initialize_eager(learner, *args, **options):
+        initialize(learner, *args, **options)
         learner.graphs = None
 
-    monkeypatch.setattr(Learner, "__init__", make_eager)
+    monkeypatch.setattr(Learner, "__init__", initialize_eager)
     eager, again = curve(), curve()
     spread = (eager - again).abs().max()
     assert (captured - eager).abs().max() <= 3 * spread + 2e-2
@@ -230,30 +231,30 @@ def test_the_loss_curve_is_that_of_eager_runs(model_folder, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_random_states(tied):
+def test_a_capture_of_updates_in_the_backward_pass_changes_nothing(tied):
     examples = make_examples([31, 2, 17, 64, 5, 40])
     adapted = FullAdaptation(tie_word_embeddings=tied)
     with make_learner(adapted, examples) as learner:
-        assert isinstance(learner.learner._update, UpdateInBackward)
-        # Some moments to lose.
+        assert isinstance(learner.inner._update, UpdateInBackward)
+        # The first step makes the moments non-zero.
         learner.step(make_step(learner, examples), 1e-3)
 
         def state():
-            moments = [value for moments in learner.learner._update._moments for value in moments]
-            norms = [learner.learner._update.finish(), learner.learner._update._adamw.step]
+            moments = [value for moments in learner.inner._update._moments for value in moments]
+            norms = [learner.inner._update.finish(), learner.inner._update._adamw.step]
             return [value.detach().clone() for value in (*adapted.model.parameters(), *moments, *norms)]
 
         before, random_state = state(), torch.cuda.get_rng_state()
         tokens = pack(examples[:2])
-        tokens = tokens.filled(learner.learner.graphs.bucket(tokens.sizes))
+        tokens = tokens.filled(learner.inner.graphs.bucket(tokens.sizes))
         weightless = tokens.to("cuda").weighted(0.0)
-        learner.learner.graphs._warm_up(learner.learner.graphs._key("gradients", tokens.sizes), tokens.first())
-        run = functools.partial(learner.learner.graphs._run, "gradients")
-        graph = _CapturedGraph(learner.learner.graphs._graphs, "gradients", weightless, run)
+        learner.inner.graphs._warm_up(learner.inner.graphs._key("gradients", tokens.sizes), tokens.first())
+        run = functools.partial(learner.inner.graphs._run, "gradients")
+        graph = _CapturedGraph(learner.inner.graphs._graphs, "gradients", weightless, run)
         assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
         assert torch.equal(torch.cuda.get_rng_state(), random_state)
         assert all(parameter.grad is None for parameter in adapted.model.parameters())
-        # A replay does update.
+        # A replay does change them.
         graph(tokens.weighted(1 / 33))
         assert not any(torch.equal(*pair) for pair in zip(before[:5], state(), strict=False))
 
@@ -261,10 +262,10 @@ def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_rand
 @pytest.mark.parametrize(
     "options",
     [FASTEST, MemoryOptions(checkpoints=2), MemoryOptions(checkpoints=2, offload=True, chunked_blocks=True)],
-    ids=["kept", "in checkpoints", "in the host's memory, in pieces"],
+    ids=["kept", "in checkpoints", "offloaded, in chunks"],
 )
 @pytest.mark.parametrize("tied", [True, False])
-def test_captured_updates_in_the_backward_pass_are_the_eager_ones(tied, options):
+def test_captured_updates_in_the_backward_pass_agree_with_the_eager_ones(tied, options):
     examples = make_examples([31, 2, 17, 64, 5, 40])
 
     def trained(prepare):
@@ -274,26 +275,27 @@ def test_captured_updates_in_the_backward_pass_are_the_eager_ones(tied, options)
             outcomes = [
                 learner.step(make_step(learner, group), 1e-3) for group in (examples[:3], examples[3:], examples) * 4
             ]
-            assert (learner.learner.graphs is None) is (prepare is drop_graphs)
+            assert (learner.inner.graphs is None) is (prepare is drop_graphs)
         return torch.tensor([[*map(float, outcome)] for outcome in outcomes]), adapted.model.state_dict()
 
     start = FullAdaptation(tie_word_embeddings=tied, num_hidden_layers=3).model.state_dict()
     (captured, found), (eager, expected) = trained(lambda learner: None), trained(drop_graphs)
     torch.testing.assert_close(captured, eager, rtol=5e-2, atol=5e-2)
     assert captured[-1, 0] < captured[2, 0]
-    # Random bits are the same. Gradients of filled buckets differ by rounding; AdamW enlarges that where they are tiny.
+    # The random bits are the same, but gradients of filled buckets differ by rounding, which AdamW amplifies if they
+    # are tiny.
     assert error(found.values(), expected.values()) < 0.5 * error(start.values(), expected.values())
 
 
-def test_a_step_of_a_whole_model_neither_waits_nor_holds_all_gradients():
+def test_a_step_of_full_fine_tuning_neither_waits_nor_holds_all_gradients():
     examples = make_examples([5, 9])
     adapted = FullAdaptation(hidden_size=1024, intermediate_size=4096, num_hidden_layers=12)
     weights = sum(parameter.nbytes for parameter in adapted.model.parameters())
     with make_learner(adapted, examples) as learner:
-        held = torch.cuda.memory_allocated()
+        before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         learner.step(make_step(learner, examples), 1e-3)
         with gpu_sync_forbidden():
             learner.step(make_step(learner, examples), 1e-3)
-        assert learner.learner.graphs is not None
-        assert torch.cuda.max_memory_allocated() - held < weights / 2
+        assert learner.inner.graphs is not None
+        assert torch.cuda.max_memory_allocated() - before < weights / 2

@@ -1,4 +1,4 @@
-"""Memory is given back: what failed before it is tried again, and all of a training when it is over."""
+"""Memory is released: that of a failed micro-batch before the retry, and that of a training at its end."""
 
 import gc
 import weakref
@@ -19,7 +19,7 @@ from sebp_edge.training.run import TrainingRun
 
 
 class Watching(Failing):
-    """Also remembers in `made`, weakly, what operations give."""
+    """Also adds weak references to the results of operations to `made`."""
 
     def __init__(self, made, *numbers):
         super().__init__(*numbers)
@@ -35,18 +35,17 @@ class Watching(Failing):
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_failed_micro_batch_is_freed_before_the_retry(base, padded, monkeypatch):
     examples, made, alive = uneven_examples(), [], []
-    give_back = "sebp_edge.training.recovery.release_memory"
 
     def count(device):
-        # What is added to is among what operations give.
-        known = {id(parameter.grad) for parameter in trainable(learner.adaptation)} | {id(learner.learner._loss)}
+        # Operations in place also return gradients and the loss, which stay alive.
+        known = {id(parameter.grad) for parameter in trainable(learner.adaptation)} | {id(learner.inner._loss)}
         alive.append([tensor().shape for tensor in made if tensor() is not None and id(tensor()) not in known])
 
     with recovering_learner(base, examples, padded=padded) as learner:
         gradients(learner, examples, Failing(), monkeypatch)
         counting = Failing()
         gradients(learner, examples, counting, monkeypatch)
-        monkeypatch.setattr(give_back, count)
+        monkeypatch.setattr("sebp_edge.training.recovery.release_memory", count)
         gc.disable()
         try:
             for number in range(1, counting.count + 1, 1 + counting.count // 20):
@@ -61,38 +60,40 @@ def test_a_failed_micro_batch_is_freed_before_the_retry(base, padded, monkeypatc
 
 @pytest.fixture
 def made(monkeypatch):
-    """Weak references to what trainings make: trials, learners, handles, optimizers, moments, examples; no garbage is
-    collected meanwhile."""
+    """Weak references to the runs, learners, handles, optimizers, moments and examples of trainings.
+
+    The garbage collector is off.
+    """
     references, enter, leave = [], RecoveringLearner.__enter__, RecoveringLearner.__exit__
 
-    def noted(learner):
-        update, rows = learner.learner._update, learner.learner.row_losses
-        parts = [learner, learner.learner, rows, rows.hoisted or rows._padded, update, update._adamw]
+    def entered(learner):
+        update, rows = learner.inner._update, learner.inner.row_losses
+        parts = [learner, learner.inner, rows, rows.hoisted or rows._padded, update, update._adamw]
         references.extend(map(weakref.ref, parts))
         return enter(learner)
 
     def left(learner, *exception):
-        moments = [value for moments in learner.learner._update._moments for value in moments if value is not None]
-        gradients = [parameter.grad for parameter in learner.learner.parameters]
+        moments = [value for moments in learner.inner._update._moments for value in moments if value is not None]
+        gradients = [parameter.grad for parameter in learner.inner.parameters]
         references.extend(map(weakref.ref, [*moments, *gradients]))
         leave(learner, *exception)
 
-    make_trial = TrainingRun.__init__
+    initialize_run = TrainingRun.__init__
 
-    def tried(run, base, dataset, *arguments):
+    def initialized_run(run, base, dataset, *arguments):
         references.extend(map(weakref.ref, [run, dataset, *dataset.examples]))
-        make_trial(run, base, dataset, *arguments)
+        initialize_run(run, base, dataset, *arguments)
 
-    make_sparsified = Sparsified.__init__
+    initialize_sparsified = Sparsified.__init__
 
     def sparsified(handle, *arguments):
         references.append(weakref.ref(handle))
-        make_sparsified(handle, *arguments)
+        initialize_sparsified(handle, *arguments)
 
     monkeypatch.setattr(Sparsified, "__init__", sparsified)
-    monkeypatch.setattr(RecoveringLearner, "__enter__", noted)
+    monkeypatch.setattr(RecoveringLearner, "__enter__", entered)
     monkeypatch.setattr(RecoveringLearner, "__exit__", left)
-    monkeypatch.setattr(TrainingRun, "__init__", tried)
+    monkeypatch.setattr(TrainingRun, "__init__", initialized_run)
     gc.collect()
     gc.disable()
     yield references
@@ -100,7 +101,7 @@ def made(monkeypatch):
 
 
 @pytest.mark.parametrize("case", ["lora", "full", "folds", "not kept", "checkpoints"])
-def test_an_adaptation_leaves_nothing_alive_but_itself(make, made, case, monkeypatch):
+def test_nothing_of_a_training_stays_alive(make, made, case, monkeypatch):
     if case == "checkpoints":
         options = MemoryOptions(checkpoints=1, small_buffers=True, moments_in_8_bits=True)
         monkeypatch.setattr("sebp_edge.personalizer.FASTEST", options)
@@ -146,7 +147,7 @@ def test_unused_shared_projections_are_freed_after_an_error(base, padded):
     examples, computed = uneven_examples(), []
 
     def stop(layer, inputs, output):
-        # Keys and values are computed by now, together with queries.
+        # By now queries, keys and values have been computed together.
         computed.extend(map(weakref.ref, [inputs[0], output]))
         raise torch.OutOfMemoryError
 
@@ -154,7 +155,7 @@ def test_unused_shared_projections_are_freed_after_an_error(base, padded):
         projection = learner.adaptation.model.get_base_model().model.layers[0].self_attn.q_proj
         hook = projection.register_forward_hook(stop)
         with pytest.raises(torch.OutOfMemoryError):
-            learner.learner.row_losses(examples)
+            learner.inner.row_losses(examples)
         assert len(computed) == 2
         assert [reference() for reference in computed] == [None, None]
         hook.remove()

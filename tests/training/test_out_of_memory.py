@@ -1,4 +1,4 @@
-"""Running out of memory: the step and the evaluation go on in smaller micro-batches."""
+"""If memory runs out, the step or the evaluation continues with smaller micro-batches."""
 
 import weakref
 
@@ -26,7 +26,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_wherever_memory_runs_out_the_step_is_that_of_smaller_micro_batches(base, case, monkeypatch):
+def test_wherever_memory_runs_out_the_step_equals_that_of_smaller_micro_batches(base, case, monkeypatch):
     recipe, padded, prompt = CASES[case]
     examples = uneven_examples(prompt)
     rows = len(LENGTHS) * 64 if padded else sum(example.num_active_tokens for example in examples)
@@ -36,7 +36,7 @@ def test_wherever_memory_runs_out_the_step_is_that_of_smaller_micro_batches(base
         expected = gradients(learner, examples, never, monkeypatch)
     with recovering_learner(base, examples, recipe, padded=padded) as learner:
         before = snapshot(learner.adaptation)
-        # The first step tries out what later ones know.
+        # Only the first step verifies the last layer.
         gradients(learner, examples, Failing(), monkeypatch)
         counting = Failing()
         whole = gradients(learner, examples, counting, monkeypatch)
@@ -48,7 +48,7 @@ def test_wherever_memory_runs_out_the_step_is_that_of_smaller_micro_batches(base
             assert learner.events == [MemoryRanOut(4096, half)]
             assert equal(found, expected), number
         assert equal(snapshot(learner.adaptation), before)
-        # What failed left nothing behind that a whole step could see.
+        # The failures do not affect a later whole step.
         limit_rows(learner, 4096)
         assert equal(gradients(learner, examples, Failing(), monkeypatch), whole)
     for one, other in zip(expected, whole, strict=True):
@@ -56,7 +56,7 @@ def test_wherever_memory_runs_out_the_step_is_that_of_smaller_micro_batches(base
 
 
 @pytest.mark.usefixtures("plain_graphs")
-def test_wherever_memory_runs_out_with_graphs_they_are_made_anew_for_smaller_micro_batches(base, monkeypatch):
+def test_wherever_memory_runs_out_graphs_are_replaced_by_those_of_smaller_micro_batches(base, monkeypatch):
     examples = uneven_examples()
     half = -(-sum(example.num_active_tokens for example in examples) // 2)
     with recovering_learner(base, examples) as learner:
@@ -64,7 +64,7 @@ def test_wherever_memory_runs_out_with_graphs_they_are_made_anew_for_smaller_mic
 
         def begin():
             limit_rows(learner, 4096)
-            learner.learner.begin_graphs()
+            learner.inner.begin_graphs()
             learner.prepare(Schedule([[examples]]))
             learner.events.clear()
 
@@ -75,22 +75,22 @@ def test_wherever_memory_runs_out_with_graphs_they_are_made_anew_for_smaller_mic
             begin()
             found = gradients(learner, examples, Failing(number), monkeypatch)
             assert learner.events == [MemoryRanOut(4096, half)]
-            captured = learner.learner.graphs._captured
+            captured = learner.inner.graphs._captured
             assert captured
-            # Nothing is filled up to the size that did not fit.
+            # No bucket has the size that did not fit.
             assert max(key.bucket.tokens for key in captured) <= half + 32
             for one, other in zip(found, whole, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.usefixtures("plain_graphs")
-def test_one_example_is_tried_without_graphs_before_it_is_the_end(base, monkeypatch):
+def test_a_single_example_is_run_without_graphs_before_the_training_ends(base, monkeypatch):
     examples = uneven_examples()[:1]
     with recovering_learner(base, examples) as learner:
         expected = gradients(learner, examples, Failing(), monkeypatch)
-        learner.learner.begin_graphs()
+        learner.inner.begin_graphs()
         assert equal(gradients(learner, examples, Failing(100), monkeypatch), expected)
-        assert learner.learner.graphs is None
+        assert learner.inner.graphs is None
         (notice,) = learner.events
         assert "memory ran out with them" in notice.message
         with pytest.raises(torch.OutOfMemoryError), Failing(100):
@@ -103,15 +103,15 @@ def test_running_out_of_memory_while_the_last_layer_is_verified_changes_nothing(
     half = -(-sum(example.num_active_tokens for example in examples) // 2)
     with recovering_learner(base, examples, max_rows=half) as learner:
         expected = gradients(learner, examples, Failing(), monkeypatch)
-        tried = learner.learner.row_losses.hoisted._last_layer._exact
+        verified = learner.inner.row_losses.hoisted._last_layer._exact
     with recovering_learner(base, examples) as learner:
         assert equal(gradients(learner, examples, Failing(number), monkeypatch), expected)
-        assert learner.learner.row_losses.hoisted._last_layer._exact == tried
+        assert learner.inner.row_losses.hoisted._last_layer._exact == verified
         assert learner.events == [MemoryRanOut(4096, half)]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_step_in_several_micro_batches_has_the_loss_and_the_gradients_of_one(base, case, monkeypatch):
+def test_a_step_in_several_micro_batches_has_the_loss_and_gradients_of_a_single_one(base, case, monkeypatch):
     recipe, padded, prompt = CASES[case]
     examples = uneven_examples(prompt)
     with recovering_learner(base, examples, recipe, padded=padded) as learner:
@@ -124,7 +124,7 @@ def test_a_step_in_several_micro_batches_has_the_loss_and_the_gradients_of_one(b
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_memory_that_runs_out_in_a_later_micro_batch_begins_the_step_again(base, case, monkeypatch):
+def test_running_out_of_memory_in_a_later_micro_batch_restarts_the_step(base, case, monkeypatch):
     recipe, padded, prompt = CASES[case]
     examples = uneven_examples(prompt)
     with recovering_learner(base, examples, recipe, max_rows=256 if padded else 80, padded=padded) as learner:
@@ -138,7 +138,7 @@ def test_memory_that_runs_out_in_a_later_micro_batch_begins_the_step_again(base,
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_memory_may_run_out_again_and_again(base, monkeypatch):
+def test_memory_may_run_out_several_times_in_a_step(base, monkeypatch):
     examples = uneven_examples()
     with recovering_learner(base, examples) as learner:
         whole = gradients(learner, examples, Failing(), monkeypatch)
@@ -152,7 +152,7 @@ def test_memory_may_run_out_again_and_again(base, monkeypatch):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_single_example_that_does_not_fit_is_the_end(base, padded):
+def test_a_single_example_that_does_not_fit_ends_the_training(base, padded):
     examples = uneven_examples()[:1]
     with recovering_learner(base, examples, padded=padded) as learner:
         before = snapshot(learner.adaptation)
@@ -162,24 +162,24 @@ def test_a_single_example_that_does_not_fit_is_the_end(base, padded):
         assert equal(snapshot(learner.adaptation), before)
 
 
-def interrupted():
+def interrupt():
     raise KeyboardInterrupt
 
 
-def out_of_memory_while_another_error_came():
+def run_out_of_memory_and_fail_again():
     try:
         raise torch.OutOfMemoryError("no more")
     finally:
         raise RuntimeError("the capture failed")
 
 
-def over_its_budget():
+def exceed_the_budget():
     raise BudgetExceeded("too much")
 
 
-@pytest.mark.parametrize("end", [interrupted, out_of_memory_while_another_error_came, over_its_budget])
+@pytest.mark.parametrize("end", [interrupt, run_out_of_memory_and_fail_again, exceed_the_budget])
 def test_activations_are_freed_before_the_models_weights_are_restored(base, end, monkeypatch):
-    computed, there = [], []
+    computed, alive = [], []
 
     def compute_and_end():
         activations = torch.zeros(3)
@@ -187,13 +187,13 @@ def test_activations_are_freed_before_the_models_weights_are_restored(base, end,
         end()
 
     remove = RowLosses.__exit__
-    monkeypatch.setattr(RowLosses, "__exit__", lambda *given: there.append(computed[0]()) or remove(*given))
+    monkeypatch.setattr(RowLosses, "__exit__", lambda *given: alive.append(computed[0]()) or remove(*given))
     with pytest.raises((RuntimeError, KeyboardInterrupt, BudgetExceeded)), recovering_learner(base, uneven_examples()):
         compute_and_end()
-    assert there == [None]
+    assert alive == [None]
 
 
-def test_an_error_that_an_app_was_handling_keeps_what_it_holds(base):
+def test_the_frames_of_an_error_that_an_app_is_handling_are_not_cleared(base):
     def app():
         local = [1, 2, 3]
         raise ValueError(local)
@@ -202,7 +202,7 @@ def test_an_error_that_an_app_was_handling_keeps_what_it_holds(base):
         app()
     except ValueError as of_the_app:
         with pytest.raises(KeyboardInterrupt), recovering_learner(base, uneven_examples()):
-            interrupted()
+            interrupt()
         frame = of_the_app.__traceback__.tb_next.tb_frame
     assert frame.f_locals["local"] == [1, 2, 3]
 
@@ -215,10 +215,10 @@ def test_frames_of_an_error_that_is_its_own_cause_are_cleared():
     assert not ran_out_of_memory(error)
 
 
-def test_other_errors_are_no_reason_to_try_again(base):
+def test_after_other_errors_there_is_no_retry(base):
     examples = uneven_examples()
     with recovering_learner(base, examples) as learner:
-        # The first step tries out what later ones know.
+        # Only the first step verifies the last layer.
         learner.step(make_step(learner, examples), 1e-3)
         with pytest.raises(RuntimeError, match="no more"), Failing(100, error=RuntimeError):
             learner.step(make_step(learner, examples), 1e-3)
@@ -242,14 +242,14 @@ def test_held_out_losses_are_the_same_wherever_memory_runs_out(base, padded):
             assert found.nats == pytest.approx(expected.nats, rel=1e-5)
 
 
-def test_after_a_failure_later_steps_are_cut_smaller_from_their_start(base, monkeypatch):
+def test_after_a_failure_later_steps_start_with_smaller_micro_batches(base, monkeypatch):
     examples = uneven_examples()
     sizes, accumulate = [], Learner.accumulate
 
     def watched(self, micro_batch, loss_tokens):
         sizes.append(micro_batch.sizes.tokens)
         if len(sizes) == 1:
-            torch.empty(2**60)  # the error that torch has for this on the CPU
+            torch.empty(2**60)  # raises torch's out-of-memory error on the CPU
         accumulate(self, micro_batch, loss_tokens)
 
     monkeypatch.setattr(Learner, "accumulate", watched)
@@ -257,7 +257,7 @@ def test_after_a_failure_later_steps_are_cut_smaller_from_their_start(base, monk
         progress = train(Trainer(learner, RECIPE, learner.events.append, "train"), examples, [])
     whole = sum(example.num_active_tokens for example in examples)
     half = -(-whole // 2)
-    cut = [sum(one.num_active_tokens for one in group.examples) for group in learner.limit.cut(examples)]
+    cut = [micro_batch.sizes.tokens for micro_batch in learner.limit.cut(examples)]
     assert sizes == [whole, *cut, *cut]
     assert max(cut) <= half
     assert progress.steps == progress.total_steps == 2
@@ -265,7 +265,7 @@ def test_after_a_failure_later_steps_are_cut_smaller_from_their_start(base, monk
     assert progress.tokens == 2 * sum(LENGTHS)
 
 
-def test_memory_that_runs_out_in_a_training_is_no_more_than_an_event(make):
+def test_running_out_of_memory_does_not_change_the_result_of_a_training(make):
     events, accumulate = [], Learner.accumulate
 
     def failing(self, micro_batch, loss_tokens):
@@ -288,23 +288,23 @@ def _ran_out(events):
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(), MemoryError(), RuntimeError("CUDA error: out of memory")])
-def test_these_errors_say_that_memory_ran_out(error):
+def test_out_of_memory_errors_of_all_kinds_are_recognised(error):
     assert ran_out_of_memory(error)
 
 
-def test_these_errors_say_something_else():
+def test_other_errors_are_not_taken_for_out_of_memory():
     assert not ran_out_of_memory(RuntimeError("shapes cannot be multiplied"))
     assert not ran_out_of_memory(KeyboardInterrupt())
     assert not ran_out_of_memory(None)
 
 
-def test_the_cpu_says_that_memory_ran_out():
+def test_torchs_out_of_memory_error_on_the_cpu_is_recognised():
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**60)
     assert ran_out_of_memory(raised.value)
 
 
-def test_an_error_of_the_clean_up_does_not_hide_that_memory_ran_out():
+def test_an_error_of_the_clean_up_does_not_hide_an_out_of_memory_error():
     with pytest.raises(RuntimeError, match="capture") as raised:
         try:
             raise torch.OutOfMemoryError

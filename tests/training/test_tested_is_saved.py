@@ -1,4 +1,4 @@
-"""What was judged is what is saved, bit for bit: a fresh process that loads it gets the judge's loss."""
+"""The saved adapter is the tested one, bit for bit: after loading, it has the test loss of the training."""
 
 import pytest
 import torch
@@ -18,15 +18,15 @@ RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, batch_tokens=200)
 METHODS = {
     "lora": {},
     "lora, 4 bits": {"load_in_4bit": True},
-    # So small a rate moves weights by less than bf16 tells apart.
+    # With this learning rate, updates are smaller than the spacing of bf16.
     "full": {"method": "full", "learning_rate": 1e-5},
-    "full, moved far": {"method": "full", "learning_rate": 1e-2},
+    "full, large updates": {"method": "full", "learning_rate": 1e-2},
 }
 
 
 @pytest.fixture(scope="module")
 def wide_folder(tmp_path_factory):
-    """A model whose layers can be in 4 bits."""
+    """A model with layers wide enough for 4 bits."""
     folder = tmp_path_factory.mktemp("models") / "wide-llama"
     make_llama(hidden_size=64, intermediate_size=128).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
@@ -46,11 +46,11 @@ def test_a_loaded_adapter_has_the_test_loss_of_the_training(
     result = trained.adapt(notes_folder)
     again = Personalizer(wide_folder, **options)
     again.load_adapter("default")
-    assert test_split_loss(again, notes_folder) == result.heldout_loss_after < result.heldout_loss_before
+    assert loss_on_test_split(again, notes_folder) == result.heldout_loss_after < result.heldout_loss_before
 
 
-def test_split_loss(personalizer, notes):
-    base, recipe = personalizer._load(), personalizer.recipe.settled()
+def loss_on_test_split(personalizer, notes):
+    base, recipe = personalizer._load(), personalizer.recipe.with_defaults()
     limit = base.model.config.max_position_embeddings
     dataset = make_dataset(read_texts(notes), base.tokenizer, personalizer.recipe, limit)
     adaptation, collator = personalizer._adaptation, Collator(dataset.context_length, base.pad_token_id)
@@ -63,7 +63,7 @@ def test_split_loss(personalizer, notes):
 
 
 def test_a_last_training_that_is_worse_than_the_base_is_not_kept(make):
-    """A rate at which the folds still gain, and the training on all documents does not."""
+    """At this learning rate the folds improve on the base model, but the training on all documents does not."""
     events = []
     wild = RECIPE.replace(learning_rate=0.2, epochs=2, patience=2, max_grad_norm=1e9)
     personalizer = make(recipe=wild, on_event=events.append)

@@ -1,4 +1,4 @@
-"""Training: every token counts once, the best state is kept, and a stop leaves something good behind."""
+"""Training counts every token once, keeps the best state, and leaves a good state after a stop."""
 
 import dataclasses
 import math
@@ -77,16 +77,16 @@ def test_micro_batches_do_not_change_the_gradient(base, examples):
         limit_rows(trainer.learner, max_rows)
         groups = trainer.learner.limit.cut(examples)
         for group in groups:
-            (trainer.learner.learner.row_losses(group.examples)[0].sum() / 100).backward()
+            (trainer.learner.inner.row_losses(group.examples)[0].sum() / 100).backward()
         found = [parameter.grad.clone() for parameter in trainable(trainer.learner.adaptation)]
         trainer.learner.adaptation.model.zero_grad()
         return len(groups), found
 
     with trainer.learner:
-        many, one_by_one = gradients(1)
-        few, together = gradients(4096)
+        num_single, one_by_one = gradients(1)
+        num_together, together = gradients(4096)
     trainer.learner.adaptation.detach()
-    assert (many, few) == (len(examples), 1)
+    assert (num_single, num_together) == (len(examples), 1)
     for one, other in zip(one_by_one, together, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
@@ -94,7 +94,7 @@ def test_micro_batches_do_not_change_the_gradient(base, examples):
 def test_micro_batches_do_not_change_the_held_out_losses(base, examples):
     trainer = make_trainer(base, examples)
     longer = encode([Document("a", make_sentences(1, seed=5, words=90)[0])], base.tokenizer, 64)[0]
-    examples = [*examples, *(Example(one.input_ids, one.labels, 99) for one in longer)]
+    examples = [*examples, *(Example(each.input_ids, each.labels, 99) for each in longer)]
     with trainer.learner as learner:
         together = evaluate(learner, evaluated(learner, examples))
         limit_rows(learner, 1)
@@ -106,12 +106,12 @@ def test_micro_batches_do_not_change_the_held_out_losses(base, examples):
     assert together.nats == pytest.approx(one_by_one.nats, rel=1e-5)
 
 
-def test_a_steps_micro_batches_are_filled_with_the_longest_first(base, examples, monkeypatch):
-    give, lengths = RowLosses.__call__, []
+def test_a_steps_micro_batches_take_the_longest_examples_first(base, examples, monkeypatch):
+    compute, lengths = RowLosses.__call__, []
 
-    def watched(rows, micro_batch):
+    def watched(losses, micro_batch):
         lengths.append([example.num_active_tokens for example in micro_batch])
-        return give(rows, micro_batch)
+        return compute(losses, micro_batch)
 
     monkeypatch.setattr(RowLosses, "__call__", watched)
     trainer = make_trainer(base, examples, RECIPE.replace(batch_tokens=10**6, epochs=1))
@@ -130,7 +130,7 @@ def test_a_steps_micro_batches_are_filled_with_the_longest_first(base, examples,
     assert all(len(micro_batch) > 1 and sum(micro_batch) <= 120 for micro_batch in lengths[:-1])
 
 
-def test_the_schedule_warms_up_and_ends_near_zero():
+def test_learning_rates_warm_up_and_decay_to_nearly_zero():
     rates = list(learning_rates(RECIPE, 20))
     assert rates[0] == pytest.approx(RECIPE.learning_rate / 2)
     assert max(rates) == pytest.approx(RECIPE.learning_rate)
@@ -139,7 +139,7 @@ def test_the_schedule_warms_up_and_ends_near_zero():
 
 
 @pytest.mark.parametrize("large", [2**30, 0])
-def test_an_update_is_torch_s_own_and_leaves_parameters_apart(monkeypatch, large):
+def test_an_update_equals_torchs_adamw_and_release_separates_the_parameters(monkeypatch, large):
     monkeypatch.setattr("sebp_edge.training.update.MAX_GRADIENTS_AT_ONCE", large)
     draw = torch.Generator().manual_seed(0)
     first = [torch.randn(size, generator=draw) for size in [(3, 5), (1,), (70,), (16, 64)]]
@@ -166,10 +166,10 @@ def test_an_update_is_torch_s_own_and_leaves_parameters_apart(monkeypatch, large
 
 
 @pytest.mark.parametrize("patience", [1, 2])
-def test_training_stops_early_and_goes_back_to_the_best_state(base, examples, patience):
-    # Steps too small to change a loss: no epoch is ever better than the start.
-    still = RECIPE.replace(learning_rate=1e-30, epochs=8, patience=patience)
-    trainer = make_trainer(base, examples, recipe=still)
+def test_training_stops_early_and_restores_the_best_state(base, examples, patience):
+    # The steps are too small to change a loss, so no epoch is better than the start.
+    no_progress = RECIPE.replace(learning_rate=1e-30, epochs=8, patience=patience)
+    trainer = make_trainer(base, examples, recipe=no_progress)
     before = snapshot(trainer.learner.adaptation)
     with trainer.learner:
         progress = train(trainer, examples[:12], examples[12:])
@@ -179,7 +179,7 @@ def test_training_stops_early_and_goes_back_to_the_best_state(base, examples, pa
     assert progress.steps == patience * progress.total_steps // 8
 
 
-def test_a_loss_that_is_not_finite_stops_with_the_step_and_keeps_the_best_state(base, examples):
+def test_a_non_finite_loss_raises_an_error_that_names_the_step_and_restores_the_best_state(base, examples):
     class Poison:
         def __call__(self, event):
             if isinstance(event, Evaluated) and event.epoch == 1:
@@ -188,24 +188,24 @@ def test_a_loss_that_is_not_finite_stops_with_the_step_and_keeps_the_best_state(
 
     poison = Poison()
     trainer = make_trainer(base, examples, on_event=poison)
-    with trainer.learner, pytest.raises(NonFiniteLoss, match=r"step \d+ the loss is nan"):
+    with trainer.learner, pytest.raises(NonFiniteLoss, match=r"step \d+, the loss is nan"):
         train(trainer, examples[:12], examples[12:])
     assert all(torch.equal(a, b) for a, b in zip(poison.best, snapshot(trainer.learner.adaptation), strict=True))
     trainer.learner.adaptation.detach()
 
 
-def test_a_first_token_whose_embedding_is_zero_is_named_where_gradients_overflow(base, examples):
-    # 30 layers: each of their norms multiplies the gradient of a row of zeros by 1 / sqrt(eps).
+def test_the_error_for_overflowing_gradients_names_a_first_token_with_a_zero_embedding(base, examples):
+    # In each of the 30 layers, norms multiply the gradient of a row of zeros by 1 / sqrt(eps).
     deep = dataclasses.replace(base, model=make_llama(num_hidden_layers=30, rms_norm_eps=1e-6))
     first = examples[0].input_ids[0]
     deep.model.get_input_embeddings().weight.data[first] = 0.0
     trainer = make_trainer(deep, examples)
-    with trainer.learner, pytest.raises(NonFiniteLoss, match=rf"step \d+ .* the embedding of token {first} is zero"):
+    with trainer.learner, pytest.raises(NonFiniteLoss, match=rf"step \d+, .* the embedding of token {first} is zero"):
         train(trainer, examples[:12], examples[12:])
 
 
 @pytest.mark.parametrize("when", ["before the first evaluation", "after it"])
-def test_an_interruption_leaves_the_best_state_so_far(base, examples, when):
+def test_an_interruption_leaves_the_best_state_or_before_one_the_current_state(base, examples, when):
     before = when.startswith("before")
 
     def interrupt(event):
@@ -224,7 +224,7 @@ def test_an_interruption_leaves_the_best_state_so_far(base, examples, when):
     trainer.learner.adaptation.detach()
 
 
-def test_a_model_that_cannot_be_hoisted_says_so_and_trains_padded(base, examples):
+def test_a_model_that_cannot_be_hoisted_trains_padded_after_a_notice(base, examples):
     model = make_llama().eval()
     forward = model.model.layers[1].self_attn.forward
     model.model.layers[1].self_attn.forward = lambda *args, **kwargs: forward(*args, **kwargs, s_aux=torch.ones(1))
@@ -239,7 +239,7 @@ def test_a_model_that_cannot_be_hoisted_says_so_and_trains_padded(base, examples
 
 def test_a_model_that_leaks_between_examples_is_not_hoisted(examples):
     model = make_llama().eval()
-    # A model that ignores the sequence lengths attends across examples.
+    # Without the sequence lengths, attention crosses examples.
     forward = model.model.layers[1].self_attn.forward
 
     def leaking(*args, cu_seq_lens_q=None, **kwargs):
@@ -255,19 +255,19 @@ def test_a_model_that_leaks_between_examples_is_not_hoisted(examples):
     assert "differ" in notices[0].message
 
 
-# What goes from row to row beside transformers' attention: convolutions, an attention of the model's own, a state that
-# is carried along. Of an untrained model the losses hardly change by it, so comparing losses does not find it.
-MEETING_ELSEWHERE = {
+# Models that mix rows outside transformers' attention: by convolutions, their own attention, or a recurrent state.
+# Comparing losses does not detect this, since it hardly changes the losses of an untrained model.
+MIXING_ROWS = {
     "convolutions": JambaConfig(**SIZES, num_experts=2, mamba_d_state=4, attn_layer_period=2, attn_layer_offset=1),
     "0 of its 2 blocks": XGLMConfig(vocab_size=320, d_model=32, ffn_dim=48, num_layers=2, attention_heads=4),
     "could not be tried out": RwkvConfig(vocab_size=320, hidden_size=32, num_hidden_layers=2, context_length=64),
 }
 
 
-@pytest.mark.parametrize("reason", MEETING_ELSEWHERE)
-def test_a_model_whose_rows_meet_outside_its_attention_is_not_hoisted(reason):
+@pytest.mark.parametrize("reason", MIXING_ROWS)
+def test_a_model_that_mixes_rows_outside_its_attention_is_not_hoisted(reason):
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(MEETING_ELSEWHERE[reason], attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_config(MIXING_ROWS[reason], attn_implementation="eager").eval()
     examples, notices = make_examples((11, 5, 20)), []
     with RowLosses(model, examples, Collator(24, 2), CPU, notices.append) as rows:
         assert rows.hoisted is None
@@ -292,6 +292,7 @@ def test_restoring_a_snapshot_is_bitwise(base):
 
 
 def held_out(pairs):
+    """Makes the loss of documents from pairs of nats and tokens."""
     return HeldOutLoss(*({n: pair[i] for n, pair in enumerate(pairs)} for i in (0, 1)))
 
 
@@ -304,7 +305,7 @@ def test_the_gate_keeps_a_fall_above_its_standard_error():
     assert comparison.kept
 
 
-def test_the_gate_refuses_a_fall_that_one_document_made():
+def test_the_gate_refuses_a_fall_that_comes_from_one_document():
     before = held_out([(30.0, 10), (60.0, 20), (45.0, 15)])
     one_better = held_out([(25.0, 10), (62.0, 20), (46.0, 15)])
     comparison = compare(before, one_better)
@@ -319,7 +320,7 @@ def test_the_gate_refuses_no_change_a_rise_and_nan():
     assert not compare(before, held_out([(math.nan, 10), (50.0, 20)])).kept
 
 
-def test_the_standard_error_is_that_of_resampled_documents():
+def test_the_standard_error_agrees_with_a_bootstrap_over_documents():
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(20, 200, (400,), generator=generator).double()
     saved = 0.1 * tokens + torch.randn(400, generator=generator, dtype=torch.float64) * tokens.sqrt()

@@ -1,4 +1,4 @@
-"""Updates within the backward pass: those of the same gradients kept, clipped tensor by tensor, and then dropped."""
+"""Updates within the backward pass equal those of AdamW with gradients clipped per tensor, and drop the gradients."""
 
 import weakref
 
@@ -35,7 +35,7 @@ RECIPE = Recipe(
 
 
 class FullAdaptation:
-    """A model whose every weight is trained, as an adaptation."""
+    """An adaptation: a model with all weights trained."""
 
     def __init__(self, model):
         self.model = model.requires_grad_(True).eval()
@@ -43,7 +43,7 @@ class FullAdaptation:
 
 def make_examples(lengths):
     draw = torch.Generator().manual_seed(len(lengths))
-    # A narrow range of tokens: something to learn.
+    # A narrow range of tokens, so that there is something to learn.
     ids = [torch.randint(3, 40, (length,), generator=draw).tolist() for length in lengths]
     return [Example(tokens, tokens, number) for number, tokens in enumerate(ids)]
 
@@ -57,14 +57,14 @@ def make_learner(model, on_event=silent, recipe=RECIPE):
 
 @pytest.fixture
 def updated_in_backward(monkeypatch):
-    """fp32 weights too are updated within the backward pass."""
+    """Makes learners update fp32 weights within the backward pass too."""
     monkeypatch.setattr(
         "sebp_edge.training.learner._update_for", lambda parameters, recipe, _: UpdateInBackward(parameters, recipe)
     )
 
 
-def follow_classically(model, micro_batches, rates):
-    """torch's AdamW, of gradients that are all kept, and clipped tensor by tensor."""
+def train_with_torchs_adamw(model, micro_batches, rates):
+    """Trains with torch's AdamW and gradients clipped per tensor; returns the gradient norms before clipping."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=RECIPE.weight_decay)
     norms = []
     with RowLosses(model, EXAMPLES, Collator(64, 2), torch.device("cpu"), silent) as rows:
@@ -80,7 +80,7 @@ def follow_classically(model, micro_batches, rates):
 
 
 @pytest.mark.parametrize("family", ["llama", "untied", "gemma2", "phi3"])
-def test_the_updates_are_those_of_the_same_gradients_kept(family, updated_in_backward):
+def test_updates_equal_those_of_torchs_adamw(family, updated_in_backward):
     def make():
         return make_llama(tie_word_embeddings=False) if family == "untied" else MODELS[family]()
 
@@ -91,23 +91,23 @@ def test_the_updates_are_those_of_the_same_gradients_kept(family, updated_in_bac
         outcomes = [
             learner.step(make_step(learner, group), rate) for group, rate in zip(micro_batches, rates, strict=True)
         ]
-    norms = follow_classically(expected, micro_batches, rates)
+    norms = train_with_torchs_adamw(expected, micro_batches, rates)
     assert [float(outcome.grad_norm) for outcome in outcomes] == pytest.approx(norms, rel=1e-5)
     for name, parameter in model.named_parameters():
         truth = expected.get_parameter(name)
-        # Where a gradient is nearly zero, AdamW's first steps make rounding errors large.
+        # If a gradient is nearly zero, AdamW's first steps amplify rounding errors.
         close = torch.isclose(parameter, truth, rtol=1e-5, atol=2e-6)
         assert close.double().mean() > 0.999, name
         torch.testing.assert_close(parameter, truth, rtol=0, atol=2e-3)
     assert all((old != new).any() for old, new in zip(before, model.parameters(), strict=True))
 
 
-def test_gradients_are_never_all_in_memory(monkeypatch, updated_in_backward):
-    alive, most = weakref.WeakSet(), []
+def test_only_one_gradient_is_in_memory_at_a_time(monkeypatch, updated_in_backward):
+    alive, counts = weakref.WeakSet(), []
 
     def watched(weight, gradient, *arguments, **options):
         alive.add(gradient)
-        most.append(len(alive))
+        counts.append(len(alive))
         adamw_(weight, gradient, *arguments, **options)
 
     monkeypatch.setattr(update_in_backward, "adamw_", watched)
@@ -115,11 +115,11 @@ def test_gradients_are_never_all_in_memory(monkeypatch, updated_in_backward):
     with make_learner(model) as learner:
         learner.step(make_step(learner, EXAMPLES), 1e-3)
         assert all(parameter.grad is None for parameter in model.parameters())
-    assert len(most) == len(list(model.parameters()))
-    assert max(most) == 1
+    assert len(counts) == len(list(model.parameters()))
+    assert max(counts) == 1
 
 
-def test_a_layer_that_would_read_a_weight_after_its_update_raises():
+def test_a_backward_pass_that_reads_an_updated_weight_raises():
     class ReadsLate(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, weight):
@@ -133,7 +133,7 @@ def test_a_layer_that_would_read_a_weight_after_its_update_raises():
     weight, x = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     update = UpdateInBackward([weight], RECIPE)
     update.begin(1e-3)
-    # The weight's own gradient is complete before the first operation's backward pass.
+    # The weight's gradient is complete before the first operation's backward pass.
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         update.take_gradients((ReadsLate.apply(x, weight.detach()) * weight).sum())
 
@@ -142,16 +142,16 @@ def test_a_warm_up_changes_nothing():
     model = make_llama().bfloat16()
     with make_learner(model) as learner:
         learner.step(make_step(learner, EXAMPLES[:3]), 1e-3)
-        update = learner.learner._update
+        update = learner.inner._update
         state = [parameter.detach().clone() for parameter in model.parameters()]
         moments = [value.clone() for moments in update._moments for value in moments]
         random_state = torch.get_rng_state()
         norm = float(update.finish())
-        update.take_gradients(0.0 * learner.learner.row_losses(EXAMPLES[3:])[0].sum(), is_warming_up=True)
+        update.take_gradients(0.0 * learner.inner.row_losses(EXAMPLES[3:])[0].sum(), is_warming_up=True)
         assert all(torch.equal(a, b) for a, b in zip(state, model.parameters(), strict=True))
-        held = [value for moments in update._moments for value in moments]
-        assert all(torch.equal(a, b) for a, b in zip(moments, held, strict=True))
-        assert any(value.any() for value in held)
+        after = [value for moments in update._moments for value in moments]
+        assert all(torch.equal(a, b) for a, b in zip(moments, after, strict=True))
+        assert any(value.any() for value in after)
         assert torch.equal(torch.get_rng_state(), random_state)
         assert float(update.finish()) == norm
         assert all(parameter.grad is None for parameter in model.parameters())
@@ -169,7 +169,7 @@ def test_a_warm_up_changes_nothing():
 )
 def test_only_whole_models_in_bf16_are_updated_in_the_backward_pass(method, dtype, kind):
     with make_learner(make_llama().to(dtype), recipe=RECIPE.replace(method=method)) as learner:
-        assert type(learner.learner._update) is kind
+        assert type(learner.inner._update) is kind
 
 
 def test_a_bf16_model_learns_as_well_as_in_fp32():
@@ -197,7 +197,7 @@ def test_two_trainings_are_bitwise_equal():
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_second_training_begins_like_the_first():
+def test_after_start_again_a_training_repeats_the_first_one():
     with make_learner(make_llama().bfloat16()) as learner:
         fresh = snapshot(learner.adaptation)
         learner.step(make_step(learner, EXAMPLES), 1e-3)
@@ -207,7 +207,7 @@ def test_a_second_training_begins_like_the_first():
         assert all(torch.equal(a, b) for a, b in zip(first, snapshot(learner.adaptation), strict=True))
 
 
-def test_every_micro_batch_is_a_step_and_one_notice_says_so():
+def test_every_micro_batch_is_a_step_after_one_notice():
     events = []
     with make_learner(make_llama().bfloat16(), events.append) as learner:
         limit_rows(learner, 70)
@@ -220,7 +220,7 @@ def test_every_micro_batch_is_a_step_and_one_notice_says_so():
     assert "at most 70 rows" in notice.message
 
 
-def test_a_loss_that_is_not_finite_leaves_the_best_state(monkeypatch):
+def test_after_a_non_finite_loss_the_best_state_is_restored():
     model = make_llama().bfloat16()
 
     def poison(event):

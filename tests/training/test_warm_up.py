@@ -1,4 +1,4 @@
-"""Before the first graph is captured, all that is to come is rehearsed: none needs room beside another."""
+"""All planned buckets are warmed up before the first capture, so that no warm-up needs memory besides a graph."""
 
 import gc
 import weakref
@@ -17,7 +17,9 @@ from sebp_edge.training.loop import Trainer
 pytestmark = pytest.mark.usefixtures("plain_graphs")
 
 
-class Recorded(PlainGraphs):
+class RecordedGraphs(PlainGraphs):
+    """Also records the calls, in `order`."""
+
     def __init__(self, device, on_event):
         super().__init__(device, on_event)
         self.order = []
@@ -33,11 +35,11 @@ class Recorded(PlainGraphs):
 
 @pytest.fixture
 def learner(base, monkeypatch):
-    """One whose graphs note what is done with them; a step of many examples is micro-batches of several sizes."""
-    monkeypatch.setattr("sebp_edge.training.learner.Graphs", Recorded)
-    # With a budget the fullest micro-batch is tried out, as it always is on a GPU.
+    """A learner with recorded graphs; a step of many examples has micro-batches of several sizes."""
+    monkeypatch.setattr("sebp_edge.training.learner.GraphPool", RecordedGraphs)
+    # With a budget there is a dry run of the largest micro-batch, as always on a GPU.
     with recovering_learner(base, uneven_examples(), max_rows=630, limit=MemoryGuard(CPU, budget=10**12)) as learner:
-        learner.learner.begin_graphs()
+        learner.inner.begin_graphs()
         yield learner
 
 
@@ -49,16 +51,16 @@ def test_steps_and_held_out_losses_are_warmed_up_before_the_first_capture(learne
     learner.prepare(schedule)
     evaluate(learner, schedule.test)
     trainer.train(schedule)
-    order = learner.learner.graphs._graphs.order
+    order = learner.inner.graphs._graphs.order
     num_warm_ups = order.count("warm_up")
     assert order[:num_warm_ups] == ["warm_up"] * num_warm_ups
     assert order.count("gradients") > 1
     assert order.count("losses") > 1
-    # Nothing is rehearsed for nothing.
+    # Every warm-up is followed by a capture.
     assert num_warm_ups == order.count("gradients") + order.count("losses")
 
 
-def test_gradients_come_first_and_larger_ones_before_smaller_ones(learner, monkeypatch):
+def test_gradients_are_warmed_up_before_losses_and_the_largest_first(learner, monkeypatch):
     ran, run = [], MicroBatchGraphs._run
     monkeypatch.setattr(
         MicroBatchGraphs,
@@ -67,7 +69,7 @@ def test_gradients_come_first_and_larger_ones_before_smaller_ones(learner, monke
     )
     examples = uneven_examples()
     learner.prepare(Schedule([[examples]], examples[:3]))
-    learner.learner.graphs.capture(pack(learner.limit.cut(examples)[-1].examples))
+    learner.inner.graphs.capture(pack(learner.limit.cut(examples)[-1].examples))
     assert ran == sorted(ran, key=lambda each: (each[0], -each[1]))
     assert {part for part, _ in ran} == {"gradients", "losses"}
 
@@ -75,11 +77,11 @@ def test_gradients_come_first_and_larger_ones_before_smaller_ones(learner, monke
 def test_an_evaluation_first_warms_up_no_gradients(learner, monkeypatch):
     examples, taken = uneven_examples(), []
     monkeypatch.setattr(MicroBatchGraphs, "_take_gradients", lambda graphs, part, tokens: taken.append(tokens))
-    learner._largest_dry_run = (10**9, 10**9)  # so that nothing is tried out
+    learner._largest_dry_run = (10**9, 10**9)  # so that there is no dry run
     learner.prepare(Schedule([[examples]], examples[:3], examples[3:5]))
     evaluate(learner, evaluated(learner, examples[:3]))
     assert not taken
-    order = learner.learner.graphs._graphs.order
+    order = learner.inner.graphs._graphs.order
     assert order.index("losses") == order.count("warm_up") >= 1
 
 
@@ -88,15 +90,15 @@ def test_graphs_and_their_memory_are_freed_at_once(learner):
     learner.prepare(Schedule([[examples]], examples[:3]))
     learner.step(make_step(learner, examples), 1e-3)
     evaluate(learner, evaluated(learner, examples[:3]))
-    gone = weakref.ref(learner.learner.graphs)
-    captured = [weakref.ref(each) for each in learner.learner.graphs._captured.values()]
-    for each in learner.learner.graphs._captured.values():
-        each._replay = None  # a real graph's does not hold what was captured
+    graphs = weakref.ref(learner.inner.graphs)
+    captured = [weakref.ref(each) for each in learner.inner.graphs._captured.values()]
+    for each in learner.inner.graphs._captured.values():
+        each._replay = None  # A real graph's replay does not hold the captured function.
     del each
     gc.disable()
     try:
         learner._release_graphs()
-        assert gone() is None
+        assert graphs() is None
         assert captured
         assert not any(each() for each in captured)
     finally:
@@ -107,7 +109,7 @@ def test_unplanned_buckets_are_warmed_up_on_first_use(learner):
     examples = uneven_examples()
     learner.prepare(Schedule([[examples[:2]]]))
     learner.step(make_step(learner, examples[:2]), 1e-3)
-    before = len(learner.learner.graphs._graphs.order)
+    before = len(learner.inner.graphs._graphs.order)
     evaluate(learner, evaluated(learner, examples))
-    assert learner.learner.graphs._graphs.order[before] == "warm_up"
-    assert "losses" in learner.learner.graphs._graphs.order[before:]
+    assert learner.inner.graphs._graphs.order[before] == "warm_up"
+    assert "losses" in learner.inner.graphs._graphs.order[before:]

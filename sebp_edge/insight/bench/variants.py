@@ -24,7 +24,7 @@ from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.sparse.hoist import ATTENTION, Hoisted
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Batch
-from sebp_edge.training.graphs import GRADIENTS, Graphs, MicroBatchGraphs
+from sebp_edge.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
 from sebp_edge.training.update import Update
 
 LEARNING_RATE = 1e-5
@@ -135,7 +135,7 @@ class CapturedStep:
     def __init__(self, parameters: list[nn.Parameter], handle: Hoisted, tokens: ActiveTokens):
         self._tokens = tokens
         self._loss = torch.zeros((), device=parameters[0].device)
-        graphs = Graphs(parameters[0].device, silent)
+        graphs = GraphPool(parameters[0].device, silent)
         self._update = Update(parameters, Recipe(name="bench", description=""))
         try:
             self._update.capture(graphs)
