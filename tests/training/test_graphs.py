@@ -247,7 +247,7 @@ def test_capture_of_updates_in_the_backward_pass_leaves_weights_moments_and_rand
         tokens = pack(examples[:2])
         tokens = tokens.filled(learner.learner.graphs.bucket(tokens.sizes))
         weightless = tokens.to("cuda").weighted(0.0)
-        learner.learner.graphs._warm_up(learner.learner.graphs._key("gradients", tokens.sizes), tokens.first())
+        learner.learner.graphs._warm_up(learner.learner.graphs._key("gradients", tokens.sizes), tokens.first_token())
         run = functools.partial(learner.learner.graphs._run, "gradients")
         graph = _CapturedGraph(learner.learner.graphs._graphs, "gradients", weightless, run)
         assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
