@@ -127,21 +127,21 @@ def _scores_if_alike(block: nn.Module, decoder: nn.Module) -> Scores | None:
     recorded_scores: list[Scores] = []
     lengths = {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens, "max_length_q": 7, "max_length_k": 7}
 
-    def own() -> Tensor:
+    def original() -> Tensor:
         inputs = {"position_embeddings": rotary, "attention_mask": None, "recorded_scores": recorded_scores}
         return block(hidden_states=x_1AD, **inputs, **lengths)[0]
 
-    def spread() -> Tensor:
+    def original_with_spread_scores() -> Tensor:
         nonlocal x_1AD
-        own()
+        original()
         (scores,) = recorded_scores
         x_1AD = x_1AD * _factor(block, x_1AD, scores)
-        return own()
+        return original()
 
-    def ours() -> Tensor:
+    def fused() -> Tensor:
         return _attend(block, x_1AD, tuple(angles[0] for angles in rotary), cu_seqlens, 7, recorded_scores[0], None)
 
-    reason = find_mismatch(decoder, spread, ours, ATTENTION)
+    reason = find_mismatch(decoder, original_with_spread_scores, fused, ATTENTION)
     if reason is not None:
         logger.info("The attention of %s is not fused: %s", type(block).__name__, reason)
         return None

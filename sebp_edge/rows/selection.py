@@ -258,6 +258,6 @@ def _is_number(value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise OptionError(f"{otherwise}.")
+def _require(is_valid: bool, message: str) -> None:
+    if not is_valid:
+        raise OptionError(f"{message}.")

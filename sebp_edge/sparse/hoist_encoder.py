@@ -158,7 +158,7 @@ class HoistedEncoder(Patch):
             # Rounding could hide a difference that would be missing from every step.
             encoder = copy.deepcopy(encoder).float()
 
-        def own() -> tuple[Tensor, Tensor]:
+        def original_loss() -> tuple[Tensor, Tensor]:
             output = encoder(**inputs, labels=labels)
             return output.loss, output.logits
 
@@ -168,9 +168,9 @@ class HoistedEncoder(Patch):
 
         # Autocast would round too.
         with evaluating(encoder), torch.autocast(encoder.device.type, enabled=False):
-            if own()[0] is None:
+            if original_loss()[0] is None:
                 return False
-            return not gradients_agree(_gradients(encoder, own), _gradients(encoder, loss_of_read_logits))
+            return not gradients_agree(_gradients(encoder, original_loss), _gradients(encoder, loss_of_read_logits))
 
     def _trial_batch(self) -> dict[str, Tensor]:
         """Two sequences of 12 and 7 tokens, padded to 12."""
