@@ -67,19 +67,19 @@ def test_the_process_random_state_is_unchanged(base):
 
 
 def test_the_streamed_parts_make_up_the_text(base):
-    pieces = []
-    text = write(base, max_new_tokens=60, on_text=pieces.append)
-    assert len(pieces) > 5
-    assert all(pieces)
-    assert "".join(pieces) == text
+    parts = []
+    text = write(base, max_new_tokens=60, on_text=parts.append)
+    assert len(parts) > 5
+    assert all(parts)
+    assert "".join(parts) == text
 
 
 def test_a_stop_string_ends_the_text_and_is_never_streamed(base):
     whole = write(base, max_new_tokens=60)
     for begin in (0, 3, 10):
-        stop, pieces, steps = whole[begin : begin + 6], [], []
-        text = write(base, max_new_tokens=60, stop=[stop], on_text=pieces.append, check=lambda: steps.append(1))  # noqa: B023
-        assert text == "".join(pieces) == whole[: whole.index(stop)]
+        stop, parts, steps = whole[begin : begin + 6], [], []
+        text = write(base, max_new_tokens=60, stop=[stop], on_text=parts.append, check=lambda: steps.append(1))  # noqa: B023
+        assert text == "".join(parts) == whole[: whole.index(stop)]
         assert len(steps) < 60
 
 
@@ -110,18 +110,18 @@ def test_non_finite_weights_are_refused(model_folder, temperature):
 
 
 def test_interrupting_returns_the_text_so_far(base):
-    pieces = []
+    parts = []
 
     def check():
-        if len(pieces) == 5:
+        if len(parts) == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as stopped:
-        write(base, max_new_tokens=60, on_text=pieces.append, check=check)
-    assert stopped.value.text == "".join(pieces)
-    assert len(pieces) in (5, 6)  # half a character may have been pending
+        write(base, max_new_tokens=60, on_text=parts.append, check=check)
+    assert stopped.value.text == "".join(parts)
+    assert len(parts) in (5, 6)  # half a character may have been pending
     assert write(base, max_new_tokens=60).startswith(stopped.value.text.rstrip("\ufffd"))
-    assert pieces[0] not in str(stopped.value)
+    assert parts[0] not in str(stopped.value)
 
 
 CONFIGS = [

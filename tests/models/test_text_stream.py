@@ -10,18 +10,18 @@ from sebp_edge.models.text_stream import TextStream
 class BytesTokenizer:
     """A tokenizer whose tokens are the given bytes."""
 
-    def __init__(self, pieces):
-        self._pieces = pieces
+    def __init__(self, tokens):
+        self._vocabulary = tokens
 
     def decode(self, tokens, *, skip_special_tokens):
-        return b"".join(self._pieces[token] for token in tokens).decode(errors="replace")
+        return b"".join(self._vocabulary[token] for token in tokens).decode(errors="replace")
 
 
-def stream(pieces, stop=()):
+def stream(tokens, stop=()):
     """Streams tokens of these bytes; returns the emitted parts, and the number of tokens taken."""
     parts, num_taken = [], 0
-    text_stream = TextStream(BytesTokenizer(pieces), stop, parts.append)
-    for token in range(len(pieces)):
+    text_stream = TextStream(BytesTokenizer(tokens), stop, parts.append)
+    for token in range(len(tokens)):
         num_taken += 1
         if text_stream.add(token):
             break
