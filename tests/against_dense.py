@@ -63,7 +63,7 @@ def loss_and_gradients(model, batch):
 
 
 def dense_losses(model, batch):
-    """The losses of the loss rows, computed by transformers on the padded batch."""
+    """Returns the losses of the loss rows, computed by transformers on the padded batch."""
     logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits
     losses = torch.nn.functional.cross_entropy(
         logits[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten(), reduction="none"
@@ -91,7 +91,7 @@ def assert_same(expected, found, tolerance):
     largest = max(gradient.norm() for gradient in dense.values())
     assert largest > 0
     for name, gradient in dense.items():
-        # A gradient that is zero in exact arithmetic, such as that of a key's bias, is only noise far below the others.
+        # A gradient that is zero in exact arithmetic, such as that of a key's bias, is noise far below the others.
         assert (gradient - sparse[name]).norm() <= tolerance * gradient.norm() + 1e-15 * largest, name
 
 
@@ -99,7 +99,7 @@ def assert_same_training(model, batch):
     """Compares losses and gradients with the dense ones, for the model's own loss and for the loss without logits.
 
     The loss without logits is computed in fp32, hence its tolerance. Each runs twice: the first pass detects its rows,
-    the second relies on what the first has shown.
+    the second uses the rows that the first has verified.
     """
     dense = loss_and_gradients(model, batch)
     for keep_logits, tolerance in ((True, 1e-10), (False, 1e-5)):
@@ -108,15 +108,15 @@ def assert_same_training(model, batch):
                 assert_same(dense, loss_and_gradients(model, batch), tolerance)
 
 
-def watch_rows(sparsified):
-    """A list that collects the rows of every layer's call from now on."""
-    chosen, choose = [], sparsified._linear_rows
+def record_rows(sparsified):
+    """Returns a list to which the rows of every later call of a layer are appended."""
+    recorded, linear_rows = [], sparsified._linear_rows
 
-    def note(layers, x):
-        rows = choose(layers, x)
+    def recording(layers, x):
+        rows = linear_rows(layers, x)
         if x.dim() and torch.is_grad_enabled():
-            chosen.append(rows)
+            recorded.append(rows)
         return rows
 
-    sparsified._linear_rows = note
-    return chosen
+    sparsified._linear_rows = recording
+    return recorded

@@ -98,7 +98,7 @@ ENCODERS = {
 
 
 def make(kind, config):
-    """A model in training mode, fp64."""
+    """Makes a model in training mode, in fp64."""
     with torch.random.fork_rng():
         torch.manual_seed(2)
         return kind.from_config(config).double().train()
@@ -112,6 +112,6 @@ def make_decoder(family, **changes):
 
 
 FAMILIES = ("bert", "roberta", "distilbert")
-# Heads of 32, which our attention kernels take, and positions for longer texts.
+# Heads of size 32, which our attention kernels support, and positions for longer texts.
 WIDE = {"hidden_size": 128, "max_position_embeddings": 256}
 WIDER = {"bert": WIDE, "roberta": WIDE, "distilbert": {"dim": 128, "max_position_embeddings": 256}}

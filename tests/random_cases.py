@@ -60,13 +60,13 @@ def random_group(num_rows, num_in, outs, rank, active, dtype=torch.float64, adap
     return draw(num_rows, num_in), projections, rows, douts
 
 
-def quantised(projection, made):
-    """The projection with its weight in 8 bits, and with that weight in full; `made` collects each dequantisation."""
+def quantised(projection, buffers):
+    """Returns the projection with its weight in 8 bits, and dequantised; `buffers` collects each dequantisation."""
     scale = projection.weight.abs().max() / 127
     packed = (projection.weight / scale).round().to(torch.int8)
 
     def dequantise(buffer):
-        made.append(weakref.ref(buffer))
+        buffers.append(weakref.ref(buffer))
         buffer.copy_(packed.to(scale.dtype) * scale)
 
     weight = QuantisedWeight(scale.dtype, dequantise)
@@ -74,7 +74,7 @@ def quantised(projection, made):
 
 
 def random_energy(num_rows, seed=0, spread=1.5, zeros=0.3):
-    """Squared norms that span several decades, some of them zero; fp64 [N]."""
+    """Returns squared norms that span several decades, some of them zero; fp64 [N]."""
     generator = torch.Generator().manual_seed(seed)
     energy = 10 ** (2 * spread * torch.randn(num_rows, generator=generator, dtype=torch.float64))
     return energy * (torch.rand(num_rows, generator=generator) >= zeros)
@@ -99,5 +99,5 @@ def assert_no_worse_than_torch(found, plain, truth):
 
 
 def assert_as_good(found, truth, dtype):
-    """Checks that the error is that of sums in fp32, rounded once to `dtype`."""
+    """Checks that the error is at most that of sums in fp32, rounded once to `dtype`."""
     assert (found.double() - truth).norm() <= max(1e-6, torch.finfo(dtype).eps) * truth.norm()

@@ -284,7 +284,7 @@ def _layer_rows(one: RowGradients, computed: int) -> LayerRows:
         zero=int(one.is_zero_ET.sum()),
         computed=computed,
         below_knee=int((~keep_N).sum()),
-        top_rows=int(row_rules.top_rows(energy_N, ENERGY_SHARE)),
+        top_rows=int(row_rules.num_top_rows(energy_N, ENERGY_SHARE)),
         knee=float(knee),
         energy_below_knee=float(row_rules.lost_share(energy_N, keep_N)),
     )

@@ -1,16 +1,16 @@
-"""Base models: finds and loads them, puts adapters on them, generates text.
+"""Base models: finds and loads them, attaches adapters, generates text.
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
-catalog, hub           a model's name -> the bundled model, a local folder or a download
+catalog, hub           resolve a model's name to the bundled model, a local folder or a download
 loading                loads a base model and its tokenizer
 soundness, weights     refuse damaged or hostile model folders and weight files
 fingerprint            identifies a base model by its weights
-architecture, shape    what the sparse backward must know of a model, and its sizes
+architecture, shape    what the sparse backward pass needs to know of a model, and its sizes
 small_copy, random_weights
-                       models with random weights: a small copy of a class, and one of the true shape
+                       models with random weights: a small copy of a decoder, and one of its true sizes
 adaptation, lora, full
                        attach, save, restore and detach trained weights
-generation, sampling, writing
-                       generates text, with which options, handed out piece by piece
+generation, sampling, text_stream
+                       generate text, its options, and the streaming of tokens as text
 """

@@ -36,24 +36,24 @@ class Adaptation(Protocol):
 
 
 def attach(base: BaseModel, recipe: Recipe, seed: int) -> Adaptation:
-    """Puts fresh trainable weights on `base`, the same ones for the same seed."""
+    """Attaches fresh trainable weights to `base`, the same for the same seed."""
     return LoraAdapter.fresh(base, recipe, seed) if recipe.method == "lora" else FullWeights.fresh(base)
 
 
 def load(base: BaseModel, folder: Path) -> Adaptation:
-    """Puts saved weights on `base`.
+    """Attaches saved weights to `base`.
 
     Raises:
-        AdapterError: the folder holds no adaptation.
+        AdapterError: the folder contains no trained weights.
     """
     for kind in (LoraAdapter, FullWeights):
         if (folder / kind.MARKER).is_file():
             return kind.from_folder(base, folder)
-    raise AdapterError(f"{folder.name!r} holds no adapter: neither {LoraAdapter.MARKER} nor {FullWeights.MARKER}.")
+    raise AdapterError(f"{folder.name!r} contains no adapter; expected {LoraAdapter.MARKER} or {FullWeights.MARKER}.")
 
 
 def saved_bytes(base: BaseModel, recipe: Recipe) -> int:
-    """Returns the bytes that the saved weights of an adaptation will take on disk."""
+    """Returns the size on disk of an adaptation's saved weights, in bytes."""
     if recipe.method == "full":
         return num_parameters(base.model) * base.dtype.itemsize
     head = base.model.get_output_embeddings()

@@ -1,4 +1,4 @@
-"""Finds what the sparse backward must know of a transformers model: linear layers, blocks, what the head reads.
+"""Finds what the sparse backward pass needs to know of a transformers model: linear layers, blocks, rows read.
 
 Nothing here changes a model.
 """
@@ -13,10 +13,10 @@ from sebp_edge.models.lora import without_adapter
 
 # The activations of torch and transformers that are known to work element by element.
 ACTIVATIONS = {nn.GELU} | {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
-# Names that model families give to the projections of keys and values; some of these make the queries too.
+# Names of the projections of keys and values in model families; some of these compute the queries too.
 KEYS_AND_VALUES = ({"k_proj", "v_proj"}, {"qkv_proj"}, {"c_attn"}, {"key", "value"}, {"k_lin", "v_lin"})
 # Other projections of an attention module that work row by row. Anything else, such as the forget gate of a recurrent
-# state, may carry one row's gradient to another.
+# state, may pass one row's gradient to another.
 QUERIES_AND_OUTPUTS = {"q_proj", "query", "q_lin", "o_proj", "out_proj", "out_lin", "c_proj", "dense"}
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Encoders whose sequence classifier reads the first token only, and whose token heads read each token by itself.
@@ -90,7 +90,7 @@ def head_size_of(config: PretrainedConfig) -> int:
 
 
 def first_module_after_attention(block: nn.Module | None) -> nn.Module | None:
-    """Returns the first module after the attention of an encoder's block: from there on all work row by row.
+    """Returns the first module after the attention of an encoder's block; from there on, all modules work row by row.
 
     That is the output projection and its norm in BERT and RoBERTa, and the norm in DistilBERT. None if unknown.
     """

@@ -74,7 +74,7 @@ class ModelReference:
 
 
 def resolve(model: str | Path) -> ModelReference:
-    """Resolves what `model` names, without loading anything and without network access.
+    """Resolves a model's name, without loading anything and without network access.
 
     Raises:
         ModelError: it is neither a known name, nor a folder with a model, nor of the form of a Hub id.
@@ -88,12 +88,12 @@ def resolve(model: str | Path) -> ModelReference:
     folder = _existing(name)
     if folder is not None and folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ModelError(f"The folder {name!r} holds no model: there is no config.json in it.")
+            raise ModelError(f"The folder {name!r} contains no model; expected a config.json in it.")
         return ModelReference(folder.resolve().name, "local", str(folder))
     if _HUB_ID.fullmatch(name) and not isinstance(model, Path):
         return ModelReference(name, "hub", name)
     if isinstance(model, Path) or re.search(r"[/\\~]", name) or name.startswith("."):
-        raise ModelError(f"There is no folder {name!r}; give a folder with a model, a Hub id or a known name.")
+        raise ModelError(f"There is no folder {name!r}; expected a folder with a model, a Hub id or a known name.")
     raise ModelError(f"Unknown model {name!r}; {suggest(name.lower(), CATALOG)}")
 
 
@@ -121,5 +121,5 @@ def _existing(name: str) -> Path | None:
         path = Path(name).expanduser().absolute()
         return path if path.exists() else None
     except (OSError, RuntimeError):
-        # The path is too long, or names the home of an unknown user.
+        # The path is too long, or refers to the home of an unknown user.
         return None

@@ -1,4 +1,4 @@
-"""Identifies base models by the weights in their files, whatever precision they are loaded in."""
+"""Identifies base models by the weights in their files, regardless of the precision in which they are loaded."""
 
 import hashlib
 import json
@@ -15,11 +15,11 @@ from sebp_edge.models.weights import first_non_finite
 def fingerprint(architecture: str, folder: Path) -> str:
     """Hashes the architecture's name, all shapes and a sample of every tensor; returns 32 hexadecimal digits.
 
-    Files in fp32 and in bf16 have the same fingerprint, however they are sharded. So has a base model loaded in 4 bits:
-    an adapter works with a model in either precision (Dettmers et al. 2023 train on 4 bits and deploy on either).
+    Files in fp32 and in bf16 have the same fingerprint, regardless of their shards, and so has a base model loaded in
+    4 bits: an adapter works with either precision (Dettmers et al. 2023 train on 4 bits and deploy on either).
 
     Args:
-        folder: has safetensors weights. Only the pages with the samples are read, and nothing is kept in memory.
+        folder: contains safetensors weights. Only the pages with the samples are read, and nothing is kept in memory.
     """
     digest = hashlib.sha256(architecture.encode())
     for _, name, tensor in _tensors(folder):
@@ -38,7 +38,7 @@ def non_finite_tensors(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, str, Tensor]]:
-    """Yields each tensor after its file's name and its own, sorted by the latter; tensors are memory-mapped."""
+    """Yields file name, tensor name and memory-mapped tensor, sorted by tensor name."""
     whole = folder / "model.safetensors"
     if whole.is_file():  # transformers prefers it too
         shards = {whole}

@@ -20,7 +20,7 @@ class FullWeights:
     def __init__(self, base: BaseModel):
         if base.in_4bit:
             raise ModelError(
-                f"{base.reference.name!r} is in 4 bits, and full fine-tuning needs all of them; load it in 16 bits."
+                f"{base.reference.name!r} is in 4 bits, which full fine-tuning cannot train; load it in 16 bits."
             )
         self.model = base.model
         self._dtype, self._tokenizer = base.dtype, base.tokenizer
@@ -39,14 +39,14 @@ class FullWeights:
 
         Raises:
             BaseModelMismatch: its tensors are not this base model's; the base model is unchanged.
-            AdapterError: its file is damaged or holds NaN or infinity; the base model is unchanged.
+            AdapterError: its file is damaged or contains NaN or infinity; the base model is unchanged.
         """
         with raising_adapter_error(folder):
             found = read_weights(folder / cls.MARKER)
         expected = dict(_tensors(base.model))
         if {name: tensor.shape for name, tensor in found.items()} != {n: t.shape for n, t in expected.items()}:
             raise BaseModelMismatch(
-                f"The weights in {folder.name!r} were made from another base model than {base.reference.name!r}."
+                f"The weights in {folder.name!r} belong to a base model other than {base.reference.name!r}."
             )
         refuse_non_finite(found.items(), folder, cls.MARKER)
         weights = cls(base)
@@ -57,7 +57,7 @@ class FullWeights:
     def save(self, folder: Path) -> None:
         """Writes a model folder that transformers loads, in the trained dtype.
 
-        Loaded on a device of this kind, the model is bit for bit the one that was judged.
+        Loaded on a device of this kind, the model is bit for bit the one that was tested.
         """
         with without_progress_bars():
             self.model.save_pretrained(
@@ -70,7 +70,7 @@ class FullWeights:
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Context in which the model has the base model's weights; the trained ones are kept on the CPU meanwhile."""
+        """Context in which the model has the base model's weights; the trained ones are on the CPU meanwhile."""
         exchanged = []
         try:
             for name, parameter in self.model.named_parameters():
@@ -82,9 +82,9 @@ class FullWeights:
                 self._exchange(name, parameter)
 
     def _exchange(self, name: str, parameter: Tensor) -> None:
-        waiting = parameter.detach().to("cpu", copy=True)
+        replaced = parameter.detach().to("cpu", copy=True)
         parameter.data.copy_(self._cpu_weights[name])
-        self._cpu_weights[name] = waiting
+        self._cpu_weights[name] = replaced
 
     def detach(self) -> None:
         """Restores the base model's weights."""
@@ -94,6 +94,6 @@ class FullWeights:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors to save, by name; a tied weight, which the state dict has twice, comes once."""
+    """Yields the tensors to save, by name; a tied weight, which the state dict has twice, only once."""
     own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     return ((name, tensor) for name, tensor in model.state_dict().items() if name in own)

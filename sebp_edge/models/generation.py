@@ -38,23 +38,23 @@ def generate_text(
 
     Args:
         input_ids: the prompt's tokens.
-        end_ids: tokens that end the text, besides those that the model names.
-        on_text: receives the new text piece by piece, as it is written; no piece is empty.
+        end_ids: tokens that end the text, besides those of the model's generation config.
+        on_text: receives the new text in parts as it is generated; no part is empty.
         check: is called after each token; may raise to end the generation.
 
     Raises:
         TextsError: the prompt is empty, or leaves no room in the model's context.
         ModelError: the prompt has tokens unknown to the model.
         NonFiniteLogits: the model, with its current adapter, computes NaN or infinite logits.
-        Interrupted: `check` or Ctrl-C raised a KeyboardInterrupt; its `text` is what was written so far.
+        Interrupted: `check` or Ctrl-C raised a KeyboardInterrupt; its `text` is the text so far.
     """
     length = len(input_ids)
     limit = getattr(model.config, "max_position_embeddings", None) or length + sampling.max_new_tokens
     if length == 0 or length >= limit:
-        raise TextsError(f"The prompt has {length} tokens; this model takes 1 to {limit - 1}, so give another.")
+        raise TextsError(f"The prompt has {length} tokens; expected 1 to {limit - 1} for this model.")
     refuse_unknown_tokens(model, input_ids)
     ends = sorted({*end_ids, *_end_ids(model)})
-    text_stream = TextStream(tokenizer, sampling.stop, on_text or (lambda piece: None))
+    text_stream = TextStream(tokenizer, sampling.stop, on_text or (lambda text: None))
     config = sampling.config(
         min(sampling.max_new_tokens, limit - length),
         eos_token_id=ends or None,
@@ -73,7 +73,7 @@ def generate_text(
             )
     except KeyboardInterrupt as stop:
         text_stream.end()
-        raise Interrupted("Interrupted; what was written so far is not complete.", text=text_stream.text) from stop
+        raise Interrupted("Interrupted; the text is incomplete.", text=text_stream.text) from stop
     text_stream.end()
     return text_stream.text
 
@@ -96,7 +96,7 @@ class _StopAtEnd(StoppingCriteria):
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **options) -> Tensor:
         self._check()
-        # transformers may notice the end late and generate further tokens.
+        # transformers may stop late and generate further tokens.
         for token in input_ids[0, self._seen :].tolist():
             self._done = self._done or token in self._end_ids or self._text_stream.add(token)
         self._seen = input_ids.shape[1]
@@ -104,16 +104,16 @@ class _StopAtEnd(StoppingCriteria):
 
 
 def _end_ids(model: PreTrainedModel) -> list[int]:
-    """Returns the tokens that end a text by the model's generation config."""
-    named = model.generation_config.eos_token_id
-    named = named if isinstance(named, list) else [named]
+    """Returns the tokens that end a text according to the model's generation config."""
+    ids = model.generation_config.eos_token_id
+    ids = ids if isinstance(ids, list) else [ids]
     known = model.get_input_embeddings().weight.shape[0]
-    return [token for token in named if type(token) is int and 0 <= token < known]
+    return [token for token in ids if type(token) is int and 0 <= token < known]
 
 
 @contextmanager
 def _only_config(config: GenerationConfig, model: PreTrainedModel) -> Iterator[None]:
-    """Context in which only `config` applies: transformers fills what a given config leaves open from the model's."""
+    """Context in which only `config` applies: transformers fills unset options from the model's own config."""
     own, model.generation_config = model.generation_config, config
     try:
         yield
@@ -123,7 +123,7 @@ def _only_config(config: GenerationConfig, model: PreTrainedModel) -> Iterator[N
 
 @contextmanager
 def _random_state(device: torch.device, seed: int | None) -> Iterator[None]:
-    """Context that draws by `seed`, or anew if it is None, and restores the process's random state."""
+    """Context that seeds the random state, anew if `seed` is None, and restores the process's state afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if seed is not None:
             torch.manual_seed(seed)

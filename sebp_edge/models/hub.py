@@ -1,6 +1,6 @@
 """Turns a Hub id into a local folder: the cached one, or else a download.
 
-The Hub is contacted only to download a model that was asked for. huggingface_hub obeys `HF_HOME`, `HF_HUB_OFFLINE` and
+The Hub is contacted only to download a requested model. huggingface_hub obeys `HF_HOME`, `HF_HUB_OFFLINE` and
 `HF_TOKEN`.
 """
 
@@ -30,8 +30,8 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 def cached_folder(repository: str) -> Path | None:
     """Returns the cache folder of a model that is cached completely, else None."""
-    # Not snapshot_download: it also asks for files that are never downloaded here, and some versions of it depend on a
-    # listing of their own.
+    # Not snapshot_download: it also requires files that are never downloaded here, and some versions need a listing of
+    # their own.
     config = try_to_load_from_cache(repository, "config.json")
     if not isinstance(config, str):
         return None
@@ -96,7 +96,7 @@ def model_folder(reference: ModelReference) -> Path:
 
 
 def _contact(reference: ModelReference, download, **options) -> str:
-    """Calls `download`; turns each refusal of the Hub into an error of one sentence."""
+    """Calls `download`; turns each failure into a ModelError or StorageError of one sentence."""
     name = reference.location
     if constants.HF_HUB_OFFLINE:
         raise ModelOfflineError(
@@ -118,7 +118,7 @@ def _contact(reference: ModelReference, download, **options) -> str:
             f"The Hub has no model {name!r}, or it is private; check the name, or log in with 'hf auth login'."
         ) from error
     except RemoteEntryNotFoundError as error:
-        raise ModelError(f"{name} has no config.json, so transformers cannot load it; choose another.") from error
+        raise ModelError(f"{name} has no config.json, so transformers cannot load it; choose another model.") from error
     except HfHubHTTPError as error:
         raise _refusal(name, error.response.status_code) from error
     except Exception as error:
@@ -134,9 +134,9 @@ def _contact(reference: ModelReference, download, **options) -> str:
 def _refusal(name: str, status: int) -> ModelError:
     if status in (401, 403):
         return ModelAccessError(
-            f"The Hub refuses {name} with the token that it was sent (HTTP {status}); log in again with "
+            f"The Hub refused access to {name} with the given token (HTTP {status}); log in again with "
             "'hf auth login', or correct HF_TOKEN."
         )
     return ModelOfflineError(
-        f"The Hub answers HTTP {status} for {name}; try again later, or use the bundled model 'tiny'."
+        f"The Hub returned HTTP {status} for {name}; try again later, or use the bundled model 'tiny'."
     )

@@ -37,7 +37,7 @@ from sebp_edge.models.soundness import (
 from sebp_edge.recipe import Recipe
 
 _META = torch.device("meta")
-# Never run code that comes with a model; without this, transformers asks on the terminal.
+# Never run code that comes with a model; without this, transformers prompts on the terminal.
 _FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
 # NF4 has an 8-bit scale for each block of weights, and an fp32 scale for 256 of those (Dettmers et al. 2023).
 _NF4_BLOCK = 64
@@ -50,7 +50,7 @@ class BaseModel:
     """A base model in memory.
 
     Attributes:
-        reference: the model that was asked for.
+        reference: the requested model.
         model: in evaluation mode, on `device`.
         tokenizer: a fast tokenizer.
         dtype: of its computation, and of its weights except those of linear layers if `in_4bit`.
@@ -82,7 +82,7 @@ class BaseModel:
 def pad_token_id_of(tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> int:
     """Returns the token for padding.
 
-    Many models have no pad token, or one without an embedding; they take EOS, which the attention mask tells apart.
+    Many models have no pad token, or one without an embedding; EOS serves as one, and the attention mask masks it.
     """
     known = model.get_input_embeddings().weight.shape[0]
     tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
@@ -95,11 +95,11 @@ def refuse_unknown_tokens(model: nn.Module, input_ids: Iterable[int]) -> None:
     Raises:
         ModelError: a token has no embedding.
     """
-    known, most = model.get_input_embeddings().weight.shape[0], max(input_ids, default=0)
-    if most >= known:
+    known, largest = model.get_input_embeddings().weight.shape[0], max(input_ids, default=0)
+    if largest >= known:
         raise ModelError(
-            f"The tokenizer gives token {most}, but the model has embeddings of {known} tokens only; these two do not "
-            "belong together."
+            f"The tokenizer returned token {largest}, but the model has embeddings for {known} tokens only; use the "
+            "model's own tokenizer."
         )
 
 
@@ -116,7 +116,7 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
     config = _read_config(reference, folder)
     if reference.kind == "hub":
         folder = hub.model_folder(reference)
-    needs = "cannot be loaded; its folder needs config.json, a tokenizer and whole safetensors weights"
+    needs = "cannot be loaded; its folder needs config.json, a tokenizer and complete safetensors weights"
     with _raising_model_error(reference, needs), without_progress_bars():
         refuse_special_files(reference.name, folder)
         refuse_missing_weights(reference.name, _on_meta(config), folder)
@@ -136,7 +136,7 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
         identity = fingerprint(type(model).__name__, folder)
     if report["missing_keys"]:
         # transformers would initialise them randomly.
-        raise ModelError(f"The model {reference.name!r} lacks {len(report['missing_keys'])} of its weights' tensors.")
+        raise ModelError(f"The model {reference.name!r} lacks {len(report['missing_keys'])} of its weight tensors.")
     _make_exact(reference, model, device)
     with _raising_model_error(reference, needs):
         refuse_non_finite(reference.name, model, folder)
@@ -146,21 +146,21 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
 def _reserve_memory(config, device: torch.device, dtype: torch.dtype) -> None:
     """Makes torch's caching allocator reserve memory for each weight separately, before the weights are loaded.
 
-    Otherwise transformers makes it reserve one segment for all of them. No part of that could ever be given back, and
-    what weights leave when they are concatenated later would be lost: a gigabyte for a 3B model.
+    Otherwise transformers makes it reserve one segment for all of them. No part of it could be freed, and the memory of
+    weights that are later concatenated would be lost: a gigabyte for a 3B model.
     """
     reserved = [torch.empty(weight.shape, dtype=dtype, device=device) for weight in _on_meta(config).parameters()]
     reserved.clear()
 
 
 def _on_meta(config) -> PreTrainedModel:
-    """Makes the model of a config without weights: nothing is allocated."""
+    """Makes the model of a config without weights; allocates nothing."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def has_bitsandbytes() -> bool:
-    """Whether bitsandbytes is installed, which base models in 4 bits need."""
+    """Whether bitsandbytes is installed; base models in 4 bits need it."""
     return find_spec("bitsandbytes") is not None
 
 
@@ -182,7 +182,7 @@ def _four_bit_options(device: torch.device, dtype: torch.dtype) -> dict:
 
 
 def _make_exact(reference: ModelReference, model: PreTrainedModel, device: torch.device) -> None:
-    """Keeps bitsandbytes from computing with other 4-bit weights than the loaded ones, which it may do on CPUs."""
+    """Prevents bitsandbytes from repacking 4-bit weights, as it may on CPUs, and refuses layers that it gets wrong."""
     for layer in model.modules():
         if not hasattr(layer, "support_avx512bf16_for_cpu"):
             continue
@@ -191,21 +191,21 @@ def _make_exact(reference: ModelReference, model: PreTrainedModel, device: torch
         # On the CPU, bitsandbytes 0.50 reads the blocks' scales of such a layer in the wrong order.
         if device.type == "cpu" and layer.in_features % _NF4_BLOCK:
             raise ModelError(
-                f"{reference.name!r} has a layer of {layer.in_features} inputs, and in 4 bits on the CPU only "
-                f"multiples of {_NF4_BLOCK} are exact; load it in 16 bits."
+                f"{reference.name!r} has a layer with {layer.in_features} inputs, but 4 bits on the CPU are exact only "
+                f"for multiples of {_NF4_BLOCK}; load it in 16 bits."
             )
 
 
 @contextmanager
 def _raising_model_error(reference: ModelReference, fault: str) -> Iterator[None]:
-    """Turns what libraries raise on unsound files, bare Exceptions included, into a ModelError."""
+    """Context that turns errors of libraries about damaged files, bare Exceptions included, into a ModelError."""
     try:
         yield
     except SebpEdgeError:
         raise
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise MachineError(
-            f"The memory ran out while loading {reference.name!r}; choose a smaller model or close other programs."
+            f"Out of memory while loading {reference.name!r}; choose a smaller model or close other programs."
         ) from error
     except BaseException as error:
         # A panic in a Rust library is not an Exception.
@@ -216,7 +216,7 @@ def _raising_model_error(reference: ModelReference, fault: str) -> Iterator[None
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Context without transformers' progress bars: an SDK draws nothing on its host's terminal."""
+    """Context without transformers' progress bars: an SDK must not draw on its host's terminal."""
     enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -228,14 +228,14 @@ def without_progress_bars() -> Iterator[None]:
 
 def _read_config(reference: ModelReference, path: Path):
     """Reads and checks the config in a model's folder, or in a file."""
-    fault = "is of a kind that this version of transformers does not know, or its config.json is damaged"
+    fault = "has an architecture unknown to this version of transformers, or a damaged config.json"
     with _raising_model_error(reference, fault):
         refuse_too_many_modules(reference.name, read_json(path / "config.json" if path.is_dir() else path))
         config = AutoConfig.from_pretrained(path, **_FILES_ONLY)
-    # Encoders have a causal-LM class too; they are told by a masked-LM class and by not being set to decode.
+    # Encoders have a causal-LM class too; they are recognised by a masked-LM class without `is_decoder`.
     is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder or is_encoder:
-        raise ModelError(f"{reference.name!r} is a {config.model_type} model; a decoder that writes text is needed.")
+        raise ModelError(f"{reference.name!r} is a {config.model_type} model; expected a decoder that generates text.")
     return config
 
 
@@ -253,7 +253,7 @@ def model_from_config(
 
 
 def local_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
-    """Loads the model's tokenizer, or if it is not on this machine, the bundled model's, which makes more tokens.
+    """Loads the model's tokenizer, or if it is not on this machine, the bundled model's, which gives more tokens.
 
     Raises:
         ModelError: its files are damaged.

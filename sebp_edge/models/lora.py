@@ -1,4 +1,4 @@
-"""Puts a LoRA adapter on a base model. PEFT owns its parameters, names and files."""
+"""Attaches a LoRA adapter to a base model. PEFT owns its parameters, names and files."""
 
 import warnings
 from contextlib import AbstractContextManager
@@ -20,7 +20,7 @@ from sebp_edge.models.weights import raising_adapter_error, read_weights, refuse
 from sebp_edge.ops import LoraProjection, QuantisedWeight
 from sebp_edge.recipe import MAX_LORA_ALPHA, Recipe
 
-# PEFT settings in a file that may differ from plain LoRA's: those that are read, and those that only describe it.
+# PEFT settings in a file that may differ from plain LoRA's: those that are read, and those without effect.
 _READ_OR_OF_NO_EFFECT = {
     *("r", "lora_alpha", "target_modules"),
     *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
@@ -47,8 +47,8 @@ class LoraAdapter:
             return cls(_attach(base, config, seed))
         except ValueError as error:
             raise ModelError(
-                f"PEFT puts no LoRA adapter on {base.reference.name!r}, a {base.model.config.model_type} model; "
-                "train all its weights, with the recipe 'full'."
+                f"PEFT does not support LoRA on {base.reference.name!r}, a {base.model.config.model_type} model; train "
+                "all its weights with the recipe 'full'."
             ) from error
 
     @classmethod
@@ -57,7 +57,7 @@ class LoraAdapter:
 
         Raises:
             BaseModelMismatch: its tensors do not fit this base model's linear projections; the model is unchanged.
-            AdapterError: its files are damaged, or hold NaN or infinity, or it is no plain LoRA adapter; the model is
+            AdapterError: its files are damaged or contain NaN or infinity, or it is not plain LoRA; the model is
                 unchanged.
         """
         with raising_adapter_error(folder):
@@ -75,7 +75,7 @@ class LoraAdapter:
         return adapter
 
     def _load(self, base: BaseModel, folder: Path, weights: dict[str, Tensor]) -> None:
-        """Loads saved weights into the adapter, whose parameters are on "meta" so far."""
+        """Loads saved weights into the adapter, whose parameters are still on "meta"."""
         expected = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in expected.items()}:
             raise _mismatch(base, folder)
@@ -110,7 +110,7 @@ def _config(r: int, lora_alpha: float, target_modules: str | list[str] = "all-li
 
 
 def _attach(base: BaseModel, config: LoraConfig, seed: int | None) -> PeftModel:
-    """Puts an adapter on `base`, initialised by `seed`; if that is None, on "meta".
+    """Attaches an adapter to `base`, initialised by `seed`; if that is None, on "meta".
 
     Restores the process's random state and, on failure, the base model.
     """
@@ -135,7 +135,7 @@ def _attach(base: BaseModel, config: LoraConfig, seed: int | None) -> PeftModel:
 
 
 def _take_off(model: nn.Module) -> None:
-    """Restores a model's own layers, however far PEFT came."""
+    """Restores a model's own layers, even if PEFT replaced only some of them."""
     for name, layer in list(model.named_modules()):
         if isinstance(layer, BaseTunerLayer):
             model.set_submodule(name, layer.get_base_layer())
@@ -147,7 +147,7 @@ def _read_config(folder: Path) -> LoraConfig:
 
     Raises:
         OSError, ValueError: the file is damaged.
-        AdapterError: it asks for more than plain LoRA.
+        AdapterError: it sets more than plain LoRA.
     """
     values = read_json(folder / "adapter_config.json")
     r, lora_alpha, targets = (values.get(name) for name in ("r", "lora_alpha", "target_modules"))
@@ -164,7 +164,7 @@ def _read_config(folder: Path) -> LoraConfig:
     for name, plain in config.to_dict().items():
         if values.get(name, plain) not in (plain, None, False, [], {}) and name not in _READ_OR_OF_NO_EFFECT:
             raise AdapterError(
-                f"The adapter in {folder.name!r} sets {name}; sebp-edge loads plain LoRA adapters without it."
+                f"The adapter in {folder.name!r} sets {name}; sebp-edge loads only plain LoRA adapters without it."
             )
     return config
 
@@ -176,10 +176,10 @@ def _mismatch(base: BaseModel, folder: Path) -> BaseModelMismatch:
 
 
 def plain_projection(layer: nn.Module) -> LoraProjection | None:
-    """Returns what a PEFT layer computes now, if it is a frozen linear layer with one plain LoRA adapter; else None.
+    """Returns a PEFT layer's present projection if it is a frozen linear layer with one plain LoRA adapter, else None.
 
-    The base weight may be in 4 bits. Not plain are dropout, DoRA and other variants, several, merged or disabled
-    adapters, and adapters with a bias.
+    The base weight may be in 4 bits. Dropout, DoRA and other variants, several, merged or disabled adapters, and
+    adapters with a bias are not plain.
     """
     if not _is_linear(layer) or layer.merged or layer.disable_adapters or len(layer.active_adapters) != 1:
         return None
@@ -230,7 +230,7 @@ def _is_packed(quant_state) -> bool:
 
 
 def refuse_packed_weights(model: nn.Module) -> None:
-    """Raises a SparsityError if 4-bit weights are packed for inference: PEFT would go on with wrong gradients."""
+    """Raises a SparsityError if 4-bit weights are packed for inference: PEFT would compute wrong gradients."""
     if any(_is_packed(getattr(parameter, "quant_state", None)) for parameter in model.parameters()):
         raise SparsityError(
             "bitsandbytes has packed this model's 4-bit weights for inference on the CPU, and no gradient flows "

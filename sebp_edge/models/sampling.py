@@ -13,10 +13,10 @@ class Sampling:
     """Options of one generation.
 
     Attributes:
-        max_new_tokens: maximum number of tokens to write.
-        temperature: divides the logits; 0 always takes the likeliest token.
-        top_p: draw from the likeliest tokens that together have this probability.
-        top_k: draw from this many of the likeliest tokens; None draws from all.
+        max_new_tokens: the maximum number of tokens to generate.
+        temperature: divides the logits; 0 always takes the most likely token.
+        top_p: draw from the most likely tokens that together have this probability.
+        top_k: draw from this many of the most likely tokens; None draws from all.
         repetition_penalty: divides the positive logits of tokens that are already in the prompt or the text, and
             multiplies the negative ones (Keskar et al. 2019); 1 changes nothing.
         stop: the text ends before the first of these strings.
@@ -46,9 +46,9 @@ class Sampling:
         if self.seed is not None:
             check_seed(self.seed)
         if not isinstance(self.stop, list | tuple):
-            raise OptionError(f"stop must be a list of strings, but is of type {type(self.stop).__name__}.")
+            raise OptionError(f"stop must be a list of strings, but is a {type(self.stop).__name__}.")
         if not all(isinstance(string, str) and string for string in self.stop):
-            raise OptionError("stop must be a list of strings that are not empty.")
+            raise OptionError("stop must be a list of non-empty strings.")
 
     def config(self, max_new_tokens: int, **token_ids) -> GenerationConfig:
         """Returns these options as transformers takes them."""
@@ -62,7 +62,7 @@ class Sampling:
 
 
 def check_seed(seed: int) -> int:
-    """Returns `seed` if random generators take it, else raises a OptionError."""
+    """Returns `seed` if random generators take it, else raises an OptionError."""
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise OptionError(f"The seed must be a whole number from 0 to 2^63 - 1, but is {seed!r}.")
     return seed

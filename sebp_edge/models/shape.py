@@ -1,7 +1,7 @@
 """The sizes of a decoder, as plain numbers, from which memory and time are computed before anything is loaded.
 
-They are read from a model, which may be on "meta" without weights. How a block runs on active rows (`BlockKind`) cannot be
-read from a model's sizes; `sebp_edge.memory.shape_reader` finds it.
+They are read from a model, which may be on "meta" without weights. How a block runs on active rows (`BlockKind`) does
+not follow from the sizes; `sebp_edge.memory.shape_reader` finds it.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from sebp_edge.models.architecture import blocks_of, head_size_of, is_linear, num_parameters, weight_MK
 
 
-class Linear(NamedTuple):
+class LinearShape(NamedTuple):
     """A linear layer's sizes: its numbers of input and output features."""
 
     inputs: int
@@ -30,9 +30,9 @@ class BlockKind(NamedTuple):
 
     Attributes:
         attention_in, attention_out, mlp_in, mlp_out: its linear layers, by their paths in the block.
-        reads: number of hidden states that are read by norms, or by linear layers without a norm before them.
-        norm_outputs: number of norm outputs that linear layers read.
-        norms: number of norms of hidden states.
+        num_reads: number of hidden states that are read by norms, or by linear layers without a norm before them.
+        num_norm_outputs: number of norm outputs that linear layers read.
+        num_norms: number of norms of hidden states.
         has_fused_norms: whether all these norms run on our operation, on a GPU.
         has_layer_norms: whether all these norms are torch's LayerNorms.
         has_head_norms: whether queries and keys are normalised.
@@ -45,9 +45,9 @@ class BlockKind(NamedTuple):
     attention_out: str
     mlp_in: tuple[str, ...]
     mlp_out: str
-    reads: int
-    norm_outputs: int
-    norms: int
+    num_reads: int
+    num_norm_outputs: int
+    num_norms: int
     has_fused_norms: bool
     has_layer_norms: bool
     has_head_norms: bool
@@ -65,7 +65,7 @@ class Block:
         kind: how it runs on active rows; None if unknown.
     """
 
-    linears: dict[str, Linear]
+    linears: dict[str, LinearShape]
     kind: BlockKind | None = None
 
     @property
@@ -103,15 +103,15 @@ class Block:
         return self.gate_and_up > self.intermediate
 
     @property
-    def attention_out(self) -> Linear:
+    def attention_out(self) -> LinearShape:
         return self.linears[self.kind.attention_out]
 
     @property
-    def mlp_out(self) -> Linear:
+    def mlp_out(self) -> LinearShape:
         return self.linears[self.kind.mlp_out]
 
     @property
-    def mlp_in(self) -> list[Linear]:
+    def mlp_in(self) -> list[LinearShape]:
         return [self.linears[path] for path in self.kind.mlp_in]
 
     def _outputs(self, paths: tuple[str, ...]) -> int:
@@ -126,10 +126,10 @@ class DecoderShape:
         parameters: of the whole model, a tied head counted once.
         vocabulary, hidden: the head's sizes.
         head_size: size of one attention head; 0 if there are none, or if it differs between blocks.
-        longest: the longest sequence that the model takes, in tokens; None if it has no limit.
+        longest: the longest sequence that the model takes, in tokens; None for no limit.
         is_tied: whether head and embedding share their weight.
-        has_plain_embedding: whether the embedding only looks rows up.
-        linears: all linear layers but the head, each once: those that can be in 4 bits and get adapters.
+        has_plain_embedding: whether the embedding only looks up rows.
+        linears: all linear layers except the head, each once: those that can be in 4 bits and get adapters.
     """
 
     name: str
@@ -140,12 +140,12 @@ class DecoderShape:
     longest: int | None
     is_tied: bool
     has_plain_embedding: bool
-    linears: tuple[Linear, ...]
+    linears: tuple[LinearShape, ...]
     blocks: tuple[Block, ...]
 
     @classmethod
     def of(cls, model: PreTrainedModel, name: str) -> "DecoderShape":
-        """Reads the shape of a model; the kinds of its blocks are left unknown."""
+        """Reads the shape of a model; the kinds of its blocks stay unknown."""
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         vocabulary, hidden = weight_MK(head).shape
         return cls(
@@ -168,25 +168,25 @@ class DecoderShape:
 
     @cached_property
     def distinct_blocks(self) -> list[Block]:
-        """The distinct blocks."""
+        """Its blocks without duplicates."""
         return [block for number, block in enumerate(self.blocks) if block not in self.blocks[:number]]
 
     @cached_property
     def is_hoisted(self) -> bool:
-        """Whether it is expected to run on active rows only; the trial before a training decides."""
+        """Whether it is expected to run on active rows only; a trial before the training decides."""
         return all(block.kind is not None for block in self.distinct_blocks)
 
     @property
     def linear_parameters(self) -> int:
-        """Parameters of all linear layers but the head."""
+        """Parameters of all linear layers except the head."""
         return sum(linear.size for linear in self.linears)
 
     def adapter_parameters(self, r: int) -> int:
-        """Parameters of a LoRA adapter of rank `r` on every linear layer but the head."""
+        """Parameters of a LoRA adapter of rank `r` on every linear layer except the head."""
         return r * sum(map(sum, self.linears))
 
 
-def _linears(block: nn.Module) -> dict[str, Linear]:
+def _linears(block: nn.Module) -> dict[str, LinearShape]:
     return {path: _sizes(part) for path, part in block.named_modules() if _is_linear(part)}
 
 
@@ -195,9 +195,9 @@ def _is_linear(part: nn.Module) -> bool:
     return is_linear(part) or isinstance(part, nn.Linear)
 
 
-def _sizes(layer: nn.Module) -> Linear:
+def _sizes(layer: nn.Module) -> LinearShape:
     outputs, inputs = weight_MK(layer).shape
-    return Linear(inputs, outputs)
+    return LinearShape(inputs, outputs)
 
 
 def _head_size(config: PretrainedConfig) -> int:

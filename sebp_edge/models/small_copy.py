@@ -1,4 +1,4 @@
-"""Makes a small copy of a decoder, of the same class with random weights, to try out what depends on its code alone.
+"""Makes a small copy of a decoder, of the same class with random weights, to test what depends on its code alone.
 
 Attention windows are short, and positions are scaled after a few tokens, so that a short text exceeds both.
 """
@@ -17,7 +17,7 @@ _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 VOCABULARY = 128
 # In tokens: attention windows; the length from which positions are scaled; the longest text that fits into any copy.
 WINDOW, SCALED_FROM, LONGEST = 16, 32, 48
-NUM_EXPERTS, NUM_EXPERTS_OF_A_TOKEN = 4, 2
+NUM_EXPERTS, NUM_EXPERTS_PER_TOKEN = 4, 2
 # A copy of a Gemma, which has large heads, has 4 million parameters. One with many experts would take half a minute.
 _MAX_PARAMETERS = 20_000_000
 
@@ -37,7 +37,7 @@ class SmallCopy(NamedTuple):
 def small_copy(config: PretrainedConfig, kind: type[PreTrainedModel] | None = None) -> SmallCopy:
     """Makes a small copy of the config's decoder.
 
-    Heads keep their size, since lists of that length scale the rotary angles; the rest is as small as that allows.
+    Heads keep their size, since lists of that length scale the rotary angles; all else is as small as that allows.
 
     Args:
         kind: the decoder's class; by default transformers' class for the config.
@@ -62,7 +62,7 @@ def small_copy(config: PretrainedConfig, kind: type[PreTrainedModel] | None = No
         if getattr(small, name, None) is not None:
             setattr(small, name, 0)
     if (number := _make(small, kind, "meta").num_parameters()) > _MAX_PARAMETERS:
-        raise ValueError(f"A small copy has {number:,} parameters.")
+        raise ValueError(f"A small copy has {number:,} parameters; expected at most {_MAX_PARAMETERS:,}.")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         return SmallCopy(_make(small, kind, "cpu").eval(), layers)
@@ -98,7 +98,7 @@ def _cut_experts(config: PretrainedConfig) -> None:
     for name in _names(config, "experts"):
         setattr(config, name, min(getattr(config, name), NUM_EXPERTS))
     for name in _names(config, "experts_per_tok"):
-        setattr(config, name, min(getattr(config, name), NUM_EXPERTS_OF_A_TOKEN))
+        setattr(config, name, min(getattr(config, name), NUM_EXPERTS_PER_TOKEN))
 
 
 def _shorten_windows(config: PretrainedConfig) -> None:

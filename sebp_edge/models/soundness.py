@@ -13,7 +13,7 @@ from sebp_edge.units import gigabytes
 # Endings of config keys that count modules. The deepest known model has 126 layers.
 _MODULE_COUNTS = ("layer", "layers", "num_labels", "experts")
 _MAX_MODULES = 2000
-# Models with fewer weights are harmless, whatever their files hold.
+# Models with fewer weights are harmless, whatever their files contain.
 _SMALL = 10**7
 
 
@@ -23,18 +23,18 @@ def refuse_too_many_modules(name: str, config: dict) -> None:
         if isinstance(value, dict):
             refuse_too_many_modules(name, value)
         if type(value) is int and key.endswith(_MODULE_COUNTS) and value > _MAX_MODULES:
-            raise ModelError(f"The config.json of {name!r} has {key} {value:.6g}; at most {_MAX_MODULES} are loaded.")
+            raise ModelError(f"The config.json of {name!r} has {key} {value:.6g}; expected at most {_MAX_MODULES}.")
 
 
 def refuse_special_files(name: str, folder: Path) -> None:
     """Raises a ModelError if a model's folder has a pipe or a device, since reading it might never end."""
     for path in folder.iterdir():
         if not (path.is_file() or path.is_dir() or (path.is_symlink() and not path.exists())):
-            raise ModelError(f"The model {name!r} has a pipe or a device in its folder: {path.name!r}.")
+            raise ModelError(f"The folder of the model {name!r} contains a pipe or a device: {path.name!r}.")
 
 
 def refuse_missing_weights(name: str, on_meta: nn.Module, folder: Path) -> None:
-    """Raises a ModelError if the files hold far fewer weights than the config would allocate.
+    """Raises a ModelError if the files contain far fewer weights than the config would allocate.
 
     Args:
         on_meta: the model of the folder's config, on "meta".
@@ -44,20 +44,20 @@ def refuse_missing_weights(name: str, on_meta: nn.Module, folder: Path) -> None:
     # Even 2-bit weights would take this much.
     if weights > _SMALL and stored < weights / 4:
         raise ModelError(
-            f"The model {name!r} cannot be loaded; its config.json speaks of {weights / 1e6:,.1f} million weights, and "
-            f"its folder has {gigabytes(stored)} of them in safetensors files."
+            f"The model {name!r} cannot be loaded: its config.json has {weights / 1e6:,.1f} million weights, but its "
+            f"safetensors files have only {gigabytes(stored)}."
         )
 
 
 def refuse_non_finite(name: str, model: nn.Module, folder: Path) -> None:
-    """Raises a ModelError that names the first tensor with NaN or infinity, and its file if that has the fault."""
+    """Raises a ModelError that names the first tensor with NaN or infinity, and its file if it is found there."""
     tensor = first_non_finite(_numbers(model))
     if tensor is None:
         return
     file, tensor = next(non_finite_tensors(folder), (None, tensor))
-    where = f" of {file}" if file else f", once it is in {str(model.dtype).removeprefix('torch.')}"
+    where = f" of {file}" if file else f" in {str(model.dtype).removeprefix('torch.')}"
     raise ModelError(
-        f"The model {name!r} contains NaN or infinity, in the tensor {tensor!r}{where}; get its files anew."
+        f"The model {name!r} contains NaN or infinity, in the tensor {tensor!r}{where}; download it again."
     )
 
 

@@ -1,17 +1,17 @@
-"""Turns tokens into text as they come: whole characters only, up to a stop string."""
+"""Turns tokens into text as they are generated: whole characters only, up to a stop string."""
 
 from collections.abc import Callable, Sequence
 
 
 class TextStream:
-    """A text that is written token by token.
+    """A text that grows token by token.
 
     Args:
-        stop: the text ends before the first of these strings; no part of it is handed out.
-        on_text: receives each piece of the text as soon as it is final; no piece is empty.
+        stop: the text ends before the first of these strings; no part of it is emitted.
+        on_text: receives each part of the text as soon as it is final; no part is empty.
 
     Attributes:
-        text: all pieces so far.
+        text: all emitted parts.
     """
 
     def __init__(self, tokenizer, stop: Sequence[str], on_text: Callable[[str], None]):
@@ -23,17 +23,17 @@ class TextStream:
         self._pending = ""
 
     def add(self, token: int) -> bool:
-        """Writes a token; returns whether the text ends with it, at a stop string."""
+        """Adds a token; returns whether it ends the text with a stop string."""
         self._tokens.append(token)
         return self._take(self._new_text(at_end=False))
 
     def end(self) -> None:
-        """Hands out what was held back."""
+        """Emits the pending text."""
         if not self._take(self._new_text(at_end=True)):
             self._emit(len(self._pending))
 
     def _new_text(self, *, at_end: bool) -> str:
-        """Returns what the latest tokens add to the text.
+        """Returns the text that the latest tokens add.
 
         A token's text depends on the token before it. A character may take several tokens, and decodes to "\\ufffd"
         until the last of them.
@@ -48,10 +48,10 @@ class TextStream:
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=True)
 
-    def _take(self, piece: str) -> bool:
-        """Hands out what cannot be part of a stop string; returns whether a stop string was found."""
-        self._pending += piece
-        # The first one to be complete wins, however the pieces are cut.
+    def _take(self, new_text: str) -> bool:
+        """Emits what cannot be part of a stop string; returns whether a stop string was found."""
+        self._pending += new_text
+        # The stop string that is complete first wins, regardless of where tokens are cut.
         found = [(start + len(string), start) for string in self._stop if (start := self._pending.find(string)) >= 0]
         if found:
             self._emit(min(found)[1])
@@ -61,13 +61,13 @@ class TextStream:
         return False
 
     def _partial_stop_size(self) -> int:
-        """Returns how many of the last held characters may begin a stop string."""
+        """Returns how many of the last pending characters may begin a stop string."""
         longest = max(map(len, self._stop), default=1) - 1
         sizes = range(min(longest, len(self._pending)), 0, -1)
         return next((size for size in sizes if any(s.startswith(self._pending[-size:]) for s in self._stop)), 0)
 
     def _emit(self, size: int) -> None:
-        piece, self._pending = self._pending[:size], self._pending[size:]
-        if piece:
-            self.text += piece
-            self._on_text(piece)
+        text, self._pending = self._pending[:size], self._pending[size:]
+        if text:
+            self.text += text
+            self._on_text(text)

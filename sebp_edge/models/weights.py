@@ -1,4 +1,4 @@
-"""Reads safetensors files, which may come from others, and refuses those with NaN or infinity."""
+"""Reads safetensors files from untrusted sources, and refuses those with NaN or infinity."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -14,14 +14,14 @@ from sebp_edge.machine.devices import ran_out_of_memory
 
 @contextmanager
 def raising_adapter_error(folder: Path) -> Iterator[None]:
-    """Turns what libraries raise on an adapter's unsound files into an AdapterError."""
+    """Context that turns errors of libraries about an adapter's damaged files into an AdapterError."""
     try:
         yield
     except SebpEdgeError:
         raise
     except Exception as error:
         if ran_out_of_memory(error):
-            raise MachineError(f"The memory ran out while loading the adapter in {folder.name!r}.") from error
+            raise MachineError(f"Out of memory while loading the adapter in {folder.name!r}.") from error
         reason = f"{error.strerror}" if isinstance(error, PermissionError) else type(error).__name__
         raise AdapterError(f"The adapter in {folder.name!r} is damaged ({reason}).") from error
 
@@ -33,7 +33,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         OSError, SafetensorError: the file cannot be read.
         TypeError: a tensor is not of floating-point numbers.
     """
-    with path.open("rb"):  # raises the true OSError; safetensors would report any as a missing file
+    with path.open("rb"):  # raises the true OSError, which safetensors reports as a missing file
         tensors = load_file(path)
     if not all(tensor.is_floating_point() for tensor in tensors.values()):
         raise TypeError

@@ -1,4 +1,4 @@
-"""Compares what replaces a model's own code with that code, before it is used.
+"""Compares replacements with the model's own code before they are used.
 
 Results are compared by mean difference, gradients by norm. All tolerances are defined here.
 """
@@ -13,8 +13,8 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory, without_autocast_cache
 from sebp_edge.rows.row_plan import IGNORE
 
-# What a model's code raises if it is called in an unforeseen way or has unforeseen parts. Running out of memory raises
-# one of them too, but says nothing about the model: see `ran_out_of_memory`.
+# Errors of a model's code that is called in an unforeseen way or has unforeseen parts. Running out of memory raises one
+# of them too, but proves nothing about the model: see `ran_out_of_memory`.
 FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError, SparsityError)
 
 # Largest relative differences that rounding alone explains. Of results and gradients in fp32 and fp64:
@@ -43,14 +43,14 @@ def trial_batch(decoder: nn.Module) -> tuple[Tensor, Tensor]:
 def find_mismatch(
     model: nn.Module, expected: Callable[[], Tensor], found: Callable[[], Tensor], tolerance: float = OUTPUTS
 ) -> str | None:
-    """Returns None if both give the same numbers, else the reason in words. Runs without gradients and without dropout.
+    """Returns None if both return the same numbers, else the reason in words. Runs without gradients and dropout.
 
-    An error of the model's code is a reason; running out of memory is raised.
+    An error of the model's code counts as a mismatch; running out of memory is raised.
 
     Args:
         model: the model whose parts compute both.
         expected: called before `found`.
-        tolerance: largest relative difference in low precision.
+        tolerance: the largest relative difference in low precision.
     """
     try:
         with evaluating(model):
@@ -59,19 +59,19 @@ def find_mismatch(
         if ran_out_of_memory(error):
             raise
         return f"a trial batch failed ({type(error).__name__}: {error})"
-    return None if difference is None else f"on a trial batch they differ by {difference:.1%}"
+    return None if difference is None else f"results differ by {difference:.1%} on a trial batch"
 
 
 def disagreement(model: nn.Module, expected: Tensor, found: Tensor, tolerance: float = OUTPUTS) -> float | None:
     """Returns None if the mean difference over the mean result is within tolerance, else that ratio (which may be NaN).
 
     Args:
-        tolerance: largest ratio in low precision.
+        tolerance: the largest ratio in low precision.
     """
     difference = float((found - expected).abs().mean() / expected.abs().mean())
     dtype = next(model.parameters()).dtype
-    full = dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(expected.device.type)
-    return None if difference <= (FULL_PRECISION if full else tolerance) else difference
+    is_full = dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(expected.device.type)
+    return None if difference <= (FULL_PRECISION if is_full else tolerance) else difference
 
 
 def gradients_agree(expected: Sequence[Tensor], found: Sequence[Tensor]) -> bool:

@@ -3,9 +3,9 @@
     q, k, v = projections of x        q, k normalised if the block has norms for them        q, k rotated
     o = output projection of attention(q, k, v)
 
-Only this file repeats what a model's own code computes, because that code copies all of q, k and v several times
-between projections and attention. A block is replaced only if a trial on random numbers shows that it computes this and
-nothing else. The trial also records the options of its scores (scale, window, softcap).
+Only this file reimplements a model's own code, because that code copies all of q, k and v several times between
+projections and attention. A block is replaced only if a trial on random numbers gives the same results. The trial also
+records the options of its scores (scale, window, softcap).
 
 Shapes: A rows, D hidden, H heads, G key/value heads, E head size.
 """
@@ -26,8 +26,8 @@ from sebp_edge.rows.buckets import Bucket
 
 logger = logging.getLogger(__name__)
 
-PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
-# Most bytes in which a backward pass sums dq if memory is short; beyond that, it takes a few heads at a time.
+PROJECTIONS, HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "k_norm"}
+# The most bytes for the sums of dq in a backward pass with little memory; beyond that, it takes a few heads at a time.
 MAX_DQ_BYTES = 2**25
 
 
@@ -44,12 +44,12 @@ class FusedAttention(Patch):
         self._decoder, self._max_dq_bytes = decoder, max_dq_bytes
 
     def attach(self) -> None:
-        """Replaces the blocks that a trial recognises."""
+        """Replaces the blocks that pass a trial."""
         for block, scores in self.replacements().items():
             self._replace(block, _Forward(block, scores, self._max_dq_bytes))
 
     def replacements(self) -> dict[nn.Module, Scores]:
-        """The blocks that a trial recognises, each with the options of its scores."""
+        """The blocks that pass a trial, each with the options of its scores."""
         blocks = [block for block in self._decoder.modules() if _has_parts(block)]
         known: dict[tuple, Scores | None] = {}
         for block in blocks:
@@ -63,10 +63,7 @@ class FusedAttention(Patch):
 def _has_parts(block: nn.Module) -> bool:
     names = {name for name, _ in block.named_children()}
     return (
-        {"q_proj", "k_proj", "v_proj", "o_proj"}
-        <= names
-        <= {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
-        and ("q_norm" in names) == ("k_norm" in names)
+        names in (PROJECTIONS, PROJECTIONS | HEAD_NORMS)
         and isinstance(getattr(block, "head_dim", None), int)
         # A trial in evaluation mode would not see dropout.
         and not getattr(block, "attention_dropout", 0.0)
@@ -75,7 +72,7 @@ def _has_parts(block: nn.Module) -> bool:
 
 
 def _kind(block: nn.Module) -> tuple:
-    """A key that blocks share if they behave alike: the class, and all settings but the layer's number."""
+    """A key that equal blocks share: the class, and all settings except the layer's index."""
     settings = {name: value for name, value in vars(block).items() if isinstance(value, int | float | str | None)}
     settings.pop("layer_idx", None)
     return type(block), tuple(sorted(settings.items(), key=lambda item: item[0]))
@@ -119,7 +116,7 @@ def _attend(
 
 
 def _scores_if_alike(block: nn.Module, decoder: nn.Module) -> Scores | None:
-    """The options of the block's scores if it gives the same numbers as `_attend`, else None."""
+    """Returns the options of the block's scores if it computes the same as `_attend`, else None."""
     embedding_VD = decoder.get_input_embeddings().weight
     device, dtype = embedding_VD.device, embedding_VD.dtype
     draw = torch.Generator(device).manual_seed(0)
@@ -130,29 +127,29 @@ def _scores_if_alike(block: nn.Module, decoder: nn.Module) -> Scores | None:
     recorded_scores: list[Scores] = []
     lengths = {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens, "max_length_q": 7, "max_length_k": 7}
 
-    def own() -> Tensor:
+    def original() -> Tensor:
         inputs = {"position_embeddings": rotary, "attention_mask": None, "recorded_scores": recorded_scores}
         return block(hidden_states=x_1AD, **inputs, **lengths)[0]
 
-    def spread() -> Tensor:
+    def original_with_spread_scores() -> Tensor:
         nonlocal x_1AD
-        own()
+        original()
         (scores,) = recorded_scores
         x_1AD = x_1AD * _factor(block, x_1AD, scores)
-        return own()
+        return original()
 
-    def ours() -> Tensor:
+    def fused() -> Tensor:
         return _attend(block, x_1AD, tuple(angles[0] for angles in rotary), cu_seqlens, 7, recorded_scores[0], None)
 
-    reason = find_mismatch(decoder, spread, ours, ATTENTION)
+    reason = find_mismatch(decoder, original_with_spread_scores, fused, ATTENTION)
     if reason is not None:
-        logger.info("%s keeps its own attention: %s", type(block).__name__, reason)
+        logger.info("The attention of %s is not fused: %s", type(block).__name__, reason)
         return None
     return recorded_scores[0]
 
 
 def _factor(block: nn.Module, x_1AD: Tensor, scores: Scores) -> float:
-    """The factor on x, at least 1, that spreads scores by about 1. Equal scores would hide wrong rotary angles."""
+    """The factor on x, at least 1, for which scores vary by about 1. Equal scores would hide wrong rotary angles."""
     q, k = (project(x_1AD).float() for project in (block.q_proj, block.k_proj))
     scale = block.head_dim**-0.5 if scores.scale is None else scores.scale
     spread = float(q.square().mean().sqrt() * k.square().mean().sqrt()) * scale * block.head_dim**0.5
@@ -163,14 +160,14 @@ def _factor(block: nn.Module, x_1AD: Tensor, scores: Scores) -> float:
 
 
 def kept_by_attention(block: Block, head_size: int, run: Execution) -> int:
-    """Bytes per token that autograd keeps in a block's attention, beside what norms and projections read."""
+    """Bytes per token that autograd keeps in a block's attention, except the inputs of norms and projections."""
     rotated = block.queries + block.keys
     numbers = 2 * block.queries + 2 * block.keys  # queries, keys, values and the output
     if _runs_fused_attention(block, run):
         if block.kind.has_head_norms:
             numbers += rotated  # before their norms and after
     else:
-        # Rotation makes new tensors. Those it reads stay too, if they share the values' storage or a norm keeps them.
+        # Rotation makes new tensors. Its inputs stay too, if they share the values' storage or a norm keeps them.
         shares_storage = not run.trains_all or len(block.kind.attention_in) == 1
         if block.kind.has_rotary and (shares_storage or block.kind.has_head_norms):
             numbers += rotated
@@ -182,10 +179,10 @@ def kept_by_attention(block: Block, head_size: int, run: Execution) -> int:
 def backward_of_attention(
     block: Block, head_size: int, sizes: Bucket, run: Execution, *, heads_in_groups: bool = False
 ) -> int:
-    """Bytes that a block's attention holds in its backward pass, beside what is kept; 0 if it runs by sequence.
+    """Bytes that a block's attention takes in its backward pass, beside what is kept; 0 if it runs by sequence.
 
     These are dout, dq, dk and dv, before and after they are rotated back. Sequences that are not short add dk and dv of
-    each query head and the fp32 sums of dq. If heads take turns, copies of one turn's out and dout are added.
+    each query head and the fp32 sums of dq. Heads in groups add copies of one group's out and dout.
 
     Args:
         heads_in_groups: whether the backward pass takes a few heads at a time to keep sums of dq below `MAX_DQ_BYTES`.
@@ -207,7 +204,7 @@ def backward_of_attention(
 
 
 def temporary_in_attention(block: Block, run: Execution) -> int:
-    """Bytes per token that a family's own rotation allocates and frees; 0 if ours replaces it.
+    """Bytes per token that the model's own rotation allocates and frees; 0 if ours replaces it.
 
     These are queries and keys: times cosines, with their halves swapped, times sines, and the sums.
     """

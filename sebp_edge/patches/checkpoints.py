@@ -1,15 +1,15 @@
-"""Activation checkpoints (Chen et al. 2016): keep only a block's input, and recompute the block in the backward pass.
+"""Activation checkpointing (Chen et al. 2016): keeps only a block's input and recomputes it in the backward pass.
 
 These are torch's non-reentrant checkpoints: the backward pass runs the block again, until all saved tensors are
 recomputed. By then the batch is gone, but both runs must save tensors of the same shapes. So inside a checkpoint,
-layers find their active rows in dL/dY instead of reading them off the batch. (A reentrant checkpoint saves nothing in
+layers detect their active rows in dL/dY instead of taking them from the batch. (A reentrant checkpoint saves nothing in
 its first run, which is without gradients.)
 
 Whole blocks are recomputed, except for their last product. Per operation recomputed, that saves 13 % more of a 3B
 Llama's activations than recomputing only the gate and up projections.
 
-Offloaded inputs wait in host memory. They are copied there while their block runs, and back while the next block is
-recomputed, on a stream of their own, which captured graphs include.
+Offloaded inputs are kept in host memory. They are copied there while their block runs, and back while the next block is
+recomputed, on a separate stream, which captured graphs include.
 """
 
 import functools
@@ -32,27 +32,30 @@ ATTENTION_DROPOUT = "attention_dropout"
 class Checkpoints(Patch):
     """Handle of one decoder's first blocks, in checkpoints.
 
-    The first blocks, because the backward pass reaches them last: by then it has freed what the others kept, and has
-    room to recompute them. So a checkpoint of the last block would save nothing.
+    The backward pass reaches the first blocks last: by then it has freed what the others kept, and has memory to
+    recompute them. So a checkpoint of the last block would save nothing.
 
     Args:
-        number: how many blocks are in checkpoints; fewer than there are.
-        offload: whether their inputs wait in host memory; then each backward pass must come before the next forward
+        num_blocks: how many blocks are in checkpoints; fewer than there are.
+        offload: whether their inputs are kept in host memory; then each backward pass must run before the next forward
             pass.
 
     Raises:
         SparsityError: there are too few blocks.
     """
 
-    def __init__(self, decoder: nn.Module, number: int, *, offload: bool = False):
+    def __init__(self, decoder: nn.Module, num_blocks: int, *, offload: bool = False):
         super().__init__()
         blocks = blocks_of(decoder)
-        if number >= max(1, len(blocks)):
-            raise SparsityError(f"{number} of {len(blocks)} blocks cannot be in checkpoints, but all except the last.")
-        self._blocks, self._offload = blocks[:number], offload
+        most = max(0, len(blocks) - 1)
+        if num_blocks > most:
+            raise SparsityError(
+                f"{num_blocks} blocks cannot be checkpointed; expected at most {most} of {len(blocks)}."
+            )
+        self._blocks, self._offload = blocks[:num_blocks], offload
 
     def attach(self, recomputing: Callable[[], AbstractContextManager]) -> None:
-        """Puts the blocks into checkpoints; `recomputing` gives the context in which one is recomputed."""
+        """Puts the blocks into checkpoints; `recomputing` returns the context in which one is recomputed."""
         host = None
         for block in self._blocks:
             host = _HostMemory(previous=host) if self._offload else None
@@ -91,7 +94,7 @@ class _HostMemory:
         previous: the host memory of the previous block, whose input is needed next in the backward pass.
 
     Attributes:
-        number: how many inputs were put, which identifies the latest.
+        num_puts: how many inputs were put, which identifies the latest.
     """
 
     def __init__(self, previous: "_HostMemory | None" = None):
@@ -100,16 +103,16 @@ class _HostMemory:
         self._previous, self._input = previous, None
         # The input while it is copied to the host; later its copy, once that is fetched back.
         self._on_device: Tensor | None = None
-        self.number = 0
+        self.num_puts = 0
 
     def put(self, hidden: Tensor) -> None:
-        """Starts the host copy, after waiting for that of the previous block; increments `number`."""
+        """Starts the host copy, after waiting for that of the previous block; increments `num_puts`."""
         if self._previous is not None:
-            # Not for the first block: a capturing stream may not wait for one that is not yet part of the capture.
+            # Not for the first block: a capturing stream must not wait for one outside of the capture.
             _wait_for_copies(hidden.device)
             self._previous._on_device = None
         size = hidden.numel()
-        self.number += 1
+        self.num_puts += 1
         fitting = (one for one in self._buffers if one.dtype == hidden.dtype and one.numel() >= size)
         if (destination := next(fitting, None)) is None:
             destination = torch.empty(size, dtype=hidden.dtype, pin_memory=hidden.is_cuda)
@@ -142,14 +145,16 @@ class _Offloaded:
         self._hidden: Tensor | None = hidden
         self._device, self._needs_gradient, self._host = hidden.device, hidden.requires_grad, host
         host.put(hidden)
-        self._number = host.number
+        self._put = host.num_puts
 
     def take(self) -> Tensor:
         if self._hidden is not None:
             hidden, self._hidden = self._hidden, None
             return hidden
-        if self._host.number != self._number:
-            raise SparsityError("Offloaded blocks need each backward pass before the next forward pass.")
+        if self._host.num_puts != self._put:
+            raise SparsityError(
+                "A forward pass overwrote the offloaded input; run each backward pass before the next forward pass."
+            )
         return self._host.take(self._device).requires_grad_(self._needs_gradient)
 
 
@@ -174,7 +179,7 @@ def _copy(destination: Tensor, source: Tensor) -> None:
 
 
 def join_copies(device: torch.device) -> None:
-    """Makes the current stream wait for all copies begun; needed before a capture ends and after work that failed."""
+    """Makes the current stream wait for all copies begun; needed before a capture ends and after a failure."""
     if device.type != "cuda":
         return
     with torch.cuda.stream(_copy_stream(device)):
@@ -199,13 +204,15 @@ def dropouts_of(module: nn.Module) -> list[nn.Module]:
 
 
 def refuse_dropout(dropouts: list[nn.Module]) -> None:
-    """Refuses active dropout: a recomputation would draw anew, since no captured graph could restore random states.
+    """Refuses active dropout: recomputation would drop others, since captured graphs cannot restore random states.
 
     Raises:
         SparsityError: one of these modules is in training mode.
     """
     if any(dropout.training for dropout in dropouts):
-        raise SparsityError("What runs again in the backward pass does not drop; switch it off with `model.eval()`.")
+        raise SparsityError(
+            "Blocks that are recomputed in the backward pass do not support dropout; disable it with `model.eval()`."
+        )
 
 
 def is_in_checkpoint() -> bool:
@@ -220,16 +227,15 @@ def is_in_checkpoint() -> bool:
 
 
 def inputs_on_device(checkpoints: int, *, offload: bool) -> int:
-    """How many inputs of blocks in checkpoints the device keeps; with `offload`, only the last one."""
+    """Number of inputs of checkpointed blocks that the device keeps; with `offload`, only the last one."""
     return min(1, checkpoints) if offload else checkpoints
 
 
 def max_inputs_on_device(checkpoints: int, *, offload: bool) -> int:
-    """The same while a block is recomputed: an offloaded input is fetched while the one after it is used."""
+    """The same while a block is recomputed: an offloaded input is fetched while the next one is used."""
     return inputs_on_device(checkpoints, offload=offload) + offload
 
 
 def parameters_recomputed(block: Block) -> int:
-    """Parameters whose products are recomputed for a block in a checkpoint: all but its last layer's, before which
-    recomputing stops."""
+    """Parameters whose products are recomputed for a checkpointed block; it stops before the last layer's."""
     return block.parameters - block.mlp_out.size

@@ -1,4 +1,4 @@
-"""Settings on which a patched block's memory depends, beside its sizes; each patch counts its own at its file's end."""
+"""Settings on which a patched block's memory depends, beside its sizes. Each patch's file ends with its own share."""
 
 from typing import NamedTuple
 
@@ -27,5 +27,5 @@ class Execution(NamedTuple):
 
     @property
     def has_flash_attention(self) -> bool:
-        """Whether one operation attends in all sequences; otherwise attention runs sequence by sequence."""
+        """Whether one operation computes attention for all sequences; otherwise it runs sequence by sequence."""
         return self.on_gpu and self.itemsize == 2

@@ -1,4 +1,4 @@
-"""Shares one copy of X's active rows among successive linear layers that read the same X (q, k, v; gate, up)."""
+"""Shares one copy of an input's active rows among successive linear layers that read it (q, k, v; gate, up)."""
 
 import weakref
 
@@ -8,13 +8,13 @@ from sebp_edge.ops import Rows, keep_rows
 
 
 class KeptInputs:
-    """Remembers the last X, by identity and without keeping it alive, and what is kept of it."""
+    """Remembers the last input, by identity and without keeping it alive, and what is kept of it."""
 
     def __init__(self):
         self.forget()
 
     def keep(self, x: Tensor, x_cast: Tensor, rows: Rows) -> Tensor:
-        """Returns what a layer's backward pass needs of its input: see `keep_rows`.
+        """Returns what a layer's backward pass needs of its input; see `keep_rows`.
 
         Args:
             x: the layer's input, [..., K].

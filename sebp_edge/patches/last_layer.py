@@ -1,8 +1,8 @@
 """Computes a decoder's last layer on loss rows only, forward and backward.
 
 After the last attention every operation works row by row, so a row without a loss needs no query, no output projection
-and no MLP; other rows read only its key and value. Each of the three becomes gather, operation, scatter. A trial
-decides whether a model's losses stay the same. The hidden states of rows without a loss become meaningless, so only the
+and no MLP; other rows read only its key and value. Each of the three parts becomes gather, operation, scatter. A trial
+tests whether the model's losses stay the same. The hidden states of rows without a loss become meaningless, so only the
 loss may read the result.
 
 Shapes: N rows, A kept rows, K columns.
@@ -28,7 +28,7 @@ class LastLayer(Patch):
 
     Attributes:
         query: the query projection, which must not be computed together with keys and values; None if the last block
-            lacks one of the three parts and is left alone.
+            lacks one of the three parts and is not changed.
     """
 
     def __init__(self, decoder: nn.Module):
@@ -43,20 +43,20 @@ class LastLayer(Patch):
         self._exact: bool | None = None
 
     def attach(self) -> None:
-        """Replaces the forwards of the three parts, around whatever they are now."""
+        """Replaces the forwards of the three parts; each replacement calls the present forward."""
         for part in self._parts:
             self._replace(part, _OnRows(self, part.forward))
 
     def is_exact(self, decoder: nn.Module, losses: Callable[[bool], Tensor]) -> bool:
-        """Whether restricting the last layer leaves losses the same; tried once.
+        """Whether restricting the last layer leaves the losses the same; tested once.
 
         Args:
-            losses: the losses of a trial batch, given whether to restrict.
+            losses: returns the losses of a trial batch, given whether to restrict.
         """
         if self._exact is None:
-            reason = (
-                find_mismatch(decoder, lambda: losses(False), lambda: losses(True)) if self._parts else "other parts"
-            )
+            reason = "it lacks q_proj, o_proj or mlp"
+            if self._parts:
+                reason = find_mismatch(decoder, lambda: losses(False), lambda: losses(True))
             self._exact = reason is None
             if reason is not None:
                 logger.info("The last layer computes all rows: %s", reason)
@@ -64,7 +64,7 @@ class LastLayer(Patch):
 
     @contextmanager
     def restricted_to(self, rows: Tensor | slice | None) -> Iterator[None]:
-        """Context in which the parts compute these rows only and give zeros elsewhere; None for all rows."""
+        """Context in which the parts compute these rows only and return zeros elsewhere; None for all rows."""
         self._rows = rows
         try:
             yield
@@ -72,7 +72,7 @@ class LastLayer(Patch):
             self._rows = None
 
     def restricts(self, layers: list[nn.Module]) -> bool:
-        """Whether these layers are given the kept rows only at present."""
+        """Whether these layers get the kept rows only, at present."""
         return self._restricted() and self._layers.issuperset(layers)
 
     def _restricted(self) -> bool:

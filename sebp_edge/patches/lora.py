@@ -1,6 +1,6 @@
-"""PEFT's plain LoRA layers computed by `lora_linear`: projections of one input as one layer, without extra passes.
+"""Computes PEFT's plain LoRA layers by `lora_linear`: projections of one input as one layer, without extra passes.
 
-PEFT keeps the parameters, settings and files. A layer that is not plain when it is called (dropout, DoRA, several,
+PEFT keeps the parameters, settings and files. A layer that is not plain when it is called (dropout, DoRA; several,
 merged or disabled adapters) runs PEFT's code. While layers are fused, the base weights of a group are stacked in one
 storage, and each layer's weight is a view of its part.
 """
@@ -55,12 +55,12 @@ class FusedLora(Patch):
         ungrouped: nn.Module | None = None,
         source_of: SourceOf = lambda x: None,
     ) -> None:
-        """Fuses the layers: those of a group are computed together from now on.
+        """Fuses the layers, so that those of a group are computed together.
 
         Args:
-            rows_for: gives the active rows of layers that are computed together; None for all rows, as by default.
+            rows_for: returns the active rows of layers that are computed together; None, the default, for all rows.
             ungrouped: a layer that is never computed together with others, if any.
-            source_of: gives what recomputes an input in the backward pass, or None to keep the input.
+            source_of: returns what recomputes an input in the backward pass, or None to keep the input.
         """
         scratch = ScratchBuffer()
         for parent in list(self._model.modules()):
@@ -74,7 +74,7 @@ class FusedLora(Patch):
                 for member, layer in enumerate(group.layers):
                     self._replace(layer, _Member(group, member))
                 if len(names) > 1:
-                    # Else the next group's weights would take a part of the memory that these had before.
+                    # Otherwise the next group's weights would take a part of the memory that these had before.
                     release_memory(group.stacked.stacked_A.device)
 
     def _unstack(self, group: "_Group") -> None:
@@ -100,7 +100,7 @@ class FusedLora(Patch):
 
     @contextmanager
     def without_refresh(self) -> Iterator[None]:
-        """Uses the adapters as last copied, without copying again: for recomputing parts of that forward pass."""
+        """Context that uses the adapters as last copied, to recompute parts of that forward pass."""
         for group in self._refreshed:
             group.is_fresh = True
         try:
@@ -125,7 +125,7 @@ def _alike(layers: list[nn.Module]) -> bool:
 
 
 class _Group:
-    """Layers that are called one after the other with the same input: the first call computes all outputs.
+    """Layers that are called in succession with the same input: the first call computes all outputs.
 
     Attributes:
         stacked: the stacked projections; None before `stack` and after `unstack`.
@@ -146,7 +146,7 @@ class _Group:
         self._stack([plain_projection(layer) for layer in self.layers])
 
     def unstack(self) -> None:
-        """Gives each layer's weight its own storage again, unless another handle has stacked it since."""
+        """Moves each layer's weight to its own storage again, unless another handle has stacked it since."""
         if self.stacked is None:
             return
         if len(self.layers) > 1 and isinstance(self.stacked.weight, Tensor):
@@ -188,7 +188,7 @@ class _Group:
         self._input, self._outputs = None, {}
 
     def _can_compute(self, x: Tensor) -> bool:
-        """Whether the layers, as they are now, can be computed together for `x`; if so, `stacked` is up to date."""
+        """Whether the layers can be computed together for `x` in their present state; if so, updates `stacked`."""
         if torch.is_autocast_enabled(x.device.type) or not (self.is_fresh or self._try_refresh()):
             return False
         return x.dtype == self.stacked.stacked_A.dtype

@@ -1,7 +1,7 @@
-"""Computes a causal decoder's loss from its hidden states: over loss rows only, and without ever holding all logits.
+"""Computes a causal decoder's loss from its hidden states, over loss rows only and without all logits at once.
 
-A trial decides which models use it: on one small batch, their own loss and this one must agree. Models with further
-terms in their loss, or with another head than their config says, keep their own loss.
+A trial on one small batch decides which models use it: the model's own loss and this one must agree. Models with
+further terms in their loss, or with another head than their config describes, keep their own loss.
 
 Shapes: B sequences, T positions, C loss rows, D hidden.
 """
@@ -36,7 +36,7 @@ class Head:
     """A causal decoder's head: turns hidden states into losses.
 
     Args:
-        max_logits: most logits that exist at once, but never fewer than one row's.
+        max_logits: the largest number of logits that exist at once; at least one row's.
 
     Raises:
         SparsityError: the head is not a linear layer without a bias.
@@ -66,7 +66,7 @@ class Head:
 
 
 def _logit_options(config) -> dict[str, float | None]:
-    """What the model does to its logits before the softmax, according to its config."""
+    """Returns the model's scale and softcap of logits, according to its config."""
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
     softcaps = (getattr(config, name, None) for name in SOFTCAPS)
     return {"scale": scale, "softcap": next(filter(None, softcaps), None)}
@@ -83,18 +83,18 @@ class FusedLoss:
         self._output_type: type | None = None
 
     def applies_to(self, inputs: dict) -> bool:
-        """Whether this call's loss is computed here: a training step on all logits of a model that passed the trial."""
+        """Whether this computes the call's loss: for a training step on all logits of a model that passed the trial."""
         to_keep = inputs.get("logits_to_keep", 0)
         all_kept = isinstance(to_keep, int) and to_keep == 0
         return all_kept and self._decoder.training and torch.is_grad_enabled() and self._reason_to_keep is None
 
     def __call__(self, inputs: dict, plan: RowPlan, *, only_loss_rows: bool):
-        """The model's output: its loss, no logits, and all else that the base model returns.
+        """Returns the model's output: its loss, no logits, and the other outputs of the base model.
 
         Args:
             inputs: the keywords of the model's call.
             plan: the batch's loss rows and targets.
-            only_loss_rows: whether the last layer may leave out rows without a loss.
+            only_loss_rows: whether the last layer may skip rows without a loss.
 
         Raises:
             SparsityError: there is not one label for each token.
@@ -119,17 +119,19 @@ class FusedLoss:
             base = self._decoder.base_model(**given, return_dict=True)
         num_rows = base.last_hidden_state.shape[:-1].numel()
         if num_rows != plan.num_rows:
-            raise SparsityError(f"The batch has {plan.num_rows} labels for {num_rows} tokens; give one for each token.")
+            raise SparsityError(
+                f"The batch has {plan.num_rows} labels for {num_rows} tokens; expected one label per token."
+            )
         return base, self._head.losses(gather_rows(base.last_hidden_state.flatten(0, 1), rows), plan.targets)
 
     @functools.cached_property
     def _reason_to_keep(self) -> str | None:
         """The reason to keep the model's own loss, or None; found at the first batch."""
-        reason = "its forward was wrapped before (as accelerate does for mixed precision); sparsify it first."
+        reason = "its forward is already wrapped (as by accelerate for mixed precision); sparsify the model first."
         if not self._wrapped:
             reason = find_mismatch(self._decoder, self._own_loss, lambda: self._trial_losses(False).mean())
         if reason is not None:
-            logger.warning("This model keeps its own loss and its logits: %s", reason)
+            logger.warning("The model keeps its own loss and logits: %s", reason)
         return reason
 
     def _own_loss(self) -> Tensor:
@@ -149,14 +151,14 @@ class FusedLoss:
 
 
 def logits_at_once(loss_rows: int, vocabulary: int, max_logits: int) -> int:
-    """How many logits exist at once: of all loss rows, or of as many as `max_logits` allows, but of at least one."""
+    """Number of logits that exist at once: of as many loss rows as `max_logits` allows, but at least one."""
     return vocabulary * min(loss_rows, max(1, max_logits // vocabulary))
 
 
 def bytes_of_loss(loss_rows: int, logits: int, hidden: int, run: Execution, *, with_gradients: bool) -> int:
-    """Bytes that the loss holds: logits, the loss rows' hidden states, and the gradients of these.
+    """Bytes that the loss takes: logits, the loss rows' hidden states, and the gradients of these.
 
-    Gradients of logits overwrite them. Without our kernels the softmax is held as well.
+    Gradients of logits overwrite them. Without our kernels the softmax is added.
 
     Args:
         logits: logits that exist at once.
@@ -167,5 +169,5 @@ def bytes_of_loss(loss_rows: int, logits: int, hidden: int, run: Execution, *, w
 
 
 def kept_by_loss(loss_rows: int, hidden: int, run: Execution) -> int:
-    """Bytes that autograd keeps of the loss: with a frozen head, hidden states' gradient, computed along with it."""
+    """Bytes that autograd keeps of the loss: with a frozen head, the gradient of the hidden states."""
     return 0 if run.trains_all else run.itemsize * loss_rows * hidden

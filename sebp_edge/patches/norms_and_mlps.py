@@ -1,8 +1,8 @@
 """Runs a decoder's RMSNorms and gated MLPs on our own operations, on devices for which these have kernels.
 
-A trial, not the class, decides what a module computes: one that is not exactly such a norm or MLP keeps its own
+A trial, not the class, decides which modules are replaced: one that is not exactly such a norm or MLP keeps its own
 forward. Outputs are cheap to recompute from what the backward passes keep anyway, so the layers that read them need not
-keep them: see `SmallOps.source_of`.
+keep them; see `SmallOps.source_of`.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ class SmallOps(Patch):
         self.replaced: list[nn.Module] = []
 
     def attach(self) -> None:
-        """Replaces the modules that a trial recognises, if our operations have kernels here."""
+        """Replaces the modules that pass a trial, if our operations have kernels for the device."""
         # In plain PyTorch ours are no faster than the modules' own, and recomputing inputs takes a little time.
         if runs_kernels(self._decoder.get_input_embeddings().weight):
             self._undo.append(self.replaced.clear)
@@ -44,19 +44,19 @@ class SmallOps(Patch):
                 self.replaced.append(module)
 
     def replacements(self) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
-        """Yields the modules that a trial recognises, each with a function that computes the same."""
+        """Yields the modules that pass a trial, each with a function that computes the same."""
         for module in list(self._decoder.modules()):
-            # A forward that someone else replaced stays as it is.
+            # A forward that was already replaced stays as it is.
             replacement = self._find_replacement(module) if has_own_forward(module) else None
             if replacement is not None:
                 yield module, replacement
 
     def source_of(self, x: Tensor) -> Recompute | Gate | None:
-        """What recomputes `x` in the backward pass; None unless a replaced norm or gate computed it."""
+        """Returns what recomputes `x` in the backward pass; None unless a replaced norm or gate computed it."""
         return self._sources.get(x)
 
     def _find_replacement(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-        """A function that computes the same as the module, or None."""
+        """Returns a function that computes the same as the module, or None."""
         if _looks_like_a_norm(module):
             trial = _trial_input(module.weight.numel(), module.weight.device, module.weight.dtype)
             candidates = [_Norm(module, offset, self._sources) for offset in (0.0, 1.0)]
@@ -138,13 +138,13 @@ class _Mlp:
 
 
 def kept_by_norm(kind: BlockKind | None, run: Execution) -> int:
-    """Bytes that one norm keeps per number of its input, beside that number itself."""
+    """Bytes that one norm keeps per number of its input, except that number itself."""
     if kind is None or kind.has_layer_norms or (run.has_kernels and kind.has_fused_norms):
         return 0
     normalised = 1 if run.trains_all else 0  # for the gradient of the norm's own weight
     if kind.has_fused_norms and run.itemsize == FP32:
         return FP32 * normalised
-    # It keeps two fp32 tensors instead of its input: the input itself, and the input less its mean.
+    # It keeps two fp32 tensors instead of its input: the input, and the input minus its mean.
     return FP32 * (2 + normalised) - run.itemsize
 
 
@@ -152,10 +152,10 @@ def kept_by_norms(block: Block, head_size: int, run: Execution) -> int:
     """Bytes per token that autograd keeps of the inputs and outputs of a block's norms."""
     kind = block.kind
     of_heads = block.queries + block.keys if kind.has_head_norms else 0
-    states = kind.reads + (0 if recomputes_norms(kind, run) else kind.norm_outputs)
+    states = kind.num_reads + (0 if recomputes_norms(kind, run) else kind.num_norm_outputs)
     # In fp32: 1/rms, or mean and 1/std.
-    scales = (2 if kind.has_layer_norms else 1) * kind.norms + of_heads // head_size
-    numbers = kind.norms * block.hidden + of_heads
+    scales = (2 if kind.has_layer_norms else 1) * kind.num_norms + of_heads // head_size
+    numbers = kind.num_norms * block.hidden + of_heads
     return run.itemsize * states * block.hidden + numbers * kept_by_norm(kind, run) + FP32 * scales
 
 
@@ -165,7 +165,7 @@ def recomputes_norms(kind: BlockKind, run: Execution) -> bool:
 
 
 def kept_by_mlp(block: Block, run: Execution) -> int:
-    """Bytes per token that autograd keeps in a block's MLP, beside its input and what LoRA keeps."""
+    """Bytes per token that autograd keeps in a block's MLP, except its input and what LoRA keeps."""
     is_ours, numbers = _runs_fused_mlp(block, run), block.gate_and_up
     if run.trains_all or not is_ours:
         numbers += block.intermediate  # the last layer's input
@@ -177,24 +177,24 @@ def kept_by_mlp(block: Block, run: Execution) -> int:
 def gradients_in_mlp(block: Block, run: Execution) -> int:
     """Bytes per token of the gradients in an MLP's backward pass: of gate, up and the last layer's input.
 
-    In a family's own code the gradient of that input takes the memory of what was kept, so it is not counted here.
+    In the model's own code the gradient of that input reuses the memory of what was kept, so it is not counted here.
     """
     return run.itemsize * (block.gate_and_up + (block.intermediate if _runs_fused_mlp(block, run) else 0))
 
 
 def backward_of_mlp(block: Block, tokens: int, run: Execution) -> int:
-    """Bytes that a block's MLP holds in its backward pass, beside what is kept.
+    """Bytes that a block's MLP takes in its backward pass, beside what is kept.
 
     Includes gradients of hidden states, before and after each norm that follows attention or MLP; and, if all weights
     are trained, the gradient of one weight.
     """
-    states = (2 + block.kind.norms - block.kind.norm_outputs) * block.hidden
+    states = (2 + block.kind.num_norms - block.kind.num_norm_outputs) * block.hidden
     weight_gradient = block.mlp_out.size if run.trains_all else 0
     return tokens * gradients_in_mlp(block, run) + run.itemsize * (tokens * states + weight_gradient)
 
 
 def temporary_in_mlp(block: Block, run: Execution) -> int:
-    """Bytes per row that a family's own MLP allocates and frees; 0 if our gate replaces its own.
+    """Bytes per row that the model's own MLP allocates and frees; 0 if our gate replaces its own.
 
     These are the activated gate, and gradients of it and of gate and up.
     """

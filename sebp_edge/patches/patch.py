@@ -1,4 +1,4 @@
-"""Patch: base class of the handles that change a model and undo their changes, in any order.
+"""Patch: the base class of handles that change a model and undo their changes, in any order.
 
     class Doubled(Patch):
         def attach(self, layer):
@@ -6,7 +6,7 @@
             self._replace(layer, lambda x: 2 * forward(x))
 
 A replacement wraps the forward that it replaces. If it is removed while something else wraps it (a later handle, a
-user's wrapper), it stays and only passes calls on, until it is outermost and can be taken out.
+user's wrapper), it stays and only passes calls on, until it is outermost and can be removed.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ class Patch:
     def remove(self) -> None:
         """Undoes all changes, the latest first; does nothing if none are left.
 
-        If one fails (memory ran out), the others are still undone, its error is raised, and the next call retries it.
+        If one fails (out of memory), the others are still undone, its error is raised, and the next call retries it.
         """
         changes, self._undo = self._undo, []
         with ExitStack() as stack:
@@ -80,13 +80,13 @@ class Patch:
             del vars(decoder)[_ATTENTIONS]
 
     def _include(self, part: "Patch", *given, **options) -> None:
-        """Attaches another patch, which is removed with this one even if attaching it fails half-way."""
+        """Attaches another patch, which is removed with this one even if attaching it fails midway."""
         self._undo.append(part.remove)
         part.attach(*given, **options)
 
 
 class _Link:
-    """Replacement of one module's forward; wraps the previous one, `__wrapped__`, and shows its signature."""
+    """Replacement of one module's forward; wraps the previous one, `__wrapped__`, and has its signature."""
 
     # No __dict__: `functools.wraps` would copy it into a wrapper.
     __slots__ = ("__weakref__", "__wrapped__", "beneath", "forward", "module")
@@ -108,7 +108,7 @@ class _Link:
 
 
 def drop_removed(module: nn.Module) -> None:
-    """Takes removed replacements out of the module as long as they are outermost."""
+    """Removes the outermost replacements of a module whose handles were removed."""
     forward = vars(module).get("forward")
     while type(forward) is _Link and forward.forward is None:
         forward = forward.beneath
@@ -119,13 +119,13 @@ def drop_removed(module: nn.Module) -> None:
 
 
 def has_own_forward(module: nn.Module) -> bool:
-    """Whether the module's forward is its class's own, replaced by nothing."""
+    """Whether the module's forward is its class's own and not replaced."""
     drop_removed(module)
     return "forward" not in vars(module)
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Whether something other than a patch replaced the module's forward, inside of patches or around them."""
+    """Whether something other than a patch replaced the module's forward, inside patches or around them."""
     forward = vars(module).get("forward")
     while type(forward) is _Link:
         forward = forward.beneath

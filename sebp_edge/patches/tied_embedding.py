@@ -1,9 +1,9 @@
-"""A trained embedding tied to the head: adds the embedding's gradient to the head's, row by row and in place.
+"""Adds the gradient of a trained embedding to that of the tied head, row by row and in place.
 
     dW = dlogitsᵀ h        dW[ids] += dX        (the head's part, then the embedding's, in the dtype of W)
 
-Autograd would make a second gradient of the whole vocabulary and add the two. The head's backward pass runs first and
-the embedding's last; in between, the head's gradient is held back.
+Autograd would allocate a second gradient of the whole vocabulary and add the two. The head's backward pass runs first
+and the embedding's last; in between, the head's gradient is held back.
 
 Shapes: A tokens, D hidden, V vocabulary.
 """
@@ -20,7 +20,7 @@ from sebp_edge.patches.patch import Patch, has_own_forward
 class TiedEmbedding(Patch):
     """Handle of one decoder's tied embedding.
 
-    An embedding that is not tied, is frozen, or does more than look rows up is left as it is.
+    An embedding is not changed if it is not tied, is frozen, or does more than look up rows.
     """
 
     def __init__(self, decoder: nn.Module):
@@ -42,9 +42,9 @@ class TiedEmbedding(Patch):
             self._replace(self._embedding, self._look_up)
 
     def head_weight(self, weight_VD: Tensor) -> Tensor:
-        """The head's weight, to be used once after each forward of the embedding.
+        """Returns the head's weight, to be used once after each forward pass of the embedding.
 
-        If the embedding is being trained, the gradient of what is returned goes to the embedding's backward pass.
+        If the embedding is trained, the gradient of the returned tensor goes to the embedding's backward pass.
         """
         if self._head_gradient is None:
             return weight_VD
@@ -65,7 +65,7 @@ class _HeadGradient:
 
     Attributes:
         gradient: [V, D], from the head's backward pass to the embedding's; None before and after.
-        is_late: whether the embedding's backward pass has run already, so that it takes no gradient any more.
+        is_late: whether the embedding's backward pass has already run, so that it takes no further gradient.
     """
 
     gradient: Tensor | None = None
@@ -103,7 +103,7 @@ class _LookUp(torch.autograd.Function):
         if ctx.padding_idx is not None:
             # Padding gets no gradient, as in torch.
             dx = dx.masked_fill((ids == ctx.padding_idx)[..., None], 0)
-        # Drops the other reference: autograd copies a gradient that someone else holds.
+        # Drops the other reference: autograd copies a gradient that has several.
         dweight_VD, ctx.head_gradient.gradient, ctx.head_gradient.is_late = ctx.head_gradient.gradient, None, True
         if dweight_VD is None:
             return _sums(dx, ids, ctx.vocabulary), None, None, None
@@ -113,15 +113,15 @@ class _LookUp(torch.autograd.Function):
         return dweight_VD.index_add_(0, ids_of_groups, sums_AD.to(dweight_VD.dtype)), None, None, None
 
 
-def _sums(dx: Tensor, ids: Tensor, number: int) -> Tensor:
-    """The sum of the rows of each id, [number, D], as torch's own embedding computes it."""
-    return torch.ops.aten.embedding_dense_backward(dx, ids, number, -1, False)
+def _sums(dx: Tensor, ids: Tensor, num_ids: int) -> Tensor:
+    """Sums the rows of each id, [num_ids, D], as torch's embedding does."""
+    return torch.ops.aten.embedding_dense_backward(dx, ids, num_ids, -1, False)
 
 
 def _groups(ids_A: Tensor) -> tuple[Tensor, Tensor]:
     """Groups tokens by id: returns each token's group and each group's id, both int64 [A].
 
-    An empty group has the id of one that is not. Does not wait for the device.
+    An empty group has the id of another group. Does not wait for the device.
     """
     sorted_A, order_A = ids_A.sort(stable=True)
     group_of_sorted_A = torch.cat([sorted_A.new_zeros(1), (sorted_A[1:] != sorted_A[:-1]).long()]).cumsum(0)

@@ -70,8 +70,8 @@ class ActiveTokens:
             token_type_ids=None if token_type_ids_BT is None else token_type_ids_BT.flatten()[rows],
         )
 
-    def first(self) -> "ActiveTokens":
-        """Returns a batch of the first token alone, with a loss, for uses that need any valid batch; on the host."""
+    def first_token(self) -> "ActiveTokens":
+        """Returns a batch of only the first token, with a loss, for uses that need any valid batch; on the host."""
         zero = torch.zeros(1, dtype=torch.int64)
         return replace(
             self,
@@ -98,7 +98,7 @@ class ActiveTokens:
         return types | {
             "input_ids": self.input_ids[None],
             "position_ids": self.position_ids[None],
-            # With a mask of ones, transformers would take all sequences for one long document.
+            # With a mask of ones, transformers would treat all sequences as one long document.
             "attention_mask": None,
             "cu_seq_lens_q": self.cu_seqlens,
             "cu_seq_lens_k": self.cu_seqlens,
@@ -109,16 +109,18 @@ class ActiveTokens:
     def filled(self, bucket: Bucket) -> "ActiveTokens":
         """Appends filler up to the sizes of `bucket`, in `bucket.slots` sequences; on the host.
 
-        Filler tokens have id 0 and position 0, and are in sequences of their own: every token belongs to a sequence,
-        and none has a position that the batch lacks (position tables end, and some models scale by the largest
-        position). Filler losses have weight 0. They are on rows without a loss, on filler first, and each on a row of
-        its own, since a row gathered twice would lose its gradient. Weighted losses and gradients stay the same.
+        Filler tokens have id 0 and position 0, in separate sequences: every token belongs to a sequence, and none has a
+        position that the batch lacks (position tables end, and some models scale by the largest position). Filler
+        losses have weight 0. They are on rows without a loss, on filler first, and each on another row, since a row
+        gathered twice would lose its gradient. Weighted losses and gradients stay the same.
 
         Raises:
             SparsityError: the bucket is too small.
         """
         if not (bucket.holds(self.sizes) and bucket.loss_rows <= bucket.tokens):
-            raise SparsityError(f"A batch with {_named(self.sizes)} does not fit into a bucket of {_named(bucket)}.")
+            raise SparsityError(
+                f"A batch with {_describe(self.sizes)} does not fit into a bucket of {_describe(bucket)}."
+            )
         num_tokens, num_filler = len(self.input_ids), bucket.tokens - len(self.input_ids)
         begins = torch.arange(num_tokens, bucket.tokens, bucket.longest, dtype=torch.int32)
         cu_seqlens = torch.cat([self.cu_seqlens[:-1], begins])
@@ -150,5 +152,5 @@ class ActiveTokens:
         return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
 
 
-def _named(sizes: Bucket) -> str:
+def _describe(sizes: Bucket) -> str:
     return ", ".join(f"{size} {name.replace('_', ' ')}" for name, size in sizes._asdict().items())

@@ -1,20 +1,21 @@
-"""Which rows of a batch each layer computes in the backward pass: taken from the batch, or found in dL/dY.
+"""Which rows of a batch each layer computes in the backward pass: predicted by the batch, or detected in dL/dY.
 
-A row set is taken from the batch only if all other rows of dL/dY should be zero. `sparse.verification` verifies this in
-a backward pass before it is relied on.
+A row set is predicted only if all other rows of dL/dY should be zero. `sparse.verification` verifies this in a backward
+pass before it is relied on.
 
     causal decoder, labels                          rows up to the last loss row of each sequence;
-                                                    behind the last attention: loss rows
-    the same, with any padding but right padding    rows found in dL/dY; behind the last attention: loss rows
+                                                    after the last attention: loss rows
+    the same, padding other than on the right       rows detected in dL/dY; after the last attention: loss rows
     encoder, attention mask and labels              real tokens, and rows that the head reads;
-                                                    behind the last attention: rows that the head reads
-    everything else                                 rows found in dL/dY
+                                                    after the last attention: rows that the head reads
+    everything else                                 rows detected in dL/dY
 
-Layers "behind the last attention" work row by row, and only the head reads their results: see
-`layers_after_attention`. Shapes: B sequences, T positions, N = B*T rows.
+Layers after the last attention work row by row, and only the head reads their outputs; see `layers_after_attention`.
+Shapes: B sequences, T positions, N = B*T rows.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,23 +30,38 @@ MORE_OUTPUTS = ("output_hidden_states", "output_attentions")
 OTHER_LOSS = ("output_router_logits", "shift_labels", "ignore_index")
 
 
+class SkippedKinds(NamedTuple):
+    """Which kinds of rows a batch skips.
+
+    Attributes:
+        padding: whether it skips padding.
+        unread_tokens: whether it skips real tokens that no loss reads.
+    """
+
+    padding: bool
+    unread_tokens: bool
+
+
+NOTHING_SKIPPED = SkippedKinds(padding=False, unread_tokens=False)
+
+
 @dataclass(frozen=True)
 class BatchRows:
     """The rows of one batch.
 
     Attributes:
         num_rows: N; None if no row set is known.
-        up_to_attention: the rows of norms, and of linear layers not behind the last attention; None for all rows.
-        after_attention: the rows of linear layers behind the last attention; None for all rows.
+        up_to_attention: the rows of norms, and of linear layers up to the last attention; None for all rows.
+        after_attention: the rows of linear layers after the last attention; None for all rows.
         num_pooled: B if the head reads one row of each sequence, else None; layers of B rows compute all of them.
-        skipped_kinds: whether padding is left out, and whether real tokens that no loss reads are left out.
+        skipped_kinds: the kinds of rows that are skipped.
     """
 
     num_rows: int | None
     up_to_attention: Rows | None
     after_attention: Rows | None
     num_pooled: int | None = None
-    skipped_kinds: tuple[bool, bool] = (False, False)
+    skipped_kinds: SkippedKinds = NOTHING_SKIPPED
 
     def linear_rows(self, *, after_attention: bool) -> Rows | None:
         """Returns the rows of linear layers."""
@@ -87,21 +103,21 @@ def decoder_rows(plan: RowPlan, attention_mask: Tensor | None) -> BatchRows:
     active_rows = plan.active_span or ActiveRows.from_ids(plan.active_rows, plan.num_rows)
     loss_rows = plan.loss_span or ActiveRows.from_ids(plan.loss_rows, plan.num_rows)
     if causal and len(plan.loss_rows) == len(plan.active_rows):
-        # The same object, so that all layers that read one input share the rows kept of it.
+        # The same object, so that all layers that read one input share the copy of its rows.
         loss_rows = active_rows
-    # The last token of each sequence predicts nothing; the other rows behind its last loss count as padding.
+    # The last token of each sequence predicts nothing; the other rows after its last loss row count as padding.
     num_padding = plan.num_rows - len(plan.active_rows) - (len(plan.cu_seqlens) - 1)
-    skipped_kinds = (causal and num_padding > 0, len(plan.loss_rows) < len(plan.active_rows))
+    skipped_kinds = SkippedKinds(causal and num_padding > 0, len(plan.loss_rows) < len(plan.active_rows))
     return BatchRows(plan.num_rows, active_rows if causal else detect, loss_rows, skipped_kinds=skipped_kinds)
 
 
 def encoder_rows(model: nn.Module, inputs: dict) -> BatchRows:
-    """Returns the rows of an encoder's layers; found in dL/dY if mask, labels and head do not determine them."""
+    """Returns the rows of an encoder's layers; detected in dL/dY if mask, labels and head do not determine them."""
     mask_BT, labels = inputs.get("attention_mask"), inputs.get("labels")
     if not isinstance(labels, Tensor) or not isinstance(mask_BT, Tensor) or mask_BT.dim() != 2:
         return DETECTED
     real_BT = mask_BT.cpu().bool()
-    # A sequence without real tokens attends to all of its rows, and sends gradient to all of them.
+    # A sequence without real tokens attends to all its rows, so that all of them get gradient.
     if not bool(real_BT.any(dim=1).all()):
         return DETECTED
     if reads_first_token(model):
@@ -112,7 +128,7 @@ def encoder_rows(model: nn.Module, inputs: dict) -> BatchRows:
     else:
         return DETECTED
     up_to_attention, read = (_rows_where(rows_BT, mask_BT.device) for rows_BT in (real_BT | read_BT, read_BT))
-    skipped_kinds = (not bool(real_BT.all()), bool((real_BT & ~read_BT).any()))
+    skipped_kinds = SkippedKinds(not bool(real_BT.all()), bool((real_BT & ~read_BT).any()))
     return BatchRows(real_BT.numel(), up_to_attention, read, num_pooled, skipped_kinds)
 
 

@@ -1,9 +1,9 @@
-"""Token buckets: the few fixed sizes that batches of active tokens are filled up to.
+"""Token buckets: the few fixed sizes that batches of active tokens are padded to with filler.
 
 A captured graph has fixed sizes, and each capture costs seconds and memory. A grid alone would make dozens of buckets,
 since tokens, sequences, longest and loss rows vary independently. All micro-batches of a training are known before its
-first step, so buckets are chosen for them: their sizes are rounded up to a grid, then the buckets that cost least to
-join are joined.
+first step, so buckets are chosen for them: their sizes are rounded up to a grid, then buckets are merged, those of the
+least cost first.
 
 Shapes: K buckets.
 """
@@ -17,11 +17,11 @@ from torch import Tensor
 
 MAX_BUCKETS, MAX_WASTE = 6, 0.05
 
-# The finest step of the grid; a GPU multiplies this many tokens at once.
+# The smallest step of the grid; a GPU multiplies this many tokens at once.
 GRID_STEP = 32
-# Further costs of a step of a 3B model, in units of the cost of one token: its fixed cost (a captured step took 9.9 ms
-# on an H200 for 128 tokens, 28.3 for 832 and 98.4 for 3712), the head's cost of a loss row, and the attention's cost of
-# each position of a slot (1.45 ns in a layer; a token takes 0.9 us, forward and backward).
+# Costs of a step of a 3B model, in units of the cost of one token: the fixed cost (a captured step took 9.9 ms on an
+# H200 for 128 tokens, 28.3 for 832 and 98.4 for 3712), the head's cost of a loss row, and attention's cost of each
+# position of a slot (1.45 ns in a layer; a token takes 0.9 us, forward and backward).
 STEP_COST, LOSS_ROW_COST, SLOT_POSITION_COST = 300, 1 / 8, 1 / 640
 
 
@@ -46,7 +46,7 @@ class Bucket(NamedTuple):
         return cls(_on_grid(tokens), _power_of_two(sequences), _power_of_two(longest), _on_grid(loss_rows))
 
     def holds(self, sizes: "Bucket") -> bool:
-        """Whether a batch of these sizes can be filled up to this bucket."""
+        """Whether a batch of these sizes fits into this bucket."""
         return all(own >= size for own, size in zip(self, sizes, strict=True))
 
     @property
@@ -62,7 +62,7 @@ class Bucket(NamedTuple):
 
 
 def _on_grid(size: int) -> int:
-    """Rounds up to powers of two up to `GRID_STEP`, to multiples of it up to 32 of them, then to 16 sizes per doubling."""
+    """Rounds up: to powers of two below `GRID_STEP`, to its multiples up to 32, then to 16 sizes per doubling."""
     if size <= GRID_STEP:
         return _power_of_two(size)
     step = max(GRID_STEP, _power_of_two(size) // 32)
@@ -76,27 +76,27 @@ def _power_of_two(size: int) -> int:
 def choose_buckets(needed: Iterable[Bucket]) -> list[Bucket]:
     """Chooses few buckets for many batches, and returns them cheapest first; each of `needed` fits into one of them.
 
-    Repeatedly joins the two buckets whose union adds least to the cost of all batches: until there are at most six, and
-    further as long as all joins together add at most 5 % of the cost.
+    Repeatedly merges the two buckets whose union adds least to the cost of all batches: until there are at most six,
+    and further as long as all merges together add at most 5 % to the cost.
 
     Args:
-        needed: `Bucket.holding` the sizes of each micro-batch, repeated as often as it is run.
+        needed: `Bucket.holding` the sizes of each micro-batch, repeated as often as it runs.
     """
     counts = Counter(needed)
     if not counts:
         return []
     sizes_K4, times_K = torch.tensor(list(counts)), torch.tensor(list(counts.values()))
     allowed = MAX_WASTE * float((times_K * _costs(sizes_K4)).sum())
-    gone_K = torch.zeros(len(counts), dtype=torch.bool)
+    is_merged_K = torch.zeros(len(counts), dtype=torch.bool)
 
-    def added_by_joining(one: int) -> Tensor:
-        """Returns the cost added by joining this bucket with each of the others, [K]; infinite if not possible."""
-        joined_K = _costs(torch.maximum(sizes_K4[one], sizes_K4))
-        added_K = times_K[one] * (joined_K - joined_K[one]) + times_K * (joined_K - _costs(sizes_K4))
+    def costs_of_merging(one: int) -> Tensor:
+        """Returns the cost added by merging this bucket with each of the others, [K]; infinite if impossible."""
+        merged_K = _costs(torch.maximum(sizes_K4[one], sizes_K4))
+        added_K = times_K[one] * (merged_K - merged_K[one]) + times_K * (merged_K - _costs(sizes_K4))
         added_K[one] = torch.inf
-        return added_K.masked_fill(gone_K, torch.inf)
+        return added_K.masked_fill(is_merged_K, torch.inf)
 
-    added_KK = torch.stack([added_by_joining(one) for one in range(len(counts))])
+    added_KK = torch.stack([costs_of_merging(one) for one in range(len(counts))])
     for num_buckets in range(len(counts), 1, -1):
         one, other = divmod(int(added_KK.argmin()), len(counts))
         allowed -= float(added_KK[one, other])
@@ -104,10 +104,10 @@ def choose_buckets(needed: Iterable[Bucket]) -> list[Bucket]:
             break
         sizes_K4[one] = torch.maximum(sizes_K4[one], sizes_K4[other])
         times_K[one] += times_K[other]
-        gone_K[other] = True
+        is_merged_K[other] = True
         added_KK[other] = added_KK[:, other] = torch.inf
-        added_KK[one] = added_KK[:, one] = added_by_joining(one)
-    return sorted({Bucket(*sizes) for sizes in sizes_K4[~gone_K].tolist()}, key=lambda bucket: bucket.cost)
+        added_KK[one] = added_KK[:, one] = costs_of_merging(one)
+    return sorted({Bucket(*sizes) for sizes in sizes_K4[~is_merged_K].tolist()}, key=lambda bucket: bucket.cost)
 
 
 def _costs(sizes_K4: Tensor) -> Tensor:

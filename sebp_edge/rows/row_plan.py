@@ -5,9 +5,9 @@ In a causal decoder with cross-entropy on shifted labels, a row (one position of
     in the head and the final norm   if its shifted label is not -100                        (loss rows)
     in every layer                   only up to the last loss row of its sequence            (active rows)
 
-since attention sends no gradient to later positions. So rows after the last loss row, such as padding on the right, are
-exactly zero everywhere. In an encoder with an attention mask, masked keys get no gradient: the active rows are the real
-tokens, wherever the padding is, and the loss rows are those that the head reads.
+since attention passes no gradient to later positions. So rows after the last loss row, such as padding on the right,
+are exactly zero everywhere. In an encoder with an attention mask, masked keys get no gradient: the active rows are the
+real tokens, wherever the padding is, and the loss rows are those that the head reads.
 
 Shapes: B sequences, T positions, N = B*T rows, A active rows, C loss rows.
 """
@@ -84,7 +84,7 @@ class RowPlan:
         """
         if bool((has_loss_BT & ~active_BT).any()):
             raise SparsityError(
-                "A label stands where the attention mask is 0, on padding; give padding the label -100 there."
+                "A label is on padding, where the attention mask is 0; set the labels of padding to -100."
             )
         active_rows = active_BT.flatten().nonzero().squeeze(1)
         loss_rows = has_loss_BT.flatten().nonzero().squeeze(1)
@@ -124,6 +124,6 @@ def is_right_padded(attention_mask_BT: Tensor) -> bool:
 def _refuse_unless_right_padded(attention_mask_BT: Tensor) -> None:
     if not is_right_padded(attention_mask_BT):
         raise SparsityError(
-            "The batch has padding before or between real tokens, where the last padding row carries gradient; "
-            "pad on the right (tokenizer.padding_side = 'right')."
+            "The batch has padding before or between real tokens, which would get a gradient; pad on the right "
+            "(tokenizer.padding_side = 'right')."
         )

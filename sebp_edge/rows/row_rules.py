@@ -1,12 +1,12 @@
 """Rules that select rows by their squared norms: functions of tensors that never wait for the device.
 
-    largest          the n rows of largest norm
-    water_filling    p_i = min(1, tau |g_i|), with tau such that they sum to n         (Wang, Chen, Zhu 2024)
-    above            |g_i| >= epsilon m, m the median of active rows; more rows if these would lose too much energy
-    softly_above     p_i = 1 for those rows, |g_i| / (the norm below which rows are dropped) for the others
-    holding          the smallest number of rows that hold a share of the energy
-    draw             keeps row i with probability p_i and weight 1 / p_i, so that sums over rows are unbiased
-    NormHistogram    an epsilon at the knee of the distribution of norms               (Topchii et al., section 4)
+    largest                    the n rows of largest norm
+    water_filling              p_i = min(1, tau |g_i|), with tau such that they sum to n    (Wang, Chen, Zhu 2024)
+    above_threshold            |g_i| >= epsilon m, m the median of active rows; more rows if these lose too much energy
+    threshold_probabilities    p_i = 1 for those rows, |g_i| / (the norm below which rows are dropped) for the others
+    num_top_rows               the smallest number of rows with a given share of the energy
+    draw                       keeps row i with probability p_i and weight 1 / p_i, so that sums over rows are unbiased
+    NormHistogram              an epsilon at the knee of the distribution of norms          (Topchii et al., section 4)
 
 `energy_N` is the squared norm. A row is active if its energy is not zero; in fp32 it underflows to zero if no element
 is above 1e-23. A row of NaN or infinite energy counts as larger than any other, so that no rule hides it.
@@ -65,10 +65,10 @@ def threshold_probabilities(energy_N: Tensor, epsilon: Tensor | float, max_lost:
     return torch.where(keep_N, 1, torch.where(norm_N > 0, norm_N / bound, 0).clamp(max=1))
 
 
-def top_rows(energy_N: Tensor, share: float) -> Tensor:
-    """Returns the smallest number of rows that hold this share of the energy, int64 []; 0 if there is no energy."""
-    held_N = _finite(energy_N).sort(descending=True).values.cumsum(0)
-    return ((held_N < share * held_N[-1]).sum() + 1).where(held_N[-1] > 0, 0)
+def num_top_rows(energy_N: Tensor, share: float) -> Tensor:
+    """Returns the smallest number of rows with this share of the energy, int64 []; 0 if there is no energy."""
+    sums_N = _finite(energy_N).sort(descending=True).values.cumsum(0)
+    return ((sums_N < share * sums_N[-1]).sum() + 1).where(sums_N[-1] > 0, 0)
 
 
 _TICKS = 2**32
@@ -77,9 +77,9 @@ _TICKS = 2**32
 def draw(probability_N: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draws rows with the given probabilities, by systematic sampling (Madow 1949).
 
-    Rows are laid end to end, each as long as its probability, and points at distance 1 from a random start pick the
-    rows to keep. So their number is the sum of the probabilities, rounded up or down. Computed in integers, so that
-    each weight is the exact inverse of the probability.
+    Rows are laid end to end, each as long as its probability, and points at distance 1 from a random start select
+    the rows to keep. So their number is the sum of the probabilities, rounded up or down. Computed in integers, so
+    that each weight is the exact inverse of the probability.
 
     Returns:
         The rows to keep, bool [N], and their weights 1 / p, [N]; 0 elsewhere.

@@ -32,11 +32,11 @@ class TopN:
     """Keeps the n rows of largest norm in each layer (Topchii et al.), the first of equal ones, and never a zero row.
 
     Attributes:
-        n: rows to keep; a layer with fewer non-zero rows keeps all of them.
+        n: the number of rows to keep; a layer with fewer non-zero rows keeps all of them.
         unbiased: whether to draw rows instead, each with a probability proportional to its norm, at most 1, and divide
             its gradient by that probability: the mean over draws is the exact gradient. The probabilities sum to n, so
             n rows are drawn.
-        seed: the seed of the draws; torch's own random state is not touched.
+        seed: the seed of the draws; torch's global random state is not used.
 
     Raises:
         OptionError: n is not a whole number of 1 or more.
@@ -47,24 +47,24 @@ class TopN:
     seed: int = 0
 
     def __post_init__(self):
-        _require(_is_whole(self.n) and self.n >= 1, f"TopN got n={self.n!r}; expected how many rows to keep, 1 or more")
+        _require(_is_whole(self.n) and self.n >= 1, f"TopN got n={self.n!r}; expected a whole number, 1 or more")
 
 
 @dataclass(frozen=True)
 class Threshold:
     """Keeps the rows whose norm is at least epsilon times the median norm of the layer's non-zero rows.
 
-    Without an epsilon, each layer keeps all non-zero rows in its first backward passes and finds one from them
+    Without an epsilon, each layer keeps all non-zero rows in its first backward passes and derives one from them
     (`NormHistogram`): the knee of the distribution of row norms, as in the paper, but relative to the median.
 
     Attributes:
-        epsilon: relative to the median norm; None to find it.
+        epsilon: relative to the median norm; None to derive it.
         max_lost: the largest share of the sum of squared norms that any backward pass of any layer may drop; if epsilon
             would drop more, the largest of these rows are kept. 0 drops nothing, 1 sets no limit.
-        calibration_passes: the number of backward passes of a layer from which epsilon is found.
+        calibration_passes: the number of backward passes of a layer from which epsilon is derived.
         unbiased: whether to keep each row that would be dropped with a probability proportional to its norm, and divide
             its gradient by that probability: the mean over draws is the exact gradient.
-        seed: the seed of the draws; torch's own random state is not touched.
+        seed: the seed of the draws; torch's global random state is not used.
 
     Raises:
         OptionError: epsilon, max_lost or calibration_passes is out of range.
@@ -105,8 +105,8 @@ class DroppedRows:
         active: the number of non-zero rows.
         kept: the number of rows that were computed.
         lost_energy: the share of the squared norm in active rows that were not kept, averaged over the passes. An
-            unbiased rule weights the rows that were kept to make up for it.
-        epsilon: relative to the median norm, given or found; None if there is none, or none yet.
+            unbiased rule compensates for it by weights.
+        epsilon: relative to the median norm, given or derived; None if there is none, or none yet.
     """
 
     layers: tuple[str, ...]
@@ -139,7 +139,7 @@ class Selection:
         self._selectors: dict[tuple[nn.Module, ...], _LayerSelector] = {}
         if self._rule:
             self._draw = _Draw(self._rule.seed)
-            logger.info("Gradients are approximations, with %s; `dropped()` says what each layer drops.", self._rule)
+            logger.info("Gradients are approximations, with %s; `dropped()` reports what each layer drops.", self._rule)
 
     def selector(self, layers: Sequence[nn.Module]) -> Selector:
         """Returns the selector of these layers' rows in the backward pass; the same object each time."""
@@ -184,7 +184,7 @@ class _LayerSelector:
         )
 
     def _count(self, energy_N: Tensor, selected: ActiveRows) -> None:
-        # Counts what was selected in the end: rows beyond the capacity are dropped.
+        # Counts the rows that were actually selected: those beyond the capacity are dropped.
         is_row_A = torch.arange(len(selected.ids), device=energy_N.device) < selected.count
         times_N = torch.zeros_like(energy_N, dtype=torch.int64).index_add_(0, selected.ids, is_row_A.long())
         self.passes += 1
@@ -226,7 +226,7 @@ class _LayerTopN:
 
 
 class _LayerThreshold:
-    """`Threshold` in one layer; finds epsilon in the first passes if it is not given."""
+    """`Threshold` in one layer; derives epsilon from the first passes if it is not given."""
 
     def __init__(self, rule: Threshold, draw: _Draw):
         self._rule, self._draw = rule, draw
@@ -258,6 +258,6 @@ def _is_number(value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise OptionError(f"{otherwise}.")
+def _require(is_valid: bool, message: str) -> None:
+    if not is_valid:
+        raise OptionError(f"{message}.")

@@ -1,10 +1,10 @@
-"""Tests by gradients, on one small batch, whether a decoder's labels show which of its rows carry gradient.
+"""Tests on one small batch whether a decoder's labels determine which of its rows carry gradient.
 
-    blind to later rows    d logits[t] / d embedding[s] = 0                  for s > t
+    is causal              d logits[t] / d embedding[s] = 0                  for s > t
     predicts the next      d loss / d logits[t] = 0 where labels[t + 1] = -100, and negative only for labels[t + 1]
 
-Zeros are exact, in any dtype and however small an untrained model's weights are. A class's name proves nothing: XLM's
-language model attends in both directions by default, and TrOCR takes labels that are already shifted.
+Gradients are compared with exact zeros, so that no dtype and no small weight hides a dependency. The class name proves
+nothing: XLM's language model attends in both directions by default, and TrOCR takes labels that are already shifted.
 """
 
 import logging
@@ -35,18 +35,18 @@ class Causality(NamedTuple):
 
     @property
     def labels_determine_rows(self) -> bool:
-        """Whether labels alone show which rows carry gradient."""
+        """Whether the labels alone determine which rows carry gradient."""
         return bool(self.is_causal) and self.predicts_next
 
     @classmethod
     def from_trial(
         cls, decoder: nn.Module, forward: Callable, computing_all_rows: AbstractContextManager
     ) -> "Causality":
-        """Runs the trial, without dropout; parameters get no gradients. Logs a warning if labels do not show the rows.
+        """Runs a trial without dropout or gradients of parameters. Logs a warning if labels do not determine the rows.
 
         Args:
             decoder: the transformers model.
-            forward: the decoder's own forward.
+            forward: the decoder's original forward.
             computing_all_rows: a context in which backward passes compute all rows.
         """
         try:
@@ -54,11 +54,13 @@ class Causality(NamedTuple):
         except FAILURES as error:
             if ran_out_of_memory(error):
                 raise
-            logger.warning("Rows are found in the backward pass: a trial batch failed (%s).", type(error).__name__)
+            logger.warning(
+                "Active rows are detected in the backward pass: a trial batch failed (%s).", type(error).__name__
+            )
             return cls(None, False)
         if not all(found):
-            reason = "labels are not the next tokens'" if found.is_causal else "a row sees later ones"
-            logger.warning("Rows are found in the backward pass: on a trial batch %s.", reason)
+            reason = "the loss is not that of the next tokens" if found.is_causal else "rows depend on later tokens"
+            logger.warning("Active rows are detected in the backward pass: on a trial batch, %s.", reason)
         return found
 
 
@@ -79,7 +81,7 @@ def _run_trial(decoder: nn.Module, forward: Callable, computing_all_rows: Abstra
 
 @contextmanager
 def graph_cut_after(embedding: nn.Module) -> Iterator[list[Tensor]]:
-    """Cuts the graph behind an embedding: each output is replaced by a leaf, which is added to the yielded list."""
+    """Cuts the graph after an embedding: replaces each output by a leaf, and adds the leaf to the yielded list."""
     embedded: list[Tensor] = []
 
     def cut(_module, _inputs, out: Tensor) -> Tensor:

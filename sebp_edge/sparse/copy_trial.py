@@ -1,7 +1,7 @@
-"""Compares hoisted with padded gradients on a small copy of a decoder's class, in fp32.
+"""Compares hoisted and padded gradients on a small copy of a decoder, in fp32.
 
-A trial on the model itself has too few tokens to show what a class does to distant ones, such as a window that only its
-mask applies, or rotary angles that depend on the longest text. The copy has short windows and limits.
+A trial on the model itself has too few tokens to show how distant tokens interact, such as in a window that only the
+mask applies, or by rotary angles that depend on the longest text. The copy has short windows and limits.
 
 Shapes: B sequences, T positions, C loss rows.
 """
@@ -17,12 +17,12 @@ from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.hoist import Hoisted
 
-# Longer than the copy's windows and limits, between the two, and shorter than both.
+# Beyond the copy's windows and limits, between the two, and below both.
 LENGTHS = (LONGEST - 4, 24, 7)
 
 
 def find_copy_mismatch(decoder: nn.Module) -> str | None:
-    """Returns None if a small copy's gradients are the same hoisted and padded, else the reason in words."""
+    """Returns None if a small copy has the same gradients hoisted and padded, else a sentence with the reason."""
     try:
         model = small_copy(decoder.config, type(decoder)).model
         input_ids_BT, plan = _batch()
@@ -35,10 +35,10 @@ def find_copy_mismatch(decoder: nn.Module) -> str | None:
     except FAILURES as error:
         if ran_out_of_memory(error):
             raise
-        return f"a small copy of its class could not be tried out ({type(error).__name__})."
+        return f"a small copy of the model failed on a trial batch ({type(error).__name__})."
     if gradients_agree(expected, found):
         return None
-    return "on a small copy of its class, gradients on rows alone differ from the padded model's."
+    return "gradients of a small copy differ between active rows and the padded batch."
 
 
 def _batch() -> tuple[Tensor, RowPlan]:
@@ -52,7 +52,7 @@ def _batch() -> tuple[Tensor, RowPlan]:
 
 
 def _padded_losses(model: nn.Module, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
-    # Needs no mask: no row sees padding on its right. In some classes, rows whose keys are all masked give NaN.
+    # Needs no mask: no row attends to padding on its right. In some classes, rows whose keys are all masked give NaN.
     logits_BTV = model(input_ids=input_ids_BT, use_cache=False).logits
     return nn.functional.cross_entropy(logits_BTV.flatten(0, 1)[plan.loss_rows], plan.targets, reduction="none")
 

@@ -1,6 +1,6 @@
 """Turns a tokenizer's output into an encoder's active tokens: real tokens, their positions, and what the head reads.
 
-Runs on the host, where collators work. Refuses whatever the model would not take, or has no meaning without padding.
+Runs on the host, where collators work. Refuses inputs that the model does not take, or that need padding.
 Shapes: B sequences, T positions, A active rows, C loss rows.
 """
 
@@ -23,7 +23,7 @@ class EncoderTokens:
 
     Attributes:
         reads_first_token: whether the head reads the first token of each sequence, rather than labelled tokens.
-        num_labels: how many labels there are.
+        num_labels: the number of labels.
 
     Raises:
         SparsityError: the model gives several labels to a sequence.
@@ -36,7 +36,9 @@ class EncoderTokens:
         self.num_labels = self._config.num_labels if head is None else head.out_features
         several = self.is_regression and self.num_labels > 1
         if self.reads_first_token and (several or self._config.problem_type == "multi_label_classification"):
-            raise SparsityError("Hoisted sequences have one label each; sparsify a model that has several.")
+            raise SparsityError(
+                "A hoisted encoder has one label per sequence, but this model has several; use sparsify instead."
+            )
 
     def __call__(self, batch: Mapping[str, Tensor]) -> ActiveTokens:
         """See `HoistedEncoder.tokens`."""
@@ -84,35 +86,35 @@ class EncoderTokens:
     def _refuse_other_inputs(self, batch: dict[str, Tensor]) -> None:
         if not {"input_ids", "labels"} <= batch.keys() <= set(INPUTS):
             raise SparsityError(
-                f"The batch has {', '.join(batch) or 'nothing'}; expected {', '.join(INPUTS)}, of which input_ids and "
-                "labels must be there."
+                f"The batch has {', '.join(batch) or 'nothing'}; expected input_ids and labels, and optionally "
+                "attention_mask and token_type_ids."
             )
         for name, values in batch.items():
             if not isinstance(values, Tensor):
                 raise SparsityError(f"{name} is a {type(values).__name__}; expected a tensor (return_tensors='pt').")
         size = tuple(batch["input_ids"].shape)
         if len(size) != 2:
-            raise SparsityError(f"input_ids has the shape {size}; expected sequences and positions.")
+            raise SparsityError(f"input_ids has shape {size}; expected [sequences, positions].")
         sequence_shapes = [size[:1], (size[0], 1)]
         for name, values in batch.items():
             allowed = sequence_shapes if name == "labels" and self.reads_first_token else [size]
             if tuple(values.shape) not in allowed:
                 wanted = " or ".join(map(str, allowed))
-                raise SparsityError(f"{name} has the shape {tuple(values.shape)}; for these input_ids it is {wanted}.")
+                raise SparsityError(f"{name} has shape {tuple(values.shape)}; expected {wanted} to match input_ids.")
 
     def _refuse_labels(self, targets_C: Tensor) -> None:
         if self.is_regression:
             return
         if targets_C.is_floating_point() or bool(((targets_C < 0) | (targets_C >= self.num_labels)).any()):
             raise SparsityError(
-                f"A label is not a whole number from 0 to {self.num_labels - 1}, nor -100 for none; give labels as "
-                "the model's config counts them (num_labels)."
+                f"A label is out of range; expected whole numbers from 0 to {self.num_labels - 1} (num_labels), or "
+                f"{IGNORE} for no label."
             )
 
     def _refuse_positions(self, position_ids_A: Tensor) -> None:
         num_positions = self._embeddings.position_embeddings.num_embeddings
         if bool((position_ids_A >= num_positions).any()):
             raise SparsityError(
-                f"A token is at position {int(position_ids_A.max())}, and the model has {num_positions} positions; "
+                f"A token is at position {int(position_ids_A.max())}, but the model has {num_positions} positions; "
                 "truncate the texts."
             )

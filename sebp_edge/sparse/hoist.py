@@ -1,4 +1,4 @@
-"""Level 2: runs a decoder on the active rows only, gathered once before the embedding and never scattered back.
+"""Level 2: runs a decoder on the active rows only, which are gathered before the embedding and never scattered back.
 
 Scattering after one layer and gathering before the next cancel out, so the padded batch [B, T] becomes one row of A
 tokens, [1, A]: every layer, the loss and the backward pass see no padding. Losses and gradients equal the padded ones
@@ -43,13 +43,13 @@ class Hoisted(Patch):
     Args:
         model: a causal decoder of transformers, or a PEFT model around one.
         checkpoints: how many blocks, counted from the first, keep only their input for the backward pass.
-        offload: whether these inputs wait in host memory.
-        chunked_blocks: whether MLPs run on a piece of the rows at a time, recomputed in the backward pass, and
+        offload: whether these inputs are kept in host memory.
+        chunked_blocks: whether MLPs run on one chunk of rows at a time, recomputed in the backward pass, and
             attention's backward pass takes a few heads at a time.
-        max_logits: most logits that exist at once, but never fewer than one row's.
+        max_logits: the largest number of logits that exist at once; at least one row's.
 
     Raises:
-        SparsityError: the model cannot run on single rows; or, at the first batch, sequences would see each other.
+        SparsityError: the model cannot run on active rows; or, at the first batch, a sequence would attend to another.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Hoisted(Patch):
         self._chunked_mlps = ChunkedMlps(self._decoder, CHUNK_ROWS if chunked_blocks else None)
         with self._attaching():
             self._set_attention(self._decoder, ATTENTION)
-            # First, before other patches replace parts of the blocks.
+            # Before other patches replace parts of the blocks.
             if _fits_flash_attention(self._decoder):
                 self._include(FusedAttention(self._decoder, MAX_DQ_BYTES if chunked_blocks else None))
             self._include(self._small_ops)
             self._include(self._fused_lora, ungrouped=self._last_layer.query, source_of=self._small_ops.source_of)
             self._include(self._embedding)
             self._include(self._chunked_mlps, self._fused_lora.without_refresh)
-            # Around the pieces, so that they split the rows that it chooses.
+            # Around the chunked MLPs, so that they split the rows that it selects.
             self._include(self._last_layer)
             self._include(self._checkpoints, self._recomputing)
 
@@ -108,10 +108,12 @@ class Hoisted(Patch):
             output = self._decoder.base_model(**tokens.inputs, use_cache=False, recorded_scores=recorded_scores)
         num_blocks = self._decoder.config.get_text_config().num_hidden_layers
         if len(recorded_scores) < num_blocks:
-            # Recurrent states, and attention that is not the registered function, go from one sequence to the next.
-            raise SparsityError(f"Only {len(recorded_scores)} of its {num_blocks} blocks keep sequences apart.")
+            # Recurrent states, and attention other than the registered function, mix sequences.
+            raise SparsityError(
+                f"Only {len(recorded_scores)} of its {num_blocks} blocks separate the sequences of a batch."
+            )
         if not all(scores.causal for scores in recorded_scores):
-            raise SparsityError("Its attention sees later tokens.")
+            raise SparsityError("Its attention is not causal.")
         hidden_AD = output.last_hidden_state.squeeze(0)
         hidden_CD = gather_rows(hidden_AD, tokens.loss_indices)
         return self._head.losses(hidden_CD, tokens.targets, self._embedding.head_weight(self._head.weight))
@@ -125,16 +127,16 @@ class Hoisted(Patch):
 def _refuse_convolutions(decoder: PreTrainedModel) -> None:
     for block in blocks_of(decoder) or [decoder]:
         if any(isinstance(part, CONVOLUTIONS) for part in block.modules()):
-            raise SparsityError("It has convolutions, which go from one sequence to the next.")
+            raise SparsityError("It has convolutions, which would mix neighbouring sequences.")
 
 
 def _fits_flash_attention(decoder: PreTrainedModel) -> bool:
-    """Whether our attention blocks are faster: if flash attention takes the model's heads."""
+    """Whether flash attention takes the model's heads; only then are our attention blocks faster."""
     config, embedding_VD = decoder.config.get_text_config(), decoder.get_input_embeddings().weight
     return runs_flash_attention(embedding_VD.new_empty(0, head_size_of(config)))
 
 
-# Keywords that transformers' attention layers pass along, and that have no effect here.
+# Keywords that transformers' attention layers pass on and that have no effect here.
 _WITHOUT_EFFECT = {"position_ids", "use_cache", "cache_position", "output_attentions", "return_dict"}
 
 
@@ -157,12 +159,12 @@ def rows_attention(
     recorded_scores: list[Scores] | None = None,
     **others,
 ) -> tuple[Tensor, None]:
-    """Attention within each sequence of a row of sequences, with the signature that transformers calls.
+    """Computes attention within each of the concatenated sequences; has the signature that transformers calls.
 
     Args:
-        module: the layer, which tells whether it is causal if `is_causal` does not.
+        module: the layer; its attribute `is_causal` is used if the argument is None.
         cu_seq_lens_q: int32 [B + 1], where each sequence begins.
-        max_length_q: rows of the longest sequence, or more.
+        max_length_q: the length of the longest sequence, or an upper bound of it.
         recorded_scores: a list to which the options of the layer's scores are appended.
 
     Returns:
@@ -173,10 +175,12 @@ def rows_attention(
             `cu_seq_lens_q` is missing.
     """
     if cu_seq_lens_q is None:
-        raise SparsityError("Its attention is not told where sequences begin: call a hoisted model through its handle.")
-    asked = [name for name, value in others.items() if name not in _WITHOUT_EFFECT and value is not None]
-    if asked or attention_mask is not None:
-        raise SparsityError(f"Attention with {', '.join(asked) or 'a mask'} does not run on hoisted rows.")
+        raise SparsityError(
+            "Attention needs cu_seq_lens_q, where sequences begin; call a hoisted model through its handle."
+        )
+    unknown = [name for name, value in others.items() if name not in _WITHOUT_EFFECT and value is not None]
+    if unknown or attention_mask is not None:
+        raise SparsityError(f"Attention on hoisted rows does not support {', '.join(unknown) or 'an attention mask'}.")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     scores = Scores(scaling, sliding_window, softcap, causal, dropout)
     if recorded_scores is not None:

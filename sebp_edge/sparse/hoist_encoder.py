@@ -1,15 +1,15 @@
-"""Level 2 for encoders: BERT, RoBERTa and DistilBERT on real tokens only, with heads for sequences, tokens or words.
+"""Level 2 for encoders: runs BERT, RoBERTa and DistilBERT on real tokens only, with sequence, token or word heads.
 
     with HoistedEncoder(model) as hoisted:
-        loss = hoisted.losses(batch).mean()         # the model's own loss of what a tokenizer gives, and labels
+        loss = hoisted.losses(batch).mean()         # the model's own loss; a batch is a tokenizer's output and labels
         loss.backward()                             # the padded model's gradients
 
 As in `hoist`, the real tokens of a batch [B, T] become one row of A tokens, [1, A]: the model's own code embeds them at
-the positions that they have in the batch, and each attends to all of its own sequence. After the last attention the
-model works row by row, and the head reads the first token of each sequence, or labelled tokens. So the loss rows are
-taken out there, and the rest of the model sees each of them as a sequence of one token, [C, 1, D].
+their positions in the batch, and each attends to its own sequence. After the last attention the model works row by row,
+and the head reads the first token of each sequence, or labelled tokens. So the loss rows are gathered there, and the
+rest of the model gets each of them as a sequence of one token, [C, 1, D].
 
-Dropout is the model's own and follows its mode: probabilities are those of the padded model, random draws differ.
+Dropout follows the model's mode, with the padded model's probabilities but other random numbers.
 
 Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, L labels.
 """
@@ -48,8 +48,8 @@ class HoistedEncoder(Patch):
     While attached, call the model only through this handle.
 
     Raises:
-        SparsityError: the model is of another kind or has another loss, or a trial batch gives other logits than the
-            padded model.
+        SparsityError: the model is of another kind or has another loss, or its logits of a trial batch differ from the
+            padded model's.
     """
 
     def __init__(self, model: nn.Module):
@@ -61,8 +61,8 @@ class HoistedEncoder(Patch):
         self._after_attention = first_module_after_attention(self._last_block)
         if self._after_attention is None or not (reads_first_token(encoder) or reads_labelled_tokens(encoder)):
             raise SparsityError(
-                f"{type(encoder).__name__} is not BERT, RoBERTa or DistilBERT for the classification of sequences or "
-                "tokens; sparsify it instead."
+                f"{type(encoder).__name__} is not BERT, RoBERTa or DistilBERT with a head for sequence classification, "
+                "token classification or masked words; use sparsify instead."
             )
         self._tokens = EncoderTokens(encoder)
         self._loss_indices: Tensor | None = None
@@ -71,10 +71,10 @@ class HoistedEncoder(Patch):
             reason = self._find_mismatch()
             if reason is not None:
                 name = type(encoder).__name__
-                raise SparsityError(f"{name} does not run on rows alone, sparsify it instead: {reason}")
+                raise SparsityError(f"{name} cannot be hoisted, use sparsify instead: {reason}")
 
     def losses(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """The losses of which the model's own loss is the mean, of each sequence or labelled token: fp32 [C].
+        """The loss of each sequence or labelled token, fp32 [C]; the model's own loss is their mean.
 
         Args:
             batch: see `tokens`.
@@ -85,11 +85,11 @@ class HoistedEncoder(Patch):
         """The active tokens of a batch, on the host.
 
         Args:
-            batch: `input_ids` [B, T]; `labels` [B] or [B, T], -100 for none; and as the tokenizer gives them
-                `attention_mask` and `token_type_ids`, wherever the padding is. Tensors on a GPU are waited for.
+            batch: `input_ids` [B, T]; `labels` [B] or [B, T], -100 for none; optionally the tokenizer's
+                `attention_mask` and `token_type_ids`, with padding anywhere. Waits for tensors on a GPU.
 
         Raises:
-            SparsityError: the batch is not of that form, or the head would read padding.
+            SparsityError: the batch has another form, or the head would read padding.
         """
         return self._tokens(batch)
 
@@ -122,16 +122,14 @@ class HoistedEncoder(Patch):
         self._undo.append(self._after_attention.register_forward_pre_hook(self._gather_loss_rows).remove)
 
     def _gather_loss_rows(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Takes the rows that the head reads, [C, 1, D], out of each input [1, A, D]."""
+        """Gathers the rows that the head reads, [C, 1, D], from each input [1, A, D]."""
         # A checkpoint recomputes after the rows are gone.
         if self._loss_indices is None or is_in_checkpoint():
-            raise SparsityError(
-                "A hoisted encoder does not run under gradient checkpointing; turn that off, its memory has no padding."
-            )
+            raise SparsityError("A hoisted encoder does not support gradient checkpointing; disable it.")
         return tuple(gather_rows(x_1AD.squeeze(0), self._loss_indices)[:, None] for x_1AD in inputs)
 
     def _find_mismatch(self) -> str | None:
-        """Attaches, and compares results on a trial batch; returns the reason not to stay attached, or None."""
+        """Attaches, and compares results on a trial batch; returns the reason to detach in words, or None."""
         encoder, trial = self._encoder, self._trial_batch()
         tokens = self.tokens(trial).to(encoder.device)
         inputs = {name: values.to(encoder.device) for name, values in trial.items() if name != "labels"}
@@ -145,22 +143,22 @@ class HoistedEncoder(Patch):
                 hidden_BTD[read_BT], logits if self._tokens.reads_first_token else logits[read_BT]
             )
 
-        def on_rows() -> Tensor:
+        def hoisted() -> Tensor:
             self._attach()
             return _concatenate_evenly(*self._last_hidden(lambda: self.row_logits(tokens)))
 
         if self._has_other_loss(inputs, trial["labels"].to(encoder.device), read_BT, tokens.targets):
-            return "its loss is not that of its logits at labels."
-        return find_mismatch(encoder, padded, on_rows, HIDDEN_STATES)
+            return "its loss is not that of its logits at the labels."
+        return find_mismatch(encoder, padded, hoisted, HIDDEN_STATES)
 
     def _has_other_loss(self, inputs: dict[str, Tensor], labels: Tensor, read_BT: Tensor, targets_C: Tensor) -> bool:
-        """Whether the model's loss has other gradients than the loss of the logits at the rows that the head reads."""
+        """Whether the model's loss has other gradients than the loss computed from the logits that the head reads."""
         encoder = self._encoder
         if encoder.dtype not in (torch.float32, torch.float64):
-            # A difference that rounding hides here would still be missing from every step.
+            # Rounding could hide a difference that would be missing from every step.
             encoder = copy.deepcopy(encoder).float()
 
-        def own() -> tuple[Tensor, Tensor]:
+        def original_loss() -> tuple[Tensor, Tensor]:
             output = encoder(**inputs, labels=labels)
             return output.loss, output.logits
 
@@ -168,11 +166,11 @@ class HoistedEncoder(Patch):
             logits = encoder(**inputs).logits
             return _losses(logits if self._tokens.reads_first_token else logits[read_BT], targets_C).mean(), logits
 
-        # Autocast would round as well.
+        # Autocast would round too.
         with evaluating(encoder), torch.autocast(encoder.device.type, enabled=False):
-            if own()[0] is None:
+            if original_loss()[0] is None:
                 return False
-            return not gradients_agree(_gradients(encoder, own), _gradients(encoder, loss_of_read_logits))
+            return not gradients_agree(_gradients(encoder, original_loss), _gradients(encoder, loss_of_read_logits))
 
     def _trial_batch(self) -> dict[str, Tensor]:
         """Two sequences of 12 and 7 tokens, padded to 12."""
@@ -191,19 +189,19 @@ class HoistedEncoder(Patch):
         return {"input_ids": input_ids, "attention_mask": mask.long(), "labels": labels} | of_pair
 
     def _last_hidden(self, logits: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-        """The last block's output while logits are computed, and the logits."""
-        seen: list[Tensor] = []
-        hook = self._last_block.register_forward_hook(lambda block, inputs, output: seen.append(output))
+        """Returns the last block's output and the logits; `logits` computes the latter."""
+        outputs: list[Tensor] = []
+        hook = self._last_block.register_forward_hook(lambda block, inputs, output: outputs.append(output))
         try:
             found = logits()
         finally:
             hook.remove()
-        return seen[0], found
+        return outputs[0], found
 
 
 @torch.enable_grad()
 def _gradients(encoder: nn.Module, loss: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
-    """Gradients of a loss for its logits and for the embeddings, from which all that it may read is computed."""
+    """Gradients of a loss with respect to its logits and to the embeddings, which everything is computed from."""
     with graph_cut_after(encoder.get_input_embeddings()) as embedded:
         value, logits = loss()
         return torch.autograd.grad(value, (logits, *embedded))
@@ -218,5 +216,5 @@ def _losses(logits_CL: Tensor, targets_C: Tensor) -> Tensor:
 
 
 def _concatenate_evenly(hidden: Tensor, logits: Tensor) -> Tensor:
-    """Both as one vector, each divided by its size: a new head's few logits are near zero, and must count as well."""
+    """Joins both into one vector, each divided by its size: a new head's few, small logits must count too."""
     return torch.cat([hidden.flatten() / hidden.numel(), logits.flatten() / logits.numel()])

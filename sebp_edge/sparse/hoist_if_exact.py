@@ -1,4 +1,4 @@
-"""Hoists a decoder if it computes the same on active rows as on padded batches, else says why not."""
+"""Hoists a decoder if it computes the same on active rows as on padded batches; otherwise returns the reason."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -24,13 +24,13 @@ LENGTHS = (48, 31)
 def hoist_if_exact(
     model: nn.Module, sequences: Sequence[Sequence[int]], pad_token_id: int, **options
 ) -> tuple[Hoisted | None, str | None]:
-    """Returns the hoisted model and None if results stay the padded model's, else None and the reason in words.
+    """Returns the hoisted model and None if its results equal the padded model's, else None and the reason in words.
 
-    Compares gradients of a small copy of its class, and the model's own losses on two short sequences.
+    Compares gradients of a small copy of the model, and the model's own losses on two short sequences.
 
     Args:
-        sequences: token ids; the beginnings of the first two are used.
-        pad_token_id: the token that pads them.
+        sequences: token ids; only the beginnings of the first two are used.
+        pad_token_id: the token for padding.
         options: keywords of `Hoisted`.
     """
     decoder = without_adapter(model)
@@ -52,18 +52,18 @@ def hoist_if_exact(
         except FAILURES as error:
             if ran_out_of_memory(error):
                 raise
-            return None, f"its architecture does not take single rows ({type(error).__name__})."
+            return None, f"the model failed on active rows ({type(error).__name__})."
         difference = disagreement(model, expected, found, ROW_LOSSES)
         if difference is not None:
-            return None, f"its losses on rows alone differ by {difference:.1%}."
+            return None, f"its losses on active rows differ from the padded ones by {difference:.1%}."
         undo.pop_all()
     return hoisted, None
 
 
 def pad_right(sequences: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, RowPlan]:
-    """Pads token ids on the right, to one more than the longest; returns them, int64 [B, T], and a plan.
+    """Pads token ids on the right, to one more than the longest; returns them, int64 [B, T], and their plan.
 
-    In the plan every token is a label.
+    Every token is a label.
     """
     size = len(sequences), max(map(len, sequences)) + 1
     input_ids_BT, labels_BT = torch.full(size, pad_token_id), torch.full(size, IGNORE)

@@ -1,8 +1,8 @@
-"""Level 1, the drop-in: gives every linear layer of a model SEBP's backward pass until the handle is removed.
+"""Level 1, the drop-in: gives every linear layer of a model the sparse backward pass until the handle is removed.
 
     with sparsify(model):
         loss = model(**batch).loss
-        loss.backward()                  # the same gradients, without the padding's share of the work
+        loss.backward()                  # the same gradients, without computing padding
 
 Parameters and files are untouched. PEFT's plain LoRA layers run through one Function each; of PEFT's other layers, the
 linear layers inside are replaced. `batch_rows` finds the rows of a batch, `patches.loss` computes the loss.
@@ -52,12 +52,12 @@ from sebp_edge.sparse.causality import Causality
 from sebp_edge.sparse.verification import UnverifiedRows, Verification
 
 SHARDED = (
-    "The model's weights are sharded, and the head's weight cannot be read outside of it; use "
-    "DistributedDataParallel, or one device."
+    "The model's weights are sharded (FSDP), which sparsify does not support; use DistributedDataParallel or a single "
+    "device."
 )
 
-# Gathering the rows of a norm or an activation pays from this many skipped elements on, and from this many skipped rows
-# for each active one. Otherwise launches cost more host time, or the second forward run more GPU time, than it saves.
+# Gathering the rows of a norm or an activation saves time only from this many skipped elements on, and from this many
+# skipped rows per active row. Below, the launches on the host or the second forward pass on the GPU cost more.
 MIN_SKIPPED_ELEMENTS, MIN_SKIPPED_RATIO = 2**23, 4
 
 
@@ -66,7 +66,7 @@ class Sparsified(Patch):
 
     Attributes:
         layers: the linear layers that have the sparse backward, by name.
-        choices_folder: the folder in which `measure` keeps what is fastest on this machine.
+        choices_folder: the folder in which `measure` stores the fastest algorithms of this machine.
     """
 
     def __init__(self, model: nn.Module, rows: RowSelection = "exact", *, keep_logits: bool = False):
@@ -82,7 +82,7 @@ class Sparsified(Patch):
         # The first block too, since the output of a frozen embedding gets no gradient.
         self._first_modules = [*_embedding_of(self._inner), *blocks_of(self._inner)[:1]]
         self._verification = Verification()
-        # Layers called outside of the model's own forward find their rows in their gradient.
+        # Layers called outside of the model's forward detect their rows in dL/dY.
         self._call = _Call(DETECTED)
         self._last_layer = LastLayer(self._inner)
         self._fused_lora = FusedLora(model)
@@ -105,32 +105,32 @@ class Sparsified(Patch):
             self._replace(self._inner, self._run)
 
     def dropped(self) -> list[DroppedRows]:
-        """What an approximation has dropped so far, by layer; empty for exact rows. Waits for the device."""
+        """Returns what an approximation has dropped so far, by layer; empty for exact rows. Waits for the device."""
         return self._selection.dropped()
 
     def row_losses(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
         """The loss of every loss row of a right-padded batch, in nats: fp32 [C]. Rows come from `plan`.
 
-        No attention mask is needed: in a causal model no row with a loss sees the padding on its right.
+        No attention mask is needed: in a causal model no loss row attends to the padding on its right.
 
         Args:
             input_ids_BT: int64 token ids, on the model's device.
             plan: the batch's loss rows and targets, on the model's device.
 
         Raises:
-            SparsityError: gradients are recorded, and a row sees later ones.
+            SparsityError: gradients are recorded, and the model is not causal.
         """
         if torch.is_grad_enabled() and self._causality.is_causal is False:
             name = type(self._inner).__name__
-            raise SparsityError(f"{name} sees later tokens when it predicts one; give it a causal decoder's config.")
+            raise SparsityError(f"{name} is not causal: it sees later tokens; expected a causal decoder.")
         with self._calling(_Call(DETECTED, plan)):
             logits_BTV = self.model(input_ids=input_ids_BT, use_cache=False).logits
         return F.cross_entropy(logits_BTV.flatten(0, 1)[plan.loss_rows].float(), plan.targets, reduction="none")
 
     def measure(self, num_rows: int, num_active: int) -> None:
-        """Finds the fastest products for batches of `num_rows` rows (batch times time), `num_active` of them active.
+        """Finds the fastest algorithms for batches of `num_rows` rows (batch times time), `num_active` of them active.
 
-        Takes seconds for each layer shape; this process and later ones on the same machine then use what was found.
+        Takes seconds per layer shape; this process and later ones on the same machine then use the results.
 
         Raises:
             OptionError: `num_active` is below 1 or above `num_rows`.
@@ -138,11 +138,9 @@ class Sparsified(Patch):
         """
         weight = next(layer.weight for layer in self.layers.values())
         if not 0 < num_active <= num_rows:
-            raise OptionError(f"{num_active} of {num_rows} rows cannot be active; give at least 1 and at most all.")
+            raise OptionError(f"num_active is {num_active}; expected 1 to num_rows, which is {num_rows}.")
         if not (weight.is_cuda and backend.has_triton()):
-            raise MachineError(
-                f"There is nothing to choose on {weight.device.type}: only NVIDIA GPUs have our kernels."
-            )
+            raise MachineError(f"Measuring needs an NVIDIA GPU and Triton; the model is on {weight.device.type}.")
         ids = torch.randperm(num_rows, device=weight.device)[:num_active].sort().values
         shapes = {(layer.in_features, layer.out_features) for layer in self.layers.values()}
         # Imported here because it needs Triton.
@@ -151,7 +149,7 @@ class Sparsified(Patch):
         measure(sorted(shapes), [ActiveRows.from_ids(ids, num_rows)], weight.dtype, self.choices_folder)
 
     def _run(self, *args, **kwargs):
-        """The model's forward pass on this batch's rows: read off its inputs, or else found in the backward pass."""
+        """Runs the forward pass with the batch's rows: known from its inputs, or else detected in the backward pass."""
         # Plans and trials run on the host, which would break a compiled graph.
         if not (self.layers and torch.is_grad_enabled()) or torch.compiler.is_compiling():
             return self._original_forward(*args, **kwargs)
@@ -206,10 +204,10 @@ class Sparsified(Patch):
         return self._verification.checking_gradients(self._call.rows, self._first_modules)
 
     def _call_kind(self, inputs: dict, uses_fused_loss: bool) -> Hashable:
-        """Everything that decides which rows carry gradient, beside the batch's lengths and labels."""
+        """Everything that determines which rows carry gradient, except the batch's lengths and labels."""
         device_type = next(self._inner.parameters()).device.type
         given = frozenset((name, _kind(value)) for name, value in inputs.items() if value is not None)
-        # A hook may pass any tensor to a loss.
+        # A hook may give any tensor to a loss.
         num_hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in self._modules)
         is_cast = torch.is_autocast_enabled(device_type)
         return given, num_hooks, is_cast, self._inner.training, uses_fused_loss, self._call.given_plan is not None
@@ -228,14 +226,14 @@ class Sparsified(Patch):
         return decoder_rows(plan, inputs.get("attention_mask"))
 
     def _linear_rows(self, layers: list[nn.Module], x: Tensor) -> Rows | None:
-        """The rows of layers that are computed together; found in the backward pass if `x` is not of the batch's rows.
+        """The rows of layers that are computed together; detected in the backward pass if `x` has other rows.
 
-        None stands for all rows.
+        None means all rows.
         """
         num_rows, rows = x.shape[:-1].numel(), self._call.rows
         if rows is ALL or self._last_layer.restricts(layers):
             return None
-        # A batch's own rows would make a new graph for each batch, and are gone when a checkpoint recomputes.
+        # The batch's rows would compile a new graph for each batch, and are gone when a checkpoint recomputes.
         if torch.compiler.is_compiling() or is_in_checkpoint():
             return self._selection.selector(layers)
         if num_rows == rows.num_rows:
@@ -245,12 +243,12 @@ class Sparsified(Patch):
         return None if num_rows == rows.num_pooled else self._selection.selector(layers)
 
     def _norm_rows(self, x: Tensor) -> Rows | None:
-        """The rows of a norm whose input is the batch's rows; None, which means all, for others."""
+        """The rows of a norm whose input has the batch's rows; None, which means all rows, for others."""
         rows = self._call.rows
         return rows.norm_rows if x.shape[:-1].numel() == rows.num_rows and not is_in_checkpoint() else None
 
     def _activation_rows(self, x: Tensor) -> Rows | None:
-        """The rows of an activation whose input is the latest linear layer's output; None, which means all, for others.
+        """The rows of an activation after the latest linear layer; None, which means all, for others.
 
         The order of rows in other inputs (tokens sorted by expert, a sequence's channels) is not known.
         """
@@ -263,8 +261,8 @@ class _Call:
 
     Attributes:
         rows: the rows of its batch.
-        given_plan: the plan of its loss, if that is not the model's own.
-        inputs: what layers that read the same input keep of it.
+        given_plan: the plan of a loss other than the model's own, if any.
+        inputs: the rows kept of an input that several layers read.
         latest: a weak reference to the latest output of a linear layer, and that layer's rows.
     """
 
@@ -277,7 +275,7 @@ class _RowwiseForward:
     """Replacement of the `forward` of a norm or an activation.
 
     Args:
-        find_rows: gives the rows of its input, or None for all.
+        find_rows: returns the rows of its input, or None for all rows.
     """
 
     def __init__(self, module: nn.Module, find_rows: Callable[[Tensor], Rows | None]):
@@ -292,10 +290,11 @@ class _RowwiseForward:
 
 
 def _saves_time(x: Tensor, rows: ActiveRows | slice) -> bool:
-    """Whether leaving the other rows out of the backward pass saves time."""
+    """Whether skipping the other rows in the backward pass saves time."""
     num_active = rows.stop - rows.start if isinstance(rows, slice) else len(rows.ids)
-    left_out = x.shape[:-1].numel() - num_active
-    return x.is_cuda and left_out * x.shape[-1] >= MIN_SKIPPED_ELEMENTS and left_out >= MIN_SKIPPED_RATIO * num_active
+    num_skipped = x.shape[:-1].numel() - num_active
+    has_enough = num_skipped * x.shape[-1] >= MIN_SKIPPED_ELEMENTS and num_skipped >= MIN_SKIPPED_RATIO * num_active
+    return x.is_cuda and has_enough
 
 
 class _SparseForward:
@@ -318,28 +317,29 @@ def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: boo
     """Gives every linear layer of `model` the row-sparse backward pass, and large norms and activations whose rows are
     known beforehand.
 
-    Gradients equal the dense ones. Given `labels`, rows are read off the labels and the attention mask (see
-    `sebp_edge.rows.batch_rows`). The first backward pass of each kind of call still finds its rows itself, and verifies
-    that all others carry no gradient. If some do, or if the loss is computed outside of the model, every backward pass
-    finds the non-zero rows of dL/dY. If a loss on other rows' logits or hidden states is added later, the backward pass
+    Gradients equal the dense ones. Given `labels`, rows are taken from the labels and the attention mask (see
+    `sebp_edge.rows.batch_rows`). The first backward pass of each kind of call detects its rows, and verifies that all
+    others carry no gradient. If some do, or if the loss is computed outside of the model, every backward pass detects
+    the non-zero rows of dL/dY. If a loss on other rows' logits or hidden states is added later, the backward pass
     raises a SparsityError; one that reaches into a layer is not seen then. With SEBP_EDGE_VERIFY=1 in the environment,
     each layer checks in each backward pass that the rows it skips are zero, and raises a RuntimeError if they are not.
 
-    A causal decoder that trains with labels computes its loss without logits, and `outputs.logits` is None. A model for
-    which a trial batch gives another loss keeps its own, and a log line says so.
+    A causal decoder that trains with labels computes its loss without logits, and `outputs.logits` is None. If the
+    losses differ on a trial batch, the model keeps its own loss and logs a warning.
 
-    Under torch.compile, rows are found in the backward pass, on the device, and every model keeps its own loss and
-    logits: a batch's rows never break the graph. The layers of an approximation run between the graphs.
+    Under torch.compile, rows are detected in the backward pass, on the device, and every model keeps its own loss and
+    logits, so that a batch's rows never break the graph. The layers of an approximation run between the graphs.
 
     Args:
         model: a transformers model, inside PEFT and DistributedDataParallel or not, or any module.
-        rows: "exact", as above; "detect", which never reads rows off labels; or an approximation, `TopN` or `Threshold`
-            of `sebp_edge.rows.selection`, which drops rows that carry gradient and counts them (`dropped()`).
-        keep_logits: let every model compute its own loss, from logits that it returns.
+        rows: "exact", as above; "detect", which never uses labels; or an approximation, `TopN` or `Threshold` of
+            `sebp_edge.rows.selection`, which drops rows that carry gradient and counts them (`dropped()`).
+        keep_logits: whether the model computes its own loss and returns logits.
 
     Raises:
-        SparsityError: a linear layer's forward is replaced already (the model is sparsified, for example); the model is
-            sharded, in DataParallel, or packed in 4 bits for inference; or `rows` is none of these.
+        SparsityError: a linear layer's forward is already replaced (for example, the model is sparsified); or the model
+            is sharded, in DataParallel, or packed in 4 bits for inference.
+        OptionError: `rows` is none of these.
     """
     return Sparsified(model, rows, keep_logits=keep_logits)
 
@@ -348,12 +348,14 @@ def _refuse(model: nn.Module, layers: dict[str, nn.Module]) -> None:
     refuse_packed_weights(model)
     for name, layer in layers.items():
         if not has_own_forward(layer):
-            raise SparsityError(f"{name} already has a replaced forward; sparsify a model once, and before others.")
+            raise SparsityError(
+                f"The forward of {name} is already replaced; sparsify a model once, before other patches."
+            )
     for module in model.modules():
         if isinstance(module, nn.DataParallel):
             raise SparsityError(
-                "The model is in DataParallel, whose copies would share one layer's weights; use "
-                "DistributedDataParallel, or one device."
+                "DataParallel is not supported: its replicas would share one layer's weights; use "
+                "DistributedDataParallel or a single device."
             )
     if any(hasattr(parameter, "placements") for parameter in model.parameters()) or any(
         type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()
@@ -372,7 +374,7 @@ def _gets_gradient(layers: list[nn.Module], x: Tensor) -> bool:
 
 
 def _kind(value) -> Hashable:
-    """The part of a keyword's value that may change which rows carry gradient; a number's value does not."""
+    """Returns what of an argument may change which rows carry gradient; a number's value does not."""
     if isinstance(value, Tensor):
         return value.dim()
     return value if isinstance(value, bool | str) else type(value).__name__

@@ -1,11 +1,11 @@
-"""Verifies that the rows that a batch's labels or mask leave out carry no gradient.
+"""Verifies that the rows that a batch's labels or mask exclude carry no gradient.
 
-The first backward pass of each kind of call is verified: every layer finds the non-zero rows of its dL/dY, computes
-those, so that gradients equal the dense ones, and compares them with the rows that the batch shows. Later passes of
-that kind compute the batch's rows only. If a pass finds gradient in another row, rows are found in the backward pass
-from then on.
+The first backward pass of each kind of call is verified: every layer detects the non-zero rows of its dL/dY, computes
+those, so that gradients equal the dense ones, and compares them with the rows that the batch predicts. Later passes of
+that kind compute the predicted rows only. If a pass finds gradient in another row, rows are detected in the backward
+pass from then on.
 
-Another loss may be added later. So every pass also checks the gradients of what the call returned, such as logits, and
+Another loss may be added later. So every pass also checks the gradients of the outputs of the call, such as logits, and
 of the first hidden states, which the gradient of every hidden state reaches.
 
 Shapes: B sequences, T positions, N = B*T rows, M columns.
@@ -25,13 +25,13 @@ from sebp_edge.rows.batch_rows import BatchRows
 logger = logging.getLogger(__name__)
 
 UNEXPECTED_GRADIENT = (
-    "Gradient arrives at rows that the labels or the attention mask leave out (another loss on what the model returns, "
-    "or a head that looks at more than labelled tokens). From now on rows are found in the backward pass, which is "
-    "exact and slower."
+    "Rows that the labels or the attention mask exclude got a gradient (for example, from another loss on the model's "
+    "outputs, or a head that reads more than labelled tokens). From now on, active rows are detected in the backward "
+    "pass, which is exact but slower."
 )
 INCOMPLETE_GRADIENTS = (
-    "The gradients of this backward pass lack rows: a loss looks at rows that had no gradient in the first pass. Set "
-    "gradients to zero and repeat the step; from now on rows are found in the backward pass."
+    "The gradients of this backward pass are incomplete: a loss reads rows that had no gradient in the first pass. Set "
+    "all gradients to zero and repeat the step; from now on, active rows are detected in the backward pass."
 )
 
 
@@ -39,7 +39,7 @@ class Verification:
     """Records which kinds of a model's calls were verified.
 
     Attributes:
-        has_failed: whether a pass had gradient in rows that its batch left out.
+        has_failed: whether a pass had gradient in rows that its batch excludes.
     """
 
     def __init__(self):
@@ -53,39 +53,35 @@ class Verification:
         Waits for the device if a check has finished since the last call.
 
         Args:
-            rows: the rows that the batch shows.
+            rows: the rows that the batch predicts.
             call_kind: the kind of call.
         """
         self._collect_results()
         call_kind = (call_kind, rows.skipped_kinds)
-        return (
-            rows
-            if call_kind in self._verified
-            else UnverifiedRows(rows, lambda wrong: self._results.append((call_kind, wrong)))
-        )
+        if call_kind in self._verified:
+            return rows
+        return UnverifiedRows(rows, lambda wrong: self._results.append((call_kind, wrong)))
 
     @contextmanager
     def checking_gradients(
         self, rows: "BatchRows | UnverifiedRows", first_modules: Sequence[nn.Module]
     ) -> Iterator[Callable]:
-        """Context for a forward pass; yields a function that takes and returns the pass's outputs.
+        """Context for a forward pass; yields a function that takes and returns the outputs of the pass.
 
-        If the backward pass finds gradient in a row that the batch left out, verification fails; if the layers did not
+        If the backward pass finds gradient in a row that the batch excludes, verification fails; if the layers did not
         compute that row, the backward pass raises a SparsityError.
 
         Args:
             rows: the rows of the pass.
-            first_modules: modules that give all hidden states or the first layers'; the first one whose output requires a
-                gradient is watched.
+            first_modules: modules whose outputs are the first hidden states, in order; the first output that requires
+                a gradient is checked.
         """
         is_unverified = isinstance(rows, UnverifiedRows)
-        gradient_check, predicted = (
-            _GradientCheck(self, raises=not is_unverified),
-            rows.predicted if is_unverified else rows,
-        )
+        predicted = rows.predicted if is_unverified else rows
+        gradient_check = _GradientCheck(self, raises=not is_unverified)
         is_found = False
 
-        def note(module: nn.Module, inputs: tuple, output) -> None:
+        def register_first(module: nn.Module, inputs: tuple, output) -> None:
             nonlocal is_found
             hidden = next(_tensors(output), None)
             if not is_found and hidden is not None and hidden.requires_grad:
@@ -99,11 +95,11 @@ class Verification:
 
         with ExitStack() as undo:
             for module in first_modules:
-                undo.callback(module.register_forward_hook(note).remove)
+                undo.callback(module.register_forward_hook(register_first).remove)
             yield check_outputs
 
     def fail(self) -> None:
-        """Makes every later call find its rows in the backward pass; logs that once."""
+        """Makes every later call detect its rows in the backward pass; logs that once."""
         if not self.has_failed:
             self.has_failed = True
             logger.warning(UNEXPECTED_GRADIENT)
@@ -118,11 +114,11 @@ class Verification:
 
 
 class UnverifiedRows:
-    """Rows of a batch whose kind of call is not verified yet: each layer finds its own and compares them.
+    """Rows of a batch whose kind of call is not verified yet: each layer detects its own and compares them.
 
     Args:
-        predicted: the rows that the batch shows.
-        finish: called once all layers have run, with whether one of them found another row (bool []).
+        predicted: the rows that the batch predicts.
+        finish: called once all layers have run, with whether one of them detected another row (bool []).
 
     Attributes:
         predicted: as given.
@@ -136,7 +132,7 @@ class UnverifiedRows:
         self._wrong: Tensor | None = None
 
     def linear_rows(self, *, after_attention: bool) -> Rows:
-        """Returns a selector for layers whose output will get a gradient."""
+        """Returns a selector for layers whose output requires a gradient."""
         self._num_selectors += 1
         predicted = self.predicted.linear_rows(after_attention=after_attention)
         return lambda douts_NM: self._find_rows(douts_NM, predicted)
@@ -152,7 +148,7 @@ class UnverifiedRows:
             wrong = (found_N & _outside(predicted, found_N)).any()
             self._wrong = wrong if self._wrong is None else self._wrong | wrong
         self._num_finished += 1
-        # A backward pass through a part of the graph proves nothing.
+        # A backward pass through a part of the graph verifies nothing.
         if self._num_finished == self._num_selectors and self._wrong is not None:
             self._finish(self._wrong)
         return select_rows(found_N)
@@ -166,7 +162,7 @@ class _GradientCheck:
         self._wrong: Tensor | None = None
 
     def register(self, tensor: Tensor, predicted: Rows | None, num_rows: int) -> None:
-        """Checks a tensor's gradient in the backward pass, if it is [B, T, ...] and its rows are known beforehand."""
+        """Registers a check of a tensor's gradient, if the tensor is [B, T, ...] and its rows are known beforehand."""
         is_of_rows = tensor.requires_grad and tensor.dim() > 2 and tensor.shape[:2].numel() == num_rows
         if is_of_rows and isinstance(predicted, ActiveRows | slice):
             tensor.register_hook(lambda gradient: self._check(gradient, predicted))
@@ -188,15 +184,15 @@ class _GradientCheck:
 
 
 def _outside(rows: ActiveRows | slice, like_N: Tensor) -> Tensor:
-    """The rows outside of `rows`, bool [N]."""
+    """Marks the rows that are not in `rows`, bool [N]."""
     if isinstance(rows, ActiveRows):
         return rows.slots < 0
-    left_out_N = torch.ones_like(like_N)
-    left_out_N[rows] = False
-    return left_out_N
+    outside_N = torch.ones_like(like_N)
+    outside_N[rows] = False
+    return outside_N
 
 
 def _tensors(outputs) -> Iterator[Tensor]:
-    """The tensors that an output is or contains."""
+    """Yields the tensors that an output is or contains."""
     values = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, tuple) else [outputs]
     yield from (value for value in values if isinstance(value, Tensor))

@@ -181,7 +181,7 @@ class MicroBatchGraphs:
         """Returns a part's graph for a bucket, captured on first use."""
         key = self._key(part, bucket)
         if key not in self._captured:
-            self._warm_up(key, tokens.first())
+            self._warm_up(key, tokens.first_token())
             on_device = tokens.filled(bucket).to(self._loss.device)
             self._captured[key] = _CapturedGraph(self._graphs, part, on_device, functools.partial(self._run, part))
         return self._captured[key]

@@ -109,7 +109,7 @@ def test_ctrl_c_ends_it_in_one_sentence_and_what_was_written_stays(endless, as_j
         one.send_signal(signal.SIGINT)
         rest, errors = one.communicate(timeout=60)
     assert one.returncode == 130
-    assert errors == "sebp-edge: Interrupted; what was written so far is not complete.\n"
+    assert errors == "sebp-edge: Interrupted; the text is incomplete.\n"
     assert first
     assert rest.endswith("\n")
     if as_json:

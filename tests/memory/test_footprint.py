@@ -30,7 +30,7 @@ from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.models.catalog import resolve
-from sebp_edge.models.shape import Linear
+from sebp_edge.models.shape import LinearShape
 from sebp_edge.ops import attention
 from sebp_edge.patches import norms_and_mlps
 from sebp_edge.recipe import Recipe
@@ -376,8 +376,8 @@ def test_a_shape_is_read_from_the_config_alone(tmp_path):
     assert (shape.vocabulary, shape.hidden, shape.head_size) == (128256, 3072, 128)
     assert len(shape.blocks) == 28
     assert shape.is_hoisted
-    assert shape.blocks[27].linears["self_attn.k_proj"] == Linear(3072, 1024)
-    assert shape.blocks[0].kind.norms == 2
+    assert shape.blocks[27].linears["self_attn.k_proj"] == LinearShape(3072, 1024)
+    assert shape.blocks[0].kind.num_norms == 2
 
 
 def test_an_adapters_number_of_parameters_is_pefts(tmp_path):
@@ -412,7 +412,7 @@ def test_a_mixture_of_experts_is_not_planned_as_hoisted(tmp_path):
 def test_an_unknown_architecture_is_counted_by_its_linear_layers(tmp_path):
     shape = shape_of(BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=320), tmp_path)
     assert not shape.is_hoisted
-    assert shape.blocks[0].linears["self_attention.query_key_value"] == Linear(64, 192)
+    assert shape.blocks[0].linears["self_attention.query_key_value"] == LinearShape(64, 192)
     assert len(shape.blocks[0].linears) == 4
     setup = TrainingSetup(shape, LORA, on_gpu=False, has_kernels=False, itemsize=4)
     one, two = (Footprint.of(setup, [Bucket(rows, 1, 64, 30)], [], 0) for rows in (64, 128))

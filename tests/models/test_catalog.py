@@ -1,4 +1,4 @@
-"""What a model's name means: every short name, folders of all sorts, Hub ids, and what is none of these."""
+"""Resolution of model names: short names, folders, Hub ids, and names that are refused."""
 
 import re
 from pathlib import Path
@@ -28,12 +28,12 @@ def test_the_default_is_the_bundled_model():
     assert reference.public_name == "sebp-edge/tiny"
 
 
-def test_the_catalog_is_the_bundled_model_and_these():
+def test_the_catalog_has_the_bundled_model_and_known_hub_ids():
     assert {name: entry.repository for name, entry in CATALOG.items()} == {"tiny": None} | HUB_IDS
 
 
 @pytest.mark.parametrize("name", HUB_IDS)
-def test_a_short_name_in_any_case_is_a_hub_id(name):
+def test_a_short_name_resolves_to_its_hub_id_in_any_case(name):
     for spelling in (name, name.upper()):
         reference = resolve(spelling)
         assert (reference.name, reference.kind, reference.location) == (name, "hub", HUB_IDS[name])
@@ -50,7 +50,7 @@ def test_a_gated_model_has_an_open_alternative_of_about_its_size(name):
 @pytest.mark.parametrize(
     ("typed", "meant"), [("lama-3.2-3b", "llama-3.2-3b"), ("SmolLM-135M", "smollm2-135m"), ("qwen-4b", "qwen3-4b")]
 )
-def test_an_unknown_name_names_the_nearest_one(typed, meant):
+def test_an_unknown_name_suggests_the_nearest_one(typed, meant):
     with pytest.raises(ModelError, match=re.escape(f"did you mean {meant!r}?")):
         resolve(typed)
 
@@ -60,7 +60,7 @@ def test_a_name_like_no_other_lists_them_all():
         resolve("zzz")
 
 
-def test_a_folder_with_a_model_is_found_however_it_is_written(model_folder, monkeypatch):
+def test_a_folder_with_a_model_is_found_in_any_spelling(model_folder, monkeypatch):
     monkeypatch.chdir(model_folder.parent)
     monkeypatch.setenv("HOME", str(model_folder.parent))
     for spelling in (model_folder, str(model_folder), f"./{model_folder.name}", f"~/{model_folder.name}"):
@@ -70,15 +70,15 @@ def test_a_folder_with_a_model_is_found_however_it_is_written(model_folder, monk
         assert reference.public_name == "micro-llama"
 
 
-def test_a_path_is_a_folder_even_if_it_is_called_like_a_known_model(model_folder, tmp_path, monkeypatch):
+def test_a_path_is_a_folder_even_if_it_has_a_known_models_name(model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").symlink_to(model_folder)
     assert resolve("tiny").kind == "bundled"
     assert resolve(Path("tiny")).kind == "local"
 
 
-def test_a_folder_without_a_config_holds_no_model(tmp_path):
-    with pytest.raises(ModelError, match=r"no config\.json"):
+def test_a_folder_without_a_config_is_refused(tmp_path):
+    with pytest.raises(ModelError, match=r"contains no model; expected a config\.json"):
         resolve(tmp_path)
 
 
@@ -95,21 +95,21 @@ def test_a_folder_without_a_config_holds_no_model(tmp_path):
         "..",
     ],
 )
-def test_a_missing_folder_is_no_model(missing, tmp_path, monkeypatch):
+def test_a_missing_folder_is_refused(missing, tmp_path, monkeypatch):
     (tmp_path / "inside").mkdir()
     monkeypatch.chdir(tmp_path / "inside")
-    with pytest.raises(ModelError, match=r"There is no folder|holds no model"):
+    with pytest.raises(ModelError, match=r"There is no folder|contains no model"):
         resolve(missing)
 
 
 @pytest.mark.parametrize("strange", ["", "x" * 5000, "x/" + "y" * 5000, "two words", "\0"])
-def test_a_strange_name_is_refused_in_a_sentence(strange, tmp_path, monkeypatch):
+def test_an_impossible_name_is_refused(strange, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError):
         resolve(strange)
 
 
-def test_anything_of_the_form_of_a_hub_id_is_one():
+def test_a_name_of_the_form_of_a_hub_id_is_a_hub_id():
     reference = resolve("someone/Some-Model_1.5")
     assert (reference.kind, reference.name, reference.location) == ("hub", *["someone/Some-Model_1.5"] * 2)
     assert reference.open_alternative is None

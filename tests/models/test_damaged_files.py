@@ -1,4 +1,4 @@
-"""Adapters, models and records that are damaged, or were made to do harm: a sentence of the right kind, no more."""
+"""Damaged or hostile adapters, models and records: each is refused with one sentence of the right error class."""
 
 import json
 import os
@@ -39,7 +39,7 @@ class Hangs(BaseException): ...
 
 @pytest.fixture(autouse=True)
 def no_hanging():
-    """Raises through whatever does not end."""
+    """Ends a test that hangs."""
 
     def end(*_):
         raise Hangs
@@ -52,7 +52,7 @@ def no_hanging():
 
 @contextmanager
 def one_sentence(kinds, *case):
-    """Within it all is well, or one sentence of these kinds is raised."""
+    """Context that succeeds, or raises one sentence of these error classes."""
     signal.alarm(SECONDS)
     try:
         yield
@@ -105,7 +105,7 @@ FILES = {"lora": ["adapter_config.json", "adapter_model.safetensors"], "full": [
 
 
 @pytest.mark.parametrize("method", FILES)
-def test_a_damaged_adapter_is_a_sentence_and_the_base_model_is_as_it_was(saved, method, tmp_path):
+def test_a_damaged_adapter_is_refused_and_leaves_the_base_model_unchanged(saved, method, tmp_path):
     base, folders = saved
     draw, before, loaded = random.Random(0), state_of(base.model), 0
     for number in range(150):
@@ -119,7 +119,7 @@ def test_a_damaged_adapter_is_a_sentence_and_the_base_model_is_as_it_was(saved, 
     assert 0 < loaded < 75
 
 
-def test_a_damaged_model_is_a_sentence(model_folder, tmp_path):
+def test_a_damaged_model_is_refused_with_one_sentence(model_folder, tmp_path):
     gpt2 = tmp_path / "gpt2"
     AutoModelForCausalLM.from_config(
         GPT2Config(vocab_size=320, n_embd=32, n_layer=2, n_head=4, n_positions=128)
@@ -138,7 +138,7 @@ def test_a_damaged_model_is_a_sentence(model_folder, tmp_path):
     assert 0 < loaded < 60
 
 
-def test_a_damaged_record_is_a_sentence_and_hides_no_other_adapter():
+def test_a_damaged_record_is_refused_and_other_adapters_stay_listed():
     draw, store = random.Random(0), AdapterStore()
     for number in range(60):
         shutil.rmtree(store.folder, ignore_errors=True)
@@ -159,10 +159,10 @@ def test_a_damaged_record_is_a_sentence_and_hides_no_other_adapter():
         assert store.names() == ["other"]
 
 
-# -------------------------------------------------------------------------------------------------- what was found once
+# -------------------------------------------------------------------------------------------------- single cases
 
 
-def test_nan_in_an_adapter_is_named_with_its_file_and_tensor(adapter):
+def test_nan_in_an_adapter_is_reported_with_its_file_and_tensor(adapter):
     base, folder = adapter
     path = folder / "adapter_model.safetensors"
     weights = load_file(path)
@@ -177,7 +177,7 @@ def test_nan_in_an_adapter_is_named_with_its_file_and_tensor(adapter):
 
 @pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("recipe", [RECIPE, RECIPE.replace(load_in_4bit=True)], ids=["16 bits", "4 bits"])
-def test_nan_in_a_base_model_is_named_with_its_file_and_tensor(tokenizer, tmp_path, shards, recipe):
+def test_nan_in_a_base_model_is_reported_with_its_file_and_tensor(tokenizer, tmp_path, shards, recipe):
     if recipe.load_in_4bit:
         pytest.importorskip("bitsandbytes")
     model = make_llama(hidden_size=64, intermediate_size=128)
@@ -188,7 +188,7 @@ def test_nan_in_a_base_model_is_named_with_its_file_and_tensor(tokenizer, tmp_pa
     with pytest.raises(
         ModelError,
         match=r"'m' contains NaN or infinity, in the tensor 'model\.layers\.1\.mlp\.up_proj\.weight' of "
-        r"model.*\.safetensors; get its files anew",
+        r"model.*\.safetensors; download it again",
     ):
         load_base_model(resolve(tmp_path / "m"), recipe, torch.device("cpu"))
 
@@ -198,14 +198,14 @@ def test_nan_in_a_base_model_is_named_with_its_file_and_tensor(tokenizer, tmp_pa
     [
         ({"lora_alpha": 1e300}, r"has lora_alpha 1e\+300; it must be above 0 and at most 1048576"),
         ({"lora_alpha": 0}, "has lora_alpha 0; it must be above 0"),
-        ({"use_rslora": True}, "sets use_rslora; sebp-edge loads plain LoRA adapters without it"),
+        ({"use_rslora": True}, "sets use_rslora; sebp-edge loads only plain LoRA adapters without it"),
         ({"init_lora_weights": "olora"}, "sets init_lora_weights"),  # which changes the base model's weights
         ({"target_modules": "(a+)+$"}, "is damaged"),
         ({"target_modules": ["norm", "q_proj"]}, "was made for another base model"),
         ({"r": True}, "is damaged"),
     ],
 )
-def test_settings_that_are_not_plain_lora_are_refused_and_leave_no_layer_behind(adapter, changes, message):
+def test_settings_other_than_plain_lora_are_refused_and_leave_no_layer(adapter, changes, message):
     base, folder = adapter
     before = state_of(base.model)
     path = folder / "adapter_config.json"
@@ -215,7 +215,7 @@ def test_settings_that_are_not_plain_lora_are_refused_and_leave_no_layer_behind(
     assert same(state_of(base.model), before)
 
 
-def test_a_rank_of_a_million_takes_no_memory(saved, model_folder, tmp_path):
+def test_a_rank_of_a_million_allocates_no_memory(saved, model_folder, tmp_path):
     folder = shutil.copytree(saved[1]["lora"], tmp_path / "adapter")
     path = folder / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"r": 10**6}))
@@ -243,12 +243,12 @@ except Exception as error:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": 10**6}, r"config.json of 'model' has num_hidden_layers 1e\+06; at most 2000"),
-        ({"num_labels": 3 * 10**6}, r"has num_labels 3e\+06; at most 2000 are loaded"),
-        ({"hidden_size": 2**15}, "speaks of 26.4 million weights, and its folder has 0 MB of them"),
+        ({"num_hidden_layers": 10**6}, r"config.json of 'model' has num_hidden_layers 1e\+06; expected at most 2000"),
+        ({"num_labels": 3 * 10**6}, r"has num_labels 3e\+06; expected at most 2000\."),
+        ({"hidden_size": 2**15}, "has 26.4 million weights, but its safetensors files have only 0 MB"),
     ],
 )
-def test_a_config_that_asks_for_time_or_memory_is_refused_at_once(model_folder, tmp_path, changes, message):
+def test_a_config_that_would_take_too_much_time_or_memory_is_refused_at_once(model_folder, tmp_path, changes, message):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
@@ -259,17 +259,17 @@ def test_a_config_that_asks_for_time_or_memory_is_refused_at_once(model_folder, 
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "model.safetensors", "generation_config.json"])
-def test_a_pipe_in_a_models_folder_is_not_waited_for(model_folder, tmp_path, file):
+def test_a_pipe_in_a_models_folder_is_refused_without_waiting(model_folder, tmp_path, file):
     folder = shutil.copytree(model_folder, tmp_path / "model")
     (folder / file).unlink()
     os.mkfifo(folder / file)
     signal.alarm(SECONDS)
-    with pytest.raises(ModelError, match=f"'model' has a pipe or a device in its folder: '{file}'"):
+    with pytest.raises(ModelError, match=f"The folder of the model 'model' contains a pipe or a device: '{file}'"):
         load_base(folder)
 
 
-def test_an_unreadable_adapter_is_noted_and_the_others_are_listed(tmp_path):
-    """In a process without root's power to read everything."""
+def test_an_unreadable_adapter_is_reported_and_the_others_are_listed(tmp_path):
+    """Runs in a process without root's permission to read every file."""
     store = AdapterStore()
     for name in ("closed", "open"):
         store.save(FakeAdaptation(), AdapterRecord(**RECORD), name, activate=True)

@@ -1,4 +1,4 @@
-"""A base model that `Personalizer` loads in 4 bits: what is quantised, what it learns, and where its adapters fit."""
+"""A base model that `Personalizer` loads in 4 bits: what is quantised, how it trains, and where its adapters fit."""
 
 from dataclasses import asdict
 
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=2e-2, batch_tokens=200, context_length=64)
 IN_4_BITS = RECIPE.replace(load_in_4bit=True)
 BLOCKS = {"hidden_size": 64, "intermediate_size": 192}
-# Keys and values of half a tile of those that CPUs with bf16 instructions take.
+# Keys and values of half the tile size of CPUs with bf16 instructions.
 NARROW = BLOCKS | {"num_key_value_heads": 1}
 
 
@@ -56,7 +56,7 @@ def folder(sizes, tokenizer, tmp_path):
     return folder
 
 
-def test_linear_layers_are_in_4_bits_and_all_else_is_what_it_was(folder):
+def test_linear_layers_are_in_4_bits_and_all_else_is_unchanged(folder):
     base, plain = load(folder), load(folder, RECIPE)
     assert base.in_4bit and not plain.in_4bit
     assert base.num_parameters == plain.num_parameters
@@ -97,9 +97,9 @@ def gradients(adaptation, level, batch):
 
 
 @pytest.mark.parametrize("level", [None, Sparsified, Hoisted], ids=["peft", "drop-in", "hoisted"])
-def test_training_is_that_of_the_dequantised_model_also_after_text_was_generated(folder, sizes, level):
+def test_training_equals_that_of_the_dequantised_model_even_after_generation(folder, sizes, level):
     base, batch = load(folder), padded_batch()
-    # Which is when bitsandbytes would pack weights anew, on CPUs with bf16 instructions.
+    # Generation is when bitsandbytes would repack weights, on CPUs with bf16 instructions.
     generate_text(base.model, base.tokenizer, [5, 6, 7], [], Sampling(max_new_tokens=3, temperature=0))
     adaptation = random_adaptation(base)
     loss, found = gradients(adaptation, level, batch)
@@ -120,7 +120,7 @@ def test_training_is_that_of_the_dequantised_model_also_after_text_was_generated
         assert (one - other).norm() <= 2e-5 * other.norm()
 
 
-def test_what_learns_in_4_bits_is_kept_and_serves_both_precisions(folder, notes_folder, tmp_path):
+def test_an_adapter_trained_in_4_bits_is_kept_and_fits_both_precisions(folder, notes_folder, tmp_path):
     store, events = AdapterStore(tmp_path), []
     in_4_bits = Personalizer(folder, recipe=IN_4_BITS, store=store, device="cpu", on_event=events.append)
     result = in_4_bits.adapt(notes_folder, name="four")
@@ -134,7 +134,7 @@ def test_what_learns_in_4_bits_is_kept_and_serves_both_precisions(folder, notes_
     assert all(one.generate("the ferry", seed=1, max_new_tokens=8) for one in (in_full, in_4_bits))
 
 
-def test_detach_gives_the_4_bit_base_back_bit_for_bit(folder):
+def test_detach_restores_the_4_bit_base_model_bitwise(folder):
     base = load(folder)
     before = {name: value.clone() for name, value in base.model.state_dict().items()}
     attach(base, IN_4_BITS, seed=0).detach()
@@ -143,17 +143,19 @@ def test_detach_gives_the_4_bit_base_back_bit_for_bit(folder):
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
-def test_every_weight_of_a_4_bit_base_cannot_be_trained(folder):
-    with pytest.raises(ModelError, match="'model' is in 4 bits, and full fine-tuning needs all of them"):
+def test_full_fine_tuning_of_a_4_bit_base_model_is_refused(folder):
+    with pytest.raises(ModelError, match="'model' is in 4 bits, which full fine-tuning cannot train"):
         attach(load(folder), Recipe.load("full"), seed=0)
 
 
-def test_layers_that_bitsandbytes_gives_back_wrong_on_the_cpu_are_refused(model_folder):
-    with pytest.raises(ModelError, match=r"'micro-llama' has a layer of 32 inputs, .* only multiples of 64 are exact"):
+def test_layers_that_bitsandbytes_dequantises_wrongly_on_the_cpu_are_refused(model_folder):
+    with pytest.raises(
+        ModelError, match=r"'micro-llama' has a layer with 32 inputs, .* exact only for multiples of 64"
+    ):
         load(model_folder)
 
 
-def test_the_command_line_generates_in_the_precision_that_was_trained_or_asked_for(folder, notes_folder, monkeypatch):
+def test_the_command_line_generates_in_the_trained_or_requested_precision(folder, notes_folder, monkeypatch):
     loaded = []
 
     def spy(*arguments):

@@ -1,4 +1,4 @@
-"""Full fine-tuning: a model folder that transformers loads, and the base model's own weights back afterwards."""
+"""Full fine-tuning: saves a model folder that transformers loads, and restores the base model's weights."""
 
 import json
 
@@ -35,7 +35,7 @@ def logits(model):
 
 @torch.no_grad()
 def trained(base):
-    """Every weight moved, to values that bf16 does not hold."""
+    """Attaches weights and moves each one, to values that bf16 cannot represent."""
     weights = attach(base, RECIPE, seed=0)
     generator = torch.Generator().manual_seed(1)
     for parameter in trainable(weights):
@@ -53,7 +53,7 @@ def test_every_weight_is_trained(base):
     assert len(trainable(attach(base, RECIPE, seed=0))) == len(list(base.model.parameters()))
 
 
-def test_transformers_loads_what_is_saved_and_gives_the_same_logits(base, tmp_path, capfd):
+def test_transformers_loads_the_saved_model_with_the_same_logits(base, tmp_path, capfd):
     weights = trained(base)
     folder = save(weights, tmp_path / "saved")
     assert capfd.readouterr() == ("", "")
@@ -63,7 +63,7 @@ def test_transformers_loads_what_is_saved_and_gives_the_same_logits(base, tmp_pa
     assert AutoTokenizer.from_pretrained(folder)("the ferry") == base.tokenizer("the ferry")
 
 
-def test_what_is_loaded_is_what_was_saved_and_detach_gives_the_base_back(base, tmp_path):
+def test_loading_restores_the_saved_weights_and_detach_those_of_the_base_model(base, tmp_path):
     before = logits(base.model)
     weights = trained(base)
     expected = logits(weights.model)
@@ -77,23 +77,23 @@ def test_what_is_loaded_is_what_was_saved_and_detach_gives_the_base_back(base, t
     assert torch.equal(logits(base.model), before)
 
 
-def test_what_is_saved_holds_no_path(base, tmp_path):
+def test_saved_files_contain_no_path(base, tmp_path):
     folder = save(trained(base), tmp_path / "saved")
     for path in folder.iterdir():
         assert str(tmp_path).encode() not in path.read_bytes()
 
 
 @pytest.mark.parametrize("changes", [{"num_hidden_layers": 1}, {"num_hidden_layers": 3}, {"intermediate_size": 64}])
-def test_another_base_model_is_refused_and_left_intact(base, tokenizer, tmp_path, changes):
+def test_another_base_model_is_refused_and_unchanged(base, tokenizer, tmp_path, changes):
     folder = save(trained(base), tmp_path / "saved")
     other = load_model(make_llama(**changes), tokenizer, tmp_path / "other")
     before = logits(other.model)
-    with pytest.raises(BaseModelMismatch, match="'saved' were made from another base model than 'other'"):
+    with pytest.raises(BaseModelMismatch, match="'saved' belong to a base model other than 'other'"):
         load(other, folder)
     assert torch.equal(logits(other.model), before)
 
 
-def test_damaged_weights_are_one_sentence_and_the_base_is_left_intact(base, tmp_path):
+def test_damaged_weights_are_refused_and_the_base_model_is_unchanged(base, tmp_path):
     weights = trained(base)
     path = save(weights, tmp_path / "saved") / "model.safetensors"
     weights.detach()

@@ -1,4 +1,4 @@
-"""Text out: repeatable with a seed, streamed piece by piece, within the model's context, by our options alone."""
+"""Text generation: repeatable with a seed, streamed, within the model's context, and by our options only."""
 
 import json
 import shutil
@@ -34,15 +34,15 @@ def test_a_seed_repeats_the_text_and_another_gives_another(base):
     assert write(base, seed=None) != write(base, seed=None)
 
 
-def test_temperature_zero_takes_the_likeliest_whatever_the_seed(base):
+def test_temperature_zero_takes_the_most_likely_token_for_any_seed(base):
     assert write(base, temperature=0, seed=1) == write(base, temperature=0, seed=2)
 
 
-def test_one_of_the_likeliest_tokens_is_the_likeliest(base):
+def test_top_k_of_one_takes_the_most_likely_token(base):
     assert write(base, top_k=1) == write(base, temperature=0) != write(base, top_k=300)
 
 
-def test_a_repetition_penalty_keeps_a_text_from_going_round_in_circles(base):
+def test_a_repetition_penalty_reduces_repetition(base):
     def most_often(text):
         return max(text.count(character) for character in text)
 
@@ -50,40 +50,40 @@ def test_a_repetition_penalty_keeps_a_text_from_going_round_in_circles(base):
     assert most_often(penalised) < most_often(plain)
 
 
-def test_whole_numbers_do_for_temperature_and_top_p(base):
+def test_temperature_and_top_p_may_be_integers(base):
     assert write(base, temperature=1, top_p=1)
 
 
 @pytest.mark.parametrize("temperature", [0.001, 100])
-def test_the_ends_of_the_range_of_temperatures_give_text(base, temperature):
+def test_the_lowest_and_highest_temperature_give_text(base, temperature):
     assert write(base, temperature=temperature)
 
 
-def test_the_process_random_state_is_left_alone(base):
+def test_the_process_random_state_is_unchanged(base):
     before = torch.get_rng_state()
     for seed in (5, None):
         write(base, seed=seed)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_pieces_are_the_text(base):
-    pieces = []
-    text = write(base, max_new_tokens=60, on_text=pieces.append)
-    assert len(pieces) > 5
-    assert all(pieces)
-    assert "".join(pieces) == text
+def test_the_streamed_parts_make_up_the_text(base):
+    parts = []
+    text = write(base, max_new_tokens=60, on_text=parts.append)
+    assert len(parts) > 5
+    assert all(parts)
+    assert "".join(parts) == text
 
 
-def test_a_stop_string_ends_the_text_before_it_and_is_in_no_piece(base):
+def test_a_stop_string_ends_the_text_and_is_never_streamed(base):
     whole = write(base, max_new_tokens=60)
     for begin in (0, 3, 10):
-        stop, pieces, steps = whole[begin : begin + 6], [], []
-        text = write(base, max_new_tokens=60, stop=[stop], on_text=pieces.append, check=lambda: steps.append(1))  # noqa: B023
-        assert text == "".join(pieces) == whole[: whole.index(stop)]
+        stop, parts, steps = whole[begin : begin + 6], [], []
+        text = write(base, max_new_tokens=60, stop=[stop], on_text=parts.append, check=lambda: steps.append(1))  # noqa: B023
+        assert text == "".join(parts) == whole[: whole.index(stop)]
         assert len(steps) < 60
 
 
-def test_the_text_is_only_what_is_new_and_no_longer_than_asked(base):
+def test_the_text_excludes_the_prompt_and_is_no_longer_than_requested(base):
     steps = []
     hook = base.model.register_forward_hook(lambda *call: steps.append(call))
     text = write(base, max_new_tokens=3)
@@ -97,34 +97,34 @@ def test_the_context_is_filled_and_never_exceeded(base):
     length = len(base.tokenizer(prompt)["input_ids"])
     assert length < 128 < length + 100
     write(base, prompt, max_new_tokens=100)
-    with pytest.raises(TextsError, match="this model takes 1 to 127"):
+    with pytest.raises(TextsError, match="expected 1 to 127 for this model"):
         write(base, "the " * 200)
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_weights_that_are_not_finite_give_no_text(model_folder, temperature):
+def test_non_finite_weights_are_refused(model_folder, temperature):
     base = load(model_folder)
     base.model.model.norm.weight.data[0] = torch.nan
     with pytest.raises(NonFiniteLogits):
         write(base, temperature=temperature)
 
 
-def test_who_ends_it_gets_what_was_written(base):
-    pieces = []
+def test_interrupting_returns_the_text_so_far(base):
+    parts = []
 
     def check():
-        if len(pieces) == 5:
+        if len(parts) == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as stopped:
-        write(base, max_new_tokens=60, on_text=pieces.append, check=check)
-    assert stopped.value.text == "".join(pieces)
-    assert len(pieces) in (5, 6)  # half a character may have been held back
+        write(base, max_new_tokens=60, on_text=parts.append, check=check)
+    assert stopped.value.text == "".join(parts)
+    assert len(parts) in (5, 6)  # half a character may have been pending
     assert write(base, max_new_tokens=60).startswith(stopped.value.text.rstrip("\ufffd"))
-    assert pieces[0] not in str(stopped.value)
+    assert parts[0] not in str(stopped.value)
 
 
-BY_HAND = [
+CONFIGS = [
     *(
         {"num_beams": 3},
         {"num_return_sequences": 2, "do_sample": True},
@@ -136,10 +136,10 @@ BY_HAND = [
 ]
 
 
-@pytest.mark.parametrize("written", BY_HAND, ids=str)
-def test_of_a_folders_generation_config_only_the_tokens_count(model_folder, base, tmp_path, written):
-    folder = shutil.copytree(model_folder, tmp_path / "by-hand")
-    (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 0, "eos_token_id": 1} | written))
+@pytest.mark.parametrize("options", CONFIGS, ids=str)
+def test_only_the_tokens_of_a_folders_generation_config_are_used(model_folder, base, tmp_path, options):
+    folder = shutil.copytree(model_folder, tmp_path / "changed")
+    (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 0, "eos_token_id": 1} | options))
     other = load(folder)
     before = other.model.generation_config
     for temperature in (0, 1):
@@ -147,13 +147,13 @@ def test_of_a_folders_generation_config_only_the_tokens_count(model_folder, base
     assert other.model.generation_config is before
 
 
-def test_a_folder_says_which_tokens_end_a_text(model_folder, base, tmp_path):
+def test_a_folders_generation_config_has_the_tokens_that_end_a_text(model_folder, base, tmp_path):
     taken = []
     hook = base.model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: taken.append(ids[0][0, -1]))
     whole = write(base)
     hook.remove()
     token = int(taken[5])
-    folder = shutil.copytree(model_folder, tmp_path / "by-hand")
+    folder = shutil.copytree(model_folder, tmp_path / "changed")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, token]}))
     text = write(load(folder))
     assert whole.startswith(text)
@@ -178,13 +178,13 @@ def test_a_folder_says_which_tokens_end_a_text(model_folder, base, tmp_path):
         ({"top_k": 2.0}, "top_k must be a whole number"),
         ({"repetition_penalty": 0}, "repetition_penalty must be a number from 0.1 to 10, but is 0"),
         ({"repetition_penalty": None}, "repetition_penalty must be"),
-        ({"stop": "end"}, "stop must be a list of strings, but is of type str"),
-        ({"stop": ["end", ""]}, "stop must be a list of strings that are not empty"),
-        ({"stop": [b"end"]}, "stop must be a list of strings that are not empty"),
+        ({"stop": "end"}, "stop must be a list of strings, but is a str"),
+        ({"stop": ["end", ""]}, "stop must be a list of non-empty strings"),
+        ({"stop": [b"end"]}, "stop must be a list of non-empty strings"),
         ({"seed": -1}, "The seed must be a whole number"),
     ],
     ids=str,
 )
-def test_an_option_out_of_range_is_named_with_its_range(options, words):
+def test_an_option_out_of_range_is_refused_with_its_range(options, words):
     with pytest.raises(OptionError, match=words):
         Sampling(**options)

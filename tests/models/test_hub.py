@@ -1,6 +1,6 @@
-"""The Hub and its cache, over real HTTP with a small Hub on this machine, in processes of their own.
+"""The Hub and its cache, over real HTTP with a small Hub on this machine, in separate processes.
 
-huggingface_hub reads its environment when it is imported; so each way of setting it is another process.
+huggingface_hub reads its environment when it is imported, so each environment needs a process.
 """
 
 import json
@@ -66,10 +66,10 @@ for name in sys.argv[1:]:
 
 
 class SmallHub(ThreadingHTTPServer):
-    """Answers as the Hub does. `files` are those of every repository that does not refuse by its name."""
+    """Responds like the Hub. Every repository has `files`, except those whose names select a refusal."""
 
     def __init__(self, files: dict[str, bytes]):
-        super().__init__(("127.0.0.1", 0), _Answers)
+        super().__init__(("127.0.0.1", 0), _Handler)
         self.files = files
         self.requests = []
         self.tokens = set()
@@ -79,7 +79,7 @@ class SmallHub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
-class _Answers(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_HEAD(self):
@@ -169,7 +169,7 @@ def look_up(*names, home, **environment):
 
 
 def put_into_cache(home, repository, files):
-    """Lays files out as huggingface_hub does: blobs, and a snapshot of links to them."""
+    """Writes files like huggingface_hub: blobs, and a snapshot of links to them."""
     folder = home / "hub" / f"models--{repository.replace('/', '--')}"
     snapshot = folder / "snapshots" / SHA
     for part in (folder / "blobs", folder / "refs", snapshot):
@@ -188,17 +188,17 @@ def sharded(files):
     return others | shards | {"model.safetensors.index.json": json.dumps(index).encode()}
 
 
-def test_a_cached_model_loads_and_nobody_is_contacted(small_hub, tmp_path):
+def test_a_cached_model_loads_without_network_access(small_hub, tmp_path):
     put_into_cache(tmp_path, "org/model", small_hub.files)
     (line,) = run(LOAD, "org/model", home=tmp_path, HF_ENDPOINT=small_hub.address)
     assert line.startswith("loaded org/model")
     assert small_hub.requests == []
 
 
-def test_a_cache_is_whole_or_is_not_used(small_hub, tmp_path):
+def test_an_incomplete_cache_is_not_used(small_hub, tmp_path):
     whole, missing_shard = sharded(small_hub.files), sharded(small_hub.files)
     del missing_shard["model-00002-of-00002.safetensors"]
-    kept = {
+    cached = {
         "org/whole": small_hub.files,
         "org/shards": whole,
         "org/missing-shard": missing_shard,
@@ -206,13 +206,13 @@ def test_a_cache_is_whole_or_is_not_used(small_hub, tmp_path):
         "org/no-tokenizer": {name: data for name, data in small_hub.files.items() if "token" not in name},
         "org/damaged-index": whole | {"model.safetensors.index.json": b"{"},
     }
-    snapshots = {name: put_into_cache(tmp_path, name, files) for name, files in kept.items()}
+    snapshots = {name: put_into_cache(tmp_path, name, files) for name, files in cached.items()}
     (snapshots["org/whole"] / "model.safetensors").with_suffix(".incomplete").touch()
-    found = dict(zip(kept, look_up(*kept, home=tmp_path, HF_HUB_OFFLINE="1"), strict=True))
+    found = dict(zip(cached, look_up(*cached, home=tmp_path, HF_HUB_OFFLINE="1"), strict=True))
     for name in ("org/whole", "org/shards"):
         assert set(found[name].values()) >= {str(snapshots[name])}
         assert "error" not in found[name]
-    for name in kept.keys() - {"org/whole", "org/shards"}:
+    for name in cached.keys() - {"org/whole", "org/shards"}:
         assert found[name]["cached"] == "None"
         assert found[name]["error"] == "ModelOfflineError"
         assert "HF_HUB_OFFLINE is set" in found[name]["message"]
@@ -223,8 +223,8 @@ def test_an_uncached_model_is_downloaded_once_with_the_token(small_hub, tmp_path
     options = {"home": tmp_path, "HF_ENDPOINT": small_hub.address, "HF_TOKEN": "hf_secret"}
     (first,) = look_up("org/model", **options)
     assert first["cached"] == "None"
-    asked = [path for path in small_hub.requests if "/resolve/" in path]
-    assert not [path for path in asked if path.endswith((".bin", ".md")) or "consolidated" in path]
+    requested = [path for path in small_hub.requests if "/resolve/" in path]
+    assert not [path for path in requested if path.endswith((".bin", ".md")) or "consolidated" in path]
     assert small_hub.tokens == {"Bearer hf_secret"}
     small_hub.requests.clear()
     (again,) = look_up("org/model", **options)
@@ -232,7 +232,7 @@ def test_an_uncached_model_is_downloaded_once_with_the_token(small_hub, tmp_path
     assert small_hub.requests == []
 
 
-def test_each_refusal_of_the_hub_is_one_sentence_that_says_what_to_do(small_hub, tmp_path):
+def test_each_failure_of_the_hub_is_one_sentence_with_a_remedy(small_hub, tmp_path):
     expected = {
         "org/gated": ("ModelAccessError", "accept its licence at huggingface.co/org/gated"),
         "org/waiting": ("ModelAccessError", "set HF_TOKEN"),
@@ -244,15 +244,15 @@ def test_each_refusal_of_the_hub_is_one_sentence_that_says_what_to_do(small_hub,
         "org/no-config": ("ModelError", "no config.json"),
     }
     found = look_up(*expected, home=tmp_path, HF_ENDPOINT=small_hub.address, HF_TOKEN="hf_secret")
-    for (name, (kind, words)), answer in zip(expected.items(), found, strict=True):
-        assert answer["error"] == kind, answer
-        assert words in answer["message"]
-        assert name in answer["message"]
-        assert "\n" not in answer["message"]
+    for (name, (kind, words)), result in zip(expected.items(), found, strict=True):
+        assert result["error"] == kind, result
+        assert words in result["message"]
+        assert name in result["message"]
+        assert "\n" not in result["message"]
 
 
-def test_a_gated_model_of_the_catalog_names_its_open_alternative(tmp_path, small_hub):
-    small_hub.RequestHandlerClass = type("Gated", (_Answers,), {"do_HEAD": lambda self: self._gate()})
+def test_a_gated_catalog_model_suggests_its_open_alternative(tmp_path, small_hub):
+    small_hub.RequestHandlerClass = type("Gated", (_Handler,), {"do_HEAD": lambda self: self._gate()})
     small_hub.RequestHandlerClass._gate = lambda self: self._refuse(401, "GatedRepo", "restricted")
     (found,) = look_up("llama-3.2-3b", home=tmp_path, HF_ENDPOINT=small_hub.address)
     assert found["message"] == (
@@ -261,20 +261,20 @@ def test_a_gated_model_of_the_catalog_names_its_open_alternative(tmp_path, small
     )
 
 
-def test_weights_in_another_format_than_safetensors_are_refused(small_hub, tmp_path):
+def test_weights_in_formats_other_than_safetensors_are_refused(small_hub, tmp_path):
     small_hub.files["pytorch_model.bin"] = small_hub.files.pop("model.safetensors")
     (found,) = look_up("org/model", home=tmp_path, HF_ENDPOINT=small_hub.address)
     assert (found["error"], "safetensors" in found["message"]) == ("ModelError", True)
 
 
-def test_without_a_network_one_sentence_says_so(tmp_path):
+def test_a_missing_network_is_reported_in_one_sentence(tmp_path):
     (found,) = look_up("org/model", home=tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{closed_port()}")
     assert found["error"] == "ModelOfflineError"
     assert found["seconds"] < 5
     assert "the Hub cannot be reached; check the network" in found["message"]
 
 
-def test_a_model_too_big_is_refused_after_its_config_alone(small_hub, tmp_path):
+def test_a_model_that_is_too_big_is_refused_after_downloading_only_its_config(small_hub, tmp_path):
     small_hub.files = {"config.json": json.dumps(LLAMA_3B).encode(), "model.safetensors": b""}
     (line,) = run(LOAD, "org/model", home=tmp_path, HF_ENDPOINT=small_hub.address)
     assert line.startswith("MachineError 'org/model' has 3.21 billion parameters and needs at least 13.5 GB to adapt")

@@ -1,4 +1,4 @@
-"""A base model in memory: what is refused, and when; number formats, devices, fingerprints."""
+"""Loading of base models: what is refused and when, number formats, devices, fingerprints."""
 
 import json
 import shutil
@@ -42,10 +42,10 @@ def change_weights(folder, change):
     save_file(change(load_file(path)), path, {"format": "pt"})
 
 
-# ------------------------------------------------------------------------------------------------- what comes of it
+# ------------------------------------------------------------------------------------------------- the loaded model
 
 
-def test_a_model_comes_ready_to_adapt(model_folder, capfd):
+def test_a_loaded_model_is_ready_to_adapt(model_folder, capfd):
     base = load(model_folder)
     assert not base.model.training
     assert base.dtype is torch.float32
@@ -64,7 +64,7 @@ def test_padding_needs_no_pad_token(copied):
     assert base.pad_token_id == 0
 
 
-def test_padding_is_a_token_that_the_model_knows(model_folder):
+def test_the_pad_token_has_an_embedding(model_folder):
     base = load(model_folder)
     base.tokenizer.add_tokens([f"[{number}]" for number in range(20)])
     base.tokenizer.add_special_tokens({"pad_token": "[A NEW ONE]"})
@@ -72,14 +72,14 @@ def test_padding_is_a_token_that_the_model_knows(model_folder):
     assert base.pad_token_id == base.tokenizer.eos_token_id
 
 
-def test_tokens_that_the_model_does_not_know_are_one_sentence_and_no_crash(copied, tokenizer, tmp_path):
+def test_tokens_without_an_embedding_are_refused(copied, tokenizer, tmp_path):
     make_llama(vocab_size=200).save_pretrained(copied)
     personalizer = Personalizer(copied, device="cpu", store=AdapterStore(tmp_path / "store"))
-    most = max(tokenizer(" ".join(make_sentences(20)))["input_ids"])
-    assert most >= 200
-    with pytest.raises(ModelError, match=r"gives token [0-9]+, but the model has embeddings of 200 tokens only"):
+    largest = max(tokenizer(" ".join(make_sentences(20)))["input_ids"])
+    assert largest >= 200
+    with pytest.raises(ModelError, match=r"returned token [0-9]+, but the model has embeddings for 200 tokens only"):
         personalizer.adapt(make_sentences(20))
-    with pytest.raises(ModelError, match="do not belong together"):
+    with pytest.raises(ModelError, match="use the model's own tokenizer"):
         personalizer.generate(make_sentences(20)[0])
 
 
@@ -102,26 +102,26 @@ def test_the_fingerprint_is_of_the_weights_not_of_their_shards(model_folder, tok
     assert load(tmp_path).fingerprint == load(model_folder).fingerprint
 
 
-def test_another_layer_of_weights_is_another_model(model_folder, copied):
+def test_one_changed_layer_changes_the_fingerprint(model_folder, copied):
     name = "model.layers.1.mlp.down_proj.weight"
     change_weights(copied, lambda weights: weights | {name: weights[name] * 1.1})
     assert load(copied).fingerprint != load(model_folder).fingerprint
 
 
-# ------------------------------------------------------------------------------------------------ what cannot be used
+# ------------------------------------------------------------------------------------------------ refusals
 
 
-def test_damaged_weights_are_one_sentence(copied):
+def test_damaged_weights_are_refused_with_one_sentence(copied):
     path = copied / "model.safetensors"
     for data in (path.read_bytes()[: path.stat().st_size // 2], b"not safetensors at all " * 100):
         path.write_bytes(data)
-        with pytest.raises(ModelError, match=r"whole safetensors weights \(SafetensorError\)"):
+        with pytest.raises(ModelError, match=r"complete safetensors weights \(SafetensorError\)"):
             load(copied)
 
 
-def test_missing_weights_are_never_made_up(copied):
+def test_missing_weights_are_refused(copied):
     change_weights(copied, lambda weights: {name: w for name, w in weights.items() if "layers.1.mlp.up" not in name})
-    with pytest.raises(ModelError, match="lacks 1 of its weights"):
+    with pytest.raises(ModelError, match="lacks 1 of its weight tensors"):
         load(copied)
 
 
@@ -132,14 +132,14 @@ def test_weights_of_other_shapes_are_refused(copied):
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"no": "tokenizer"}'])
-def test_a_missing_or_damaged_tokenizer_is_one_sentence(copied, content):
+def test_a_missing_or_damaged_tokenizer_is_refused_with_one_sentence(copied, content):
     path = copied / "tokenizer.json"
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(ModelError, match=r"needs config\.json, a tokenizer and"):
         load(copied)
 
 
-def test_pickled_weights_are_not_opened(copied):
+def test_pickled_weights_are_never_opened(copied):
     torch.save(load_file(copied / "model.safetensors"), copied / "pytorch_model.bin")
     (copied / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="safetensors"):
@@ -147,9 +147,9 @@ def test_pickled_weights_are_not_opened(copied):
 
 
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "electra", "bart", "t5", "whisper", "vit"])
-def test_what_writes_no_text_is_refused(copied, kind):
+def test_models_that_generate_no_text_are_refused(copied, kind):
     (copied / "config.json").write_text(json.dumps({"model_type": kind}))
-    with pytest.raises(ModelError, match=f"is a {kind} model; a decoder that writes text is needed"):
+    with pytest.raises(ModelError, match=f"is a {kind} model; expected a decoder that generates text"):
         load(copied)
 
 
@@ -166,20 +166,20 @@ def test_what_writes_no_text_is_refused(copied, kind):
         '{"model_type": "llama", "intermediate_size": -1}',
     ],
 )
-def test_an_unknown_or_damaged_config_is_one_sentence(copied, config):
+def test_an_unknown_or_damaged_config_is_refused_with_one_sentence(copied, config):
     (copied / "config.json").write_text(config)
     with pytest.raises(ModelError, match=r"config\.json"):
         load(copied)
 
 
-def test_a_models_own_code_is_not_run_and_nobody_is_asked(copied, monkeypatch):
-    monkeypatch.setattr("builtins.input", lambda question: pytest.fail("asked on the terminal"))
+def test_a_models_own_code_is_never_run_and_nobody_is_prompted(copied, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda question: pytest.fail("prompted on the terminal"))
     (copied / "own.py").write_text("raise SystemExit('this was run')")
     classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model", "AutoTokenizer": ["own.T", "own.T"]}
     change_config(copied, auto_map=classes)
     assert load(copied).model.config.model_type == "llama"
     change_config(copied, model_type="own")
-    with pytest.raises(ModelError, match="of a kind that this version of transformers does not know"):
+    with pytest.raises(ModelError, match="has an architecture unknown to this version of transformers"):
         load(copied)
 
 
@@ -208,7 +208,7 @@ def watch():
     while not done.wait(0.001):
         seen.append(own_bytes())
 
-load(sys.argv[1])  # what is imported and made on first use
+load(sys.argv[1])  # imports and allocates what the first use needs
 done, seen = threading.Event(), [own_bytes()]
 watcher = threading.Thread(target=watch)
 watcher.start()
@@ -220,7 +220,7 @@ print(max(seen) - seen[0], sum(parameter.nbytes for parameter in base.model.para
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of a process's memory")
-def test_weights_in_their_files_format_are_not_copied_in_the_hosts_memory(model_folder, tokenizer, tmp_path):
+def test_weights_in_the_format_of_their_file_are_not_copied_in_host_memory(model_folder, tokenizer, tmp_path):
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 3, "num_attention_heads": 16}
     make_llama(**sizes).bfloat16().save_pretrained(tmp_path, max_shard_size="30MB")
     tokenizer.save_pretrained(tmp_path)
@@ -231,26 +231,26 @@ def test_weights_in_their_files_format_are_not_copied_in_the_hosts_memory(model_
 
 
 @pytest.mark.parametrize(("bf16", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_weights_are_bf16_where_the_gpu_has_it(monkeypatch, bf16, expected):
+def test_weights_are_bf16_if_the_gpu_supports_it(monkeypatch, bf16, expected):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
     assert devices.pick_dtype(torch.device("cuda")) is expected
     assert devices.lacks_bf16(torch.device("cuda")) is not bf16
     assert devices.pick_dtype(CPU) is torch.float32
 
 
-def test_4_bits_without_bitsandbytes_are_one_sentence_that_says_what_to_install(model_folder, monkeypatch):
+def test_4_bits_without_bitsandbytes_are_refused_with_the_package_to_install(model_folder, monkeypatch):
     monkeypatch.setattr("sebp_edge.models.loading.find_spec", lambda name: None)
     with pytest.raises(MachineError, match=r"not installed; run pip install 'sebp-edge\[4bit\]'\.$"):
         load(model_folder, LORA.replace(load_in_4bit=True))
 
 
-def test_4_bits_on_a_device_that_does_not_take_them_are_refused(model_folder, monkeypatch):
+def test_4_bits_on_an_unsupported_device_are_refused(model_folder, monkeypatch):
     monkeypatch.setattr("sebp_edge.models.loading.find_spec", lambda name: True)
     with pytest.raises(MachineError, match=r"runs on NVIDIA GPUs and CPUs, not on mps; use 16 bits\.$"):
         load_base_model(resolve(model_folder), LORA.replace(load_in_4bit=True), torch.device("mps"))
 
 
-def test_the_best_device_is_taken_and_an_unusable_one_refused(monkeypatch):
+def test_the_best_device_is_chosen_and_an_unusable_one_refused(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert devices.pick_device() == CPU
@@ -269,7 +269,7 @@ def test_the_best_device_is_taken_and_an_unusable_one_refused(monkeypatch):
         devices.pick_device("cuda:2")
 
 
-def test_a_cuda_build_without_a_driver_says_so(monkeypatch):
+def test_a_cuda_build_without_a_driver_is_reported(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
     assert devices.driver_problem() is None
@@ -279,21 +279,21 @@ def test_a_cuda_build_without_a_driver_says_so(monkeypatch):
     assert devices.driver_problem() is None
 
 
-def test_measuring_this_machine_leaves_its_random_state(monkeypatch):
+def test_measuring_the_machine_leaves_the_random_state_unchanged(monkeypatch):
     before = torch.get_rng_state()
     assert devices.matmul_rate(CPU, torch.float32) > 1e6
     assert torch.equal(torch.get_rng_state(), before)
     assert 0 < devices.free_memory(CPU) <= devices.total_memory(CPU)
 
 
-def test_sizes_are_written_for_people():
+def test_sizes_are_formatted_in_mb_and_gb():
     assert [gigabytes(size) for size in (26_000_000, 100_000_000, 6.43e9)] == ["26 MB", "0.1 GB", "6.4 GB"]
 
 
-def test_memory_that_runs_out_while_loading_is_not_blamed_on_the_files(model_folder, monkeypatch):
+def test_running_out_of_memory_while_loading_is_not_reported_as_damage(model_folder, monkeypatch):
     def out_of_memory(*arguments, **options):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr("sebp_edge.models.loading.AutoModelForCausalLM.from_pretrained", out_of_memory)
-    with pytest.raises(MachineError, match="memory ran out while loading 'micro-llama'"):
+    with pytest.raises(MachineError, match="Out of memory while loading 'micro-llama'"):
         load(model_folder)

@@ -1,4 +1,4 @@
-"""LoRA on a base model: repeatable, off again without a trace, in files that plain PEFT reads."""
+"""LoRA on a base model: repeatable, removable without a trace, and saved in files that plain PEFT reads."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ IDS = torch.arange(7, 71)[None]
 
 @pytest.fixture
 def saved(base, tmp_path):
-    """The folder of an adapter that changes what the model says, and its logits."""
+    """The folder of an adapter that changes the model's logits, and these logits."""
     folder = tmp_path / "adapter"
     folder.mkdir()
     adapter = attach(base, RECIPE, seed=3)
@@ -49,7 +49,7 @@ def structure(model):
     return {name: type(module) for name, module in model.named_modules()}, set(vars(model))
 
 
-def test_an_adapter_goes_on_off_and_back_without_a_copy_of_the_weights(base, saved):
+def test_an_adapter_is_loaded_disabled_and_detached_without_copying_the_weights(base, saved):
     folder, with_adapter = saved
     addresses, without = {p.data_ptr() for p in base.model.parameters()}, logits(base.model)
     adapter = load(base, folder)
@@ -61,7 +61,7 @@ def test_an_adapter_goes_on_off_and_back_without_a_copy_of_the_weights(base, sav
     assert addresses == frozen == {p.data_ptr() for p in base.model.parameters()}
 
 
-def test_fresh_adapters_of_one_seed_are_bitwise_equal_and_others_are_not(base):
+def test_fresh_adapters_are_bitwise_equal_only_for_equal_seeds(base):
     states = []
     for seed in (0, 0, 1):
         torch.manual_seed(len(states))
@@ -73,7 +73,7 @@ def test_fresh_adapters_of_one_seed_are_bitwise_equal_and_others_are_not(base):
     assert not all(pairs[1])
 
 
-def test_a_fresh_adapter_changes_nothing_yet_and_is_on_every_linear_projection(base):
+def test_a_fresh_adapter_is_on_every_linear_projection_and_changes_no_logits(base):
     before = logits(base.model)
     adapter = attach(base, RECIPE, seed=0)
     assert torch.equal(logits(adapter.model), before)
@@ -81,14 +81,14 @@ def test_a_fresh_adapter_changes_nothing_yet_and_is_on_every_linear_projection(b
     assert {parameter.dtype for parameter in trainable(adapter)} == {torch.float32}
 
 
-def test_the_process_random_state_is_left_alone(base, saved):
+def test_the_process_random_state_is_unchanged(base, saved):
     before = torch.get_rng_state()
     attach(base, RECIPE, seed=0).detach()
     load(base, saved[0]).detach()
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_detach_gives_the_base_model_back(base):
+def test_detach_restores_the_base_model(base):
     before, shape = logits(base.model), structure(base.model)
     adapter = attach(base, RECIPE, seed=0)
     disturb(adapter)
@@ -98,7 +98,7 @@ def test_detach_gives_the_base_model_back(base):
     assert torch.equal(logits(base.model), before)
 
 
-def test_a_snapshot_is_put_back_bit_for_bit(base):
+def test_a_snapshot_is_restored_bitwise(base):
     adapter = attach(base, RECIPE, seed=0)
     disturb(adapter)
     state, expected = snapshot(adapter), logits(adapter.model)
@@ -114,7 +114,7 @@ def test_plain_peft_and_ours_give_the_same_logits(base, saved, model_folder):
     assert torch.equal(logits(load(base, folder).model), expected)
 
 
-def test_what_is_saved_names_the_model_and_no_path(base, saved, model_folder, tmp_path):
+def test_saved_files_contain_the_models_name_and_no_path(base, saved, model_folder, tmp_path):
     folder, _ = saved
     again = tmp_path / "again"
     again.mkdir()
@@ -130,7 +130,7 @@ def test_what_is_saved_names_the_model_and_no_path(base, saved, model_folder, tm
 
 
 @pytest.mark.parametrize("changes", [{"num_hidden_layers": 1}, {"intermediate_size": 64}])
-def test_another_base_model_is_refused_and_left_intact(saved, tokenizer, tmp_path, changes):
+def test_another_base_model_is_refused_and_unchanged(saved, tokenizer, tmp_path, changes):
     make_llama(**changes).save_pretrained(tmp_path / "other")
     tokenizer.save_pretrained(tmp_path / "other")
     other = load_base_model(resolve(tmp_path / "other"), RECIPE, torch.device("cpu"))
@@ -152,7 +152,7 @@ def test_another_base_model_is_refused_and_left_intact(saved, tokenizer, tmp_pat
         ("adapter_config.json", None),
     ],
 )
-def test_damaged_files_are_one_sentence_and_the_base_is_left_intact(base, saved, file, content):
+def test_damaged_files_are_refused_and_the_base_model_is_unchanged(base, saved, file, content):
     before, shape = logits(base.model), structure(base.model)
     path = saved[0] / file
     path.unlink() if content is None else path.write_bytes(content)
@@ -162,7 +162,7 @@ def test_damaged_files_are_one_sentence_and_the_base_is_left_intact(base, saved,
     assert torch.equal(logits(base.model), before)
 
 
-def test_an_adapter_of_projections_that_the_base_does_not_have_is_refused_and_the_base_left_intact(base, saved):
+def test_an_adapter_of_missing_projections_is_refused_and_the_base_model_is_unchanged(base, saved):
     before, shape = logits(base.model), structure(base.model)
     path = saved[0] / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"target_modules": ["c_attn"]}))
@@ -172,20 +172,22 @@ def test_an_adapter_of_projections_that_the_base_does_not_have_is_refused_and_th
     assert torch.equal(logits(base.model), before)
 
 
-def test_an_adapter_cut_short_is_one_sentence(base, saved):
+def test_truncated_weights_are_refused(base, saved):
     path = saved[0] / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(AdapterError, match="SafetensorError"):
         load(base, saved[0])
 
 
-def test_a_folder_without_weights_holds_no_adapter(base, saved, tmp_path):
+def test_a_folder_without_weights_is_refused(base, saved, tmp_path):
     shutil.copy(saved[0] / "adapter_config.json", tmp_path)
-    with pytest.raises(AdapterError, match="holds no adapter"):
+    with pytest.raises(
+        AdapterError, match=r"contains no adapter; expected adapter_model\.safetensors or model\.safetensors"
+    ):
         load(base, tmp_path)
 
 
-def test_an_architecture_that_peft_refuses_is_named_with_what_to_do(base):
+def test_an_architecture_that_peft_does_not_support_is_refused_with_a_remedy(base):
     model = AutoModelForCausalLM.from_config(MambaConfig(vocab_size=320, hidden_size=16, num_hidden_layers=1))
     with pytest.raises(ModelError, match=r"mamba.*recipe 'full'"):
         attach(dataclasses.replace(base, model=model), RECIPE, seed=0)

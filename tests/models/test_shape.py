@@ -1,4 +1,4 @@
-"""A decoder's sizes, read off its modules: which layers are counted, and what a model without some parts has."""
+"""A decoder's sizes, read from its modules: which layers are counted, also for models that lack some parts."""
 
 import pytest
 import torch

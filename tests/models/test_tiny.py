@@ -1,4 +1,4 @@
-"""The bundled model: what other programs must know to read its tokens, and adapters of the model before it."""
+"""The bundled model: its tokenizer's rules, which other programs rely on, and adapters of the earlier model."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from sebp_edge import Personalizer
 from sebp_edge.errors import BaseModelMismatch
 from sebp_edge.models.catalog import resolve
 
-# Llama 3's, which llama.cpp calls llama-bpe.
+# Llama 3's rules, which llama.cpp calls llama-bpe.
 LLAMA_3 = "|".join(
     [
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
@@ -21,7 +21,7 @@ LLAMA_3 = "|".join(
         r"\s+",
     ]
 )
-# Of the bundled model up to version 0.1.0, whose tokenizer no other program could read.
+# The bundled model's up to version 0.1.0, whose tokenizer no other program could read.
 EARLIER_FINGERPRINT = "75b1741281556ac19bd1eeb9bbbc8cf5"
 
 
@@ -34,7 +34,7 @@ def test_texts_are_split_by_llama_3s_rules():
     assert tokenizer["normalizer"] is None
 
 
-def test_an_adapter_of_the_bundled_model_before_is_refused(tmp_path):
+def test_an_adapter_of_the_earlier_bundled_model_is_refused(tmp_path):
     record = {"base_model": "sebp-edge/tiny", "model": "tiny", "fingerprint": EARLIER_FINGERPRINT, "sebp_edge": "0.1.0"}
     record |= {"recipe": {"name": "notes", "method": "lora"}, "created": "2026-11-21T12:00:00+00:00"}
     record |= dict.fromkeys(("documents", "examples", "tokens", "seed"), 1)

@@ -1,4 +1,4 @@
-"""The probe: what rounding explains agrees, all else is told, and memory that runs out is no verdict."""
+"""Comparison of replacements with the model's code: only rounding is tolerated, and running out of memory is raised."""
 
 import ast
 from pathlib import Path
@@ -19,13 +19,13 @@ def layer(dtype=torch.float32):
     ("dtype", "tolerance"),
     [(torch.float64, FULL_PRECISION), (torch.float32, FULL_PRECISION), (torch.bfloat16, OUTPUTS)],
 )
-def test_the_tolerance_is_that_of_the_model_s_precision(dtype, tolerance):
+def test_the_tolerance_is_that_of_the_models_precision(dtype, tolerance):
     model, expected = layer(dtype), torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
     assert disagreement(model, expected, expected * (1 + 0.99 * tolerance)) is None
     assert disagreement(model, expected, expected * (1 + 1.01 * tolerance)) == pytest.approx(1.01 * tolerance)
 
 
-def test_under_autocast_the_precision_is_low():
+def test_autocast_has_the_tolerance_of_low_precision():
     model, expected = layer(), torch.ones(3)
     assert disagreement(model, expected, expected + 5e-3)
     with torch.autocast("cpu", torch.bfloat16):
@@ -34,12 +34,12 @@ def test_under_autocast_the_precision_is_low():
 
 def test_nan_agrees_with_nothing():
     nan = torch.full((3,), torch.nan)
-    assert find_mismatch(layer(), lambda: torch.ones(3), lambda: nan) == "on a trial batch they differ by nan%"
+    assert find_mismatch(layer(), lambda: torch.ones(3), lambda: nan) == "results differ by nan% on a trial batch"
     assert find_mismatch(layer(), lambda: nan, lambda: nan) is not None
     assert not gradients_agree([nan], [nan])
 
 
-def test_gradients_are_compared_with_their_own_norm_and_that_of_all():
+def test_gradients_are_compared_relative_to_their_own_norm_and_that_of_all():
     large, small = torch.full((4,), 1e3), torch.full((4,), 1e-3)
     assert gradients_agree([large, small], [large, 2 * small])
     assert not gradients_agree([small, small], [small, 1.001 * small])
@@ -54,7 +54,7 @@ def test_a_failure_is_a_reason(error):
     assert find_mismatch(layer(), fail, fail) == f"a trial batch failed ({error.__name__}: odd)"
 
 
-def test_memory_that_runs_out_is_no_verdict_and_the_modes_are_as_they_were():
+def test_running_out_of_memory_is_raised_and_restores_the_modes():
     model = layer().train()
     model[0].eval()
 
@@ -68,7 +68,7 @@ def test_memory_that_runs_out_is_no_verdict_and_the_modes_are_as_they_were():
     assert [part.training for part in model.modules()] == [True, False, True]
 
 
-def test_what_counts_as_a_failure_is_written_once():
+def test_failures_are_listed_once():
     folders = [Path(sebp_edge.__file__).parent / name for name in ("patches", "sparse", "training")]
     lists = [
         path.name

@@ -1,4 +1,4 @@
-"""Which attention blocks are replaced: the trial sees what a block does to angles, in bf16 and however narrow it is."""
+"""Which attention blocks are replaced: the trial detects other rotary embeddings, in bf16 and at any width."""
 
 import pytest
 import torch
@@ -7,14 +7,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from sebp_edge.patches.attention import FusedAttention
 from sebp_edge.sparse.hoist import ATTENTION
 
-# Those that turn halves of heads, as ours does, and those that turn neighbours or a part of a head.
-AS_OURS, OTHERS = ("llama", "mistral", "qwen3", "gemma"), ("cohere", "cohere2", "glm", "glm4", "ernie4_5", "helium")
+# Families that rotate halves of heads, as ours does, and those that rotate neighbours or a part of a head.
+ALIKE, OTHERS = ("llama", "mistral", "qwen3", "gemma"), ("cohere", "cohere2", "glm", "glm4", "ernie4_5", "helium")
 
 
 @pytest.mark.parametrize("head_size", [16, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", [*AS_OURS, *OTHERS])
-def test_a_block_is_replaced_only_if_it_turns_heads_as_ours_does(family, dtype, head_size):
+@pytest.mark.parametrize("family", [*ALIKE, *OTHERS])
+def test_a_block_is_replaced_only_if_it_rotates_heads_as_ours_does(family, dtype, head_size):
     sizes = {"vocab_size": 128, "hidden_size": 4 * head_size, "intermediate_size": 96, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head_size, "pad_token_id": 0}
     with torch.random.fork_rng():
@@ -22,4 +22,4 @@ def test_a_block_is_replaced_only_if_it_turns_heads_as_ours_does(family, dtype, 
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes), dtype=dtype).eval()
     model.set_attn_implementation(ATTENTION)
     replaced = len(dict(FusedAttention(model).replacements()))
-    assert replaced == (2 if family in AS_OURS else 0)
+    assert replaced == (2 if family in ALIKE else 0)

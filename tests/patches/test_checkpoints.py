@@ -1,4 +1,4 @@
-"""Blocks in checkpoints: the gradients are those of activations that are kept, bit for bit, and few are kept."""
+"""Checkpointed blocks: gradients are bitwise those of kept activations, and few activations are kept."""
 
 import gc
 import weakref
@@ -25,7 +25,7 @@ from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=150, context_length=64)
-SHORT = MemoryOptions(max_rows=70, checkpoints=1, small_buffers=True)
+LOW_MEMORY = MemoryOptions(max_rows=70, checkpoints=1, small_buffers=True)
 
 
 def assert_equal(found, expected):
@@ -46,17 +46,17 @@ def test_gradients_are_bitwise_those_of_kept_activations(family, adapt, prompt):
 
 
 @pytest.mark.parametrize("offload", [False, True])
-@pytest.mark.parametrize("number", [1, 3, 4])
-def test_any_number_of_blocks_but_the_last_may_be_in_checkpoints(number, offload):
+@pytest.mark.parametrize("num_blocks", [1, 3, 4])
+def test_all_blocks_except_the_last_can_be_checkpointed(num_blocks, offload):
     model = with_adapter(make_llama(num_hidden_layers=5))
-    assert_equal(all_gradients(model, number, 5, offload=offload), all_gradients(model, 0, 5))
+    assert_equal(all_gradients(model, num_blocks, 5, offload=offload), all_gradients(model, 0, 5))
 
 
-def test_offloaded_inputs_serve_batches_of_any_size_one_after_the_other():
+def test_offloading_supports_successive_batches_of_any_size():
     model = with_adapter(make_llama(num_hidden_layers=3))
     batches = [padded_batch(prompt=prompt) for prompt in (9, 0, 5)]
 
-    def added_up(**options):
+    def accumulated(**options):
         with Hoisted(model, **options) as rows:
             losses = (row_losses(rows, batch["input_ids"], RowPlan.from_labels(batch["labels"])) for batch in batches)
             return gradients(model, losses)
@@ -67,7 +67,7 @@ def test_offloaded_inputs_serve_batches_of_any_size_one_after_the_other():
             each.sum().backward()
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
-    assert_equal(added_up(checkpoints=2, offload=True), added_up())
+    assert_equal(accumulated(checkpoints=2, offload=True), accumulated())
 
 
 def test_an_offloaded_input_keeps_its_dtype():
@@ -80,7 +80,7 @@ def test_an_offloaded_input_keeps_its_dtype():
     assert len(host._buffers) == 2
 
 
-def test_an_offloaded_input_that_another_forward_pass_has_replaced_is_refused():
+def test_an_offloaded_input_overwritten_by_another_forward_pass_is_refused():
     model, batch = with_adapter(make_llama(num_hidden_layers=3)), padded_batch()
     plan = RowPlan.from_labels(batch["labels"])
     with Hoisted(model, checkpoints=2, offload=True) as rows:
@@ -90,13 +90,13 @@ def test_an_offloaded_input_that_another_forward_pass_has_replaced_is_refused():
         second.backward()
 
 
-def test_gradients_by_our_kernels_are_those_of_kept_activations(kernels, monkeypatch):
+def test_gradients_of_our_kernels_are_those_of_kept_activations(kernels, monkeypatch):
     monkeypatch.setattr(norms_and_mlps, "runs_kernels", lambda tensor: True)
     model = with_adapter(make_llama(num_hidden_layers=2))
     assert_equal(all_gradients(model, 1, 5), all_gradients(model, 0, 5))
 
 
-def test_a_base_in_4_bits_is_dequantised_again():
+def test_a_base_model_in_4_bits_has_the_gradients_of_kept_activations():
     pytest.importorskip("bitsandbytes")
     from bitsandbytes.nn import Linear4bit
 
@@ -111,7 +111,7 @@ def test_a_base_in_4_bits_is_dequantised_again():
     assert_equal(all_gradients(model, 2), all_gradients(model, 0))
 
 
-def test_a_block_that_runs_again_neither_copies_adapters_nor_multiplies_by_its_last_weight(monkeypatch):
+def test_recomputing_a_block_neither_copies_adapters_nor_computes_its_last_product(monkeypatch):
     products, copies = [], []
     matrices, copy = LoraGroup.matrices, LoraGroup.copies
     monkeypatch.setattr(LoraGroup, "matrices", lambda group: products.append(group.columns) or matrices(group))
@@ -124,13 +124,13 @@ def test_a_block_that_runs_again_neither_copies_adapters_nor_multiplies_by_its_l
         all_gradients(model, checkpoints)
         return len(products), len(copies)
 
-    (kept, copied), (again, copied_again) = count(0), count(2)
-    # Of q, k and v; o; gate and up; down: all but the last.
-    assert again - kept == 2 * 3
-    assert copied_again == copied
+    (expected, expected_copies), (found, found_copies) = count(0), count(2)
+    # Of q, k and v; o; gate and up; down: all except the last.
+    assert found - expected == 2 * 3
+    assert found_copies == expected_copies
 
 
-def test_without_gradients_nothing_runs_again(monkeypatch):
+def test_nothing_is_recomputed_without_gradients(monkeypatch):
     monkeypatch.setattr("sebp_edge.patches.checkpoints.checkpoint", None)
     model, batch = make_llama(), padded_batch()
     plan = RowPlan.from_labels(batch["labels"])
@@ -140,28 +140,28 @@ def test_without_gradients_nothing_runs_again(monkeypatch):
         assert torch.equal(row_losses(rows, batch["input_ids"], plan), expected)
 
 
-def test_the_random_state_is_left_alone():
+def test_the_random_state_is_unchanged():
     model, before = with_adapter(make_llama()), torch.get_rng_state()
     all_gradients(model, 1)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_dropout_is_refused_while_it_is_on():
+def test_active_dropout_is_refused():
     model = MODELS["phi3"]().train()
     model.model.layers[0].resid_mlp_dropout.p = 0.1
-    with pytest.raises(SparsityError, match="does not drop; switch it off"):
+    with pytest.raises(SparsityError, match="do not support dropout; disable it"):
         all_gradients(model, 1)
     all_gradients(model.eval(), 1)
 
 
-def test_dropout_of_attentions_scores_is_refused_while_it_is_on():
+def test_active_dropout_of_attention_is_refused():
     model = make_llama(attention_dropout=0.3).train()
-    with pytest.raises(SparsityError, match="does not drop; switch it off"):
+    with pytest.raises(SparsityError, match="do not support dropout; disable it"):
         all_gradients(model, 1)
     assert_equal(all_gradients(model.eval(), 1), all_gradients(model, 0))
 
 
-def test_what_was_offloaded_goes_with_its_handle():
+def test_host_memory_is_freed_with_its_handle():
     model, batch = with_adapter(make_llama(num_hidden_layers=3)), padded_batch()
     gc.disable()
     try:
@@ -175,11 +175,11 @@ def test_what_was_offloaded_goes_with_its_handle():
         gc.enable()
 
 
-@pytest.mark.parametrize("number", [2, 3])
-def test_the_last_block_is_never_in_one_and_a_refused_model_is_left_alone(number):
+@pytest.mark.parametrize("num_blocks", [2, 3])
+def test_checkpointing_the_last_block_is_refused_and_leaves_the_model_unchanged(num_blocks):
     model = with_adapter(make_llama())
-    with pytest.raises(SparsityError, match=f"{number} of 2 blocks cannot be in checkpoints"):
-        Hoisted(model, checkpoints=number)
+    with pytest.raises(SparsityError, match=f"{num_blocks} blocks cannot be checkpointed; expected at most 1 of 2"):
+        Hoisted(model, checkpoints=num_blocks)
     assert not any("forward" in vars(module) for module in model.modules())
     assert model.config._attn_implementation == "sdpa"
 
@@ -192,7 +192,7 @@ class LoraAdaptation:
         self.model = model
 
 
-# A narrow range of tokens: something to learn.
+# A narrow range of tokens, so that there is something to learn.
 EXAMPLES = [
     Example(
         [3 + token % 20 for token in one.input_ids], [-100, *(3 + token % 20 for token in one.input_ids[1:])], number
@@ -202,16 +202,16 @@ EXAMPLES = [
 
 
 def trained(model, options, recipe=RECIPE, steps=6):
-    """The losses of some steps, and what has been learnt."""
+    """Returns the losses of some steps, and the trained weights."""
     adapted = LoraAdaptation(model)
     with RecoveringLearner(adapted, recipe, EXAMPLES, Collator(64, 2), silent, options) as learner:
         losses = [float(learner.step(make_step(learner, EXAMPLES), 3e-3).loss) for _ in range(steps)]
     return losses, [parameter.detach().clone() for parameter in trainable(adapted)]
 
 
-def test_a_training_with_little_memory_learns_the_same():
+def test_training_with_little_memory_learns_the_same():
     (losses, weights), (expected_losses, expected) = (
-        trained(with_adapter(make_llama(initializer_range=0.2)), options) for options in (SHORT, FASTEST)
+        trained(with_adapter(make_llama(initializer_range=0.2)), options) for options in (LOW_MEMORY, FASTEST)
     )
     assert losses == pytest.approx(expected_losses, rel=1e-4)
     assert losses[-1] < losses[0] - 0.5
@@ -219,18 +219,18 @@ def test_a_training_with_little_memory_learns_the_same():
         assert (found - truth).norm() <= 1e-3 * truth.norm()
 
 
-def test_moments_in_8_bits_learn_as_well():
+def test_moments_in_8_bits_learn_equally_well():
     options = MemoryOptions(moments_in_8_bits=True)
     (losses, _), (expected, _) = (
         trained(with_adapter(make_llama(initializer_range=0.2)), one, steps=60) for one in (options, FASTEST)
     )
     drop = expected[0] - expected[-1]
     assert drop > 3
-    # Found was 0.007.
+    # Measured: 0.007.
     assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) < 0.02 * drop
 
 
-def test_weights_that_are_updated_within_the_backward_pass_are_read_again_before_their_update(monkeypatch):
+def test_weights_updated_in_the_backward_pass_are_reread_before_their_update(monkeypatch):
     monkeypatch.setattr(
         "sebp_edge.training.learner._update_for", lambda parameters, recipe, _: UpdateInBackward(parameters, recipe)
     )

@@ -1,6 +1,6 @@
-"""Norms and MLPs by our own operations: found by what they compute, exact, undone, and their outputs not kept.
+"""Norms and MLPs on our own operations: recognised by their results, exact, restored, and their outputs not kept.
 
-Without a GPU it is their plain PyTorch that is tested here; the kernels' own tests are in test_small_kernels.
+Without a GPU these tests run plain PyTorch; the tests of the kernels are in test_small_kernels.
 """
 
 import gc
@@ -24,7 +24,7 @@ from sebp_edge.patches.norms_and_mlps import SmallOps
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted
 
-# Norms and MLPs of two layers. A layer has two norms, in Gemma four; two more for queries and keys in Qwen 3, Gemma 3.
+# Norms and MLPs of two layers. A layer has two norms, four in Gemma, and two more of heads in Qwen 3 and Gemma 3.
 REPLACED = {
     "llama": (5, 2),
     "qwen3": (9, 2),
@@ -36,7 +36,7 @@ REPLACED = {
 
 
 @pytest.fixture(autouse=True)
-def without_a_gpu_too(monkeypatch):
+def replaces_modules_without_a_gpu(monkeypatch):
     monkeypatch.setattr("sebp_edge.patches.norms_and_mlps.runs_kernels", lambda tensor: True)
 
 
@@ -47,7 +47,7 @@ def with_lora(model):
 
 @contextmanager
 def norms_in_fp64(model):
-    """transformers' norms compute in fp32, whose errors are larger than those to be found here."""
+    """Context in which norms compute in fp64; in transformers they compute in fp32, with errors above the tolerance."""
     norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
     for norm in norms:
         weight = norm.weight + (1.0 if "Gemma" in type(norm).__name__ else 0.0)
@@ -88,7 +88,7 @@ def test_losses_and_gradients_are_the_padded_dense_ones(family, adapt, prompt):
 
 
 class OtherNorm(nn.Module):
-    """With `eps` and one weight, as an RMSNorm has, but for the formula."""
+    """Has `eps` and one weight, like an RMSNorm, but another formula."""
 
     def __init__(self, formula, size=8, eps=1e-6):
         super().__init__()
@@ -99,7 +99,7 @@ class OtherNorm(nn.Module):
 
 
 class OtherMlp(nn.Module):
-    """With the parts of a Llama's MLP, but for the formula."""
+    """Has the parts of a Llama's MLP, but another formula."""
 
     def __init__(self, formula, act_fn=None):
         super().__init__()
@@ -123,7 +123,7 @@ def rms(x, eps):
 
 
 class OneModule(nn.Module):
-    """A decoder with nothing but an embedding and what is tried."""
+    """A decoder with only an embedding and the tested module."""
 
     def __init__(self, module):
         super().__init__()
@@ -144,7 +144,7 @@ ALIKE = {
 DIFFERENT = {
     "norm with eps outside": OtherNorm(lambda x, w, eps: x / (x.square().mean(-1, keepdim=True).sqrt() + eps) * w),
     "norm with a factor": OtherNorm(lambda x, w, eps: rms(x, eps) * w * 1.01),
-    "norm of half of it": OtherNorm(lambda x, w, eps: rms(x[..., :4], eps) * w[:4]),
+    "norm of half the columns": OtherNorm(lambda x, w, eps: rms(x[..., :4], eps) * w[:4]),
     "norm with another eps": OtherNorm(lambda x, w, eps: rms(x, 1e-5) * w),
     "norm without eps": nn.RMSNorm(8),
     "layer norm": nn.LayerNorm(8, bias=False),
@@ -154,7 +154,7 @@ DIFFERENT = {
     "mlp with the exact GELU": OtherMlp(plain_mlp, nn.GELU()),
     "mlp with a trained activation": OtherMlp(plain_mlp, nn.PReLU()),
     "mlp with a factor": OtherMlp(lambda mlp, x: 1.5 * plain_mlp(mlp, x)),
-    "mlp that gates the other": OtherMlp(lambda mlp, x: mlp.gate_proj(x) * mlp.act_fn(mlp.up_proj(x))),
+    "mlp that activates the other half": OtherMlp(lambda mlp, x: mlp.gate_proj(x) * mlp.act_fn(mlp.up_proj(x))),
     "mlp without a gate": OtherMlp(lambda mlp, x: mlp.act_fn(mlp.up_proj(x))),
 }
 
@@ -167,7 +167,7 @@ def attached(decoder):
 
 @pytest.mark.parametrize("name", ALIKE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_what_computes_the_same_is_replaced(name, dtype):
+def test_modules_that_compute_the_same_are_replaced(name, dtype):
     decoder = OneModule(ALIKE[name]).to(dtype)
     x = torch.randn(7, 8).to(dtype)
     expected = decoder.module(x)
@@ -181,18 +181,18 @@ def test_what_computes_the_same_is_replaced(name, dtype):
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_what_computes_something_else_is_left_alone(name):
+def test_modules_that_compute_something_else_are_not_replaced(name):
     assert attached(OneModule(DIFFERENT[name]).float()).replaced == []
 
 
-def test_a_part_more_is_left_alone():
+def test_modules_with_additional_parts_are_not_replaced():
     mlp, norm = OtherMlp(plain_mlp), OtherNorm(lambda x, w, eps: rms(x, eps) * w)
     mlp.dropout = nn.Dropout(0.5)
     norm.register_buffer("scale", torch.ones(8))
     assert attached(OneModule(nn.ModuleList([mlp, norm]))).replaced == []
 
 
-def test_a_forward_that_others_put_there_stays():
+def test_a_forward_replaced_by_others_stays():
     decoder = OneModule(OtherMlp(plain_mlp))
     decoder.module.forward = others = lambda x: x
     handle = attached(decoder)
@@ -201,7 +201,7 @@ def test_a_forward_that_others_put_there_stays():
     assert decoder.module.forward is others
 
 
-def test_a_norm_given_another_dtype_promotes_as_it_did():
+def test_a_norm_promotes_another_dtype_as_before():
     decoder = OneModule(OtherNorm(lambda x, w, eps: w * rms(x.float(), eps).to(x.dtype)))
     x = torch.randn(7, 8).bfloat16()
     expected = decoder.module(x)
@@ -211,7 +211,7 @@ def test_a_norm_given_another_dtype_promotes_as_it_did():
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_removing_gives_the_same_bits_as_before(family):
+def test_removing_restores_bitwise_equal_results(family):
     model, batch = with_lora(MODELS[family]()), padded_batch()
     forwards = {module: vars(module).get("forward") for module in model.modules()}
     before = dense_losses(model, batch)
@@ -226,12 +226,12 @@ def test_removing_gives_the_same_bits_as_before(family):
 
 
 def only_gates(source_of):
-    """Says of gates what they are made of, and of norms nothing: their outputs are kept."""
+    """Makes a `source_of` that returns the sources of gates only, so that outputs of norms are kept."""
     return lambda x: source if isinstance(source := source_of(x), Gate) else None
 
 
-def kept_and_gradients(model, batch, remade, monkeypatch):
-    """Elements that the graph of a batch keeps, in storages counted once, and the gradients."""
+def kept_and_gradients(model, batch, recomputes_norms, monkeypatch):
+    """Returns the elements that the graph of a batch keeps, each storage counted once, and the gradients."""
     kept = {}
 
     def keep(tensor):
@@ -240,7 +240,7 @@ def kept_and_gradients(model, batch, remade, monkeypatch):
         return tensor
 
     with monkeypatch.context() as patch, Hoisted(model) as hoisted:
-        if not remade:
+        if not recomputes_norms:
             for group in hoisted._fused_lora._groups:
                 patch.setattr(group, "_source_of", only_gates(group._source_of))
         plan = RowPlan.from_labels(batch["labels"])
@@ -250,17 +250,17 @@ def kept_and_gradients(model, batch, remade, monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
-def test_outputs_of_norms_are_made_again_with_the_same_bits(family, monkeypatch):
+def test_outputs_of_norms_are_recomputed_bitwise(family, monkeypatch):
     model, batch = with_lora(MODELS[family]()), padded_batch(prompt=0)
     rows = len(RowPlan.from_labels(batch["labels"]).active_rows)
     kept, expected = kept_and_gradients(model, batch, False, monkeypatch)
     kept_less, found = kept_and_gradients(model, batch, True, monkeypatch)
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
-    # Of two layers, four norms; the first norm's input is not kept for the norm, as nothing below learns.
+    # Two layers have four norms; the input of the first is not kept, since nothing before it is trained.
     assert kept - kept_less == rows * 3 * SIZES["hidden_size"]
 
 
-def test_a_last_layer_on_loss_rows_gives_the_same_bits_too(monkeypatch):
+def test_norms_are_recomputed_bitwise_if_the_last_layer_computes_loss_rows_only(monkeypatch):
     model, batch = with_lora(make_llama()), padded_batch(prompt=5)
     kept, expected = kept_and_gradients(model, batch, False, monkeypatch)
     kept_less, found = kept_and_gradients(model, batch, True, monkeypatch)
@@ -275,7 +275,7 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU
     ("device", "dtype"),
     [("cpu", torch.float32), pytest.param("cuda", torch.bfloat16, marks=[pytest.mark.gpu, GPU])],
 )
-def test_a_norm_made_again_before_an_mlp_gives_the_same_bits(device, dtype):
+def test_a_norm_recomputed_before_an_mlp_has_bitwise_equal_gradients(device, dtype):
     model = with_lora(make_llama(hidden_size=96, intermediate_size=200)).to(device, dtype)
     block = model.get_base_model().model.layers[0]
     x = torch.randn(1, 333, 96, generator=torch.Generator().manual_seed(0)).to(device, dtype).requires_grad_()
@@ -296,20 +296,20 @@ def lora_of(module):
     return [parameter for name, parameter in module.named_parameters() if "lora_" in name]
 
 
-def test_nothing_is_held_after_the_backward_pass():
+def test_nothing_is_kept_after_the_backward_pass():
     model, batch = with_lora(make_llama()), padded_batch()
     storages = []
 
-    def watch(module, args, out):
+    def record(module, args, out):
         storages.extend(StorageWeakRef(tensor.untyped_storage()) for tensor in (*args, out))
 
     for name, module in model.named_modules():
         if name.endswith(("layernorm", "up_proj", "down_proj")):
-            module.register_forward_hook(watch)
+            module.register_forward_hook(record)
     with Hoisted(model) as hoisted:
         losses = row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
         assert not all(storage.expired() for storage in storages)
-        # Whatever is left is held by someone, not by a cycle that waits for the collector.
+        # Without the garbage collector, which would free reference cycles.
         gc.disable()
         try:
             losses.sum().backward()
@@ -320,7 +320,7 @@ def test_nothing_is_held_after_the_backward_pass():
             gc.enable()
 
 
-def test_without_gradients_nothing_is_remembered():
+def test_no_sources_are_recorded_without_gradients():
     model, batch = with_lora(make_llama()), padded_batch()
     with torch.no_grad(), Hoisted(model) as hoisted:
         norm = hoisted._small_ops.replaced[0]
@@ -330,7 +330,7 @@ def test_without_gradients_nothing_is_remembered():
         assert len(hoisted._small_ops._sources) == 0
 
 
-def test_where_no_kernels_run_a_model_keeps_its_own(monkeypatch):
+def test_without_kernels_modules_are_not_replaced(monkeypatch):
     monkeypatch.setattr("sebp_edge.patches.norms_and_mlps.runs_kernels", runs_kernels)
     with Hoisted(make_llama()) as hoisted:
         assert hoisted._small_ops.replaced == []

@@ -1,4 +1,4 @@
-"""Whatever a handle changes in a model is undone, bit for bit: in any order, under wrappers, after any failure."""
+"""Removing handles restores a model bit for bit: in any order, under wrappers, and after any failure."""
 
 import itertools
 
@@ -48,7 +48,7 @@ HANDLES = {
     "norms and MLPs": part(SmallOps),
     "LoRA": part(FusedLora),
     "tied embedding": part(TiedEmbedding),
-    "MLP pieces": part(lambda model: ChunkedMlps(model, 7), torch.no_grad),
+    "chunked MLPs": part(lambda model: ChunkedMlps(model, 7), torch.no_grad),
     "last layer": part(LastLayer),
     "checkpoints": part(lambda model: Checkpoints(model, 1), torch.no_grad),
     "encoder": HoistedEncoder,
@@ -56,7 +56,7 @@ HANDLES = {
     "full, hoisted": Hoisted,
     "full, drop-in": sparsify,
 }
-WHOLE = ["hoisted", "drop-in", "encoder", "encoder, drop-in", "full, hoisted", "full, drop-in"]
+LEVELS = ["hoisted", "drop-in", "encoder", "encoder, drop-in", "full, hoisted", "full, drop-in"]
 PAIRS = [
     *itertools.product([name for name in HANDLES if not name.startswith(("encoder", "full"))], repeat=2),
     *itertools.product(["encoder", "encoder, drop-in"], repeat=2),
@@ -66,7 +66,7 @@ PAIRS = [
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
-    """What is attached only where it is faster is attached here too."""
+    """Attaches the parts that are otherwise attached only where they are faster."""
     monkeypatch.setattr(hoist, "_fits_flash_attention", lambda decoder: True)
     monkeypatch.setattr(norms_and_mlps, "runs_kernels", lambda tensor: True)
 
@@ -77,9 +77,9 @@ def model_for(*kinds):
     if any(kind.startswith("full") for kind in kinds):
         return model.eval()
     model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)).eval()
-    # A mode that `train()` or `eval()` of the whole model would lose.
+    # A mode that `train()` or `eval()` of the whole model would overwrite.
     next(module for name, module in model.named_modules() if name.endswith("lora_dropout")).train()
-    # The tied embedding is only replaced where it is trained.
+    # The tied embedding is replaced only if it is trained.
     without_adapter(model).get_input_embeddings().weight.requires_grad_(True)
     return model
 
@@ -94,11 +94,11 @@ def batch_for(model):
 
 
 class State:
-    """All that a handle may change of a model, to be compared with what it is later."""
+    """Everything that a handle may change in a model, to compare with its later state."""
 
     def __init__(self, model):
         self.model, self.outputs = model, outputs_of(model)
-        self.seen = self.now()
+        self.before = self.now()
         self.values = {name: value.clone() for name, value in model.state_dict().items()}
 
     def now(self):
@@ -109,16 +109,16 @@ class State:
             "hooks": {name: hooks_of(module) for name, module in modules.items()},
             "modes": {name: module.training for name, module in modules.items()},
             "attention": without_adapter(self.model).config._attn_implementation,
-            "parameters": {name: place_of(one) for name, one in self.model.named_parameters(remove_duplicate=False)},
+            "parameters": {name: storage_of(one) for name, one in self.model.named_parameters(remove_duplicate=False)},
         }
 
     def is_changed(self):
-        return self.now() != self.seen
+        return self.now() != self.before
 
     def check(self):
         now = self.now()
-        for what, before in self.seen.items():
-            assert now[what] == before, what
+        for name, before in self.before.items():
+            assert now[name] == before, name
         values = self.model.state_dict()
         assert values.keys() == self.values.keys()
         assert all(torch.equal(values[name], value) for name, value in self.values.items())
@@ -130,21 +130,21 @@ def hooks_of(module):
     return [list(getattr(module, kind).values()) for kind in kinds]
 
 
-def place_of(parameter):
-    """The parameter itself, and its place in a storage, whose address may be another."""
-    storage = parameter.untyped_storage().nbytes()
-    return id(parameter), parameter.requires_grad, parameter.stride(), parameter.storage_offset(), storage
+def storage_of(parameter):
+    """Returns the parameter's identity and its position in its storage, whose address may change."""
+    size = parameter.untyped_storage().nbytes()
+    return id(parameter), parameter.requires_grad, parameter.stride(), parameter.storage_offset(), size
 
 
 def outputs_of(model):
-    """The model's own loss, logits and gradients."""
+    """Returns the model's own loss, logits and gradients."""
     output = model(**batch_for(model))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [output.loss, output.logits, *torch.autograd.grad(output.loss, trained)]
 
 
 def losses_of(handle):
-    """What a handle is for."""
+    """Returns the losses that the handle computes."""
     batch = batch_for(handle.model)
     if isinstance(handle, HoistedEncoder):
         return handle.losses(batch)
@@ -154,7 +154,7 @@ def losses_of(handle):
 
 
 @pytest.mark.parametrize("kind", HANDLES)
-def test_a_removed_handle_leaves_the_model_as_it_was(kind):
+def test_removing_a_handle_restores_the_model(kind):
     model = model_for(kind)
     state = State(model)
     handle = HANDLES[kind](model)
@@ -171,19 +171,19 @@ def test_two_handles_are_removed_in_any_order(first, second):
     state = State(model)
     for order in (1, -1):
         handles = [HANDLES[first](model)]
-        under = state.now()
+        with_first = state.now()
         try:
             handles.append(HANDLES[second](model))
         except SparsityError:
-            # One that refuses to lie over the first leaves that as it was.
-            assert state.now() == under
+            # A handle that refuses the first one leaves it unchanged.
+            assert state.now() == with_first
         for handle in handles[::order]:
             handle.remove()
         state.check()
 
 
 @pytest.mark.parametrize("first", ["hoisted", "drop-in"])
-def test_a_handle_works_on_when_one_beneath_it_is_removed(first):
+def test_a_handle_works_after_one_beneath_it_is_removed(first):
     model = model_for(first)
     one, other = HANDLES[first](model), HANDLES["hoisted"](model)
     with torch.no_grad():
@@ -204,7 +204,7 @@ def test_three_handles_are_removed_in_any_order():
 
 
 def wrap(modules):
-    """A user's wrappers, and what lies under each."""
+    """Wraps the modules' forwards, as a user may; returns the forward beneath each wrapper."""
     beneath = {}
     for module in modules:
         beneath[module] = own = module.forward
@@ -215,7 +215,7 @@ def wrap(modules):
 @pytest.mark.parametrize("kind", HANDLES)
 def test_a_wrapper_under_a_handle_stays(kind):
     model = model_for(kind)
-    # The drop-in refuses linear layers whose forward is another.
+    # The drop-in refuses linear layers with a replaced forward.
     wrap([module for module in model.modules() if type(module) is not torch.nn.Linear])
     state = State(model)
     try:
@@ -228,7 +228,7 @@ def test_a_wrapper_under_a_handle_stays(kind):
 
 
 @pytest.mark.parametrize("kind", ["hoisted", "drop-in", "LoRA"])
-def test_a_wrapper_under_a_handle_takes_part(kind):
+def test_a_wrapper_under_a_handle_is_called(kind):
     model, calls = model_for(kind), []
     layer = without_adapter(model).model.layers[0].self_attn.k_proj
     own = layer.forward
@@ -239,7 +239,7 @@ def test_a_wrapper_under_a_handle_takes_part(kind):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_wrapper_over_a_removed_handle_is_compiled_without_a_break():
+def test_a_wrapper_over_a_removed_handle_is_compiled_without_a_graph_break():
     model = make_llama()
     handle = sparsify(model)
     wrap([model, model.model.layers[0].mlp.up_proj])
@@ -248,7 +248,7 @@ def test_a_wrapper_over_a_removed_handle_is_compiled_without_a_break():
 
 
 @pytest.mark.parametrize("kind", HANDLES)
-def test_a_wrapper_over_a_handle_works_on_without_it_and_may_be_removed(kind):
+def test_a_wrapper_over_a_handle_works_without_the_handle_and_can_be_removed(kind):
     model = model_for(kind)
     state = State(model)
     handle = HANDLES[kind](model)
@@ -263,22 +263,22 @@ def test_a_wrapper_over_a_handle_works_on_without_it_and_may_be_removed(kind):
     state.check()
 
 
-@pytest.mark.parametrize("kind", WHOLE)
+@pytest.mark.parametrize("kind", LEVELS)
 @pytest.mark.parametrize("share", [0, 0.3, 0.7, 1])
-def test_a_model_is_as_it_was_after_attaching_failed_half_way(kind, share, monkeypatch):
+def test_a_model_is_restored_if_attaching_fails_midway(kind, share, monkeypatch):
     model, replaced, replace = model_for(kind), [], Patch._replace
     state = State(model)
 
-    def counted(handle, module, forward):
+    def counting(handle, module, forward):
         replaced.append(module)
         replace(handle, module, forward)
 
     def failing(handle, module, forward):
         if len(replaced) == last:
             raise torch.OutOfMemoryError("no more")
-        counted(handle, module, forward)
+        counting(handle, module, forward)
 
-    monkeypatch.setattr(Patch, "_replace", counted)
+    monkeypatch.setattr(Patch, "_replace", counting)
     HANDLES[kind](model).remove()
     last = int(share * (len(replaced) - 1))
     replaced.clear()
@@ -290,20 +290,20 @@ def test_a_model_is_as_it_was_after_attaching_failed_half_way(kind, share, monke
 
 
 @pytest.mark.parametrize("kind", ["hoisted", "drop-in", "encoder"])
-def test_a_model_is_as_it_was_after_its_weights_could_not_be_stacked(kind, monkeypatch):
-    model, made, stack = model_for(kind), [], lora.LoraGroup.stack
+def test_a_model_is_restored_if_stacking_weights_fails(kind, monkeypatch):
+    model, calls, stack = model_for(kind), [], lora.LoraGroup.stack
     state = State(model)
 
     def run_out(*given):
-        made.append(given)
-        if len(made) == 3:
+        calls.append(given)
+        if len(calls) == 3:
             raise torch.OutOfMemoryError("no more")
         return stack(*given)
 
     monkeypatch.setattr(lora.LoraGroup, "stack", run_out)
     with pytest.raises(torch.OutOfMemoryError):
         HANDLES[kind](model)
-    assert len(made) == 3
+    assert len(calls) == 3
     state.check()
 
 
@@ -323,7 +323,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize(("kind", "part"), PARTS, ids=str)
-def test_a_model_is_as_it_was_after_a_part_ran_out_of_memory(kind, part, monkeypatch):
+def test_a_model_is_restored_if_a_part_runs_out_of_memory(kind, part, monkeypatch):
     model = model_for(kind)
     state, attach = State(model), part.attach
 
@@ -337,7 +337,7 @@ def test_a_model_is_as_it_was_after_a_part_ran_out_of_memory(kind, part, monkeyp
     state.check()
 
 
-def test_an_encoder_is_as_it_was_after_its_trial_ran_out_of_memory(monkeypatch):
+def test_an_encoder_is_restored_if_its_trial_runs_out_of_memory(monkeypatch):
     model = model_for("encoder")
     state = State(model)
     monkeypatch.setattr(HoistedEncoder, "row_logits", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
@@ -346,13 +346,13 @@ def test_an_encoder_is_as_it_was_after_its_trial_ran_out_of_memory(monkeypatch):
     state.check()
 
 
-@pytest.mark.parametrize("kind", WHOLE)
-def test_a_model_is_as_it_was_after_a_forward_pass_failed(kind):
+@pytest.mark.parametrize("kind", LEVELS)
+def test_a_model_is_restored_after_a_failed_forward_pass(kind):
     model = model_for(kind)
     state = State(model)
     norms = [module for name, module in model.named_modules() if name.endswith(("norm", "LayerNorm"))]
     with HANDLES[kind](model) as handle:
-        # A model's trials come with the first losses.
+        # The first losses run the model's trials.
         losses_of(handle)
         hook = norms[-1].register_forward_hook(lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no more")))
         with pytest.raises(torch.OutOfMemoryError):
@@ -362,7 +362,7 @@ def test_a_model_is_as_it_was_after_a_forward_pass_failed(kind):
 
 
 @pytest.mark.parametrize("kind", ["hoisted", "drop-in"])
-def test_where_weights_cannot_be_copied_the_model_has_its_own_code_all_the_same(kind, monkeypatch):
+def test_if_weights_cannot_be_copied_the_model_still_has_its_own_code(kind, monkeypatch):
     model = model_for(kind)
     state = State(model)
     handle, unstack = HANDLES[kind](model), lora._Group.unstack
@@ -370,10 +370,10 @@ def test_where_weights_cannot_be_copied_the_model_has_its_own_code_all_the_same(
     with pytest.raises(torch.OutOfMemoryError):
         handle.remove()
     now = state.now()
-    assert all(now[what] == before for what, before in state.seen.items() if what != "parameters")
-    assert now["parameters"] != state.seen["parameters"]
+    assert all(now[name] == before for name, before in state.before.items() if name != "parameters")
+    assert now["parameters"] != state.before["parameters"]
     assert all(torch.equal(*pair) for pair in zip(state.outputs, outputs_of(model), strict=True))
-    # When there is memory again, the rest is done.
+    # With memory again, the next call restores the rest.
     monkeypatch.setattr(lora._Group, "unstack", unstack)
     handle.remove()
     state.check()

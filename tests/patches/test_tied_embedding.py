@@ -1,4 +1,4 @@
-"""A tied embedding: the gradient is the dense one, and there is no second one as large as the vocabulary."""
+"""A tied embedding: the gradient is the dense one, and no second gradient of the vocabulary's size is allocated."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def tied(**sizes):
 
 
 def gradient(model, batch, *, times=1):
-    """Of the embedding, by hoisted rows."""
+    """Returns the embedding's gradient on hoisted rows."""
     model.zero_grad()
     plan = RowPlan.from_labels(batch["labels"])
     with Hoisted(model) as rows:
@@ -32,8 +32,8 @@ def dense(model, batch):
     return model.get_input_embeddings().weight.grad.clone()
 
 
-class Made(TorchDispatchMode):
-    """Where there were tensors of one shape. None is held: autograd copies a gradient that others hold."""
+class Allocations(TorchDispatchMode):
+    """Records the addresses of tensors of one shape, without references: autograd copies a gradient that has any."""
 
     def __init__(self, shape):
         super().__init__()
@@ -50,26 +50,26 @@ class Made(TorchDispatchMode):
 @pytest.mark.parametrize("padding_idx", [None, 3, 9])
 def test_the_gradient_is_the_dense_one(prompt, padding_idx):
     model, batch = tied(), padded_batch(prompt=prompt)
-    # Tokens that come often, and next to each other.
+    # A token that is repeated, also in succession.
     batch["input_ids"][0, 1:7] = 3
     model.get_input_embeddings().padding_idx = padding_idx
     torch.testing.assert_close(gradient(model, batch), dense(model, batch), rtol=1e-5, atol=1e-6)
 
 
-def test_the_whole_vocabulary_has_one_gradient_only():
+def test_only_one_gradient_of_the_vocabulary_is_allocated():
     model, batch = tied(), padded_batch()
     weight, plan = model.get_input_embeddings().weight, RowPlan.from_labels(batch["labels"])
-    with Hoisted(model) as rows, Made(weight.shape) as made:
+    with Hoisted(model) as rows, Allocations(weight.shape) as allocations:
         row_losses(rows, batch["input_ids"], plan).sum().backward()
-    assert made.addresses == {weight.data_ptr(), weight.grad.data_ptr()}
+    assert allocations.addresses == {weight.data_ptr(), weight.grad.data_ptr()}
 
 
-def test_gradients_are_added_up_over_batches():
+def test_gradients_accumulate_over_batches():
     model, batch = tied(), padded_batch(prompt=5)
     torch.testing.assert_close(gradient(model, batch, times=2), 2 * gradient(model, batch), rtol=1e-5, atol=1e-6)
 
 
-def test_several_batches_and_other_uses_of_the_weight_make_one_gradient():
+def test_several_batches_and_other_uses_of_the_weight_add_to_one_gradient():
     model, batch, other = tied(), padded_batch(), padded_batch(prompt=5)
     weight = model.get_input_embeddings().weight
     expected = gradient(model, batch) + gradient(model, other) + 2 * weight.detach()
@@ -80,7 +80,7 @@ def test_several_batches_and_other_uses_of_the_weight_make_one_gradient():
     torch.testing.assert_close(weight.grad, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_backward_pass_may_be_repeated():
+def test_a_backward_pass_can_be_repeated():
     model, batch = tied(), padded_batch()
     expected = 2 * gradient(model, batch)
     model.zero_grad()
@@ -92,7 +92,7 @@ def test_a_backward_pass_may_be_repeated():
 
 
 @pytest.mark.parametrize("kind", ["untied", "frozen", "another class", "wrapped"])
-def test_an_embedding_that_is_more_or_less_than_a_tied_one_is_left_alone(kind):
+def test_other_embeddings_are_not_replaced(kind):
     model = make_llama(tie_word_embeddings=False).double() if kind == "untied" else tied()
     embedding, batch = model.get_input_embeddings(), padded_batch()
     if kind == "another class":
@@ -116,14 +116,14 @@ def test_an_embedding_that_is_more_or_less_than_a_tied_one_is_left_alone(kind):
         torch.testing.assert_close(embedding.weight.grad, dense(model, batch), rtol=1e-5, atol=1e-6)
 
 
-def test_the_embedding_has_its_own_forward_back():
+def test_removing_restores_the_embeddings_forward():
     model = tied()
     with Hoisted(model):
         assert "forward" in vars(model.get_input_embeddings())
     assert "forward" not in vars(model.get_input_embeddings())
 
 
-def test_without_gradients_the_rows_are_the_same():
+def test_embedded_rows_are_the_same_without_gradients():
     model = tied()
     embedding, ids = model.get_input_embeddings(), torch.tensor([[3, 1, 3]])
     expected = embedding(ids)

@@ -1,4 +1,4 @@
-"""Active tokens: what the padded batch says, and filler that changes nothing."""
+"""Active tokens: they equal the padded batch's, and filler changes nothing."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def gathered(batch) -> ActiveTokens:
     return ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"]))
 
 
-def test_gathered_tokens_are_the_padded_batchs():
+def test_gathered_tokens_equal_the_padded_batchs():
     batch = padded_batch(prompt=5)
     tokens = gathered(batch)
     assert tokens.sizes == Bucket(tokens=38, sequences=4, longest=23, loss_rows=6 + 19 + 1)
@@ -46,7 +46,7 @@ def test_gathered_tokens_are_the_padded_batchs():
 
 @pytest.mark.parametrize("prompt", [0, 5])
 @pytest.mark.parametrize("bucket", BUCKETS)
-def test_filler_is_in_sequences_of_its_own(bucket, prompt):
+def test_filler_is_in_separate_sequences(bucket, prompt):
     tokens = gathered(padded_batch(prompt=prompt))
     bucket = BUCKETS[bucket] or tokens.sizes
     filled = tokens.filled(bucket)
@@ -97,7 +97,7 @@ def test_filler_changes_neither_losses_nor_gradients(family, adapt, bucket, prom
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_an_example_sees_neither_its_neighbour_nor_filler(family):
+def test_an_example_depends_neither_on_its_neighbour_nor_on_filler(family):
     model, batch = MODELS[family](), padded_batch(lengths=(9, 12, 7))
     tokens = gathered(batch)
     batch["input_ids"][1, :12] = torch.arange(100, 112)
@@ -110,7 +110,7 @@ def test_an_example_sees_neither_its_neighbour_nor_filler(family):
     assert not torch.equal(before[secret], after[secret])
 
 
-def test_filler_needs_no_position_that_the_model_does_not_have():
+def test_filler_needs_no_position_beyond_the_models():
     config = GPT2Config(vocab_size=320, n_embd=32, n_layer=2, n_head=4, n_positions=24, bos_token_id=0, eos_token_id=1)
     model = make_model(config).eval()
     tokens = gathered(padded_batch())
@@ -120,7 +120,7 @@ def test_filler_needs_no_position_that_the_model_does_not_have():
     torch.testing.assert_close(found[filled.weights == 1], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_sequence_without_any_loss_takes_a_slot_and_no_token():
+def test_a_sequence_without_a_loss_has_a_slot_and_no_token():
     batch = padded_batch()
     batch["labels"][2] = IGNORE
     tokens = gathered(batch)
@@ -147,7 +147,7 @@ def test_a_bucket_with_more_loss_rows_than_tokens_is_refused():
         gathered(padded_batch()).filled(Bucket(64, 4, 23, 65))
 
 
-def test_tokens_move_to_another_device_whole():
+def test_all_tensors_move_to_another_device():
     moved = gathered(padded_batch()).to("meta")
     assert all(value.is_meta for name, value in vars(moved).items() if name not in ("max_len", "token_type_ids"))
     assert moved.sizes == gathered(padded_batch()).sizes

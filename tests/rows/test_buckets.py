@@ -1,4 +1,4 @@
-"""Token buckets: they hold what they are for, and cost little more."""
+"""Token buckets: batches fit into them, at little extra cost."""
 
 import random
 import time
@@ -9,7 +9,7 @@ import pytest
 from sebp_edge.rows.buckets import GRID_STEP, MAX_BUCKETS, Bucket, choose_buckets
 
 
-def test_every_size_is_held_with_little_filler():
+def test_every_size_fits_into_its_bucket_with_little_filler():
     for size in range(1, 5001):
         bucket = Bucket.holding(size, size, size, size)
         assert bucket.holds(Bucket(size, size, size, size))
@@ -20,22 +20,22 @@ def test_every_size_is_held_with_little_filler():
 
 
 def test_larger_sizes_never_get_a_smaller_bucket():
-    """So fewer loss rows than tokens stay fewer, and joined buckets are on the grid."""
+    """So fewer loss rows than tokens stay fewer, and merged buckets are on the grid."""
     sizes = [Bucket.holding(size, size, size, size) for size in range(5001)]
     assert all(larger.holds(smaller) for smaller, larger in pairwise(sizes))
 
 
-def test_there_are_few_sizes():
+def test_the_grid_has_few_sizes():
     assert len({Bucket.holding(size, 1, 1, 1) for size in range(1, 4097)}) == 6 + 31 + 2 * 16
 
 
 @pytest.mark.parametrize("bucket", [Bucket(512, 16, 64, 512), Bucket(513, 1, 512, 9), Bucket(7, 7, 1, 7)])
-def test_there_are_slots_for_a_batch_that_is_all_filler(bucket):
+def test_a_bucket_has_slots_for_a_batch_of_only_filler(bucket):
     assert (bucket.slots - bucket.sequences) * bucket.longest >= bucket.tokens
 
 
 def lengths_of_notes(order: random.Random, count: int) -> list[int]:
-    """As paragraphs of notes are: a median of 30 tokens, 90 at the 90th percentile, 512 at most."""
+    """Lengths of paragraphs in notes: a median of 30 tokens, 90 at the 90th percentile, 512 at most."""
     return [min(512, max(2, round(order.lognormvariate(3.4, 0.85)))) for _ in range(count)]
 
 
@@ -59,7 +59,7 @@ def steps_of_notes(order: random.Random, batch_tokens: int, max_rows: int = 4096
 @pytest.mark.parametrize("share", [1, 0.3])
 @pytest.mark.parametrize("batch_tokens", [100, 512, 1024, 4096, 16384])
 def test_a_training_needs_few_buckets_and_wastes_little(batch_tokens, share):
-    """With loss on all tokens, and on about this share of them."""
+    """With loss on about this share of the tokens."""
     order = random.Random(batch_tokens)
     sizes = []
     for lengths in steps_of_notes(order, batch_tokens):
@@ -72,25 +72,25 @@ def test_a_training_needs_few_buckets_and_wastes_little(batch_tokens, share):
     chosen = [next(bucket for bucket in buckets if bucket.holds(size)) for size in sizes]
     assert set(chosen) == set(buckets)
     waste = sum(bucket.cost for bucket in chosen) / sum(size.cost for size in sizes) - 1
-    # A sixteenth by rounding, a twentieth by joining.
+    # A sixteenth by rounding, a twentieth by merging.
     assert waste <= 0.11
     large = [(size, bucket) for size, bucket in zip(sizes, chosen, strict=True) if size.tokens > 0.9 * 4096]
     assert sum(bucket.tokens for _, bucket in large) <= 1.05 * sum(size.tokens for size, _ in large)
 
 
-def test_long_and_short_sequences_keep_buckets_of_their_own():
-    """Joined, each of many short sequences would have a long one's slot."""
+def test_long_and_short_sequences_have_separate_buckets():
+    """In a merged bucket, each of many short sequences would have a slot of the long one's size."""
     short, long = Bucket.holding(4000, 150, 60, 4000), Bucket.holding(4000, 1, 4000, 4000)
     assert set(choose_buckets([short] * 10 + [long] * 10)) == {short, long}
 
 
 def test_small_batches_share_a_bucket():
-    """A step on 4 tokens costs nearly what one on 16 does."""
+    """A step on 4 tokens costs nearly as much as one on 16."""
     needed = [Bucket.holding(size, 1, size, size) for size in range(1, 17)]
     assert choose_buckets(needed) == [Bucket(16, 1, 16, 16)]
 
 
-def test_choosing_takes_little_time_however_sizes_vary():
+def test_choosing_takes_little_time_for_sizes_that_vary_much():
     order, needed = random.Random(0), []
     for _ in range(300):
         tokens, longest = order.randint(50, 4096), order.choice([64, 256, 1024, 4096])
@@ -103,14 +103,14 @@ def test_choosing_takes_little_time_however_sizes_vary():
     assert all(any(bucket.holds(one) for bucket in buckets) for one in needed)
 
 
-def test_more_than_six_are_joined_whatever_it_costs():
+def test_more_than_six_buckets_are_merged_at_any_cost():
     needed = [Bucket.holding(1000 * size, 4, 1000, 1000 * size) for size in range(1, 20)]
     buckets = choose_buckets(needed)
     assert len(buckets) == MAX_BUCKETS
     assert all(any(bucket.holds(one) for bucket in buckets) for one in needed)
 
 
-def test_one_batch_has_one_bucket_and_none_has_none():
+def test_one_batch_has_one_bucket_and_no_batch_has_none():
     one = Bucket.holding(7, 2, 4, 5)
     assert choose_buckets([one]) == [one]
     assert choose_buckets([]) == []

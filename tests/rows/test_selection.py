@@ -1,4 +1,4 @@
-"""Chosen rows: each rule is what it says, the unbiased ones have the right mean, and what is dropped is reported."""
+"""Row selection: each rule selects as documented, unbiased rules have the exact mean, and drops are reported."""
 
 import logging
 import math
@@ -26,7 +26,7 @@ def chosen(rule, dout):
 @pytest.mark.parametrize("num_rows", SIZES)
 @pytest.mark.parametrize("n", [1, 3, 64, 1000])
 @pytest.mark.parametrize("ties", [False, True])
-def test_top_n_keeps_the_largest_rows_and_of_equal_ones_the_first(num_rows, n, ties):
+def test_top_n_keeps_the_largest_rows_and_the_first_of_equal_ones(num_rows, n, ties):
     energy = random_energy(num_rows, seed=n)
     energy = energy.log10().round().clamp(min=0) if ties else energy
     order = sorted(range(num_rows), key=lambda row: -float(energy[row]))
@@ -38,7 +38,7 @@ def test_top_n_keeps_the_largest_rows_and_of_equal_ones_the_first(num_rows, n, t
 
 @pytest.mark.parametrize("num_rows", SIZES)
 @pytest.mark.parametrize("n", [1, 3, 64, 1000])
-def test_water_filling_is_proportional_up_to_one_and_sums_up_to_n(num_rows, n):
+def test_water_filling_is_proportional_up_to_one_and_sums_to_n(num_rows, n):
     energy = random_energy(num_rows, seed=n)
     norms = energy.sqrt().tolist()
     found = row_rules.water_filling(energy, n)
@@ -54,18 +54,18 @@ def test_water_filling_is_proportional_up_to_one_and_sums_up_to_n(num_rows, n):
 
 @pytest.mark.parametrize("num_rows", SIZES)
 @pytest.mark.parametrize("share", [0.5, 0.99])
-def test_the_fewest_rows_that_hold_a_share_of_the_energy_are_counted(num_rows, share):
+def test_num_top_rows_is_the_fewest_rows_with_a_share_of_the_energy(num_rows, share):
     energy = random_energy(num_rows, num_rows + 1, 2.0).double()
-    largest, held, expected = sorted(energy.tolist(), reverse=True), 0.0, 0
-    while held < share * sum(largest):
-        held, expected = held + largest[expected], expected + 1
-    assert int(row_rules.top_rows(energy, share)) == expected
-    assert int(row_rules.top_rows(torch.zeros(num_rows), share)) == 0
+    largest, total, expected = sorted(energy.tolist(), reverse=True), 0.0, 0
+    while total < share * sum(largest):
+        total, expected = total + largest[expected], expected + 1
+    assert int(row_rules.num_top_rows(energy, share)) == expected
+    assert int(row_rules.num_top_rows(torch.zeros(num_rows), share)) == 0
 
 
 @pytest.mark.parametrize("num_rows", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_draw_keeps_each_row_with_its_probability_and_their_sum_in_number(num_rows, dtype):
+def test_a_draw_keeps_each_row_with_its_probability_and_as_many_rows_as_their_sum(num_rows, dtype):
     generator = torch.Generator().manual_seed(num_rows)
     probability = torch.rand(num_rows, generator=generator).to(dtype)
     probability[::5], probability[3::5] = 0, 1
@@ -82,7 +82,7 @@ def test_a_draw_keeps_each_row_with_its_probability_and_their_sum_in_number(num_
 
 
 def plain_threshold(energy, epsilon, max_lost):
-    """The rows kept, by a loop from the smallest up."""
+    """Returns the kept rows and the threshold, by a loop from the smallest row up."""
     active = sorted((float(value), row) for row, value in enumerate(energy) if value > 0)
     bound = epsilon * active[(len(active) - 1) // 2][0] ** 0.5 if active else 0.0
     total, lost, kept = sum(value for value, _ in active), 0.0, []
@@ -96,7 +96,7 @@ def plain_threshold(energy, epsilon, max_lost):
 @pytest.mark.parametrize("num_rows", SIZES)
 @pytest.mark.parametrize("epsilon", [1e-3, 0.5, 1.0, 30.0])
 @pytest.mark.parametrize("max_lost", [0, 1e-6, 1e-3, 0.2, 1])
-def test_the_threshold_keeps_what_is_above_it_and_enough_of_the_energy(num_rows, epsilon, max_lost):
+def test_the_threshold_keeps_rows_above_it_and_enough_of_the_energy(num_rows, epsilon, max_lost):
     energy = random_energy(num_rows, seed=num_rows)
     expected, bound = plain_threshold(energy, epsilon, max_lost)
     keep, found_bound = row_rules.above_threshold(energy, epsilon, max_lost)
@@ -113,7 +113,7 @@ def test_the_threshold_keeps_what_is_above_it_and_enough_of_the_energy(num_rows,
 
 
 def plain_knee(passes, max_lost):
-    """The same in loops: tenths of a decade, cumulative counts, sums of five, the sharpest fall of slope, the cap."""
+    """Computes epsilon in loops: tenths of a decade, cumulative counts, sums of five, the knee, the cap."""
     counts, energies = [0] * 140, [0.0] * 140
     for energy in passes:
         norms = [float(value) ** 0.5 for value in energy if value > 0]
@@ -132,7 +132,7 @@ def plain_knee(passes, max_lost):
 
 @pytest.mark.parametrize("max_lost", [0, 1e-3, 0.3, 1])
 @pytest.mark.parametrize("spread", [0.2, 1.0, 3.0])
-def test_epsilon_is_the_knee_of_the_distribution_unless_that_loses_too_much(max_lost, spread):
+def test_epsilon_is_the_knee_of_the_distribution_unless_it_loses_too_much(max_lost, spread):
     histogram = row_rules.NormHistogram(torch.device("cpu"))
     passes = [random_energy(200, seed, spread) * 10.0**seed for seed in range(3)]
     for energy in passes:
@@ -142,7 +142,7 @@ def test_epsilon_is_the_knee_of_the_distribution_unless_that_loses_too_much(max_
 
 @pytest.mark.parametrize("noisy", [0.3, 0.8])
 @pytest.mark.parametrize("scale", [1.0, 2.0**16])
-def test_a_threshold_found_in_the_first_passes_drops_noise_and_only_noise(noisy, scale):
+def test_a_calibrated_threshold_drops_noise_and_little_else(noisy, scale):
     generator = torch.Generator().manual_seed(3)
     choose = selector(Threshold(calibration_passes=2))
     for number in range(4):
@@ -167,7 +167,7 @@ RULES = [TopN(2), TopN(2, unbiased=True), Threshold(epsilon=1.0), Threshold(epsi
 
 @pytest.mark.parametrize("rule", [*RULES, Threshold()])
 @pytest.mark.parametrize("num_rows", [0, 1, 9])
-def test_gradients_of_zeros_keep_no_row(rule, num_rows):
+def test_no_row_of_a_zero_gradient_is_kept(rule, num_rows):
     choose = selector(rule)
     for _ in range(2):
         ids, *_ = choose((torch.zeros(num_rows, 3),)).on_host()
@@ -177,7 +177,7 @@ def test_gradients_of_zeros_keep_no_row(rule, num_rows):
 @pytest.mark.parametrize("rule", [*RULES, Threshold()])
 @pytest.mark.parametrize("broken", [math.nan, math.inf, 1e30])
 @pytest.mark.parametrize("among", ["others", "zeros"])
-def test_a_row_that_is_not_finite_is_kept_whole(rule, broken, among):
+def test_a_non_finite_row_is_kept_with_weight_one(rule, broken, among):
     for row in (0, 4, 8):
         dout = random_gradient(9, 3).float() if among == "others" else torch.zeros(9, 3)
         dout[row, 1] = broken
@@ -195,7 +195,7 @@ def test_a_large_weight_does_not_overflow_in_half_precision():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_rows_of_zeros_are_never_kept(rule):
+def test_zero_rows_are_never_kept(rule):
     for seed in range(5):
         dout = random_gradient(40, 3, seed).float()
         ids, _ = chosen(rule, dout)
@@ -205,7 +205,7 @@ def test_rows_of_zeros_are_never_kept(rule):
 
 
 def sampled_gradients(rule, seed, draws):
-    """dX and dW of a linear layer along some directions, by as many draws, [draws, 18], and exactly, [18].
+    """Returns dX and dW of a linear layer along some directions, from each draw [draws, 18], and exact [18].
 
     The directions are those of the exact gradients, and random ones.
     """
@@ -230,19 +230,19 @@ def sampled_gradients(rule, seed, draws):
     "rule", [TopN(12, unbiased=True), TopN(1, unbiased=True), Threshold(epsilon=4.0, max_lost=1, unbiased=True)]
 )
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_mean_of_unbiased_gradients_is_the_exact_gradient_and_of_biased_ones_is_not(rule, seed):
+def test_the_mean_of_unbiased_gradients_is_exact_and_that_of_biased_ones_is_not(rule, seed):
     draws = 400
     samples, exact = sampled_gradients(rule, seed, draws)
     standard_error = samples.std(dim=0) / draws**0.5
     assert standard_error.min() > 0
-    # Right means are all 18 within 4 standard errors, but for one time in a thousand; the seeds are fixed.
+    # Correct means are all within 4 standard errors in 999 of 1000 cases; the seeds are fixed.
     assert ((samples.mean(dim=0) - exact).abs() / standard_error).max() <= 4
     biased = TopN(rule.n) if isinstance(rule, TopN) else Threshold(epsilon=rule.epsilon, max_lost=1)
-    without_chance, _ = sampled_gradients(biased, seed, 1)
-    assert ((without_chance[0] - exact).abs() / standard_error).max() > 8
+    biased_sample, _ = sampled_gradients(biased, seed, 1)
+    assert ((biased_sample[0] - exact).abs() / standard_error).max() > 8
 
 
-def test_unbiased_top_n_never_needs_more_than_its_capacity():
+def test_unbiased_top_n_never_exceeds_its_capacity():
     for seed in range(20):
         dout = random_gradient(301, 3, seed).float()
         for n in (1, 17, 100):
@@ -269,7 +269,7 @@ def test_rows_beyond_the_capacity_are_reported_as_dropped():
     assert math.isclose(report.lost_energy, 10 / 15, rel_tol=1e-6)
 
 
-def test_the_report_says_what_was_dropped_in_each_pass():
+def test_the_report_covers_all_passes_of_each_group_of_layers():
     layers = torch.nn.ModuleDict({"one": torch.nn.Linear(1, 2), "other": torch.nn.Linear(1, 1)})
     selection = Selection(layers, TopN(2))
     assert selection.dropped() == []
@@ -285,7 +285,7 @@ def test_the_report_says_what_was_dropped_in_each_pass():
     assert (second.layers, second.rows, second.kept, second.lost_energy) == (("other",), 1, 1, 0.0)
 
 
-def test_draws_follow_their_seed_and_leave_torchs_random_state_alone():
+def test_draws_depend_on_their_seed_and_leave_torchs_random_state_unchanged():
     dout = random_gradient(60, 3)
     before = torch.get_rng_state()
     rows = {seed: [chosen(TopN(9, unbiased=True, seed=seed), dout)[0] for _ in range(2)] for seed in (1, 2)}
@@ -308,13 +308,13 @@ def test_draws_follow_their_seed_and_leave_torchs_random_state_alone():
         lambda: Threshold(calibration_passes=0),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(make):
+def test_settings_out_of_range_are_refused(make):
     with pytest.raises(OptionError, match=r"got \w+=.*; expected"):
         make()
 
 
 @pytest.mark.parametrize("rows", ["top_n", "", TopN, 400, None, [1, 2]])
-def test_other_ways_to_choose_are_refused_and_leave_the_model_alone(rows):
+def test_unknown_selections_are_refused_and_leave_the_model_unchanged(rows):
     model = make_llama()
     with pytest.raises(OptionError, match="expected 'exact', 'detect'"):
         sparsify(model, rows)
@@ -334,8 +334,8 @@ ALL_KEPT = ["exact", "detect", TopN(10**6), TopN(41), Threshold(), Threshold(eps
 
 @pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
 @pytest.mark.parametrize("rows", [*ALL_KEPT, TopN(10**6, unbiased=True), TopN(42, unbiased=True)], ids=str)
-def test_what_keeps_every_active_row_trains_like_dense(rows, adapt):
-    # Four texts of 11, 1, 24 and 6 tokens: 38 of 42 have a loss, and none beyond the last of these is active.
+def test_selections_that_keep_every_active_row_train_like_dense(rows, adapt):
+    # Four texts of 11, 1, 24 and 6 tokens: 38 of 42 have a loss, and no row after the last loss row is active.
     model, batch = adapt(make_llama().double()), padded_batch(prompt=1)
     dense_loss, dense = loss_and_gradients(model, batch)
     with sparsify(model, rows, keep_logits=True) as sparsified:
@@ -364,7 +364,7 @@ def test_dropped_rows_are_reported_by_layer(reentrant):
     assert any((found[name] - gradient).norm() > 0.05 * gradient.norm() for name, gradient in dense.items())
 
 
-def test_lora_projections_of_one_input_choose_together():
+def test_lora_projections_of_one_input_share_a_selection():
     model, batch = with_lora(make_llama()), padded_batch()
     with sparsify(model, TopN(7), keep_logits=True) as sparsified:
         loss_and_gradients(model, batch)
@@ -375,7 +375,7 @@ def test_lora_projections_of_one_input_choose_together():
     assert {(report.passes, report.kept) for report in reports} == {(2, 14)}
 
 
-def test_each_backward_pass_through_one_graph_chooses_anew():
+def test_each_backward_pass_through_a_graph_draws_anew():
     model, batch = make_llama().double(), padded_batch()
     with sparsify(model, TopN(7, unbiased=True), keep_logits=True) as sparsified:
         loss = model(**batch).loss
@@ -402,7 +402,7 @@ def test_each_layer_finds_its_own_epsilon():
     assert all(0 <= report.lost_energy <= 0.05 / 3 + 1e-12 for report in reports)
 
 
-def test_that_gradients_are_approximations_is_said_once(caplog):
+def test_approximate_gradients_are_logged_once(caplog):
     with caplog.at_level(logging.INFO, logger="sebp_edge"):
         with sparsify(make_llama()), sparsify(make_llama(), "detect"):
             pass

@@ -1,4 +1,4 @@
-"""The trial on a small copy of a decoder's class: it sees what the class does to distant tokens."""
+"""The trial on a small copy of a decoder detects how distant tokens interact."""
 
 import copy
 
@@ -29,7 +29,7 @@ from sebp_edge.training.losses import RowLosses
 ROPE = {"rope_theta": 10000.0}
 SLIDING = {"sliding_window": 4096, "layer_types": ["sliding_attention", "full_attention"]}
 LONG_ROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-# Sizes as published where they are beyond what a short trial reaches.
+# Published sizes, which are beyond the reach of a short trial.
 HOISTED = {
     "llama": LlamaConfig(**SIZES),
     "mistral": MistralConfig(**SIZES, sliding_window=4096),
@@ -54,24 +54,24 @@ def make(config) -> PreTrainedModel:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("family", HOISTED)
-def test_families_whose_attention_is_told_of_windows_and_lengths_pass(family):
+def test_families_that_pass_windows_and_lengths_to_attention_are_exact(family):
     assert find_copy_mismatch(make(HOISTED[family])) is None
 
 
-def test_a_window_that_only_the_mask_has_is_seen_however_long_it_is():
+def test_a_window_that_only_the_mask_applies_is_detected_at_any_length():
     model = make(PhimoeConfig(**SIZES, num_local_experts=4, sliding_window=56))
     notices = []
     ids = [number % 300 for number in range(2, 82)]
     with RowLosses(model, [Example(ids, ids, 0)], Collator(96, 0), torch.device("cpu"), notices.append) as rows:
         assert rows.hoisted is None
     assert [type(notice) for notice in notices] == [Notice]
-    assert "gradients on rows alone differ" in notices[0].message
+    assert "gradients of a small copy differ" in notices[0].message
     without = make(PhimoeConfig(**SIZES, num_local_experts=4, sliding_window=None))
     assert find_copy_mismatch(without) is None
 
 
 class LengthScaledLlama(LlamaForCausalLM):
-    """Scales logits by how many tokens its input has."""
+    """Scales logits by the number of input tokens."""
 
     def forward(self, input_ids=None, **inputs):
         output = super().forward(input_ids=input_ids, **inputs)
@@ -84,18 +84,17 @@ class NeedsMore(LlamaForCausalLM):
         super().__init__(config)
 
 
-def test_a_subclass_is_tried_out_as_what_it_is():
+def test_a_copy_is_of_the_models_own_subclass():
     model = LengthScaledLlama(make_llama().config)
     assert "differ" in find_copy_mismatch(model)
 
 
-def test_a_class_that_cannot_be_made_small_is_not_hoisted():
-    assert find_copy_mismatch(NeedsMore(make_llama().config, more=1)).startswith(
-        "a small copy of its class could not be"
-    )
+def test_a_class_that_cannot_be_copied_is_not_hoisted():
+    reason = find_copy_mismatch(NeedsMore(make_llama().config, more=1))
+    assert reason == "a small copy of the model failed on a trial batch (TypeError)."
 
 
-def test_the_model_is_left_alone_and_no_random_number_is_drawn():
+def test_the_model_and_the_random_state_are_unchanged():
     model = make_llama()
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     config = model.config.to_dict()

@@ -1,4 +1,4 @@
-"""The drop-in under torch.compile: dense gradients, one graph where the dense model is one, whatever is compiled."""
+"""The drop-in under torch.compile: dense gradients, and one graph if the dense model is one."""
 
 import shutil
 
@@ -62,7 +62,7 @@ def test_a_whole_model_is_one_graph_and_trains_like_dense(model):
     assert counters["stats"]["unique_graphs"] == 1
 
 
-def test_gpt2_breaks_its_graph_only_where_the_dense_model_does_and_trains_like_dense():
+def test_gpt2_has_no_more_graph_breaks_than_the_dense_model_and_trains_like_dense():
     model, (batch, *_) = decoder(make_decoder("gpt2", n_layer=1))
     expected = loss_and_gradients(model, batch)
     assert_same(expected, gradients(torch.compile(model, backend="aot_eager"), batch), tolerance=1e-10)
@@ -81,7 +81,7 @@ def test_code_that_inductor_generates_trains_like_dense():
         assert_same(dense, gradients(torch.compile(model, fullgraph=True), batch), tolerance=1e-4)
 
 
-def test_blocks_that_are_compiled_alone_train_like_dense_without_a_graph_for_each_batch():
+def test_separately_compiled_blocks_train_like_dense_without_a_graph_for_each_batch():
     model, batches = MODELS["llama"]()
     dense = [loss_and_gradients(model, batch) for batch in batches]
     graphs = []
@@ -92,27 +92,29 @@ def test_blocks_that_are_compiled_alone_train_like_dense_without_a_graph_for_eac
             assert_same(expected, loss_and_gradients(model, batch), tolerance=1e-5)
             graphs.append(counters["stats"]["unique_graphs"])
     assert not counters["graph_break"]
-    # The first two batches have trials, and a last layer with and without a restriction; a third needs nothing new.
+    # The first two batches run trials, and a last layer with and without a restriction; a third compiles nothing new.
     assert graphs[1] == graphs[2]
 
 
-def test_a_model_that_was_compiled_before_is_sparsified_and_given_back():
+def test_a_compiled_model_can_be_sparsified_and_restored():
     model, batches = decoder(make_llama(use_cache=False, num_hidden_layers=1).double())
     dense = loss_and_gradients(model, batches[0])
     compiled = torch.compile(model, backend="aot_eager")
     assert_same(dense, gradients(compiled, batches[0]), tolerance=1e-10)
     for given in (model, compiled):
         with sparsify(given) as sparsified:
-            watched = []
-            choose = sparsified._selection.selector
-            sparsified._selection.selector = lambda layers, c=choose, w=watched: w.append(layers) or c(layers)
+            selected = []
+            selector = sparsified._selection.selector
+            sparsified._selection.selector = lambda layers, own=selector, all=selected: (
+                all.append(layers) or own(layers)
+            )
             assert_same(dense, gradients(compiled, batches[0]), tolerance=1e-5)
-        assert len(watched) >= 8
+        assert len(selected) >= 8
         assert not any("forward" in vars(module) for module in model.modules())
         assert_same(dense, gradients(compiled, batches[0]), tolerance=1e-10)
 
 
-def test_an_approximation_drops_the_same_rows_as_without_compiling():
+def test_an_approximation_drops_the_same_rows_when_compiled():
     model, batches = decoder(make_llama(use_cache=False, num_hidden_layers=1).double())
     rule = Threshold(calibration_passes=1)
     with sparsify(model, rows=rule, keep_logits=True) as plain:

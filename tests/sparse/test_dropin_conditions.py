@@ -1,4 +1,4 @@
-"""The drop-in under the conditions of training loops: each pair of them somewhere, dense gradients everywhere."""
+"""The drop-in under the conditions of training loops: dense gradients for each pair of conditions."""
 
 import contextlib
 import gc
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from against_dense import assert_same, assert_same_training, loss_and_gradients, padded_batch, watch_rows, with_lora
+from against_dense import assert_same, assert_same_training, loss_and_gradients, padded_batch, record_rows, with_lora
 from builders import make_llama
 from peft import LoraConfig, get_peft_model
 from torch import nn
@@ -37,7 +37,7 @@ CONDITIONS = {
 
 
 def covering_pairs(conditions):
-    """Few combinations in which every pair of values of two conditions occurs: greedily the one with most new pairs."""
+    """Returns few combinations that cover every pair of values of two conditions, by greedy choice."""
     product = list(itertools.product(*conditions.values()))
     pairs = {choice: set(itertools.combinations(enumerate(choice), 2)) for choice in product}
     wanted, chosen = set().union(*pairs.values()), []
@@ -83,7 +83,7 @@ def model_with(weights, checkpointing):
 
 
 def train(model, batch, backward):
-    """One update's gradients, in the given manner."""
+    """Returns one update's gradients, by the given order of backward passes."""
     other = {name: values.flip(0) if name != "position_ids" else values for name, values in batch.items()}
     if backward == "once":
         return loss_and_gradients(model, batch)
@@ -118,7 +118,7 @@ def test_each_pair_of_conditions_trains_like_dense(chosen):
 
 
 def assert_as_close(exact, dense, sparse):
-    """In bf16: as near to the fp64 gradients as the dense ones are."""
+    """Checks bf16 gradients: they are as close to the fp64 gradients as the dense ones."""
     (exact_loss, exact), (_, dense), (sparse_loss, sparse) = exact, dense, sparse
     assert abs(sparse_loss - exact_loss) <= 1e-2 * exact_loss
     assert exact.keys() == dense.keys() == sparse.keys()
@@ -127,12 +127,12 @@ def assert_as_close(exact, dense, sparse):
         assert (sparse[name] - gradient).norm() <= allowed, name
 
 
-# A trial, without gradients, goes through the checkpoints too.
+# A trial, which has no gradients, runs through the checkpoints too.
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
 @pytest.mark.parametrize("backward", ["once", "interleaved"])
-def test_a_checkpoint_of_ones_own_trains_like_dense(reentrant, adapt, backward):
+def test_checkpoints_added_by_the_user_train_like_dense(reentrant, adapt, backward):
     model, batch = make_llama(use_cache=False, num_hidden_layers=3).double(), padded_batch(prompt=5)
     model.enable_input_require_grads()
     blocks, model = model.model.layers, adapt(model).train()
@@ -143,35 +143,35 @@ def test_a_checkpoint_of_ones_own_trains_like_dense(reentrant, adapt, backward):
         assert_same(dense, train(model, batch, backward), tolerance=1e-5)
 
 
-def test_only_layers_within_a_checkpoint_look_for_their_rows():
+def test_only_layers_within_a_checkpoint_detect_their_rows():
     model, batch = model_with("full", "no"), padded_batch(prompt=5)
     block = model.model.layers[1]
     block.forward = _checkpointed(block.forward, reentrant=False)
     with sparsify(model) as sparsified:
-        model(**batch).loss.backward()  # has the trials, and shows the rows
-        chosen = watch_rows(sparsified)
+        model(**batch).loss.backward()  # runs the trials and verifies the rows
+        recorded = record_rows(sparsified)
         model(**batch)
-    found = [rows is detect for rows in chosen if rows is not None]
-    assert found == [False] * 7 + [True] * 7 + [False] * 2  # of the last layer, only keys and values are not restricted
+    found = [rows is detect for rows in recorded if rows is not None]
+    assert found == [False] * 7 + [True] * 7 + [False] * 2  # in the last layer, only keys and values are not restricted
 
 
 def _checkpointed(forward, reentrant):
     return lambda x, **kwargs: checkpoint(lambda x: forward(x, **kwargs), x, use_reentrant=reentrant)
 
 
-def test_the_number_of_a_steps_items_divides_the_loss():
+def test_num_items_in_batch_divides_the_loss():
     model, batch = make_llama().double(), padded_batch()
     assert_same_training(model, batch | {"num_items_in_batch": 100})
     assert_same_training(model, batch | {"num_items_in_batch": torch.tensor(77)})
 
 
-def test_labels_that_are_shifted_already_train_like_dense():
+def test_shifted_labels_train_like_dense():
     batch = padded_batch()
     shifted = batch["labels"].roll(-1, 1)
     assert_same_training(make_llama().double(), batch | {"shift_labels": shifted})
 
 
-def test_a_loss_on_hidden_states_beside_the_models_trains_like_dense():
+def test_an_additional_loss_on_hidden_states_trains_like_dense():
     model, batch = make_llama().double(), padded_batch(prompt=5) | {"output_hidden_states": True}
 
     def gradients():
@@ -200,7 +200,7 @@ def test_outputs_keep_all_but_the_logits():
     assert [type(other) for other in others] == [type(out.past_key_values)]
 
 
-def test_arguments_by_place_train_like_those_by_name():
+def test_positional_arguments_train_like_keywords():
     model, batch = make_llama().double(), padded_batch()
     expected = loss_and_gradients(model, batch)
     with sparsify(model):
@@ -210,7 +210,7 @@ def test_arguments_by_place_train_like_those_by_name():
     assert_same(expected, (loss.detach(), {name: p.grad for name, p in model.named_parameters()}), 1e-5)
 
 
-def test_a_batch_without_any_label_has_the_dense_loss_and_no_wrong_gradient():
+def test_a_batch_without_labels_has_the_dense_loss_and_zero_gradients():
     model, batch = make_llama(), padded_batch()
     batch["labels"] = torch.full_like(batch["labels"], IGNORE)
     with sparsify(model):
@@ -249,7 +249,7 @@ def test_the_trainer_trains_the_same_weights(bf16, tmp_path):
         assert (weight - sparse[name]).norm() <= (0.05 if bf16 else 1e-3) * moved, name
 
 
-def test_a_model_that_was_wrapped_before_keeps_its_own_loss():
+def test_a_wrapped_model_keeps_its_own_loss():
     model = make_llama()
     model.forward = wrapper = lambda *args, **kwargs: type(model).forward(model, *args, **kwargs)
     with sparsify(model):
@@ -257,7 +257,7 @@ def test_a_model_that_was_wrapped_before_keeps_its_own_loss():
     assert model.forward is wrapper
 
 
-def test_a_wrapper_put_around_the_sparse_forward_goes_on_without_it():
+def test_a_wrapper_around_the_sparse_forward_works_after_its_removal():
     model, batch = make_llama(), padded_batch()
     with sparsify(model):
         ours = model.forward
@@ -267,7 +267,7 @@ def test_a_wrapper_put_around_the_sparse_forward_goes_on_without_it():
     assert model(**batch).logits is not None
 
 
-def test_the_signature_stays_visible_and_generation_works():
+def test_the_signature_is_unchanged_and_generation_works():
     model = make_llama().eval()
     prompt = {"input_ids": torch.arange(10, 15)[None], "max_new_tokens": 4, "do_sample": False}
     expected, signature = model.generate(**prompt), inspect.signature(model.forward)
@@ -279,7 +279,7 @@ def test_the_signature_stays_visible_and_generation_works():
 def test_labels_of_another_length_are_refused():
     model, batch = make_llama(), padded_batch()
     batch["labels"] = batch["labels"][:, :20]
-    with sparsify(model), pytest.raises(SparsityError, match="80 labels for 96 tokens"):
+    with sparsify(model), pytest.raises(SparsityError, match="80 labels for 96 tokens; expected one label per token"):
         model(**batch)
 
 
@@ -295,7 +295,7 @@ def test_data_parallel_is_refused():
 
 
 def _train_in_one_of_two(rank, folder):
-    """One of two processes: the averaged dense gradients of both, against DistributedDataParallel's own average."""
+    """Runs in one of two processes: compares DistributedDataParallel's gradients with the mean of the dense ones."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     batch = padded_batch(lengths=((11, 1), (24, 6))[rank], prompt=rank)
@@ -318,7 +318,7 @@ def _train_in_one_of_two(rank, folder):
         sparsify(unwrapped)
     with sparsify(later := make_llama()), pytest.raises(SparsityError, match="sharded"):
         torch.distributed.fsdp.fully_shard(later)(**batch)
-    # A group whose threads still run when the process ends would abort it.
+    # Threads of the group that still run at the end would abort the process.
     torch.distributed.barrier()
     del model, ddp, unwrapped, later
     gc.collect()
@@ -326,23 +326,23 @@ def _train_in_one_of_two(rank, folder):
 
 
 def test_two_processes_train_like_dense(tmp_path, monkeypatch):
-    # The new processes import this module by its name.
+    # The spawned processes import this module by its name.
     monkeypatch.syspath_prepend(str(Path(__file__).parents[__name__.count(".")]))
     torch.multiprocessing.spawn(_train_in_one_of_two, args=(str(tmp_path),), nprocs=2)
 
 
-def test_what_a_lora_layer_is_made_of_is_looked_up_once_a_forward_pass(monkeypatch):
+def test_each_lora_layer_is_inspected_once_per_forward_pass(monkeypatch):
     model, batch = model_with("lora", "no"), padded_batch()
     with sparsify(model):
         model(**batch)
-        looked_up, plain = [], lora.plain_projection
-        monkeypatch.setattr(lora, "plain_projection", lambda layer: looked_up.append(layer) or plain(layer))
+        inspected, plain = [], lora.plain_projection
+        monkeypatch.setattr(lora, "plain_projection", lambda layer: inspected.append(layer) or plain(layer))
         model(**batch).loss.backward()
-    assert len(looked_up) == len(set(looked_up)) == 3 * 7
+    assert len(inspected) == len(set(inspected)) == 3 * 7
 
 
 def saved_rows(model, batch):
-    """What the linear layers of a forward pass keep: each saved matrix's storage, rows and columns."""
+    """Returns what the linear layers of a forward pass keep: each saved matrix's storage, rows and size."""
     saved = []
 
     def note(tensor):
@@ -364,15 +364,15 @@ def test_layers_that_read_the_same_input_keep_one_copy_of_its_active_rows(length
     seen = []
     with sparsify(model, keep_logits=True) as sparsified:
         model.model.norm.register_forward_hook(lambda *_: seen.append(sparsified._call.inputs))
-        model(**batch).loss.backward()  # shows the rows
-        # Of an input of 32 columns: for q, k, v; o; gate, up; twice. Of one of 48: for down. And the head's.
+        model(**batch).loss.backward()  # verifies the rows
+        # Inputs of 32 columns: of q, k, v; o; gate, up; twice. Inputs of 48 columns: of down. And the head's.
         of_layers = [entry for entry in saved_rows(model, batch) if entry[1] == active]
         assert seen[-1]._kept is None
     assert len(of_layers) == 15
     assert sorted(size for _, _, size in set(of_layers)) == [active * 32] * 7 + [active * 48] * 2
 
 
-def test_above_half_of_the_rows_the_input_itself_is_kept():
+def test_if_most_rows_are_active_the_input_itself_is_kept():
     model, batch = make_llama(), padded_batch(lengths=(24, 20, 9))
     with sparsify(model, keep_logits=True):
         saved = [entry for entry in saved_rows(model, batch) if entry[1] == 3 * 24]
@@ -380,7 +380,7 @@ def test_above_half_of_the_rows_the_input_itself_is_kept():
     assert len({storage for storage, _, size in saved if size == 72 * 48}) == 2
 
 
-def test_what_is_kept_of_an_input_keeps_no_input_alive():
+def test_kept_inputs_keep_no_input_alive():
     kept, rows = KeptInputs(), torch.tensor([1, 2])
     x = torch.randn(2, 5, 3)
     first = kept.keep(x, x, rows)
@@ -393,20 +393,20 @@ def test_what_is_kept_of_an_input_keeps_no_input_alive():
     assert alive() is None
 
 
-def names_behind_attention(model):
-    behind = layers_after_attention(model)
-    return {name for name, layer in model.named_modules() if is_linear(layer) and layer in behind}
+def names_after_attention(model):
+    after = layers_after_attention(model)
+    return {name for name, layer in model.named_modules() if is_linear(layer) and layer in after}
 
 
-def test_what_is_beside_known_projections_in_attention_computes_all_rows():
+def test_unknown_layers_in_attention_compute_all_rows():
     model = make_llama()
     attention = model.model.layers[-1].self_attn
-    known = names_behind_attention(model)
+    known = names_after_attention(model)
     assert {name.split(".")[-1] for name in known} == {
         "q_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"
     }  # fmt: skip
     attention.b_proj = torch.nn.Linear(4, 4)
     attention.gate = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    assert names_behind_attention(model) == known
+    assert names_after_attention(model) == known
     attention.conv1d = torch.nn.Conv1d(4, 4, 3)
-    assert names_behind_attention(model) == {"lm_head"}
+    assert names_after_attention(model) == {"lm_head"}

@@ -1,8 +1,15 @@
-"""The drop-in on each family: dense losses and gradients, on the rows that are promised, or by detection."""
+"""The drop-in on each family: dense losses and gradients, on the predicted rows or by detection."""
 
 import pytest
 import torch
-from against_dense import assert_same, assert_same_training, encoder_batch, loss_and_gradients, padded_batch, watch_rows
+from against_dense import (
+    assert_same,
+    assert_same_training,
+    encoder_batch,
+    loss_and_gradients,
+    padded_batch,
+    record_rows,
+)
 from builders import SIZES, make_llama
 from model_families import BERT, DECODERS, ENCODERS, make, make_decoder
 from peft import LoraConfig, get_peft_model
@@ -32,13 +39,13 @@ KEEP_THEIR_LOSS = ("phi",)
 
 
 @pytest.fixture(autouse=True)
-def norms_and_activations_too(monkeypatch):
-    """However few rows are left out."""
+def sparse_norms_and_activations(monkeypatch):
+    """Makes norms and activations skip rows, however few."""
     monkeypatch.setattr("sebp_edge.sparse.sparsify._saves_time", lambda x, rows: True)
 
 
 def with_lora(model):
-    # GPT-2 keeps its weights transposed, which PEFT must be told.
+    # PEFT needs to know that GPT-2 stores its weights transposed.
     options = {"fan_in_fan_out": model.config.model_type == "gpt2", "init_lora_weights": False}
     return get_peft_model(model, LoraConfig(r=3, target_modules="all-linear", **options)).double()
 
@@ -48,7 +55,7 @@ def with_lora(model):
 @pytest.mark.parametrize("prompt", [0, 5])
 def test_decoders_train_like_dense(family, adapt, prompt, monkeypatch):
     if "gemma" in family:
-        # Their norms compute in fp32, whatever the model's dtype, and so add up their weights' gradients.
+        # Their norms compute in fp32, whatever the model's dtype, and sum their weights' gradients in it.
         monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     model = make_decoder(family)
     if adapt == "lora":
@@ -62,10 +69,10 @@ def test_no_row_that_a_decoder_skips_has_a_gradient(family, monkeypatch):
     model = make_llama().double() if family == "llama" else make_decoder(family)
     for keep_logits in (True, False):
         with sparsify(model, keep_logits=keep_logits) as sparsified:
-            model(**padded_batch(prompt=5)).loss.backward()  # shows the rows
-            chosen = watch_rows(sparsified)
+            model(**padded_batch(prompt=5)).loss.backward()  # verifies the rows
+            recorded = record_rows(sparsified)
             model(**padded_batch(prompt=5)).loss.backward()
-        assert not any(rows is detect for rows in chosen), family
+        assert not any(rows is detect for rows in recorded), family
 
 
 @pytest.mark.parametrize("family", DECODERS)
@@ -80,12 +87,12 @@ def test_decoders_return_a_loss_and_no_logits(family, adapt):
         assert model.eval()(**padded_batch()).logits is not None
 
 
-# Those whose last layer has q_proj, o_proj and mlp of its own; of the others it computes all rows.
+# Families whose last layer has q_proj, o_proj and mlp; in the others, it computes all rows.
 RESTRICTED = ("qwen2", "qwen3", "mistral", "gemma2", "gemma3", "granite", "cohere")
 
 
 @pytest.mark.parametrize("family", [*RESTRICTED, "phi", "phi3", "gpt2", "gpt-neox"])
-def test_the_last_layer_computes_loss_rows_only_where_that_is_exact(family):
+def test_the_last_layer_computes_only_loss_rows_if_that_is_exact(family):
     model, batch = make_decoder(family), padded_batch(prompt=5)
     loss_rows = int((batch["labels"][:, 1:] != IGNORE).sum())
     blocks = model.base_model.layers if hasattr(model.base_model, "layers") else model.base_model.h
@@ -93,7 +100,7 @@ def test_the_last_layer_computes_loss_rows_only_where_that_is_exact(family):
     seen = []
     inside.register_forward_hook(lambda module, args, out: seen.append(args[0].shape[:-1].numel()))
     with sparsify(model):
-        for _ in range(2):  # the first pass shows the rows
+        for _ in range(2):  # the first pass verifies the rows
             model(**batch).loss.backward()
     assert seen[-1] == (loss_rows if family in RESTRICTED else batch["input_ids"].numel())
 
@@ -115,13 +122,13 @@ def test_no_row_that_an_encoder_skips_has_a_gradient(family, head, monkeypatch):
     monkeypatch.setattr("sebp_edge.ops.rows.VERIFY", True)
     model, batch = make(head, ENCODERS[family]()), encoder_batch(head)
     with sparsify(model) as sparsified:
-        model(**batch).loss.backward()  # shows the rows
-        chosen = watch_rows(sparsified)
+        model(**batch).loss.backward()  # verifies the rows
+        recorded = record_rows(sparsified)
         model(**batch).loss.backward()
     real = int(batch["attention_mask"].sum())
     read = 4 if head is AutoModelForSequenceClassification else int((batch["labels"] != IGNORE).sum())
-    assert not any(rows is detect for rows in chosen)
-    assert {len(rows.ids) for rows in chosen if rows is not None} == {real, read}
+    assert not any(rows is detect for rows in recorded)
+    assert {len(rows.ids) for rows in recorded if rows is not None} == {real, read}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +152,7 @@ def test_other_heads_of_encoders_train_like_dense(family, head, labels):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_an_encoders_causal_head_trains_like_dense_whichever_way_it_looks(causal):
+def test_an_encoders_causal_head_trains_like_dense_causal_or_not(causal):
     model = make(AutoModelForCausalLM, BertConfig(**BERT, is_decoder=causal, use_cache=False))
     batch = padded_batch()
     batch["labels"][:, 6:] = IGNORE
@@ -159,7 +166,7 @@ def test_a_decoders_classifier_trains_like_dense():
 
 
 @pytest.mark.parametrize(("chosen", "experts"), [(4, "eager"), (1, "grouped_mm"), (1, "eager")])
-def test_experts_that_see_as_many_rows_as_there_are_train_like_dense(chosen, experts):
+def test_experts_that_get_as_many_rows_as_the_batch_train_like_dense(chosen, experts):
     sizes = {"num_experts": 4, "num_experts_per_tok": chosen, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
     model = make(AutoModelForCausalLM, Qwen3MoeConfig(**SIZES, head_dim=8, **sizes)).float()
     model.set_experts_implementation(experts)
@@ -171,8 +178,8 @@ def test_experts_that_see_as_many_rows_as_there_are_train_like_dense(chosen, exp
 
 HALF = {"vocab_size": 320, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
 XLM = {"vocab_size": 320, "emb_dim": 32, "n_layers": 2, "n_heads": 4, "dropout": 0.0, "attention_dropout": 0.0}
-# Called causal, but their labels are not the next tokens', or their rows see later ones.
-CALLED_CAUSAL = {
+# Causal by name, but their labels are not the next tokens, or their rows depend on later tokens.
+CAUSAL_BY_NAME = {
     "bart": lambda: BartConfig(**HALF, dropout=0.0, is_decoder=True, is_encoder_decoder=False),
     "trocr": lambda: TrOCRConfig(**HALF, dropout=0.0),
     "xlm": lambda: XLMConfig(**XLM),
@@ -180,20 +187,20 @@ CALLED_CAUSAL = {
 }
 
 
-@pytest.mark.parametrize("family", CALLED_CAUSAL)
+@pytest.mark.parametrize("family", CAUSAL_BY_NAME)
 @pytest.mark.parametrize("keep_logits", [True, False])
-def test_what_is_called_causal_and_is_not_trains_like_dense(family, keep_logits, caplog):
-    model, batch = make(AutoModelForCausalLM, CALLED_CAUSAL[family]()), padded_batch(prompt=5)
-    # Later rows carry gradient though none behind has a label.
+def test_models_that_are_causal_only_by_name_train_like_dense(family, keep_logits, caplog):
+    model, batch = make(AutoModelForCausalLM, CAUSAL_BY_NAME[family]()), padded_batch(prompt=5)
+    # Rows after the last label carry gradient too.
     batch["labels"][:, 9:] = IGNORE
     dense = loss_and_gradients(model, batch)
     with sparsify(model, keep_logits=keep_logits):
         for _ in range(2):
             assert_same(dense, loss_and_gradients(model, batch), tolerance=1e-10)
-    assert sum("Rows are found in the backward pass" in record.message for record in caplog.records) == 1
+    assert sum("Active rows are detected in the backward pass" in record.message for record in caplog.records) == 1
 
 
-def test_where_a_trial_of_its_rows_fails_they_are_found(caplog):
+def test_if_the_trial_of_causality_fails_rows_are_detected(caplog):
     model, batch = make_llama().double(), padded_batch(prompt=5)
     own = model.forward
 
@@ -207,30 +214,30 @@ def test_where_a_trial_of_its_rows_fails_they_are_found(caplog):
     assert "a trial batch failed (ValueError)" in caplog.text
 
 
-def test_a_model_that_sees_later_tokens_gives_no_losses_of_next_ones():
+def test_row_losses_of_a_model_that_is_not_causal_are_refused():
     model, batch = make(AutoModelForCausalLM, XLMConfig(**XLM)), padded_batch()
-    with sparsify(model) as sparsified, pytest.raises(SparsityError, match="XLMWithLMHeadModel sees later tokens"):
+    with sparsify(model) as sparsified, pytest.raises(SparsityError, match="XLMWithLMHeadModel is not causal"):
         sparsified.row_losses(batch["input_ids"], RowPlan.from_labels(batch["labels"]))
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])
-def test_norms_and_activations_leave_rows_out(family, monkeypatch):
+def test_norms_and_activations_skip_rows(family, monkeypatch):
     ran = []
 
-    def noted(function, x, rows):
+    def recording(function, x, rows):
         ran.append(function.__self__)
         return sparse_rowwise(function, x, rows)
 
-    monkeypatch.setattr("sebp_edge.sparse.sparsify.sparse_rowwise", noted)
+    monkeypatch.setattr("sebp_edge.sparse.sparsify.sparse_rowwise", recording)
     model, batch = make_llama().double(), padded_batch()
     if family == "bert":
         head = AutoModelForSequenceClassification
         model, batch = make(head, ENCODERS["bert"]()), encoder_batch(head)
     with sparsify(model, keep_logits=True):
-        model(**batch).loss.backward()  # shows the rows
+        model(**batch).loss.backward()  # verifies the rows
         assert not ran
         model(**batch).loss.backward()
-    # Two in each of two layers, and one before or behind them.
+    # Two in each of two layers, and one before or after them.
     assert [sum(map(is_one, ran)) for is_one in (is_norm, is_activation)] == [5, 2]
 
 
@@ -245,16 +252,16 @@ def test_experts_train_like_dense_and_keep_their_routers_loss(router_loss):
         assert (model(**padded_batch()).logits is not None) == router_loss
 
 
-def test_a_loss_function_of_ones_own_is_kept(caplog):
+def test_a_custom_loss_function_is_kept(caplog):
     model = make_llama().double()
     model.loss_function = lambda logits, labels, vocab_size, **others: logits.square().mean()
     assert_same_training(model, padded_batch())
-    assert "labels are not the next tokens" in caplog.text
+    assert "the loss is not that of the next tokens" in caplog.text
     with sparsify(model):
         assert model(**padded_batch()).logits is not None
 
 
-def test_another_loss_of_the_next_tokens_is_kept_and_its_rows_are_read_off_labels(caplog):
+def test_a_custom_loss_of_the_next_tokens_is_kept_and_uses_the_labels_rows(caplog):
     model, own = make_llama().double(), make_llama().loss_function
     model.loss_function = lambda *inputs, **others: 2 * own(*inputs, **others)
     assert_same_training(model, padded_batch(prompt=5))

@@ -1,4 +1,4 @@
-"""LoRA on a base in 4 bits: PEFT's outputs and gradients, without its extra passes."""
+"""LoRA on a base model in 4 bits: PEFT's outputs and gradients, without its extra passes."""
 
 import pytest
 import torch
@@ -18,15 +18,15 @@ bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed:
 
 
 def in_4_bits(linear, compute_dtype, **changes):
-    """A layer's weights in bitsandbytes' 4 bits."""
+    """Returns the layer with its weight in bitsandbytes' 4 bits."""
     options = {"quant_type": "nf4", "compute_dtype": compute_dtype} | changes
     packed = bnb.nn.Linear4bit(linear.in_features, linear.out_features, linear.bias is not None, **options)
     packed.load_state_dict(linear.state_dict())
-    return packed.to(linear.weight.device)  # which is when it packs them
+    return packed.to(linear.weight.device)  # packs them
 
 
 def four_bit_llama(compute_dtype=torch.float32, dtype=torch.float32, **changes):
-    """A tiny Llama with every projection in 4 bits, and an adapter on each."""
+    """Makes a tiny Llama with every projection in 4 bits, and an adapter on each."""
     model = make_llama(attention_bias=True)
     for block in model.model.layers:
         for part in (block.self_attn, block.mlp):
@@ -53,7 +53,7 @@ def assert_close(found, expected, tolerance=2e-5):
 
 @pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
 @pytest.mark.parametrize("compress_statistics", [True, False])
-def test_every_projection_is_plain_and_its_matrix_is_the_one_that_was_packed(quant_type, compress_statistics):
+def test_every_projection_is_plain_and_dequantises_to_its_packed_matrix(quant_type, compress_statistics):
     model = four_bit_llama(quant_type=quant_type, compress_statistics=compress_statistics)
     projections = [plain_projection(layer) for layer in lora_layers(model)]
     assert len(projections) == 14
@@ -63,12 +63,12 @@ def test_every_projection_is_plain_and_its_matrix_is_the_one_that_was_packed(qua
         assert projection.weight.dtype == torch.float32
         matrix = torch.empty(base.out_features, base.in_features)
         projection.weight.dequantise(matrix)
-        # One row of the identity at a time gives the matrix by the layer's own product.
+        # The layer's product with the identity gives the matrix.
         bias = 0 if base.bias is None else base.bias
         torch.testing.assert_close(matrix.T, base(torch.eye(base.in_features)) - bias, rtol=1e-4, atol=1e-5)
 
 
-def test_weights_that_a_merge_has_put_there_are_the_ones_that_are_computed_with():
+def test_weights_replaced_by_a_merge_are_used():
     model, batch = four_bit_llama(), padded_batch()
     with sparsify(model):
         loss_and_gradients(model, batch)
@@ -82,19 +82,19 @@ def test_weights_that_a_merge_has_put_there_are_the_ones_that_are_computed_with(
 
 
 @pytest.mark.parametrize("prompt", [0, 5])
-def test_the_drop_in_trains_as_peft_does(prompt):
+def test_the_drop_in_trains_like_peft(prompt):
     model, batch = four_bit_llama(), padded_batch(prompt=prompt)
     expected_loss, expected = loss_and_gradients(model, batch)
     with sparsify(model) as sparsified:
         assert [layer for layer in lora_layers(model) if "forward" in vars(layer)] == lora_layers(model)
-        for _ in range(2):  # the first pass shows the rows
+        for _ in range(2):  # the first pass verifies the rows
             found_loss, found = loss_and_gradients(model, batch)
     assert sparsified.layers == {}
     torch.testing.assert_close(found_loss, expected_loss)
     assert_close(found, expected)
 
 
-def test_hoisted_rows_train_as_peft_does():
+def test_hoisted_rows_train_like_peft():
     model, batch = four_bit_llama(), padded_batch()
     expected_loss, expected = loss_and_gradients(model, batch)
     model.zero_grad()
@@ -105,7 +105,7 @@ def test_hoisted_rows_train_as_peft_does():
     assert_close({name: p.grad for name, p in model.named_parameters() if p.grad is not None}, expected)
 
 
-def test_a_layer_that_computes_in_another_dtype_is_pefts():
+def test_a_layer_that_computes_in_another_dtype_runs_pefts_code():
     model, batch = four_bit_llama(compute_dtype=torch.float32, dtype=torch.bfloat16), padded_batch()
     expected_loss, expected = loss_and_gradients(model, batch)
     with sparsify(model):
@@ -115,7 +115,7 @@ def test_a_layer_that_computes_in_another_dtype_is_pefts():
         assert (found[name] - gradient).norm() <= 1e-4 * gradient.norm(), name
 
 
-def test_weights_that_were_packed_for_inference_on_the_cpu_are_refused():
+def test_weights_packed_for_inference_on_the_cpu_are_refused():
     model = four_bit_llama()
     attention = model.config._attn_implementation
     lora_layers(model)[9].base_layer.weight.quant_state.packing_format_for_cpu = True
@@ -126,7 +126,7 @@ def test_weights_that_were_packed_for_inference_on_the_cpu_are_refused():
     assert model.config._attn_implementation == attention
 
 
-def test_a_layer_that_was_not_told_what_to_compute_in_is_plain_from_its_first_call_on():
+def test_a_layer_without_a_compute_dtype_is_plain_after_its_first_call():
     model = four_bit_llama(compute_dtype=None)
     assert not any(plain_projection(layer) for layer in lora_layers(model))
     model(**padded_batch())

@@ -1,4 +1,4 @@
-"""Hoisted rows: the padded model's losses and gradients, and no example that sees another."""
+"""Hoisted rows: the padded model's losses and gradients, and no example depends on another."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_losses_and_gradients_are_the_padded_dense_ones(family, adapt, prompt, l
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_an_example_never_sees_its_neighbour(family):
+def test_an_example_never_depends_on_its_neighbour(family):
     model, batch = MODELS[family](), padded_batch(lengths=(9, 12, 7))
     plan = RowPlan.from_labels(batch["labels"])
     others = plan.loss_rows // batch["input_ids"].shape[1] != 1
@@ -61,14 +61,14 @@ def test_only_active_rows_are_computed():
     model.model.layers[1].mlp.up_proj.register_forward_hook(lambda module, args, out: in_last.append(args[0].shape[:2]))
     with torch.no_grad(), Hoisted(model) as hoisted:
         losses = row_losses(hoisted, batch["input_ids"], plan)
-    # The trial of the last layer's loss rows comes first.
+    # The trial of the last layer runs first.
     assert seen[-1] == (1, len(plan.active_rows))
     assert in_last[-1] == (1, len(plan.loss_rows))
     assert len(plan.loss_rows) < len(plan.active_rows)
     assert len(losses) == len(plan.loss_rows)
 
 
-def test_removing_gives_the_model_its_attention_back():
+def test_removing_restores_the_models_attention():
     model, batch = make_llama(), padded_batch()
     inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
     before = model(**inputs).logits
@@ -78,23 +78,23 @@ def test_removing_gives_the_model_its_attention_back():
     assert torch.equal(before, model(**inputs).logits)
 
 
-def test_a_model_whose_attention_sees_later_tokens_is_refused():
+def test_a_model_whose_attention_is_not_causal_is_refused():
     model, batch = make_llama(), padded_batch()
     model.model.layers[1].self_attn.is_causal = False
-    with pytest.raises(SparsityError, match="later tokens"), Hoisted(model) as hoisted:
+    with pytest.raises(SparsityError, match="Its attention is not causal"), Hoisted(model) as hoisted:
         row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
 
 
-def test_attention_refuses_what_it_does_not_implement():
+def test_attention_refuses_options_that_it_does_not_implement():
     query = torch.randn(1, 2, 3, 4)
     lengths = torch.tensor([0, 3], dtype=torch.int32)
-    with pytest.raises(SparsityError, match="s_aux"):
+    with pytest.raises(SparsityError, match="does not support s_aux"):
         rows_attention(None, query, query, query, None, cu_seq_lens_q=lengths, max_length_q=3, s_aux=torch.ones(2))
-    with pytest.raises(SparsityError, match="mask"):
+    with pytest.raises(SparsityError, match="does not support an attention mask"):
         rows_attention(None, query, query, query, torch.ones(1), cu_seq_lens_q=lengths, max_length_q=3)
 
 
-def test_a_model_with_absolute_positions_is_hoisted_too():
+def test_a_model_with_absolute_positions_has_the_dense_losses():
     model = GPT2LMHeadModel(GPT2Config(vocab_size=320, n_embd=32, n_layer=2, n_head=4, n_positions=64)).double().eval()
     batch = padded_batch()
     with torch.no_grad():

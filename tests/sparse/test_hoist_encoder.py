@@ -1,4 +1,4 @@
-"""Hoisted encoders: the padded model's losses and gradients, no sequence that sees another, and dropout as it is."""
+"""Hoisted encoders: the padded model's losses, gradients and dropout, and no sequence depends on another."""
 
 import copy
 
@@ -66,7 +66,7 @@ def test_adapters_with_a_trained_head_train_like_dense(family, task, dropout):
     targets = ["query", "value", "q_lin", "v_lin"]
     config = LoraConfig(r=3, task_type=task, target_modules=targets, init_lora_weights=False, lora_dropout=dropout)
     head = {"SEQ_CLS": "sequence", "TOKEN_CLS": "token"}[task]
-    # In evaluation, where a LoRA layer with dropout is PEFT's own and drops nothing.
+    # In evaluation mode, where a LoRA layer with dropout runs PEFT's code and drops nothing.
     model = get_peft_model(make_encoder(family, head), config).double().eval()
     assert_same_training(model, make_encoder_batch(family, head))
 
@@ -81,7 +81,7 @@ def test_batches_of_any_lengths_train_like_dense(family, head, lengths):
 def test_a_regression_trains_like_dense(family, labels):
     model = make_encoder(family, "sequence", num_labels=1).double()
     batch = make_encoder_batch(family, "sequence") | {"labels": torch.tensor(labels)}
-    # Whole numbers are no target of the dense model's own loss.
+    # The dense model's loss does not take integer targets.
     dense = batch | {"labels": batch["labels"].double()}
     wanted = gradients(model, model(**dense).loss)
     with HoistedEncoder(model) as hoisted:
@@ -95,7 +95,7 @@ def test_sequences_without_a_label_have_no_loss(family):
     assert_same_training(make_encoder(family, "sequence").double(), batch)
 
 
-def test_padding_may_be_anywhere_where_the_head_reads_labelled_tokens(family):
+def test_padding_may_be_anywhere_if_the_head_reads_labelled_tokens(family):
     batch = make_encoder_batch(family, "token", (20, 20, 20))
     mask = torch.ones(3, 20, dtype=torch.int64)
     mask[0, :7], mask[1, 5:9], mask[2, ::2] = 0, 0, 0
@@ -103,7 +103,7 @@ def test_padding_may_be_anywhere_where_the_head_reads_labelled_tokens(family):
     assert_same_training(make_encoder(family, "token").double(), batch)
 
 
-def test_a_padding_token_within_a_text_counts_as_the_model_counts_it(family, head):
+def test_positions_after_a_padding_token_within_a_text_are_the_models(family, head):
     batch = make_encoder_batch(family, head)
     batch["input_ids"][0, 3], batch["input_ids"][2, 1] = 2, 2
     assert_same_training(make_encoder(family, head).double(), batch)
@@ -123,7 +123,7 @@ def test_inputs_that_a_family_ignores_change_nothing():
         assert torch.equal(hoisted.losses(batch), hoisted.losses(batch | types))
 
 
-def test_a_sequence_never_sees_its_neighbour(family, head):
+def test_a_sequence_never_depends_on_its_neighbour(family, head):
     model, batch = make_encoder(family, head), make_encoder_batch(family, head)
     secret = batch | {"input_ids": batch["input_ids"].clone()}
     secret["input_ids"][2, :16] = torch.arange(100, 116)
@@ -156,7 +156,7 @@ def test_filler_changes_no_loss_and_no_gradient(family, head, bucket):
     assert_same_gradients(found, wanted)
 
 
-def test_behind_the_last_attention_only_rows_that_the_head_reads_are_computed(family, head):
+def test_after_the_last_attention_only_rows_that_the_head_reads_are_computed(family, head):
     model, batch = make_encoder(family, head), make_encoder_batch(family, head)
     blocks = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
     seen = {}
@@ -169,7 +169,7 @@ def test_behind_the_last_attention_only_rows_that_the_head_reads_are_computed(fa
     assert len(losses) == int((batch["labels"] != IGNORE).sum())
 
 
-def test_removing_gives_the_model_back(family, head):
+def test_removing_restores_the_model(family, head):
     model, batch = make_encoder(family, head).eval(), make_encoder_batch(family, head)
     before = model(**batch)
     with HoistedEncoder(model) as hoisted:
@@ -182,7 +182,7 @@ def test_removing_gives_the_model_back(family, head):
     assert torch.equal(before.logits, model(**batch).logits)
 
 
-def test_a_head_that_is_still_zero_is_hoisted(family):
+def test_a_head_of_zeros_is_hoisted(family):
     model = make_encoder(family, "sequence")
     last = list(model.parameters())[-2:]
     with torch.no_grad():
@@ -191,7 +191,7 @@ def test_a_head_that_is_still_zero_is_hoisted(family):
     assert_same_training(model, make_encoder_batch(family, "sequence"))
 
 
-def test_in_bf16_by_autocast_gradients_err_no_more_than_dense(family, head):
+def test_gradients_under_bf16_autocast_err_no_more_than_dense(family, head):
     model, batch = make_encoder(family, head), make_encoder_batch(family, head)
     exact = gradients(model, model(**batch).loss)
     with torch.autocast("cpu", torch.bfloat16):
@@ -208,7 +208,7 @@ DRAWS, COPIES = 400, 40
 
 
 def logits_by_dropout(model, batch, hoisted):
-    """The logits of many draws: [draws, B, L]. A batch of copies draws for each of them."""
+    """Returns the logits of many random draws, [draws, B, L], from batches of copies."""
     copies = {name: values.repeat(COPIES, *[1] * (values.dim() - 1)) for name, values in batch.items()}
     with torch.no_grad():
         if hoisted:
@@ -222,7 +222,7 @@ def logits_by_dropout(model, batch, hoisted):
 
 
 @pytest.mark.parametrize("attention_only", [True, False])
-def test_dropout_gives_the_padded_model_s_distribution(family, attention_only):
+def test_dropout_has_the_padded_models_distribution(family, attention_only):
     drop = {"attention_dropout" if family == "distilbert" else "attention_probs_dropout_prob": 0.5}
     model = make_encoder(family, "sequence", **drop) if attention_only else make_encoder(family, "sequence", 0.3)
     batch = make_encoder_batch(family, "sequence", (9, 3, 16))
@@ -236,7 +236,7 @@ def test_dropout_gives_the_padded_model_s_distribution(family, attention_only):
     torch.testing.assert_close(found.std(dim=0), dense.std(dim=0), rtol=0.25, atol=0.0)
 
 
-def test_without_training_mode_nothing_is_dropped(family):
+def test_nothing_is_dropped_in_evaluation_mode(family):
     model, batch = make_encoder(family, "sequence", 0.5), make_encoder_batch(family, "sequence")
     with torch.no_grad(), HoistedEncoder(model) as hoisted:
         assert not torch.equal(hoisted.losses(batch), hoisted.losses(batch))
@@ -250,16 +250,19 @@ def changed(head="sequence", **changes):
 
 
 REFUSED = {
-    "no labels": (lambda: changed(labels=None), "input_ids and labels must be there"),
+    "no labels": (lambda: changed(labels=None), "expected input_ids and labels, and optionally"),
     "own positions": (lambda: changed(position_ids=torch.zeros(4, 20)), "The batch has .*position_ids; expected"),
     "lists": (lambda: changed(labels=[0, 1, 2, 0]), "labels is a list; expected a tensor"),
-    "one text": (lambda: {"input_ids": torch.zeros(3), "labels": torch.zeros(3)}, "expected sequences and positions"),
+    "one text": (
+        lambda: {"input_ids": torch.zeros(3), "labels": torch.zeros(3)},
+        r"input_ids has shape \(3,\); expected \[sequences, positions\]",
+    ),
     "a mask for attention": (lambda: changed(attention_mask=torch.ones(4, 1, 20, 20)), r"attention_mask .* \(4, 20\)"),
-    "labels of another batch": (lambda: changed(labels=torch.zeros(3)), r"labels has the shape \(3,\)"),
-    "labels of tokens": (lambda: changed("token"), r"labels has the shape \(4, 20\); .* \(4,\) or \(4, 1\)"),
-    "a label too many": (lambda: changed(labels=torch.tensor([0, 1, 3, 2])), "not a whole number from 0 to 2"),
-    "a negative label": (lambda: changed(labels=torch.tensor([0, 1, -1, 2])), "not a whole number from 0 to 2"),
-    "half a label": (lambda: changed(labels=torch.tensor([0.5, 1, 0, 2])), "not a whole number from 0 to 2"),
+    "labels of another batch": (lambda: changed(labels=torch.zeros(3)), r"labels has shape \(3,\)"),
+    "labels of tokens": (lambda: changed("token"), r"labels has shape \(4, 20\); expected \(4,\) or \(4, 1\)"),
+    "a label too large": (lambda: changed(labels=torch.tensor([0, 1, 3, 2])), "expected whole numbers from 0 to 2"),
+    "a negative label": (lambda: changed(labels=torch.tensor([0, 1, -1, 2])), "expected whole numbers from 0 to 2"),
+    "half a label": (lambda: changed(labels=torch.tensor([0.5, 1, 0, 2])), "expected whole numbers from 0 to 2"),
     "padding on the left": (
         lambda: changed(attention_mask=torch.tensor([[0] + [1] * 19] * 4)),
         "The first token of a sequence, which the head reads, is padding",
@@ -267,9 +270,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("why", REFUSED)
-def test_batches_of_another_form_are_refused(why):
-    make, message = REFUSED[why]
+@pytest.mark.parametrize("case", REFUSED)
+def test_batches_of_another_form_are_refused(case):
+    make, message = REFUSED[case]
     with HoistedEncoder(make_encoder("bert", "sequence")) as hoisted, pytest.raises(SparsityError, match=message):
         hoisted.losses(make())
 
@@ -278,12 +281,12 @@ def test_labelled_padding_is_refused():
     batch = changed("token", labels=torch.zeros(4, 20, dtype=torch.int64))
     with (
         HoistedEncoder(make_encoder("bert", "token")) as hoisted,
-        pytest.raises(SparsityError, match="A label stands where the attention mask is 0"),
+        pytest.raises(SparsityError, match="A label is on padding, where the attention mask is 0"),
     ):
         hoisted.losses(batch)
 
 
-def test_texts_longer_than_the_table_of_positions_are_refused(family):
+def test_texts_longer_than_the_position_table_are_refused(family):
     model = make_encoder(family, "sequence", max_position_embeddings=24)
     with HoistedEncoder(model) as hoisted:
         hoisted.losses(make_encoder_batch(family, "sequence", (3, 20), 300))
@@ -297,7 +300,7 @@ def test_other_models_are_refused():
         with pytest.raises(SparsityError, match=f"{type(model).__name__} is not BERT, RoBERTa or DistilBERT"):
             HoistedEncoder(model)
     several = make_encoder("bert", "sequence", problem_type="multi_label_classification")
-    with pytest.raises(SparsityError, match="have one label each"):
+    with pytest.raises(SparsityError, match="has one label per sequence"):
         HoistedEncoder(several)
 
 
@@ -309,21 +312,21 @@ class MeanBertForSequenceClassification(BertForSequenceClassification):
         return SequenceClassifierOutput(logits=self.classifier(hidden_BTD.mean(dim=1)))
 
 
-def test_a_head_that_reads_other_tokens_is_refused_and_left_as_it_was():
+def test_a_head_that_reads_other_tokens_is_refused_and_unchanged():
     model = MeanBertForSequenceClassification(BertConfig(**ENCODER_SIZES, num_labels=3))
-    with pytest.raises(SparsityError, match="does not run on rows alone, sparsify it instead: on a trial batch"):
+    with pytest.raises(SparsityError, match="cannot be hoisted, use sparsify instead: results differ by"):
         HoistedEncoder(model)
     assert model.config._attn_implementation == "sdpa"
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_new_head_of_one_label_in_bf16_is_not_refused_for_its_rounding(family, seed):
+def test_a_new_head_of_one_label_in_bf16_is_not_refused_because_of_rounding(family, seed):
     model = make_encoder(family, "sequence", num_labels=1)
     batch = make_encoder_batch(family, "sequence")
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        # A bias such that logits are next to zero.
+        # Chooses the bias such that logits are almost zero.
         logits = model(batch["input_ids"], batch["attention_mask"]).logits
         list(model.parameters())[-1].sub_(logits.mean() * (1 + 0.01 * torch.randn(1, generator=draw)))
     with HoistedEncoder(model.to(torch.bfloat16)) as hoisted:
@@ -337,12 +340,12 @@ def test_gradient_checkpointing_is_refused(family, use_reentrant):
     enable({"use_reentrant": use_reentrant})
     with (
         HoistedEncoder(model) as hoisted,
-        pytest.raises(SparsityError, match="does not run under gradient checkpointing"),
+        pytest.raises(SparsityError, match="does not support gradient checkpointing"),
     ):
         hoisted.losses(make_encoder_batch(family, "sequence")).mean().backward()
 
 
-def test_a_model_is_hoisted_once():
+def test_hoisting_a_model_twice_is_refused():
     model = make_encoder("bert", "sequence")
     with HoistedEncoder(model) as hoisted:
         with pytest.raises(SparsityError, match="call a hoisted model through its handle"):
@@ -350,7 +353,7 @@ def test_a_model_is_hoisted_once():
         hoisted.losses(make_encoder_batch("bert", "sequence"))
 
 
-# All by our own kernels; some by torch's flash attention.
+# Runs on our own kernels, and for some lengths on torch's flash attention.
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 @pytest.mark.parametrize("lengths", [(90, 1, 128, 33), (200, 17, 129, 1)])
@@ -370,7 +373,7 @@ def test_gradients_on_a_gpu_err_no_more_than_dense(family, head, lengths, dtype)
 
 
 class PenalisedForTokenClassification(BertForTokenClassification):
-    """Named like a head that looks at labelled tokens only, with a penalty on other hidden states or logits."""
+    """Named like a head that reads labelled tokens only, with a penalty on other hidden states or logits."""
 
     def __init__(self, config, penalty):
         super().__init__(config)
@@ -392,14 +395,14 @@ class PenalisedForTokenClassification(BertForTokenClassification):
     ids=["hidden states", "neighbours' logits"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_head_with_a_loss_of_its_own_is_refused(penalty, dtype):
+def test_a_head_with_another_loss_is_refused(penalty, dtype):
     config = make_encoder("bert", "token").config
     torch.manual_seed(0)
     model = PenalisedForTokenClassification(config, penalty).to(dtype)
     # As large as after some training.
     model.classifier.weight.data *= 30
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(SparsityError, match="its loss is not that of its logits at labels"):
+    with pytest.raises(SparsityError, match="its loss is not that of its logits at the labels"):
         HoistedEncoder(model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all("forward" not in vars(module) for module in model.modules())

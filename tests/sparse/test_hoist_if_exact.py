@@ -1,4 +1,4 @@
-"""A decoder is hoisted where its losses stay what they are; else the reason is told, and the model is as it was."""
+"""A decoder is hoisted if its losses stay the same; otherwise the reason is returned and the model is unchanged."""
 
 import re
 
@@ -24,7 +24,7 @@ def test_an_exact_decoder_is_hoisted_with_the_given_options():
     assert not any("forward" in vars(part) for part in model.modules())
 
 
-def test_every_token_but_the_first_has_a_loss():
+def test_every_token_except_the_first_has_a_loss():
     input_ids, plan = pad_right(SEQUENCES, 2)
     assert input_ids.shape == (3, 56)
     assert plan.targets.tolist() == [token for ids in SEQUENCES for token in ids[1:]]
@@ -34,11 +34,11 @@ def test_every_token_but_the_first_has_a_loss():
 @pytest.mark.parametrize(
     ("losses", "reason"),
     [
-        (lambda *_: torch.ones(77), r"its losses on rows alone differ by \d+\.\d%\."),
-        (lambda *_: [][0], r"its architecture does not take single rows \(IndexError\)\."),
+        (lambda *_: torch.ones(77), r"its losses on active rows differ from the padded ones by \d+\.\d%\."),
+        (lambda *_: [][0], r"the model failed on active rows \(IndexError\)\."),
     ],
 )
-def test_a_decoder_that_is_not_exact_is_left_as_it_was(losses, reason, monkeypatch):
+def test_a_decoder_that_is_not_exact_is_not_changed(losses, reason, monkeypatch):
     model = make_llama()
     monkeypatch.setattr(module, "find_copy_mismatch", lambda decoder: None)
     monkeypatch.setattr(Hoisted, "row_losses", losses)
@@ -49,7 +49,7 @@ def test_a_decoder_that_is_not_exact_is_left_as_it_was(losses, reason, monkeypat
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_memory_that_runs_out_is_no_reason(monkeypatch):
+def test_running_out_of_memory_is_raised(monkeypatch):
     model = make_llama()
     monkeypatch.setattr(Hoisted, "row_losses", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no more")))
     with pytest.raises(torch.OutOfMemoryError):

@@ -1,4 +1,4 @@
-"""The drop-in: dense losses and gradients, for every way of padding, and a model that gets everything back."""
+"""The drop-in: dense losses and gradients for every kind of padding, and a model that is restored."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from sebp_edge.errors import MachineError, OptionError, SparsityError
 from sebp_edge.rows.row_plan import IGNORE
 
 
-# Left padding with eager attention is left out: the dense model itself gives NaN there.
+# Without left padding in eager attention, where the dense model gives NaN.
 @pytest.mark.parametrize(("side", "attention"), [("right", "eager"), ("right", "sdpa"), ("left", "sdpa")])
 @pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
 @pytest.mark.parametrize("prompt", [0, 5])
@@ -30,7 +30,7 @@ def test_llama_trains_like_dense(side, adapt, attention, prompt):
     ],
     ids=["nothing padded", "loss on padding", "no mask"],
 )
-def test_odd_batches_train_like_dense(batch):
+def test_unusual_batches_train_like_dense(batch):
     assert_same_training(make_llama().double(), batch)
 
 
@@ -38,7 +38,7 @@ def test_untied_heads_and_biases_train_like_dense():
     assert_same_training(make_llama(tie_word_embeddings=False, attention_bias=True).double(), padded_batch())
 
 
-def test_biases_that_are_trained_beside_an_adapter_train_like_dense():
+def test_biases_trained_with_an_adapter_train_like_dense():
     config = LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False, bias="all")
     model = get_peft_model(make_llama(attention_bias=True), config).double()
     assert any(p.requires_grad for name, p in model.named_parameters() if name.endswith("q_proj.base_layer.bias"))
@@ -54,7 +54,7 @@ def test_gradient_checkpointing_trains_like_dense(reentrant):
     assert_same_training(model, padded_batch() | {"use_cache": False})
 
 
-def test_a_loss_computed_outside_trains_like_dense():
+def test_a_loss_computed_outside_of_the_model_trains_like_dense():
     model, batch = make_llama().double(), padded_batch()
     labels = batch.pop("labels")
 
@@ -81,7 +81,7 @@ def test_an_encoder_trains_like_dense():
 
 @pytest.fixture
 def verified(monkeypatch):
-    """Every backward pass checks that what it skips is zero."""
+    """Makes every backward pass check that the rows it skips are zero."""
     monkeypatch.setattr("sebp_edge.ops.rows.VERIFY", True)
 
 
@@ -95,32 +95,32 @@ def test_no_skipped_row_has_a_gradient(adapt, attention, prompt, verified):
             model(**batch).loss.backward()
 
 
-def test_verification_finds_rows_that_are_not_exact(verified):
+def test_verification_finds_skipped_rows_with_a_gradient(verified):
     model, batch = make_llama(), padded_batch()
     with sparsify(model, keep_logits=True):
         model(**batch).loss.backward()
         out = model(**batch)
         with pytest.raises(RuntimeError, match=r"\d+ of \d+ skipped rows have a gradient"):
-            # A loss of one's own beside the model's looks at rows without labels too.
+            # The additional loss reads rows without labels too.
             (out.loss + out.logits.square().mean()).backward()
 
 
-def test_the_last_block_computes_loss_rows_but_for_keys_and_values():
+def test_the_last_block_computes_only_loss_rows_except_for_keys_and_values():
     model, batch = make_llama(), padded_batch(prompt=5)
     seen = {}
 
-    def watch(name, layer):
-        def note(dout):
+    def count_rows(name, layer):
+        def count(dout):
             seen[name] = int(dout.ne(0).any(-1).sum())
 
         def hook(module, args, out):
-            out.register_hook(note)
+            out.register_hook(count)
 
         layer.register_forward_hook(hook)
 
     with sparsify(model, keep_logits=True) as sparsified:
         for name, layer in sparsified.layers.items():
-            watch(name.removeprefix("model.layers."), layer)
+            count_rows(name.removeprefix("model.layers."), layer)
         model(**batch).loss.backward()
         on_loss_rows = sparsified._after_attention & set(sparsified.layers.values())
     names = {name.removeprefix("model.layers.") for name, layer in sparsified_layers(model) if layer in on_loss_rows}
@@ -136,7 +136,7 @@ def sparsified_layers(model):
     return [(name, layer) for name, layer in model.named_modules() if type(layer) is torch.nn.Linear]
 
 
-def test_removing_gives_the_model_back():
+def test_removing_restores_the_model():
     model, batch = make_llama(), padded_batch()
     before = model(**batch).logits
     with sparsify(model) as sparsified:
@@ -169,10 +169,16 @@ def test_sparsifying_twice_is_refused():
 
 @pytest.mark.parametrize(("num_rows", "num_active"), [(4, 5), (4, 0), (4, -1)])
 def test_measuring_impossible_numbers_of_rows_is_refused(num_rows, num_active):
-    with sparsify(make_llama()) as sparsified, pytest.raises(OptionError, match=f"{num_active} of {num_rows}"):
+    with (
+        sparsify(make_llama()) as sparsified,
+        pytest.raises(OptionError, match=f"num_active is {num_active}; expected 1"),
+    ):
         sparsified.measure(num_rows, num_active)
 
 
 def test_measuring_needs_our_kernels():
-    with sparsify(make_llama()) as sparsified, pytest.raises(MachineError, match="nothing to choose on cpu"):
+    with (
+        sparsify(make_llama()) as sparsified,
+        pytest.raises(MachineError, match="Measuring needs an NVIDIA GPU and Triton; the model is on cpu"),
+    ):
         sparsified.measure(8, 4)

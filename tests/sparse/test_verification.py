@@ -1,4 +1,4 @@
-"""Rows that labels and masks leave out are believed once a backward pass has shown them to carry no gradient."""
+"""Rows that labels and masks exclude are skipped after a backward pass has verified that they carry no gradient."""
 
 import logging
 
@@ -44,7 +44,7 @@ class CoupledForTokenClassification(BertForTokenClassification):
 
 
 class RolledForTokenClassification(BertForTokenClassification):
-    """Adds each embedding to that of the next token, and the last one, which may be of padding, to the first."""
+    """Adds each embedding to that of the next token, and the last one, possibly of padding, to the first."""
 
     def forward(self, input_ids, attention_mask, labels=None, **inputs):
         embedded = self.get_input_embeddings()(input_ids)
@@ -53,7 +53,7 @@ class RolledForTokenClassification(BertForTokenClassification):
 
 
 class PenalisedForCausalLM(LlamaForCausalLM):
-    """Named like a causal decoder, with a penalty on hidden states of all rows, padding too."""
+    """Named like a causal decoder, with a penalty on hidden states of all rows, including padding."""
 
     def forward(self, input_ids, labels=None, **inputs):
         output = super().forward(input_ids=input_ids, labels=labels, output_hidden_states=True, **inputs)
@@ -96,7 +96,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rows_that_carry_gradient_after_all_are_computed_from_the_first_pass_on(case, caplog):
+def test_excluded_rows_that_carry_gradient_are_computed_from_the_first_pass_on(case, caplog):
     make_model, others, loss_of = CASES[case]
     model, batch = make_model(), padded_batch(prompt=5) | others
     loss_of = loss_of or (lambda output: output["loss"])
@@ -104,20 +104,20 @@ def test_rows_that_carry_gradient_after_all_are_computed_from_the_first_pass_on(
     with sparsify(model, keep_logits=True), caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert_same(dense, train(model, batch, loss_of), tolerance=1e-9)
-    assert caplog.text.count("From now on rows are found in the backward pass") == 1
+    assert caplog.text.count("From now on, active rows are detected in the backward pass") == 1
 
 
-def test_a_claim_is_shown_again_where_other_kinds_of_rows_are_left_out():
+def test_batches_that_skip_other_kinds_of_rows_are_verified_separately():
     model = make_llama().double()
     whole = padded_batch(lengths=(24, 24, 24))
     padded, with_prompt = padded_batch(), padded_batch(prompt=5)
     with sparsify(model, keep_logits=True) as sparsified:
         for batch in (whole, padded, with_prompt):
             assert detects_rows(sparsified, model, batch), "the first of its kind"
-            assert not detects_rows(sparsified, model, batch), "shown"
+            assert not detects_rows(sparsified, model, batch), "verified"
 
 
-def test_a_backward_pass_of_a_part_shows_nothing():
+def test_a_backward_pass_through_a_part_verifies_nothing():
     model, batch = make_llama().double(), padded_batch()
     last = model.model.layers[-1].mlp.down_proj.weight
     with sparsify(model, keep_logits=True) as sparsified:
@@ -125,7 +125,7 @@ def test_a_backward_pass_of_a_part_shows_nothing():
         assert detects_rows(sparsified, model, batch)
 
 
-def test_an_evaluation_shows_nothing_about_a_training_step():
+def test_an_evaluation_verifies_nothing_about_a_training_step():
     model, batch = make_llama().double(), padded_batch()
     with sparsify(model, keep_logits=True) as sparsified:
         model.eval()
@@ -134,7 +134,7 @@ def test_an_evaluation_shows_nothing_about_a_training_step():
         assert detects_rows(sparsified, model, batch)
 
 
-def test_a_hook_that_is_added_later_has_its_calls_checked():
+def test_calls_with_a_hook_that_is_added_later_are_verified_again():
     model, batch = make_llama().double(), padded_batch(prompt=5)
     kept = []
 
@@ -160,7 +160,7 @@ def test_a_hook_that_is_added_later_has_its_calls_checked():
 
 
 @pytest.mark.parametrize("return_dict", [True, False])
-def test_another_loss_on_logits_that_joins_in_later_is_refused_and_then_exact(return_dict):
+def test_a_later_loss_on_logits_is_refused_and_then_exact(return_dict):
     model, batch = make_llama().double(), padded_batch(prompt=5) | {"return_dict": return_dict}
 
     def loss_of(output):
@@ -170,7 +170,7 @@ def test_another_loss_on_logits_that_joins_in_later_is_refused_and_then_exact(re
     with sparsify(model, keep_logits=True):
         for _ in range(2):
             train(model, batch, lambda output: output[0])
-        with pytest.raises(SparsityError, match="Set gradients to zero and repeat the step"):
+        with pytest.raises(SparsityError, match="Set all gradients to zero and repeat the step"):
             train(model, batch, loss_of)
         for _ in range(2):
             assert_same(dense, train(model, batch, loss_of), tolerance=1e-9)
@@ -178,7 +178,7 @@ def test_another_loss_on_logits_that_joins_in_later_is_refused_and_then_exact(re
 
 @pytest.mark.parametrize("keep_logits", [False, True])
 @pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
-def test_a_loss_on_hidden_states_that_were_taken_out_secretly_is_refused_and_then_exact(keep_logits, adapt):
+def test_a_later_loss_on_captured_hidden_states_is_refused_and_then_exact(keep_logits, adapt):
     model, batch = adapt(make_llama(num_hidden_layers=3).double()).train(), padded_batch()
     block = next(module for name, module in model.named_modules() if name.endswith("layers.1"))
     own, kept = block.forward, []
@@ -192,13 +192,13 @@ def test_a_loss_on_hidden_states_that_were_taken_out_secretly_is_refused_and_the
     with sparsify(model, keep_logits=keep_logits):
         for _ in range(2):
             train(model, batch)
-        with pytest.raises(SparsityError, match="lack rows"):
+        with pytest.raises(SparsityError, match="gradients of this backward pass are incomplete"):
             train_on_all_rows()
         for _ in range(2):
             assert_same(dense, train_on_all_rows(), tolerance=1e-5)
 
 
-def test_shown_rows_are_checked_in_no_later_pass():
+def test_verified_rows_are_not_detected_in_later_passes():
     head = AutoModelForSequenceClassification
     model, batch = bert(BertForSequenceClassification), encoder_batch(head)
     with sparsify(model) as sparsified:
@@ -206,7 +206,7 @@ def test_shown_rows_are_checked_in_no_later_pass():
         assert not detects_rows(sparsified, model, batch)
 
 
-def test_frozen_layers_do_not_keep_a_claim_from_being_shown():
+def test_frozen_layers_do_not_prevent_verification():
     model, batch = make_llama().double(), padded_batch()
     model.model.embed_tokens.requires_grad_(False)
     model.model.layers[0].requires_grad_(False)
@@ -215,7 +215,7 @@ def test_frozen_layers_do_not_keep_a_claim_from_being_shown():
         assert not detects_rows(sparsified, model, batch)
 
 
-def test_interleaved_passes_train_like_dense_before_and_after_a_claim_is_shown():
+def test_interleaved_passes_train_like_dense_before_and_after_verification():
     model, batch = make_llama().double(), padded_batch(prompt=5)
     other = batch | {"labels": batch["labels"].masked_fill(torch.arange(24) > 9, IGNORE)}
 
@@ -233,17 +233,17 @@ def test_interleaved_passes_train_like_dense_before_and_after_a_claim_is_shown()
 
 
 def detects_rows(sparsified, model, batch):
-    """Whether the layers of a training step look for their rows, all of them or none."""
-    chosen, choose = [], sparsified._linear_rows
+    """Whether all layers of a training step detect their rows; either all or none do."""
+    recorded, linear_rows = [], sparsified._linear_rows
 
-    def note(layers, x):
-        chosen.append(choose(layers, x))
-        return chosen[-1]
+    def recording(layers, x):
+        recorded.append(linear_rows(layers, x))
+        return recorded[-1]
 
-    sparsified._linear_rows = note
+    sparsified._linear_rows = recording
     train(model, batch)
-    sparsified._linear_rows = choose
-    kinds = {callable(rows) for rows in chosen if rows is not None}
-    assert detect not in chosen
+    sparsified._linear_rows = linear_rows
+    kinds = {callable(rows) for rows in recorded if rows is not None}
+    assert detect not in recorded
     assert len(kinds) == 1
     return kinds.pop()

@@ -260,7 +260,7 @@ def test_a_model_that_leaks_between_examples_is_not_hoisted(examples):
 MIXING_ROWS = {
     "convolutions": JambaConfig(**SIZES, num_experts=2, mamba_d_state=4, attn_layer_period=2, attn_layer_offset=1),
     "0 of its 2 blocks": XGLMConfig(vocab_size=320, d_model=32, ffn_dim=48, num_layers=2, attention_heads=4),
-    "could not be tried out": RwkvConfig(vocab_size=320, hidden_size=32, num_hidden_layers=2, context_length=64),
+    "small copy of the model": RwkvConfig(vocab_size=320, hidden_size=32, num_hidden_layers=2, context_length=64),
 }
 
 

@@ -1,4 +1,4 @@
-"""MLPs in pieces of the rows: the gradients are the same to rounding, and little of an MLP is there at once."""
+"""Chunked MLPs: the gradients are the same up to rounding, and only one chunk of an MLP exists at a time."""
 
 import pytest
 import torch
@@ -14,9 +14,9 @@ from sebp_edge.sparse.hoist import Hoisted
 
 
 @pytest.fixture
-def rows(monkeypatch):
-    """Sets how many rows a piece has."""
-    return lambda number: monkeypatch.setattr("sebp_edge.sparse.hoist.ROWS", number)
+def set_chunk_rows(monkeypatch):
+    """Sets the number of rows of a chunk."""
+    return lambda number: monkeypatch.setattr("sebp_edge.sparse.hoist.CHUNK_ROWS", number)
 
 
 def assert_close(found, expected):
@@ -27,59 +27,58 @@ def assert_close(found, expected):
 
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize("adapt", ["full", "lora"])
-@pytest.mark.parametrize("how", [{}, {"checkpoints": 1}, {"checkpoints": 1, "offload": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"checkpoints": 1}, {"checkpoints": 1, "offload": True}], ids=str)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_gradients_are_those_of_whole_mlps(family, adapt, how, rows):
-    rows(7)
+def test_gradients_are_those_of_whole_mlps(family, adapt, options, set_chunk_rows):
+    set_chunk_rows(7)
     model = MODELS[family]().eval()
     model = with_adapter(model) if adapt == "lora" else model
-    found = all_gradients(model, how.get("checkpoints", 0), 5, chunked_blocks=True, offload="offload" in how)
+    found = all_gradients(model, options.get("checkpoints", 0), 5, chunked_blocks=True, offload="offload" in options)
     assert_close(found, all_gradients(model, 0, 5))
 
 
 @pytest.mark.parametrize("number", [1, 5, 31, 10**6])
-def test_pieces_have_any_size(number, rows):
-    rows(number)
+def test_chunks_have_any_size(number, set_chunk_rows):
+    set_chunk_rows(number)
     model = with_adapter(make_llama(num_hidden_layers=3))
     assert_close(all_gradients(model, 2, 5, chunked_blocks=True), all_gradients(model, 0, 5))
 
 
-def test_gradients_by_our_kernels_are_those_of_whole_mlps(rows, kernels, monkeypatch):
-    rows(9)
+def test_gradients_of_our_kernels_are_those_of_whole_mlps(set_chunk_rows, kernels, monkeypatch):
+    set_chunk_rows(9)
     monkeypatch.setattr(norms_and_mlps, "runs_kernels", lambda tensor: True)
     model = with_adapter(make_llama(num_hidden_layers=2))
     assert_close(all_gradients(model, 1, 5, chunked_blocks=True), all_gradients(model, 0, 5))
 
 
-def test_an_mlp_is_multiplied_no_more_often_than_in_a_checkpoint(rows, monkeypatch):
-    """Its gate and up projection once more for the backward pass, its down projection not."""
-    rows(10**6)
+def test_a_chunked_mlp_computes_no_more_products_than_a_checkpointed_one(set_chunk_rows, monkeypatch):
+    """The backward pass recomputes its gate and up projections, but not its down projection."""
+    set_chunk_rows(10**6)
     model, products, matrices = with_adapter(make_llama(num_hidden_layers=3)), [], LoraGroup.matrices
     monkeypatch.setattr(LoraGroup, "matrices", lambda group: products.append(group.columns) or matrices(group))
 
-    def counted(checkpoints, **how):
+    def count(checkpoints, **options):
         products.clear()
-        all_gradients(model, checkpoints, **how)
+        all_gradients(model, checkpoints, **options)
         return len(products)
 
-    whole, last_one = counted(2), 1
-    # The last block's gate and up projection too, since it is not in a checkpoint.
-    assert counted(2, chunked_blocks=True) == whole + last_one
+    # One more: the last block's gate and up projections, since that block is not in a checkpoint.
+    assert count(2, chunked_blocks=True) == count(2) + 1
 
 
-def test_a_piece_is_the_most_that_there_is_of_an_mlp_at_once(rows, monkeypatch):
-    rows(7)
+def test_only_one_chunk_of_an_mlp_exists_at_a_time(set_chunk_rows, monkeypatch):
+    set_chunk_rows(7)
     model, widest = with_adapter(make_llama(num_hidden_layers=3)), []
-    wide = model.config.intermediate_size
+    intermediate = model.config.intermediate_size
     for block in model.get_base_model().model.layers:
         block.mlp.act_fn.register_forward_hook(lambda module, inputs, output: widest.append(output.shape))
     all_gradients(model, 2, 5, chunked_blocks=True)
     assert widest
-    assert max(shape.numel() // wide for shape in widest) == 7
+    assert max(shape.numel() // intermediate for shape in widest) == 7
 
 
-def test_without_gradients_pieces_give_the_same(rows):
-    rows(7)
+def test_chunks_have_the_same_losses_without_gradients(set_chunk_rows):
+    set_chunk_rows(7)
     model, batch = with_adapter(make_llama()), padded_batch()
     plan = RowPlan.from_labels(batch["labels"])
     with torch.no_grad():
@@ -89,7 +88,7 @@ def test_without_gradients_pieces_give_the_same(rows):
             torch.testing.assert_close(row_losses(hoisted, batch["input_ids"], plan), expected)
 
 
-def test_mlps_have_the_forward_back_that_they_had(monkeypatch):
+def test_removing_restores_the_forwards_of_mlps(monkeypatch):
     model = make_llama()
     first, second = (block.mlp for block in model.model.layers)
     own = first.forward
@@ -103,17 +102,20 @@ def test_mlps_have_the_forward_back_that_they_had(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_norms_after_the_mlp_alone_may_be_trained(rows):
-    rows(7)
+def test_only_the_norms_after_mlps_can_be_trained(set_chunk_rows):
+    set_chunk_rows(7)
     model = MODELS["gemma2"]().eval().requires_grad_(False)
     for block in model.model.layers:
         block.post_feedforward_layernorm.requires_grad_(True)
     assert_close(all_gradients(model, 1, 5, chunked_blocks=True), all_gradients(model, 0, 5))
 
 
-def test_dropout_in_an_mlp_is_refused_while_it_is_on():
+def test_active_dropout_in_an_mlp_is_refused():
     model, batch = make_llama(), padded_batch()
     model.model.layers[0].mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.1))
     plan = RowPlan.from_labels(batch["labels"])
-    with Hoisted(model.train(), chunked_blocks=True) as hoisted, pytest.raises(SparsityError, match="does not drop"):
+    with (
+        Hoisted(model.train(), chunked_blocks=True) as hoisted,
+        pytest.raises(SparsityError, match="do not support dropout"),
+    ):
         row_losses(hoisted, batch["input_ids"], plan)
