@@ -142,7 +142,7 @@ def test_tasks_are_read_as_they_are_published(tmp_path):
 def test_curves_are_drawn_with_the_worst_on_top(tmp_path):
     from xml.etree import ElementTree
 
-    table = ["model,texts,way,seed," + ",".join(f"train_{part}" for part in range(10))]
+    table = ["model,texts,variant,seed," + ",".join(f"train_{part}" for part in range(10))]
     for variant, offset in (("dense", 0.0), ("exact", 0.0), ("published", 1.0)):
         table += [
             f"m,a < b,{variant},{seed}," + ",".join(str(3 + offset - part / 10) for part in range(10)) for seed in "01"
