@@ -65,8 +65,8 @@ def time_attention(num_heads: int, num_kv_heads: int, head_size: int, lengths: l
         return [part.detach().requires_grad_() for part in parts]
 
     def results(dtype: torch.dtype) -> list[Tensor]:
-        parts, turns = make_parts(dtype), tuple(turn.to(dtype) for turn in rotary)
-        out = sequence_attention_(*parts, cu_seqlens, longest, Scores(), turns)
+        parts, cos_and_sin = make_parts(dtype), tuple(each.to(dtype) for each in rotary)
+        out = sequence_attention_(*parts, cu_seqlens, longest, Scores(), cos_and_sin)
         return [out.detach(), *torch.autograd.grad(out, parts, dout.to(dtype))]
 
     def times() -> tuple[float, ...]:
@@ -88,7 +88,7 @@ def time_attention(num_heads: int, num_kv_heads: int, head_size: int, lengths: l
     ):
         error, allowed = relative_error(found, truth), 2 * relative_error(other, truth) + 1e-4
         if not error <= allowed:
-            raise SystemExit(f"{name} of our kernels errs by {error:.2g}, allowed is {allowed:.2g}: {lengths}")
+            raise SystemExit(f"{name} of our kernels has an error of {error:.2g}, above {allowed:.2g}: {lengths}")
     our_forward, our_backward = times()
     return dict(zip(COLUMNS, (flash_forward, our_forward, flash_backward, our_backward), strict=True))
 

@@ -4,8 +4,8 @@
     python kernels/bench/decoders.py --tiny              small shapes on the CPU, without a graph, to try it
 
 The model has the shape of Llama-3.2-3B and random bf16 weights, all of them trained. Each of the paper's data sets
-gives one text of its mean length, from lengths.json. Each way's gradients are first compared with those in fp32
-(`models`); then the ways run in turns (`whole_models`).
+gives one text of its mean length, from lengths.json. The gradients of each variant are first compared with those in
+fp32 (`models`); then the variants run in turns (`whole_models`).
 """
 
 from collections.abc import Iterator

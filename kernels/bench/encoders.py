@@ -1,11 +1,12 @@
-"""Times encoders on a GPU, in bf16: dense, in the drop-in, hoisted, and hoisted in a captured graph.
+"""Times encoders on a GPU, in bf16: dense, drop-in, hoisted, and hoisted in a captured graph.
 
     python kernels/bench/encoders.py [--record [FILE]]
     python kernels/bench/encoders.py --tiny              small shapes on the CPU, without a graph, to try it
 
 BERT-base and RoBERTa-base have a classification head and random weights, all of them trained; texts are padded to 512.
-Text lengths are drawn from lengths.json, in BERT's tokens for both models. Each way's gradients are first compared,
-without dropout, with those in fp32 (`models`). Then the ways run in turns (`whole_models`), with dropout 0.1.
+Text lengths are drawn from lengths.json, in BERT's tokens for both models. The gradients of each variant are first
+compared, without dropout, with those in fp32 (`models`). Then the variants run in turns (`whole_models`), with dropout
+0.1.
 """
 
 from collections.abc import Iterator

@@ -88,10 +88,10 @@ def main(arguments: list[str] | None = None) -> None:
     evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     if options.tiny and options.record:
-        parser.error("the bundled model on a CPU is no evidence; record without --tiny.")
+        parser.error("--record is for GPU runs only; leave out --record or --tiny.")
     sizes, files = options.sizes or ((24,) if options.tiny else SIZES), text_files(options.notes)
     if max(sizes) > len(files):
-        parser.error(f"{options.notes} has {len(files)} text files, {max(sizes)} are wanted; give --notes or --sizes.")
+        parser.error(f"{options.notes} has {len(files)} text files, expected {max(sizes)}; give --notes or --sizes.")
     model = (
         TINY_MODEL if options.tiny else ensure_model_folder(options.work / "llama-3.2-3b", known_config("llama-3.2-3b"))
     )
@@ -122,15 +122,15 @@ def measure(size: int, files: list[Path], model: Path, work: Path, extra: list[s
         shutil.copy(file, notes / f"{number:04}{file.suffix}")
     for cache in ("empty", "filled"):
         command = [*COMMAND, str(notes), "--model", str(model), "--out", str(runs / cache), "--json", *extra]
-        begin, arrivals, end = timed(command, {"TRITON_CACHE_DIR": str(runs / "triton")})
+        begin, arrivals, end = run_timed(command, {"TRITON_CACHE_DIR": str(runs / "triton")})
         yield {"notes": size, "triton_cache": cache, **split(begin, arrivals, end), **figures(arrivals)}
 
 
-def timed(command: list[str], environment: dict[str, str]) -> tuple[float, Arrivals, float]:
+def run_timed(command: list[str], environment: dict[str, str]) -> tuple[float, Arrivals, float]:
     """Runs a command; returns its start, its JSON lines with their arrival times, and its end.
 
     Raises:
-        CommandFailed: the command failed; the message holds its standard error.
+        CommandFailed: the command failed; the message contains its standard error.
     """
     begin = time.perf_counter()
     with (
@@ -143,7 +143,7 @@ def timed(command: list[str], environment: dict[str, str]) -> tuple[float, Arriv
         code, end = process.wait(), time.perf_counter()
         errors.seek(0)
         if code not in (0, NOT_KEPT):
-            raise CommandFailed(f"The command ended with {code}: {errors.read().strip()}", arrivals)
+            raise CommandFailed(f"The command failed with exit code {code}: {errors.read().strip()}", arrivals)
     return begin, arrivals, end
 
 
@@ -176,7 +176,7 @@ def figures(arrivals: Arrivals) -> dict:
         "tokens": result["tokens"],
         "steps_done": len(steps),
         "tokens_trained": sum(last["tokens"] for last in {event["phase"]: event for _, event in steps}.values()),
-        "median_step_ms": 1e3 * statistics.median(between(steps) or [math.nan]),
+        "median_step_ms": 1e3 * statistics.median(step_seconds(steps) or [math.nan]),
         "graphs": sum(event["event"] == "graph_captured" for _, event in arrivals),
         "evaluations": sum(event["event"] == "evaluated" for _, event in arrivals),
         "notices": " ".join(event["message"] for _, event in arrivals if event["event"] == "notice"),
@@ -187,7 +187,7 @@ def figures(arrivals: Arrivals) -> dict:
     }
 
 
-def between(steps: Arrivals) -> list[float]:
+def step_seconds(steps: Arrivals) -> list[float]:
     """Seconds between consecutive steps of the same epoch."""
     return [
         arrival - before
@@ -212,11 +212,11 @@ def show(row: dict) -> None:
 def ensure_model_folder(folder: Path, config: PretrainedConfig) -> Path:
     """Makes the folder of a decoder of this shape if missing; in another process, so that its GPU memory is freed."""
     if not folder.exists():
-        made = multiprocessing.get_context("spawn").Process(target=make_folder, args=(folder, config))
-        made.start()
-        made.join()
-        if made.exitcode:
-            raise RuntimeError(f"The model folder could not be made (exit code {made.exitcode}).")
+        process = multiprocessing.get_context("spawn").Process(target=make_folder, args=(folder, config))
+        process.start()
+        process.join()
+        if process.exitcode:
+            raise RuntimeError(f"The model folder could not be made (exit code {process.exitcode}).")
     return folder
 
 

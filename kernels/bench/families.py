@@ -44,8 +44,8 @@ from sebp_edge.training.recovery import RecoveringLearner
 
 STEPS = 6
 SHORT_TEXTS, LONG_TEXTS, BATCH_TOKENS = 70, 12, 2048
-# Long texts exceed the window by BEYOND tokens. Without a window they exceed a length that is far beyond what our own
-# attention kernels take (`backend.SHORT`), so that flash attention runs them.
+# Long texts exceed the window by EXCESS_TOKENS. Without a window they exceed a length that is far beyond what our own
+# attention kernels take (`backend.MAX_SHORT_LENGTH`), so that flash attention runs them.
 EXCESS_TOKENS, LONGEST_WITHOUT_WINDOW = 200, 1500
 LOSS_TOLERANCE, NORM_TOLERANCE = 1e-3, 1e-2
 NARROW = {
@@ -172,7 +172,7 @@ def main(arguments: list[str] | None = None) -> None:
     evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     if options.tiny and options.record:
-        parser.error("narrow shapes on a CPU are no evidence; record without --tiny.")
+        parser.error("--record is for GPU runs only; leave out --record or --tiny.")
     rows = []
     for family in FAMILIES:
         if not options.only or family.name in options.only:
@@ -286,8 +286,8 @@ def _dense_step(model: nn.Module, step: Step) -> tuple[float, float]:
 
 
 def _window(config: PretrainedConfig) -> int | None:
-    uses_it = getattr(config, "use_sliding_window", True)
-    return getattr(config, "sliding_window", None) if uses_it else None
+    uses_window = getattr(config, "use_sliding_window", True)
+    return getattr(config, "sliding_window", None) if uses_window else None
 
 
 def _lengths(longest: int) -> list[int]:

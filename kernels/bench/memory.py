@@ -8,9 +8,9 @@
 
 Each run is the command in a process of its own, with random bf16 weights of the true shape, a context of 4096 and 4096
 loss tokens a step. Texts have the token lengths of real ones (lengths.json): paragraphs of notes, or OASST1's
-conversations as the long case. The peak is what the process holds on the GPU, CUDA's context and libraries included;
+conversations as the long case. The peak is what the process uses on the GPU, CUDA's context and libraries included;
 the allocator's peak is what torch counts and what peers quote. Runs that cannot fit must fail before the first step.
-For a run that fails later, the figures are those of its rehearsal.
+For a run that fails later, the figures are those of its dry run.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from typing import NamedTuple
 from transformers import AutoConfig, AutoTokenizer, LlamaConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 import evidence
-from end_to_end import COMMAND, TINY_MODEL, CommandFailed, ensure_model_folder, figures, timed
+from end_to_end import COMMAND, TINY_MODEL, CommandFailed, ensure_model_folder, figures, run_timed
 from models import known_config
 
 LENGTHS = Path(__file__).with_name("lengths.json")
@@ -150,7 +150,7 @@ FAMILY_RUNS = [
 TINY = [Run("tiny", "tiny", "lora", False, "3GB", NOTES), Run("tiny-too-small", "tiny", "lora", False, "100MB", NOTES)]
 
 
-# The command line and the stores are left out, since they hold no GPU memory.
+# The command line and the stores are left out, since they use no GPU memory.
 SOURCES = (
     *evidence.STEP,
     *(f"sebp_edge/{part}" for part in ("machine", "models", "texts", "personalizer.py", "recipe.py")),
@@ -164,7 +164,7 @@ def main(arguments: list[str] | None = None) -> None:
     default = Path(tempfile.gettempdir()) / "sebp-edge-memory"
     parser.add_argument("--work", type=Path, default=default, metavar="FOLDER", help=f"by default {default}")
     parser.add_argument("--csv", type=Path, metavar="FILE")
-    parser.add_argument("--gpus", type=int, default=1, metavar="NUMBER", help="how many of them take runs side by side")
+    parser.add_argument("--gpus", type=int, default=1, metavar="NUMBER", help="GPUs that take one run each at a time")
     table = parser.add_mutually_exclusive_group()
     table.add_argument("--families", action="store_true")
     table.add_argument("--tiny", action="store_true")
@@ -173,9 +173,9 @@ def main(arguments: list[str] | None = None) -> None:
     runs = FAMILY_RUNS if options.families else TINY if options.tiny else RUNS
     names = {name for run in runs for name in (run.name, run.shape)}
     if unknown := set(options.only or ()) - names:
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(sorted(names))}.")
+        parser.error(f"unknown runs or shapes: {', '.join(sorted(unknown))}; known are {', '.join(sorted(names))}.")
     if options.record and (options.tiny or options.only):
-        parser.error("only a GPU's whole table is evidence; record without --tiny and --only.")
+        parser.error("--record is for the whole table on a GPU; leave out --record, or --tiny and --only.")
     options.work.mkdir(parents=True, exist_ok=True)
     chosen = [run for run in runs if not options.only or {run.name, run.shape} & set(options.only)]
     rows = []
@@ -220,7 +220,7 @@ def measure(run: Run, work: Path, *, on_cpu: bool, environment: dict[str, str] |
         options["--device"] = "cpu" if on_cpu else "cuda"
         command = [*COMMAND, str(texts), "--json", *(str(word) for option in options.items() for word in option)]
         try:
-            _, arrivals, _ = timed(command, {"TRITON_CACHE_DIR": str(work / "triton"), **(environment or {})})
+            _, arrivals, _ = run_timed(command, {"TRITON_CACHE_DIR": str(work / "triton"), **(environment or {})})
         except CommandFailed as error:
             return row | {"failed": str(error)} | dry_run_figures([event for _, event in error.arrivals])
     events, done = [event for _, event in arrivals], figures(arrivals)
@@ -246,7 +246,7 @@ def planned(events: list[dict]) -> dict:
 
 
 def dry_run_figures(events: list[dict]) -> dict:
-    """Plan and peak of a failed run, if it got as far as its rehearsal."""
+    """Plan and peak of a failed run, if it got as far as its dry run."""
     probed = [event for event in events if event["event"] == "memory_probed"]
     if not probed:
         return {}
@@ -271,7 +271,7 @@ def draw_lengths(data: str, tokens: int, longest: int) -> list[int]:
 
 
 def write_texts(file: Path, lengths: list[int], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Writes one text per line, of random single-token words, so that it has the wanted length with BOS and EOS.
+    """Writes one text per line, of random single-token words, so that it has the given length with BOS and EOS.
 
     Raises:
         RuntimeError: a text has another length.
@@ -280,7 +280,7 @@ def write_texts(file: Path, lengths: list[int], tokenizer: PreTrainedTokenizerBa
     spelt = sorted(
         word[1:] for word in tokenizer.get_vocab() if word[0] == "Ġ" and word[1:].isalpha() and len(word) > 4
     )
-    # A word in the vocabulary may still be split, so each is tokenized, both at the start of a text and within it.
+    # A word in the vocabulary may still be split, so each is tokenized, both at the start of a text and inside it.
     at_start, inside = (
         tokenizer([form + word for word in spelt], add_special_tokens=False)["input_ids"] for form in ("", " ")
     )
@@ -290,7 +290,7 @@ def write_texts(file: Path, lengths: list[int], tokenizer: PreTrainedTokenizerBa
             text = " ".join(draw.choices(words, k=max(1, length - 2)))
             found = len(tokenizer(text, add_special_tokens=False)["input_ids"]) + 2
             if found != max(3, length):
-                raise RuntimeError(f"A text of {length} tokens has {found}.")
+                raise RuntimeError(f"A text has {found} tokens instead of {length}.")
             lines.write(json.dumps({"text": text}) + "\n")
 
 
@@ -302,13 +302,13 @@ def show(row: dict) -> None:
         print(flush=True)
         return
     print(
-        f"predicted {row['predicted_gb']:.2f} GB, held {row['peak_gb']:.2f} "
+        f"predicted {row['predicted_gb']:.2f} GB, used {row['peak_gb']:.2f} "
         f"({row['peak_gb'] / row['predicted_gb'] - 1:+.1%}), allocator {row['allocator_gb']:.2f}",
         end="",
     )
     if not row["failed"]:
         print(
-            f"; {row['tokens_per_second']:,.0f} tokens/s; cut smaller {row['cut_smaller']} times. {row['notices']}",
+            f"; {row['tokens_per_second']:,.0f} tokens/s; micro-batches cut {row['num_cuts']} times. {row['notices']}",
             end="",
         )
     print(f"\n{'':20}{row['plan']}\n{'':20}{row['parts_gb']}", flush=True)

@@ -36,7 +36,7 @@ PARAMETER_TOLERANCE = 0.02
 
 
 class WrongGradients(Exception):
-    """The gradients of a way differ from the dense model's."""
+    """The gradients of a variant differ from the dense model's."""
 
 
 @dataclass(frozen=True)
@@ -106,20 +106,20 @@ def without_padding(batch: Batch) -> Batch:
 
 
 def gradients(model: nn.Module, variant: Variant, batch: Batch) -> Gradients:
-    """Every element of every gradient of a way."""
+    """Every element of every gradient of a variant."""
     with running(model, batch, variant) as step:
         return loss_and_gradients(step, model, copy_gradient=Tensor.clone)[1]
 
 
 def gradient_errors(model: nn.Module, batch: Batch, variants: tuple[Variant, ...]) -> dict[str, float]:
-    """The relative error of each way's gradients against those in fp32, without padding beyond the longest text.
+    """The relative error of each variant's gradients against those in fp32, without padding beyond the longest text.
 
-    Dropout is off. Errors are relative to the norm of the fp32 gradients, by the names of the ways; `variants` must contain
-    DENSE.
+    Dropout is off. Errors are relative to the norm of the fp32 gradients, by the names of the variants; `variants` must
+    contain DENSE.
 
     Raises:
-        WrongGradients: the error of a parameter's gradient exceeds the sum of twice the dense way's error, 2 % of the
-            gradient's own norm, and 1e-4 of the norm of all gradients.
+        WrongGradients: the error of a parameter's gradient exceeds the sum of twice the dense variant's error, 2 % of
+            the gradient's own norm, and 1e-4 of the norm of all gradients.
     """
     model.eval()
     with in_fp32(model):
@@ -131,6 +131,6 @@ def gradient_errors(model: nn.Module, batch: Batch, variants: tuple[Variant, ...
         for name, error in by_parameter.items():
             if not error <= 2 * found[DENSE.name][name] + PARAMETER_TOLERANCE * exact_norms[name] / norm + 1e-4:
                 raise WrongGradients(
-                    f"{variant}: the gradient of {name} is off by more than twice the dense one in bf16."
+                    f"{variant}: the gradient of {name} is off by more than twice as much as the dense one in bf16."
                 )
     return {variant: total_norm(by_parameter) for variant, by_parameter in found.items()}

@@ -1,4 +1,4 @@
-"""Draws the results of `selection_quality` as one SVG: training loss over ten parts of each training, mean over seeds.
+"""Plots the results of `selection_quality` as one SVG: training loss over ten parts of each training, mean over seeds.
 
     python kernels/bench/quality_curves.py CSV... SVG
 
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def read(files: list[Path]) -> dict[str, Curves]:
-    """Reads the curves: by model and texts, then by way."""
+    """Reads the curves: by model and texts, then by variant."""
     found: dict[str, dict[str, list[list[float]]]] = {}
     rows = (row for file in files for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
     for row in rows:

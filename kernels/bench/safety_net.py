@@ -3,8 +3,8 @@
     python kernels/bench/safety_net.py [--record [FILE]]     the shape of Llama-3.2-3B on a GPU, 1 x 4096, 3 % text
     python kernels/bench/safety_net.py --tiny                a small shape on the CPU, to try it
 
-The first pass of a kind of call detects the active rows in every layer, compares them with the claimed rows, and keeps
-all inputs. Later passes compute the claimed rows, and check the gradients of the outputs and of the embeddings.
+The first pass of a kind of call detects the active rows in every layer, compares them with the predicted rows, and
+keeps all inputs. Later passes compute the predicted rows, and check the gradients of the outputs and of the embeddings.
 "detect" detects the rows in every pass. Each figure is the median over rounds, in milliseconds. Each round measures the
 first pass on a new handle, with the trials that a handle runs once.
 """
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
     evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     if options.tiny and options.record:
-        parser.error("a small shape on a CPU is no evidence; record without --tiny.")
+        parser.error("--record is for GPU runs only; leave out --record or --tiny.")
     device = torch.device("cpu" if options.tiny else "cuda")
     config = LlamaConfig(vocab_size=320, **TINY) if options.tiny else known_config("llama-3.2-3b")
     case = Case("", config, "PTB", 1, 512 if options.tiny else 4096, target=1.0)
@@ -46,22 +46,22 @@ def main(arguments: list[str] | None = None) -> None:
     batch, _ = make_batch(case, device)
     rows = [{"case": "trial on a small copy", "ms": 1e3 * seconds(lambda: find_copy_mismatch(model), device)}]
     rows.append({"case": "dense", "ms": statistics.median(steps(model, batch, device, PASSES))})
-    for name, chosen in HANDLES.items():
-        rounds = [passes(model, batch, device, chosen) for _ in range(ROUNDS)]
+    for name, settings in HANDLES.items():
+        rounds = [passes(model, batch, device, settings) for _ in range(ROUNDS)]
         rows.append({"case": f"{name}, first pass", "ms": statistics.median(first for first, _, _ in rounds)})
         rows[-1]["peak_gib"] = rounds[0][2][0]
         rows.append({"case": f"{name}, later passes", "ms": statistics.median(later for _, later, _ in rounds)})
         rows[-1]["peak_gib"] = rounds[0][2][1]
     for row in rows:
-        print(f"{row['what']:42}{row['ms']:>10.1f} ms{row.get('peak_gib') or 0:>10.1f} GiB", flush=True)
+        print(f"{row['case']:42}{row['ms']:>10.1f} ms{row.get('peak_gib') or 0:>10.1f} GiB", flush=True)
     if options.record:
         evidence.record("safety-net", SOURCES, rows, options.record)
 
 
-def passes(model: nn.Module, batch, device: torch.device, chosen: dict) -> tuple[float, float, list[float | None]]:
+def passes(model: nn.Module, batch, device: torch.device, settings: dict) -> tuple[float, float, list[float | None]]:
     """Milliseconds of a new handle's first pass, trials included, and of later ones (median); both peaks in GiB."""
     release_memory(device)
-    with sparsify(model, **chosen):
+    with sparsify(model, **settings):
         (first,), peak_first = measure_time_and_peak(model, batch, device, 1)
         later, peak_later = measure_time_and_peak(model, batch, device, PASSES)
     return first, statistics.median(later), [peak_first, peak_later]

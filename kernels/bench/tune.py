@@ -1,4 +1,4 @@
-"""Checks and times every way to compute a linear layer's products on a GPU, and writes the choices that are shipped.
+"""Checks and times all algorithms for a linear layer's products on a GPU, and writes the choices that are shipped.
 
     python kernels/bench/tune.py [--write kernels/ops/choices-h200.json] [--csv FILE]
 
@@ -24,7 +24,7 @@ DTYPE = torch.bfloat16
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", type=Path, help="the file of choices; what is in it already stays")
+    parser.add_argument("--write", type=Path, help="adds the choices to this file")
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
     torch.manual_seed(0)

@@ -1,11 +1,11 @@
-"""Times whole models in four ways, in turns: dense, in the drop-in, hoisted, and hoisted in a captured graph.
+"""Times whole models in four variants, in turns: dense, drop-in, hoisted, and hoisted in a captured graph.
 
     forward     the loss; a graph's forward pass keeps nothing for a backward pass
     backward    the time of the gradients minus that of the forward pass; a graph has no backward pass of its own
     step        gradients and AdamW
 
-Each is timed until the GPU is done ("wall"), and as the sum of its kernels' times ("GPU"). Hoisted ways start from the
-real tokens, laid out as a collator leaves them: on the GPU for the eager way, on the host for the graph.
+Each is timed until the GPU is done ("wall"), and as the sum of its kernels' times ("GPU"). Hoisted variants start from
+the real tokens, laid out as a collator leaves them: on the GPU for the eager variant, on the host for the graph.
 """
 
 import argparse
@@ -46,7 +46,7 @@ SOURCES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed(Variant):
-    """A way whose forward and backward pass are one replay.
+    """A variant whose forward and backward pass are one replay.
 
     Attributes:
         add: takes what `attach` yields, adds a batch's gradients, and returns the loss.
@@ -82,7 +82,7 @@ class Benchmark:
     Attributes:
         name: the name its results are recorded under.
         cases, tiny_cases: what it measures on a GPU, and with --tiny on the CPU.
-        variants_for: the ways to make a step of a batch.
+        variants_for: the variants of a step of a batch.
         file: the benchmark's own file, one of the sources of its figures.
         samples: how often each part is timed in a round.
         kernel_repeats: number of calls over which kernel times are averaged.
@@ -102,7 +102,7 @@ class Benchmark:
         evidence.add_record_option(parser)
         options = parser.parse_args(arguments)
         if options.tiny and options.record:
-            parser.error("tiny shapes are no evidence; record without --tiny.")
+            parser.error("--record is for GPU runs only; leave out --record or --tiny.")
         device = torch.device("cpu" if options.tiny else "cuda")
         print(
             f"{torch.cuda.get_device_name() if device.type == 'cuda' else 'CPU'}, torch {torch.__version__}, bf16; ms"
@@ -119,7 +119,7 @@ class Benchmark:
             evidence.record(self.name, (*SOURCES, self.file), rows, options.record)
 
     def measure(self, case: Case, device: torch.device) -> Iterator[dict]:
-        """One row of figures per way, with times in milliseconds; GPU times are None on a CPU."""
+        """One row of figures per variant, with times in milliseconds; GPU times are None on a CPU."""
         torch.manual_seed(0)
         model, (batch, tokens) = make_model(case.config, device), make_batch(case, device)
         variants = self.variants_for(model, batch)
@@ -141,7 +141,7 @@ class Benchmark:
     def _time_in_turns(
         self, model: nn.Module, batch: Batch, variants: tuple[Variant, ...]
     ) -> list[dict[str, "TurnTimes"]]:
-        """The measurements of each turn, by the names of the ways; only the last turn sums kernel times."""
+        """The measurements of each turn, by the names of the variants; only the last turn sums kernel times."""
         repeats = [0] * (ROUNDS - 1) + [self.kernel_repeats]
         return [
             {variant.name: run_turn(model, variant, batch, self.samples, each) for variant in variants}
@@ -152,7 +152,7 @@ class Benchmark:
 def make_variants(
     hoist: Callable[[nn.Module], AbstractContextManager], tokens: ActiveTokens, device: torch.device
 ) -> tuple[Variant, ...]:
-    """The dense, drop-in and hoisted ways, and on a GPU the hoisted way in a graph.
+    """The dense, drop-in and hoisted variants, and on a GPU the hoisted variant in a graph.
 
     Args:
         hoist: makes the hoisted handle of a model.
@@ -193,7 +193,7 @@ def parts_of(step: EagerStep) -> dict[str, Callable[[], object]]:
 
 
 class TurnTimes(NamedTuple):
-    """The measurements of a way in one turn.
+    """The measurements of a variant in one turn.
 
     Attributes:
         wall: milliseconds of each part until the GPU is done, one per sample.
@@ -207,11 +207,11 @@ class TurnTimes(NamedTuple):
 
 
 def run_turn(model: nn.Module, variant: Variant, batch: Batch, samples: int, kernel_repeats: int) -> TurnTimes:
-    """Runs one turn of a way.
+    """Runs one turn of a variant.
 
     Args:
         model: on its device.
-        variant: the way to time.
+        variant: the variant to time.
         batch: on the model's device.
         samples: how often each part is timed.
         kernel_repeats: number of calls over which kernel times are averaged; 0 leaves them out.
@@ -238,7 +238,7 @@ def _times(parts: dict[str, float] | None, prefix: str) -> dict[str, float | Non
 
 def show(case: Case, rows: list[dict]) -> None:
     text = rows[0]["tokens"] / case.batch_size / case.context_length
-    print(f"{case.model}, {case.texts}, {case.batch_size} x {case.context_length}, {text:.1%} of it text")
+    print(f"{case.model}, {case.texts}, {case.batch_size} x {case.context_length}, {text:.1%} text")
     for row in rows:
         times = "".join(f"{'-' if row[name] is None else f'{row[name]:.2f}':>{size}}" for name, size in COLUMNS.items())
         print(f"    {row['variant']:22}{times}{row['peak_gib']:>7.2f}{row['gradient_error']:>9.1e}")
@@ -248,7 +248,7 @@ def show(case: Case, rows: list[dict]) -> None:
         speedups = ", ".join(f"{_column_title(name)} {ratio:.2f}x" for name, ratio in ratios.items())
         target = "gpu_backward_ms" if "gpu_backward_ms" in ratios else "backward_ms"
         reached = "reached" if ratios[target] >= case.target else "missed"
-        comparison = f"; {_column_title(target)} {case.target}x {reached}"
+        comparison = f"; target of {case.target}x for {_column_title(target)} {reached}"
         print(
             f"    dense / {row['variant']}: {speedups}{comparison if row['variant'].startswith('hoisted') else ''}",
             flush=True,

@@ -1,4 +1,4 @@
-"""Times DeepSpeed's ZeRO-2 with optimizer states on the host, the paper's other column, beside the dense step.
+"""Times DeepSpeed's ZeRO-2 with optimizer states on the host, as in the paper's tables, and the dense step.
 
     pip install deepspeed
     python kernels/bench/zero_offload.py [--record [FILE]]
@@ -31,7 +31,7 @@ from sebp_edge.texts.batches import Batch
 PARTS = ("forward", "backward", "step")
 SAMPLES = 5
 LEARNING_RATE = 1e-5
-# Both sum the same products in bf16, at most in another order.
+# Both sum the same products in bf16, possibly in another order.
 ALLOWED_ERROR = 1e-2
 SOURCES = ("kernels/bench/lengths.json", "kernels/bench/models.py", __file__)
 
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     if options.tiny and options.record:
-        parser.error("a tiny shape is no evidence; record without --tiny.")
+        parser.error("--record is for GPU runs only; leave out --record or --tiny.")
     if importlib.util.find_spec("deepspeed") is None:
         parser.error("DeepSpeed is not installed: pip install deepspeed")
     device = torch.device("cpu" if options.tiny else "cuda")
@@ -100,7 +100,7 @@ def measure(case: Case, device: torch.device) -> Iterator[dict]:
     yield (
         about
         | {"variant": "dense"}
-        | timed(device, model, batch, torch.Tensor.backward, optimizer.step, model.zero_grad)
+        | time_parts(device, model, batch, torch.Tensor.backward, optimizer.step, model.zero_grad)
     )
     del model, optimizer
     release_memory(device)
@@ -109,9 +109,9 @@ def measure(case: Case, device: torch.device) -> Iterator[dict]:
     error = gradient_error(engine, batch, expected)
     if not error <= ALLOWED_ERROR:
         raise WrongGradients(
-            f"DeepSpeed's gradients of {case.model} differ by {error:.1e}, not {ALLOWED_ERROR} at most."
+            f"DeepSpeed's gradients of {case.model} are off by {error:.1e}, above {ALLOWED_ERROR:.1e}."
         )
-    times = timed(device, engine, batch, engine.backward, engine.step)
+    times = time_parts(device, engine, batch, engine.backward, engine.step)
     yield about | {"variant": "ZeRO-2"} | times | {"gradient_error": error}
     engine.destroy()
 
@@ -150,7 +150,7 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     return model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, labels=batch.labels).loss
 
 
-def timed(
+def time_parts(
     device: torch.device,
     model: nn.Module,
     batch: Batch,

@@ -14,7 +14,7 @@ nearest would lose. The shared factor is a power of two, so a value that does no
 non-zero v stays above zero; else m would be divided by ε.
 
 Everything that changes between steps is read on the device, so an update can be captured in a CUDA graph. Random bits
-are a function of seed, step and place in the tensor. Shapes: any; P elements in the order of memory, Q blocks.
+depend on the seed, the step and the element's index. Shapes: any; P elements in the order of memory, Q blocks.
 """
 
 import math
@@ -57,7 +57,7 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class AdamW:
-    """What all tensors of one optimizer share; CUDA graphs read its tensors, which change in place.
+    """The state that all tensors of one optimizer share; CUDA graphs read its tensors, which change in place.
 
     Attributes:
         learning_rate: η, fp32 scalar.
@@ -110,7 +110,7 @@ def adamw_(
     """
     if weight.dtype not in (torch.bfloat16, torch.float32) or not weight.is_contiguous():
         raise ValueError(
-            f"An AdamW update in place takes contiguous weights in bf16 or fp32, not {weight.dtype} with strides "
+            f"An AdamW update in place needs contiguous weights in bf16 or fp32, but got {weight.dtype} with strides "
             f"{weight.stride()}."
         )
     if gradient.shape != weight.shape:

@@ -63,8 +63,8 @@ def sequence_attention_(
         max_len: of the longest sequence, or more.
         scores: scale, window, softcap, mask and dropout.
         rotary: cosine and sine of each row's angles, [A, E], if q and k are not rotated yet.
-        max_dq_bytes: most bytes in which flash attention's backward pass accumulates dq, but never less than one key/value
-            head's; None for no limit.
+        max_dq_bytes: most bytes in which flash attention's backward pass accumulates dq, but never less than one
+            key/value head's; None for no limit.
 
     Returns:
         [A, H, E]. First-order gradients only, on a GPU.
@@ -172,11 +172,14 @@ def dq_buffer_bytes(num_rows: int, num_heads: int, head_size: int, num_sequences
 def _head_groups(
     num_heads: int, num_kv_heads: int, dq_bytes: int, max_dq_bytes: int | None
 ) -> list[tuple[slice, slice]]:
-    """Heads, and the key/value heads they share, that run together, so that `dq_bytes` bytes are at most `max_dq_bytes`."""
-    number = 1 if max_dq_bytes is None else min(max(1, -(-dq_bytes // max_dq_bytes)), num_kv_heads)
-    each = num_heads // num_kv_heads
-    ends = pairwise(num_kv_heads * index // number for index in range(number + 1))
-    return [(slice(each * begin, each * end), slice(begin, end)) for begin, end in ends]
+    """Groups of heads that run together, with the key/value heads they share.
+
+    All heads take `dq_bytes` bytes; there are enough groups that each takes about `max_dq_bytes`.
+    """
+    num_groups = 1 if max_dq_bytes is None else min(max(1, -(-dq_bytes // max_dq_bytes)), num_kv_heads)
+    ratio = num_heads // num_kv_heads
+    bounds = pairwise(num_kv_heads * index // num_groups for index in range(num_groups + 1))
+    return [(slice(ratio * begin, ratio * end), slice(begin, end)) for begin, end in bounds]
 
 
 def _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores: Scores) -> Tensor:
@@ -218,8 +221,8 @@ def _capped_attention(q_HLE, k_GLE, v_GLE, scores: Scores) -> Tensor:
 
 
 def _visible(length: int, scores: Scores, device: torch.device) -> Tensor:
-    """True where a query may look; bool [L, L]."""
-    outs = torch.arange(length, device=device)
-    distance = outs[:, None] - outs[None, :]
-    behind = -1 if scores.causal else -length
-    return (distance > behind) & (distance < (scores.window or length))
+    """Which keys each query sees; bool [L, L]."""
+    positions = torch.arange(length, device=device)
+    distance = positions[:, None] - positions[None, :]
+    below = -1 if scores.causal else -length
+    return (distance > below) & (distance < (scores.window or length))

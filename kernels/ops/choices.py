@@ -48,18 +48,18 @@ class Shape(NamedTuple):
     def of(
         cls, needs_dx: bool, needs_dweight: bool, itemsize: int, num_inputs: int, num_outputs: int, num_active: int
     ) -> "Shape":
-        """The shape of one backward pass that wants at least one of the two products."""
+        """The shape of a backward pass that needs at least one of the two products."""
         wanted = "both" if needs_dx and needs_dweight else "dx" if needs_dx else "dweight"
         return cls(wanted, 8 * itemsize, num_inputs, num_outputs, 1 << max(0, num_active - 1).bit_length())
 
 
 def choose(shape: Shape, device: torch.device, folder: str | None) -> Algorithms:
-    """The fastest known ways for this many rows."""
+    """The fastest known algorithms for a shape."""
     return _known(device_index(device), folder).get(shape, Algorithms())
 
 
 def choose_for_unknown_count(itemsize: int, device: torch.device) -> Algorithms:
-    """Ways for rows whose number only the device knows."""
+    """The algorithms for rows whose number only the device knows: our kernels, with tiles that fit everywhere."""
     tiles = safe_tiles(itemsize, shared_memory(device_index(device)))
     return Algorithms(tiles, tiles)
 
@@ -87,7 +87,7 @@ def device_index(device: torch.device) -> int:
 
 @functools.cache
 def machine(index: int) -> dict[str, str]:
-    """What timings depend on; it names the file that holds them."""
+    """What timings depend on; the name of their file is a hash of it."""
     import triton
 
     return {
@@ -130,7 +130,7 @@ def read(path: Path) -> dict[Shape, Algorithms]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError) as error:
-        logger.warning(f"{path} is no file of choices ({error!r}); it is not used. Measure again to replace it.")
+        logger.warning(f"{path} is not a valid file of choices and is ignored ({error!r}). Measure again.")
         return {}
 
 
@@ -155,5 +155,5 @@ def _tiles(value: dict | str) -> Tiles | None:
         return None
     tiles = Tiles(**value)
     if not all(isinstance(number, int) and number > 0 for number in tiles):
-        raise ValueError(f"{value} are no tiles")
+        raise ValueError(f"{value} does not describe tiles")
     return tiles

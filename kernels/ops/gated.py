@@ -59,9 +59,10 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
         ValueError: the shapes or dtypes differ, or the activation is unknown.
     """
     if activation not in ACTIVATIONS:
-        raise ValueError(f"There is no activation {activation!r} here; it is one of {', '.join(ACTIVATIONS)}.")
+        raise ValueError(f"Unknown activation {activation!r}; expected one of {', '.join(ACTIVATIONS)}.")
     if gate.shape != up.shape or gate.dtype != up.dtype:
         raise ValueError(
-            f"Gate and up must be alike, but are {list(gate.shape)} in {gate.dtype} and {list(up.shape)} in {up.dtype}."
+            f"Gate and up must have the same shape and dtype, but are {list(gate.shape)} in {gate.dtype} and "
+            f"{list(up.shape)} in {up.dtype}."
         )
     return _Gated.apply(gate, up, activation)

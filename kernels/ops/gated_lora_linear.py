@@ -3,9 +3,9 @@
     forward    h = act(g) u            Y = h Wᵀ + b + s D Bᵀ        D = h Aᵀ
     backward   U = s dY B              dB = s dYᵀ D
                dh = dY W + U A         dA = Uᵀ h
-               dg, du from dh          as `gated` has them
+               dg, du from dh          as in `gated`
 
-One pass over dY W, g and u does the last two lines: it adds U A and recomputes h tile by tile, so the backward pass
+One pass over dY W, g and u computes the last two lines: it adds U A and recomputes h tile by tile, so the backward pass
 writes neither. W and b are frozen; g and u are kept, h is not.
 
 Shapes: N rows, F columns of gate and up, M outputs, R rank.
@@ -40,7 +40,7 @@ class _GatedLoraLinear(torch.autograd.Function):
         up_NR, dlora_B = backend.implementation(dout_NM, "lora").lora_up_backward(
             dout_NM, down_NR, group.stacked_B, group.columns, group.scaling
         )
-        # Dequantised weights need not stay for what follows.
+        # Not kept in a variable, so that a dequantised weight is freed at once.
         dproduct_NF = backend.implementation(dout_NM, "gemm").multiply(dout_NM, next(group.matrices())[1])
         dgate_up_N2F, dlora_A = backend.implementation(gate_NF, "gated").gated_lora_backward(
             dproduct_NF, up_NR, group.stacked_A, gate_NF, up_NF, ctx.activation

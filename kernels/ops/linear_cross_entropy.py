@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from . import backend
 
-# The default of logits per chunk: 128 MB in bf16.
+# Logits per chunk by default: 128 MB in bf16.
 CHUNK_LOGITS = 2**26
 
 

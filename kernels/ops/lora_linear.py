@@ -38,7 +38,7 @@ class QuantisedWeight(NamedTuple):
 
 
 class ScratchBuffer:
-    """A buffer for one matrix at a time, shared by groups, so that torch's allocator is not asked for each.
+    """A buffer for one matrix at a time, shared by groups, so that no matrix needs an allocation of its own.
 
     It is allocated on first use, as large as the largest matrix that was reserved.
     """
@@ -62,7 +62,7 @@ class ScratchBuffer:
 
 
 class Recompute(NamedTuple):
-    """Recomputes a tensor: `make(*tensors)` has the same bits. The tensors are detached, and kept anyway."""
+    """Recomputes a tensor: `function(*tensors)` has the same bits. The tensors are detached, and kept anyway."""
 
     function: Callable[..., Tensor]
     tensors: tuple[Tensor, ...]

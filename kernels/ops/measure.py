@@ -1,7 +1,7 @@
-"""Times every way to compute the gradients of a linear layer on this GPU, and saves the fastest for `choices`.
+"""Times every algorithm for the gradients of a linear layer on this GPU, and saves the fastest ones for `choices`.
 
-It takes seconds per layer, so it never runs inside a training step. A way is timed only after its result was compared
-with cuBLAS's. Times are medians of replays of captured graphs, without the host's launches.
+It takes seconds per layer, so it never runs inside a training step. An algorithm is timed only after its result has
+been compared with cuBLAS's. Times are medians of replays of captured graphs, without the host's launches.
 """
 
 import itertools
@@ -32,7 +32,7 @@ class Times(NamedTuple):
     dweight: dict[Tiles | None, float]
 
     def of(self, wanted: str, algorithms: choices.Algorithms) -> float:
-        """Milliseconds of "dx", "dweight" or "both", computed in these ways."""
+        """Milliseconds of "dx", "dweight" or "both" by these algorithms."""
         parts = [(self.dx, algorithms.dx)] * (wanted != "dweight") + [(self.dweight, algorithms.dweight)] * (
             wanted != "dx"
         )
@@ -42,7 +42,7 @@ class Times(NamedTuple):
 def measure(
     layers: Iterable[tuple[int, int]], row_sets: list[ActiveRows], dtype: torch.dtype, folder: str
 ) -> dict[choices.Shape, choices.Algorithms]:
-    """Finds the fastest ways for layers, given as (inputs, outputs), on all these rows, and saves them in `folder`."""
+    """Finds the fastest algorithms for layers, given as (inputs, outputs), on these rows; saves them in `folder`."""
     found = {}
     for num_inputs, num_outputs in layers:
         times = [(rows, time_products(num_inputs, num_outputs, rows, dtype)) for rows in row_sets]
@@ -55,7 +55,7 @@ def measure(
 def fastest(
     num_inputs: int, num_outputs: int, dtype: torch.dtype, times: list[tuple[ActiveRows, Times]]
 ) -> dict[choices.Shape, choices.Algorithms]:
-    """The best ways per shape: those with the least summed slowdown over the row sets that share it."""
+    """The best algorithms of each shape: those with the least summed slowdown over the row sets that share it."""
     by_shape = defaultdict(list)
     for (rows, one), wanted in itertools.product(times, [(True, False), (False, True), (True, True)]):
         shape = choices.Shape.of(*wanted, dtype.itemsize, num_inputs, num_outputs, len(rows.ids))
@@ -64,7 +64,7 @@ def fastest(
 
 
 def _best_algorithms(wanted: str, times: list[Times]) -> choices.Algorithms:
-    # An unwanted product is left to cuBLAS, which then does nothing.
+    # A product that is not needed counts as cuBLAS's, which costs nothing.
     options_dx = set.intersection(*(set(one.dx) for one in times)) if wanted != "dweight" else {None}
     options_dweight = set.intersection(*(set(one.dweight) for one in times)) if wanted != "dx" else {None}
     algorithms = [choices.Algorithms(*pair) for pair in itertools.product(options_dx, options_dweight)]
@@ -76,10 +76,10 @@ def _best_algorithms(wanted: str, times: list[Times]) -> choices.Algorithms:
 
 
 def time_products(num_inputs: int, num_outputs: int, rows: ActiveRows, dtype: torch.dtype) -> Times:
-    """Times all ways of one layer on rows whose number the host knows.
+    """Times all algorithms for one layer on rows whose number the host knows.
 
     Raises:
-        RuntimeError: a way's result is wrong.
+        RuntimeError: the result of one of them is wrong.
     """
     device, num_rows = rows.ids.device, len(rows.slots)
     shared_memory = choices.shared_memory(choices.device_index(device))
@@ -115,16 +115,16 @@ def time_products(num_inputs: int, num_outputs: int, rows: ActiveRows, dtype: to
 
 
 def check(algorithms: dict[Tiles | None, Callable[[], Tensor]], truth: Tensor) -> None:
-    """Checks every way's error against twice that of cuBLAS.
+    """Checks that no algorithm's error exceeds twice that of cuBLAS plus 1e-4.
 
     Raises:
-        RuntimeError: a way is wrong.
+        RuntimeError: one does.
     """
     allowed = 2 * relative_error(algorithms[None](), truth) + 1e-4
     for tiles, algorithm in algorithms.items():
         error = relative_error(algorithm(), truth)
         if not error <= allowed:
-            raise RuntimeError(f"{tiles} gives an error of {error:.2g} where {allowed:.2g} is allowed.")
+            raise RuntimeError(f"{tiles} has a relative error of {error:.2g}, above {allowed:.2g}.")
 
 
 def relative_error(found: Tensor, truth: Tensor) -> float:

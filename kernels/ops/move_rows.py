@@ -1,4 +1,4 @@
-"""Takes rows out of a matrix and puts them back: two differentiable ops, and what backward passes read and write.
+"""Gathers rows of a matrix and scatters them back: two differentiable ops, and helpers of backward passes.
 
     gather     out = X[A]                              backward   dX[A] = dout, zero elsewhere
     scatter    out[A] = X, zero elsewhere              backward   dX = dout[A]
@@ -63,7 +63,7 @@ def scatter_rows(x: Tensor, rows: Tensor | ActiveRows | slice, num_rows: int) ->
 
 
 def take(x_NK: Tensor, rows: ActiveRows | slice | None, weights_A: Tensor | None = None) -> Tensor:
-    """X[A], if possible a view; times the weights, which a slice has none of. Rows from `rows.count` on are zero."""
+    """X[A], a view if possible, times the weights, which a slice does not have; zero from `rows.count` on."""
     if rows is None:
         return x_NK
     if isinstance(rows, slice):

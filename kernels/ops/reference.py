@@ -1,4 +1,4 @@
-"""What each op computes, in plain PyTorch: the specification of our kernels, and the path wherever they do not run.
+"""Each op in plain PyTorch: the specification of our kernels, and the implementation wherever they do not run.
 
 Kernels of the same name are in `gpu/`; where their results differ, the docstrings here say so.
 
@@ -22,7 +22,7 @@ def row_norms(dout_NM: Tensor) -> Tensor:
 
 
 def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weights_A: Tensor | None = None) -> Tensor:
-    """X[A], times the rows' weights; rows from place `count` on are zero; [A, K], contiguous."""
+    """X[A], times the rows' weights; rows from index `count` on are zero; [A, K], contiguous."""
     x_AK = torch.index_select(x_NK, 0, ids_A)
     if weights_A is not None:
         x_AK.mul_(weights_A[:, None])
@@ -32,8 +32,8 @@ def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weight
 
 
 def scatter_rows(x_AK: Tensor, slots_N: Tensor) -> Tensor:
-    """Row n is x's row places[n], or zero where that is -1; [N, K]."""
-    # The row of zeros is the last one, which is the one that -1 means.
+    """Row n is x's row slots[n], or zero if that is -1; [N, K]."""
+    # The row of zeros is the last one, so -1 selects it.
     return torch.cat([x_AK, x_AK.new_zeros(1, x_AK.shape[1])])[slots_N]
 
 
@@ -107,7 +107,7 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float, offset: float) -> tuple[Te
 def rms_norm_backward(
     dout: Tensor, x: Tensor, weight_D: Tensor, rstd: Tensor, offset: float, *, needs_dweight: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """dX like x, and dw like w, if wanted."""
+    """dX like x, and dw like w, if needed."""
     dout, normal = _at_least_fp32(dout), _at_least_fp32(x) * rstd[..., None]
     dweight_D = None
     if needs_dweight:
@@ -155,7 +155,7 @@ def _at_least_fp32(x: Tensor) -> Tensor:
 def cross_entropy_and_dlogits_(
     logits_CV: Tensor, targets_C: Tensor, scale: float, softcap: float | None, *, needs_gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Losses of rows of raw logits, fp32 [C], and their gradient with respect to the logits, if wanted.
+    """Losses of rows of raw logits, fp32 [C], and their gradient with respect to the logits, if needed.
 
     The gradient is in the logits' dtype and may overwrite them. The softmax runs in fp32.
     """
@@ -176,7 +176,7 @@ def cross_entropy_and_dlogits_(
 
 
 def adamw_(weight: Tensor, gradient: Tensor, moments, adamw, seed: int, factor: Tensor | None) -> None:
-    """One AdamW update in place; what is kept in fewer bits than fp32 is rounded stochastically."""
+    """One AdamW update in place; values stored in fewer bits than fp32 are rounded stochastically."""
     weight_P, gradient_P = weight.view(-1), gradient.reshape(-1).float()
     if factor is not None:
         gradient_P = gradient_P * factor
@@ -210,7 +210,7 @@ def round_to_bf16(values: Tensor, random: Tensor) -> Tensor:
     return torch.where(values.isfinite(), rounded, values)
 
 
-# Elements that share an exponent, and how far below it their own can be: 4 bits of that beside a sign, else 5.
+# Elements that share an exponent, and how far below it theirs can be: 4 bits beside a sign, 5 bits without one.
 BLOCK = 256
 _LOWER_EXPONENTS = {True: 15, False: 31}
 
@@ -247,13 +247,13 @@ def encode_(codes_P: Tensor, exponents_Q: Tensor, values_P: Tensor, random_P: Te
 
 
 def random_bits(seed: int, step: Tensor, count: int) -> Tensor:
-    """48 random bits per place, int64 [count]: SplitMix64 (Steele et al. 2014) of place, step and seed."""
-    outs = torch.arange(1, count + 1, device=step.device)
-    return _split_mix(outs * -0x61C8864680B583EB + _split_mix(step + (seed << 32))) & 0xFFFFFFFFFFFF
+    """48 random bits per element, int64 [count]: SplitMix64 (Steele et al. 2014) of its index, step and seed."""
+    indices = torch.arange(1, count + 1, device=step.device)
+    return _split_mix(indices * -0x61C8864680B583EB + _split_mix(step + (seed << 32))) & 0xFFFFFFFFFFFF
 
 
 def _split_mix(state: Tensor) -> Tensor:
-    # Products wrap around; a shift must not bring the sign in.
+    # Products wrap around; the masks keep the sign out of the shifts.
     state = (state ^ (state >> 30 & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     state = (state ^ (state >> 27 & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
     return state ^ (state >> 31 & 0x1FFFFFFFF)

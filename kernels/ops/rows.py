@@ -61,7 +61,7 @@ def verify_skipped(dout_NM: Tensor, rows: ActiveRows | slice | None) -> None:
     """With `VERIFY`, checks that dY is zero outside the active rows.
 
     Raises:
-        RuntimeError: it is not.
+        RuntimeError: a skipped row has a gradient.
     """
     if not VERIFY or rows is None:
         return
@@ -73,5 +73,5 @@ def verify_skipped(dout_NM: Tensor, rows: ActiveRows | slice | None) -> None:
     num_wrong, num_skipped = int((dout_NM.ne(0).any(dim=1) & skipped_N).sum()), int(skipped_N.sum())
     if num_wrong:
         raise RuntimeError(
-            f"{num_wrong} of {num_skipped} skipped rows have a gradient: these rows are not exact for this loss."
+            f"{num_wrong} of {num_skipped} skipped rows have a gradient, so these active rows are wrong for this loss."
         )

@@ -1,6 +1,6 @@
-"""Chooses rows in the backward pass, from the gradient itself, on the device and without waiting for it.
+"""Selects rows in the backward pass, from the gradient itself, on the device and without waiting for it.
 
-    nonzero_rows   whether row n of any of the matrices is not zero
+    nonzero_rows   whether row n is non-zero in any of the matrices
     row_norms      v_n = sum over the matrices and their columns of dY_nm²
     select_rows    the ids of the rows to keep, in order, and their count
 
@@ -26,13 +26,13 @@ def select_rows(keep_N: Tensor, weights_N: Tensor | None = None, *, capacity: in
     Args:
         keep_N: bool [N].
         weights_N: fp32 [N], or None.
-        capacity: most rows to keep; later ones are dropped. N if not given.
+        capacity: most rows to keep; later ones are dropped. None means N.
     """
     num_rows = len(keep_N)
     capacity = num_rows if capacity is None else min(capacity, num_rows)
     slots_N = keep_N.cumsum(0) - 1
     kept_N = keep_N & (slots_N < capacity)
-    # Rows that are not kept go to one extra place at the end, which is cut off.
+    # Rows that are not kept go to one extra slot at the end, which is cut off.
     targets_N = torch.where(kept_N, slots_N, capacity)
     ids = torch.zeros(capacity + 1, dtype=torch.int64, device=keep_N.device)
     ids.scatter_(0, targets_N, torch.arange(num_rows, device=keep_N.device))

@@ -25,7 +25,7 @@ Keep = Callable[[Tensor, Tensor, Rows], Tensor]
 
 
 class NeededGradients(NamedTuple):
-    """Which gradients are asked for."""
+    """Which gradients are needed."""
 
     dx: bool
     dweight: bool
@@ -33,7 +33,7 @@ class NeededGradients(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """dX [N, K], dW [M, K], db [M]; None for what was not asked for."""
+    """dX [N, K], dW [M, K], db [M]; None for those that are not needed."""
 
     dx: Tensor | None = None
     dweight: Tensor | None = None
@@ -66,7 +66,7 @@ def _gradients_of_rows(
     x_has_all_rows: bool,
     choices_folder: str | None,
 ) -> Gradients:
-    """Computes each product in its chosen way: our kernels on rows in place, or PyTorch on gathered rows."""
+    """Computes each product by its chosen algorithm: our kernels on rows in place, or PyTorch on gathered rows."""
     algorithms = _choose_algorithms(dout_NM, weight_MK, rows, needed, choices_folder)
     dx = dweight = dbias = None
     if needed.dx and algorithms.dx is not None:
@@ -91,7 +91,7 @@ def _gradients_of_rows(
 def _choose_algorithms(
     dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, needed: NeededGradients, choices_folder: str | None
 ) -> choices.Algorithms:
-    """How each product is computed; PyTorch computes all where our kernels do not run."""
+    """The algorithm of each product; PyTorch computes all of them where our kernels do not run."""
     if not (backend.runs_kernels(dout_NM) and (needed.dx or needed.dweight)):
         return choices.Algorithms()
     itemsize, device = dout_NM.dtype.itemsize, dout_NM.device
@@ -115,7 +115,7 @@ def _backward_op(
     x_has_all_rows: bool,
     choices_folder: str | None,
 ) -> list[Tensor]:
-    """`_gradients_of_rows` as one operation of a compiled graph; returns only the wanted gradients."""
+    """`_gradients_of_rows` as one operation of a compiled graph; returns only the needed gradients."""
     rows = ActiveRows(ids, slots, count, weights)
     gradients = _gradients_of_rows(
         dout_NM, weight_MK, x, rows, NeededGradients(*needed), x_has_all_rows, choices_folder
@@ -126,7 +126,7 @@ def _backward_op(
 @_backward_op.register_fake
 def _(dout_NM, weight_MK, x, ids, slots, count, weights, needed, x_has_all_rows, choices_folder):
     shapes = (dout_NM.shape[0], weight_MK.shape[1]), weight_MK.shape, weight_MK.shape[:1]
-    return [weight_MK.new_empty(shape) for shape, asked in zip(shapes, needed, strict=True) if asked]
+    return [weight_MK.new_empty(shape) for shape, is_needed in zip(shapes, needed, strict=True) if is_needed]
 
 
 class _SparseLinear(torch.autograd.Function):
@@ -155,7 +155,7 @@ class _SparseLinear(torch.autograd.Function):
         elif torch.compiler.is_compiling():
             found = _backward_op(dout_NM, weight_MK, x, *rows, list(needed), x_has_all_rows, ctx.choices_folder)
             found = iter(found)
-            gradients = Gradients(*[next(found) if asked else None for asked in needed])
+            gradients = Gradients(*[next(found) if is_needed else None for is_needed in needed])
         else:
             gradients = _gradients_of_rows(dout_NM, weight_MK, x, rows, needed, x_has_all_rows, ctx.choices_folder)
         dx = gradients.dx.reshape(ctx.x_shape) if needed.dx else None
@@ -186,7 +186,7 @@ def sparse_linear(
             the non-zero ones, exact for any loss); None for all rows, which is `F.linear` itself.
         keep: returns what to keep of x for a trained weight (see `keep_rows`), given x, x in the product's dtype, and
             rows; layers that read the same x may share it. A frozen weight needs nothing of x.
-        choices_folder: where `measure` saved this machine's fastest ways; None for the shipped ones.
+        choices_folder: where `measure` saved this machine's fastest algorithms; None for the shipped choices.
 
     Returns:
         [..., M] in the dtype `F.linear` gives. First-order gradients only.

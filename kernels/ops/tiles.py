@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Tiles(NamedTuple):
-    """One way to run a product kernel; a tile is [rows, columns] of the output, `depth` the step of the contraction.
+    """The tiles of a product kernel: [rows, columns] of the output, and `depth`, the step of the contraction.
 
     Attributes:
         splits: parts of the contraction that run in parallel; summing them takes one more launch.

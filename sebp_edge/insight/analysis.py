@@ -1,7 +1,7 @@
-"""How sparse the gradients of a model are on its owner's texts, by layer and projection.
+"""Analyzes how sparse the gradients of a model are on its owner's texts, by layer and projection.
 
 Counts the rows of dL/dY that are exactly zero, those below the knee of the distribution of norms, and the fewest that
-hold 99 % of the squared norm. An analysis contains counts, norms and positions, and no text.
+hold 99 % of the squared norm. An analysis contains counts, norms and positions, but no text.
 """
 
 import random
@@ -23,7 +23,7 @@ from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
 
 ENERGY_SHARE = 0.99
-EVERY_TOKEN, TRAINED_TOKENS = "every token", "learnt tokens"
+EVERY_TOKEN, TRAINED_TOKENS = "every token", "trained tokens"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class LayerRows:
         projection: its name within the block.
         rows: all rows.
         zero: rows whose elements are all exactly zero.
-        computed: rows that SEBP computes in the backward pass, known from the labels beforehand.
+        computed: rows that SEBP computes in the backward pass; they follow from the labels.
         below_knee: rows with a norm below the knee, zero rows included.
         top_rows: the fewest rows that hold 99 % of the squared norm.
         knee: the knee of the distribution of norms, relative to the median norm of the non-zero rows.
@@ -96,7 +96,7 @@ class Sparsity:
     """How sparse the gradients of one loss are.
 
     Attributes:
-        loss: the tokens that have a loss: "every token", or "learnt tokens" (an assistant's turns, completions).
+        loss: the tokens that have a loss: "every token", or "trained tokens" (an assistant's turns, completions).
         rows: rows of each layer over all examples, padding included.
         loss_rows: rows whose next token has a loss.
         computed_share: share of a dense backward pass's work in linear layers that SEBP does.
@@ -134,14 +134,12 @@ class Sparsity:
 
     @property
     def summary(self) -> tuple[str, str]:
-        """Two sentences: what is sparse, and what is not."""
+        """Two paragraphs: what exact sparsity saves, and what dropping small rows would lose."""
         return (
-            f"{self.zero_share:.1%} of the rows are exactly zero. By the sizes of the layers, SEBP does "
-            f"{self.computed_share:.1%} of the work that a dense backward pass has in them, "
-            f"{1 / self.computed_share:.1f} times less, and loses nothing.",
-            f"Of the rows that are not zero, {self.top_rows_share:.1%} hold {ENERGY_SHARE:.0%} of the squared norm, and those "
-            f"below the knee hold {self.energy_below_knee:.1%} of it (means over layers): what is lost if they are "
-            "dropped.",
+            f"{self.zero_share:.1%} of the rows are exactly zero. SEBP does {self.computed_share:.1%} of the work of a "
+            f"dense backward pass in the linear layers, {1 / self.computed_share:.1f} times less, and loses nothing.",
+            f"{self.top_rows_share:.1%} of the non-zero rows hold {ENERGY_SHARE:.0%} of the squared norm. Dropping the "
+            f"rows below the knee would lose {self.energy_below_knee:.1%} of it (means over layers).",
         )
 
     def grouped(self) -> dict[str, list[GroupShares]]:
@@ -178,7 +176,7 @@ class Analysis:
         seed: seed of the draw of examples.
         texts: all examples of the texts.
         analyzed: the examples whose gradients were computed.
-        losses: with a loss on every token and, if that differs, on the learnt tokens only.
+        losses: the sparsity with a loss on every token and, if that differs, on the trained tokens only.
     """
 
     model: str
@@ -216,14 +214,13 @@ def analyze(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_even
     Raises:
         OptionError: `examples` is not a positive integer.
         TextsError: the dataset is empty.
-        ModelError: the gradients cannot be told apart by row, are all zero, or are not finite.
+        ModelError: a layer computes another number of rows than the batch has, or the gradients are all zero or not
+            finite.
     """
     if not isinstance(examples, int) or examples < 1:
-        raise OptionError(f"examples={examples!r}; expected how many examples to look at, 1 or more.")
+        raise OptionError(f"examples={examples!r}; expected a whole number of at least 1.")
     if not dataset.examples:
-        raise TextsError(
-            "Nothing in these texts can be learnt, so there are no gradients to look at; give other texts."
-        )
+        raise TextsError("These texts have no token to train on, so there is no gradient to analyze; give other texts.")
     chosen = random.Random(seed).sample(dataset.examples, min(examples, len(dataset.examples)))
     losses = {EVERY_TOKEN: [Example(one.input_ids, one.input_ids, one.document) for one in chosen]}
     # The first token is never predicted, so its label does not count.
@@ -293,6 +290,6 @@ def _layer_rows(one: RowGradients, computed: int) -> LayerRows:
 def _bins(histogram: row_rules.NormHistogram) -> Iterable[tuple[float, int]]:
     """The bins from the first to the last non-empty one: lower edge as a power of 10, number of rows."""
     counts = histogram.counts_J.tolist()
-    filled = [info for info, count in enumerate(counts) if count]
-    for info in range(filled[0], filled[-1] + 1):
-        yield round(histogram.LOWEST + info / histogram.BINS_PER_DECADE, 1), counts[info]
+    filled = [index for index, count in enumerate(counts) if count]
+    for index in range(filled[0], filled[-1] + 1):
+        yield round(histogram.LOWEST + index / histogram.BINS_PER_DECADE, 1), counts[index]

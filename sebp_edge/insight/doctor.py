@@ -1,4 +1,4 @@
-"""Examines what this machine has and what will run on it."""
+"""Examines this machine: what it has, and what will run on it."""
 
 import importlib.metadata
 import os
@@ -21,7 +21,7 @@ from sebp_edge.units import gigabytes
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was checked; `problem` says what needs attention, or is None."""
+    """The result of one check; `problem` says what needs attention, or is None."""
 
     subject: str
     state: str
@@ -45,8 +45,8 @@ def _device() -> Finding:
         properties = torch.cuda.get_device_properties(device)
         capability = f"compute capability {properties.major}.{properties.minor}"
         state = f"{properties.name}, {gigabytes(properties.total_memory)}, {capability}"
-        old = "It has no bf16, so models run in fp32 and take twice the memory." if devices.lacks_bf16(device) else None
-        return Finding("device", state, old)
+        no_bf16 = "It has no bf16, so models run in fp32 and take twice the memory."
+        return Finding("device", state, no_bf16 if devices.lacks_bf16(device) else None)
     name = "Apple GPU (mps)" if device.type == "mps" else f"CPU, {os.cpu_count()} cores, {torch.get_num_threads()} used"
     return Finding("device", name)
 
@@ -65,15 +65,15 @@ def _nvidia_driver() -> str:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.split()
     except (OSError, subprocess.SubprocessError):
         return "nvidia-smi does not answer"
-    return f"NVIDIA driver {answer[0]}" if answer else "nvidia-smi names no GPU"
+    return f"NVIDIA driver {answer[0]}" if answer else "nvidia-smi lists no GPU"
 
 
 def _kernels() -> Finding:
     # Triton's distribution has another name on some systems.
     packages = importlib.metadata.packages_distributions().get("triton")
     triton = f"Triton {importlib.metadata.version(packages[0])} is installed" if packages else "Triton is not installed"
-    ours = devices.pick_device().type == "cuda" and has_triton()
-    return Finding("kernels", f"{'our Triton kernels' if ours else 'reference path in plain PyTorch'}; {triton}")
+    uses_triton = devices.pick_device().type == "cuda" and has_triton()
+    return Finding("kernels", f"{'Triton' if uses_triton else 'plain PyTorch'}; {triton}")
 
 
 def _memory() -> Finding:
@@ -95,13 +95,13 @@ def _adapters() -> Finding:
 
 
 def _write_problem(folder: Path) -> str | None:
-    """Why nothing can be written into a folder, or into its nearest existing parent; None if it can."""
+    """Why a folder, or its nearest existing parent, cannot be written to; None if it can."""
     try:
         while not folder.exists():
             folder = folder.parent
         free = shutil.disk_usage(folder).free
         if free < 1e9:
-            return f"Only {gigabytes(free)} of disk space are free there."
+            return f"It has only {gigabytes(free)} of free disk space."
         with tempfile.TemporaryFile(dir=folder):
             return None
     except OSError as error:

@@ -133,10 +133,10 @@ def histogram_figure(histogram: tuple[tuple[float, int], ...], knee: float) -> H
     """Lays out a histogram with bins a tenth of a decade wide; heights are log counts, zero at half a row."""
     first, last = histogram[0][0], max(histogram[-1][0] + 0.1, math.log10(knee))
     unit = PLOT / (last - first)
-    most = max(count for _, count in histogram)
+    max_count = max(count for _, count in histogram)
 
     def height(count: float) -> float:
-        return HISTOGRAM_HEIGHT * math.log(2 * count) / math.log(2 * most * 1.1)
+        return HISTOGRAM_HEIGHT * math.log(2 * count) / math.log(2 * max_count * 1.1)
 
     # The knee lies on the edge of a bin, up to rounding.
     dropped = {begin: begin + 0.05 < math.log10(knee) for begin, _ in histogram}
@@ -153,5 +153,5 @@ def histogram_figure(histogram: tuple[tuple[float, int], ...], knee: float) -> H
         knee=knee,
         below=sum(count for begin, count in histogram if dropped[begin]) / total,
         norms=[Tick((decade - first) * unit, power_of_10(decade)) for decade in decades if decade % step == 0],
-        counts=[Tick(height(10**power), f"{10**power:,}") for power in range(int(math.log10(most)) + 1)],
+        counts=[Tick(height(10**power), f"{10**power:,}") for power in range(int(math.log10(max_count)) + 1)],
     )

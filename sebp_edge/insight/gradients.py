@@ -54,18 +54,18 @@ class RowGradients:
 
 
 def linear_layers(model: nn.Module) -> dict[nn.Module, LayerInfo]:
-    """Every linear layer of a decoder in the model's order, 4-bit ones included, experts fused into one tensor not."""
+    """Every linear layer of a decoder in the model's order; 4-bit layers are included, fused experts are not."""
     blocks = {module: number for number, block in enumerate(blocks_of(model, guess=True)) for module in block.modules()}
     found = {path: layer for path, layer in model.named_modules() if is_linear(layer) or isinstance(layer, nn.Linear)}
     # A name that occurs twice in a block, as "c_proj" in GPT-2, gets its parent's name in front.
-    words = {path: path.split(".") for path in found}
-    times = Counter((blocks.get(found[path]), parts[-1]) for path, parts in words.items())
-    behind = layers_after_attention(model)
+    names = {path: path.split(".") for path in found}
+    counts = Counter((blocks.get(found[path]), parts[-1]) for path, parts in names.items())
+    after_attention = layers_after_attention(model)
     infos = {}
     for path, layer in found.items():
-        block, name = blocks.get(layer), words[path][-1]
-        name = name if times[block, name] == 1 else ".".join(words[path][-2:])
-        infos[layer] = LayerInfo(block, name, _num_weights(layer), layer in behind)
+        block, name = blocks.get(layer), names[path][-1]
+        name = name if counts[block, name] == 1 else ".".join(names[path][-2:])
+        infos[layer] = LayerInfo(block, name, _num_weights(layer), layer in after_attention)
     return infos
 
 
@@ -106,20 +106,18 @@ def row_gradients(model: nn.Module, batches: list[Batch], on_example: Callable[[
     energies_LET, are_zero_LET = energies_LET.cpu().double(), are_zero_LET.cpu()
     if not 0 < energies_LET.sum() < float("inf"):
         raise ModelError("The model's gradients on these texts are all zero or not finite; choose another model.")
-    return [
-        RowGradients(info, *of_one) for info, *of_one in zip(infos.values(), energies_LET, are_zero_LET, strict=True)
-    ]
+    return [RowGradients(*fields) for fields in zip(infos.values(), energies_LET, are_zero_LET, strict=True)]
 
 
 def _recording_hook(info: LayerInfo, energy_T: Tensor, is_zero_T: Tensor) -> Callable:
-    """A forward hook that records the row norms of a layer's dL/dY on its device, once the backward pass gets there."""
+    """A forward hook that records the row norms of a layer's dL/dY on its device, in the backward pass."""
 
     def record(dout: Tensor) -> None:
         dout_TM = dout.flatten(0, -2)
         if len(dout_TM) != len(energy_T):
             raise ModelError(
-                f"{info.projection} computes {len(dout_TM)} rows of a sequence of {len(energy_T)}, so they cannot be "
-                "told apart by position; choose a model without experts."
+                f"{info.projection} computes {len(dout_TM)} rows for a sequence of {len(energy_T)} tokens, so its rows "
+                "have no position; choose a model without experts."
             )
         energy_T.copy_(row_norms(dout_TM))
         is_zero_T.copy_(~nonzero_rows(dout_TM))
@@ -140,7 +138,7 @@ def _loss(model: nn.Module, batch: Batch, device: torch.device) -> Tensor:
 
 @contextmanager
 def _without_weight_gradients(model: nn.Module) -> Iterator[None]:
-    """Lets gradients flow down to the embedding's output, and gives none to weights."""
+    """Computes gradients down to the embedding's output, but none of weights."""
     trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
     hook = model.get_input_embeddings().register_forward_hook(lambda layer, inputs, output: output.requires_grad_())
     model.requires_grad_(False)

@@ -19,7 +19,7 @@ class HeatMap:
     """Root mean square of row norms, by block and by bin of positions.
 
     Attributes:
-        title: the name of the projection, or which example.
+        title: the name of the projection, or a description of the example.
         blocks: indices of the blocks.
         positions: positions per bin; the last bin may have fewer.
         norms: by block, then by bin; 0 means exactly zero.

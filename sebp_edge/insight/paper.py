@@ -1,4 +1,4 @@
-"""The paper's sparsity tables as printed, with remarks for comparing them with one's own figures.
+"""The paper's sparsity tables as printed, with remarks on comparing them with other figures.
 
 Topchii, Panchenko, Chekalina: Acceleration of Backpropagation in Linear Layers of Transformer Models Based on Gradient
 Structure, Tables 1, 2 and 11. Rows are the average, the maximum and the minimum: of token counts over samples, of
@@ -65,10 +65,10 @@ TABLES = (
             (0.08, 0.07, 0.08, 0.08, 0.08, 0.08, 0.87, 0.002),
         ),
         remark=(
-            "The OASST1 columns are what padding gives, up to noise. The others cannot be the share of zero rows: if "
-            "padding has no loss, its rows are zero in every layer alike, so no layer could be below the padding's "
-            "share, and these go down to 0.07. In the scripts that the authors published, padding does have a loss, "
-            "and what is below a threshold is called zero."
+            "The OASST1 columns equal the share of padding, up to noise. The others cannot be shares of zero rows: if "
+            "padding has no loss, its rows are zero in every layer, so no layer could be below the padding's share, "
+            "but these go down to 0.07. In the scripts that the authors published, padding does have a loss, and rows "
+            "below a threshold count as zero."
         ),
     ),
     PaperTable(
@@ -92,10 +92,10 @@ TABLES = (
             (0.01, 0.41, 0.27, 0.56, 0.19, 0.48, 0.78, 0.77, 0.77),
         ),
         remark=(
-            "BERT reads in both directions and your model in one, so lengths and padding can be compared, layers "
-            "hardly. Padded to 512, every layer would be above 0.85 on all of these but WikiText. Two averages (CoLA, "
-            "RTE, intermediate) are below the minimum under them. CoLA's sentences have about 11 tokens and 47 at "
-            "most: its average and its maximum look exchanged."
+            "BERT reads in both directions and your model in one, so lengths and padding can be compared, but layers "
+            "hardly. Padded to 512, every layer would be above 0.85 on all of these except WikiText. Two averages "
+            "(CoLA and RTE, intermediate) are below their minimum. CoLA's sentences have about 11 tokens, and at most "
+            "47: its average and its maximum seem to be swapped."
         ),
     ),
     PaperTable(
@@ -120,8 +120,8 @@ TABLES = (
         ),
         remark=(
             "The intermediate averages are within 0.05 of the share of padding at 128 tokens, not at the 512 that the "
-            "paper names (CoLA's at its true average of 11 tokens; WikiText has no padding): they are what padding "
-            "alone gives. As with BERT, layers can hardly be compared with your model's."
+            "paper states (CoLA's at its true average of 11 tokens; WikiText has no padding): padding alone explains "
+            "them. As with BERT, layers can hardly be compared with your model's."
         ),
     ),
 )

@@ -22,12 +22,12 @@ MARK = '<meta name="generator" content="sebp-edge analyze">'
 
 
 def write(analysis: "Analysis", page: Path) -> None:
-    """Writes an analysis into an HTML file, whole or not at all.
+    """Writes an analysis to an HTML file, atomically.
 
     Raises:
         StorageError: the file cannot be written.
     """
-    with storage_errors("Nothing was drawn into", page):
+    with storage_errors("The report could not be written to", page):
         write_atomically(page.expanduser(), render_page(analysis))
 
 
@@ -57,7 +57,7 @@ def _share(value: float) -> str:
 
 
 def _paper_rows(table: paper.PaperTable, analysis: "Analysis") -> list[tuple[str, list[tuple]]]:
-    """The rows of one of the paper's tables: groups of (name, these texts' value, the paper's values)."""
+    """The rows of one of the paper's tables, by group: (name, the value of these texts, the paper's values)."""
     lengths, layers = analysis.analyzed, analysis.losses[0].layers
     padding = [
         (f"to {context}", lengths.padding_share if context == analysis.context_length else None, table.padding(context))
@@ -66,7 +66,7 @@ def _paper_rows(table: paper.PaperTable, analysis: "Analysis") -> list[tuple[str
     ours = (lengths.mean, lengths.longest, lengths.shortest)
     return [
         ("Tokens per sample", list(zip(paper.STATISTICS, ours, table.tokens, strict=True))),
-        ("Padding, if padded", padding),
+        ("Share of padding, if padded", padding),
         ("Sparsity per layer, intermediate", _by_statistic(layers, paper.INTERMEDIATE, table.intermediate)),
         ("Sparsity per layer, output", _by_statistic(layers, paper.OUTPUT, table.output)),
     ]

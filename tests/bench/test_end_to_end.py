@@ -1,4 +1,4 @@
-"""The benchmark of the whole command: its parts sum to the run, and what fails is not timed."""
+"""The benchmark of the whole command: its parts add up to the run, and a run that fails is not timed."""
 
 import sys
 
@@ -15,7 +15,7 @@ from sebp_edge.recipe import Recipe
 
 
 def events_of(*events):
-    """A run from 100 to 120 seconds with these events: when each came, its name, what else it says."""
+    """A run from 100 to 120 seconds with these events: arrival time, name, and other fields."""
     return [(arrival, {"event": name, **more}) for arrival, name, more in events]
 
 
@@ -70,7 +70,7 @@ def test_a_tiny_run_is_split_with_both_caches(model_folder, tmp_path, capsys, mo
     notes_folder.mkdir()
     for number, text in enumerate(make_sentences(24, words=60)):
         (notes_folder / f"{number}.md").write_text(text)
-    # Smaller than the bundled model, which takes ten seconds a run.
+    # Smaller than the bundled model, which takes ten seconds per run.
     monkeypatch.setattr(end_to_end, "TINY_MODEL", model_folder)
     show = end_to_end.show
     monkeypatch.setattr(end_to_end, "show", lambda row: (rows.append(row), show(row)))
@@ -81,16 +81,16 @@ def test_a_tiny_run_is_split_with_both_caches(model_folder, tmp_path, capsys, mo
             assert row[part] == 0 if part == "capture" or (part == "save" and not row["kept"]) else row[part] > 0, part
         assert row["documents"] == 24
         assert 0 < row["median_step_ms"] < 1e3 * row["steps"]
-        assert 0 < row["tokens_trained"] < row["tokens"]  # one epoch, without what is held out
+        assert 0 < row["tokens_trained"] < row["tokens"]  # one epoch, without held-out documents
     assert capsys.readouterr().out.count("24 notes") == 2
 
 
 def test_a_command_that_fails_is_not_timed():
-    with pytest.raises(RuntimeError, match=r"ended with 5: It broke\."):
-        end_to_end.timed([sys.executable, "-c", "import sys; print('It broke.', file=sys.stderr); sys.exit(5)"], {})
+    with pytest.raises(RuntimeError, match=r"failed with exit code 5: It broke\."):
+        end_to_end.run_timed([sys.executable, "-c", "import sys; print('It broke.', file=sys.stderr); sys.exit(5)"], {})
 
 
-def test_the_model_folder_is_one_that_the_sdk_loads(tmp_path):
+def test_the_sdk_loads_the_model_folder(tmp_path):
     config = LlamaConfig(vocab_size=9000, tie_word_embeddings=True, **TINY)
     end_to_end.make_folder(tmp_path / "model", config)
     base = load_base_model(resolve(tmp_path / "model"), Recipe.load("notes"), torch.device("cpu"))
@@ -99,7 +99,7 @@ def test_the_model_folder_is_one_that_the_sdk_loads(tmp_path):
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_files_are_taken_in_an_order_of_their_own_and_only_texts(tmp_path):
+def test_text_files_have_a_fixed_order(tmp_path):
     for name in ("a.md", "b.txt", "c.png", "d.json", "e.rst", "f.md"):
         (tmp_path / name).touch()
     found = end_to_end.text_files(tmp_path)
@@ -107,10 +107,10 @@ def test_files_are_taken_in_an_order_of_their_own_and_only_texts(tmp_path):
     assert sorted(path.name for path in found) == ["a.md", "b.txt", "d.json", "e.rst", "f.md"]
 
 
-def test_too_few_notes_and_tiny_records_are_refused(notes_folder, capsys):
+def test_too_few_notes_and_recording_tiny_runs_are_refused(notes_folder, capsys):
     with pytest.raises(SystemExit):
         end_to_end.main(["--notes", str(notes_folder)])
-    assert "has 24 text files, 1000 are wanted; give --notes or --sizes" in capsys.readouterr().err
+    assert "has 24 text files, expected 1000; give --notes or --sizes" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         end_to_end.main(["--tiny", "--record"])
-    assert "no evidence" in capsys.readouterr().err
+    assert "--record is for GPU runs only" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The benchmark of memory budgets: texts of exact lengths, known shapes, and a failed run is a row that says so."""
+"""The benchmark of memory budgets: texts of exact lengths, known shapes, and a row for a failed run."""
 
 import json
 import threading
@@ -12,19 +12,19 @@ from end_to_end import TINY_MODEL
 
 
 @pytest.mark.parametrize("data", [memory.NOTES, memory.CHATS])
-def test_texts_are_drawn_from_the_real_lengths_and_have_them(data, tmp_path):
+def test_texts_have_the_lengths_drawn_from_a_data_set(data, tmp_path):
     lengths = memory.draw_lengths(data, 3000, 300)
     assert 3000 <= sum(lengths) < 3300
     assert max(lengths) <= 300
     tokenizer, file = AutoTokenizer.from_pretrained(TINY_MODEL), tmp_path / "texts.jsonl"
     memory.write_texts(file, lengths, tokenizer)
     texts = [json.loads(line)["text"] for line in file.read_text().splitlines()]
-    # BOS and EOS come to them.
+    # BOS and EOS are added to them.
     found = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) + 2 for text in texts]
     assert found == [max(3, length) for length in lengths]
 
 
-def test_shapes_are_of_their_names_sizes():
+def test_shapes_have_the_sizes_in_their_names():
     layers = {run.shape: memory.config_of(run.shape).num_hidden_layers for run in memory.RUNS}
     assert layers == {
         **{"llama-3.2-3b": 28, "smollm2-135m": 30, "smollm2-360m": 32},
@@ -35,7 +35,7 @@ def test_shapes_are_of_their_names_sizes():
     assert not eight.tie_word_embeddings
 
 
-def test_families_are_of_their_names_sizes():
+def test_families_have_the_sizes_in_their_names():
     def billions(shape):
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(memory.config_of(shape))
@@ -47,19 +47,19 @@ def test_families_are_of_their_names_sizes():
     }
 
 
-def test_of_a_run_that_fails_the_rehearsal_is_told():
-    planned = {"event": "memory_planned", "peak": 3e9, "parts": {"weights": 1e9}}
+def test_a_failed_run_has_the_figures_of_its_dry_run():
+    planned = {"event": "memory_planned", "peak": 3e9, "footprint": {"weights": 1e9}}
     assert memory.dry_run_figures([planned]) == {}
     row = memory.dry_run_figures([planned, {"event": "memory_probed", "peak": 2e9, "allocator_peak": 1e9}])
     assert (row["predicted_gb"], row["peak_gb"], row["allocator_gb"]) == (3, 2, 1)
 
 
-def test_on_several_gpus_each_run_has_one_of_its_own_and_rows_keep_their_order(monkeypatch, tmp_path):
-    both, beside = threading.Barrier(2, timeout=10), []
+def test_several_gpus_take_one_run_each_and_rows_keep_their_order(monkeypatch, tmp_path):
+    both, gpus = threading.Barrier(2, timeout=10), []
 
     def measure(run, work, *, on_cpu, environment):
         both.wait()
-        beside.append(environment["CUDA_VISIBLE_DEVICES"])
+        gpus.append(environment["CUDA_VISIBLE_DEVICES"])
         both.wait()
         return {"name": run.name}
 
@@ -67,7 +67,7 @@ def test_on_several_gpus_each_run_has_one_of_its_own_and_rows_keep_their_order(m
     runs = memory.RUNS[:4]
     rows = list(memory.measure_all(runs, tmp_path, 2, on_cpu=True))
     assert [row["name"] for row in rows] == [run.name for run in runs]
-    assert set(beside[:2]) == set(beside[2:]) == {"0", "1"}
+    assert set(gpus[:2]) == set(gpus[2:]) == {"0", "1"}
 
 
 def test_a_run_that_cannot_fit_fails_before_anything_is_loaded(tmp_path):
@@ -79,4 +79,4 @@ def test_a_run_that_cannot_fit_fails_before_anything_is_loaded(tmp_path):
 def test_a_part_of_the_table_is_not_recorded(capsys):
     with pytest.raises(SystemExit):
         memory.main(["--only", "3b-lora-8gb", "--record"])
-    assert "only a GPU's whole table is evidence" in capsys.readouterr().err
+    assert "--record is for the whole table on a GPU" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What benchmarks of whole models share: the true shapes, the same texts for the reference, and no wrong gradients."""
+"""The common part of benchmarks of whole models: true shapes, a reference on the same texts, no wrong gradients."""
 
 from contextlib import contextmanager
 
@@ -34,20 +34,20 @@ def test_wrong_gradients_of_one_small_parameter_are_refused(case):
         models.gradient_errors(model, batch, variants)
 
 
-def test_the_reference_sees_the_same_texts_with_less_padding(case):
+def test_the_reference_has_the_same_texts_with_less_padding(case):
     batch, tokens = models.make_batch(case, CPU)
     shorter = models.without_padding(batch)
     assert shorter.input_ids.shape[1] < case.context_length
     assert int(shorter.input_ids.ne(0).sum()) == int(batch.input_ids.ne(0).sum()) == tokens
 
 
-def test_a_single_text_has_the_mean_length_and_several_have_the_data_sets_own():
+def test_a_single_text_has_the_mean_length_and_several_follow_the_distribution():
     assert models.text_lengths("PTB", 1).tolist() == [26]
     several = models.text_lengths("PTB", 64)
     assert len(set(several.tolist())) > 10 and 15 < several.float().mean() < 40
 
 
-def test_the_true_shapes_are_the_models_own():
+def test_shapes_have_the_published_numbers_of_parameters():
     bert, *_, roberta = encoders.cases()
     llama, *_ = decoders.cases()
     meta = torch.device("meta")

@@ -1,4 +1,4 @@
-"""The benchmarks of encoders and decoders, in small shapes: they measure what is right, and nothing else."""
+"""The benchmarks of encoders and decoders, in small shapes: correct variants are measured, wrong ones refused."""
 
 import copy
 from dataclasses import replace
@@ -22,7 +22,7 @@ CASES = [(benchmark, case) for benchmark in (ENCODERS, DECODERS) for case in ben
 
 
 @pytest.fixture(params=CASES, ids=lambda param: param[1].model)
-def measured(request):
+def benchmark_and_case(request):
     """A benchmark and one of its cases."""
     return request.param
 
@@ -30,31 +30,32 @@ def measured(request):
 @pytest.mark.parametrize("command", [encoders.main, decoders.main], ids=["encoders", "decoders"])
 def test_tiny_shapes_are_measured_and_shown(command, capsys):
     command(["--tiny"])
-    said = capsys.readouterr().out
-    assert said.count("dense / drop-in: forward") == said.count("dense / hoisted: forward") == 2
-    assert said.count("backward 1.0x reached") + said.count("backward 1.0x missed") == 2
+    output = capsys.readouterr().out
+    assert output.count("dense / drop-in: forward") == output.count("dense / hoisted: forward") == 2
+    target = "target of 1.0x for backward"
+    assert output.count(f"{target} reached") + output.count(f"{target} missed") == 2
 
 
 @pytest.mark.parametrize("command", [encoders.main, decoders.main], ids=["encoders", "decoders"])
 def test_tiny_shapes_are_not_recorded(command, capsys):
     with pytest.raises(SystemExit):
         command(["--tiny", "--record"])
-    assert "tiny shapes are no evidence" in capsys.readouterr().err
+    assert "--record is for GPU runs only" in capsys.readouterr().err
 
 
-def test_each_way_gets_its_row(measured):
-    benchmark, case = measured
+def test_each_variant_has_its_row(benchmark_and_case):
+    benchmark, case = benchmark_and_case
     rows = list(benchmark.measure(case, CPU))
     assert [row["variant"] for row in rows] == ["dense padded", "drop-in", "hoisted"]
     for row in rows:
-        # The backward pass is what a step takes beside its forward pass.
+        # The backward pass is a difference of two times, which can be negative.
         assert min(row["forward_ms"], row["step_ms"]) > 0
-        assert 0 < row["gradient_error"] < 0.1  # bf16 against fp32: never exactly right
+        assert 0 < row["gradient_error"] < 0.1  # bf16 against fp32: never exactly equal
         assert row["gpu_backward_ms"] is None and row["gpu_step_ms"] is None
         assert 0 < row["tokens"] < case.batch_size * case.context_length
 
 
-def test_kernels_times_are_summed_part_by_part():
+def test_kernel_times_are_summed_by_part():
     def event(name, start, microseconds):
         return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start, elapsed_us=lambda: microseconds))
 
@@ -64,8 +65,8 @@ def test_kernels_times_are_summed_part_by_part():
     assert sums_before_waits([event(wait, 1, 7)]) == [0.0]
 
 
-def test_a_way_with_wrong_gradients_is_not_timed(measured):
-    benchmark, case = measured
+def test_a_variant_with_wrong_gradients_is_not_timed(benchmark_and_case):
+    benchmark, case = benchmark_and_case
 
     def with_half_a_loss(model, batch):
         *others, hoisted = benchmark.variants_for(model, batch)
@@ -75,8 +76,8 @@ def test_a_way_with_wrong_gradients_is_not_timed(measured):
         next(replace(benchmark, variants_for=with_half_a_loss).measure(case, CPU))
 
 
-def test_a_way_whose_forward_and_backward_pass_are_one_makes_the_same_step(measured):
-    _, case = measured
+def test_a_replayed_variant_makes_the_same_step(benchmark_and_case):
+    _, case = benchmark_and_case
 
     def add(model):
         loss = DENSE.loss(model, batch)
@@ -96,15 +97,15 @@ def test_a_way_whose_forward_and_backward_pass_are_one_makes_the_same_step(measu
     assert not all(torch.equal(states[0][name], before[name]) for name in before)
 
 
-def test_all_data_sets_of_the_paper_have_their_case():
+def test_every_data_set_of_the_paper_has_a_case():
     assert len(list(encoders.cases())) == 20
     assert [case.texts for case in decoders.cases()] == list(decoders.TEXTS)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
-def test_on_a_gpu_the_graph_gets_its_row_too(measured):
-    benchmark, case = measured
+def test_the_graph_has_its_row_on_a_gpu(benchmark_and_case):
+    benchmark, case = benchmark_and_case
     rows = list(benchmark.measure(case, torch.device("cuda")))
     assert [row["variant"] for row in rows[2:]] == ["hoisted", "hoisted, in a graph"]
     for row in rows:

@@ -40,7 +40,7 @@ def test_an_analysis_of_completions_has_a_table_for_each_loss(analyze, tmp_path)
     lines = [{"prompt": f"the map number {number}", "completion": " is old"} for number in range(9)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
     output = run("analyze", tmp_path / "pairs.jsonl", *analyze[2:]).stdout
-    assert output.index("with a loss on every token") < output.index("with a loss on learnt tokens")
+    assert output.index("with a loss on every token") < output.index("with a loss on trained tokens")
 
 
 def test_an_analysis_in_json_draws_only_where_it_is_asked_to(analyze, tmp_path, monkeypatch):

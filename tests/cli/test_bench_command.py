@@ -50,16 +50,16 @@ def test_the_table_goes_through_a_pipe_and_ends_with_the_recommendation(bench):
     assert [row[0] for row in cells] == NAMES
     assert all(re.fullmatch(r"[\d,.]+ ms", cell) for row in cells[:-1] for cell in row[1:4])
     assert all(re.fullmatch(r"\d\.\de-\d\d", row[-1]) for row in cells[:-1])
-    assert cells[-1][3] == "not here"
-    assert rows[len(NAMES) :][0] == "graph, not here: CUDA graphs need an NVIDIA GPU."
-    assert rows[-1].startswith("On this machine ")
+    assert cells[-1][3] == "not available"
+    assert rows[len(NAMES) :][0] == "graph, not available: CUDA graphs need an NVIDIA GPU."
+    assert rows[-1].startswith("On this machine, ")
     assert len(rows) == len(NAMES) + 2
 
 
 def test_json_csv_and_plot_hold_the_same(bench, notes_folder, tmp_path):
     result = bench(notes_folder, "--json", "--csv", tmp_path / "b.csv", "--plot", tmp_path / "b.svg")
     (record,) = map(json.loads, result.stdout.splitlines())
-    assert (record["event"], record["model"], record["weights"]) == ("bench", "micro-llama", "its own")
+    assert (record["event"], record["model"], record["weights"]) == ("bench", "micro-llama", "own")
     assert len(record["lengths"]) == 4
     assert record["tokens"] == sum(record["lengths"]) < 4 * record["context_length"]
     with (tmp_path / "b.csv").open(newline="") as file:
@@ -82,16 +82,14 @@ def test_nothing_is_wider_than_a_narrow_window(bench, monkeypatch, capsys):
 def test_all_weights_are_trained_by_a_full_recipe(bench):
     (record,) = map(json.loads, bench("--recipe", "full", "--json").stdout.splitlines())
     assert record["method"] == "full"
-    assert [row["status"] for row in record["variants"]] == ["ok"] * 5 + ["not here"]
+    assert [row["status"] for row in record["variants"]] == ["ok"] * 5 + ["not available"]
 
 
 def test_a_config_alone_is_enough_and_random_weights_are_announced(bench, tmp_path, notes_folder):
     make_llama().config.save_pretrained(tmp_path / "only")
     for model in (tmp_path / "only", tmp_path / "only" / "config.json"):
         result = bench(notes_folder, "--json", model=model)
-        assert result.stderr.startswith(
-            "note: Instead of the weights of 'only', which are not on this machine, random "
-        )
+        assert result.stderr.startswith("note: The weights of 'only' are not on this machine, so random weights ")
         assert json.loads(result.stdout)["weights"] == "random"
         assert json.loads(result.stdout)["model"] == "only"
 
@@ -117,7 +115,7 @@ def test_every_mistake_is_one_sentence(model_folder, tmp_path, notes_folder):
     micro = ("--model", model_folder)
     assert "leave out --context, or --padding" in refusal("--padding", "90%", "--context", 64, exit_code=2)
     assert "must be a share of the batch" in refusal(*micro, "--padding", "lots", exit_code=2)
-    assert "knows at most 128; ask for less padding" in refusal(*micro, "--padding", "99%", exit_code=2)
+    assert "takes at most 128; ask for less padding" in refusal(*micro, "--padding", "99%", exit_code=2)
     assert "would be padded to 129 tokens" in refusal(*micro, "--context", 129, exit_code=2)
     assert "context_length must be a whole number of at least 8" in refusal(*micro, "--context", 7, exit_code=2)
     assert "Unknown model 'tinny'; did you mean 'tiny'?" in refusal("--model", "tinny")
@@ -129,7 +127,7 @@ def test_every_mistake_is_one_sentence(model_folder, tmp_path, notes_folder):
     assert "exists already and is no benchmark; choose another file" in refusal("--csv", tmp_path, exit_code=2)
     four_bit = tmp_path / "four.toml"
     four_bit.write_text("load_in_4bit = true\n")
-    assert "loads models in 4 bits, which are not timed" in refusal(*micro, "--recipe", four_bit)
+    assert "loads models in 4 bits, which cannot be benchmarked" in refusal(*micro, "--recipe", four_bit)
     (tmp_path / "config.json").write_text("{}")
     assert "config.json is damaged" in refusal("--model", tmp_path / "config.json")
     assert CliRunner().invoke(app, ["bench", "--batch", "0"]).exit_code == 2

@@ -1,4 +1,4 @@
-"""What an analysis counts is what plain PyTorch has in dL/dY, and a model comes out of it as it went in."""
+"""An analysis counts what plain PyTorch computes for dL/dY, and does not change the model."""
 
 import json
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ def random_examples(count=5, prompt=0):
 
 
 def analyzed(model, examples, context=CONTEXT, **options):
-    """The analysis of all of these examples, as of texts that gave them."""
+    """The analysis of a dataset with these examples, of all of them by default."""
     base = SimpleNamespace(
         model=model,
         pad_token_id=PAD,
@@ -51,7 +51,7 @@ def analyzed(model, examples, context=CONTEXT, **options):
 
 
 def plain_gradients(model, examples, context=CONTEXT):
-    """dL/dY of every linear layer, by name: one batch with transformers' own loss, summed up; [E, T, M]."""
+    """dL/dY of every linear layer, by name, [E, T, M]: one batch with transformers' own loss, summed."""
     batch = Collator(context, PAD)(examples)
     outputs = {}
     handles = [
@@ -72,7 +72,7 @@ def plain_gradients(model, examples, context=CONTEXT):
 
 @pytest.mark.parametrize("prompt", [0, 4])
 @pytest.mark.parametrize("make", [lambda: make_llama(num_hidden_layers=3), make_gpt2], ids=["llama", "gpt2"])
-def test_row_norms_and_zeros_are_those_of_one_dense_batch(make, prompt):
+def test_row_norms_and_zeros_equal_those_of_one_dense_batch(make, prompt):
     model, examples = make().eval(), random_examples(prompt=prompt)
     expected = plain_gradients(model, examples)
     batches = [Collator(CONTEXT, PAD)([example]) for example in examples]
@@ -82,11 +82,11 @@ def test_row_norms_and_zeros_are_those_of_one_dense_batch(make, prompt):
     for layer, one in zip(linear_layers(model), found, strict=True):
         dout = expected[names[layer]].double()
         torch.testing.assert_close(one.energy_ET, dout.square().sum(2), rtol=1e-4, atol=1e-10)
-        if one.info.projection not in ("q_proj", "c_attn"):  # their first rows are zero but for rounding
+        if one.info.projection not in ("q_proj", "c_attn"):  # their first rows are zero except for rounding errors
             assert torch.equal(one.is_zero_ET, (dout == 0).all(2))
 
 
-def test_layers_have_their_block_their_projection_and_their_size():
+def test_layers_are_described_by_block_projection_and_size():
     infos = list(linear_layers(make_gpt2()).values())
     names = ["c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"]
     assert [(info.block, info.projection) for info in infos] == [
@@ -97,7 +97,7 @@ def test_layers_have_their_block_their_projection_and_their_size():
     assert [info.after_attention for info in infos[-5:]] == [False, True, True, True, True]
 
 
-def test_a_model_is_left_as_it_was():
+def test_the_model_is_not_changed():
     model = make_llama()
     model.model.norm.weight.requires_grad_(False)
     before = {name: (parameter.clone(), parameter.requires_grad) for name, parameter in model.named_parameters()}
@@ -108,24 +108,24 @@ def test_a_model_is_left_as_it_was():
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_an_app_that_computes_without_gradients_gets_the_same():
+def test_the_analysis_is_the_same_within_no_grad():
     model, examples = make_llama(), random_examples()
     with torch.no_grad():
-        without = analyzed(model, examples)
-    assert without == analyzed(model, examples)
+        within_no_grad = analyzed(model, examples)
+    assert within_no_grad == analyzed(model, examples)
 
 
-def test_a_model_that_routes_rows_to_experts_is_refused_and_left_as_it_was():
+def test_a_model_that_routes_rows_to_experts_is_refused_and_not_changed():
     model = make_llama()
     mlp = model.model.layers[0].mlp
     mlp.forward = lambda x: F.pad(mlp.down_proj(mlp.up_proj(x[:, ::2])), (0, 0, 0, x.shape[1] // 2))
-    with pytest.raises(ModelError, match="computes 12 rows of a sequence of 23"):
+    with pytest.raises(ModelError, match="computes 12 rows for a sequence of 23 tokens"):
         analyzed(model, random_examples())
     assert not any(module._forward_hooks for module in model.modules())
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_gradients_that_are_no_numbers_are_refused():
+def test_nan_gradients_are_refused():
     model = make_llama()
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0] = float("nan")
@@ -144,19 +144,19 @@ def by_hand(energy_N, is_zero_N):
     norms, total = energy_N.sqrt(), energy_N.sum()
     active = norms[norms > 0].sort().values
     below = norms < knee * active[(len(active) - 1) // 2]
-    held, top_rows = 0.0, 0
+    reached, top_rows = 0.0, 0
     for energy in sorted(energy_N.tolist(), reverse=True):
-        held, top_rows = held + energy, top_rows + 1
-        if held >= 0.99 * total:
+        reached, top_rows = reached + energy, top_rows + 1
+        if reached >= 0.99 * total:
             break
     return int(is_zero_N.sum()), int(below.sum()), top_rows, float(knee), float(energy_N[below].sum() / total)
 
 
-def test_what_is_counted_in_each_layer_is_counted_by_hand_too():
+def test_the_counts_of_each_layer_equal_those_by_hand():
     model, examples = make_llama(num_hidden_layers=3).eval(), random_examples(7)
     (sparsity,) = analyzed(model, examples).losses
     batches = [Collator(CONTEXT, PAD)([example]) for example in examples]
-    # Examples are drawn in another order, which changes no sum but by rounding.
+    # Examples are drawn in another order, which changes sums only by rounding.
     for layer, one in zip(sparsity.layers, row_gradients(model, batches, lambda: None), strict=True):
         zero, below, top_rows, knee, energy = by_hand(one.energy_ET.flatten(), one.is_zero_ET.flatten())
         assert (layer.block, layer.projection, layer.rows) == (one.info.block, one.info.projection, 7 * CONTEXT)
@@ -168,30 +168,30 @@ def test_what_is_counted_in_each_layer_is_counted_by_hand_too():
     )
 
 
-def test_with_a_loss_on_every_token_padding_and_each_last_token_are_zero_and_nothing_else():
+def test_with_a_loss_on_every_token_only_padding_and_last_tokens_are_zero():
     examples = random_examples(6)
     analysis = analyzed(make_llama(), examples)
     (sparsity,) = analysis.losses
     tokens = sum(len(example.input_ids) for example in examples)
     assert (sparsity.loss, sparsity.rows, sparsity.loss_rows) == ("every token", 6 * CONTEXT, tokens - 6)
-    nothing = 6 * CONTEXT - (tokens - 6)
+    num_inactive = 6 * CONTEXT - (tokens - 6)
     for layer in sparsity.layers:
         assert layer.computed == tokens - 6
-        # A token that sees itself alone has no gradient by its query, nor by its key if no other one sees it: zero, or
-        # what rounding leaves.
-        alone = {"q_proj": 6, "k_proj": sum(len(example.input_ids) == 2 for example in examples)}
-        assert nothing <= layer.zero <= nothing + alone.get(layer.projection, 0)
+        # A token that attends only to itself has no gradient through its query, nor through its key if no other token
+        # attends to it: zero, or a rounding error.
+        extra = {"q_proj": 6, "k_proj": sum(len(example.input_ids) == 2 for example in examples)}
+        assert num_inactive <= layer.zero <= num_inactive + extra.get(layer.projection, 0)
     assert sparsity.computed_share == pytest.approx((tokens - 6) / (6 * CONTEXT))
     assert analysis.analyzed.padding_share == pytest.approx(1 - tokens / (6 * CONTEXT))
 
 
-def test_completions_alone_make_more_zeros_in_the_last_layer_and_the_head_only():
+def test_a_loss_on_completions_adds_zeros_only_in_the_last_block_and_the_head():
     examples = make_examples([19, 7, 23, 12], prompt=5)
     analysis = analyzed(make_llama(num_hidden_layers=3), examples)
     every, trained = analysis.losses
-    assert (every.loss, trained.loss) == ("every token", "learnt tokens")
+    assert (every.loss, trained.loss) == ("every token", "trained tokens")
     assert every.loss_rows == 19 + 7 + 23 + 12 - 4
-    assert trained.loss_rows == every.loss_rows - 4 * 4  # the prompt's last token predicts the first learnt one
+    assert trained.loss_rows == every.loss_rows - 4 * 4  # the prompt's last token predicts the first trained one
     for one, other in zip(every.layers, trained.layers, strict=True):
         more = 16 if one.block in (2, None) and one.projection not in ("k_proj", "v_proj") else 0
         assert one.computed - other.computed == more
@@ -199,7 +199,7 @@ def test_completions_alone_make_more_zeros_in_the_last_layer_and_the_head_only()
             assert other.zero - one.zero == more
 
 
-def test_what_sebp_computes_is_every_row_that_is_not_zero():
+def test_sebp_computes_every_non_zero_row():
     for prompt in (0, 6):
         for sparsity in analyzed(make_llama(), random_examples(5, prompt)).losses:
             for layer in sparsity.layers:
@@ -254,7 +254,7 @@ def test_layers_are_grouped_in_order(num_layers, names):
     assert groups[names[0]][0].zero == pytest.approx(sum(first) / len(first))
 
 
-def test_the_seed_draws_the_examples_and_an_event_tells_of_each():
+def test_the_seed_draws_the_examples_and_each_has_an_event():
     examples, events = random_examples(30), []
     options = {"count": 3, "on_event": events.append}
     one, same = (analyzed(make_llama(), examples, seed=1, **options) for _ in range(2))
@@ -264,11 +264,11 @@ def test_the_seed_draws_the_examples_and_an_event_tells_of_each():
     assert len({analyzed(make_llama(), examples, seed=seed, **options).losses[0].layers for seed in range(4)}) > 1
 
 
-def test_what_cannot_be_looked_at_is_refused():
+def test_invalid_counts_and_empty_texts_are_refused():
     for wrong in (0, -1, "3", 1.5):
-        with pytest.raises(OptionError, match="expected how many examples to look at"):
+        with pytest.raises(OptionError, match=r"examples=.*; expected a whole number of at least 1\."):
             analyzed(make_llama(), random_examples(), count=wrong)
-    with pytest.raises(TextsError, match="Nothing in these texts can be learnt"):
+    with pytest.raises(TextsError, match="These texts have no token to train on"):
         analyzed(make_llama(), [], count=4)
 
 
@@ -281,7 +281,7 @@ def personalizer(model_folder, tmp_path):
     return Personalizer(model_folder, recipe=recipe, device="cpu", store=AdapterStore(tmp_path / "store"))
 
 
-def test_texts_become_an_analysis_that_programs_can_read(personalizer):
+def test_an_analysis_is_json_ready(personalizer):
     analysis = personalizer.analyze(make_sentences(9), examples=4)
     record = json.loads(json.dumps(analysis.to_dict()))
     assert (record["event"], record["model"], record["context_length"]) == ("analysis", "micro-llama", 64)
@@ -295,16 +295,16 @@ def test_texts_become_an_analysis_that_programs_can_read(personalizer):
     assert loss["zero_share"] == pytest.approx(1 - loss["computed_share"], abs=0.01)
 
 
-def test_a_conversation_is_looked_at_with_both_losses(personalizer):
+def test_a_conversation_is_analyzed_with_both_losses(personalizer):
     messages = [
         {"role": "user", "content": "the ferry left"},
         {"role": "assistant", "content": "at six, from the west"},
     ]
     analysis = personalizer.analyze([{"messages": messages}, "the old map of the ferry"])
-    assert [sparsity.loss for sparsity in analysis.losses] == ["every token", "learnt tokens"]
+    assert [sparsity.loss for sparsity in analysis.losses] == ["every token", "trained tokens"]
 
 
-def test_an_adapter_takes_no_part_and_is_back_afterwards(personalizer, notes_folder):
+def test_an_adapter_is_disabled_during_the_analysis_only(personalizer, notes_folder):
     before = personalizer.analyze(notes_folder)
     personalizer.adapt(notes_folder)
     logits = [personalizer._adaptation.model(torch.arange(7, 27)[None]).logits]
@@ -313,7 +313,7 @@ def test_an_adapter_takes_no_part_and_is_back_afterwards(personalizer, notes_fol
     assert torch.equal(*logits)
 
 
-def test_memory_that_runs_out_is_one_sentence(personalizer, monkeypatch):
+def test_running_out_of_memory_is_one_sentence(personalizer, monkeypatch):
     def run_out(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 

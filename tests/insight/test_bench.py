@@ -1,4 +1,4 @@
-"""The comparison of ways: it times what is right, refuses what is wrong, and outlives a way that fails."""
+"""Comparing variants: correct ones are timed, wrong ones are refused, and one that fails does not stop the others."""
 
 import time
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ from sebp_edge.insight.bench.workload import Workload
 from sebp_edge.machine.devices import ran_out_of_memory
 
 CPU = torch.device("cpu")
-HERE = tuple(variant for variant in VARIANTS if variant.unsupported_reason(CPU) is None)
+AVAILABLE = tuple(variant for variant in VARIANTS if variant.unsupported_reason(CPU) is None)
 OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 
 
@@ -46,16 +46,16 @@ def failing(name, error):
 
 @pytest.mark.parametrize("lengths", [(9, 3, 14), (2,), (1, 7, 31), (32,)], ids=str)
 @pytest.mark.parametrize("prompt", [0, 4])
-def test_every_way_computes_what_the_model_computes_without_padding(lengths, prompt):
+def test_every_variant_computes_what_the_model_computes_without_padding(lengths, prompt):
     model, batch = make_llama(), make_batch([max(2, length) for length in lengths], prompt=prompt)
     reference = Reference.of(model, batch)
-    for variant in HERE:
+    for variant in AVAILABLE:
         found = measure_deviation(variant, reference, model, batch)
         assert max(found.loss_error, found.gradient_error) < 1e-5, variant.name
         assert reference.describe_error(found) is None
 
 
-def test_the_captured_way_makes_the_same_steps(plain_graphs):
+def test_the_captured_variant_makes_the_same_steps(plain_graphs):
     found, parts = {}, []
     for variant in (HOISTED, GRAPH):
         model, batch = make_llama(), make_batch()
@@ -72,28 +72,28 @@ def test_the_captured_way_makes_the_same_steps(plain_graphs):
     assert loss == pytest.approx(other_loss, rel=1e-5)
     for one, other in zip(gradients, other_gradients, strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
-    # The first step of Adam is about as long as the learning rate wherever a gradient is not next to zero.
+    # Adam's first step is about as long as the learning rate wherever a gradient is not close to zero.
     for one, other, gradient in zip(moves, other_moves, gradients, strict=True):
-        there = gradient.abs() > 1e-5
-        assert there.any() and one[there].abs().max() > 5e-6
-        assert torch.allclose(one[there], other[there], atol=2e-6)
+        has_gradient = gradient.abs() > 1e-5
+        assert has_gradient.any() and one[has_gradient].abs().max() > 5e-6
+        assert torch.allclose(one[has_gradient], other[has_gradient], atol=2e-6)
     assert parts == ["forward", "backward", "update", "forward and backward", "update"]
 
 
-def test_every_way_here_is_timed_and_graphs_say_what_they_need():
+def test_available_variants_are_timed_and_graphs_state_what_they_need():
     found = {one.variant.name: one for one in compare(make_llama(), make_batch(), rounds=1)}
     assert list(found) == [variant.name for variant in VARIANTS]
-    for variant in HERE:
+    for variant in AVAILABLE:
         times = found[variant.name].times
         assert found[variant.name].status == "ok"
         assert 0 < times.forward < times.step
         assert 0 < times.backward < times.step
         assert times.peak_bytes is None
     graph = found[GRAPH.name]
-    assert (graph.status, graph.reason, graph.times) == ("not here", "CUDA graphs need an NVIDIA GPU", None)
+    assert (graph.status, graph.reason, graph.times) == ("not available", "CUDA graphs need an NVIDIA GPU", None)
 
 
-def test_the_reference_is_in_fp32_and_leaves_weights_as_they_were():
+def test_the_reference_is_in_fp32_and_changes_no_weight():
     model, batch = make_llama().bfloat16(), make_batch()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     reference, exact = Reference.of(model, batch), Reference.of(make_llama().bfloat16().float(), batch)
@@ -104,7 +104,7 @@ def test_the_reference_is_in_fp32_and_leaves_weights_as_they_were():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_bf16_is_held_to_what_bf16_can():
+def test_bf16_variants_are_within_their_tolerance():
     found = compare(make_llama().bfloat16(), make_batch(), (DENSE, DROP_IN, HOISTED), rounds=1)
     assert [one.status for one in found] == ["ok"] * 3
     assert all(1e-4 < one.deviation.gradient_error < 0.1 for one in found)
@@ -138,7 +138,7 @@ def test_a_loss_that_is_not_a_number_is_refused():
     assert (found.status, found.reason) == ("refused", "its loss is off by nan, above 1.0e-04")
 
 
-def test_documents_that_see_each_other_are_refused():
+def test_attention_between_documents_is_refused():
     def with_a_mask_of_ones(model, row):
         mask = torch.ones_like(row["input_ids"])
         return model(input_ids=row["input_ids"], labels=row["labels"], attention_mask=mask, use_cache=False).loss
@@ -154,18 +154,18 @@ def test_documents_that_see_each_other_are_refused():
     [
         (RuntimeError(OUT_OF_MEMORY), "out of memory", None),
         (torch.OutOfMemoryError("CUDA out of memory"), "out of memory", None),
-        (SparsityError("This does not run on rows."), "not here", "This does not run on rows"),
+        (SparsityError("This does not run on rows."), "not available", "This does not run on rows"),
         (TypeError("forward() got\nan argument"), "failed", "TypeError: forward() got"),
     ],
     ids=["memory", "GPU memory", "unfit", "other"],
 )
-def test_a_way_that_fails_has_its_row_and_the_others_go_on(error, status, reason):
+def test_a_variant_that_fails_has_its_row_and_the_others_go_on(error, status, reason):
     bad, good = compare(make_llama(), make_batch(), (failing("bad", error), DENSE), rounds=1)
     assert (bad.status, bad.reason, bad.deviation, bad.times) == (status, reason, None, None)
     assert good.status == "ok"
 
 
-def test_memory_that_runs_out_in_a_later_round_is_shown_too():
+def test_running_out_of_memory_in_a_later_round_is_reported():
     calls = []
 
     def loss(model, batch):
@@ -187,21 +187,21 @@ def test_without_a_reference_nothing_is_compared(monkeypatch):
         raise RuntimeError(OUT_OF_MEMORY)
 
     monkeypatch.setattr(comparison.Reference, "of", out_of_memory)
-    with pytest.raises(MachineError, match=r"could not be computed in fp32.*memory ran out.*smaller model"):
+    with pytest.raises(MachineError, match=r"The fp32 gradients .* could not be computed \(memory ran out\); choose a"):
         compare(make_llama(), make_batch())
 
 
-def test_the_model_is_given_back_with_its_own_code():
+def test_the_model_is_restored():
     model, batch = make_llama(), make_batch()
     before = {name: vars(module).keys() for name, module in model.named_modules()}
     attention = model.config._attn_implementation
-    for variant in HERE:
+    for variant in AVAILABLE:
         time_variant(model, batch, variant)
     assert {name: vars(module).keys() for name, module in model.named_modules()} == before
     assert model.config._attn_implementation == attention
 
 
-def test_what_a_way_does_at_its_first_batch_only_is_not_timed():
+def test_one_time_costs_of_the_first_step_are_not_timed():
     class Slow:
         def __init__(self, model):
             self.model, self.pause = model, 0.5
@@ -221,7 +221,7 @@ def test_what_a_way_does_at_its_first_batch_only_is_not_timed():
     assert all(times.step < 0.5 for times in found)
 
 
-def test_dynamic_padding_and_packing_leave_no_token_out():
+def test_dynamic_padding_and_packing_keep_all_tokens():
     batch = make_batch((5, 2, 11), context_length=16)
     shorter, row = trim_to_longest(batch), packed(batch)
     assert shorter.input_ids.shape == (3, 11)
@@ -232,12 +232,12 @@ def test_dynamic_padding_and_packing_leave_no_token_out():
     assert (row["labels"][0] == -100).nonzero().flatten().tolist() == [0, 2, 7]
 
 
-def test_only_ours_are_called_ours():
+def test_variants_of_this_project_are_marked():
     assert [variant for variant in VARIANTS if variant.is_ours] == [DROP_IN, HOISTED, GRAPH]
     assert not (DENSE.is_ours or DYNAMIC.is_ours or PACKED.is_ours)
 
 
-def test_sampled_gradients_are_the_models():
+def test_sampled_gradients_are_elements_of_the_gradients():
     model, batch = make_llama(), make_batch()
     with running(model, batch, DENSE) as step:
         _, every = loss_and_gradients(step, model, copy_gradient=torch.Tensor.clone)
@@ -248,7 +248,7 @@ def test_sampled_gradients_are_the_models():
         assert torch.equal(some[name], whole.flatten()[::stride])
 
 
-def test_the_hosts_memory_runs_out_with_an_error_and_comes_back():
+def test_running_out_of_limited_host_memory_is_an_error():
     with limited_host_memory(50_000_000), pytest.raises(RuntimeError) as caught:
         torch.ones(20_000_000)
     assert ran_out_of_memory(caught.value)

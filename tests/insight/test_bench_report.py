@@ -1,4 +1,4 @@
-"""What a benchmark says: figures, one sentence, and a plot that needs nothing else."""
+"""The output of a benchmark: figures, one sentence of advice, and a self-contained plot."""
 
 import csv
 import json
@@ -16,12 +16,12 @@ from sebp_edge.insight.bench.result import BenchResult
 from sebp_edge.insight.bench.timer import Times, medians
 from sebp_edge.insight.bench.variants import DENSE, DROP_IN, DYNAMIC, GRAPH, HOISTED, PACKED, VARIANTS
 
-RIGHT = Deviation(1e-6, 2e-6)
+CORRECT = Deviation(1e-6, 2e-6)
 
 
 def timed(variant, step, peak=None):
     parts = (None, None) if variant is GRAPH else (0.4 * step, 0.5 * step)
-    return Measurement(variant, "ok", None, RIGHT, Times(*parts, step, peak))
+    return Measurement(variant, "ok", None, CORRECT, Times(*parts, step, peak))
 
 
 def make_result(measurements, **changes):
@@ -59,39 +59,39 @@ MIXED = [
     [
         (
             {DENSE: 1.0, DROP_IN: 0.7, DYNAMIC: 0.3, PACKED: 0.2, HOISTED: 0.13},
-            "On this machine hoisted rows take 0.13 of the dense padded step's time, and 0.65 of what packing takes, "
+            "On this machine, hoisted rows take 0.13 of the dense padded step's time and 0.65 of what packing takes, "
             "the fastest without sebp-edge; `sebp-edge adapt` trains that way.",
         ),
         (
             {DENSE: 1.0, PACKED: 0.2, HOISTED: 0.209},
-            "On this machine hoisted rows take 0.21 of the dense padded step's time, and 1.04 of what packing takes, "
+            "On this machine, hoisted rows take 0.21 of the dense padded step's time and 1.04 of what packing takes, "
             "the fastest without sebp-edge; `sebp-edge adapt` trains that way.",
         ),
         (
             {DENSE: 1.0, PACKED: 0.2, HOISTED: 0.25},
-            "On this machine packing takes 0.20 of the dense padded step's time, and 0.80 of what hoisted rows take; "
+            "On this machine, packing takes 0.20 of the dense padded step's time and 0.80 of what hoisted rows take; "
             "put the texts of a batch into one row.",
         ),
         (
             {DENSE: 1.0, DROP_IN: 0.7},
-            "On this machine the drop-in takes 0.70 of the dense padded step's time; "
+            "On this machine, the drop-in takes 0.70 of the dense padded step's time; "
             "put `sparsify(model)` around your training loop.",
         ),
         (
             {DENSE: 1.0, DROP_IN: 1.3, PACKED: 1.1},
-            "On this machine the dense padded step is the fastest: there is too little padding to gain from.",
+            "On this machine, the dense padded step is the fastest: there is too little padding to gain from.",
         ),
         (
             {GRAPH: 0.0117, HOISTED: 0.1},
-            "On this machine captured graphs take 12 ms a step, where the dense padded one does not run; "
+            "On this machine, captured graphs take 12 ms per step (the dense padded step does not run); "
             "`sebp-edge adapt` trains that way.",
         ),
         (
             {PACKED: 0.5},
-            "On this machine packing takes 500 ms a step, where the dense padded one does not run; "
+            "On this machine, packing takes 500 ms per step (the dense padded step does not run); "
             "put the texts of a batch into one row.",
         ),
-        ({}, "On this machine nothing could be timed; a smaller model, shorter texts or less padding may fit."),
+        ({}, "No variant could be timed on this machine; try a smaller model, shorter texts or less padding."),
     ],
     ids=["ours", "as fast", "theirs", "drop-in", "dense", "no dense", "no ours", "nothing"],
 )
@@ -124,7 +124,7 @@ def test_the_figures_are_json_for_every_status():
     assert (graph["forward_ms"], graph["backward_ms"], graph["step_ms"]) == (None, None, 20.0)
 
 
-def test_the_csv_has_a_line_for_each_way(tmp_path):
+def test_the_csv_has_a_line_for_each_variant(tmp_path):
     make_result(MIXED).write_csv(tmp_path / "b.csv")
     with (tmp_path / "b.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -133,7 +133,7 @@ def test_the_csv_has_a_line_for_each_way(tmp_path):
     assert (rows[0]["step_ms"], rows[2]["step_ms"], rows[2]["examples"]) == ("", "500.0", "2")
 
 
-def test_what_cannot_be_written_is_one_sentence(tmp_path):
+def test_a_failed_write_is_one_sentence(tmp_path):
     for write in (make_result(MIXED).write_csv, lambda path: write_plot(make_result(MIXED), path)):
         with pytest.raises(StorageError, match=r"cannot be written: Is a directory\."):
             write(tmp_path)
@@ -146,7 +146,7 @@ def shapes(svg, kind):
     return ElementTree.fromstring(svg).iter(f"{{http://www.w3.org/2000/svg}}{kind}")
 
 
-def test_the_plot_is_one_svg_that_needs_nothing_else_in_light_and_dark():
+def test_the_plot_is_a_self_contained_svg_for_light_and_dark_pages():
     svg = draw(make_result(MIXED))
     words = " ".join(text.text for text in shapes(svg, "text"))
     assert "tiny <&>" in words
@@ -159,7 +159,7 @@ def test_the_plot_is_one_svg_that_needs_nothing_else_in_light_and_dark():
         "out of memory",
         "refused",
         "91% padding",
-        "Peak of torch's allocator",
+        "Peak GPU memory of torch's allocator",
     ):
         assert expected in words
     assert "prefers-color-scheme: dark" in svg
@@ -180,7 +180,7 @@ def test_bars_are_in_proportion_to_the_times_and_stay_on_the_page():
     for shape in (*shapes(svg, "rect"), *shapes(svg, "text")):
         assert float(shape.get("x", 0)) <= float(page.get("width"))
         assert float(shape.get("y", 0)) <= float(page.get("height"))
-    assert "Peak of" not in svg
+    assert "Peak" not in svg
 
 
 def test_a_plot_without_any_time_says_so():

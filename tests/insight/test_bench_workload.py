@@ -1,11 +1,11 @@
-"""What is timed: lengths as the user's texts have, or the built-in ones, and the padding that was asked for."""
+"""The timed batch: the lengths of the user's texts or the built-in ones, and the requested padding."""
 
 import pytest
 import torch
 from builders import make_examples
 
 from sebp_edge.errors import OptionError
-from sebp_edge.insight.bench.workload import Workload, built_in_lengths, padded_to, parse_share, pick_spread_lengths
+from sebp_edge.insight.bench.workload import Workload, built_in_lengths, padded_length, parse_share, pick_spread_lengths
 
 CPU = torch.device("cpu")
 
@@ -30,12 +30,12 @@ def test_a_batch_is_spread_over_the_lengths_of_the_texts(count):
 @pytest.mark.parametrize(
     ("text", "share"), [("90%", 0.9), ("0.9", 0.9), (" 12.5 % ", 0.125), ("0", 0.0), ("99%", 0.99)]
 )
-def test_shares_are_read_as_people_write_them(text, share):
+def test_shares_are_parsed_as_people_write_them(text, share):
     assert parse_share(text) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("text", ["", "x", "100%", "1", "90", "-1%", "nan", "9O%", "٩٠%"])
-def test_what_is_no_share_is_refused(text):
+def test_invalid_shares_are_refused(text):
     with pytest.raises(OptionError, match="must be a share of the batch below 1, such as '90%'"):
         parse_share(text)
 
@@ -43,17 +43,17 @@ def test_what_is_no_share_is_refused(text):
 @pytest.mark.parametrize("share", [0.5, 0.75, 0.9, 0.931])
 def test_padding_sets_the_context_length(share):
     examples = make_examples([3, 5, 7])
-    context_length = padded_to(examples, share)
+    context_length = padded_length(examples, share)
     assert 1 - 15 / (3 * context_length) >= share > 1 - 15 / (3 * (context_length - 1))
 
 
 def test_less_padding_than_the_longest_text_leaves_is_refused():
     examples = make_examples([10, 10, 40])
-    assert padded_to(examples, 0.5) == 40
+    assert padded_length(examples, 0.5) == 40
     with pytest.raises(
-        OptionError, match=r"Of texts of 10 to 40 tokens at least 50% is padding; ask for .*not for 48%"
+        OptionError, match=r"of 10 to 40 tokens has at least 50% padding; ask for that or more instead of 48%\."
     ):
-        padded_to(examples, 0.48)
+        padded_length(examples, 0.48)
 
 
 def test_a_workload_has_the_lengths_and_the_losses_but_not_the_tokens_of_the_texts():

@@ -1,4 +1,4 @@
-"""What the doctor finds, on this machine and on others that are made up here."""
+"""The doctor's findings, on this machine and on simulated ones."""
 
 import subprocess
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ def findings():
 
 @pytest.fixture
 def nvidia_smi(monkeypatch):
-    """Says what nvidia-smi is to answer; an exception is raised in its place."""
+    """Sets nvidia-smi's answer; an exception is raised instead."""
     monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
 
     def answers(answer):
@@ -30,7 +30,7 @@ def nvidia_smi(monkeypatch):
     return answers
 
 
-def test_everything_an_adaptation_depends_on_is_looked_at(own_data_folder):
+def test_everything_an_adaptation_depends_on_is_checked(own_data_folder):
     found = findings()
     assert list(found) == [
         *("python", "libraries", "device", "driver", "kernels", "memory", "model cache", "adapters"),
@@ -54,12 +54,12 @@ def test_a_cuda_build_without_a_driver_is_a_problem(monkeypatch):
     ("answer", "words"),
     [
         ("570.86.15\n570.86.15\n", "NVIDIA driver 570.86.15"),
-        ("", "nvidia-smi names no GPU"),
+        ("", "nvidia-smi lists no GPU"),
         (subprocess.TimeoutExpired("nvidia-smi", 10), "nvidia-smi does not answer"),
         (OSError("broken"), "nvidia-smi does not answer"),
     ],
 )
-def test_the_driver_is_named_as_nvidia_smi_names_it(nvidia_smi, answer, words):
+def test_the_driver_version_comes_from_nvidia_smi(nvidia_smi, answer, words):
     nvidia_smi(answer)
     assert doctor._driver().state.endswith(words)
 
@@ -74,14 +74,14 @@ def test_a_gpu_without_bf16_is_a_problem(monkeypatch):
     assert "fp32 and take twice the memory" in found.problem
 
 
-def test_a_machine_without_triton_runs_the_reference(monkeypatch):
+def test_a_machine_without_triton_runs_plain_pytorch(monkeypatch):
     monkeypatch.setattr(doctor.importlib.metadata, "packages_distributions", dict)
-    assert doctor._kernels().state == "reference path in plain PyTorch; Triton is not installed"
+    assert doctor._kernels().state == "plain PyTorch; Triton is not installed"
 
 
-def test_a_folder_that_cannot_take_adapters_is_a_problem(tmp_path, monkeypatch):
+def test_a_folder_without_access_or_space_is_a_problem(tmp_path, monkeypatch):
     assert doctor._write_problem(tmp_path / "not" / "yet") is None
     (tmp_path / "file").touch()
     assert "cannot be written to: Not a directory" in doctor._write_problem(tmp_path / "file" / "in it")
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=int(3e8)))
-    assert doctor._write_problem(tmp_path) == "Only 0.3 GB of disk space are free there."
+    assert doctor._write_problem(tmp_path) == "It has only 0.3 GB of free disk space."

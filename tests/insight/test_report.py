@@ -1,4 +1,4 @@
-"""The page of an analysis: sound HTML that loads nothing, holds no text, and overwrites nothing that is not its own."""
+"""The page of an analysis: valid HTML that loads nothing, contains no text, and overwrites only earlier pages."""
 
 import os
 import re
@@ -24,7 +24,7 @@ VOID = {"meta", "br", "rect", "path"}  # rect and path close themselves in an SV
 
 
 class Page(HTMLParser):
-    """Tags in order, checked to be nested; attributes by tag; text."""
+    """Collects tags, attributes and text, and checks that tags are nested."""
 
     def __init__(self, html):
         super().__init__()
@@ -78,12 +78,12 @@ def html(analysis):
 
 @pytest.mark.parametrize("num_layers", [1, 2, 7])
 @pytest.mark.parametrize("prompt", [0, 5])
-def test_it_is_sound_html_with_both_losses_where_there_are_two(num_layers, prompt):
+def test_it_is_valid_html_with_a_section_for_each_loss(num_layers, prompt):
     page = Page(analysis_of(num_layers, prompt).to_html())
     assert page.tags[0] == ("html", {"lang": "en"})
     headings = [text for tag, text in page.words if tag == "h2"]
-    assert ("With a loss on learnt tokens" in headings) == bool(prompt)
-    # Of each loss a legend, nine heat maps, a histogram and the bar below it.
+    assert ("With a loss on trained tokens" in headings) == bool(prompt)
+    # Each loss has a legend, nine heat maps, a histogram and the bar below it.
     assert len(page.all("svg")) == 12 * (2 if prompt else 1)
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -112,7 +112,7 @@ def test_every_figure_has_a_title_and_a_description_and_every_table_its_headings
     assert all(div["tabindex"] == "0" and div["aria-label"] for div in page.all("div") if div.get("class") == "scroll")
 
 
-def test_it_follows_the_window_and_the_systems_colours(html):
+def test_it_adapts_to_the_window_and_the_systems_colours(html):
     assert 'name="viewport" content="width=device-width, initial-scale=1"' in html
     light, dark = (
         dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", part)) for part in html.split("@media (prefers-color-scheme: dark)")
@@ -120,7 +120,7 @@ def test_it_follows_the_window_and_the_systems_colours(html):
     assert light.keys() == dark.keys()
     assert {f"l{level}" for level in range(figures.LEVELS)} < light.keys()
     for colours in (light, dark):
-        # WCAG 2.1 asks for 4.5 of a text, 3 of a graphic; a heat map's levels must rise one way.
+        # WCAG 2.1 requires 4.5 for text and 3 for graphics; a heat map's levels must be monotonic.
         assert contrast(colours["page"], colours["text"]) > 7
         assert contrast(colours["page"], colours["quiet"]) > 4.5
         assert contrast(colours["ours"], colours["text"]) > 4.5
@@ -142,7 +142,7 @@ def contrast(one, other):
     return (lighter + 0.05) / (darker + 0.05)
 
 
-def test_its_figures_are_the_analysis(analysis, html):
+def test_it_has_the_figures_of_the_analysis(analysis, html):
     words = [words for _, words in Page(html).words]
     every, trained = analysis.losses
     assert f"{analysis.analyzed.padding_share:.1%}" in words
@@ -153,7 +153,7 @@ def test_its_figures_are_the_analysis(analysis, html):
         assert str(layer.below_knee) in words
 
 
-def test_no_word_of_the_texts_and_no_path_is_in_it(model_folder, tmp_path):
+def test_it_contains_no_word_of_the_texts_and_no_path(model_folder, tmp_path):
     secret = "xylophonquark"
     folder = tmp_path / f"{secret}-folder"
     folder.mkdir()
@@ -174,7 +174,7 @@ def test_names_are_escaped():
 # --------------------------------------------------------------------------------------------------------------- paper
 
 
-def test_the_papers_tables_are_whole_and_beside_these_texts(analysis, html):
+def test_the_papers_tables_are_complete_and_compared_with_these_texts(analysis, html):
     for table in paper.TABLES:
         for rows in (table.tokens, table.intermediate, table.output):
             assert [len(row) for row in rows] == [len(table.datasets)] * 3
@@ -185,10 +185,10 @@ def test_the_papers_tables_are_whole_and_beside_these_texts(analysis, html):
     assert ours[:3] == [f"{analysis.analyzed.mean:.0f}", "33", "9"]
 
 
-def test_the_papers_average_lengths_give_the_padding_beside_them():
+def test_the_papers_average_lengths_give_the_padding_shown():
     two, one, eleven = paper.TABLES
     assert two.padding(4096)[-2:] == (0.875, 0.0)
-    # What its remark says: RoBERTa's averages are what padding to 128 gives.
+    # Its remark: RoBERTa's averages equal the share of padding to 128.
     for name, printed, padding in zip(eleven.datasets, eleven.intermediate[0], eleven.padding(128), strict=True):
         if name not in ("WikiText", "CoLA"):
             assert abs(printed - padding) < 0.05
@@ -237,14 +237,14 @@ def test_the_histogram_is_cut_at_the_knee():
     assert 0 < heights[0] < heights[2] < heights[1] < heights[3] <= figures.HISTOGRAM_HEIGHT
 
 
-def test_powers_of_10_are_written_as_such():
+def test_powers_of_10_are_formatted():
     assert [figures.power_of_10(power) for power in (-12, 0, 2, -1.5)] == ["10⁻¹²", "10⁰", "10²", "10⁻¹·⁵"]
 
 
 # --------------------------------------------------------------------------------------------------------------- files
 
 
-def test_a_page_is_written_whole_private_and_over_an_earlier_one(analysis, tmp_path):
+def test_a_page_is_private_and_replaces_an_earlier_one(analysis, tmp_path):
     page = tmp_path / "page.html"
     for one in (analysis, replace(analysis, seed=7)):
         check_output_file(page, MARK.encode(), "analysis")
@@ -257,7 +257,7 @@ def test_a_page_is_written_whole_private_and_over_an_earlier_one(analysis, tmp_p
 
 
 @pytest.mark.parametrize("content", ["", "my own page", f"<p>{'x' * 600}</p>{MARK}"])
-def test_any_other_file_is_refused_and_left(content, tmp_path):
+def test_any_other_file_is_refused_and_not_changed(content, tmp_path):
     page = tmp_path / "mine.html"
     page.write_text(content)
     with pytest.raises(OptionError, match=r"mine\.html' exists already and is no analysis; choose another file"):
@@ -265,7 +265,7 @@ def test_any_other_file_is_refused_and_left(content, tmp_path):
     assert page.read_text() == content
 
 
-def test_where_nothing_can_be_written_is_found_out_beforehand(tmp_path):
+def test_unwritable_targets_are_refused_beforehand(tmp_path):
     with pytest.raises(OptionError, match="exists already and is no analysis"):
         check_output_file(tmp_path, MARK.encode(), "analysis")
     with pytest.raises(StorageError, match=r"There is no folder .*nowhere' to write into; make it"):
@@ -276,7 +276,7 @@ def test_where_nothing_can_be_written_is_found_out_beforehand(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_disk_that_is_full_leaves_the_earlier_page(analysis, tmp_path, monkeypatch):
+def test_a_full_disk_keeps_the_earlier_page(analysis, tmp_path, monkeypatch):
     page = tmp_path / "page.html"
     write(analysis, page)
     before = page.read_text()
@@ -285,7 +285,7 @@ def test_a_disk_that_is_full_leaves_the_earlier_page(analysis, tmp_path, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StorageError, match=r"Nothing was drawn into .*page\.html': No space left on device"):
+    with pytest.raises(StorageError, match=r"could not be written to .*page\.html': No space left on device"):
         write(replace(analysis, seed=8), page)
     assert page.read_text() == before
     assert list(tmp_path.iterdir()) == [page]

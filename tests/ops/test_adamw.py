@@ -32,7 +32,7 @@ def run(weight, gradients, learning_rate=1e-2, factor=None, seed=0, **settings):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("factor", [None, 0.3])
-def test_in_fp32_it_is_torchs_update(path, size, factor):
+def test_an_update_in_fp32_equals_torchs(path, size, factor):
     weight, gradients = draw(*size), [draw(*size, seed=seed) for seed in range(1, 6)]
     expected = weight.clone().requires_grad_()
     optimizer = torch.optim.AdamW([expected], lr=1e-2, weight_decay=0.1)
@@ -43,12 +43,12 @@ def test_in_fp32_it_is_torchs_update(path, size, factor):
     torch.testing.assert_close(weight, expected.detach(), rtol=2e-6, atol=2e-6)
 
 
-def test_nothing_is_done_to_no_elements(path):
+def test_an_empty_weight_is_accepted(path):
     weight = torch.empty(0, 3, dtype=torch.bfloat16, device=DEVICE)
     run(weight, [torch.empty(0, 3, device=DEVICE)])
 
 
-def test_a_gradients_strides_do_not_matter(path):
+def test_the_strides_of_a_gradient_do_not_matter(path):
     one, other = draw(6, 10), draw(6, 10)
     gradient = draw(10, 6, seed=1)
     run(one, [gradient.T])
@@ -64,12 +64,12 @@ def test_a_gradients_strides_do_not_matter(path):
         (draw(4), draw(5), r"shape is \(5,\), the weight's \(4,\)"),
     ],
 )
-def test_what_it_cannot_update_is_refused(weight, gradient, message):
+def test_unsupported_weights_and_gradients_are_refused(weight, gradient, message):
     with pytest.raises(ValueError, match=message):
         run(weight, [gradient])
 
 
-def test_a_weight_saved_for_a_backward_pass_is_known_to_have_changed(path):
+def test_autograd_notices_the_update_of_a_saved_weight(path):
     weight = draw(5, 3).requires_grad_()
     loss = (weight * weight).sum()
     run(weight, [draw(5, 3, seed=1)])
@@ -77,7 +77,7 @@ def test_a_weight_saved_for_a_backward_pass_is_known_to_have_changed(path):
         loss.backward()
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_seed_others(path):
+def test_the_same_seed_gives_the_same_bits_and_another_seed_other_bits(path):
     weights = [draw(3, 700).bfloat16() for _ in range(3)]
     gradients = [draw(3, 700, seed=seed) for seed in (1, 2)]
     for weight, seed in zip(weights, (5, 5, 6), strict=True):
@@ -87,7 +87,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(path):
 
 
 def test_rounding_is_to_a_neighbour_and_exact_in_expectation(path):
-    # After the first step all weights are the same number, between two that bf16 holds.
+    # After the first step, all weights have the same exact value, which lies between two bf16 numbers.
     start, count = 0.02, 2**16
     weight = torch.full((count,), start, dtype=torch.bfloat16, device=DEVICE)
     exact = weight[0].double() - 1e-5
@@ -138,10 +138,10 @@ def test_at_a_small_learning_rate_bf16_follows_an_fp32_master_in_expectation(pat
     assert not torch.equal(rounded[large], start[large])
 
 
-# numpy, in which the interpreter computes, says what is tested here.
+# The interpreter computes with numpy, which warns about these values.
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_stays_so(path, value):
+def test_nan_and_infinity_propagate(path, value):
     weight = draw(600).bfloat16()
     weight[3] = value
     gradient = draw(600, seed=1)
@@ -156,7 +156,7 @@ def test_what_is_not_finite_stays_so(path, value):
 
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_codes_are_exact_in_expectation_and_keep_what_they_hold(signed, scale):
+def test_codes_are_exact_in_expectation_and_encoding_their_values_changes_nothing(signed, scale):
     values = draw(700).cpu() * scale
     values = values if signed else values.square() if scale == 1.0 else values.abs()
     values[5] = 0.0
@@ -164,19 +164,19 @@ def test_codes_are_exact_in_expectation_and_keep_what_they_hold(signed, scale):
     total, times = torch.zeros(700, dtype=torch.float64), 400
     for step in range(times):
         reference.encode_(codes, exponents, values, reference.random_bits(0, torch.tensor(step), 700) & 0xFFFF, signed)
-        held = reference.decode(codes, exponents, signed)
-        total += held.double()
-        assert ((held - values).abs() <= 2**-3 * values.abs() + 2**-14 * values.abs().max()).all()
+        decoded = reference.decode(codes, exponents, signed)
+        total += decoded.double()
+        assert ((decoded - values).abs() <= 2**-3 * values.abs() + 2**-14 * values.abs().max()).all()
     error = (total / times - values) / values.abs().clamp(min=1e-4 * float(values.abs().max()))
     # A step between codes is at most an eighth of the value: a standard deviation of at most a sixteenth.
     assert error.abs().max() < 5 / 16 / times**0.5
     before = codes.clone()
-    reference.encode_(codes, exponents, held, torch.full((700,), 0xFFFF), signed)
-    assert torch.equal(reference.decode(codes, exponents, signed), held)
+    reference.encode_(codes, exponents, decoded, torch.full((700,), 0xFFFF), signed)
+    assert torch.equal(reference.decode(codes, exponents, signed), decoded)
     assert signed or torch.equal(codes == 0, before == 0)
 
 
-def test_the_kernels_codes_are_the_references(kernels):
+def test_codes_of_kernel_and_reference_differ_by_at_most_one(kernels):
     """Both start from the same codes; they differ by their random bits, so by at most one code."""
     weight, gradients = draw(1030).bfloat16(), [draw(1030, seed=seed) for seed in (1, 2, 3)]
     moments = run(weight, gradients)
@@ -192,7 +192,7 @@ def test_the_kernels_codes_are_the_references(kernels):
         assert difference.abs().float().mean() < 0.5
 
 
-def test_moments_of_8_bits_are_those_in_fp32_on_average():
+def test_8_bit_moments_equal_fp32_moments_on_average():
     count, steps = 256 * 16, 300
     weights = torch.zeros(count, dtype=torch.bfloat16, device=DEVICE), torch.zeros(count, device=DEVICE)
     scale = torch.logspace(-2, 0, 256, device=DEVICE).repeat(16)
@@ -200,7 +200,7 @@ def test_moments_of_8_bits_are_those_in_fp32_on_average():
     found, exact = (run(weight, gradients) for weight in weights)
     first = reference.decode(found.first, found.exponents[0], signed=True)
     second = reference.decode(found.second, found.exponents[1], signed=False)
-    # Found were spreads of 0.04 and 0.18.
+    # The measured spreads were 0.04 and 0.18.
     for errors, spread in (((first - exact.first) / exact.second.sqrt(), 0.05), (second / exact.second - 1, 0.25)):
         assert errors.std() < spread
         assert errors.mean().abs() < 4 * errors.std() / count**0.5

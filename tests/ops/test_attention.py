@@ -8,7 +8,7 @@ from model_families import MODELS
 
 from sebp_edge.ops import Scores, attention, backend, reference, sequence_attention_
 from sebp_edge.ops.gpu import rotate
-from sebp_edge.patches import attention as own_attention
+from sebp_edge.patches import attention as attention_patch
 from sebp_edge.patches.attention import FusedAttention
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import RowPlan
@@ -50,7 +50,7 @@ def plain(q, k, v, rotary, lengths, scores):
     return torch.cat(outputs)
 
 
-BOTH_WAYS = Scores(causal=False)
+BIDIRECTIONAL = Scores(causal=False)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ BOTH_WAYS = Scores(causal=False)
         Scores(window=4),
         Scores(softcap=2.0),
         Scores(0.5, 3, 1.5),
-        BOTH_WAYS,
+        BIDIRECTIONAL,
         Scores(0.3, softcap=1.5, causal=False),
     ],
 )
@@ -95,7 +95,7 @@ def test_rotation_kernels_are_the_reference(heads, dtype):
     torch.testing.assert_close(found, wanted, **tolerance)
 
 
-def test_the_rotation_s_gradient_is_its_derivative():
+def test_the_gradient_of_the_rotation_is_its_derivative():
     wide, rotary, _ = draw(2, 2, 6, torch.float64)
     q, k, v = wide.split(2, dim=1)
     q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
@@ -115,7 +115,7 @@ def short_kernels(monkeypatch):
 
 
 def attend_short(wide, rotary, cu_seqlens, heads, dout, max_len=128, scores=PLAIN):
-    """Outputs, and gradients of the parts of `wide`, which stays as it is."""
+    """Outputs, and gradients of the parts of `wide`, which is not changed."""
     parts = [part.requires_grad_() for part in wide.clone().split([heads[0], heads[1], heads[1]], dim=1)]
     out = sequence_attention_(*parts, cu_seqlens, max_len, scores, rotary)
     return [out.detach(), *torch.autograd.grad(out, parts, dout)]
@@ -138,7 +138,7 @@ SHORT_DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.f
 
 
 @pytest.mark.parametrize("dtype", SHORT_DTYPES)
-@pytest.mark.parametrize("scores", [Scores(), Scores(0.3, window=3), Scores(window=40), BOTH_WAYS])
+@pytest.mark.parametrize("scores", [Scores(), Scores(0.3, window=3), Scores(window=40), BIDIRECTIONAL])
 @pytest.mark.parametrize("heads", [(2, 2, 32), (4, 2, 64), (3, 1, 128), (4, 1, 256)])
 def test_attention_kernels_of_short_sequences_are_plain_attention(dtype, scores, heads, short_kernels, poisoned_memory):
     wide, rotary, cu_seqlens = draw(*heads, dtype, DEVICE, SHORT)
@@ -149,7 +149,7 @@ def test_attention_kernels_of_short_sequences_are_plain_attention(dtype, scores,
 
 @pytest.mark.parametrize("lengths", [[2, 1], [5, 3], [16, 17], [0, 33, 32]])
 @pytest.mark.parametrize("rotates", [True, False])
-@pytest.mark.parametrize("scores", [PLAIN, BOTH_WAYS])
+@pytest.mark.parametrize("scores", [PLAIN, BIDIRECTIONAL])
 def test_attention_kernels_fit_their_tiles_to_the_longest_sequence(lengths, rotates, scores, short_kernels):
     heads, dtype = (6, 2, 32), torch.float16
     wide, rotary, cu_seqlens = draw(*heads, dtype, DEVICE, lengths)
@@ -160,7 +160,7 @@ def test_attention_kernels_fit_their_tiles_to_the_longest_sequence(lengths, rota
     assert_plain_attention(found, wide, rotary, lengths, heads, dout, scores)
 
 
-def test_attention_kernels_write_gradients_side_by_side_and_turn_only_queries(short_kernels):
+def test_attention_kernels_write_gradients_side_by_side_and_rotate_only_queries(short_kernels):
     heads = (6, 2, 32)
     wide, rotary, cu_seqlens = draw(*heads, torch.float16, DEVICE, LENGTHS)
     q, k, v = wide.clone().split([6, 2, 2], dim=1)
@@ -175,8 +175,8 @@ def test_attention_kernels_write_gradients_side_by_side_and_turn_only_queries(sh
     torch.testing.assert_close(q, reference.rotate(before[0], *rotary), rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("scores", [PLAIN, BOTH_WAYS])
-def test_attention_kernels_are_bitwise_reproducible_and_sequences_keep_to_themselves(scores, short_kernels):
+@pytest.mark.parametrize("scores", [PLAIN, BIDIRECTIONAL])
+def test_attention_kernels_are_bitwise_reproducible_and_sequences_are_independent(scores, short_kernels):
     heads, lengths = (4, 2, 32), [13, 128, 70]
     wide, rotary, cu_seqlens = draw(*heads, torch.float16, DEVICE, lengths)
     dout = torch.randn(len(wide), heads[0], heads[2], device=DEVICE).half()
@@ -190,14 +190,14 @@ def test_attention_kernels_are_bitwise_reproducible_and_sequences_keep_to_themse
         assert not torch.equal(one[13:141], other[13:141])
 
 
-def test_a_window_that_looks_both_ways_is_refused():
+def test_a_window_without_causal_attention_is_refused():
     q = torch.randn(5, 2, 8)
     with pytest.raises(ValueError, match="A window of 3 needs causal attention"):
         sequence_attention_(q, q, q, torch.tensor([0, 5], dtype=torch.int32), 5, Scores(window=3, causal=False))
 
 
 def weights_with_and_without_dropout(scores, dtype, device):
-    """q and k, an identity for each sequence as its values, and so the weights themselves as outputs, twice."""
+    """States whose outputs are the weights, since v is an identity per sequence; outputs with and without dropout."""
     wide, _, cu_seqlens = draw(4, 2, 64, dtype, device, [7, 0, 1, 50])
     q, k, _ = wide.split([4, 2, 2], dim=1)
     v = torch.cat([torch.eye(64)[:length] for length in (7, 0, 1, 50)])[:, None].expand(-1, 2, -1)
@@ -226,7 +226,7 @@ def assert_weights_are_dropped(scores, dtype, device, tolerance):
 
 
 def attend_with_mask(states, mask_AHE, lengths, scores):
-    """Attention written out, with each weight times its part of a mask: [A, H, keys]."""
+    """Attention written out, with each weight times its element of a mask: [A, H, keys]."""
     q, k, v = states
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     outputs = []
@@ -240,18 +240,18 @@ def attend_with_mask(states, mask_AHE, lengths, scores):
 
 
 @pytest.mark.parametrize("scores", [Scores(dropout=0.3), Scores(causal=False, dropout=0.1)])
-def test_weights_are_dropped_as_often_as_asked_for_and_else_scaled(scores):
+def test_dropout_zeroes_the_given_share_of_weights_and_scales_the_others(scores):
     assert_weights_are_dropped(scores, torch.float64, "cpu", {"rtol": 1e-6, "atol": 1e-9})
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 @pytest.mark.parametrize("scores", [Scores(dropout=0.3), Scores(causal=False, dropout=0.1)])
-def test_weights_are_dropped_as_often_as_asked_for_on_a_gpu(scores):
+def test_dropout_zeroes_the_given_share_of_weights_on_a_gpu(scores):
     assert_weights_are_dropped(scores, torch.bfloat16, "cuda", {"rtol": 2e-2, "atol": 1e-3})
 
 
-def test_weights_below_a_softcap_are_dropped_too():
+def test_dropout_works_with_a_softcap():
     scores = Scores(softcap=2.0, dropout=0.4)
     _, dropped, whole = weights_with_and_without_dropout(scores, torch.float64, "cpu")
     is_there = whole > 0
@@ -261,20 +261,20 @@ def test_weights_below_a_softcap_are_dropped_too():
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_own_attention_changes_no_loss_and_no_gradient(family):
+def test_fused_attention_changes_no_loss_and_no_gradient(family):
     model = MODELS[family]().double()
     batch = padded_batch()
     plan = RowPlan.from_labels(batch["labels"])
     expected = dense_losses(model, batch)
     wanted = gradients(model, expected)
     with Hoisted(model) as hoisted:
-        own = FusedAttention(model)
-        own.attach()
+        fused = FusedAttention(model)
+        fused.attach()
         replaced = [block for block in model.modules() if "forward" in vars(block) and hasattr(block, "head_dim")]
         assert len(replaced) == (0 if family == "phi3" else model.config.num_hidden_layers)
         found = hoisted.row_losses(ActiveTokens.gather(batch["input_ids"], plan))
         gradient = gradients(model, found)
-        own.remove()
+        fused.remove()
         assert not any("forward" in vars(block) for block in replaced)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
     largest = max(value.norm() for value in wanted.values())
@@ -282,25 +282,25 @@ def test_own_attention_changes_no_loss_and_no_gradient(family):
         assert (gradient[name] - value).norm() <= 1e-5 * value.norm() + 1e-7 * largest, name
 
 
-@pytest.mark.parametrize(("is_chunked", "expected"), [(False, None), (True, own_attention.MAX_DQ_BYTES)])
-def test_heads_take_turns_where_blocks_come_in_pieces(is_chunked, expected, monkeypatch):
-    asked, attend = [], own_attention.sequence_attention_
+@pytest.mark.parametrize(("is_chunked", "expected"), [(False, None), (True, attention_patch.MAX_DQ_BYTES)])
+def test_heads_run_in_groups_if_blocks_are_chunked(is_chunked, expected, monkeypatch):
+    limits, attend = [], attention_patch.sequence_attention_
 
-    def asking(*given):
-        asked.append(given[-1])
+    def recording(*given):
+        limits.append(given[-1])
         return attend(*given)
 
-    monkeypatch.setattr(own_attention, "sequence_attention_", asking)
+    monkeypatch.setattr(attention_patch, "sequence_attention_", recording)
     monkeypatch.setattr(hoist, "_fits_flash_attention", lambda decoder: True)
     batch = padded_batch()
     with Hoisted(make_llama(), chunked_blocks=is_chunked) as hoisted:
-        asked.clear()
+        limits.clear()
         hoisted.row_losses(ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"])))
-    assert len(asked) >= 2
-    assert set(asked) == {expected}
+    assert len(limits) >= 2
+    assert set(limits) == {expected}
 
 
-def test_an_attention_block_that_does_something_else_keeps_its_own_code():
+def test_a_modified_attention_block_is_not_replaced():
     model = make_llama()
     block = model.model.layers[0].self_attn
 
@@ -311,24 +311,24 @@ def test_an_attention_block_that_does_something_else_keeps_its_own_code():
 
     block.__class__ = Doubled
     with Hoisted(model):
-        own = FusedAttention(model)
-        own.attach()
+        fused = FusedAttention(model)
+        fused.attach()
         assert "forward" not in vars(block)
         assert "forward" in vars(model.model.layers[1].self_attn)
-        own.remove()
+        fused.remove()
 
 
-def test_a_block_that_drops_weights_in_training_keeps_its_own_code():
+def test_a_block_with_attention_dropout_is_not_replaced():
     with Hoisted(make_llama(attention_dropout=0.1)) as hoisted:
-        own = FusedAttention(hoisted.model)
-        own.attach()
+        fused = FusedAttention(hoisted.model)
+        fused.attach()
         assert not any("forward" in vars(layer.self_attn) for layer in hoisted.model.model.layers)
-        own.remove()
+        fused.remove()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
-@pytest.mark.parametrize("scores", [Scores(), Scores(window=16), BOTH_WAYS])
+@pytest.mark.parametrize("scores", [Scores(), Scores(window=16), BIDIRECTIONAL])
 @pytest.mark.parametrize("heads", [(24, 8, 128), (16, 8, 128), (4, 4, 64), (12, 12, 64), (9, 3, 64), (4, 1, 256)])
 @pytest.mark.parametrize("longest", [196, 128, 64, 29])
 def test_attention_with_rotation_errs_no_more_than_torch_in_bf16(scores, heads, longest):
@@ -350,7 +350,7 @@ def test_attention_with_rotation_errs_no_more_than_torch_in_bf16(scores, heads, 
         assert error <= 2 * allowed + 1e-4
 
 
-def test_heads_take_turns_with_the_keys_that_they_share():
+def test_heads_are_grouped_with_the_keys_that_they_share():
     dq_bytes = attention.dq_buffer_bytes(4096, 24, 128, num_sequences=64)
     assert dq_bytes == 4 * 3072 * (4096 + 64 * 128)
     assert attention.dq_buffer_bytes(7, 2, 80, num_sequences=1) == 4 * 2 * 96 * (7 + 128)
@@ -365,7 +365,7 @@ def test_heads_take_turns_with_the_keys_that_they_share():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 @pytest.mark.parametrize("heads", [(24, 8, 128), (12, 12, 64), (9, 3, 64)])
 @pytest.mark.parametrize("rotates", [True, False])
-def test_heads_in_turns_have_the_gradients_of_all_at_once(heads, rotates):
+def test_groups_of_heads_have_the_gradients_of_all_heads_at_once(heads, rotates):
     lengths = [57, 33, 196, 80, 0, 1, 300]
     wide, rotary, cu_seqlens = draw(*heads, torch.bfloat16, "cuda", lengths)
     dout = torch.randn(sum(lengths), heads[0], heads[2], device="cuda", dtype=torch.bfloat16)
@@ -373,13 +373,13 @@ def test_heads_in_turns_have_the_gradients_of_all_at_once(heads, rotates):
 
     def gradients(max_dq_bytes):
         parts = [part.clone().requires_grad_() for part in wide.split((heads[0], heads[1], heads[1]), dim=1)]
-        # Copies, since both are turned in place.
+        # Copies, since q and k are rotated in place.
         out = sequence_attention_(*(part * 1 for part in parts), cu_seqlens, 300, Scores(), rotary, max_dq_bytes)
         return torch.autograd.grad(out, parts, dout)
 
     expected = gradients(None)
     dq, dk, dv = gradients(2**20)
-    # Of dk and dv nothing is added up in an order that differs from run to run.
+    # dk and dv are summed in a fixed order.
     assert torch.equal(dk, expected[1])
     assert torch.equal(dv, expected[2])
     torch.testing.assert_close(dq, expected[0], rtol=0.02, atol=0.02)

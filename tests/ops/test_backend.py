@@ -1,4 +1,4 @@
-"""Who computes an op: kernels where they run, plain PyTorch everywhere else, with the same arguments."""
+"""Which implementation computes an op: kernels where they run, else plain PyTorch, with the same parameters."""
 
 import inspect
 import subprocess
@@ -11,7 +11,7 @@ import torch
 from sebp_edge.ops import backend, gated, reference
 
 KERNELS = sorted(path.stem for path in (Path(backend.__file__).parent / "gpu").glob("[!_]*.py"))
-# What PyTorch has as its own ops, in another form, and what those are made of.
+# Files without a reference: PyTorch has these ops in another form.
 ONLY_KERNELS = ["cublaslt", "products", "short_attention"]
 
 
@@ -30,11 +30,11 @@ def test_kernels_and_reference_take_the_same_arguments():
             assert inspect.signature(ours) == inspect.signature(plain), function
 
 
-def test_without_a_gpu_pytorch_computes():
+def test_pytorch_computes_without_a_gpu():
     assert backend.implementation(torch.zeros(1), "gated") is reference
 
 
-def test_where_kernels_run_they_compute(kernels):
+def test_kernels_compute_where_they_run(kernels):
     assert backend.implementation(torch.zeros(1), "gated").__name__ == "sebp_edge.ops.gpu.gated"
 
 

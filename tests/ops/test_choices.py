@@ -1,4 +1,4 @@
-"""The choice between our kernels and cuBLAS: what was measured here, else what we ship, else what is safe."""
+"""The choice between our kernels and cuBLAS: measured on this machine, else shipped, else safe."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ MACHINE = {"gpu": "some GPU", "driver": "13000", "torch": "2.11.0", "triton": "3
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A GPU of which only the name is asked."""
+    """A GPU that has only a name."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(choices, "machine", lambda index: MACHINE)
     choices._known.cache_clear()
@@ -30,7 +30,7 @@ def test_a_bucket_holds_counts_up_to_a_power_of_two(num_active, bucket):
     assert Shape.of(True, False, 2, 8, 8, num_active) == Shape("dx", 16, 8, 8, bucket)
 
 
-def test_choices_come_back_from_their_file(tmp_path):
+def test_choices_are_read_back_from_their_file(tmp_path):
     path = choices.choices_file(tmp_path / "new", MACHINE)
     found = {SHAPE: Algorithms(SMALL, None), SHAPE._replace(wanted="dx"): Algorithms(LARGE, None)}
     choices.write(path, MACHINE, found)
@@ -59,7 +59,7 @@ def test_another_machine_has_another_file(tmp_path, part):
         for wrong in (None, "fast", SMALL._asdict() | {"rows": 0}, SMALL._asdict() | {"rows": "64"}, {"rows": 64})
     ],
 )
-def test_a_broken_file_is_said_once_not_used_and_replaced(tmp_path, gpu, text, caplog):
+def test_a_broken_file_is_reported_once_ignored_and_replaced(tmp_path, gpu, text, caplog):
     path = choices.choices_file(tmp_path, MACHINE)
     path.write_text(text)
     with caplog.at_level(logging.WARNING):
@@ -70,7 +70,7 @@ def test_a_broken_file_is_said_once_not_used_and_replaced(tmp_path, gpu, text, c
     assert choices.choose(shape, gpu, str(tmp_path)) == Algorithms(SMALL, LARGE)
 
 
-def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_file_unchanged(tmp_path, monkeypatch):
     path = choices.choices_file(tmp_path, MACHINE)
     choices.write(path, MACHINE, {SHAPE: Algorithms(SMALL, None)})
     before = path.read_bytes()
@@ -85,7 +85,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_what_was_measured_here_comes_before_what_we_ship_and_cublas_comes_last(tmp_path, gpu, monkeypatch):
+def test_measured_choices_come_before_shipped_ones_and_cublas_comes_last(tmp_path, gpu, monkeypatch):
     shipped = {SHAPE: Algorithms(SMALL, SMALL), SHAPE._replace(bucket=128): Algorithms(SMALL, None)}
     monkeypatch.setattr(choices, "shipped", lambda name: shipped)
     choices.write(choices.choices_file(tmp_path, MACHINE), MACHINE, {SHAPE: Algorithms(None, LARGE)})
@@ -95,7 +95,7 @@ def test_what_was_measured_here_comes_before_what_we_ship_and_cublas_comes_last(
     assert choices.choose(SHAPE._replace(bucket=256), gpu, str(tmp_path)) == Algorithms()
 
 
-def test_what_we_ship_is_for_its_gpu_and_can_be_read(caplog):
+def test_shipped_choices_are_readable_and_only_for_their_gpu(caplog):
     choices.shipped("NVIDIA H100 80GB HBM3")
     assert not caplog.records
     assert choices.shipped("NVIDIA GeForce RTX 4090") == {}
@@ -136,7 +136,7 @@ def rows_of(num_active):
     return ActiveRows.from_ids(torch.arange(num_active), 100)
 
 
-def test_the_fastest_ways_share_one_gather():
+def test_the_fastest_algorithms_share_one_gather():
     pytest.importorskip("triton")
     from sebp_edge.ops.measure import fastest
 
@@ -162,7 +162,7 @@ def test_row_sets_of_one_shape_choose_together():
     assert fastest(8, 16, torch.bfloat16, several)[Shape.of(True, False, 2, 8, 16, 64)] == Algorithms(SMALL, None)
 
 
-def test_a_wrong_way_is_never_timed():
+def test_a_wrong_algorithm_is_refused():
     pytest.importorskip("triton")
     from sebp_edge.ops.measure import check
 
@@ -173,13 +173,13 @@ def test_a_wrong_way_is_never_timed():
             check({None: truth.clone, SMALL: wrong.clone}, truth)
 
 
-def test_measuring_checks_and_times_every_way_that_fits(tmp_path, monkeypatch):
+def test_measuring_checks_and_times_every_algorithm_that_fits(tmp_path, monkeypatch):
     pytest.importorskip("triton")
     from sebp_edge.ops import measure
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
-        # No graphs and no limits on a CPU: the ways run in Triton's interpreter.
+        # No graphs and no limits on a CPU: kernels run in Triton's interpreter.
         monkeypatch.setattr(measure, "milliseconds", lambda function: 1.0 + (function() is None))
         monkeypatch.setattr(choices, "shared_memory", lambda index: 100_000)
         monkeypatch.setattr(choices, "device_index", lambda device: 0)

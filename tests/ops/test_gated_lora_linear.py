@@ -60,7 +60,7 @@ def test_it_keeps_gate_and_up_and_not_their_product():
     assert dup.data_ptr() - dgate.data_ptr() == 10 * dgate.itemsize
 
 
-def test_a_weight_in_fewer_bits_is_as_good_as_its_matrix():
+def test_a_quantised_weight_gives_the_results_of_its_matrix():
     sides, (projection,) = draw_sides(9, 20), draw_group()
     packed, plain = quantised(projection, [])
     leaves = [*sides, projection.lora_A, projection.lora_B]

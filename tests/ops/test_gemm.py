@@ -1,4 +1,4 @@
-"""Products by the fastest of cuBLASLt's algorithms: which one that is, where that is kept, and that each is right."""
+"""Products by the fastest of cuBLASLt's algorithms: how one is chosen and saved, and that every one is right."""
 
 import json
 from contextlib import nullcontext
@@ -26,7 +26,7 @@ def test_another_algorithm_must_be_clearly_faster(times, expected):
     assert gemm.pick_fastest(times) == expected
 
 
-def test_what_was_found_is_kept_beside_what_was_there(tmp_path):
+def test_new_choices_are_added_to_the_file(tmp_path):
     path = tmp_path / "new" / "products.json"
     other = PRODUCT._replace(num_rows=96)
     gemm.write(path, {PRODUCT: 3})
@@ -59,7 +59,7 @@ def test_what_was_found_is_kept_beside_what_was_there(tmp_path):
     ],
     ids=lambda text: text[:60],
 )
-def test_a_broken_file_is_told_and_replaced(text, tmp_path, caplog):
+def test_a_broken_file_is_reported_and_replaced(text, tmp_path, caplog):
     gemm._warn_once.cache_clear()
     path = tmp_path / "products.json"
     path.write_text(text)
@@ -76,8 +76,8 @@ def matrices(rows=24, inner=16, columns=32, dtype=torch.bfloat16, device="cpu", 
     return torch.randn(rows, columns, **make).to(dtype), torch.randn(rows, inner, **make).to(dtype), b
 
 
-class TestWhichProductsItTakes:
-    def test_both_ways_that_a_weight_may_lie(self):
+class TestSupportedProducts:
+    def test_both_layouts_of_a_weight(self):
         out, a, b = matrices()
         assert Product.of(out, a, b, accumulates=True) == Product("bfloat16", 24, 16, 32, (16, 32, 32), False, True)
         out, a, b = matrices(transposed=True)
@@ -101,7 +101,7 @@ class TestWhichProductsItTakes:
         ],
         ids=["fp32", "one element aside", "no rows", "nothing inside", "with gaps", "odd width", "one row for all"],
     )
-    def test_none_that_only_torch_can_compute(self, change):
+    def test_torch_computes_all_others(self, change):
         out, a, b = change(*matrices())
         expected = torch.addmm(out, a, b)
         assert Product.of(out, a, b, accumulates=True) is None
@@ -119,7 +119,7 @@ class TestWhichProductsItTakes:
         ],
         ids=["A of another dtype", "B of another", "other sizes", "other rows"],
     )
-    def test_none_that_torch_refuses(self, change):
+    def test_torch_refuses_invalid_ones(self, change):
         out, a, b = change(*matrices())
         assert Product.of(out, a, b, accumulates=True) is None
         with pytest.raises(RuntimeError):
@@ -132,7 +132,7 @@ def relative(found, truth):
 
 @pytest.fixture
 def nothing_chosen(monkeypatch):
-    """As in a process that has timed nothing yet."""
+    """The state of a process that has timed nothing yet."""
     monkeypatch.setattr(gemm, "_chosen", {})
     gemm._read_once.cache_clear()
     gemm._warn_once.cache_clear()
@@ -141,7 +141,7 @@ def nothing_chosen(monkeypatch):
 
 
 class PlainMatmul:
-    """Algorithms where there is no GPU: each is torch's, and some fail."""
+    """Algorithms without a GPU: each one is torch's, and those in `failing` fail."""
 
     algorithms, failing = ["first", "second", "third"], set()
 
@@ -156,7 +156,7 @@ class PlainMatmul:
 
 @pytest.fixture
 def plain_matmuls(monkeypatch, nothing_chosen):
-    """The third algorithm is the fastest, of a GPU that is not there; gives how often products were timed."""
+    """Algorithms without a GPU, the third one the fastest; returns the candidates of each timing."""
     timed, capturing = [], []
 
     def times(candidates):
@@ -188,13 +188,13 @@ class TestTuning:
         assert plain_matmuls[1:] == [[0, 1, 2, None]]
         assert list(gemm._chosen.values()) == [2]
 
-    def test_outside_nothing_is_timed(self, plain_matmuls, tmp_path):
+    def test_nothing_is_timed_outside(self, plain_matmuls, tmp_path):
         with tuning(tmp_path):
             gemm.multiply_(*matrices())
         gemm.multiply_(*matrices(rows=40))
         assert len(gemm._chosen) == 1 and len(plain_matmuls) == 2
 
-    def test_one_that_ends_before_another_leaves_it_tuning(self, plain_matmuls, tmp_path):
+    def test_a_context_that_ends_leaves_another_one_open(self, plain_matmuls, tmp_path):
         first, second = tuning(tmp_path / "first"), tuning(tmp_path / "second")
         first.__enter__()
         second.__enter__()
@@ -211,7 +211,7 @@ class TestTuning:
             gemm.multiply_(*matrices())
         assert not gemm._chosen
 
-    def test_the_next_process_takes_what_was_found(self, plain_matmuls, tmp_path):
+    def test_the_next_process_uses_the_saved_choices(self, plain_matmuls, tmp_path):
         with tuning(tmp_path):
             gemm.multiply_(*matrices())
         gemm._chosen.clear()
@@ -220,7 +220,7 @@ class TestTuning:
             gemm.multiply_(*matrices())
         assert list(gemm._chosen.values()) == [2] and len(plain_matmuls) == 2
 
-    def test_a_choice_that_is_not_there_is_made_anew(self, plain_matmuls, tmp_path):
+    def test_a_choice_of_an_unknown_algorithm_is_replaced(self, plain_matmuls, tmp_path):
         product = Product.of(*matrices(), accumulates=False)
         gemm.write(gemm._file(tmp_path, 0), {product: 1000})
         with tuning(tmp_path):
@@ -235,7 +235,7 @@ class TestTuning:
         assert plain_matmuls[1:] == [[0, 1, None]]
         assert list(gemm._chosen.values()) == [1]
 
-    def test_where_all_fail_torch_multiplies(self, plain_matmuls, tmp_path):
+    def test_torch_multiplies_if_all_algorithms_fail(self, plain_matmuls, tmp_path):
         PlainMatmul.failing = {"first", "second", "third"}
         out, a, b = matrices()
         with tuning(tmp_path):
@@ -243,26 +243,26 @@ class TestTuning:
         assert torch.equal(out, a @ b)
         assert list(gemm._chosen.values()) == [None]
 
-    def test_one_that_fails_later_is_told_and_torch_multiplies(self, plain_matmuls, tmp_path, caplog):
+    def test_a_later_failure_is_reported_and_torch_multiplies(self, plain_matmuls, tmp_path, caplog):
         with tuning(tmp_path):
             gemm.multiply_(*matrices())
         PlainMatmul.failing = {"third"}
         out, a, b = matrices()
         gemm.multiply_(out, a, b)
         assert torch.equal(out, a @ b)
-        assert list(gemm._chosen.values()) == [None] and "From now on torch multiplies" in caplog.text
+        assert list(gemm._chosen.values()) == [None] and "From now on torch computes this product" in caplog.text
 
-    def test_deterministic_algorithms_are_torchs(self, plain_matmuls, poisoned_memory, tmp_path):
+    def test_torch_multiplies_if_algorithms_must_be_deterministic(self, plain_matmuls, poisoned_memory, tmp_path):
         with tuning(tmp_path):
             gemm.multiply_(*matrices())
         assert not gemm._chosen
 
-    def test_a_folder_that_cannot_be_written_to_is_told_once(self, plain_matmuls, tmp_path, caplog):
+    def test_an_unwritable_folder_is_reported_once(self, plain_matmuls, tmp_path, caplog):
         (tmp_path / "file").write_text("")
         for rows in (24, 40):
             with tuning(tmp_path / "file"):
                 gemm.multiply_(*matrices(rows=rows))
-        assert caplog.text.count("cannot be kept") == 1 and len(caplog.records) == 1
+        assert caplog.text.count("cannot be saved") == 1 and len(caplog.records) == 1
 
 
 SHAPES = [(96, 3072, 5120), (832, 1024, 3072), (840, 8192, 256), (1, 64, 8), (7, 24, 1000), (2, 8, 8)]
@@ -278,7 +278,7 @@ class TestOnAGpu:
     def test_every_algorithm_errs_no_more_than_torchs_product_and_sum(self, shape, dtype, transposed, accumulates):
         out, a, b = matrices(*shape, dtype, "cuda", transposed)
         truth = out.double() * accumulates + a.double() @ b.double()
-        # Most of cuBLAS's kernels round a product before they add it, torch's choice too.
+        # Most of cuBLAS's kernels, torch's choice too, round a product before they add it.
         allowed = 1.1 * relative(out + a @ b if accumulates else a @ b, truth) + 1e-6
         product = Product.of(out, a, b, accumulates=accumulates)
         matmul = Matmul(product, 0)
@@ -310,7 +310,7 @@ class TestOnAGpu:
         (product,) = gemm.read(next(tmp_path.iterdir()))
         assert product == Product.of(out, a, b, accumulates=accumulates)
 
-    def test_another_process_takes_what_was_found_and_times_nothing(self, tmp_path, nothing_chosen, monkeypatch):
+    def test_another_process_uses_the_saved_choices_and_times_nothing(self, tmp_path, nothing_chosen, monkeypatch):
         out, a, b = matrices(832, 1024, 3072, device="cuda")
         with tuning(tmp_path):
             gemm.multiply_(out, a, b)
@@ -322,7 +322,7 @@ class TestOnAGpu:
             gemm.multiply_(out, a, b)
         assert list(gemm._chosen.values()) == [chosen]
 
-    def test_a_graph_holds_any_of_them(self, tmp_path, nothing_chosen, monkeypatch):
+    def test_every_algorithm_can_be_captured(self, tmp_path, nothing_chosen, monkeypatch):
         out, a, b = matrices(96, 256, 512, device="cuda")
         product = Product.of(out, a, b, accumulates=True)
         for choice in range(len(Matmul(product, 0).algorithms)):

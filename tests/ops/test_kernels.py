@@ -39,7 +39,7 @@ def test_rows_are_gathered_and_scattered_exactly(num_rows, num_columns, share, d
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_beyond_the_number_of_rows_are_gathered_as_zeros(dtype, poisoned_memory):
+def test_rows_beyond_the_count_are_gathered_as_zeros(dtype, poisoned_memory):
     x = draw(33, 600, dtype=dtype)
     x[0] = float("nan")
     rows = selected(33, 9, capacity=20, weighted=True)
@@ -64,7 +64,7 @@ SHAPES = [(1, 1, 1), (33, 64, 32), (70, 45, 83)]
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.4, 1.0])
 @pytest.mark.parametrize("tiles", TILES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_products_of_active_rows_are_dense_ones(shape, share, tiles, dtype, poisoned_memory):
+def test_products_of_active_rows_equal_dense_ones(shape, share, tiles, dtype, poisoned_memory):
     num_rows, num_inputs, num_outputs = shape
     ids = random_rows(num_rows, max(1, round(share * num_rows)) if share else 0)
     x, weight = draw(num_rows, num_inputs, dtype=dtype, seed=1), draw(num_outputs, num_inputs, dtype=dtype, seed=2)
@@ -86,10 +86,10 @@ def test_products_of_active_rows_are_dense_ones(shape, share, tiles, dtype, pois
 @pytest.mark.parametrize("active", [0, 1, 20, 69])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("tiles", TILES)
-def test_products_read_the_number_of_rows_from_the_device(active, weighted, tiles, poisoned_memory):
+def test_products_read_the_count_from_the_device(active, weighted, tiles, poisoned_memory):
     rows = selected(70, active, capacity=69, weighted=weighted)
     x, weight, dout = draw(70, 45), draw(83, 45, seed=1), draw(70, 83, seed=2)
-    # What is not a row is not read: row 0 stands in the places beyond the number of rows.
+    # Rows that are not active are not read: row 0 fills the slots beyond the count.
     x[rows.slots < 0] = dout[rows.slots < 0] = float("nan")
     ids = rows.ids[:active]
     weighted_dout = dout[ids].double() * (rows.weights[:active, None] if weighted else 1)
@@ -102,7 +102,7 @@ def test_products_read_the_number_of_rows_from_the_device(active, weighted, tile
 
 
 @pytest.mark.parametrize("tiles", TILES)
-def test_products_do_not_mind_strides_and_give_the_same_bits_again(tiles):
+def test_products_take_any_strides_and_are_bitwise_reproducible(tiles):
     rows = ActiveRows.from_ids(random_rows(40, 21), 40)
     x, weight, dout = draw(40, 2 * 18)[:, ::2], draw(18, 23, seed=1).T, draw(40, 99, seed=2)[:, 3:26]
     dx = products.dx(dout, weight, rows, tiles)
@@ -118,7 +118,7 @@ def test_products_do_not_mind_strides_and_give_the_same_bits_again(tiles):
 @pytest.mark.parametrize(("num_rows", "num_columns"), [(0, 5), (1, 1), (9, 7), (5, 1025), (33, 2100)])
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_row_norms_and_nonzero_rows_are_plain_pytorchs(num_rows, num_columns, share, dtype, poisoned_memory):
+def test_row_norms_and_nonzero_rows_equal_plain_pytorchs(num_rows, num_columns, share, dtype, poisoned_memory):
     x = torch.zeros(num_rows, num_columns, dtype=dtype, device=DEVICE)
     rows = random_rows(num_rows, round(share * num_rows))
     x[rows] = draw(len(rows), num_columns, dtype=dtype)
@@ -140,7 +140,7 @@ def test_one_element_makes_a_row_non_zero_however_small_or_broken(dtype):
     assert norms[[0, 3]].tolist() == [0.0, 0.0]
 
 
-def test_strides_do_not_matter_to_row_norms():
+def test_row_norms_take_any_strides():
     x = draw(24, 40)
     for strided in (x.T.contiguous().T, x.T, x[::3, ::2], x[:, 7:9], x[:1].expand(24, 40), x[:1, :1].expand(24, 40)):
         torch.testing.assert_close(reduce_rows.row_norms(strided), reference.row_norms(strided))
@@ -151,7 +151,7 @@ def test_strides_do_not_matter_to_row_norms():
 @pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (0.25, None), (2.0, 5.0)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("needs_gradient", [True, False])
-def test_losses_and_gradients_are_plain_pytorchs(
+def test_losses_and_gradients_equal_plain_pytorchs(
     num_rows, vocabulary, scale, softcap, dtype, needs_gradient, poisoned_memory
 ):
     logits = 3 * draw(num_rows, vocabulary, dtype=dtype)
@@ -172,14 +172,14 @@ def test_losses_and_gradients_are_plain_pytorchs(
 @pytest.mark.parametrize("columns", [(1,), (130,), (5, 3), (200, 64, 129)])
 @pytest.mark.parametrize(("num_rows", "rank"), [(0, 4), (1, 1), (67, 16), (600, 5)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rank_products_of_a_group_are_plain_pytorchs(columns, num_rows, rank, dtype, poisoned_memory):
+def test_rank_products_of_a_group_equal_plain_pytorchs(columns, num_rows, rank, dtype, poisoned_memory):
     down, weight = draw(num_rows, rank * len(columns), dtype=dtype), draw(sum(columns), rank, dtype=dtype, seed=1)
     bias, dout = draw(sum(columns), dtype=dtype, seed=2), draw(num_rows, sum(columns), dtype=dtype, seed=3)
     doubles = [tensor.double() for tensor in (down, weight, bias, dout)]
-    for own, exact_own in ((bias, doubles[2]), (None, None)):
-        found = lora.lora_up(down, weight, own, columns, 0.5)
-        assert_as_good(found, reference.lora_up(doubles[0], doubles[1], exact_own, columns, 0.5), dtype)
-    # A part of a wider matrix: what is left of the gradient's storage is not touched.
+    for given_bias, exact_bias in ((bias, doubles[2]), (None, None)):
+        found = lora.lora_up(down, weight, given_bias, columns, 0.5)
+        assert_as_good(found, reference.lora_up(doubles[0], doubles[1], exact_bias, columns, 0.5), dtype)
+    # The gradient is a part of a wider matrix.
     wide = torch.cat([dout, dout], dim=1)[:, : sum(columns)]
     expected = reference.lora_up_backward(doubles[3], doubles[0], doubles[1], columns, 0.5)
     found = lora.lora_up_backward(wide, down, weight, columns, 0.5)
@@ -189,7 +189,7 @@ def test_rank_products_of_a_group_are_plain_pytorchs(columns, num_rows, rank, dt
         assert_as_good(one, truth, dtype)
 
 
-def test_logits_that_would_overflow_do_not():
+def test_large_logits_do_not_overflow():
     logits = torch.tensor([[3e4, -3e4, 0.0], [-3e4, -3e4, -3e4]], device=DEVICE)
     targets = torch.tensor([1, 0], device=DEVICE)
     losses, gradient = cross_entropy.cross_entropy_and_dlogits_(logits, targets, 1.0, None, needs_gradient=True)

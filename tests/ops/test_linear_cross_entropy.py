@@ -1,4 +1,4 @@
-"""The op: F.cross_entropy of a head's logits and its gradients, without ever holding all logits."""
+"""The op: F.cross_entropy of a head's logits and its gradients, with only a chunk of the logits in memory."""
 
 import pytest
 import torch
@@ -36,14 +36,14 @@ def losses_and_gradients(function, hidden, weight, upstream, trained):
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("options", [{}, {"scale": 0.25}, {"softcap": 3.0}, {"scale": 2.0, "softcap": 5.0}])
 @pytest.mark.parametrize("max_logits", [1, 500, 2**26])
-def test_losses_and_gradients_are_the_plain_ones(shape, trained, options, max_logits, monkeypatch, poisoned_memory):
+def test_losses_and_gradients_equal_plain_ones(shape, trained, options, max_logits, monkeypatch, poisoned_memory):
     compute, chunks = reference.cross_entropy_and_dlogits_, []
 
-    def watched(logits, *arguments, **options):
+    def record_chunks(logits, *arguments, **options):
         chunks.append(len(logits))
         return compute(logits, *arguments, **options)
 
-    monkeypatch.setattr(reference, "cross_entropy_and_dlogits_", watched)
+    monkeypatch.setattr(reference, "cross_entropy_and_dlogits_", record_chunks)
     hidden, weight, targets, upstream = random_case(*shape)
     expected, truths = losses_and_gradients(
         lambda h, w: plain(h, w, targets, **options), hidden, weight, upstream, trained
@@ -89,6 +89,6 @@ def test_without_gradients_none_are_computed():
     assert not losses.requires_grad
 
 
-def test_huge_logits_overflow_nowhere():
+def test_huge_logits_do_not_overflow():
     hidden, weight, targets, _ = random_case(5, 8, 11, torch.float32)
     assert linear_cross_entropy(hidden * 1e4, weight, targets).isfinite().all()

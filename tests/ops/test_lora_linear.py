@@ -1,4 +1,4 @@
-"""The op: PEFT's sums and gradients for a group of projections, over the active rows alone."""
+"""The op: PEFT's outputs and gradients for a group of projections, with gradients of the active rows only."""
 
 import weakref
 
@@ -49,9 +49,7 @@ def test_outputs_and_gradients_are_pefts(shape, share, given, poisoned_memory):
 
 @pytest.mark.parametrize("given", ["detect", "chosen", "weighted"])
 @pytest.mark.parametrize("needs_dx", [True, False])
-def test_kernels_compute_rows_that_are_found_without_waiting_for_their_number(
-    given, needs_dx, kernels, no_host_sync, poisoned_memory
-):
+def test_kernels_do_not_wait_for_the_number_of_selected_rows(given, needs_dx, kernels, no_host_sync, poisoned_memory):
     x, projections, active, douts = random_group(65, 33, (17, 9, 9), 4, 20, torch.float32, torch.float32)
     factors = torch.zeros(65).index_fill_(0, active if given == "detect" else active[::3], 1.0)
     factors *= torch.arange(65) / 7 if given == "weighted" else 1.0
@@ -86,7 +84,7 @@ def test_the_error_is_no_larger_than_plain_sums_in_the_same_dtype(dtype):
             assert error <= 2 * allowed + 1e-4
 
 
-def test_a_slice_of_rows_is_as_good_as_their_ids(poisoned_memory):
+def test_a_slice_of_rows_gives_the_results_of_their_ids(poisoned_memory):
     x, projections, _, douts = random_group(24, 8, (6, 5), 2, 24)
     for dout in douts:
         dout[:3] = dout[9:] = 0
@@ -120,7 +118,7 @@ def test_only_active_rows_of_x_are_kept():
     assert not any(size[:1] == (1000,) for size in sizes)
 
 
-def test_what_it_gives_may_be_changed_in_place():
+def test_outputs_can_be_changed_in_place():
     x, projections, rows, douts = random_group(12, 5, (3, 4, 2), 2, 6)
 
     def changed(x, projections, function):
@@ -146,7 +144,7 @@ def test_an_input_that_needs_no_gradient_gets_none():
 
 
 @pytest.mark.parametrize("given", ["rows", "detect", "all"])
-def test_a_quantised_weight_is_as_good_as_its_matrix(given, poisoned_memory):
+def test_a_quantised_weight_gives_the_results_of_its_matrix(given, poisoned_memory):
     x, projections, rows, douts = random_group(65, 33, (17, 9, 9), 4, 20)
     packed, plain = zip(*(quantised(projection, []) for projection in projections), strict=True)
     rows = {"rows": rows, "detect": detect, "all": None}[given]
@@ -167,7 +165,7 @@ def test_a_quantised_weight_is_dequantised_once_a_pass_and_never_kept():
     assert [matrix() for matrix in made] == [None, None]
 
 
-def test_groups_that_share_a_scratch_dequantise_to_one_place_as_large_as_the_largest():
+def test_groups_share_a_scratch_buffer_as_large_as_the_largest_matrix():
     x, projections, *_ = random_group(24, 8, (6, 11), 2, 9)
     wide, wide_projections, *_ = random_group(24, 13, (6, 6), 2, 9)
     scratch, made = ScratchBuffer(), []
@@ -176,13 +174,13 @@ def test_groups_that_share_a_scratch_dequantise_to_one_place_as_large_as_the_lar
     addresses = {matrix.data_ptr() for group in groups for _, matrix in group.matrices()}
     assert len(addresses) == 1
     assert scratch._buffer.numel() == 8 * 11
-    alone = [LoraGroup.stack(group) for group in packed]
-    for inputs, group, other in zip((x, wide), groups, alone, strict=True):
+    separate = [LoraGroup.stack(group) for group in packed]
+    for inputs, group, other in zip((x, wide), groups, separate, strict=True):
         for out, expected in zip(lora_linear(inputs, group), lora_linear(inputs, other), strict=True):
             assert torch.equal(out, expected)
 
 
-def test_a_scratch_that_was_first_used_in_inference_mode_serves_training():
+def test_a_scratch_buffer_first_used_in_inference_mode_serves_training():
     x, projections, _, douts = random_group(24, 8, (6, 11), 2, 9)
     group = LoraGroup.stack([quantised(one, [])[0] for one in projections], ScratchBuffer())
     with torch.inference_mode():
@@ -194,7 +192,7 @@ def test_a_scratch_that_was_first_used_in_inference_mode_serves_training():
 
 
 @pytest.mark.parametrize("given", ["rows", "slice", "detect", "all"])
-def test_an_input_that_is_made_again_gives_the_same_bits_and_is_not_kept(given, poisoned_memory):
+def test_a_recomputed_input_gives_the_same_bits_and_is_not_kept(given, poisoned_memory):
     source, projections, rows, douts = random_group(65, 33, (17, 9, 9), 4, 20, torch.float32, torch.float32)
     source = source.reshape(5, 13, 33)
     if given == "slice":
@@ -205,21 +203,21 @@ def test_an_input_that_is_made_again_gives_the_same_bits_and_is_not_kept(given, 
     douts = [dout.reshape(5, 13, -1) for dout in douts]
     made = []
 
-    def run(x, leaves, remade):
+    def run(x, leaves, recomputes):
         x = x.tanh()
         recompute = Recompute(lambda source: made.append(weakref.ref(again := source.tanh())) or again, (source,))
-        return lora_linear(x, LoraGroup.stack(leaves), rows, recompute if remade else None)
+        return lora_linear(x, LoraGroup.stack(leaves), rows, recompute if recomputes else None)
 
     (expected_out, expected), (found_out, found) = (
-        outputs_and_gradients(lambda x, leaves, remade=remade: run(x, leaves, remade), source, projections, douts)
-        for remade in (False, True)
+        outputs_and_gradients(lambda x, leaves, flag=recomputes: run(x, leaves, flag), source, projections, douts)
+        for recomputes in (False, True)
     )
     for one, other in zip([*found_out, *found], [*expected_out, *expected], strict=True):
         assert torch.equal(one, other)
     assert [again() for again in made] == [None]
 
 
-def test_an_input_that_is_made_again_is_let_go():
+def test_the_source_of_a_recomputed_input_is_kept_until_the_backward_pass():
     source, projections, _, douts = random_group(24, 8, (6, 5), 2, 24)
     leaves = [p._replace(lora_A=p.lora_A.requires_grad_(), lora_B=p.lora_B.requires_grad_()) for p in projections]
     source.requires_grad_()
@@ -233,7 +231,7 @@ def test_an_input_that_is_made_again_is_let_go():
         _ = outputs[0].grad_fn.saved_tensors
 
 
-def test_a_source_that_changed_is_noticed():
+def test_autograd_notices_a_changed_source():
     source, projections, _, douts = random_group(24, 8, (6,), 2, 24)
     leaf = projections[0]._replace(lora_A=projections[0].lora_A.requires_grad_())
     (out,) = lora_linear(source.tanh(), LoraGroup.stack([leaf]), None, Recompute(torch.tanh, (source.detach(),)))

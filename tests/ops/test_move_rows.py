@@ -1,4 +1,4 @@
-"""Rows taken out and put back: each the other's transpose, and what is kept of an input for the backward pass."""
+"""Gathering and scattering rows, each the other's transpose, and what is kept of an input for the backward pass."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_gather_and_scatter_move_rows_and_their_gradients(num_rows, rows):
 
 
 @pytest.mark.parametrize("rows", [torch.tensor([4, 5, 9]), slice(4, 7)], ids=["ids", "one span"])
-def test_few_rows_are_kept_in_a_copy_that_holds_nothing_else(rows):
+def test_few_rows_are_kept_as_a_copy_of_their_own_size(rows):
     x = torch.randn(12, 5)
     kept = keep_rows(x, rows)
     assert torch.equal(kept, x[rows])

@@ -13,7 +13,7 @@ def draw(*size, dtype=torch.float64, seed=0):
 
 @pytest.mark.parametrize("shape", [(1, 1), (7, 5), (2, 3, 9), (1, 4, 2, 8), (0, 6)])
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-def test_it_is_torchs_norm_with_an_offset(shape, offset):
+def test_it_equals_torchs_norm_with_an_offset(shape, offset):
     x, weight = draw(*shape), draw(shape[-1], seed=1)
     torch.testing.assert_close(rms_norm(x, weight, 1e-5, offset), F.rms_norm(x, shape[-1:], offset + weight, 1e-5))
 

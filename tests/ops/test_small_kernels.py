@@ -9,16 +9,16 @@ pytest.importorskip("triton", reason="Triton is not installed on this platform")
 from sebp_edge.ops import reference
 from sebp_edge.ops.gpu import gated, rms_norm
 
-# Heads, rows of a program of their own, and more columns than a power of two.
+# Heads, rows that fill a program each, and numbers of columns that are no power of two.
 NORM_SHAPES = [(0, 5), (1, 1), (7, 5), (3, 50, 128), (67, 33), (5, 3072), (300, 40), (2, 16384)]
-# So large that dx of a single column is no difference of nearly equal numbers.
+# So large that dx of a single column is not a difference of nearly equal numbers.
 EPS = 0.5
 
 
 @pytest.mark.parametrize("shape", NORM_SHAPES)
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_norms_are_plain_pytorchs(shape, offset, dtype, poisoned_memory):
+def test_norms_equal_plain_pytorchs(shape, offset, dtype, poisoned_memory):
     x, weight, dout = draw(*shape, dtype=dtype), draw(shape[-1], dtype=dtype, seed=1), draw(*shape, dtype=dtype, seed=2)
     out, rstd = rms_norm.rms_norm(x, weight, EPS, offset)
     truth, true_rstd = reference.rms_norm(x.double(), weight.double(), EPS, offset)
@@ -39,7 +39,7 @@ def test_norms_are_plain_pytorchs(shape, offset, dtype, poisoned_memory):
 
 
 def views(dtype=torch.float32, seed=0):
-    """[5, 6, 16] and [5, 6, 16] as they lie in other tensors."""
+    """Tensors [5, 6, 16] with various strides."""
     wide = draw(1, 5, 200, dtype=dtype, seed=seed)
     yield wide[..., 3:99].view(1, 5, 6, 16)[0]  # the heads of one of several projections
     yield draw(6, 5, 16, dtype=dtype, seed=seed).transpose(0, 1)
@@ -50,7 +50,7 @@ def views(dtype=torch.float32, seed=0):
     yield draw(5, 1, 16, dtype=dtype, seed=seed).expand(5, 6, 16)
 
 
-def test_strides_do_not_matter_to_norms(poisoned_memory):
+def test_norms_take_any_strides(poisoned_memory):
     weight = draw(16, seed=3)
     for x in views():
         expected, rstd = rms_norm.rms_norm(x.contiguous(), weight, 1e-6, 0.0)
@@ -66,7 +66,7 @@ def test_strides_do_not_matter_to_norms(poisoned_memory):
             assert torch.equal(found[1], expected[1])
 
 
-def test_a_view_of_heads_is_normed_where_it_is():
+def test_a_view_of_heads_is_not_copied():
     heads = draw(1, 5, 200)[..., 3:99].view(1, 5, 6, 16)
     assert rms_norm._rows(heads).tensor is heads
     assert rms_norm._rows(heads.transpose(1, 2)).tensor.data_ptr() == heads.data_ptr()
@@ -85,7 +85,7 @@ def test_rows_of_many_magnitudes_are_normed():
 @pytest.mark.parametrize("shape", [(0, 5), (1, 1), (7, 5), (33, 1030), (3, 8192)])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gates_are_plain_pytorchs(shape, activation, dtype, poisoned_memory):
+def test_gates_equal_plain_pytorchs(shape, activation, dtype, poisoned_memory):
     num_rows, num_columns = shape
     gate, up = (3 * draw(num_rows, 2 * num_columns, dtype=dtype)).chunk(2, dim=1)
     dout = draw(*shape, dtype=dtype, seed=1)
@@ -98,7 +98,7 @@ def test_gates_are_plain_pytorchs(shape, activation, dtype, poisoned_memory):
         dgate_up.chunk(2, 1), reference.gated_backward(dout.double(), *exact).chunk(2, 1), strict=True
     ):
         assert_as_good(one, truth, dtype)
-    # However they lie in memory.
+    # Strides do not matter.
     gate, up, dout = gate.contiguous(), up.T.contiguous().T, dout.T.contiguous().T
     assert torch.equal(gated.gated(gate, up, activation), found)
     assert torch.equal(gated.gated_backward(dout, gate, up, activation), dgate_up)
@@ -107,7 +107,7 @@ def test_gates_are_plain_pytorchs(shape, activation, dtype, poisoned_memory):
 @pytest.mark.parametrize("shape", [(0, 5), (1, 1), (7, 5), (33, 130), (100, 300)])
 @pytest.mark.parametrize("rank", [1, 16, 40])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gates_before_an_adapter_are_plain_pytorchs(shape, rank, dtype, poisoned_memory):
+def test_gates_before_an_adapter_equal_plain_pytorchs(shape, rank, dtype, poisoned_memory):
     num_rows, num_columns = shape
     gate, up = (3 * draw(num_rows, 2 * num_columns, dtype=dtype)).chunk(2, dim=1)
     dout, lora_A = draw(*shape, dtype=dtype, seed=1), draw(rank, num_columns, dtype=dtype, seed=2)
@@ -139,7 +139,7 @@ def outputs_and_gradients(function, tensors, dout):
 
 
 def assert_no_worse_than_the_model(function, plain, tensors, dout):
-    """Output and gradients of `function` against those that a model's own operations give in the same dtype."""
+    """Compares output and gradients of `function` with those of a model's own operations in the same dtype."""
     exact = outputs_and_gradients(plain, [tensor.double() for tensor in tensors], dout.double())
     found, own = (outputs_and_gradients(one, tensors, dout) for one in (function, plain))
     for one, other, truth in zip(found, own, exact, strict=True):
@@ -213,7 +213,7 @@ def test_gates_before_an_adapter_err_no_more_than_one_after_the_other(num_rows):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
-def test_norms_and_gates_are_captured_in_a_graph():
+def test_norms_and_gates_can_be_captured():
     from sebp_edge.ops import gated, rms_norm
 
     x, weight, dout = (draw(*size, dtype=torch.bfloat16).requires_grad_() for size in ((64, 512), (512,), (64, 256)))

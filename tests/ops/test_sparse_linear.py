@@ -1,4 +1,4 @@
-"""The op: F.linear forward, exact gradients from the active rows alone."""
+"""The op: F.linear forward, exact gradients from the active rows only."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_gradcheck():
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 0), (0, 5), (3, 4), (0, 24), (20, 24)])
-def test_a_slice_of_rows_is_as_good_as_their_ids(begin, end, poisoned_memory):
+def test_a_slice_of_rows_gives_the_results_of_their_ids(begin, end, poisoned_memory):
     x, weight, bias, _, dout = random_case(24, 8, 6, 24)
     dout[:begin] = dout[end:] = 0
     _, expected = gradients(F.linear, (x, weight, bias), dout)
@@ -70,7 +70,7 @@ def test_leading_dimensions_and_strides_do_not_matter():
 
 
 @pytest.mark.parametrize("trained", ["x", "weight", "bias"])
-def test_only_wanted_gradients_are_made(trained):
+def test_only_needed_gradients_are_computed(trained):
     x, weight, bias, rows, dout = random_case(24, 8, 6, 9)
     tensors = {"x": x, "weight": weight, "bias": bias}
     tensors[trained].requires_grad_()
@@ -118,7 +118,7 @@ def test_a_non_finite_row_is_detected_not_dropped():
 
 @pytest.mark.parametrize("capacity", [9, 20])
 @pytest.mark.parametrize("chosen", ["before", "in the backward pass"])
-def test_weights_and_a_capacity_are_the_selectors(capacity, chosen, poisoned_memory):
+def test_weights_and_capacity_of_selected_rows_are_used(capacity, chosen, poisoned_memory):
     x, weight, bias, ids, dout = random_case(24, 8, 6, 9)
     factors = torch.arange(24) / 7
     keep = torch.zeros(24, dtype=torch.bool).index_fill_(0, ids, True)
@@ -138,9 +138,7 @@ SMALL = Tiles(16, 16, 16, 2, 4, 2)
 @pytest.mark.parametrize("dweight", [None, SMALL])
 @pytest.mark.parametrize("trained", ["xwb", "x", "w", "b", "xb", "xw"])
 @pytest.mark.parametrize("given", ["ids", "detect", "weighted"])
-def test_every_way_gives_dense_gradients_and_only_those_wanted(
-    dx, dweight, trained, given, kernels, monkeypatch, poisoned_memory
-):
+def test_every_algorithm_gives_dense_gradients(dx, dweight, trained, given, kernels, monkeypatch, poisoned_memory):
     monkeypatch.setattr(choices, "choose", lambda shape, device, folder: choices.Algorithms(dx, dweight))
     x, weight, bias, ids, dout = random_case(24, 8, 6, 9, torch.float32)
     keep = torch.zeros(24, dtype=torch.bool).index_fill_(0, ids, True)
@@ -173,7 +171,7 @@ class Mixed(torch.nn.Module):
         return x
 
 
-def test_rows_that_are_found_are_not_waited_for(kernels, no_host_sync):
+def test_detected_rows_need_no_host_synchronisation(kernels, no_host_sync):
     x, weight, bias, _, dout = random_case(24, 8, 6, 9, torch.float32)
     with no_host_sync():
         gradients(lambda *tensors: sparse_linear(*tensors, detect), (x, weight, bias), dout)
@@ -204,7 +202,7 @@ def test_a_compiled_model_is_one_graph_and_gets_dense_gradients(dynamic, given):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-def test_the_compiled_op_is_registered_as_it_behaves():
+def test_the_registration_of_the_compiled_op_is_correct():
     x, weight, _, ids, dout = random_case(24, 8, 6, 9)
     rows = ActiveRows.from_ids(ids, 24)
     for needed in ([True, True, True], [False, True, False], [True, False, True]):
@@ -214,7 +212,7 @@ def test_the_compiled_op_is_registered_as_it_behaves():
 
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("find", ["given", "slice", "detected"])
-def test_what_it_gives_may_be_changed_in_place(with_bias, find):
+def test_outputs_can_be_changed_in_place(with_bias, find):
     x, weight, bias, rows, dout = random_case(12, 5, 3, 4)
     rows = {"given": rows, "slice": slice(0, 12), "detected": detect}[find]
     tensors = (x.view(3, 4, 5), weight, *[bias][:with_bias])

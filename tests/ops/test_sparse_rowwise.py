@@ -1,4 +1,4 @@
-"""Norms and activations with the sparse backward: dense gradients, of the active rows' work only."""
+"""Norms and activations with the sparse backward pass: dense gradients, computed for the active rows only."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_gradients_equal_dense_ones(make, active, shape, poisoned_memory):
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-14)
 
 
-def test_rows_that_are_shared_are_as_good_as_ids():
+def test_shared_rows_give_the_results_of_their_ids():
     module, ids = nn.LayerNorm(K).double(), ROWS["a few ids"]
     x, dout = case(module, ids)
     parameters = tuple(module.parameters())
@@ -84,7 +84,7 @@ def test_only_the_active_rows_are_kept(active):
 
 
 @pytest.mark.parametrize("trained", ["x", "weight", "nothing"])
-def test_only_wanted_gradients_are_made(trained):
+def test_only_needed_gradients_are_computed(trained):
     module = nn.LayerNorm(K).requires_grad_(False)
     module.weight.requires_grad_(trained == "weight")
     x, dout = case(module, ROWS["a few ids"], torch.float32)
@@ -107,23 +107,23 @@ def test_autocast_gives_what_dense_gives(make):
     parameters, x = tuple(module.parameters()), x.bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
         dense_out = module(leaf := x.clone().requires_grad_())
-        found_out = sparse_rowwise(module, own := x.clone().requires_grad_(), active)
+        found_out = sparse_rowwise(module, sparse_leaf := x.clone().requires_grad_(), active)
     assert torch.equal(found_out, dense_out) and found_out.dtype == dense_out.dtype
     dense = torch.autograd.grad(dense_out, [leaf, *parameters], dout.to(dense_out.dtype))
-    found = torch.autograd.grad(found_out, [own, *parameters], dout.to(found_out.dtype))
+    found = torch.autograd.grad(found_out, [sparse_leaf, *parameters], dout.to(found_out.dtype))
     for one, other in zip(found, dense, strict=True):
         assert one.dtype == other.dtype
         assert torch.allclose(one, other, rtol=1e-2, atol=1e-6)
 
 
-def test_without_gradients_nothing_is_done():
+def test_without_gradients_it_is_the_function_itself():
     module = nn.LayerNorm(K)
     x = torch.randn(24, K)
     with torch.no_grad():
         assert torch.equal(sparse_rowwise(module, x, ROWS["a few ids"]), module(x))
 
 
-def test_a_gradient_outside_the_rows_is_an_error_when_that_is_checked(monkeypatch):
+def test_a_gradient_outside_the_rows_is_an_error_if_verified(monkeypatch):
     monkeypatch.setattr(rows, "VERIFY", True)
     x = torch.randn(24, K, requires_grad=True)
     out = sparse_rowwise(ACT2FN["gelu"], x, ROWS["a few ids"])
@@ -131,7 +131,7 @@ def test_a_gradient_outside_the_rows_is_an_error_when_that_is_checked(monkeypatc
         out.backward(torch.ones_like(out))
 
 
-def test_a_parameter_that_changed_is_an_error():
+def test_autograd_notices_a_changed_parameter():
     module = nn.LayerNorm(K)
     out = sparse_rowwise(module, torch.randn(24, K, requires_grad=True), slice(0, 4))
     with torch.no_grad():
@@ -141,7 +141,7 @@ def test_a_parameter_that_changed_is_an_error():
 
 
 @pytest.mark.parametrize("change", [lambda out: out.mul_(2), lambda out: nn.functional.relu(out, inplace=True)])
-def test_what_comes_out_may_be_changed_in_place(change):
+def test_outputs_can_be_changed_in_place(change):
     module, active = nn.LayerNorm(K), ROWS["a few ids"]
     x, dout = case(module, active)
     parameters = tuple(module.parameters())

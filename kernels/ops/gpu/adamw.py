@@ -1,7 +1,7 @@
 """AdamW of one tensor in one pass, in Triton; `ops/adamw.py` has the formula and the 8-bit codes.
 
-A program updates four blocks of 256 elements. Philox (Salmon et al. 2011) with place and step as its counter and the
-seed as its key gives two neighbours their 48 random bits.
+A program updates four blocks of 256 elements. Philox (Salmon et al. 2011), with index and step as its counter and the
+seed as its key, gives two neighbours their 48 random bits.
 """
 
 import triton
@@ -71,7 +71,7 @@ def _adamw_kernel(
     # 64 bits: an offset may pass 2^31 elements.
     blocks = (tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS))[:, None]
     offsets = blocks * BLOCK + tl.arange(0, BLOCK)[None, :]
-    mask, some = offsets < num_elements, blocks < num_blocks
+    mask, has_block = offsets < num_elements, blocks < num_blocks
 
     pairs = blocks * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
     low = (pairs & 0xFFFFFFFF).to(tl.uint32)
@@ -85,8 +85,8 @@ def _adamw_kernel(
     if HAS_FACTOR:
         gradient *= tl.load(factor_ptr)
     if HAS_CODES:
-        first_exponents = tl.load(exponents_ptr + blocks, mask=some, other=0)
-        second_exponents = tl.load(exponents_ptr + num_blocks + blocks, mask=some, other=0)
+        first_exponents = tl.load(exponents_ptr + blocks, mask=has_block, other=0)
+        second_exponents = tl.load(exponents_ptr + num_blocks + blocks, mask=has_block, other=0)
         first = _decode(tl.load(first_ptr + offsets, mask=mask, other=0), first_exponents, True)
         second = _decode(tl.load(second_ptr + offsets, mask=mask, other=0), second_exponents, False)
     else:
@@ -108,8 +108,8 @@ def _adamw_kernel(
     if HAS_CODES:
         first, first_exponents = _encode(first, random_codes & 0xFFFF, True)
         second, second_exponents = _encode(second, (random_codes >> 16) & 0xFFFF, False)
-        tl.store(exponents_ptr + blocks, first_exponents, mask=some)
-        tl.store(exponents_ptr + num_blocks + blocks, second_exponents, mask=some)
+        tl.store(exponents_ptr + blocks, first_exponents, mask=has_block)
+        tl.store(exponents_ptr + num_blocks + blocks, second_exponents, mask=has_block)
     tl.store(first_ptr + offsets, first, mask=mask)
     tl.store(second_ptr + offsets, second, mask=mask)
 
@@ -123,7 +123,7 @@ def adamw_(weight: Tensor, gradient: Tensor, moments, adamw, seed: int, factor: 
         gradient,
         moments.first,
         moments.second,
-        # A stand-in that the kernel does not read; likewise for the factor.
+        # A placeholder that the kernel does not read; likewise for the factor.
         moments.exponents if has_codes else moments.first,
         adamw.learning_rate,
         adamw.step,

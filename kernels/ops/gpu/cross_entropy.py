@@ -18,7 +18,7 @@ BLOCK_V = 8192
 def _capped(z, scale, softcap, HAS_SOFTCAP: tl.constexpr):
     values = z.to(tl.float32) * scale
     if HAS_SOFTCAP:
-        # tanh by way of the logistic function, which every version of Triton has.
+        # tanh through the logistic function, which every version of Triton has.
         values = softcap * (2.0 * tl.sigmoid(2.0 * values / softcap) - 1.0)
     return values
 

@@ -98,7 +98,7 @@ class Matmul:
             self._describe(product)
             self.algorithms = self._find_algorithms()
         except RuntimeError as error:
-            logger.info(f"{error} This product takes the algorithm that torch takes.")
+            logger.info(f"{error} Torch computes this product.")
 
     def _describe(self, product: Product) -> None:
         dtype, (stride_a, stride_b, stride_out) = TYPES[product.dtype], product.strides
@@ -182,7 +182,7 @@ def _library() -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL(name)
     except OSError:
-        logger.info(f"{name} cannot be had: products take the algorithm that torch takes.")
+        logger.info(f"{name} cannot be loaded; torch computes all products.")
         return None
 
 

@@ -3,7 +3,7 @@
     forward    y = g σ(z) u
     backward   du = dy g σ(z)            dg = dy u σ(z) (1 + g (1 - σ(z)) z')
 
-With a LoRA adapter behind the gate, the same pass adds the adapter's part of dy, U A, and computes dA = Uᵀ y, with y
+With a LoRA adapter after the gate, the same pass adds the adapter's part of dy, U A, and computes dA = Uᵀ y, with y
 recomputed tile by tile. A program has a tile of columns and a share of the rows; the shares' sums of dA are added in a
 fixed order, so that two runs are bitwise equal.
 
@@ -152,11 +152,7 @@ def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: 
     num_rows, num_columns = gate_NM.shape
     dgate_up_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)
     if dgate_up_N2M.numel():
-        dout_NM, gate_NM, up_NM = (
-            with_contiguous_rows(dout_NM),
-            with_contiguous_rows(gate_NM),
-            with_contiguous_rows(up_NM),
-        )
+        dout_NM, gate_NM, up_NM = (with_contiguous_rows(x) for x in (dout_NM, gate_NM, up_NM))
         _gated_backward_kernel[_grid(gate_NM)](
             dout_NM,
             gate_NM,

@@ -3,8 +3,8 @@
 torch takes the algorithm that cuBLAS's heuristics rank first. On an H100 that is mostly the fastest, but not for a few
 hundred rows: for dX of a 3B Llama's gate and up projection at 832 rows (832 x 16384 x 3072) the first took 225 µs and
 another one 127. So within `tuning`, around the warm-up of work that will run often, each new product is timed once, by
-torch and by every algorithm, and the choice is kept for this machine. Elsewhere nothing is timed, and torch multiplies
-whatever never was.
+torch and by every algorithm, and the choice is saved for this machine. Nothing is timed outside of it, and torch
+computes products that were never timed.
 """
 
 import functools
@@ -31,7 +31,7 @@ MARGIN = 0.03
 ROUNDS, CALLS = 5, 2
 # Longer than the host takes to launch a round, so that no product waits for its launch.
 SLEEP_CYCLES = 1_000_000
-# The scale of an accumulating product while it is timed: changes only elements next to zero.
+# The scale of an accumulating product while it is timed: it changes only elements next to zero.
 NEGLIGIBLE_SCALE = 2.0**-120
 
 
@@ -90,7 +90,7 @@ def _run(out: Tensor, a: Tensor, b: Tensor, *, accumulates: bool) -> None:
                 matmul.run(matmul.algorithms[choice], out, a, b)
                 return
             except RuntimeError as error:
-                logger.warning(f"{error} From now on torch multiplies.")
+                logger.warning(f"{error} From now on torch computes this product.")
                 _chosen[index, product] = None
         _multiply_by_torch(out, a, b, accumulates)
 
@@ -132,7 +132,7 @@ def _time_and_pick(product: Product, index: int, out: Tensor, a: Tensor, b: Tens
         for choice, algorithm in enumerate(matmul.algorithms)
     }
     for choice, multiply_once in list(candidates.items()):
-        # Loads what is loaded on first use.
+        # The first call loads the algorithm's code.
         try:
             multiply_once()
         except RuntimeError as error:
@@ -180,9 +180,9 @@ def _save(folder: Path) -> None:
     chosen = dict(_chosen)
     for index in {index for index, _ in chosen}:
         try:
-            write(_file(folder, index), {product: choice for (own, product), choice in chosen.items() if own == index})
+            write(_file(folder, index), {product: choice for (gpu, product), choice in chosen.items() if gpu == index})
         except OSError as error:
-            _warn_once(f"Which products are the fastest cannot be kept in {folder} ({error.strerror}).")
+            _warn_once(f"The fastest algorithms cannot be saved in {folder}: {error.strerror}.")
 
 
 @functools.cache
@@ -201,7 +201,7 @@ def read(path: Path) -> dict[Product, int | None]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        _warn_once(f"{path} does not say which products are the fastest ({error!r}).")
+        _warn_once(f"{path} is not a valid file of algorithms and is ignored ({error!r}).")
         return {}
 
 
@@ -210,12 +210,12 @@ def _entry(record: list) -> tuple[Product, int | None]:
     numbers = [*sizes, *strides, 0 if choice is None else choice]
     has_numbers = len(sizes) == len(strides) == 3 and all(type(one) is int and one >= 0 for one in numbers)
     if not (has_numbers and dtype in cublaslt.TYPES and type(transposed) is type(accumulates) is bool):
-        raise ValueError(f"{record} is no product")
+        raise ValueError(f"{record} does not describe a product")
     return Product(dtype, *sizes, tuple(strides), transposed, accumulates), choice
 
 
 def write(path: Path, found: Mapping[Product, int | None]) -> None:
-    """Adds these to a file, atomically."""
+    """Adds these choices to a file, atomically."""
     before = read(path)
     if (together := before | dict(found)) == before:
         return

@@ -5,7 +5,7 @@
                         dB[m, r] = s sum over a of dY[a, m] D[a, i R + r]
 
 The backward kernel reads dY once for both. A program has a tile of columns and a share of the rows; its parts of U and,
-if rows are shared out, of dB go into workspaces that a second launch sums in a fixed order, so that two runs are
+if there are several shares, of dB go into workspaces that a second launch sums in a fixed order, so that two runs are
 bitwise equal. Groups of more than three projections run in plain PyTorch.
 
 Shapes: N rows, A active rows, M columns of at most three projections, R rank.

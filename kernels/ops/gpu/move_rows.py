@@ -1,7 +1,7 @@
-"""Rows moved at memory speed, in Triton.
+"""Gathers and scatters rows at memory speed, in Triton.
 
-    gather     out[a] = w_a x[ids[a]], zero from the device's count on           [A, K]
-    scatter    out[n] = sum over s of x_s[places[n]], zero where the place is -1   [N, K]
+    gather     out[a] = w_a x[ids[a]], zero from the device's count on             [A, K]
+    scatter    out[n] = sum over s of x_s[slots[n]], zero if the slot is -1        [N, K]
 
 A scatter writes every row once. The sum is over the parts of a product whose contraction was split.
 Shapes: N rows, A active rows, K columns, S parts.
@@ -16,7 +16,7 @@ BLOCK_ROWS, BLOCK_COLUMNS = 8, 512
 
 
 @triton.jit
-def number_of_rows(count_ptr, num_active):
+def load_count(count_ptr, num_active):
     """The device's count, if there is one; else all."""
     count = num_active
     if count_ptr is not None:
@@ -39,7 +39,7 @@ def _gather_rows_kernel(
 ):
     active = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     columns = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    count = number_of_rows(count_ptr, num_active)
+    count = load_count(count_ptr, num_active)
     # 64 bits: a row's offset may pass 2^31 elements.
     rows = tl.load(ids_ptr + active, mask=active < count, other=0).to(tl.int64)
     mask = (active < count)[:, None] & (columns < num_columns)[None, :]
@@ -105,7 +105,7 @@ def scatter_rows(x_AK: Tensor, slots_N: Tensor) -> Tensor:
 
 
 def sum_parts(parts_SAK: Tensor, slots_N: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Sums contiguous fp32 parts in a fixed order, rounds to `dtype`, and scatters rows if places are given."""
+    """Sums contiguous fp32 parts in a fixed order, rounds to `dtype`, and scatters rows if slots are given."""
     num_rows = parts_SAK.shape[1] if slots_N is None else len(slots_N)
     return _scatter(parts_SAK, slots_N, parts_SAK.new_empty(num_rows, parts_SAK.shape[2], dtype=dtype))
 

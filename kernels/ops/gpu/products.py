@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..rows import ActiveRows
 from ..tiles import Tiles
-from .move_rows import number_of_rows, sum_parts, with_contiguous_rows
+from .move_rows import load_count, sum_parts, with_contiguous_rows
 
 # Neighbouring tiles share their rows of dY in the L2 cache.
 GROUP = 8
@@ -75,7 +75,7 @@ def _dx_kernel(
         tl.store(zero_ptrs, zeros, mask=(slots < 0)[:, None] & (columns < num_inputs)[None, :])
         return
 
-    count = number_of_rows(count_ptr, num_active)
+    count = load_count(count_ptr, num_active)
     num_tiles_a, num_tiles_k = tl.cdiv(count, BLOCK_A), tl.cdiv(num_inputs, BLOCK_K)
     if program >= num_tiles_a * num_tiles_k * splits:
         return
@@ -87,7 +87,7 @@ def _dx_kernel(
     share = tl.cdiv(tl.cdiv(num_outputs, BLOCK_M), splits) * BLOCK_M
     begin = split * share
     end = tl.minimum(begin + share, num_outputs)
-    # Places beyond the count recompute row 0, which is not stored. 64 bits: offsets may pass 2^31.
+    # Slots beyond the count recompute row 0, which is not stored. 64 bits: offsets may pass 2^31.
     rows = tl.load(ids_ptr + active, mask=active < count, other=0).to(tl.int64)
     dout_ptrs = dout_ptr + begin + rows[:, None] * stride_dn + terms[None, :]
     weight_ptrs = weight_ptr + begin.to(tl.int64) * stride_wm + terms[:, None] * stride_wm + columns[None, :]
@@ -173,7 +173,7 @@ def _dweight_kernel(
     tile_m, tile_k = _tile_of(program % (num_tiles_m * num_tiles_k), num_tiles_m, num_tiles_k, GROUP)
     outputs = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)
-    count = number_of_rows(count_ptr, num_active)
+    count = load_count(count_ptr, num_active)
     share = tl.cdiv(tl.cdiv(count, BLOCK_A), splits) * BLOCK_A
     begin = split * share
     end = tl.minimum(begin + share, count)
@@ -263,7 +263,7 @@ def dx(dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, tiles: Tiles) -> Te
 
 
 class ParameterGradients(NamedTuple):
-    """Gradients of a layer's parameters; dbias is None unless asked for."""
+    """Gradients of a layer's parameters; dbias is None unless requested."""
 
     dweight: Tensor
     dbias: Tensor | None
@@ -272,7 +272,7 @@ class ParameterGradients(NamedTuple):
 def dweight(
     dout_NM: Tensor, x: Tensor, rows: ActiveRows, tiles: Tiles, *, x_has_all_rows: bool, with_bias: bool
 ) -> ParameterGradients:
-    """dW [M, K] and, if asked for, db [M], in X's dtype.
+    """dW [M, K] and, with `with_bias`, db [M], in X's dtype.
 
     Args:
         x: [A, K], the active rows of X; or with `x_has_all_rows` all of them, [N, K].

@@ -1,4 +1,4 @@
-"""Attention of short sequences that lie one after the other, rotary embedding inside, in Triton: one launch each way.
+"""Attention of short sequences that lie one after the other, with rotary embedding, in Triton: one launch per pass.
 
     forward    s = scale q kᵀ where a query sees a key        p = softmax(s)        o = p v        q is rotated in place
     backward   dv = pᵀ do        ds = p (do vᵀ - sum(do o))        dq = scale ds k        dk = scale dsᵀ q
@@ -169,9 +169,9 @@ def _short_attention_kernel(
         scores = tl.where(sees, tl.dot(q, tl.trans(k), input_precision="ieee") * exp2_scale, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_highest[:, None])
-        kept = tl.exp2(highest - new_highest)
-        total = total * kept + tl.sum(weights, axis=1)
-        out = tl.dot(weights.to(v.dtype), v, out * kept[:, None], input_precision="ieee")
+        rescale = tl.exp2(highest - new_highest)
+        total = total * rescale + tl.sum(weights, axis=1)
+        out = tl.dot(weights.to(v.dtype), v, out * rescale[:, None], input_precision="ieee")
         highest = new_highest
     out_rows = queries * num_heads + heads
     offsets = (out_rows * (2 * HALF))[:, None] + tl.arange(0, 2 * HALF)[None, :]
@@ -181,7 +181,7 @@ def _short_attention_kernel(
 
 @triton.jit
 def _load_tile(q_ptr, q_rows, dout_ptr, dout_rows, out_ptr, logsumexp_ptr, out_rows, has_row, HALF: tl.constexpr):
-    """Of a tile of rows: rotated queries, dO, the logarithms of the softmax's sums, and sum(dO O)."""
+    """Rotated queries, dO, the logarithms of the softmax's sums, and sum(dO O) of a tile of rows."""
     q = _load_heads(q_ptr, q_rows, has_row, HALF)
     dout = _load_heads(dout_ptr, dout_rows, has_row, HALF)
     out = _load_heads(out_ptr, out_rows * (2 * HALF), has_row, HALF)

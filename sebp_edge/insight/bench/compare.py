@@ -1,4 +1,4 @@
-"""Compares all ways on one model and one batch: checks each one, then times the correct ones in turns."""
+"""Compares all variants on one model and one batch: checks each one, then times the correct ones in turns."""
 
 import traceback
 from collections.abc import Callable, Iterable
@@ -15,16 +15,16 @@ from sebp_edge.machine.devices import ran_out_of_memory, release_memory
 from sebp_edge.texts.batches import Batch
 from sebp_edge.training.autograd_queue import AutogradQueue
 
-Status = Literal["ok", "refused", "out of memory", "not here", "failed"]
+Status = Literal["ok", "refused", "out of memory", "not available", "failed"]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The result of one way.
+    """The result of one variant.
 
     Attributes:
-        status: "ok", "refused" (its loss or gradients are wrong), "out of memory", "not here" (this machine or model
-            cannot run it), or "failed".
+        status: "ok", "refused" (its loss or gradients are wrong), "out of memory", "not available" (this machine or
+            model cannot run it), or "failed".
         reason: the reason in words; None if the status is "ok" or "out of memory".
         deviation: the errors of its loss and gradients; None if they were not computed.
         times: None unless the status is "ok".
@@ -50,19 +50,19 @@ def compare(
     Args:
         model: a decoder on its device; its trained parameters require gradients, and the timed steps update them.
         batch: right-padded, on the model's device.
-        variants: the ways to compare.
-        rounds: how often the ways take turns.
-        on_progress: called with a description of what is done next.
+        variants: the variants to compare.
+        rounds: how often the variants take turns.
+        on_progress: called with a description of the next action.
 
     Raises:
-        MachineError: the fp32 reference cannot be computed, so no way can be checked.
+        MachineError: the fp32 reference cannot be computed, so no variant can be checked.
     """
     runner = _Runner(model, batch)
-    on_progress("computing what is right, in fp32")
+    on_progress("computing the fp32 reference")
     reference = runner.run(lambda: Reference.of(model, batch))
     if isinstance(reference, _Failure):
         raise MachineError(
-            "Gradients could not be computed in fp32, with which those of all ways are compared "
+            "The fp32 gradients that all variants are compared with could not be computed "
             f"({reference.reason or 'memory ran out'}); choose a smaller model or shorter texts."
         )
     found = {}
@@ -89,16 +89,16 @@ def compare(
 def _checked(variant: Variant, reference: Reference, model: nn.Module, batch: Batch, runner: "_Runner") -> Measurement:
     unsupported_reason = variant.unsupported_reason(batch.input_ids.device)
     if unsupported_reason is not None:
-        return Measurement(variant, "not here", unsupported_reason)
+        return Measurement(variant, "not available", unsupported_reason)
     deviation = runner.run(lambda: measure_deviation(variant, reference, model, batch))
     if isinstance(deviation, _Failure):
         return Measurement(variant, deviation.status, deviation.reason)
-    wrong = reference.describe_error(deviation)
-    return Measurement(variant, "ok" if wrong is None else "refused", wrong, deviation)
+    error = reference.describe_error(deviation)
+    return Measurement(variant, "ok" if error is None else "refused", error, deviation)
 
 
 def measure_deviation(variant: Variant, reference: Reference, model: nn.Module, batch: Batch) -> Deviation:
-    """The errors of a way's loss and gradients."""
+    """The errors of a variant's loss and gradients."""
     with running(model, batch, variant) as step:
         return reference.deviation(*loss_and_gradients(step, model))
 
@@ -121,7 +121,7 @@ class _Runner:
         try:
             return function()
         except (SparsityError, CannotCapture) as error:
-            failure = _Failure("not here", str(error).rstrip("."))
+            failure = _Failure("not available", str(error).rstrip("."))
         except (RuntimeError, MemoryError, TypeError, ValueError, KeyError) as error:
             if ran_out_of_memory(error):
                 failure = _Failure("out of memory")

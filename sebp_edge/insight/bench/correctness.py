@@ -1,8 +1,8 @@
-"""The reference and the tolerances: a way whose loss or gradients are wrong is not timed.
+"""The reference and the tolerances: a variant whose loss or gradients are wrong is not timed.
 
 The reference is the loss and the gradients of the dense model in fp32, one unpadded sequence at a time. They equal
-those of the padded batch, to which right padding adds exact zeros, and take far less memory. In bf16, a way's gradients
-may err by twice as much as those of the dense model without padding, plus 1e-4.
+those of the padded batch, to which right padding adds exact zeros, and take far less memory. In bf16, a variant's
+gradients may err by twice as much as those of the dense model without padding, plus 1e-4.
 
 Shapes: B sequences, T positions.
 """
@@ -30,7 +30,7 @@ Gradients = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Deviation:
-    """The relative errors of a way's loss and of its gradients, the latter by their norm."""
+    """The relative errors of a variant's loss and of its gradients, the latter by their norm."""
 
     loss_error: float
     gradient_error: float
@@ -107,7 +107,7 @@ def errors(found: Gradients, expected: Gradients) -> dict[str, float]:
         ValueError: the gradients belong to different parameters.
     """
     if found.keys() != expected.keys():
-        raise ValueError(f"it trains other parameters, such as {min(found.keys() ^ expected.keys())}")
+        raise ValueError(f"the trained parameters differ, for example in {min(found.keys() ^ expected.keys())}")
     norm = total_norm(norms(expected))
     return {name: _norm(found[name] - each) / norm for name, each in expected.items()}
 
@@ -146,7 +146,7 @@ def _norm(gradient: Tensor) -> float:
 
 @contextmanager
 def in_fp32(model: nn.Module) -> Iterator[None]:
-    """Holds the model's weights in fp32 within it, and restores them bit for bit afterwards."""
+    """Converts the model's weights to fp32 within it, and restores them bit for bit afterwards."""
     tensors = [each for each in (*model.parameters(), *model.buffers()) if each.is_floating_point()]
     dtypes = [each.dtype for each in tensors]
     try:

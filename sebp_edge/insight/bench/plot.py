@@ -1,4 +1,4 @@
-"""Draws a benchmark's figures as one SVG file: bars of time and memory, readable on light and dark backgrounds."""
+"""Plots a benchmark as one SVG file: bars of time and memory, readable on light and dark backgrounds."""
 
 from collections.abc import Iterator
 from html import escape
@@ -12,7 +12,7 @@ from sebp_edge.units import gigabytes
 
 WIDTH, MARGIN, LABEL, FIGURE = 720, 24, 130, 110
 BAR, GAP, LINE = 18, 10, 22
-KINDS = {"forward": "forward", "backward": "backward", "update": "update", "whole": "in one replay"}
+KINDS = {"forward": "forward", "backward": "backward", "update": "update", "whole": "one graph replay"}
 STYLE = """
   svg { --ground: #ffffff; --text: #1f2328; --faint: #59636e; --forward: #8bb8e8; --backward: #2f6fb3;
         --update: #b58900; --whole: #7d5ba6; --memory: #4f9d69; }
@@ -52,7 +52,7 @@ def draw(result: BenchResult) -> str:
     page.legend({kind: words for kind, words in KINDS.items() if kind in shown})
     page.bars(bars)
     if any(one.times and one.times.peak_bytes for one in result.measurements):
-        page.text("Peak of torch's allocator on the GPU, weights included", "title")
+        page.text("Peak GPU memory of torch's allocator, weights included", "title")
         page.bars([_memory_bar(one) for one in result.measurements])
     for line in _folded(result.recommendation, 100):
         page.text(line)
@@ -60,7 +60,7 @@ def draw(result: BenchResult) -> str:
 
 
 class _Bar(NamedTuple):
-    """The bar of one way: its parts from left to right as (kind, size in any unit), and the text after them."""
+    """The bar of one variant: its parts from left to right as (kind, size in any unit), and the text after them."""
 
     label: str
     parts: list[tuple[str, float]]

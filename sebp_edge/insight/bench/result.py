@@ -1,4 +1,4 @@
-"""The result of a benchmark: figures for programs, a CSV table, and one sentence for people."""
+"""The result of a benchmark: JSON-ready figures, a CSV table, and a recommendation."""
 
 import csv
 import math
@@ -12,10 +12,10 @@ from sebp_edge.insight.bench.compare import Measurement
 
 @dataclass(frozen=True)
 class BenchResult:
-    """The results of all ways for one model on one batch on one machine.
+    """The results of all variants for one model on one batch on one machine.
 
     Attributes:
-        weights: "its own" or "random".
+        weights: "own" or "random".
         lengths: tokens of each example of the batch.
         loss_tokens: how many of these tokens are predicted.
         padding_share: share of padding in the batch padded to `context_length`.
@@ -41,11 +41,11 @@ class BenchResult:
 
     @property
     def recommendation(self) -> str:
-        """One sentence: the fastest way here, and how to train that way."""
+        """One sentence: the fastest variant on this machine, and how to train with it."""
         return recommend(self.measurements)
 
     def rows(self) -> list[dict]:
-        """One row per way: its status, its errors, its times in milliseconds, and its peak memory in bytes."""
+        """One row per variant: its status, its errors, its times in milliseconds, and its peak memory in bytes."""
         return [self._row(one) for one in self.measurements]
 
     def _row(self, one: Measurement) -> dict:
@@ -69,7 +69,7 @@ class BenchResult:
         return {**about, "tokens": self.tokens, "variants": self.rows(), "recommendation": self.recommendation}
 
     def write_csv(self, path: Path) -> None:
-        """Writes one line per way.
+        """Writes one line per variant.
 
         Raises:
             StorageError: the file cannot be written.

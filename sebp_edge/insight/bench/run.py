@@ -1,4 +1,4 @@
-"""Runs the benchmark of `sebp-edge bench`: from a model and the lengths of texts to the figures of all ways."""
+"""Runs the benchmark of `sebp-edge bench`: from a model and the lengths of texts to the figures of all variants."""
 
 import importlib.metadata
 import math
@@ -13,7 +13,7 @@ from sebp_edge.events import Notice, Sink, silent
 from sebp_edge.insight.bench.compare import compare
 from sebp_edge.insight.bench.host_memory import limited_host_memory
 from sebp_edge.insight.bench.result import BenchResult
-from sebp_edge.insight.bench.workload import Workload, built_in_examples, padded_to, pick_spread_lengths
+from sebp_edge.insight.bench.workload import Workload, built_in_examples, padded_length, pick_spread_lengths
 from sebp_edge.machine import devices
 from sebp_edge.memory.refusal import refuse_if_too_big
 from sebp_edge.memory.shape_reader import read_shape
@@ -43,7 +43,7 @@ def run_bench(
     on_event: Sink = silent,
     on_progress: Callable[[str], None] = lambda state: None,
 ) -> BenchResult:
-    """Times one training step of `model` in every way, after checking each way against an fp32 reference.
+    """Times a training step of `model` in every variant, after checking each variant against an fp32 reference.
 
     Args:
         model: a known name, a folder, a Hub id, or a config.json. If its weights are not on this machine, random
@@ -55,7 +55,7 @@ def run_bench(
         batch_size: the most examples in the batch.
         device: "cuda", "mps" or "cpu"; by default the best available one.
         on_event: receives notices.
-        on_progress: called with a description of what is done next.
+        on_progress: called with a description of the next action.
 
     Raises:
         SebpEdgeError: a subclass of it, whose message says what to do.
@@ -63,36 +63,38 @@ def run_bench(
     on_progress("loading the model")
     reference, recipe, device = resolve_config(model), Recipe.load(recipe), devices.pick_device(device)
     if recipe.load_in_4bit:
-        raise RecipeError(f"The recipe {recipe.name!r} loads models in 4 bits, which are not timed; use one without.")
+        raise RecipeError(
+            f"The recipe {recipe.name!r} loads models in 4 bits, which cannot be benchmarked; use another recipe."
+        )
     longest = read_shape(reference).longest or math.inf
     if context_length is None:
         context_length = min(recipe.context_length, longest)
     recipe = recipe.replace(context_length=context_length)
     examples = _examples(texts, reference, recipe, batch_size)
     if padding is not None:
-        context_length = padded_to(examples, padding)
+        context_length = padded_length(examples, padding)
     if context_length > longest:
         raise OptionError(
-            f"The batch would be padded to {context_length} tokens, and {reference.name!r} knows at most {longest}; "
+            f"The batch would be padded to {context_length} tokens, but {reference.name!r} takes at most {longest}; "
             "ask for less padding or a shorter context."
         )
-    at_hand = local_folder(reference) is not None
+    is_local = local_folder(reference) is not None
     refuse_if_too_big(reference, recipe, device)
-    base = load_base_model(reference, recipe, device) if at_hand else make_base_model(reference, device)
-    if not at_hand:
-        what = "which are not on this machine"
-        on_event(Notice(f"Instead of the weights of {reference.name!r}, {what}, random ones of its shape are timed."))
+    base = load_base_model(reference, recipe, device) if is_local else make_base_model(reference, device)
+    if not is_local:
+        missing = f"The weights of {reference.name!r} are not on this machine"
+        on_event(Notice(f"{missing}, so random weights of its shape are timed."))
     adaptation = _attach(base, recipe)
     workload = Workload.of(examples, context_length, base.model.config.get_text_config().vocab_size, device)
     with limited_host_memory(int(FREE_SHARE * devices.free_memory(device))) if device.type == "cpu" else nullcontext():
         measurements = compare(adaptation.model, workload.batch, on_progress=on_progress)
     return BenchResult(
         model=reference.name,
-        weights="its own" if at_hand else "random",
+        weights="own" if is_local else "random",
         parameters=base.num_parameters,
         method=recipe.method,
         dtype=str(base.dtype).removeprefix("torch."),
-        device=_described(device),
+        device=_describe(device),
         versions={name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft")},
         lengths=workload.lengths,
         loss_tokens=workload.loss_tokens,
@@ -108,13 +110,13 @@ def _examples(texts, reference: ModelReference, recipe: Recipe, count: int) -> l
     documents, tokenizer = read_texts(texts).documents, local_tokenizer(reference)
     examples, _ = encode(documents, tokenizer, recipe.context_length, chat_template=recipe.chat_template)
     if not examples:
-        raise TextsError("There is nothing to learn in these texts; give texts of two tokens or more.")
+        raise TextsError("These texts have no token to train on; give texts of two tokens or more.")
     return pick_spread_lengths(examples, count)
 
 
 @torch.no_grad()
 def _attach(base: BaseModel, recipe: Recipe) -> Adaptation:
-    """Attaches what is trained; fills adapters at random, because a zero lora_B makes lora_A's gradients zero."""
+    """Prepares the training; fills adapters at random, because a zero lora_B makes lora_A's gradients zero."""
     adaptation = attach(base, recipe, seed=0)
     if recipe.method == "lora":
         draw = torch.Generator(base.device).manual_seed(0)
@@ -123,7 +125,7 @@ def _attach(base: BaseModel, recipe: Recipe) -> Adaptation:
     return adaptation
 
 
-def _described(device: torch.device) -> str:
+def _describe(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type == "mps":

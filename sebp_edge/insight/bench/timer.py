@@ -1,4 +1,4 @@
-"""Times the training steps of one way, and their parts.
+"""Times the training steps of one variant, and their parts.
 
 On a GPU, events mark the parts of a step, so the host does not wait for the GPU within the step.
 """
@@ -38,7 +38,7 @@ class Times:
 
 
 def time_variant(model: nn.Module, batch: Batch, variant: Variant) -> list[Times]:
-    """Times a few steps after one untimed step, which pays the costs that a training has only once."""
+    """Times a few steps after one untimed step, which has the costs that a training has only once."""
     with running(model, batch, variant) as step:
         return time_steps(step, batch.input_ids.device, warm_ups=1, repeats=STEPS_PER_ROUND)
 
@@ -67,7 +67,7 @@ def _median(values: list[float | None]) -> float | None:
 
 @contextmanager
 def running(model: nn.Module, batch: Batch, variant: Variant) -> Iterator[Step]:
-    """Yields a way's step, and detaches the way afterwards; updates of the weights remain."""
+    """Yields a variant's step, and detaches the variant afterwards; updates of the weights remain."""
     device = batch.input_ids.device
     # An autograd graph that is still alive would accumulate gradients on the stream it was created on.
     gc.collect()

@@ -1,6 +1,6 @@
-"""The ways to make a training step that are compared: how each prepares the model and lays out the batch.
+"""The variants of a training step that are compared: how each prepares the model and lays out the batch.
 
-A batch is right-padded to the context length; each way converts it to its own layout before the clock starts.
+A batch is right-padded to the context length; each variant converts it to its own layout before the clock starts.
 
 Shapes: B sequences, T positions, N real tokens of all sequences.
 """
@@ -45,19 +45,19 @@ class Step(Protocol):
         """Runs forward, backward and AdamW's update; calls `mark` with the name of each part when it is done."""
 
     def release(self) -> None:
-        """Frees the memory that steps hold."""
+        """Frees the memory that steps use."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to make a training step of a padded batch.
+    """A variant of the training step of a padded batch.
 
     Attributes:
         name: its name in tables.
         attach: prepares a model; leaving the context manager restores it.
         loss: the mean loss, from what `attach` yields and the laid-out batch.
-        lay_out: converts a batch on the model's device to this way's layout.
-        is_ours: whether it is this project's.
+        lay_out: converts a batch on the model's device to this variant's layout.
+        is_ours: whether it uses SEBP.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Variant:
     is_ours: bool = False
 
     def unsupported_reason(self, device: torch.device) -> str | None:
-        """What this way needs and `device` lacks, in words; None if nothing."""
+        """What this variant needs and `device` lacks, in words; None if nothing."""
         return None
 
     def step(self, handle, model: nn.Module, batch: Batch) -> Step:

@@ -1,4 +1,4 @@
-"""The batch that steps are timed on: a few padded texts, as long as the user's own or of built-in lengths.
+"""The batch that steps are timed on: a few padded texts, with the lengths of the user's texts or built-in ones.
 
 Only the lengths and the loss positions of texts are used; tokens are random, since no time depends on them.
 """
@@ -48,11 +48,11 @@ def parse_share(text: str) -> float:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text, re.ASCII)
     share = float(found[1]) / (100 if found[2] else 1) if found else math.nan
     if not 0 <= share < 1:
-        raise OptionError(f"The padding is {text!r}, but must be a share of the batch below 1, such as '90%' or 0.9.")
+        raise OptionError(f"The padding must be a share of the batch below 1, such as '90%' or 0.9, but is {text!r}.")
     return share
 
 
-def padded_to(examples: list[Example], share: float) -> int:
+def padded_length(examples: list[Example], share: float) -> int:
     """The smallest context length at which at least `share` of the padded batch is padding.
 
     Raises:
@@ -63,8 +63,8 @@ def padded_to(examples: list[Example], share: float) -> int:
     if context_length < max(lengths):
         least = 1 - sum(lengths) / len(lengths) / max(lengths)
         raise OptionError(
-            f"Of texts of {min(lengths)} to {max(lengths)} tokens at least {math.ceil(100 * least)}% is padding; "
-            f"ask for as much, not for {share:.0%}."
+            f"A batch of texts of {min(lengths)} to {max(lengths)} tokens has at least {math.ceil(100 * least)}% "
+            f"padding; ask for that or more instead of {share:.0%}."
         )
     return context_length
 
