@@ -49,7 +49,7 @@ def test_a_recipe_is_taken_as_it_is():
 
 def test_an_unknown_name_names_the_nearest_or_all():
     assert refusal(lambda: Recipe.load("note")) == "Unknown recipe 'note'; did you mean 'notes'?"
-    assert refusal(lambda: Recipe.load("zzz")).endswith("there are notes, chat, full, glue, instruct, lm, long.")
+    assert refusal(lambda: Recipe.load("zzz")).endswith("choose from notes, chat, full, glue, instruct, lm, long.")
 
 
 def test_an_unknown_key_names_the_nearest(tmp_path):
@@ -78,10 +78,10 @@ def test_an_unknown_key_names_the_nearest(tmp_path):
         ("weight_decay = -0.1", "weight_decay must be a number of at least 0, but is -0.1."),
         ("warmup_ratio = 10", "warmup_ratio must be a number of at least 0 and at most 1, but is 10.0."),
         ("chat_template = 1", "chat_template must be true or false, but is 1."),
-        ("description = 3", "description must be a text, but is 3."),
+        ("description = 3", "description must be a string, but is 3."),
         (
             'load_in_4bit = true\nmethod = "full"',
-            "weights in 4 bits cannot be trained themselves; use method 'lora', or leave out 4 bits.",
+            "4-bit weights cannot be trained; use method 'lora', or leave out load_in_4bit.",
         ),
         ("load_in_4bit = 4", "load_in_4bit must be true or false, but is 4."),
         ('method = "qlora"', "method must be 'lora' or 'full', but is 'qlora'."),
@@ -101,7 +101,7 @@ def test_a_wrong_value_names_its_key_and_what_it_should_be(tmp_path, line, messa
         ("learning_rate = " + "9" * 400, "learning_rate must be a number, but is 9999"),
         ("learning_rate = 1e39", "learning_rate must be a number above 0 and at most 1e+30, but is 1e+39."),
         ("lora_alpha = 1" + "0" * 300, "lora_alpha must be a whole number above 0 and at most 1048576, but is 1000"),
-        ("description = " + "[" * 5000 + "]" * 5000, "is nested too deeply; a recipe is a list of plain values."),
+        ("description = " + "[" * 5000 + "]" * 5000, "is nested too deeply; a recipe has plain values only."),
     ],
     ids=lambda value: value[:20],
 )

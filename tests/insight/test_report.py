@@ -266,12 +266,12 @@ def test_any_other_file_is_refused_and_left(content, tmp_path):
 
 
 def test_where_nothing_can_be_written_is_found_out_beforehand(tmp_path):
-    with pytest.raises(OptionError, match="exists already and is no analysis"):
+    with pytest.raises(OptionError, match="already exists and is not an earlier analysis"):
         check_output_file(tmp_path, MARK.encode(), "analysis")
     with pytest.raises(StorageError, match=r"There is no folder .*nowhere' to write into; make it"):
         check_output_file(tmp_path / "nowhere" / "page.html", MARK.encode(), "analysis")
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="There is no folder"):
+    with pytest.raises(StorageError, match="The folder .* does not exist"):
         check_output_file(tmp_path / "file" / "page.html", MARK.encode(), "analysis")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
