@@ -260,7 +260,7 @@ def test_a_page_is_written_whole_private_and_over_an_earlier_one(analysis, tmp_p
 def test_any_other_file_is_refused_and_left(content, tmp_path):
     page = tmp_path / "mine.html"
     page.write_text(content)
-    with pytest.raises(OptionError, match=r"mine\.html' exists already and is no analysis; choose another file"):
+    with pytest.raises(OptionError, match=r"mine\.html' already exists and is not an earlier analysis; choose another file"):
         check_output_file(page, MARK.encode(), "analysis")
     assert page.read_text() == content
 
@@ -268,7 +268,7 @@ def test_any_other_file_is_refused_and_left(content, tmp_path):
 def test_where_nothing_can_be_written_is_found_out_beforehand(tmp_path):
     with pytest.raises(OptionError, match="already exists and is not an earlier analysis"):
         check_output_file(tmp_path, MARK.encode(), "analysis")
-    with pytest.raises(StorageError, match=r"There is no folder .*nowhere' to write into; make it"):
+    with pytest.raises(StorageError, match=r"The folder .*nowhere' does not exist; create it"):
         check_output_file(tmp_path / "nowhere" / "page.html", MARK.encode(), "analysis")
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="The folder .* does not exist"):
