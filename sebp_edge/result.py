@@ -122,8 +122,8 @@ def _perplexity(loss: float) -> float:
 
 def _command(saved: SavedAdapter, run: TrainingRun, store: AdapterStore) -> str:
     """Returns the command that uses the adapter: by name if it is in the default store, else by folder."""
-    prompt = "A question" if run.dataset.chat else "The first words"
-    words = ["sebp-edge", "generate", prompt]
+    first = "A question" if run.dataset.chat else "The first words"
+    words = ["sebp-edge", "generate", first]
     if saved.name is not None and store.folder == AdapterStore().folder:
         words += ["--name", saved.name]
     else:

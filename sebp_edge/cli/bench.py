@@ -94,9 +94,8 @@ def show_bench(result) -> None:
 
     texts = f"{len(result.lengths)} texts of {result.lengths[0]} to {result.lengths[-1]} tokens"
     out.print(
-        f"[bold]{escape(result.model)}[/] ({result.method}, {result.dtype}, {result.weights.removeprefix('its ')} "
-        f"weights) on {escape(result.device)}: {texts}, padded to {result.context_length:,}, "
-        f"{result.padding_share:.0%} padding"
+        f"[bold]{escape(result.model)}[/] ({result.method}, {result.dtype}, {result.weights} weights) "
+        f"on {escape(result.device)}: {texts}, padded to {result.context_length:,}, {result.padding_share:.0%} padding"
     )
     rows = result.rows()
     has_peaks = any(row["peak_bytes"] for row in rows)
