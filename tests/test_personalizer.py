@@ -132,7 +132,7 @@ def test_one_long_text_is_split_into_sections(make):
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ([], "nothing to read"),
+        ([], "no files were found"),
         (["too short"], "at least 300 are needed"),
         (["one", "two", "three", "four", "five", "six"], "at least 300 are needed"),
         (Path("no-such-folder"), "no file or folder"),

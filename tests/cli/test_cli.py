@@ -174,7 +174,7 @@ def test_texts_that_cannot_be_used_are_one_sentence(adapt, tmp_path):
     (tmp_path / "little" / "note.md").write_text("the ferry left")
     words = {
         "nowhere": "There is no file or folder",
-        "empty": "nothing to read",
+        "empty": "no files were found",
         "unreadable": "Nothing readable was found",
         "little": "Too little text: .* tokens to learn; at least .* are needed",
     }
