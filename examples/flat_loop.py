@@ -27,12 +27,12 @@ model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
 model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 
-# Padding on the right, with labels of -100, is all that `sparsify` needs.
+# `sparsify` needs no more than padding on the right with labels of -100.
 tokenizer.padding_side = "right"
 
 
 def loss_of(batch_texts):
-    """The model's mean loss on texts padded to the context length."""
+    """Returns the mean loss on texts padded to the context length."""
     batch = tokenizer(
         [text + tokenizer.eos_token for text in batch_texts],
         padding="max_length",

@@ -2,7 +2,7 @@
 
     python examples/glue.py --model FOLDER --data FOLDER [--recipe glue] [--dense] [--seed 0] [--device cpu]
 
-The data folder holds a file with "train" in its name and one with "dev" or "val"; if there are several, the first by
+The data folder contains a file with "train" in its name and one with "dev" or "val"; if there are several, the first by
 name is used. Formats are GLUE's own: TSV with a header (CoLA's has none), or JSONL. Labels are classes, or numbers to
 predict as in STS-B. With --dense, the same training runs without SEBP.
 """
@@ -51,9 +51,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, required=True, help="a folder with an encoder and its tokenizer")
     parser.add_argument("--data", type=Path, required=True, help="a folder with a train and a dev file")
     parser.add_argument("--recipe", default="glue", help="a recipe's name, or a TOML file")
-    parser.add_argument("--dense", action="store_true", help="leave SEBP out")
+    parser.add_argument("--dense", action="store_true", help="train without SEBP")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", choices=("cuda", "mps", "cpu"), help="by default the best there is")
+    parser.add_argument("--device", choices=("cuda", "mps", "cpu"), help="by default the best available one")
     options = parser.parse_args(arguments)
     try:
         run(options)
@@ -69,8 +69,8 @@ def run(options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
     classifier = Classifier(options.model, names, recipe, device)
     length = classifier.context_length
-    kind = f"{len(names)} labels" if names else "numbers as labels"
-    print(f"{len(train)} texts to train on, {len(dev)} to judge by, {kind}, padded to {length} tokens")
+    kind = f"{len(names)} classes" if names else "numeric labels"
+    print(f"{len(train)} texts for training, {len(dev)} for evaluation, {kind}, padded to {length} tokens")
     print(f"before: {classifier.evaluate(dev)}")
     generator = random.Random(options.seed)
     epochs = [make_batches(generator.sample(train, len(train)), recipe.batch_tokens) for _ in range(recipe.epochs)]
@@ -119,15 +119,15 @@ class Classifier:
             )
         except (OSError, ValueError) as error:
             raise ModelError(
-                f"The folder {str(folder)!r} holds no encoder with its tokenizer; give another."
+                f"The folder {str(folder)!r} does not contain an encoder with its tokenizer; give another one."
             ) from error
         self.model = model.to(device)
-        self._tokenizer.padding_side = "expected"
+        self._tokenizer.padding_side = "right"
         limits = (self._tokenizer.model_max_length, model.config.max_position_embeddings)
         self.context_length = min(recipe.context_length, *limits)
 
     def __call__(self, texts: list[Text]):
-        """The model's output for a batch, with loss and logits; in bf16 autocast on a GPU."""
+        """Returns the model's output for a batch, with loss and logits; uses bf16 autocast on a GPU."""
         batch = self._tokenizer(
             *map(list, zip(*(text.texts for text in texts), strict=True)),
             padding="max_length",
@@ -141,7 +141,7 @@ class Classifier:
 
     @torch.no_grad()
     def evaluate(self, texts: list[Text]) -> str:
-        """The scores on `texts`, in words."""
+        """Returns the scores on `texts` in words."""
         self.model.eval()
         logits = torch.cat([self(batch).logits for batch in make_batches(texts, self._batch_size)])
         if not self._names:
@@ -157,7 +157,7 @@ def make_batches(texts: list[Text], size: int) -> list[list[Text]]:
 
 
 def scores(predicted: list[int], expected: list[int], num_labels: int) -> str:
-    """Accuracy; for two labels also the F1 of the second, and Matthews' correlation, which is CoLA's score."""
+    """Returns the accuracy; for two labels also the F1 of the second, and Matthews' correlation, CoLA's score."""
     pairs = list(zip(predicted, expected, strict=True))
     accuracy = f"accuracy {sum(one == other for one, other in pairs) / len(pairs):.3f}"
     if num_labels != 2:
@@ -169,7 +169,7 @@ def scores(predicted: list[int], expected: list[int], num_labels: int) -> str:
 
 
 def correlations(predicted: list[float], expected: list[float]) -> str:
-    """Pearson's and Spearman's correlation, STS-B's scores; 0 if one side is constant."""
+    """Returns Pearson's and Spearman's correlations, STS-B's scores; 0 if one side is constant."""
     values = torch.tensor([predicted, expected], dtype=torch.float64)
     # Equal values get the mean of their ranks.
     ranks = [(one[:, None] > one).sum(1) + 0.5 * (one[:, None] == one).sum(1) for one in values]
@@ -181,7 +181,7 @@ def correlations(predicted: list[float], expected: list[float]) -> str:
 
 
 def find(folder: Path, words: tuple[str, ...]) -> Path:
-    """The first file, by name, whose name contains one of `words`."""
+    """Returns the first file, by name, whose name contains one of `words`."""
     if not folder.is_dir():
         raise TextsError(f"There is no folder {str(folder)!r}; give one with a train and a dev file.")
     endings = (".tsv", ".jsonl")
@@ -189,25 +189,27 @@ def find(folder: Path, words: tuple[str, ...]) -> Path:
         if path.suffix in endings and any(word in path.stem.lower() for word in words):
             return path
     raise TextsError(
-        f"{str(folder)!r} holds no {' or '.join(endings)} file with {' or '.join(map(repr, words))} in its name."
+        f"{str(folder)!r} has no {' or '.join(endings)} file with {' or '.join(map(repr, words))} in its name."
     )
 
 
 def read(path: Path) -> list[Text]:
-    """The texts of a file in one of GLUE's formats."""
+    """Reads the texts of a file in one of GLUE's formats."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
         records = list(records_of(path.suffix, [line.rstrip("\r") for line in lines if line.strip()]))
         columns = records[0].keys()
     except (OSError, ValueError, LookupError, AttributeError) as error:
         raise TextsError(
-            f"{str(path)!r} holds no {path.suffix[1:].upper()} in UTF-8 ({type(error).__name__})."
+            f"{str(path)!r} is not valid {path.suffix[1:].upper()} in UTF-8 ({type(error).__name__})."
         ) from error
     texts = next((names for names in TEXTS if columns >= set(names)), None)
     label = next((name for name in LABELS if name in columns), None)
     if texts is None or label is None:
         known = ", ".join(" and ".join(names) for names in TEXTS)
-        raise TextsError(f"{str(path)!r} has not the columns of a task: one of {known}; and {' or '.join(LABELS)}.")
+        raise TextsError(
+            f"{str(path)!r} lacks the columns of a task; expected one of {known}; and one of {', '.join(LABELS)}."
+        )
     found = []
     for number, record in enumerate(records, start=1):
         try:
@@ -245,19 +247,19 @@ def records_of(ending: str, lines: list[str]) -> Iterator[dict]:
 
 
 def classes(train: list[Text], dev: list[Text]) -> list[str]:
-    """The names of the classes; empty if the labels are numbers to predict.
+    """Returns the names of the classes, or an empty list if the labels are numbers to predict.
 
     Raises:
-        TextsError: labels mix names and numbers, there are not 2 to 20 classes, or only the dev file has some class.
+        TextsError: labels mix names and numbers, there are not 2 to 20 classes, or a class is only in the dev file.
     """
     numbers = {isinstance(text.label, float) for text in train + dev}
     if len(numbers) == 2:
-        raise TextsError("Some labels are scores and some are names of classes; give files of one task.")
+        raise TextsError("Some labels are numbers and some are classes; give files of one task.")
     if True in numbers:
         return []
     names = sorted({text.label for text in train})
     if not 2 <= len(names) <= 20:
-        raise TextsError(f"The train file has {len(names)} different labels, but 2 to 20 classes are needed.")
+        raise TextsError(f"The train file has {len(names)} different labels, but 2 to 20 are needed.")
     unknown = {text.label for text in dev} - set(names)
     if unknown:
         raise TextsError(f"The dev file has the label {min(unknown)!r}, which is not in the train file.")

@@ -2,7 +2,7 @@
 
     python examples/lm.py --model llama-3.2-3b --data FILE... [--recipe lm] [--out FOLDER] [--seed 0] [--device cuda]
 
-A .jsonl file holds WinoGrande, ARC or HellaSwag as published; a question with all its choices and its answer becomes
+A .jsonl file contains WinoGrande, ARC or HellaSwag as published; a question with all its choices and its answer becomes
 one text. In a .txt file, each line is one text.
 """
 
@@ -18,8 +18,8 @@ from sebp_edge.errors import TextsError
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="tiny", help="a known name, a folder, or a Hub id")
-    parser.add_argument("--data", type=Path, nargs="+", required=True, help="files of one or more of the sets")
+    parser.add_argument("--model", default="tiny", help="name, folder or Hub id of the base model")
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help="files of one or more data sets")
     parser.add_argument("--recipe", default="lm", help="a recipe's name, or a TOML file")
     parser.add_argument("--out", type=Path, help="save into this new folder")
     parser.add_argument("--seed", type=int, default=0)
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def read(path: Path) -> Iterator[str]:
-    """The texts of a file."""
+    """Yields the texts of a file."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
@@ -50,13 +50,13 @@ def read(path: Path) -> Iterator[str]:
             yield format_question(*parse_question(json.loads(line)))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise TextsError(
-                f"Line {number} of {str(path)!r} is no question as WinoGrande, ARC or HellaSwag publish them, with its "
-                "answer."
+                f"Line {number} of {str(path)!r} is not a question with its answer in the format of WinoGrande, ARC or "
+                "HellaSwag."
             ) from error
 
 
 def parse_question(record: dict) -> tuple[str, list[str], int]:
-    """A question, its choices, and the index of the right one."""
+    """Returns a question, its choices, and the index of the correct one."""
     if "option1" in record:  # WinoGrande
         return record["sentence"], [record["option1"], record["option2"]], int(record["answer"]) - 1
     if "endings" in record:  # HellaSwag

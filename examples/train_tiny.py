@@ -337,13 +337,13 @@ def parse_args():
     option = parser.add_argument
     option("--corpus", required=True, help="folder with the *.txt.xz files")
     option("--out", required=True, help="folder to write the model to")
-    option("--teachers", nargs="*", default=[], metavar="DIR", help="folders of larger networks to learn from as well")
-    option("--seed", type=int, default=0, help="of the first weights, the order of the texts and dropout")
+    option("--teachers", nargs="*", default=[], metavar="DIR", help="folders of larger networks to distill")
+    option("--seed", type=int, default=0, help="seed of the initial weights, the order of texts and dropout")
     option("--epochs", type=float, default=28)
-    option("--minutes", type=float, default=60, help="cut the training short, learning rate at zero by then")
+    option("--minutes", type=float, default=60, help="time limit, by which the learning rate is zero")
     option("--shape", default="256,8,4,2,704", help="hidden size,layers,heads,key/value heads,intermediate size")
     option("--dropout", type=float, default=0.1)
-    option("--batch", type=int, default=64, help=f"windows of {CONTEXT} tokens in a step")
+    option("--batch", type=int, default=64, help=f"windows of {CONTEXT} tokens per step")
     option("--device", default="cuda")
     return parser.parse_args()
 

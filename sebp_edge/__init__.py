@@ -1,4 +1,4 @@
-"""sebp-edge: a language model learns its owner's texts, on the owner's own machine.
+"""sebp-edge: adapts a language model to its owner's texts, on the owner's machine.
 
     from pathlib import Path
     from sebp_edge import Personalizer

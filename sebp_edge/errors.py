@@ -16,7 +16,7 @@
       CannotCapture         the model does something that a CUDA graph cannot capture
       TrainingStopped       training ended early; the message says what was saved
         NonFiniteLoss       the loss became NaN or infinite
-        BudgetExceeded      the process holds more than its memory budget
+        BudgetExceeded      the process uses more than its memory budget
         Interrupted         the user pressed Ctrl-C, or the app called stop()
 
 No message contains a user's text; paths appear only if the user gave them.
@@ -76,7 +76,7 @@ class ModelError(SebpEdgeError):
 
 
 class ModelAccessError(ModelError):
-    """The Hub refuses this model: it is gated, or does not exist."""
+    """The Hub refuses this model: it is gated or does not exist."""
 
 
 class ModelOfflineError(ModelError):
@@ -128,7 +128,7 @@ class NonFiniteLoss(TrainingStopped):
 
 
 class BudgetExceeded(TrainingStopped):
-    """The process holds more memory than its budget."""
+    """The process uses more memory than its budget."""
 
 
 class Interrupted(TrainingStopped):
@@ -146,7 +146,7 @@ class Interrupted(TrainingStopped):
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Returns the end of a message about an unknown word: the nearest known word, or all of them."""
+    """Returns the end of a message about an unknown word: the closest known word, or all known words."""
     known = list(known)
     close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}."
+    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}."

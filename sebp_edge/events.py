@@ -57,7 +57,7 @@ class Notice(Event):
 
 @dataclass(frozen=True)
 class MemoryPlanned(Event):
-    """A memory plan was chosen that fits the budget. Memory is in bytes.
+    """A plan that fits the memory budget was chosen. Memory is in bytes.
 
     Attributes:
         method: "lora" or "full".
@@ -152,7 +152,7 @@ class GraphCaptured(Event):
 class MemoryRanOut(Event):
     """A micro-batch ran out of memory. It is run again in smaller ones, and all later ones are smaller too.
 
-    `max_rows` is the new maximum of tokens in a micro-batch; in padded batches, padding counts.
+    `max_rows` is the new maximum number of tokens in a micro-batch; in padded batches, padding counts.
     """
 
     event: ClassVar[str] = "memory_ran_out"
@@ -162,10 +162,10 @@ class MemoryRanOut(Event):
 
 @dataclass(frozen=True)
 class MemoryPressure(Event):
-    """Memory has become short, mostly because of other programs; micro-batches are smaller from now on.
+    """Free memory is too low, mostly because of other programs; micro-batches are smaller from now on.
 
-    `shortfall` is in bytes. If `max_rows` has not fallen, nothing can be cut: micro-batches are single
-    examples already, or all weights are updated within the backward pass, where a step is one micro-batch.
+    `shortfall` is in bytes. If `max_rows` is unchanged, micro-batches cannot be smaller: they are single examples
+    already, or all weights are updated within the backward pass, where each step is one micro-batch.
     """
 
     event: ClassVar[str] = "memory_pressure"
@@ -193,7 +193,7 @@ class StepDone(Event):
 
 @dataclass(frozen=True)
 class ExamplesEvaluated(Event):
-    """The progress of an evaluation before, between or after the steps: `done` of `examples`."""
+    """The progress of an evaluation: `done` of `examples`."""
 
     event: ClassVar[str] = "examples_evaluated"
     done: int
@@ -204,8 +204,8 @@ class ExamplesEvaluated(Event):
 class Evaluated(Event):
     """A loss was evaluated, in nats per token; `best` says whether it is the best so far.
 
-    `split` is "select" (validation) or "judge" (test), which are held out. With few documents it is also "train", once:
-    the loss on all documents after the last training, which was on all of them.
+    `split` is "validation" or "test", which are held out. With few documents it is also "train", once: the loss on all
+    documents after the final training on all of them.
     """
 
     event: ClassVar[str] = "evaluated"
@@ -218,7 +218,7 @@ class Evaluated(Event):
 
 @dataclass(frozen=True)
 class ExampleAnalyzed(Event):
-    """The gradients of an example were analysed: number `example` of `examples`, which counts it once for each loss."""
+    """The gradients of an example were analyzed: `example` of `examples`, which counts each example once per loss."""
 
     event: ClassVar[str] = "example_analyzed"
     example: int

@@ -1,4 +1,4 @@
-"""Reads small files, writes files atomically and readable by their owner only, and reports errors of the disk."""
+"""Reads small files, writes files atomically and readable by their owner only, and reports disk errors."""
 
 import json
 import os
@@ -33,11 +33,9 @@ def expand_user(path: str | Path) -> Path:
     try:
         path = Path(path).expanduser()
     except RuntimeError as error:
-        raise OptionError(
-            f"{str(path)!r} names a user whom this machine does not know; write the whole path."
-        ) from error
+        raise OptionError(f"The path {str(path)!r} names an unknown user; give the full path.") from error
     if "\0" in str(path):
-        raise OptionError(f"{str(path)!r} is no path: it holds a null byte.")
+        raise OptionError(f"{str(path)!r} is not a path: it contains a null byte.")
     return path
 
 
@@ -45,20 +43,21 @@ def check_output_file(path: Path, mark: bytes, kind: str) -> None:
     """Checks before any work is done that a file can be written.
 
     Args:
-        mark: bytes near the beginning of each `kind` that this program wrote, which may be overwritten.
-        kind: what the file is, for the message.
+        mark: bytes near the beginning of files of this `kind`, which may be overwritten.
+        kind: what the file is, for the error's message.
 
     Raises:
         OptionError: another file is there.
         StorageError: the file cannot be written.
     """
     path = expand_user(path)
-    with storage_errors("Nothing can be written into", path):
+    with storage_errors("Cannot write to", path):
         if not path.parent.is_dir():
-            raise StorageError(f"There is no folder {str(path.parent)!r} to write into; make it, or choose another.")
+            raise StorageError(f"The folder {str(path.parent)!r} does not exist; create it or choose another one.")
         if path.exists() and not _has_mark(mark, path):
             raise OptionError(
-                f"{str(path)!r} exists already and is no {kind}; choose another file, so that nothing is overwritten."
+                f"{str(path)!r} already exists and is not an earlier {kind}; choose another file, so that nothing is "
+                "overwritten."
             )
         with tempfile.TemporaryFile(dir=path.parent):
             pass
@@ -81,7 +80,7 @@ def read_text(path: Path) -> str:
     # O_NONBLOCK: opening a FIFO must not wait for a writer.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("it is no file")
+            raise ValueError("it is not a regular file")
         content = file.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
         raise ValueError("it is too large")
@@ -100,7 +99,7 @@ def read_json(path: Path) -> dict:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(values, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not a JSON object")
     return values
 
 
@@ -130,12 +129,12 @@ def flush(path: Path) -> None:
 
 
 @contextmanager
-def storage_errors(what: str, path: Path, advice: str = "; make room or choose another place") -> Iterator[None]:
+def storage_errors(what: str, path: Path, advice: str = "; free space or choose another location") -> Iterator[None]:
     """Turns the system's errors into a StorageError with the message "`what` `path`: reason`advice`."."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        # safetensors raises its own error, which has the system's error number in its text only.
+        # safetensors raises its own error, which has the system's error number only in its text.
         number = re.search(r"(?:os error|Errno) (\d+)", str(error))
-        reason = os.strerror(int(number[1])) if number else "the disk does not take it"
+        reason = os.strerror(int(number[1])) if number else "the disk refuses it"
         raise StorageError(f"{what} {str(path)!r}: {reason}{advice}.") from error

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C, SIGTERM and SIGHUP during work that must end in order."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP during work that must end cleanly."""
 
 import math
 import signal
@@ -14,15 +14,15 @@ _LOST_AFTER_SECONDS = 5
 
 
 class Interruptions:
-    """A context manager in which the first signal interrupts; later ones, and all after `defer`, wait until its end.
+    """A context manager in which the first signal interrupts; later ones, and all after `defer`, are deferred.
 
-    At the end, the process's own handler gets the first signal that waited, and mostly raises a KeyboardInterrupt. If
-    the context ends with an error, signals that waited are dropped. Only the main thread receives signals, and only
-    signals with a handler in Python wait: a signal that ends the process at once still does.
+    At its end, the process's own handler receives the first deferred signal, and usually raises a KeyboardInterrupt. If
+    the context ends with an error, deferred signals are dropped. Only the main thread receives signals, and only those
+    with a handler in Python are deferred: a signal that ends the process at once still does.
 
     Attributes:
-        outcome: what was completed despite the interruption. If it is set, an Interrupted with this text replaces the
-            KeyboardInterrupt.
+        outcome: a sentence that says what was completed despite the interruption. If it is set, an Interrupted with
+            this message replaces the KeyboardInterrupt.
     """
 
     def __init__(self):
@@ -41,7 +41,7 @@ class Interruptions:
         return self
 
     def defer(self) -> None:
-        """Makes all signals from now on wait."""
+        """Defers all signals from now on."""
         self._is_deferring = True
 
     def __exit__(self, kind, error: BaseException | None, trace) -> None:
@@ -56,7 +56,7 @@ class Interruptions:
         except KeyboardInterrupt as interrupt:
             if self.outcome is None:
                 raise
-            raise Interrupted(f"Interrupted. {self.outcome}") from interrupt
+            raise Interrupted(self.outcome) from interrupt
 
     def _handle(self, signum: int, frame) -> None:
         if self._is_deferring or time.monotonic() < self._interrupted_at + _LOST_AFTER_SECONDS:

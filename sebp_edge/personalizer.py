@@ -28,7 +28,7 @@ from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.interruptions import Interruptions
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
-from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.memory.options import FASTEST
 from sebp_edge.memory.plan import MemoryBudget, Plan
 from sebp_edge.memory.refusal import refuse_if_too_big
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
@@ -50,24 +50,24 @@ class _Current(Enum):
 
 
 class Personalizer:
-    """Makes a language model learn its owner's texts, and generates text with it.
+    """Adapts a language model to its owner's texts, and generates text with it.
 
         result = Personalizer("llama-3.2-3b").adapt(Path("notes"))
 
-    Only one call at a time may use the model; meanwhile `adapt`, `analyze`, `generate` and `load_adapter` raise
+    Only one call at a time may use the model: during a call, `adapt`, `analyze`, `generate` and `load_adapter` raise
     BusyError. `stop()` ends the running call from another thread; that call raises Interrupted. To stop a call that may
-    not have begun yet, pass an event to `adapt`, `analyze` or `generate` and set it: `adapt(texts, stop_when=event)`.
+    not have started yet, pass an event to `adapt`, `analyze` or `generate` and set it: `adapt(texts, stop_when=event)`.
 
     Args:
         model: a known name (`sebp-edge models` lists them), a folder with a model, or a Hub id.
         recipe: a bundled recipe's name, a TOML file, or a Recipe.
         device: "cuda", "mps" or "cpu"; by default the best available one.
         store: an AdapterStore, or the folder where adapters are kept; by default the OS's data folder.
-        memory_budget: how much memory this process may hold while it adapts, on the GPU, or on the CPU of the host's:
-            "8GB", "7.5GiB", or a number of bytes. If nothing fits into it, or into what other programs leave of it,
-            `adapt` raises before it loads anything. None sets no limit.
-        seed: of everything random.
-        on_event: is called with every event (see `sebp_edge.events`).
+        memory_budget: how much memory this process may use while it adapts, "8GB", "7.5GiB" or a number of bytes: GPU
+            memory, or host memory on the CPU. If no plan fits into it, or into what other programs leave of it, `adapt`
+            raises before it loads anything. None sets no limit.
+        seed: the random seed.
+        on_event: receives every event (see `sebp_edge.events`).
 
     Raises:
         SebpEdgeError: an argument is invalid.
@@ -106,21 +106,21 @@ class Personalizer:
         out: str | Path | None = None,
         stop_when: threading.Event | None = None,
     ) -> AdaptResult:
-        """Learns `texts`; saves and activates the adapter if its loss on held-out documents is below the base model's.
+        """Adapts the model to `texts`; saves and activates the adapter if its held-out loss is below the base model's.
 
         It must be below by more than one standard error. The adapter that was active before is not compared.
 
         Args:
             texts: a string, the `pathlib.Path` of a file or folder, a record, or a list of these (see `read_texts`).
-            name: the adapter's name in the store; each adaptation becomes a new version of it.
+            name: the adapter's name in the store; each adaptation is a new version of it.
             out: a new folder to save to instead of the store.
             stop_when: an event that stops this call once it is set (see `stop`).
 
         Raises:
             SebpEdgeError: one of its subclasses; the message says what to do. Before Interrupted, NonFiniteLoss and
-                BudgetExceeded, the best state so far, if there is one, is saved as a version that is not active. An
-                interruption while an accepted adapter is being saved is raised after that, and says so. A StorageError
-                at the end says where the adapter was saved instead.
+                BudgetExceeded, the best state so far, if there is one, is saved as a version that is not active. If an
+                accepted adapter is being saved, Interrupted is raised afterwards and says so. A StorageError at the end
+                says where the adapter was saved instead.
         """
         begin, out = time.perf_counter(), None if out is None else expand_user(out)
         self.store.check_writable(name, out)
@@ -130,7 +130,8 @@ class Personalizer:
             planned, recipe, options = None, self.recipe.with_defaults(), FASTEST
             if self.memory_budget is not None:
                 planned = preparation.plan(reading, loaded_bytes=self._loaded_bytes())
-                recipe, options = self._announce(planned.plan)
+                self._announce(planned.plan)
+                recipe, options = planned.plan.chosen.recipe, planned.plan.chosen.options
             with self._make_guard(planned) as guard:
                 base = self._load(recipe)
                 self.store.check_disk_space(saved_bytes(base, recipe), out)
@@ -140,11 +141,11 @@ class Personalizer:
                 with self._run_attached(run, name, interruptions):
                     gate_result = run.train_and_test()
                     interruptions.defer()
-            saved = (
-                self._save_and_activate(run, gate_result, name, out, interruptions)
-                if gate_result.kept
-                else self._discard_run(run)
-            )
+            saved = None
+            if gate_result.kept:
+                saved = self._save_and_activate(run, gate_result, name, out, interruptions)
+            else:
+                self._discard_run(run)
             return AdaptResult.of(run, gate_result, saved, self.store, time.perf_counter() - begin)
 
     def stop(self) -> None:
@@ -152,39 +153,39 @@ class Personalizer:
 
         The call checks for a stop before each text is tokenised, before and after the model is loaded, and after each
         micro-batch of an evaluation, each step of a training, each example of an analysis and each generated token.
-        `adapt` saves its best state so far as a version that is not active. After a training has been judged it is no
-        longer stopped: `adapt` keeps the adapter or not, and returns.
+        `adapt` saves its best state so far as a version that is not active. Once the final evaluation is done, `adapt`
+        can no longer be stopped: it keeps the adapter or not, and returns.
 
-        Does nothing if no call is running; the next call is not stopped either. To stop a call that may not have begun
-        yet, for example because its thread is just starting, pass it an event as `stop_when` and set that: it is
-        checked when the call begins, and wherever `stop` is.
+        Does nothing if no call is running; the next call is not stopped either. To stop a call that may not have
+        started yet, for example because its thread is just starting, pass an event as `stop_when` and set it: it is
+        checked when the call starts, and wherever `stop` is.
         """
         self._signal.set()
 
     def plan(self, texts, *, gpu: str | int | None = None) -> Plan:
-        """Plans how to learn `texts` within the memory budget: options, peak memory and about the time; loads no model.
+        """Plans an adaptation to `texts` within the memory budget: options, peak memory and estimated time.
 
-        Without a budget, plans for the memory that is free now. If the model is still to be downloaded, its tokens are
-        counted with the bundled model's tokenizer, which makes more of them.
+        Loads no model. Without a budget, plans for the memory that is free now. If the model has not been downloaded,
+        tokens are counted with the bundled model's tokenizer, which produces more of them.
 
         Args:
             texts: as for `adapt`.
-            gpu: memory of a GPU that is not here, "8GB" or a number of bytes. The plan is then for an NVIDIA GPU with
-                bf16, of unknown speed, in a host with enough memory; `device` is ignored.
+            gpu: memory of an absent GPU, "8GB" or a number of bytes. The plan is then for an NVIDIA GPU with bf16 and
+                unknown speed, in a host with enough memory; `device` is ignored.
 
         Raises:
-            SebpEdgeError: one of its subclasses; a MachineError if nothing fits, which says what would.
+            SebpEdgeError: one of its subclasses; a MachineError if nothing fits; its message says what would.
         """
         preparation = self._preparation(StopSignal())
         size = None if gpu is None else preparation.parse_gpu_memory(gpu)
         return preparation.plan(preparation.read(texts), loaded_bytes=self._loaded_bytes(), gpu=size).plan
 
     def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
-        """Measures how sparse the base model's gradients are on `texts`, without any adapter; changes nothing.
+        """Measures how sparse the base model's gradients are on `texts`, without an adapter; changes nothing.
 
         Args:
             texts: as for `adapt`.
-            examples: maximum number of examples to analyse, drawn by the seed.
+            examples: maximum number of examples to analyze, drawn by the seed.
             stop_when: an event that stops this call once it is set (see `stop`).
 
         Raises:
@@ -201,11 +202,12 @@ class Personalizer:
             try:
                 return analyze(base, dataset, examples, self.seed, self._notify)
             except BaseException as error:
-                if not self._release_if_out_of_memory(error, outer_error):
+                if not devices.ran_out_of_memory(error):
                     raise
+                self._release_memory(error, outer_error)
                 raise MachineError(
-                    f"The memory of this {self.device.type.upper()} ran out in a dense backward pass over "
-                    f"{dataset.context_length} tokens; choose a smaller model or a shorter context."
+                    f"Out of {self.device.type.upper()} memory in a dense backward pass over {dataset.context_length} "
+                    "tokens; choose a smaller model or a shorter context."
                 ) from error
             finally:
                 self._restore_adapter(base)
@@ -228,25 +230,25 @@ class Personalizer:
     ) -> str:
         """Continues a text, or answers the last of several messages; returns the new text.
 
-        Messages are always put into the model's chat template. A text is continued as it is, unless the adapter has
-        learnt more conversations than other documents: then it is put into the template as a user message.
+        Messages are rendered with the model's chat template. A text is continued as it is, unless the adapter was
+        trained on more conversations than other documents: then it is rendered as a user message.
 
         Args:
             prompt: a text, or messages: `[{"role": "user", "content": "Where is the key?"}]`, with the roles "system",
                 "user" and "assistant", the last one the user's.
             adapter: the name of a stored adapter, or an adapter's folder; it stays in use after this call. None uses
-                the base model for this call only. By default the adapter that was made or loaded last, or the base
+                the base model for this call only. The default is the adapter that was made or loaded last, or the base
                 model if there is none.
             version: of the stored adapter; by default the active one.
             max_new_tokens, temperature, top_p, top_k, repetition_penalty, stop, seed: see `Sampling`.
-            on_text: receives the new text piece by piece, as it is written. An error that it raises ends the call.
+            on_text: receives the new text in chunks, as it is generated. An error that it raises ends the call.
             stop_when: an event that stops this call once it is set (see `Personalizer.stop`).
 
         Raises:
             TextsError: the prompt is neither a text nor messages, is empty, or is longer than the model's context.
-            OptionError: a sampling option is out of its range, or there is a version without an adapter.
+            OptionError: a sampling option is out of range, or a version was given without an adapter.
             AdapterError, ModelError: see `load_adapter` and `generate_text`.
-            Interrupted: the call was stopped, or Ctrl-C was pressed; its `text` is what was written so far.
+            Interrupted: the call was stopped, or Ctrl-C was pressed; its `text` is what was generated so far.
         """
         check_prompt(prompt)
         sampling = Sampling(
@@ -260,7 +262,7 @@ class Personalizer:
         )
         is_named = adapter not in (None, _Current.ADAPTER)
         if version is not None and not is_named:
-            raise OptionError(f"version={version!r} is of no adapter; name that with adapter=.")
+            raise OptionError(f"version={version!r} was given without an adapter; name one with adapter=.")
         with self._exclusive_call(stop_when):
             if is_named:
                 self._load_adapter(adapter, version)
@@ -272,7 +274,7 @@ class Personalizer:
                 )
 
     def load_adapter(self, adapter: str | Path, version: int | None = None) -> AdapterRecord:
-        """Puts a saved adapter on the base model, in place of any other; returns its record.
+        """Puts a saved adapter on the base model instead of the current one; returns its record.
 
         Args:
             adapter: the name of a stored adapter, or an adapter's folder.
@@ -285,7 +287,7 @@ class Personalizer:
         with self._exclusive_call():
             return self._load_adapter(adapter, version)
 
-    # ------------------------------------------------------------------------------------------------- its own steps
+    # -------------------------------------------------------------------------------------------------------- private
 
     @contextmanager
     def _with_adapter(self, adaptation: Adaptation | None) -> Iterator[Adaptation | None]:
@@ -295,10 +297,10 @@ class Personalizer:
             with nullcontext() if nothing_to_do else self._adaptation.disabled():
                 yield adaptation
         except NonFiniteLogits as error:
-            fault = "computes numbers that are not finite, so there is no next token"
+            fault = "computes NaN or infinite logits"
             if adaptation is None:
                 raise ModelError(f"The model {self.reference.name!r} {fault}; its weights are damaged.") from error
-            raise AdapterError(f"With this adapter the model {fault}; use another version, or adapt again.") from error
+            raise AdapterError(f"With this adapter, the model {fault}; use another version or adapt again.") from error
 
     def _load_adapter(self, adapter: str | Path, version: int | None) -> AdapterRecord:
         folder, record = self.store.find(adapter, version)
@@ -306,10 +308,9 @@ class Personalizer:
         if record.fingerprint != base.fingerprint:
             name = base.reference.public_name
             if record.base_model == name:
-                raise BaseModelMismatch(f"The adapter was made for other weights of {name}; run the adaptation again.")
+                raise BaseModelMismatch(f"The adapter was made for other weights of {name}; adapt again.")
             raise BaseModelMismatch(
-                f"The adapter was made for {record.base_model}, and {name} is another model; "
-                f"use it with {record.model!r}."
+                f"The adapter was made for {record.base_model}, not for {name}; use it with {record.model!r}."
             )
         if self._adaptation is not None:
             self._adaptation.detach()
@@ -322,7 +323,7 @@ class Personalizer:
         return record
 
     def _load(self, recipe: Recipe | None = None) -> BaseModel:
-        """Returns the base model; loads it if necessary, or anew if the plan's recipe has another precision."""
+        """Returns the base model; loads it if necessary, or again if the plan's recipe has another precision."""
         self._signal.check()
         if recipe is not None and self._base is not None and self._base.in_4bit != recipe.load_in_4bit:
             self._base = self._adaptation = None
@@ -345,30 +346,28 @@ class Personalizer:
         return 0 if self._base is None else sum(weight.nbytes for weight in self._base.model.parameters())
 
     def _make_guard(self, planned: PlannedTraining | None) -> MemoryGuard:
-        """Returns a guard for the plan's budget, without a plan for the memory budget, or else for all free memory."""
+        """Returns a guard for the budget of the plan, else for the memory budget, else for all free memory."""
         if planned is not None:
             return MemoryGuard(self.device, planned.plan.budget, planned.plan.chosen.peak)
         return MemoryGuard(self.device, self.memory_budget.size if self.memory_budget else None)
 
-    def _announce(self, plan: Plan) -> tuple[Recipe, MemoryOptions]:
-        """Announces a plan; returns the recipe and the memory options that it has chosen."""
+    def _announce(self, plan: Plan) -> None:
         if plan.requested_budget is not None:
             budget = MemoryBudget(plan.budget, plan.requested_budget)
-            self._notify(Notice(f"The memory budget is {budget}; the training keeps to that."))
-        chosen, parts = plan.chosen, asdict(plan.chosen.footprint)
+            self._notify(Notice(f"The memory budget is {budget}; the training stays within that."))
+        chosen, footprint = plan.chosen, asdict(plan.chosen.footprint)
         method, max_rows = chosen.recipe.method, chosen.options.max_rows
         self._notify(
-            MemoryPlanned(method, chosen.description, max_rows, plan.budget, chosen.peak, chosen.seconds, parts)
+            MemoryPlanned(method, chosen.description, max_rows, plan.budget, chosen.peak, chosen.seconds, footprint)
         )
-        return chosen.recipe, chosen.options
 
     @contextmanager
     def _exclusive_call(self, stop_when: threading.Event | None = None) -> Iterator[None]:
-        """Context in which this call alone uses the model and can be stopped."""
+        """Context in which no other call uses the model, and this one can be stopped."""
         if not self._lock.acquire(blocking=False):
             raise BusyError(
-                "This Personalizer is at work already; wait until that call is back, end it with stop(), or make "
-                "another Personalizer."
+                "This Personalizer is running another call; wait for it, end it with stop(), or use another "
+                "Personalizer."
             )
         try:
             self._signal = StopSignal(stop_when)
@@ -385,7 +384,10 @@ class Personalizer:
 
     @contextmanager
     def _run_attached(self, run: TrainingRun, name: str, interruptions: Interruptions) -> Iterator[None]:
-        """Context in which a trial replaces the adapter in use; on an error, saves what was learnt and puts it back."""
+        """Context in which a run's adapter replaces the one in use; restores that on an error.
+
+        If the training was stopped, its best state is saved first.
+        """
         outer_error = sys.exception()
         if self._adaptation is not None:
             self._adaptation.detach()
@@ -396,22 +398,21 @@ class Personalizer:
             devices.clear_frames(stop, outer_error)
             raise self._stopped_error(stop, run, name) from stop
         except BaseException as error:
-            out_of_memory = self._release_if_out_of_memory(error, outer_error)
+            out_of_memory = devices.ran_out_of_memory(error)
+            if out_of_memory:
+                self._release_memory(error, outer_error)
             self._discard_run(run)
             if not out_of_memory:
                 raise
             raise self._out_of_memory_error(run) from error
 
-    def _release_if_out_of_memory(self, error: BaseException, outer_error: BaseException | None) -> bool:
-        """Whether memory ran out; if so, frees what was computed, except what an error handled before still holds."""
-        if not devices.ran_out_of_memory(error):
-            return False
+    def _release_memory(self, error: BaseException, outer_error: BaseException | None) -> None:
+        """Frees what was computed before `error`, except what an error that was handled before still references."""
         devices.clear_frames(error, outer_error)
         devices.release_memory(self.device)
-        return True
 
     def _discard_run(self, run: TrainingRun) -> None:
-        """Detaches the trial's adapter and puts the one that was in use back, if there was one."""
+        """Detaches the run's adapter and restores the one that was in use, if any."""
         run.detach()
         self._restore_adapter(run.base)
 
@@ -423,12 +424,12 @@ class Personalizer:
                 self._adaptation = load(base, self._adapter_folder)
         except AdapterError as error:
             self._adapter_folder, self._uses_chat_template = None, False
-            self.on_event(Notice(f"{error} From now on the base model is in use."))
+            self.on_event(Notice(f"{error} The base model is used from now on."))
 
     def _save_and_activate(
         self, run: TrainingRun, gate_result: GateResult, name: str, out: Path | None, interruptions: Interruptions
     ) -> SavedAdapter:
-        """Saves the trial's adapter, activates it unless it is saved to `out`, and keeps it in use."""
+        """Saves the run's adapter, activates it unless it is saved to `out`, and uses it from now on."""
         record = make_record(run, gate_result, self.seed)
         try:
             saved = save(self.store, run.adaptation, record, name, out=out)
@@ -442,7 +443,7 @@ class Personalizer:
         )
         if out is None:
             saved = self.store.activate(saved)
-        interruptions.outcome = f"The training was over: {describe_location(saved)}."
+        interruptions.outcome = f"Interrupted after the training: {describe_location(saved)}."
         self._notify_saved(saved)
         return saved
 
@@ -457,7 +458,7 @@ class Personalizer:
         return error
 
     def _notify_saved(self, saved: SavedAdapter) -> None:
-        # Not `_notify`: what is saved is no longer stopped.
+        # Not `_notify`, which could still stop the call.
         self.on_event(AdapterSaved(saved.name, saved.version, str(saved.path), saved.active))
 
     def _out_of_memory_error(self, run: TrainingRun) -> MachineError:
@@ -468,6 +469,4 @@ class Personalizer:
         advice = f"{smaller}, or {others}"
         if self.memory_budget is not None:
             advice = f"{smaller}, {others}, or raise the memory budget of {self.memory_budget}"
-        return MachineError(
-            f"The memory of this {self.device.type.upper()} ran out {when}; nothing was saved. {advice}."
-        )
+        return MachineError(f"Out of {self.device.type.upper()} memory {when}; nothing was saved. {advice}.")

@@ -1,4 +1,4 @@
-"""Prepares a training: reads texts, encodes them, lays out schedules and plans the memory."""
+"""Prepares a training: reads and encodes texts, makes schedules and plans the memory."""
 
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -21,13 +21,13 @@ from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.schedule import Schedule, make_schedules
 from sebp_edge.units import gigabytes
 
-# Memory in bytes that texts may take whatever the budget: for a few texts, the plan's error says better what would fit.
+# Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
 MIN_TEXT_BYTES = 30_000_000
 
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """A plan, with the dataset and the schedules that it is for."""
+    """A plan, with its dataset and schedules."""
 
     dataset: Dataset
     schedules: list[Schedule]
@@ -41,9 +41,9 @@ class Preparation:
     Attributes:
         reference: the model.
         device: the device that the model will run on.
-        budget: how much memory this process may hold; None sets no limit.
+        budget: how much memory this process may use; None sets no limit.
         signal: stops the preparation.
-        on_event: receives what was read.
+        on_event: receives the TextsRead event.
     """
 
     reference: ModelReference
@@ -55,32 +55,31 @@ class Preparation:
     on_event: Sink
 
     def parse_gpu_memory(self, gpu: str | int) -> int:
-        """Returns the memory of a GPU that is not here, in bytes.
+        """Returns the memory of an absent GPU in bytes.
 
         Raises:
-            OptionError: `gpu` is no size, or the budget exceeds it.
+            OptionError: `gpu` is not a size, or the budget exceeds it.
         """
-        size = MemoryBudget.parse(gpu, "GPU's memory").size
+        size = MemoryBudget.parse(gpu, "GPU memory").size
         if self.budget is not None and self.budget.size > size:
             raise OptionError(
-                f"The memory budget is {self.budget}, but the GPU has {gigabytes(size)}; give a budget within that, or "
-                "none."
+                f"The memory budget is {self.budget}, but the GPU has {gigabytes(size)}; lower the budget or omit it."
             )
         return size
 
     def read(self, texts) -> Reading:
-        """Reads `texts`; on the CPU with a budget, refuses texts that alone would exceed it."""
+        """Reads `texts`; on the CPU with a budget, refuses texts that would exceed it by themselves."""
         if self.budget is None or self.device.type == "cuda":
             return read_texts(texts)
         left = self.budget.size - memory_of(self.device).used
         return read_texts(texts, max(left, MIN_TEXT_BYTES))
 
     def plan(self, reading: Reading, *, loaded_bytes: int = 0, gpu: int | None = None) -> PlannedTraining:
-        """Plans a training within the budget, or without one within the free memory; loads no model.
+        """Plans a training within the budget, or else within the free memory; loads no model.
 
         Args:
             loaded_bytes: bytes of the model's weights, if the model is loaded already.
-            gpu: memory of a GPU that is not here, in bytes, to plan for.
+            gpu: memory of an absent GPU to plan for, in bytes.
         """
         shape = read_shape(self.reference)
         tokenizer = Stoppable(local_tokenizer(self.reference), self.signal)
@@ -96,7 +95,7 @@ class Preparation:
         """Returns the dataset for a loaded model: the plan's, if that was made with the model's own tokenizer.
 
         Raises:
-            ModelError: the tokenizer makes tokens that the model does not know.
+            ModelError: the tokenizer produces tokens that the model does not know.
         """
         if planned is not None and has_own_tokenizer(self.reference):
             data = planned.dataset
@@ -119,7 +118,7 @@ class Preparation:
         return make_schedules(dataset.examples, self.recipe, self.seed)
 
     def _target_and_budget(self, loaded_bytes: int) -> tuple[Target, MemoryBudget]:
-        """Returns this machine and its budget now; loaded weights are not counted, since the plan includes them."""
+        """Returns this machine and its current budget, without the loaded weights, which the plan includes."""
         memory = memory_of(self.device)
         free = devices.free_memory(self.device) + memory.used
         budget = MemoryBudget(free) if self.budget is None else self.budget.within(free)

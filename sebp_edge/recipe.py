@@ -1,4 +1,4 @@
-"""Recipes: a few values that say how to train, read from `recipes/*.toml` or from a user's own file.
+"""Recipes: a few values that say how to train, read from `recipes/*.toml` or a user's own file.
 
 Recipe.load("notes")                   a bundled recipe
 Recipe.load("./mine.toml")             a user's own file
@@ -69,8 +69,7 @@ class Recipe:
             object.__setattr__(self, field.name, _validate(self.name, field, getattr(self, field.name)))
         if self.load_in_4bit and self.method == "full":
             raise RecipeError(
-                f"Recipe {self.name!r}: weights in 4 bits cannot be trained themselves; use method 'lora', "
-                "or leave out 4 bits."
+                f"Recipe {self.name!r}: 4-bit weights cannot be trained; use method 'lora', or leave out load_in_4bit."
             )
 
     @classmethod
@@ -78,7 +77,7 @@ class Recipe:
         """Reads a bundled recipe by name, or a TOML file by path.
 
         Raises:
-            RecipeError: unknown name or key (the message suggests the nearest), unreadable file, or invalid value.
+            RecipeError: unknown name or key (the message suggests the closest), unreadable file, or invalid value.
         """
         if isinstance(name, Recipe):
             return name
@@ -125,7 +124,7 @@ def _parse(name: str, text: str) -> Recipe:
     except ValueError as error:  # TOMLDecodeError, or Python's error for a number of more than 4,300 digits
         raise RecipeError(f"Recipe {name!r} is not valid TOML: {error}.") from error
     except RecursionError as error:
-        raise RecipeError(f"Recipe {name!r} is nested too deeply; a recipe is a list of plain values.") from error
+        raise RecipeError(f"Recipe {name!r} is nested too deeply; a recipe has plain values only.") from error
     known = [field.name for field in dataclasses.fields(Recipe) if field.name != "name"]
     for key in values:
         if key not in known:
@@ -134,14 +133,14 @@ def _parse(name: str, text: str) -> Recipe:
 
 
 _AT_LEAST = {"warmup_ratio": 0, "weight_decay": 0, "context_length": 8}
-# Epochs are limited since all steps of a training are laid out before the first.
+# Epochs are limited because all steps of a training are scheduled before the first one.
 _AT_MOST = {"warmup_ratio": 1, "epochs": 1000, "lora_alpha": MAX_LORA_ALPHA}
-# The limits of all other numbers, which fit into 32-bit floats and 64-bit integers.
+# The limit of all other numbers, so that they fit into 32-bit floats and 64-bit integers.
 _AT_MOST_ANY = {float: 1e30, int: 2**62}
 
 
 def _validate(recipe: str, field: dataclasses.Field, value):
-    """Returns `value` in the field's type, or raises a RecipeError that names the key and the expected value."""
+    """Returns `value` in the field's type; raises a RecipeError that names the key and the expected value."""
     kind = field.type
     if isinstance(kind, UnionType):
         # None: the key is left out.
@@ -154,7 +153,7 @@ def _validate(recipe: str, field: dataclasses.Field, value):
         is_valid, expected = value in get_args(Method), " or ".join(map(repr, get_args(Method)))
     else:
         is_valid, expected = type(value) is kind, {int: "a whole number", float: "a number", bool: "true or false"}
-        expected = expected.get(kind, "a text")
+        expected = expected.get(kind, "a string")
     if is_valid and kind in (int, float):
         lowest = _AT_LEAST.get(field.name)
         is_valid = value > 0 if lowest is None else value >= lowest

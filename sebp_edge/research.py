@@ -1,15 +1,15 @@
-"""SEBP for researchers: the sparse backward pass in a model and a training loop of their own.
+"""SEBP for researchers: the sparse backward pass in your own model and training loop.
 
     from sebp_edge.research import HoistedEncoder, sparsify
 
-sparsify, Sparsified            the drop-in, and the handle that it returns
-TopN, Threshold, DroppedRows    sparsify(rows=...): rules that drop rows, and what they have dropped
-Hoisted, HoistedEncoder         decoders and encoders on their active rows only
-RowPlan, ActiveTokens           a batch's active rows, and their tokens, which hoisted models take
-CapturedGradients               gradients of hoisted models by replays of CUDA graphs
+sparsify, Sparsified            the drop-in, and the handle it returns
+TopN, Threshold, DroppedRows    rules that drop rows, for sparsify(rows=...), and what they dropped
+Hoisted, HoistedEncoder         decoders and encoders that compute active rows only
+RowPlan, ActiveTokens           the active rows of a batch, and their tokens: the input of hoisted models
+CapturedGradients               gradients of hoisted models by replayed CUDA graphs
 learning_rates                  a recipe's learning rate at each step
 
-`sebp_edge.ops` has the operations, `sebp_edge.errors` the errors.
+The operations are in `sebp_edge.ops`, the errors in `sebp_edge.errors`.
 """
 
 from sebp_edge.rows.active_tokens import ActiveTokens

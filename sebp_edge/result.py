@@ -15,19 +15,19 @@ class AdaptResult:
     """The result of an adaptation.
 
     Attributes:
-        kept: whether the test loss fell by more than its standard error, and so the adapter was saved and activated.
+        kept: whether the test loss fell by more than its standard error, and the adapter was saved and activated.
         name, version, adapter_path: where the adapter is; None if it was not kept. Name and version are also None if it
             was saved outside the store.
         heldout_loss_before, heldout_loss_after: the loss on the test documents, in nats per token.
         standard_error: the standard error of the difference of the two.
-        final_loss: with fewer than 20 documents, the loss on all of them after the last training, which was on all of
-            them, in nats per token; None if there was no such training.
-        documents, examples, tokens: the number of each that were used.
-        left_out: what was not used, and why.
+        final_loss: with fewer than 20 documents, the loss on all of them after the final training on all of them, in
+            nats per token; None if there was no such training.
+        documents, examples, tokens: how many of each were used.
+        left_out: what was not used, with the reasons.
         padding_share: the share of padding if all examples are padded to the context length.
         tokens_per_second: tokens trained on per second of training, without padding.
-        peak_memory_bytes: the process's peak memory: GPU memory with CUDA's context and all else outside torch's
-            allocator, or host memory on the CPU.
+        peak_memory_bytes: the process's peak memory: GPU memory, including CUDA's context and all else outside
+            torch's allocator, or host memory on the CPU.
         allocator_peak_bytes: the part of it that is tensors on the GPU; None on the CPU.
         predicted_peak_bytes: the peak that the plan predicted for the process; None without a memory budget.
         seconds: the time from the call to the result.
@@ -58,7 +58,7 @@ class AdaptResult:
     def of(
         cls, run: TrainingRun, gate_result: GateResult, saved: SavedAdapter | None, store: AdapterStore, seconds: float
     ) -> "AdaptResult":
-        """Collects the figures of a trial."""
+        """Collects the figures of a training run."""
         data, trainings = run.dataset, run.progress
         trained = sum(training.tokens for training in trainings)
         return cls(
@@ -97,13 +97,13 @@ class AdaptResult:
         change = f"{self.heldout_loss_before:.3f} to {self.heldout_loss_after:.3f} nats per token"
         if not self.kept and self.final_loss is not None:
             return (
-                f"The held-out loss went from {change}, but the last training, on all documents, left their loss at "
-                f"{self.final_loss:.3f}, which is no gain, so nothing was kept; a lower learning rate helps most."
+                f"The held-out loss went from {change}, but the loss on all documents after the final training is "
+                f"{self.final_loss:.3f}, which is no gain, so the adapter was not kept; try a lower learning rate."
             )
         if not self.kept:
             return (
                 f"The held-out loss went from {change} (standard error {self.standard_error:.3f}), which is no "
-                "measurable gain, so nothing was kept and what was active before still is; more text helps most."
+                "measurable gain, so the adapter was not kept and the active one stays; more text helps most."
             )
         return f"The held-out loss fell from {change}; try it with: {self.command}"
 

@@ -1,4 +1,4 @@
-"""Saves the adapter of a trial; if its place fails, saves it elsewhere so that nothing is lost."""
+"""Saves the adapter of a training run; if that fails, saves it elsewhere so that it is not lost."""
 
 import secrets
 import tempfile
@@ -42,7 +42,7 @@ def save(
 def save_best_state(
     store: AdapterStore, run: TrainingRun, stop: BaseException, name: str, seed: int
 ) -> tuple[TrainingStopped, SavedAdapter | None]:
-    """Saves a stopped trial's best state as a version of `name` that is not active, if it has one worth saving.
+    """Saves the best state of a stopped run as a version of `name` that is not active, if it has learnt anything.
 
     Args:
         stop: what ended the training: a KeyboardInterrupt, NonFiniteLoss or BudgetExceeded.
@@ -58,7 +58,7 @@ def save_best_state(
     )
     progress = run.progress[-1] if run.progress else Progress()
     if not progress.steps or (error_type is NonFiniteLoss and not progress.best_epoch):
-        return error_type(f"{reason} This training had no better state yet, so nothing was saved."), None
+        return error_type(f"{reason} No state better than the start was found, so nothing was saved."), None
     saved = save(store, run.adaptation, make_record(run, None, seed), name, prefix=reason)
     message = (
         f"{reason} The best state so far is saved as version {saved.version} of the adapter {name!r}; it is not active."
@@ -67,7 +67,7 @@ def save_best_state(
 
 
 def describe_location(saved: SavedAdapter) -> str:
-    """Says where a saved adapter is, in words."""
+    """Describes in words where a saved adapter is."""
     if saved.name is None:
         return f"the adapter is saved in {str(saved.path)!r}"
     state = "and active" if saved.active else "but not active"
@@ -75,7 +75,7 @@ def describe_location(saved: SavedAdapter) -> str:
 
 
 def make_record(run: TrainingRun, gate_result: GateResult | None, seed: int) -> AdapterRecord:
-    """Makes the record of a trial's adapter; `gate_result` is None if the adapter was not tested."""
+    """Makes the record of a run's adapter; `gate_result` is None if the adapter was not tested."""
     base, data = run.base, run.dataset
     return AdapterRecord(
         base_model=base.reference.public_name,
@@ -95,13 +95,13 @@ def make_record(run: TrainingRun, gate_result: GateResult | None, seed: int) -> 
 def _save_elsewhere(
     store: AdapterStore, adaptation: Adaptation, record: AdapterRecord, name: str, out: Path | None
 ) -> str:
-    """Saves into the store if `out` failed, else into the system's temporary folder, and says where."""
+    """Saves into the store if `out` failed, else into the system's temporary folder; returns where, as a sentence."""
     if out is not None:
         with suppress(SebpEdgeError):
             saved = store.save(adaptation, record, name, activate=False)
-            return f"What was learnt is saved all the same: {describe_location(saved)}."
+            return f"Instead, {describe_location(saved)}."
     with suppress(SebpEdgeError):
         folder = Path(tempfile.gettempdir()) / f"sebp-edge-{name}-{secrets.token_hex(4)}"
         store.save_to(adaptation, record, folder)
-        return f"What was learnt is saved in {str(folder)!r} all the same; move it before the system clears it."
-    return "What was learnt is lost."
+        return f"Instead, the adapter is saved in {str(folder)!r}; move it before the system deletes it."
+    return "The adapter could not be saved anywhere."

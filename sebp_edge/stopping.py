@@ -1,18 +1,18 @@
-"""Lets one thread ask another to stop: each call has a signal, and checks it wherever it can safely end."""
+"""Lets one thread stop a call in another: each call has a signal, and checks it wherever it can safely end."""
 
 import threading
 from collections.abc import Callable
 
 
 class StopRequested(KeyboardInterrupt):
-    """The app asked this call to stop. It is handled like Ctrl-C."""
+    """The app requested a stop of this call. It is handled like Ctrl-C."""
 
 
 class StopSignal:
-    """Asks one call to stop, once.
+    """Stops one call, once.
 
     Args:
-        event: an event of the app, which also asks for the stop when it is set.
+        event: an event of the app, which also requests the stop when it is set.
     """
 
     def __init__(self, event: threading.Event | None = None):
@@ -20,14 +20,14 @@ class StopSignal:
         self._has_raised = False
 
     def set(self) -> None:
-        """Asks for the stop, from any thread."""
+        """Requests the stop; may be called from any thread."""
         self._events[0].set()
 
     def check(self) -> None:
-        """Raises if a stop was asked for. Called wherever the call can safely end.
+        """Raises if a stop was requested. Called wherever the call can safely end.
 
         Raises:
-            StopRequested: a stop was asked for. Raised only once, so that what was learnt can be saved afterwards.
+            StopRequested: a stop was requested. Raised only once, so that the best state can be saved afterwards.
         """
         if not self._has_raised and any(event.is_set() for event in self._events):
             self._has_raised = True
@@ -35,7 +35,7 @@ class StopSignal:
 
 
 class Stoppable:
-    """Wraps a callable to check a signal before each call; it keeps its attributes."""
+    """Wraps a callable to check a signal before each call; keeps the callable's attributes."""
 
     def __init__(self, function: Callable, signal: StopSignal):
         self._function, self._signal = function, signal

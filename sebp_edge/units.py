@@ -1,4 +1,4 @@
-"""Formats figures for people to read."""
+"""Formats sizes and durations for people."""
 
 
 def gigabytes(size: float) -> str:

@@ -100,7 +100,7 @@ def no_host_sync(monkeypatch):
     """A context manager within which reading an element on the host fails, since on a GPU it would synchronize."""
 
     def refuse(tensor, *_):
-        raise AssertionError("the host waits for an element")
+        raise AssertionError("the host reads an element")
 
     @contextmanager
     def refusing():
@@ -186,7 +186,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def mount_disk(tmp_path):
-    """A function that mounts a disk of the given size, such as "64k", and gives its folder."""
+    """A function that mounts a disk of the given size, such as "64k", and returns its folder."""
     folder = tmp_path / "disk"
 
     def mount(size: str) -> Path:

@@ -20,7 +20,7 @@ NUMBERS = [float("nan"), float("inf"), -float("inf"), 3e38]
 
 
 def damage(path: Path, draw: random.Random) -> str:
-    """Damages a file, or replaces it with something else; returns how, in words."""
+    """Damages a file or replaces it with something else; returns a description."""
     if draw.random() < 0.1:
         return _replace(path, draw)
     content = path.read_bytes()

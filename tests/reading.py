@@ -1,4 +1,4 @@
-"""Calls the readers for tests of formats and files: the contents, what was left out, the refusal."""
+"""Calls the readers for tests, which compare contents, left-out items and error messages."""
 
 from pathlib import Path
 

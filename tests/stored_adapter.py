@@ -1,4 +1,4 @@
-"""What a store keeps of an adaptation: a record, and files in place of weights."""
+"""A record and a fake adaptation for tests of the store."""
 
 from pathlib import Path
 

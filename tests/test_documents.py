@@ -1,4 +1,4 @@
-"""The documents: links lead somewhere, figures have a home, and the guide names everything that an app meets."""
+"""Documents: links have targets, figures have results, and the guide names every public name, event and error."""
 
 import re
 from pathlib import Path
@@ -19,13 +19,13 @@ def without_code(text: str) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """The anchors of a document's headings, as GitHub makes them."""
+    """The anchors that GitHub makes of a document's headings."""
     headings = re.findall(r"^#+ (.*)$", without_code(path.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(document):
+def test_links_have_targets(document):
     for target in re.findall(r"\]\(([^)\s]+)\)", without_code(document.read_text(encoding="utf-8"))):
         location, _, anchor = target.partition("#")
         if location.startswith("http"):

@@ -1,4 +1,4 @@
-"""Events as JSON lines: their names, one object a line, and nothing that a JSON reader refuses."""
+"""Events as JSON lines: their names, one object per line, and valid JSON."""
 
 import io
 import json
@@ -27,10 +27,10 @@ KINDS = {
 }
 
 
-def lines(*made: Event) -> list[str]:
+def lines(*emitted: Event) -> list[str]:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", newline="\n")
     sink = JsonLines(stream)
-    for event in made:
+    for event in emitted:
         sink(event)
     return stream.buffer.getvalue().decode("ascii").splitlines()
 
@@ -40,17 +40,20 @@ def test_every_event_has_its_name_in_json():
 
 
 def test_each_event_is_one_flushed_line_that_begins_with_its_name():
-    made = [Notice("Two\nlines, “quoted” in 北京"), TextsRead(1, 2, 3, 0.5, ({"source": "a\udcff.md", "reason": "é"},))]
-    found = lines(*made)
+    emitted = [
+        Notice("Two\nlines, “quoted” in 北京"),
+        TextsRead(1, 2, 3, 0.5, ({"source": "a\udcff.md", "reason": "é"},)),
+    ]
+    found = lines(*emitted)
     assert found[0].startswith('{"event": "notice", "message": "Two')
-    assert json.loads(found[0]) == {"event": "notice", "message": made[0].message}
+    assert json.loads(found[0]) == {"event": "notice", "message": emitted[0].message}
     assert json.loads(found[1])["left_out"] == [{"source": "a\udcff.md", "reason": "é"}]
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_number_that_json_does_not_have_is_null(loss):
+def test_nan_and_infinity_are_null(loss):
     def refuse(constant):
         raise AssertionError(constant)
 
-    (line,) = lines(Evaluated("train", "select", 1, loss, False))
+    (line,) = lines(Evaluated("train", "validation", 1, loss, False))
     assert json.loads(line, parse_constant=refuse)["loss"] is None

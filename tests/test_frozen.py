@@ -1,4 +1,4 @@
-"""An app frozen by PyInstaller has all that this package needs: PyInstaller itself says what it would bring along."""
+"""PyInstaller's hook collects all that a frozen app needs of this package."""
 
 import importlib.metadata
 import json
@@ -24,7 +24,7 @@ print(json.dumps({name: found[name] for name in ("datas", "hiddenimports", "modu
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory):
-    """The hook's answers about the package as it is installed, not as it is worked on."""
+    """What the hook collects from an installed copy of the package."""
     installed = tmp_path_factory.mktemp("installed")
     for source, target in (("sebp_edge", ""), ("kernels/ops", "ops"), ("recipes", "recipes")):
         shutil.copytree(ROOT / source, installed / "sebp_edge" / target, dirs_exist_ok=True)
@@ -40,7 +40,7 @@ def test_pyinstaller_finds_the_hook():
     assert HOOK.name == "hook-sebp_edge.py"
 
 
-def test_every_file_that_is_no_module_is_brought_along(collected):
+def test_all_data_files_are_collected(collected):
     installed = collected["installed"]
     found = {Path(source) for source, _ in collected["datas"]}
     own = {
@@ -48,17 +48,17 @@ def test_every_file_that_is_no_module_is_brought_along(collected):
     }
     assert {"notes.toml", "model.safetensors", "report.html", "choices-h100.json"} <= {path.name for path in own}
     assert own <= found
-    places = {Path(target, Path(source).name).as_posix() for source, target in collected["datas"]}
-    assert {"sebp_edge/recipes/notes.toml", "sebp_edge/models/tiny/model.safetensors"} <= places
-    assert "huggingface_hub/templates/modelcard_template.md" in places
+    targets = {Path(target, Path(source).name).as_posix() for source, target in collected["datas"]}
+    assert {"sebp_edge/recipes/notes.toml", "sebp_edge/models/tiny/model.safetensors"} <= targets
+    assert "huggingface_hub/templates/modelcard_template.md" in targets
 
 
-def test_modules_that_are_imported_by_name_are_brought_along(collected):
+def test_modules_that_are_imported_by_name_are_collected(collected):
     assert set(sebp_edge._HOMES.values()) <= set(collected["hiddenimports"])
     assert not any(name.startswith(frozen.__name__) for name in collected["hiddenimports"])
 
 
-def test_the_kernels_source_is_brought_along(collected):
+def test_the_kernels_source_is_collected(collected):
     with_kernels = {path for path in (ROOT / "kernels").rglob("*.py") if "@triton.jit" in path.read_text()}
     assert with_kernels
     assert {path.parent for path in with_kernels} == {ROOT / "kernels" / "ops" / "gpu"}

@@ -1,4 +1,4 @@
-"""`Personalizer.generate`: with the adapter in use, with another, with none; chats come back as they were learnt."""
+"""`Personalizer.generate`: with the adapter in use, with another, with none; prompts are rendered as in training."""
 
 import json
 import math
@@ -21,13 +21,13 @@ CHAT = [{"role": "user", "content": PROMPT}]
 
 @pytest.fixture
 def make_adapted(make, notes_folder):
-    """One that has learnt some notes, by this method."""
+    """A function that makes a Personalizer adapted to some notes by the given method."""
 
     def personalizer(method="lora", **options):
         recipe = make().recipe.replace(method=method, learning_rate=2e-2, batch_tokens=200)
-        one = make(recipe=recipe, **options)
-        assert one.adapt(notes_folder).kept
-        return one
+        adapted = make(recipe=recipe, **options)
+        assert adapted.adapt(notes_folder).kept
+        return adapted
 
     return personalizer
 
@@ -41,7 +41,7 @@ def chats(count=20):
 
 
 def record_prompts(personalizer):
-    """Collects what the model is given at the beginning of each text from now on."""
+    """Returns a list that collects the model's decoded inputs from now on."""
     seen, layer = [], personalizer._load().model.get_input_embeddings()
     tokenizer = personalizer._load().tokenizer
     layer.register_forward_pre_hook(lambda _, ids: seen.append(tokenizer.decode(ids[0][0])))
@@ -72,17 +72,17 @@ def test_one_personalizer_shows_before_and_after(make, make_adapted, method, jus
     assert personalizer.generate(PROMPT, **GREEDY) == after
 
 
-def test_without_an_adapter_none_is_the_base_model_as_well(make):
+def test_without_any_adapter_the_default_is_the_base_model(make):
     assert make().generate(PROMPT, adapter=None, **GREEDY) == make().generate(PROMPT, **GREEDY)
 
 
 @pytest.mark.parametrize("options", [{}, {"adapter": None}])
-def test_a_version_of_no_adapter_is_refused(make, options):
-    with pytest.raises(OptionError, match="version=2 is of no adapter"):
+def test_a_version_without_an_adapter_is_refused(make, options):
+    with pytest.raises(OptionError, match="version=2 was given without an adapter"):
         make().generate(PROMPT, version=2, **options)
 
 
-def test_chats_come_back_as_they_were_learnt_whatever_the_recipe(make):
+def test_an_adapter_for_chats_uses_the_chat_template_whatever_the_recipe(make):
     personalizer = make()
     assert not personalizer.recipe.chat_template
     path = personalizer.adapt(chats()).adapter_path
@@ -118,7 +118,7 @@ def test_chats_come_back_as_they_were_learnt_whatever_the_recipe(make):
     ],
     ids=["notes", "fewer chats", "as many", "more chats", "pairs as chats", "pairs", "sections"],
 )
-def test_most_documents_decide_what_a_prompt_is(make, texts, chat_template, is_chat):
+def test_the_majority_of_documents_decides_how_prompts_are_rendered(make, texts, chat_template, is_chat):
     personalizer = make(recipe=make().recipe.replace(chat_template=chat_template, epochs=1))
     base = personalizer._load()
     assert make_dataset(read_texts(texts), base.tokenizer, personalizer.recipe, None).is_chat is is_chat
@@ -140,17 +140,17 @@ def test_an_old_record_follows_its_recipes_chat_template(make, notes_folder, cha
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_numbers_that_are_not_finite_are_blamed_on_the_adapter_or_on_the_model(make, make_adapted, temperature):
+def test_nonfinite_logits_are_attributed_to_the_adapter_or_the_model(make, make_adapted, temperature):
     personalizer = make_adapted()
     path = personalizer.store.open("default").path / "adapter_model.safetensors"
-    # Finite, as the adapter's weights are checked, and too large for what comes of them.
+    # Loading requires finite weights; these are so large that the logits are not finite.
     save_file({name: 0 * weight + 1e30 for name, weight in load_file(path).items()}, path)
     broken = make()
-    with pytest.raises(AdapterError, match="With this adapter the model computes numbers that are not finite"):
+    with pytest.raises(AdapterError, match="With this adapter, the model computes NaN or infinite logits"):
         broken.generate(PROMPT, adapter="default", temperature=temperature)
     assert broken.generate(PROMPT, adapter=None, max_new_tokens=2) is not None
     broken._base.model.model.norm.weight.data.fill_(math.nan)
-    with pytest.raises(ModelError, match="The model 'micro-llama' computes numbers that are not finite"):
+    with pytest.raises(ModelError, match="The model 'micro-llama' computes NaN or infinite logits"):
         broken.generate(PROMPT, adapter=None, temperature=temperature)
 
 
@@ -163,6 +163,6 @@ def test_invalid_prompts_are_refused_before_anything_is_loaded(make):
     assert personalizer._base is None
 
 
-def test_the_defaults_are_the_same_where_they_are_written_twice():
+def test_generate_has_the_defaults_of_sampling():
     signature = Personalizer.generate.__kwdefaults__
     assert {name: signature[name] for name in vars(Sampling())} == vars(Sampling())

@@ -1,4 +1,4 @@
-"""What only a GPU can show. Skipped, with the reason, where there is none."""
+"""Tests that need a GPU; skipped without one."""
 
 import subprocess
 import sys
@@ -64,7 +64,7 @@ def gradients_of(model):
 
 
 def copied(tensor):
-    # A copy always: moving a model to the GPU moves the gradients it holds.
+    # Always a copy: moving a model to the GPU moves its gradients too.
     return tensor.detach().to("cpu", torch.float64, copy=True)
 
 
@@ -308,12 +308,12 @@ def test_weights_that_are_stacked_leave_no_holes(wide_model):
 
 
 def test_an_adaptation_runs_our_kernels(tmp_path):
-    """Of the bundled model, on questions with answers: there the last layer has fewer loss rows than active ones."""
+    """Questions with answers, for which the last layer has fewer loss rows than active rows."""
     questions, answers = make_sentences(24), make_sentences(24, seed=1)
     records = [{"prompt": question, "completion": answer} for question, answer in zip(questions, answers, strict=True)]
     recipe = Recipe.load("notes").replace(epochs=1)
     personalizer = Personalizer(recipe=recipe, device="cuda", store=AdapterStore(tmp_path))
-    # Accumulating events keeps the profiler from warning that it forgets those of an earlier cycle.
+    # With acc_events, the profiler does not warn that it drops events of an earlier cycle.
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as trace:
         personalizer.adapt(records)
         torch.cuda.synchronize()
@@ -356,9 +356,9 @@ def test_the_backward_pass_uses_the_measured_choices(tmp_path, monkeypatch):
             model(**batch).loss.backward()
     (measured,) = tmp_path.iterdir()
     known = choices.read(measured)
-    # The batch's rows are the measured ones, but for the last layer's, of which there are fewer.
+    # The row counts are the measured ones, except in the last layer, which has fewer rows.
     assert used
-    assert sum(ways in known.values() for ways in used) >= len(used) // 2
+    assert sum(algorithms in known.values() for algorithms in used) >= len(used) // 2
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 

@@ -62,7 +62,7 @@ PUBLIC = {
     """,
     "sebp_edge.events": """
         AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JsonLines MemoryPlanned
-        MemoryProbed MemoryRanOut MemoryPressure ModelLoaded Notice Sink StepDone TextsRead TrainingStarted
+        MemoryPressure MemoryProbed MemoryRanOut ModelLoaded Notice Sink StepDone TextsRead TrainingStarted
         silent
     """,
     "sebp_edge.ops": """
@@ -77,7 +77,7 @@ PUBLIC = {
     """,
 }
 
-# Errors outside of errors.py's tree: those that Python and the libraries ask for, and signals that the package catches
+# Errors outside of errors.py's tree: those that Python and the libraries require, and signals that the package catches
 # itself.
 OTHER_ERRORS = {
     "kernels/ops/": "ValueError RuntimeError",  # as torch's own operations; docstrings list them
@@ -90,11 +90,11 @@ OTHER_ERRORS = {
     "sebp_edge/models/weights.py": "TypeError",
     "sebp_edge/texts/": "Unreadable",
     # Signals from within a computation to whoever started it.
-    "sebp_edge/insight/bench/gate.py": "ValueError",
+    "sebp_edge/insight/bench/correctness.py": "ValueError",
     "sebp_edge/models/generation.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/stopping.py": "StopRequested",
-    "sebp_edge/training/recovery.py": "_CutSmaller MemoryError",
+    "sebp_edge/training/recovery.py": "_DidNotFit MemoryError",
 }
 
 
@@ -188,8 +188,8 @@ def test_libraries_stay_in_their_rooms(library):
 
 def test_every_package_is_shipped():
     shipped = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    there = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "sebp_edge").rglob("__init__.py")}
-    assert sorted(shipped) == sorted(there | {"sebp_edge.ops", "sebp_edge.ops.gpu", "sebp_edge.recipes"})
+    existing = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "sebp_edge").rglob("__init__.py")}
+    assert sorted(shipped) == sorted(existing | {"sebp_edge.ops", "sebp_edge.ops.gpu", "sebp_edge.recipes"})
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_the_public_names(module):
         assert getattr(found, name) is not None
 
 
-def test_other_names_are_not_there():
+def test_unknown_names_are_attribute_errors():
     with pytest.raises(AttributeError):
         _ = sebp_edge.nonsense
 
@@ -241,8 +241,8 @@ def test_every_other_folder_says_that_it_is_internal():
             )
 
 
-def taught() -> dict[str, str]:
-    """The examples and the documents' Python, by place."""
+def shown_code() -> dict[str, str]:
+    """The Python code of the examples and documents, by location."""
     found = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "examples").rglob("*.py")}
     for path in ROOT.rglob("*.md"):
         blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
@@ -253,17 +253,17 @@ def taught() -> dict[str, str]:
 def test_examples_and_documents_import_public_names_only():
     public = {f"{module}.{name}" for module, names in PUBLIC.items() for name in names.split()} | PUBLIC.keys()
     used = {
-        (place, name)
-        for place, text in taught().items()
+        (location, name)
+        for location, text in shown_code().items()
         for name in names_in(ast.parse(text), "")
         if name.split(".")[0] == "sebp_edge"
     }
     assert ("quickstart.py", "sebp_edge.Personalizer") in used
-    assert {(place, name) for place, name in used if name not in public} == set()
+    assert {(location, name) for location, name in used if name not in public} == set()
 
 
 def raised() -> set[tuple[str, str]]:
-    """Each file of the package, with the classes of errors that it raises by name."""
+    """Each file of the package with the error classes that it raises by name."""
     found = set()
     for path in sources():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -274,16 +274,16 @@ def raised() -> set[tuple[str, str]]:
     return found
 
 
-def test_every_error_is_one_of_the_tree_or_of_the_list():
+def test_every_error_is_in_the_tree_or_the_list():
     others = {(file, name) for file, name in raised() if name not in errors.__all__}
     unknown = {
         (file, name)
         for file, name in others
-        if not any(file.startswith(place) and name in names.split() for place, names in OTHER_ERRORS.items())
+        if not any(file.startswith(prefix) and name in names.split() for prefix, names in OTHER_ERRORS.items())
     }
     assert unknown == set()
-    for place, names in OTHER_ERRORS.items():
-        assert {name for file, name in others if file.startswith(place)} == set(names.split()), place
+    for prefix, names in OTHER_ERRORS.items():
+        assert {name for file, name in others if file.startswith(prefix)} == set(names.split()), prefix
 
 
 def test_the_version_is_the_packages():

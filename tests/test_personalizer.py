@@ -1,4 +1,4 @@
-"""The main path, as an app calls it: texts in, a judged and saved adapter out."""
+"""The main path, as an app calls it: texts in, a tested and saved adapter out."""
 
 import dataclasses
 import json
@@ -74,7 +74,7 @@ def test_plain_peft_loads_the_adapter_and_gives_the_same_logits(make, notes_fold
     assert torch.equal(logits(personalizer), logits(None, plain.eval()))
 
 
-def test_a_fresh_process_would_load_the_same_adapter_by_name(make, notes_folder):
+def test_another_personalizer_loads_the_same_adapter_by_name(make, notes_folder):
     first, second = make(), make()
     first.adapt(notes_folder, name="mine")
     base = logits(second, second._load().model)
@@ -96,13 +96,13 @@ def test_an_adapter_that_is_no_better_is_not_kept(make, notes_folder):
     result = worse.adapt(notes_folder)
     assert not result.kept
     assert result.adapter_path is None
-    assert "nothing was kept" in result.summary
+    assert "the adapter was not kept" in result.summary
     store = worse.store
     assert (store.active_version("default"), len(store.versions("default"))) == (1, 1)
     assert worse._adaptation is None
 
 
-def test_a_slow_run_says_first_how_long_it_will_take(make, notes_folder, monkeypatch):
+def test_a_slow_run_announces_its_duration(make, notes_folder, monkeypatch):
     # A token of this model costs about 4 * 21,000 operations; at 100,000 a second that is over half an hour.
     monkeypatch.setattr("sebp_edge.machine.devices.matmul_rate", lambda device, dtype: 1e5)
     events = []
@@ -119,11 +119,11 @@ def test_few_documents_are_tested_with_folds(make, count):
     phases = [event.phase for event in events if isinstance(event, TrainingStarted)]
     assert phases[:3] == ["fold 1", "fold 2", "fold 3"]
     assert phases[3:] == (["all documents"] if result.kept else [])
-    judged = [event.test_documents for event in events if isinstance(event, TrainingStarted)]
-    assert sum(judged) == count
+    tested = [event.test_documents for event in events if isinstance(event, TrainingStarted)]
+    assert sum(tested) == count
 
 
-def test_one_long_text_is_learnt_in_sections(make):
+def test_one_long_text_is_split_into_sections(make):
     result = make().adapt("\n\n".join(make_sentences(40, words=30)))
     assert result.documents == 1
     assert result.examples >= 6
@@ -132,18 +132,18 @@ def test_one_long_text_is_learnt_in_sections(make):
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ([], "nothing to read"),
+        ([], "no files were found"),
         (["too short"], "at least 300 are needed"),
         (["one", "two", "three", "four", "five", "six"], "at least 300 are needed"),
         (Path("no-such-folder"), "no file or folder"),
     ],
 )
-def test_too_little_to_learn_from_is_refused(make, texts, message):
+def test_missing_or_too_little_text_is_refused(make, texts, message):
     with pytest.raises(TextsError, match=message):
         make().adapt(texts)
 
 
-def test_records_are_learnt(make):
+def test_records_are_trained_on(make):
     questions, answers = make_sentences(20), make_sentences(20, seed=1)
     pairs = [{"prompt": q, "completion": a} for q, a in zip(questions, answers, strict=True)]
     assert make().adapt(pairs).examples == 20
@@ -175,7 +175,7 @@ def test_an_interruption_saves_the_best_state_as_an_inactive_version(make, notes
     stopped.load_adapter("default", 2)
 
 
-def test_a_call_beside_a_training_is_refused_and_the_training_goes_on(make, notes_folder):
+def test_a_call_during_a_training_is_refused_and_the_training_continues(make, notes_folder):
     refused = []
 
     def call_meanwhile(event):
@@ -186,7 +186,7 @@ def test_a_call_beside_a_training_is_refused_and_the_training_goes_on(make, note
                 lambda: personalizer.analyze(notes_folder),
                 lambda: personalizer.load_adapter("first"),
             ):
-                with ThreadPool(1) as pool, pytest.raises(BusyError, match="at work already; wait until that call"):
+                with ThreadPool(1) as pool, pytest.raises(BusyError, match="is running another call; wait for it"):
                     pool.apply(call)
                 refused.append(call)
             assert personalizer.plan(notes_folder).chosen.peak > 0
@@ -203,9 +203,7 @@ def test_a_store_can_be_given_as_a_folder(make, tmp_path):
     assert make(store=str(tmp_path)).store.folder == tmp_path / "adapters"
 
 
-def test_an_interruption_that_cannot_be_saved_in_the_store_is_saved_elsewhere(
-    make, notes_folder, tmp_path, monkeypatch
-):
+def test_a_best_state_that_the_store_cannot_save_is_saved_elsewhere(make, notes_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     personalizer = make()
     before = logits(personalizer, personalizer._load().model)
@@ -215,7 +213,9 @@ def test_an_interruption_that_cannot_be_saved_in_the_store_is_saved_elsewhere(
 
     monkeypatch.setattr(personalizer.store, "save", full_disk)
     personalizer.on_event = interrupt_at(2)
-    with pytest.raises(StorageError, match=r"^Interrupted\. No space left on device\. What was learnt is saved in '"):
+    with pytest.raises(
+        StorageError, match=r"^Interrupted\. No space left on device\. Instead, the adapter is saved in '"
+    ):
         personalizer.adapt(notes_folder)
     (folder,) = tmp_path.glob("sebp-edge-default-*")
     assert make().load_adapter(folder).heldout_loss_after is None
@@ -223,13 +223,13 @@ def test_an_interruption_that_cannot_be_saved_in_the_store_is_saved_elsewhere(
 
 
 @pytest.mark.parametrize("phase", ["fold 2", "all documents"])
-def test_an_interruption_between_two_trainings_saves_nothing_that_has_not_learnt(make, phase):
+def test_an_interruption_between_two_trainings_saves_no_untrained_adapter(make, phase):
     def sink(event):
         if isinstance(event, TrainingStarted) and event.phase == phase:
             raise KeyboardInterrupt
 
     personalizer = make(on_event=sink)
-    with pytest.raises(Interrupted, match="no better state yet, so nothing was saved"):
+    with pytest.raises(Interrupted, match="No state better than the start was found, so nothing was saved"):
         personalizer.adapt(make_sentences(9, words=60))
     assert personalizer.store.names() == []
 
@@ -254,7 +254,7 @@ def test_a_deleted_adapter_in_use_hides_no_error(make, notes_folder):
     personalizer.on_event = sink
     with pytest.raises(Interrupted, match="best state so far is saved as version 1 of the adapter 'other'"):
         personalizer.adapt(notes_folder, name="other")
-    assert notices[-1].endswith("From now on the base model is in use.")
+    assert notices[-1].endswith("The base model is used from now on.")
     assert torch.equal(before, logits(personalizer, personalizer._base.model))
 
 
@@ -266,7 +266,7 @@ def test_after_an_interruption_the_base_model_is_as_it_was(make, notes_folder):
     assert torch.equal(before, logits(personalizer, personalizer._base.model))
 
 
-def test_an_app_that_raises_in_its_sink_gets_its_error_and_the_base_model_back(make, notes_folder):
+def test_an_error_in_a_sink_is_raised_and_the_base_model_restored(make, notes_folder):
     personalizer = make(on_event=interrupt_at(2, error=ZeroDivisionError))
     before = logits(personalizer, personalizer._load().model)
     with pytest.raises(ZeroDivisionError):
@@ -275,9 +275,9 @@ def test_an_app_that_raises_in_its_sink_gets_its_error_and_the_base_model_back(m
     assert personalizer.store.names() == []
 
 
-def test_memory_that_runs_out_is_one_sentence(make, notes_folder):
+def test_running_out_of_memory_is_one_sentence(make, notes_folder):
     personalizer = make(on_event=interrupt_at(2, error=torch.OutOfMemoryError))
-    with pytest.raises(MachineError, match="ran out while training; nothing was saved"):
+    with pytest.raises(MachineError, match="Out of CPU memory while training; nothing was saved"):
         personalizer.adapt(notes_folder)
     assert personalizer._adaptation is None
 
@@ -293,16 +293,16 @@ def test_an_interruption_before_the_first_step_saves_nothing(make, notes_folder)
     assert personalizer.store.names() == []
 
 
-def test_a_loss_that_is_not_finite_saves_the_best_state_and_names_the_step(make, notes_folder):
+def test_a_nonfinite_loss_without_a_better_state_saves_nothing_and_names_the_step(make, notes_folder):
     personalizer = make(recipe=RECIPE.replace(learning_rate=1e30, max_grad_norm=1e30))
-    with pytest.raises(NonFiniteLoss, match=r"step \d+.*no better state yet, so nothing was saved"):
+    with pytest.raises(NonFiniteLoss, match=r"step \d+.*No state better than the start was found"):
         personalizer.adapt(notes_folder)
     assert personalizer.store.names() == []
 
 
-def test_a_loss_that_is_not_finite_later_saves_the_best_state(make, notes_folder):
+def test_a_nonfinite_loss_after_a_better_state_saves_that_state(make, notes_folder):
     def poison(event):
-        if isinstance(event, Evaluated) and event.split == "select" and event.epoch == 1:
+        if isinstance(event, Evaluated) and event.split == "validation" and event.epoch == 1:
             layer = next(p for p in personalizer._base.model.parameters() if p.requires_grad)
             layer.data.fill_(math.nan)
 
@@ -327,7 +327,7 @@ def test_a_failed_or_rejected_adaptation_leaves_the_adapter_in_use(make, notes_f
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("words", [20, 60, 150])
-def test_a_few_questions_with_answers_are_learnt_or_refused_in_a_sentence(make, count, words):
+def test_a_few_questions_with_answers_are_trained_on_or_refused_in_one_sentence(make, count, words):
     pairs = zip(make_sentences(count, words=150), make_sentences(count, seed=1, words=words), strict=True)
     records = [{"prompt": question, "completion": answer} for question, answer in pairs]
     try:
@@ -337,7 +337,7 @@ def test_a_few_questions_with_answers_are_learnt_or_refused_in_a_sentence(make, 
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.5])
-def test_a_seed_that_no_generator_takes_is_refused(make, seed):
+def test_an_invalid_seed_is_refused(make, seed):
     with pytest.raises(OptionError, match="The seed must be a whole number"):
         make(seed=seed)
 
@@ -349,7 +349,7 @@ def test_the_command_in_the_result_finds_the_adapter(make, notes_folder, model_f
     assert shlex.split(in_default_store.command)[3:5] == ["--name", "mine"]
 
 
-def test_out_saves_elsewhere_and_never_over_something(make, notes_folder, tmp_path):
+def test_out_saves_outside_the_store_and_overwrites_nothing(make, notes_folder, tmp_path):
     out = tmp_path / "there" / "adapter"
     personalizer = make()
     result = personalizer.adapt(notes_folder, out=out)
@@ -358,7 +358,7 @@ def test_out_saves_elsewhere_and_never_over_something(make, notes_folder, tmp_pa
     other = make()
     other.load_adapter(out)
     assert torch.equal(logits(personalizer), logits(other))
-    with pytest.raises(OptionError, match="exists already"):
+    with pytest.raises(OptionError, match="already exists"):
         make().adapt(notes_folder, out=out)
 
 
@@ -380,7 +380,7 @@ def test_an_adapter_of_earlier_weights_of_the_same_model_is_refused(make, notes_
     make(model=folder).adapt(notes_folder)
     model.model.embed_tokens.weight.data.mul_(1.5)
     model.save_pretrained(folder)
-    with pytest.raises(BaseModelMismatch, match="made for other weights of my-llama; run the adaptation again"):
+    with pytest.raises(BaseModelMismatch, match="made for other weights of my-llama; adapt again"):
         make(model=folder).load_adapter("default")
 
 
@@ -397,7 +397,7 @@ def test_full_fine_tuning_saves_a_model_that_transformers_loads(make, notes_fold
     assert torch.equal(before, logits(personalizer, personalizer._base.model))
 
 
-def test_nothing_saved_or_said_holds_a_text_or_a_path(make, notes_folder, tmp_path):
+def test_saved_files_and_events_contain_no_text_and_no_path(make, notes_folder, tmp_path):
     secret = "the password is swordfish"
     (notes_folder / "secret-plan.md").write_text(f"{secret} and so we took the bread")
     events = []

@@ -1,4 +1,4 @@
-"""Recipes are read strictly: what is wrong with one is said in one sentence that names the key."""
+"""Recipes are validated strictly: every error is one sentence that names the key."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def test_the_names_begin_with_the_default():
     assert Recipe.names() == ["notes", "chat", "full", "glue", "instruct", "lm", "long"]
 
 
-def test_a_file_of_ones_own_takes_defaults_for_the_rest(tmp_path):
+def test_a_users_file_has_defaults_for_missing_keys(tmp_path):
     path = recipe_file(tmp_path, 'description = "Mine."\nr = 4\nlearning_rate = 1\n')
     for given in (path, str(path)):
         recipe = Recipe.load(given)
@@ -42,17 +42,17 @@ def test_a_file_of_ones_own_takes_defaults_for_the_rest(tmp_path):
     assert Recipe.load(recipe_file(tmp_path, "")).description == ""
 
 
-def test_a_recipe_is_taken_as_it_is():
+def test_loading_a_recipe_object_returns_it():
     recipe = Recipe.load("chat")
     assert Recipe.load(recipe) is recipe
 
 
-def test_an_unknown_name_names_the_nearest_or_all():
+def test_an_unknown_name_suggests_the_closest_or_all():
     assert refusal(lambda: Recipe.load("note")) == "Unknown recipe 'note'; did you mean 'notes'?"
-    assert refusal(lambda: Recipe.load("zzz")).endswith("there are notes, chat, full, glue, instruct, lm, long.")
+    assert refusal(lambda: Recipe.load("zzz")).endswith("choose from notes, chat, full, glue, instruct, lm, long.")
 
 
-def test_an_unknown_key_names_the_nearest(tmp_path):
+def test_an_unknown_key_suggests_the_closest(tmp_path):
     path = recipe_file(tmp_path, "lerning_rate = 0.1\n")
     assert refusal(lambda: Recipe.load(path)).endswith("unknown key 'lerning_rate'; did you mean 'learning_rate'?")
     path = recipe_file(tmp_path, 'name = "other"\n')  # the file's name is the recipe's
@@ -78,17 +78,17 @@ def test_an_unknown_key_names_the_nearest(tmp_path):
         ("weight_decay = -0.1", "weight_decay must be a number of at least 0, but is -0.1."),
         ("warmup_ratio = 10", "warmup_ratio must be a number of at least 0 and at most 1, but is 10.0."),
         ("chat_template = 1", "chat_template must be true or false, but is 1."),
-        ("description = 3", "description must be a text, but is 3."),
+        ("description = 3", "description must be a string, but is 3."),
         (
             'load_in_4bit = true\nmethod = "full"',
-            "weights in 4 bits cannot be trained themselves; use method 'lora', or leave out 4 bits.",
+            "4-bit weights cannot be trained; use method 'lora', or leave out load_in_4bit.",
         ),
         ("load_in_4bit = 4", "load_in_4bit must be true or false, but is 4."),
         ('method = "qlora"', "method must be 'lora' or 'full', but is 'qlora'."),
         ("method = [1]", "method must be 'lora' or 'full', but is [1]."),
     ],
 )
-def test_a_wrong_value_names_its_key_and_what_it_should_be(tmp_path, line, message):
+def test_an_invalid_value_names_its_key_and_what_is_expected(tmp_path, line, message):
     path = recipe_file(tmp_path, line)
     assert refusal(lambda: Recipe.load(path)) == f"Recipe 'mine': {message}"
 
@@ -101,7 +101,7 @@ def test_a_wrong_value_names_its_key_and_what_it_should_be(tmp_path, line, messa
         ("learning_rate = " + "9" * 400, "learning_rate must be a number, but is 9999"),
         ("learning_rate = 1e39", "learning_rate must be a number above 0 and at most 1e+30, but is 1e+39."),
         ("lora_alpha = 1" + "0" * 300, "lora_alpha must be a whole number above 0 and at most 1048576, but is 1000"),
-        ("description = " + "[" * 5000 + "]" * 5000, "is nested too deeply; a recipe is a list of plain values."),
+        ("description = " + "[" * 5000 + "]" * 5000, "is nested too deeply; a recipe has plain values only."),
     ],
     ids=lambda value: value[:20],
 )
@@ -120,7 +120,7 @@ def test_limits_themselves_are_allowed(tmp_path, line):
     Recipe.load(recipe_file(tmp_path, line))
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path):
+def test_unreadable_files_are_named(tmp_path):
     missing = tmp_path / "missing.toml"
     assert refusal(lambda: Recipe.load(missing)) == (
         f"The recipe file {missing} cannot be read: No such file or directory."
@@ -131,7 +131,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     assert "'mine' is not valid TOML: " in refusal(lambda: Recipe.load(recipe_file(tmp_path, "r = = 4")))
 
 
-def test_replace_checks_and_keeps_what_is_none():
+def test_replace_validates_values_and_ignores_none():
     recipe = Recipe.load("notes")
     assert recipe.replace(epochs=None, context_length=None) == recipe
     assert recipe.replace(epochs=7, context_length=None) == dataclasses.replace(recipe, epochs=7)
@@ -139,6 +139,6 @@ def test_replace_checks_and_keeps_what_is_none():
         recipe.replace(epochs=0)
 
 
-def test_a_recipe_cannot_be_changed_by_accident():
+def test_a_recipe_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Recipe.load("notes").epochs = 5

@@ -1,4 +1,4 @@
-"""stop(): which call it ends, where it is heard, and what is left."""
+"""stop(): which call it ends, where it takes effect, and what is saved."""
 
 import threading
 import time
@@ -19,10 +19,10 @@ from sebp_edge.events import (
 
 
 class Worker:
-    """Runs a call in another thread; `stop` is called, or what else is given, at the first event of a kind."""
+    """Runs a call in another thread, and stops it by `stop` or the given function at the first event of a kind."""
 
     def __init__(self, make, kind=None, step=None, **options):
-        self.reached, self.told = threading.Event(), threading.Event()
+        self.reached, self.stopped = threading.Event(), threading.Event()
         self.kind, self.step, self.events, self.error, self.result = kind, step, [], None, None
         self.personalizer = make(on_event=self._on_event, **options)
 
@@ -34,7 +34,7 @@ class Worker:
     def _pause(self):
         if not self.reached.is_set():
             self.reached.set()
-            assert self.told.wait(30)
+            assert self.stopped.wait(30)
 
     def run(self, call, stop=None):
         def work():
@@ -47,7 +47,7 @@ class Worker:
         thread.start()
         assert self.reached.wait(60)
         (stop or self.personalizer.stop)()
-        self.told.set()
+        self.stopped.set()
         thread.join(60)
         assert not thread.is_alive()
         return self
@@ -66,12 +66,12 @@ def test_a_training_ends_after_a_step_and_the_best_state_is_saved(make, notes_fo
     assert (worker.error.name, worker.error.version) == ("default", 1)
     assert [type(event) for event in worker.events[-2:]] == [StepDone, AdapterSaved]
     assert worker.personalizer.store.active_version("default") is None
-    # The next one is not stopped, and the app's thread may train itself.
+    # The next call is not stopped, and may run in the app's own thread.
     assert worker.personalizer.adapt(notes_folder).kept
 
 
 @pytest.mark.parametrize("kind", [ModelLoaded, TextsRead])
-def test_before_a_training_nothing_is_changed(make, notes_folder, kind):
+def test_a_stop_before_the_training_changes_nothing(make, notes_folder, kind):
     worker = run_adapt(make, notes_folder, kind)
     assert isinstance(worker.error, Interrupted)
     assert str(worker.error) == "Stopped; nothing was changed."
@@ -81,7 +81,7 @@ def test_before_a_training_nothing_is_changed(make, notes_folder, kind):
 
 
 @pytest.mark.parametrize("kind", [TrainingStarted, ExamplesEvaluated])
-def test_an_evaluation_before_the_first_step_is_ended(make, notes_folder, kind):
+def test_an_evaluation_before_the_first_step_can_be_stopped(make, notes_folder, kind):
     worker = run_adapt(make, notes_folder, kind)
     assert isinstance(worker.error, Interrupted)
     assert "nothing was saved" in str(worker.error)
@@ -93,53 +93,53 @@ def test_an_evaluation_reports_its_progress(make):
     recipe = make().recipe.replace(context_length=128, epochs=1)
     worker = Worker(make, recipe=recipe)
     worker.personalizer.adapt(make_sentences(120, words=60))
-    told = [event for event in worker.events if isinstance(event, ExamplesEvaluated)]
-    first = told[: next(n for n, event in enumerate(told, start=1) if event.done == event.examples)]
+    progress = [event for event in worker.events if isinstance(event, ExamplesEvaluated)]
+    first = progress[: next(n for n, event in enumerate(progress, start=1) if event.done == event.examples)]
     assert len(first) > 1
     assert [event.done for event in first] == sorted({event.done for event in first})
 
 
-def test_an_analysis_is_ended(make, notes_folder):
+def test_an_analysis_can_be_stopped(make, notes_folder):
     worker = Worker(make, ExampleAnalyzed).run(lambda personalizer: personalizer.analyze(notes_folder))
     assert isinstance(worker.error, Interrupted)
     assert sum(isinstance(event, ExampleAnalyzed) for event in worker.events) == 1
 
 
 def test_a_stopped_generation_returns_the_text_so_far(make):
-    pieces, worker = [], Worker(make)
+    chunks, worker = [], Worker(make)
 
-    def on_text(piece):
-        pieces.append(piece)
-        if len(pieces) == 3:
+    def on_text(chunk):
+        chunks.append(chunk)
+        if len(chunks) == 3:
             worker._pause()
 
     worker.run(lambda personalizer: personalizer.generate("the ferry", seed=0, max_new_tokens=100, on_text=on_text))
     assert isinstance(worker.error, Interrupted)
-    assert worker.error.text == "".join(pieces)
-    assert len(pieces) in (3, 4)
+    assert worker.error.text == "".join(chunks)
+    assert len(chunks) in (3, 4)
     whole = worker.personalizer.generate("the ferry", seed=0, max_new_tokens=100)
     assert len(whole) > len(worker.error.text) > 0
 
 
 @pytest.mark.parametrize("memory_budget", [None, "30GB"])
-def test_tokenising_is_ended_between_texts(make, monkeypatch, memory_budget):
+def test_tokenising_can_be_stopped_between_texts(make, monkeypatch, memory_budget):
     worker, calls = Worker(make, memory_budget=memory_budget), []
     tokenise = type(worker.personalizer._load().tokenizer).__call__
 
-    def waiting(tokenizer, *arguments, **options):
+    def pausing(tokenizer, *arguments, **options):
         calls.append(arguments)
         if len(calls) == 9:
             worker._pause()
         return tokenise(tokenizer, *arguments, **options)
 
-    monkeypatch.setattr(type(worker.personalizer._load().tokenizer), "__call__", waiting)
+    monkeypatch.setattr(type(worker.personalizer._load().tokenizer), "__call__", pausing)
     worker.run(lambda personalizer: personalizer.adapt(make_sentences(40)))
     assert isinstance(worker.error, Interrupted)
     assert len(calls) == 9
     assert not any(isinstance(event, TextsRead) for event in worker.events)
 
 
-def test_an_event_that_is_set_before_the_call_has_begun_is_heard(make, notes_folder):
+def test_an_event_set_before_the_call_stops_it(make, notes_folder):
     personalizer, stop = make(), threading.Event()
     stop.set()
     calls = (
@@ -155,7 +155,7 @@ def test_an_event_that_is_set_before_the_call_has_begun_is_heard(make, notes_fol
     assert personalizer.generate("the ferry", max_new_tokens=2)
 
 
-def test_an_event_that_is_set_later_is_heard_and_what_was_learnt_is_saved(make, notes_folder):
+def test_an_event_set_during_the_call_stops_it_and_the_best_state_is_saved(make, notes_folder):
     stop = threading.Event()
     recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200, epochs=3)
     worker = Worker(make, StepDone, 2, recipe=recipe)
@@ -180,11 +180,11 @@ def test_a_call_can_be_stopped_from_its_start(make, monkeypatch):
 
     worker, read_texts = Worker(make), module.read_texts
 
-    def waiting(texts):
+    def pausing(texts):
         worker._pause()
         return read_texts(texts)
 
-    monkeypatch.setattr(module, "read_texts", waiting)
+    monkeypatch.setattr(module, "read_texts", pausing)
     begin = time.process_time()
     worker.run(lambda personalizer: personalizer.adapt(make_sentences(2000)))
     assert isinstance(worker.error, Interrupted)

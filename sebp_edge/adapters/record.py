@@ -18,21 +18,21 @@ _MAX_LOSS = 1e30
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterRecord:
-    """What is known about an adapter: counts, losses and settings.
+    """Counts, losses and settings of an adapter.
 
     Attributes:
         base_model: the base model's public name.
         model: the base model's name, which loads it again unless it is a local folder; never a path.
         fingerprint: the fingerprint of the base model's weights.
         recipe: the recipe's values.
-        documents, examples, tokens: the number of each that were used.
+        documents, examples, tokens: how many of each were used.
         heldout_loss_before, heldout_loss_after: the test loss in nats per token; None if the adapter was not tested.
-        seed: the seed of everything random in the adaptation.
+        seed: the random seed of the adaptation.
         chat: whether prompts are rendered with the model's chat template, as most of the documents were; None in
             records of older versions, in which the recipe's chat_template decides.
         created: when it was made, in UTC, as an ISO 8601 string.
         sebp_edge: the version of sebp-edge that made it.
-        format: the format of the folder and this record (see FORMAT).
+        format: the format of the folder and of this record (see FORMAT).
     """
 
     base_model: str
@@ -73,16 +73,16 @@ class AdapterRecord:
         except (OSError, ValueError) as error:
             reason = f" ({error.strerror})" if isinstance(error, PermissionError) else ""
             raise AdapterError(
-                f"{str(folder)!r} holds no adapter of sebp-edge: {RECORD} cannot be read{reason}."
+                f"{str(folder)!r} is not an adapter of sebp-edge: {RECORD} cannot be read{reason}."
             ) from error
 
     def model_card(self) -> str:
-        """Returns the text of the folder's README.md, which holds no user's text and no path."""
+        """Returns the text of the folder's README.md, which contains none of the user's texts and no path."""
         test_losses = ""
         if self.heldout_loss_before is not None and self.heldout_loss_after is not None:
             test_losses = (
-                f"\nTrainings like this one took the loss on documents they had not seen from "
-                f"{self.heldout_loss_before:.3f} to {self.heldout_loss_after:.3f} nats per token.\n"
+                f"\nHeld-out loss in nats per token: {self.heldout_loss_before:.3f} before, "
+                f"{self.heldout_loss_after:.3f} after.\n"
             )
         kind = "LoRA adapter" if self.recipe["method"] == "lora" else "fully fine-tuned model"
         return f"""---
@@ -94,12 +94,12 @@ library_name: {"peft" if self.recipe["method"] == "lora" else "transformers"}
 Made by sebp-edge {self.sebp_edge} on its owner's machine from {self.documents} documents
 ({self.tokens} tokens), with the recipe "{self.recipe["name"]}".
 {test_losses}
-The texts it learnt from are not in this folder, but a model can repeat what it has learnt: treat it as you treat them.
+This folder does not contain the training texts, but the model may repeat parts of them: keep it as private as they are.
 """
 
 
 def _validate(field: dataclasses.Field, values: dict):
-    """Returns the value of a record's field, or raises a ValueError if it is not one that a record can have."""
+    """Returns the value of a record's field; raises a ValueError if it is invalid."""
     value = values.get(field.name)
     if field.type is str:
         is_valid = isinstance(value, str)

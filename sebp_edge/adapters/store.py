@@ -4,8 +4,8 @@
     <data folder>/adapters/<name>/<version>/    adapter_model.safetensors, adapter_config.json (PEFT's layout),
                                                 sebp_edge.json (the record), README.md
 
-A version is written into a temporary folder beside the adapters' folders, flushed to the disk, and renamed. It holds
-none of the user's texts or paths.
+A version is written into a temporary folder beside the adapters' folders, flushed to the disk, and renamed. It
+contains none of the user's texts or paths.
 """
 
 import dataclasses
@@ -34,9 +34,9 @@ if TYPE_CHECKING:  # listing adapters needs no torch
 _ACTIVE = "active"
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _SAVING_PREFIX = ".saving-"
-# Temporary files that have not changed for this long belong to no running process.
+# Temporary files that have not changed for this long belong to killed processes.
 _STALE_SECONDS = 3600
-# The size of all files but the weights, in bytes; an upper bound.
+# Upper bound of the size of all files except the weights, in bytes.
 _MAX_OTHER_BYTES = 2**16
 # Windows reserves some names for devices, whatever follows their first dot.
 _NAME = re.compile(r"(?!(?i:con|prn|aux|nul|com\d|lpt\d)(\.|$))[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -54,7 +54,7 @@ class SavedAdapter:
 
 
 class AdapterStore:
-    """The adapters in one folder; by default the user's data folder for this program."""
+    """The adapters in one folder, by default this program's folder in the user's data folder."""
 
     def __init__(self, folder: str | Path | None = None):
         self.folder = Path(folder or platformdirs.user_data_path("sebp-edge", appauthor=False)) / "adapters"
@@ -65,7 +65,7 @@ class AdapterStore:
         Raises:
             StorageError: the store's folder cannot be read.
         """
-        with storage_errors("No adapter can be read in", self.folder, ""):
+        with storage_errors("Cannot read the adapters in", self.folder, ""):
             if not self.folder.is_dir():
                 return []
             return sorted(
@@ -80,7 +80,7 @@ class AdapterStore:
             StorageError: its folder cannot be read.
         """
         folder = self._existing_folder(name)
-        with storage_errors("No adapter can be read in", folder, ""):
+        with storage_errors("Cannot read the adapter in", folder, ""):
             return _versions(folder)
 
     def active_version(self, name: str) -> int | None:
@@ -88,13 +88,13 @@ class AdapterStore:
 
         Raises:
             AdapterError: the name is not valid.
-            StorageError: this user may not read which version is active.
+            StorageError: this user may not read the file.
         """
         path = self.folder / check_name(name) / _ACTIVE
         try:
             number = read_text(path)
         except PermissionError as error:
-            raise StorageError(f"Which version is active cannot be read in {str(path)!r}: {error.strerror}.") from error
+            raise StorageError(f"Cannot read the active version from {str(path)!r}: {error.strerror}.") from error
         except (OSError, ValueError):
             return None
         return int(number) if _NUMBER.fullmatch(number) else None
@@ -129,10 +129,10 @@ class AdapterStore:
             return saved.path, saved.record
         try:
             folder = Path(adapter).expanduser()
-            there = folder.is_dir()
+            exists = folder.is_dir()
         except (OSError, RuntimeError):
-            there = False
-        if not there:
+            exists = False
+        if not exists:
             raise AdapterError(f"There is no adapter folder {str(adapter)!r}; check the path.")
         return folder, AdapterRecord.read(folder)
 
@@ -144,40 +144,40 @@ class AdapterStore:
 
         Raises:
             AdapterError: the name is not valid.
-            OptionError: `out` exists already.
-            StorageError: nothing can be written there.
+            OptionError: `out` already exists.
+            StorageError: the folder cannot be written to.
         """
         check_name(name)
         if out is not None:
             # lstat also finds broken links, and fails on names that are too long.
-            with storage_errors("Nothing can be saved in", out, "; choose another place"), suppress(FileNotFoundError):
+            with storage_errors("Cannot save to", out, "; choose another location"), suppress(FileNotFoundError):
                 out.lstat()
-                raise OptionError(f"{str(out)!r} exists already; choose a new folder, so that nothing is overwritten.")
+                raise OptionError(f"{str(out)!r} already exists; choose a new folder, so that nothing is overwritten.")
         parent = self._parent(out)
-        with storage_errors("Nothing can be saved in", parent):
+        with storage_errors("Cannot save to", parent):
             _make_private(parent)
             own = self.folder / name
             parent = own if out is None and own.exists() else parent
-        with storage_errors("Nothing can be saved in", parent):
+        with storage_errors("Cannot save to", parent):
             shutil.rmtree(tempfile.mkdtemp(prefix=".check-", dir=parent))
 
     def check_disk_space(self, size: int, out: Path | None) -> None:
-        """Checks before any work is done that there is room on the disk for an adapter.
+        """Checks before any work is done that an adapter fits on the disk.
 
         Args:
             size: the size of its weights in bytes.
             out: a new folder outside the store; None to save into the store.
 
         Raises:
-            StorageError: there is not enough room.
+            StorageError: there is not enough space.
         """
         parent = self._parent(out)
-        with storage_errors("Nothing can be saved in", parent):
+        with storage_errors("Cannot save to", parent):
             free = shutil.disk_usage(parent).free
         if size + _MAX_OTHER_BYTES > free:
             raise StorageError(
-                f"What is learnt will take {gigabytes(size + _MAX_OTHER_BYTES)}, and {str(parent)!r} has room for "
-                f"{gigabytes(free)}; make room or choose another place."
+                f"The adapter needs {gigabytes(size + _MAX_OTHER_BYTES)}, but only {gigabytes(free)} are free in "
+                f"{str(parent)!r}; free space or choose another location."
             )
 
     def save(self, adaptation: "Adaptation", record: AdapterRecord, name: str, *, activate: bool) -> SavedAdapter:
@@ -188,13 +188,13 @@ class AdapterStore:
             StorageError: nothing was saved, or the version was saved but not activated; the message says which.
         """
         folder = self.folder / check_name(name)
-        with storage_errors("Nothing was saved in", folder):
+        with storage_errors("Cannot save to", folder):
             _make_private(self.folder)
             _make_private(folder)
             _delete_stale(self.folder)
             _delete_stale(folder)
             version = 1 + max(_versions(folder), default=0)
-            # If another process takes this number first, renaming fails, and the next number is tried.
+            # If another process takes this number first, the next number is tried.
             while not _write_atomically(adaptation, record, folder / str(version), self.folder):
                 version += 1
         saved = SavedAdapter(folder / str(version), record, name, version)
@@ -206,8 +206,8 @@ class AdapterStore:
         Raises:
             StorageError: the active version could not be changed.
         """
-        what = f"Version {saved.version} of the adapter {saved.name!r} is saved, but is not active: nothing was written"
-        with storage_errors(f"{what} in", saved.path.parent):
+        what = f"Version {saved.version} of the adapter {saved.name!r} was saved but not activated: cannot write to"
+        with storage_errors(what, saved.path.parent):
             write_atomically(saved.path.parent / _ACTIVE, str(saved.version))
         return dataclasses.replace(saved, active=True)
 
@@ -215,12 +215,12 @@ class AdapterStore:
         """Saves an adapter into a new folder outside the store.
 
         Raises:
-            StorageError: `out` exists already, or nothing could be saved.
+            StorageError: `out` already exists, or nothing could be saved.
         """
         out = out.absolute()
-        with storage_errors("Nothing was saved in", out):
+        with storage_errors("Cannot save to", out):
             if not _write_atomically(adaptation, record, out, out.parent):
-                raise StorageError(f"{str(out)!r} exists already; nothing was overwritten.")
+                raise StorageError(f"{str(out)!r} already exists; nothing was overwritten.")
         return SavedAdapter(out, record)
 
     def remove(self, name: str, version: int | None = None) -> None:
@@ -228,19 +228,19 @@ class AdapterStore:
 
         Raises:
             AdapterError: there is no such name or version.
-            StorageError: nothing was deleted, or files are left over; the message says which.
+            StorageError: nothing was deleted, or some files remain; the message says which.
         """
         folder = self._existing_folder(name)
         path = folder if version is None else self._version_folder(name, version)
-        # Renamed first, so that an interruption never leaves half an adapter under its name. Renamed within its folder,
-        # since a full disk has no room for another folder.
+        # Renamed first, so that an interruption never leaves half an adapter under its name; renamed within its parent
+        # folder, because a full disk has no space for another folder.
         renamed = path.with_name(f".removed-{path.name}")
-        with storage_errors("Nothing was deleted in", path, ""):
+        with storage_errors("Cannot delete", path, ""):
             if version is not None and version == self.active_version(name):
                 (folder / _ACTIVE).unlink()
             shutil.rmtree(renamed, ignore_errors=True)
             path.rename(renamed)
-        with storage_errors("The adapter is gone from the list, but files of it are left in", renamed, "; delete them"):
+        with storage_errors("The adapter was removed, but some of its files remain in", renamed, "; delete them"):
             shutil.rmtree(renamed)
             _delete_stale(self.folder)
             if version is not None and not _versions(folder):
@@ -253,7 +253,7 @@ class AdapterStore:
     def _existing_folder(self, name: str) -> Path:
         check_name(name)
         if name not in self.names():
-            known = f"; {suggest(name, self.names())}" if self.names() else ", and no other either."
+            known = f"; {suggest(name, self.names())}" if self.names() else "; the store is empty."
             raise AdapterError(f"There is no adapter {name!r}{known}")
         return self.folder / name
 
@@ -264,17 +264,17 @@ class AdapterStore:
 
 
 def check_name(name: str) -> str:
-    """Returns `name` if it is valid for an adapter, else raises an AdapterError."""
+    """Returns `name` if it is a valid adapter name; raises an AdapterError otherwise."""
     if not _NAME.fullmatch(name) or ".." in name or name.endswith("."):
         raise AdapterError(
-            f"{name!r} cannot be an adapter's name; use up to 64 letters, digits, '.', '_' and '-', "
-            "beginning with a letter or digit, and no name that Windows keeps for devices, such as con or nul."
+            f"Invalid adapter name {name!r}; use up to 64 letters, digits, '.', '_' and '-', starting with a letter or "
+            "digit, and no name that Windows reserves for devices, such as con or nul."
         )
     return name
 
 
 def _is_adapter(folder: Path) -> bool:
-    """Whether a folder is an adapter's: it has versions, or may not be read."""
+    """Whether a folder is an adapter: it has versions, or this user may not read it."""
     try:
         return bool(_versions(folder))
     except OSError:
@@ -291,7 +291,7 @@ def _versions(folder: Path) -> list[int]:
 
 
 def _delete_stale(folder: Path) -> None:
-    """Deletes temporary files of killed processes, once they are too old to belong to a running one."""
+    """Deletes temporary files of killed processes once they are too old to belong to a running one."""
     for path in folder.glob(".*-*"):
         with suppress(OSError):
             if max(each.stat().st_mtime for each in (path, *path.rglob("*"))) < time.time() - _STALE_SECONDS:
@@ -299,7 +299,7 @@ def _delete_stale(folder: Path) -> None:
 
 
 def _write_atomically(adaptation: "Adaptation", record: AdapterRecord, target: Path, temporary_parent: Path) -> bool:
-    """Writes an adapter's folder atomically; returns False if `target` exists already.
+    """Writes an adapter's folder atomically; returns False if `target` already exists.
 
     Args:
         temporary_parent: the folder to write the temporary folder into, on the same disk as `target`.
@@ -329,7 +329,7 @@ def _write_atomically(adaptation: "Adaptation", record: AdapterRecord, target: P
 
 
 def _move(folder: Path, target: Path) -> None:
-    """Renames a folder; makes the target's parent folder again if another process has removed it meanwhile."""
+    """Renames a folder; creates the target's parent again if another process removes it meanwhile."""
     while True:
         _make_private(target.parent)
         try:

@@ -14,7 +14,7 @@ from sebp_edge.interruptions import SIGNALS, Interruptions
 
 app = typer.Typer(
     name="sebp-edge",
-    help="Let a language model learn your texts, on your own machine. Nothing leaves it.",
+    help="Adapt a language model to your texts, on your own machine. Your texts never leave it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -31,8 +31,8 @@ app.add_typer(adapters.app, name="adapters")
 app.command()(doctor.doctor)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from sebp_edge import __version__
 
         typer.echo(f"sebp-edge {__version__}")
@@ -52,7 +52,7 @@ def main() -> None:
         if signal.getsignal(signum) is signal.SIG_DFL:
             signal.signal(signum, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
-        # File names may hold bytes that are not text, and a pipe may have another encoding than UTF-8.
+        # File names may contain bytes that are not text, and a pipe may have another encoding than UTF-8.
         stream.reconfigure(errors="backslashreplace")
     # PEFT imports bitsandbytes if it is installed, and bitsandbytes then warns about layers that are not used here.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

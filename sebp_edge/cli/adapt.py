@@ -1,11 +1,12 @@
-"""`sebp-edge adapt PATH...`: trains an adapter on notes and saves it."""
+"""`sebp-edge adapt PATH...`: trains an adapter on texts and saves it."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import Paths, one_sentence_errors, parse_path, print_json, quick_imports
+from sebp_edge.cli.console import one_sentence_errors, print_json, quick_imports
+from sebp_edge.cli.options import Context, Device, Epochs, Json, ModelName, Paths, RecipeName, Seed, parse_path
 from sebp_edge.errors import Interrupted
 
 NOT_KEPT = 3
@@ -13,25 +14,25 @@ NOT_KEPT = 3
 
 def adapt(
     paths: Paths,
-    model: Annotated[str, typer.Option(help="A known name, a folder, or a Hub id.")] = "tiny",
-    recipe: Annotated[str, typer.Option(help="A recipe's name, or a TOML file.")] = "notes",
-    name: Annotated[str, typer.Option(help="What to call the adapter.")] = "default",
+    model: ModelName = "tiny",
+    recipe: RecipeName = "notes",
+    name: Annotated[str, typer.Option(help="Name of the adapter.")] = "default",
     out: Annotated[
         Path | None, typer.Option(parser=parse_path, metavar="FOLDER", help="Save into this new folder instead.")
     ] = None,
     load_in_4bit: Annotated[
-        bool | None, typer.Option("--4bit/--no-4bit", help="Load the model in 4 bits; by default as the recipe says.")
+        bool | None, typer.Option("--4bit/--no-4bit", help="Load the model in 4 bits; by default as in the recipe.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="How often to see each text, at most.")] = None,
-    context: Annotated[int | None, typer.Option(help="Tokens in one example.")] = None,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu.")] = None,
-    memory: Annotated[str | None, typer.Option(help="What it may take at most, such as 8GB.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    epochs: Epochs = None,
+    context: Context = None,
+    seed: Seed = 0,
+    device: Device = None,
+    memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Learn the texts in PATH; keep the adapter if the loss on held-out texts falls by more than its standard error.
+    """Train an adapter on the texts in PATH; keep it if the held-out loss falls by more than its standard error.
 
-    Exit codes: 0 kept, 3 not kept (what was active still is), 130 interrupted, 2 a wrong option, 1 anything else.
+    Exit codes: 0 kept, 3 not kept (the active version stays), 130 interrupted, 2 invalid option, 1 any other error.
     """
     with one_sentence_errors(as_json=as_json):
         with quick_imports():
@@ -54,6 +55,6 @@ def adapt(
         except KeyboardInterrupt as stop:
             if result is None:
                 raise
-            raise Interrupted(f"Interrupted. {result.summary}") from stop
+            raise Interrupted(f"Interrupted after the training. {result.summary}") from stop
         if not result.kept:
             raise typer.Exit(NOT_KEPT)

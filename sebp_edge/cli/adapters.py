@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table
+from sebp_edge.cli.options import Json
 from sebp_edge.errors import SebpEdgeError
 
 app = typer.Typer(help="List, show and remove adapters.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="The adapter's name.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+Name = Annotated[str, typer.Argument(help="Name of the adapter.")]
 
 
 def _to_dict(saved) -> dict:
@@ -21,7 +21,7 @@ def _to_dict(saved) -> dict:
 
 
 def _readable_versions(store) -> Iterator:
-    """All readable versions of all adapters; prints a note about each that cannot be read."""
+    """Yields all readable versions of all adapters; prints a note about each unreadable one."""
     for name in store.names():
         try:
             versions = store.versions(name)
@@ -40,7 +40,7 @@ def _print_note(error: SebpEdgeError) -> None:
 
 
 def _printable(text: str) -> str:
-    """Replaces unprintable characters: others may have written the record, with control sequences for a terminal."""
+    """Replaces unprintable characters: a record from others may contain control sequences for a terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
@@ -55,17 +55,17 @@ def list_adapters(as_json: Json = False) -> None:
             if as_json:
                 print_json(_to_dict(saved))
             record = saved.record
-            losses = "not judged"
+            losses = "not tested"
             if record.heldout_loss_before is not None and record.heldout_loss_after is not None:
                 losses = f"{record.heldout_loss_before:.3f} → {record.heldout_loss_after:.3f}"
-            state, made = "active" if saved.active else "", record.created[:16].replace("T", " ")
+            state, created = "active" if saved.active else "", record.created[:16].replace("T", " ")
             rows.append(
-                [saved.name, str(saved.version), state, _printable(record.base_model), losses, _printable(made)]
+                [saved.name, str(saved.version), state, _printable(record.base_model), losses, _printable(created)]
             )
         if as_json:
             return
         if rows:
-            print_table(["name", "version", "state", "base model", "held-out loss", "made (UTC)"], rows)
+            print_table(["name", "version", "state", "base model", "held-out loss", "created (UTC)"], rows)
         elif not store.names():
             out.print("There are no adapters yet; make one with: sebp-edge adapt ./notes")
 
@@ -91,16 +91,18 @@ def show(name: Name, as_json: Json = False) -> None:
 @app.command()
 def remove(
     name: Name,
-    version: Annotated[int | None, typer.Option(help="Only this version.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    version: Annotated[int | None, typer.Option(help="Delete only this version.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete an adapter, or one version of it. There is no way back."""
+    """Delete an adapter, or one version of it. This cannot be undone."""
     with one_sentence_errors():
         from sebp_edge.adapters.store import AdapterStore
 
         store = AdapterStore()
         count = len(store.versions(name))
-        what = f"version {version} of {name!r}" if version is not None else f"{name!r} with {count} version(s)"
+        what = f"{name!r} with {count} version{'s' * (count != 1)}"
+        if version is not None:
+            what = f"version {version} of {name!r}"
         if not yes and not typer.confirm(f"Delete {what}?"):
             raise typer.Exit(1)
         store.remove(name, version)

@@ -5,30 +5,33 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import Paths, one_sentence_errors, out, parse_path, print_json, print_table, quick_imports
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
+from sebp_edge.cli.options import Context, Device, Json, ModelName, Paths, RecipeName, Seed, parse_path
 
 HTML = "sebp-edge-analysis.html"
 
 
 def analyze(
     paths: Paths,
-    model: Annotated[str, typer.Option(help="A known name, a folder, or a Hub id.")] = "tiny",
-    recipe: Annotated[str, typer.Option(help="A recipe's name, or a TOML file; for its context.")] = "notes",
-    examples: Annotated[int, typer.Option(min=1, help="How many to look at, at most.")] = 16,
-    context: Annotated[int | None, typer.Option(help="Tokens that each example is padded to.")] = None,
-    seed: Annotated[int, typer.Option(help="Draws the examples.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu.")] = None,
+    model: ModelName = "tiny",
+    recipe: RecipeName = "notes",
+    examples: Annotated[int, typer.Option(min=1, help="Maximum number of examples to analyze.")] = 16,
+    context: Context = None,
+    seed: Seed = 0,
+    device: Device = None,
     html: Annotated[
         Path | None,
         typer.Option(
-            parser=parse_path, metavar="FILE", help=f"Where to draw it; by default {HTML} here, with --json nowhere."
+            parser=parse_path,
+            metavar="FILE",
+            help=f"Write the report to this file; by default {HTML}, with --json none.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Show how sparse the gradients of the texts in PATH are: by layer and projection, in a table and in one HTML file.
+    """Show how sparse the gradients on the texts in PATH are, by layer and projection: as a table and an HTML file.
 
-    The model is looked at as it is, and nothing is trained. A file that is no analysis is never overwritten.
+    Analyzes the base model without an adapter and trains nothing. Overwrites an earlier analysis, but no other file.
     """
     with one_sentence_errors(as_json=as_json):
         with quick_imports():
@@ -51,15 +54,15 @@ def analyze(
             print_json(analysis.to_dict() | {"html": page and str(page)})
         else:
             show_analysis(analysis)
-            out.print(f"drawn in {page}", markup=False)
+            out.print(f"written to {page}", markup=False)
 
 
 def show_analysis(analysis) -> None:
     """Prints a table and a summary for each loss."""
     for sparsity in analysis.losses:
         if len(analysis.losses) > 1:
-            out.print(f"[bold]with a loss on {sparsity.loss}[/]")
-        columns = ["layers", "projection", "zero", "below knee", "norm² there", "hold 99%"]
+            out.print(f"[bold]loss on {sparsity.loss}[/]")
+        columns = ["layers", "projection", "zero", "below knee", "norm² below knee", "rows with 99% of norm²"]
         rows = [
             [
                 layers,
@@ -74,6 +77,6 @@ def show_analysis(analysis) -> None:
             out.print(sentence)
     analyzed, total = analysis.analyzed, analysis.texts
     out.print(
-        f"Looked at {analyzed.examples} of {total.examples:,} examples, {analyzed.tokens:,} of {total.tokens:,} tokens; "
-        f"padded to {analysis.context_length}, {analyzed.padding_share:.1%} of their rows is padding."
+        f"Analyzed {analyzed.examples} of {total.examples:,} examples, {analyzed.tokens:,} of {total.tokens:,} tokens; "
+        f"padded to {analysis.context_length} tokens, {analyzed.padding_share:.1%} of the rows are padding."
     )

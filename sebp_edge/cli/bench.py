@@ -1,11 +1,12 @@
-"""`sebp-edge bench [PATH...]`: times a training step on this machine in every way."""
+"""`sebp-edge bench [PATH...]`: times every variant of a training step on this machine."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import err, one_sentence_errors, out, parse_path, print_json, print_table, quick_imports
+from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table, quick_imports
+from sebp_edge.cli.options import Device, Json, RecipeName, parse_path
 from sebp_edge.errors import OptionError
 from sebp_edge.files import check_output_file
 
@@ -14,27 +15,28 @@ def bench(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            parser=parse_path, metavar="[PATH...]", help="Files or folders with your texts; else short ones."
+            parser=parse_path, metavar="PATH", help="Files or folders with your texts; by default short texts."
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help="A known name, a folder, a Hub id, or a config.json.")] = "tiny",
-    recipe: Annotated[str, typer.Option(help="A recipe's name, or a TOML file.")] = "notes",
+    model: Annotated[str, typer.Option(help="Name, folder, Hub id or config.json of the base model.")] = "tiny",
+    recipe: RecipeName = "notes",
     padding: Annotated[str | None, typer.Option(help="Share of the batch that is padding, such as 90%.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens that each text is padded to.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Texts in the batch.")] = 4,
-    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 4,
+    device: Device = None,
+    as_json: Json = False,
     csv: Annotated[
-        Path | None, typer.Option(parser=parse_path, metavar="FILE", help="Write the table into this file too.")
+        Path | None, typer.Option(parser=parse_path, metavar="FILE", help="Also write the table to this CSV file.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(parser=parse_path, metavar="FILE", help="Draw it into this SVG file.")
+        Path | None, typer.Option(parser=parse_path, metavar="FILE", help="Also write a plot to this SVG file.")
     ] = None,
 ) -> None:
-    """Time a training step: dense padded, drop-in, dynamic padding, packed, hoisted, as a captured graph.
+    """Time a training step in each variant: dense padded, drop-in, dynamic padding, packed, hoisted, captured graph.
 
-    What computes another loss or other gradients than the dense model in fp32 is refused, not timed. Of your texts only
-    their lengths are used. Without the model's weights on this machine, random ones of its shape are timed.
+    Variants whose loss or gradients differ from the dense fp32 model's are refused, not timed.
+
+    Only the lengths of your texts are used. Without the model's weights, random weights of its shape are timed.
     """
     with one_sentence_errors(as_json=as_json):
         with quick_imports():
@@ -44,7 +46,7 @@ def bench(
             from sebp_edge.insight.bench.workload import parse_share
 
         if padding is not None and context is not None:
-            raise OptionError("--padding sets the context length by itself; leave out --context, or --padding.")
+            raise OptionError("--padding sets the context length itself; leave out --context or --padding.")
         _check_targets(csv, plot)
         share = None if padding is None else parse_share(padding)
 
@@ -73,26 +75,26 @@ def bench(
             show_bench(result)
 
 
-# Bytes that identify our own tables and plots, which may be overwritten: column names, colours.
+# Bytes that identify earlier tables and plots, which may be overwritten: column names, colours.
 TABLE_MARK, PLOT_MARK = b"examples,model,weights,method,", b"--forward: #8bb8e8; --backward: #2f6fb3;"
 
 
 def _check_targets(csv: Path | None, plot: Path | None) -> None:
-    """Refuses a target that is not ours to overwrite, or has the wrong suffix, before minutes are spent on timing."""
+    """Checks before any timing that the files can be written, overwrite no others, and have the right suffix."""
     if plot is not None and plot.suffix.lower() != ".svg":
-        raise OptionError(f"The plot is an SVG file, so {plot.name!r} must end in .svg.")
+        raise OptionError(f"The plot is an SVG file, so its name {plot.name!r} must end in .svg.")
     for path, mark in ((csv, TABLE_MARK), (plot, PLOT_MARK)):
         if path is not None:
             check_output_file(path, mark, "benchmark")
 
 
 def show_bench(result) -> None:
-    """Prints what was timed, a row per way, why some ways have no times, and the recommendation."""
+    """Prints what was timed, a row per variant, why some variants have no times, and the recommendation."""
     from rich.markup import escape
 
     texts = f"{len(result.lengths)} texts of {result.lengths[0]} to {result.lengths[-1]} tokens"
     out.print(
-        f"[bold]{escape(result.model)}[/] ({result.method}, {result.dtype}, {result.weights.removeprefix('its ')} weights) "
+        f"[bold]{escape(result.model)}[/] ({result.method}, {result.dtype}, {result.weights} weights) "
         f"on {escape(result.device)}: {texts}, padded to {result.context_length:,}, {result.padding_share:.0%} padding"
     )
     rows = result.rows()
@@ -102,7 +104,7 @@ def show_bench(result) -> None:
         "forward",
         "backward",
         "step",
-        "of dense",
+        "vs dense",
         *(["peak"] if has_peaks else []),
         "tokens/s",
         "error",

@@ -1,4 +1,4 @@
-"""Output of the command line: rich text for people, JSON lines for programs, one sentence for an error."""
+"""Output of the command line: rich text for people, JSON lines for programs, one-sentence errors."""
 
 import contextlib
 import errno
@@ -8,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -20,7 +19,7 @@ from sebp_edge.events import JsonLines
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        # rich would exit the process, in the middle of whatever it is doing.
+        # rich would exit the process, whatever it is doing.
         raise
 
 
@@ -29,33 +28,21 @@ for stream in ("stdout", "stderr"):
     if getattr(sys, stream) is None:
         setattr(sys, stream, Path(os.devnull).open("w"))  # noqa: SIM115
 
-# Lines are wrapped at words on a terminal and left whole on a pipe.
+# Lines are wrapped at words on a terminal, but not on a pipe.
 out = _Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 err = _Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 # Minimum width of a table's last column, in characters.
 LAST_COLUMN = 20
-# Errors of an output that cannot be written: the disk is full, the terminal was closed.
+# Errors of an output that cannot be written: a full disk, a closed terminal.
 OUTPUT_ERRNOS = (errno.ENOSPC, errno.EIO)
-
-
-def parse_path(text: str) -> Path:
-    """Parses a path; refuses an empty one, as from an unset variable, which would mean the current folder."""
-    if not text:
-        raise typer.BadParameter("the path is empty; write . for the current folder.")
-    return Path(text)
-
-
-Paths = Annotated[
-    list[Path], typer.Argument(parser=parse_path, metavar="PATH...", help="Files or folders with your texts.")
-]
 
 
 @contextlib.contextmanager
 def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
-    """Turns every deliberate error into its sentence and its exit code; Ctrl-C exits with 130.
+    """Prints each deliberate error as one sentence and exits with its code; Ctrl-C exits with 130.
 
-    A standard output that cannot be written (a closed pipe, a full disk) ends the command without a traceback too.
+    If the standard output cannot be written (a closed pipe, a full disk), the command also ends without a traceback.
     """
     try:
         silence_libraries()
@@ -65,7 +52,7 @@ def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         _fail("Interrupted", "Interrupted; nothing was changed.", 130, as_json)
     except BrokenPipeError:
-        # The reading program is gone, so nobody would see a message.
+        # The reader is gone, so nobody would see a message.
         discard_output()
         raise typer.Exit(1) from None
     except OSError as error:
@@ -76,7 +63,7 @@ def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
 
 
 def discard_output() -> None:
-    """Discards what is still to be written to the standard output, what it has buffered included."""
+    """Discards all further output to the standard output, and what it has buffered."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -84,8 +71,8 @@ def discard_output() -> None:
 def quick_imports() -> Iterator[None]:
     """Speeds up slow imports: disables garbage collection during them, then excludes their objects from it.
 
-    What libraries create on import lives until the exit, so collecting it is wasted work. Changes the whole process,
-    so it is only for a process of our own. A terminal shows a status line meanwhile.
+    Objects created on import live until the exit, so checking them is wasted work. This changes the whole process, so
+    it is only for the command line's own. A terminal shows a status line meanwhile.
     """
     gc.disable()
     try:
@@ -97,7 +84,7 @@ def quick_imports() -> Iterator[None]:
 
 
 def _fail(kind: str, message: str, exit_code: int, as_json: bool) -> None:
-    # Either stream may have lost its reader.
+    # Either stream may be closed.
     with contextlib.suppress(OSError):
         if as_json:
             print_json({"event": "error", "error": kind, "message": message})
@@ -113,7 +100,7 @@ def _escaped(text: str) -> str:
 
 
 def silence_libraries() -> None:
-    """Hides the libraries' warnings and progress bars from the user; our own messages remain."""
+    """Hides the libraries' warnings and progress bars; our own messages remain."""
     warnings.simplefilter("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -125,7 +112,7 @@ def print_json(record: dict) -> None:
 
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
-    """Prints a table whose last column wraps; one line per cell in a narrow window; tab-separated rows on a pipe."""
+    """Prints a table whose last column wraps; in a narrow window one cell per line, on a pipe tab-separated rows."""
     if not out.is_terminal:
         for row in rows:
             typer.echo("\t".join(row))  # rich would turn the tabs into spaces

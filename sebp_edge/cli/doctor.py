@@ -1,15 +1,15 @@
-"""`sebp-edge doctor`: shows what this machine has and what will run on it."""
+"""`sebp-edge doctor`: shows what this machine has and what can run on it."""
 
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, quick_imports
+from sebp_edge.cli.options import Json
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
-    """Show what this machine has and what will run on it. Exit code 1 if something needs attention."""
+def doctor(as_json: Json = False) -> None:
+    """Show what this machine has and what can run on it. Exit code 1 if there is a problem."""
     with one_sentence_errors(as_json=as_json):
         with quick_imports():
             from rich.markup import escape

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand
 
-from sebp_edge.cli.console import err, one_sentence_errors, out, parse_path, print_json, quick_imports
+from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, quick_imports
+from sebp_edge.cli.options import Device, Json, parse_path
 from sebp_edge.errors import Interrupted, ModelError, ModelOfflineError, OptionError, TextsError
 
-# A prompt such as a Markdown list or front matter; an option has no space before its "=".
+# A prompt such as a Markdown list or front matter; options have no space before "=".
 _BEGINS_WITH_DASH = re.compile(r"-[^=]*\s|---")
 
 
@@ -35,36 +36,40 @@ class PromptCommand(TyperCommand):
 
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="The first words, or a question to a chat adapter.")
+        str | None, typer.Argument(metavar="PROMPT", help="Text to continue, or a question for a chat adapter.")
     ] = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system prompt: PROMPT is then a chat.")] = None,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="System prompt; PROMPT is then a user message.")
+    ] = None,
     messages: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A chat to answer, a JSON list; - is the standard input.")
+        str | None, typer.Option(metavar="FILE", help="Chat to answer, as a JSON list; - reads standard input.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The adapter; without --model 'default', if there is one.")] = None,
-    version: Annotated[int | None, typer.Option(help="Of the adapter; by default the active one.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the adapter; without --model, by default 'default' if it exists.")
+    ] = None,
+    version: Annotated[int | None, typer.Option(help="Version of the adapter; by default the active one.")] = None,
     adapter: Annotated[
-        Path | None, typer.Option(parser=parse_path, metavar="FOLDER", help="The folder of an adapter saved elsewhere.")
+        Path | None, typer.Option(parser=parse_path, metavar="FOLDER", help="Folder of an adapter outside the store.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The base model; by default the adapter's.")] = None,
+    model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
     load_in_4bit: Annotated[
-        bool | None, typer.Option("--4bit/--no-4bit", help="Load it in 4 bits; by default as the adapter was trained.")
+        bool | None, typer.Option("--4bit/--no-4bit", help="Load the model in 4 bits; by default as in training.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to write.")] = 120,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 120,
     temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.7,
-    top_p: Annotated[float, typer.Option(min=0.01, max=1, help="Share of probability to draw from.")] = 0.9,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from so many of the likeliest tokens.")] = None,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1, help="Sample from this share of the probability.")] = 0.9,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest tokens.")] = None,
     repetition_penalty: Annotated[
-        float, typer.Option(min=0.1, max=10, help="Above 1, what was written becomes less likely.")
+        float, typer.Option(min=0.1, max=10, help="Above 1 makes tokens that already occurred less likely.")
     ] = 1.0,
     stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Ends before this; may be given several times.")
+        list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; can be repeated.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Makes the text repeatable.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, for each piece of text.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Random seed; by default a new one each time.")] = None,
+    device: Device = None,
+    as_json: Json = False,
 ) -> None:
-    """Continue PROMPT in the voice that was learnt."""
+    """Generate text with an adapter: continue PROMPT, or answer a chat."""
     with one_sentence_errors(as_json=as_json):
         request = _prompt_or_messages(prompt, system, messages)
         with quick_imports():
@@ -74,13 +79,13 @@ def generate(
             from sebp_edge.recipe import Recipe
 
         if adapter is not None and (name is not None or version is not None):
-            raise OptionError("--adapter names a folder by itself; leave out --name and --version.")
+            raise OptionError("--adapter already names a folder; leave out --name and --version.")
         store = AdapterStore()
         chosen = adapter or name or ("default" if version is not None else None)
         if chosen is None and model is None and store.active_version("default") is not None:
             chosen = "default"
         if chosen is None and model is None:
-            err.print(f"No adapter 'default' is active, so this is the base model {DEFAULT_MODEL!r}.", style="dim")
+            err.print(f"No adapter 'default' is active; using the base model {DEFAULT_MODEL!r}.", style="dim")
         record = store.find(chosen, version)[1] if chosen else None
         base = model or (_find_base_model(record) if record else DEFAULT_MODEL)
         trained_in_4bit = record is not None and record.recipe.get("load_in_4bit", False)
@@ -100,7 +105,7 @@ def generate(
                 repetition_penalty=repetition_penalty,
                 stop=stop or (),
                 seed=seed,
-                on_text=_print_event if as_json else lambda piece: typer.echo(piece, nl=False),
+                on_text=_print_event if as_json else lambda chunk: typer.echo(chunk, nl=False),
             )
         except Interrupted:
             if not as_json:
@@ -112,18 +117,18 @@ def generate(
             typer.echo()
 
 
-def _print_event(piece: str) -> None:
-    print_json({"event": "text", "text": piece})
+def _print_event(chunk: str) -> None:
+    print_json({"event": "text", "text": chunk})
 
 
 def _prompt_or_messages(prompt: str | None, system: str | None, messages: str | None) -> str | list:
-    """The prompt or the chat for `Personalizer.generate`."""
+    """Returns the prompt or the messages for `Personalizer.generate`."""
     if messages is not None:
         if prompt is not None or system is not None:
-            raise OptionError("--messages is a whole chat; leave out PROMPT and --system.")
+            raise OptionError("--messages is the whole chat; leave out PROMPT and --system.")
         return _read_messages(messages)
     if prompt is None:
-        raise OptionError("There is no prompt; give PROMPT, or a chat with --messages.")
+        raise OptionError("No prompt was given; give PROMPT, or a chat with --messages.")
     if system is None:
         return prompt
     return [{"role": "system", "content": system}, {"role": "user", "content": prompt}]
@@ -143,13 +148,13 @@ def _read_messages(file: str) -> list:
 
 
 def _find_base_model(record) -> str:
-    """The name of an adapter's base model; refuses to download it, because others may have written the record."""
+    """Returns the name of an adapter's base model; refuses to download it, since the record may be from others."""
     from sebp_edge.models.catalog import resolve
     from sebp_edge.models.hub import local_folder
 
     reference = resolve(record.model) if "/" in record.base_model else None
     if reference is None or reference.kind == "local":
-        # For a model in a folder of the user's, adapters record the folder's name, never its path.
+        # Adapters for a model in a local folder record the folder's name, never its path.
         raise ModelError(
             f"The adapter was made for the model in a folder {record.base_model!r}; give that folder with --model."
         )

@@ -1,17 +1,13 @@
-"""`sebp-edge models` and `sebp-edge recipes`: list what there is to choose from."""
+"""`sebp-edge models` and `sebp-edge recipes`: list the known models and recipes."""
 
 from dataclasses import asdict
-from typing import Annotated
-
-import typer
 
 from sebp_edge.cli.console import one_sentence_errors, print_json, print_table
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+from sebp_edge.cli.options import Json
 
 
 def models(as_json: Json = False) -> None:
-    """List the models known by name; any local folder and any Hub id works too."""
+    """List the models known by name; any local folder or Hub id works too."""
     with one_sentence_errors(as_json=as_json):
         from sebp_edge.models.catalog import CATALOG
         from sebp_edge.models.hub import cached_folder
@@ -23,9 +19,9 @@ def models(as_json: Json = False) -> None:
             if as_json:
                 print_json(record)
             size = f"{entry.parameters:.1f} B" if entry.parameters >= 1 else f"{entry.parameters * 1000:.0f} M"
-            rows.append([name, size, "is_local" if is_local else "to download", entry.licence, entry.description])
+            rows.append([name, size, "downloaded" if is_local else "not downloaded", entry.licence, entry.description])
         if not as_json:
-            print_table(["name", "parameters", "weights", "licence", "kind"], rows)
+            print_table(["name", "parameters", "weights", "licence", "description"], rows)
 
 
 def recipes(as_json: Json = False) -> None:
@@ -33,12 +29,12 @@ def recipes(as_json: Json = False) -> None:
     with one_sentence_errors(as_json=as_json):
         from sebp_edge.recipe import Recipe
 
-        found = [Recipe.load(name) for name in Recipe.names()]
+        bundled = [Recipe.load(name) for name in Recipe.names()]
         if as_json:
-            for recipe in found:
+            for recipe in bundled:
                 print_json(asdict(recipe))
             return
-        columns = ["name", "method", "r", "rate", "epochs", "tokens/step", "context", "for"]
+        columns = ["name", "method", "r", "learning rate", "epochs", "tokens/step", "context", "description"]
         print_table(
             columns,
             [
@@ -52,6 +48,6 @@ def recipes(as_json: Json = False) -> None:
                     str(recipe.context_length),
                     recipe.description,
                 ]
-                for recipe in found
+                for recipe in bundled
             ],
         )

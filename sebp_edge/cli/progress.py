@@ -38,7 +38,7 @@ MIN_WIDTH_FOR_SPEED = 60
 
 @contextmanager
 def show_progress(as_json: bool) -> Iterator[Sink]:
-    """Yields the sink that fits the output. A failed write stops the run once, as Ctrl-C does."""
+    """Yields the sink for this output. Its first failed write interrupts the run as Ctrl-C does."""
     if as_json:
         yield _InterruptOnFailedWrite(JsonLines(sys.stdout))
     elif out.is_terminal:
@@ -56,7 +56,7 @@ def show_progress(as_json: bool) -> Iterator[Sink]:
 
 
 class _InterruptOnFailedWrite:
-    """A sink whose first failed write interrupts the run as Ctrl-C does, so that what was learnt is saved.
+    """A sink whose first failed write interrupts the run as Ctrl-C does, so that the best state is saved.
 
     Writes fail if the reader goes away, as with `| head`, or if the disk is full.
     """
@@ -76,14 +76,14 @@ class _InterruptOnFailedWrite:
 
 
 class _StepColumn(MofNCompleteColumn):
-    """The number of steps done and of all steps; empty while the total is unknown."""
+    """Shows the steps done of all steps; empty while the total is unknown."""
 
     def render(self, task: Task) -> Text:
         return Text() if task.total is None else super().render(task)
 
 
 class ProgressPrinter:
-    """Prints events in words. Steps move the bar; without a bar, a step is printed every few seconds."""
+    """Prints events as text. Steps move the bar; without a bar, a step is printed every few seconds."""
 
     def __init__(self, bar: Progress | None):
         self._bar = bar
@@ -97,10 +97,10 @@ class ProgressPrinter:
                 self._print_note(escape(event.message))
             case MemoryPlanned():
                 memory = f"about {gigabytes(event.peak)} of {gigabytes(event.budget)}"
-                out.print(f"planned: {event.description}: {memory}, about {duration(event.seconds)}")
+                out.print(f"plan: {event.description}; {memory}, about {duration(event.seconds)}")
             case MemoryProbed():
                 predicted = "" if event.predicted is None else f", predicted {gigabytes(event.predicted)}"
-                out.print(f"tried out: {gigabytes(event.peak)} with {event.rows:,} tokens at a time{predicted}")
+                out.print(f"dry run: {gigabytes(event.peak)} with a micro-batch of {event.rows:,} tokens{predicted}")
             case ModelLoaded():
                 millions = f"{event.parameters / 1e6:,.1f} million parameters"
                 out.print(f"[bold]{escape(event.model)}[/]: {millions} on {event.device}, {event.dtype}")
@@ -110,24 +110,26 @@ class ProgressPrinter:
             case TrainingStarted():
                 self._training_started(event)
             case MemoryRanOut():
-                self._print_note(f"memory ran out; at most {event.max_rows:,} tokens run at once from now on")
+                self._print_note(f"memory ran out; micro-batches have at most {event.max_rows:,} tokens from now on")
             case MemoryPressure():
-                words = f"{gigabytes(event.shortfall)} of memory are short, mostly since other programs took them"
-                self._print_note(f"{words}; at most {event.max_rows:,} tokens run at once from now on")
+                self._print_note(
+                    f"free memory is {gigabytes(event.shortfall)} too low, mostly because of other programs; "
+                    f"micro-batches have at most {event.max_rows:,} tokens from now on"
+                )
             case StepDone():
                 self._step(event)
             case Evaluated():
                 self._evaluated(event)
             case ExamplesEvaluated():
                 if self._bar is not None:
-                    self._bar.update(self._task, figures=f"held-out losses {event.done}/{event.examples}")
+                    self._bar.update(self._task, figures=f"evaluating {event.done}/{event.examples}")
             case ExampleAnalyzed():
                 self._analyzed(event)
 
-    def _print_note(self, words: str) -> None:
-        # The bar's own console keeps a note above the bar, if both streams go to a terminal.
+    def _print_note(self, message: str) -> None:
+        # If both streams go to a terminal, the bar's console keeps a note above the bar.
         console = out if self._bar is not None and err.is_terminal else err
-        console.print(f"[yellow]note:[/] {words}")
+        console.print(f"[yellow]note:[/] {message}")
 
     def _start_task(self, what: str, figures: str = "", total: int | None = None) -> None:
         if self._bar is None:
@@ -139,22 +141,22 @@ class ProgressPrinter:
     def _texts_read(self, event: TextsRead) -> None:
         out.print(
             f"{_plural(event.documents, 'document')} in {_plural(event.examples, 'example')}, {event.tokens:,} tokens; "
-            f"{event.padding_share:.0%} of the padded batches is padding"
+            f"padded batches are {event.padding_share:.0%} padding"
         )
         if event.left_out:
             out.print(f"{len(event.left_out)} left out:")
         for item in event.left_out[:MAX_LEFT_OUT_LINES]:
             out.print(f"  {escape(item['source'])}: {escape(item['reason'])}", style="dim")
         if len(event.left_out) > MAX_LEFT_OUT_LINES:
-            out.print(f"  and {len(event.left_out) - MAX_LEFT_OUT_LINES} more (--json lists all)", style="dim")
-        self._start_task("getting ready")
+            out.print(f"  and {len(event.left_out) - MAX_LEFT_OUT_LINES} more (--json lists them all)", style="dim")
+        self._start_task("preparing")
 
     def _training_started(self, event: TrainingStarted) -> None:
-        parts = f"{event.train_documents} documents to train on"
+        documents = f"{_plural(event.train_documents, 'document')} for training"
         if event.validation_documents:
-            parts += f", {event.validation_documents} to select by, {event.test_documents} to judge by"
-        out.print(f"{event.phase}: {parts}; at most {event.epochs} epoch{'s' * (event.epochs > 1)}")
-        self._start_task(event.phase, figures="held-out losses first")
+            documents += f", {event.validation_documents} for validation, {event.test_documents} for test"
+        out.print(f"{event.phase}: {documents}; at most {_plural(event.epochs, 'epoch')}")
+        self._start_task(event.phase, figures="evaluating")
 
     def _step(self, event: StepDone) -> None:
         figures = f"loss {event.loss:.3f}"
@@ -169,9 +171,9 @@ class ProgressPrinter:
     def _evaluated(self, event: Evaluated) -> None:
         if event.split == "validation":
             when = f"after epoch {event.epoch}" if event.epoch else "before training"
-            out.print(f"  {when}: held-out loss {event.loss:.3f}{' (best)' if event.best and event.epoch else ''}")
+            out.print(f"  {when}: validation loss {event.loss:.3f}{' (best)' if event.best and event.epoch else ''}")
         elif event.split == "train":
-            out.print(f"  in the end: loss {event.loss:.3f} on the documents it was trained on")
+            out.print(f"  final loss {event.loss:.3f} on the training documents")
 
     def _analyzed(self, event: ExampleAnalyzed) -> None:
         if event.example == 1:
@@ -188,7 +190,7 @@ def show_result(result: AdaptResult) -> None:
     """Prints the figures and the summary."""
     before, after = result.heldout_loss_before, result.heldout_loss_after
     figures = {
-        "judge's loss": f"{before:.3f} → {after:.3f} nats per token ({after / before - 1:+.1%})",
+        "test loss": f"{before:.3f} → {after:.3f} nats per token ({after / before - 1:+.1%})",
         "perplexity": f"{result.perplexity_before:.1f} → {result.perplexity_after:.1f}",
         "time": f"{result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s in training",
         "peak memory": _format_peaks(result),
@@ -202,10 +204,10 @@ def show_result(result: AdaptResult) -> None:
 
 
 def _format_peaks(result: AdaptResult) -> str:
-    """The peak memory of the process, in one line."""
+    """Returns the peak memory of the process in one line."""
     line = gigabytes(result.peak_memory_bytes)
     if result.allocator_peak_bytes is not None:
-        line += f" of the GPU, {gigabytes(result.allocator_peak_bytes)} of it tensors"
+        line += f" of GPU memory ({gigabytes(result.allocator_peak_bytes)} in tensors)"
     if result.predicted_peak_bytes is not None:
         line += f"; predicted {gigabytes(result.predicted_peak_bytes)}"
     return line

@@ -1,4 +1,4 @@
-"""What PyInstaller brings along into an app that embeds this package; it looks for it here by itself.
+"""PyInstaller's hook: what it must collect for an app that embeds this package.
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 """
@@ -7,5 +7,5 @@ from pathlib import Path
 
 
 def hook_folders() -> list[str]:
-    """Where PyInstaller finds the hook: told by the entry point `pyinstaller40`."""
+    """Returns the folder of the hook; called by PyInstaller through the entry point `pyinstaller40`."""
     return [str(Path(__file__).parent)]

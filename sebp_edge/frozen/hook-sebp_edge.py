@@ -1,10 +1,10 @@
-"""For PyInstaller: modules that are imported when they are used, and files that no import names."""
+"""Tells PyInstaller to collect modules that are imported on first use, and data files."""
 
 from PyInstaller.utils.hooks import collect_data_files, collect_submodules
 
 hiddenimports = collect_submodules("sebp_edge", filter=lambda name: not name.startswith("sebp_edge.frozen"))
-# Recipes, the bundled model, known models' sizes, what is fastest on a GPU, the report's page; and what PEFT, when it
-# saves an adapter, writes its model card from.
+# Ours are the recipes, the bundled model, the configs of known models, the choices measured on GPUs and the report's
+# page. PEFT makes an adapter's model card from huggingface_hub's template.
 datas = collect_data_files("sebp_edge") + collect_data_files("huggingface_hub", includes=["templates/*.md"])
 # Triton compiles kernels from their source.
 module_collection_mode = {"sebp_edge.ops.gpu": "pyz+py"}

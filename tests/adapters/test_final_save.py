@@ -1,4 +1,4 @@
-"""The last moments of an adaptation: signals, full disks and places that are taken while it is being saved."""
+"""The end of an adaptation: signals, full disks and conflicting folders while the adapter is saved."""
 
 import json
 import os
@@ -27,10 +27,10 @@ def store(own_data_folder):
 
 
 def run_interrupted_while_saving(store, number, *arguments, times=1):
-    """Halts a process while files of its are in a temporary folder, sends it a signal, and lets it go on.
+    """Halts a process while it writes a temporary folder, sends it signals, and resumes it.
 
     Returns:
-        Its exit code, its output and its errors.
+        Its exit code, standard output and standard error.
     """
     folder = store.folder
     for _ in range(10):
@@ -47,14 +47,14 @@ def run_interrupted_while_saving(store, number, *arguments, times=1):
             output, errors = one.communicate(timeout=60)
         if caught:
             return one.returncode, output, errors
-    pytest.fail("the process was never seen saving")
+    pytest.fail("the process was never caught saving")
 
 
 def test_a_signal_during_the_save_loses_nothing_and_is_reported(adapt, store):
     code, output, errors = run_interrupted_while_saving(store, signal.SIGTERM, *adapt, "--json")
     assert code == 130
     assert errors == (
-        "sebp-edge: Interrupted. The training was over: version 1 of the adapter 'default' is saved and active.\n"
+        "sebp-edge: Interrupted after the training: version 1 of the adapter 'default' is saved and active.\n"
     )
     lines = records(output)
     assert (lines[-2]["event"], lines[-2]["version"], lines[-2]["active"]) == ("saved", 1, True)
@@ -83,25 +83,25 @@ def test_repeated_interrupts_give_one_sentence_and_no_partial_state(adapt, store
     assert (store.versions("default"), store.active_version("default")) == ([1], None)
 
 
-def test_an_interruption_after_the_last_step_says_what_became_of_the_training(make, notes_folder):
-    """An output that is gone interrupts as Ctrl-C does, when the saved adapter is told of."""
+def test_an_interruption_after_the_training_says_what_was_saved(make, notes_folder):
+    """A closed output interrupts as Ctrl-C does, here when it should print the saved adapter."""
 
-    def gone(event):
+    def interrupt(event):
         if isinstance(event, AdapterSaved):
             raise KeyboardInterrupt
 
-    personalizer = make(on_event=gone)
-    with pytest.raises(Interrupted, match=r"^Interrupted\. The training was over: version 1 .* is saved and active\.$"):
+    personalizer = make(on_event=interrupt)
+    with pytest.raises(Interrupted, match=r"^Interrupted after the training: version 1 .* is saved and active\.$"):
         personalizer.adapt(notes_folder)
     assert personalizer.store.active_version("default") == 1
 
 
 def test_a_signal_at_any_instant_of_the_end_loses_nothing(make, notes_folder):
-    """From the last evaluation on; the timer's signals come to the process that runs the tests."""
+    """A timer sends signals to this process at different times after the last evaluation."""
     for attempt in range(12):
 
         def begin_timer(event, delay=attempt * 0.004):
-            if isinstance(event, Evaluated) and event.split == "judge" and event.epoch:
+            if isinstance(event, Evaluated) and event.split == "test" and event.epoch:
                 signal.setitimer(signal.ITIMER_REAL, delay + 1e-6)
 
         before, personalizer = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT)), None
@@ -115,7 +115,7 @@ def test_a_signal_at_any_instant_of_the_end_loses_nothing(make, notes_folder):
             assert f"version {attempt + 1} of the adapter 'default'" in str(stop)
             assert ("is saved and active" in str(stop)) == (personalizer.store.active_version("default") == attempt + 1)
         except KeyboardInterrupt:
-            pass  # it came when `adapt` was over
+            pass  # the signal came after `adapt`
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
@@ -124,14 +124,14 @@ def test_a_signal_at_any_instant_of_the_end_loses_nothing(make, notes_folder):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_handlers_of_an_app_are_back_and_signals_that_waited_reach_them(number):
+def test_an_apps_handlers_are_restored_and_receive_deferred_signals(number):
     received = []
     before = signal.signal(number, lambda number, frame: received.append(number))
     try:
         own = signal.getsignal(number)
         with Interruptions() as interruptions:
             signal.raise_signal(number)
-            assert received == [number]  # it interrupts nothing, and is heard at once
+            assert received == [number]  # handled at once, since nothing is interrupted yet
             interruptions.defer()
             signal.raise_signal(number)
             assert received == [number]
@@ -141,14 +141,14 @@ def test_handlers_of_an_app_are_back_and_signals_that_waited_reach_them(number):
         signal.signal(number, before)
 
 
-# ------------------------------------------------------------------------------------------ places that fail in the end
+# ------------------------------------------------------------------------------------------------------ failing saves
 
 
 def after_last_evaluation(do):
-    """A sink that does something between the training and the save."""
+    """A sink that calls `do` between the training and the save."""
 
     def sink(event):
-        if isinstance(event, Evaluated) and event.split == "judge" and event.epoch:
+        if isinstance(event, Evaluated) and event.split == "test" and event.epoch:
             do()
 
     return sink
@@ -159,7 +159,7 @@ def test_an_out_folder_created_meanwhile_loses_no_adapter(make, notes_folder, tm
     personalizer = make(on_event=after_last_evaluation(out.mkdir))
     with pytest.raises(
         StorageError,
-        match=r"'.*out' exists already; nothing was overwritten\. What was learnt is saved all the same: "
+        match=r"'.*out' already exists; nothing was overwritten\. Instead, "
         r"version 1 of the adapter 'default' is saved but not active\.$",
     ):
         personalizer.adapt(notes_folder, out=out)
@@ -171,13 +171,13 @@ def test_an_out_folder_created_meanwhile_loses_no_adapter(make, notes_folder, tm
 def test_a_dangling_link_at_out_is_refused_before_training(make, notes_folder, tmp_path):
     (tmp_path / "out").symlink_to(tmp_path / "nowhere")
     events = []
-    with pytest.raises(SebpEdgeError, match="exists already"):
+    with pytest.raises(SebpEdgeError, match="already exists"):
         make(on_event=events.append).adapt(notes_folder, out=tmp_path / "out")
     assert events == []
 
 
-def test_an_adapter_that_is_removed_while_it_is_saved_is_saved_all_the_same(make, notes_folder):
-    """Another process removes the name's folder while the new version's files are written."""
+def test_a_version_is_saved_even_if_its_adapter_is_removed_meanwhile(make, notes_folder):
+    """Another process removes the adapter's folder while the new version is written."""
     personalizer = make()
     assert personalizer.adapt(notes_folder).version == 1
     folder = personalizer.store.folder / "default"
@@ -211,12 +211,12 @@ def fill(disk):
             file.write(b"x" * 4096)
 
 
-def test_too_little_room_is_found_before_the_training(make, notes_folder, small_disk):
+def test_too_little_disk_space_is_found_before_the_training(make, notes_folder, small_disk):
     (small_disk / "filler").write_bytes(b"x" * 220 * 1024)
     events = []
     personalizer = make(store=AdapterStore(small_disk), on_event=events.append)
     with pytest.raises(
-        StorageError, match=r"What is learnt will take 0 MB, and .* has room for 0 MB; make room or choose"
+        StorageError, match=r"The adapter needs 0 MB, but only 0 MB are free in .*; free space or choose"
     ):
         personalizer.adapt(notes_folder)
     assert not any(isinstance(event, TrainingStarted) for event in events)
@@ -227,19 +227,21 @@ def test_a_disk_that_fills_up_meanwhile_loses_no_adapter(make, notes_folder, sma
     elsewhere = small_disk.with_name("elsewhere")
     elsewhere.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
-    with pytest.raises(StorageError, match=r"No space left on device; .* What was learnt is saved in '(.*)' all the"):
+    with pytest.raises(
+        StorageError, match=r"No space left on device; .* Instead, the adapter is saved in '(.*)'; move"
+    ):
         personalizer.adapt(notes_folder)
     (folder,) = elsewhere.iterdir()
     assert AdapterRecord.read(folder).heldout_loss_after is not None
     make().load_adapter(folder)
 
 
-def test_a_version_that_cannot_be_made_the_active_one_is_named(make, notes_folder):
-    """Something that is no file lies where the active version's number is to be written."""
+def test_a_version_that_cannot_be_activated_is_named(make, notes_folder):
+    """A folder is where the file with the active version's number should be."""
     personalizer = make()
     blocked = personalizer.store.folder / "default" / "active"
     personalizer.on_event = after_last_evaluation(lambda: (blocked / "x").mkdir(parents=True))
-    with pytest.raises(StorageError, match=r"^Version 1 of the adapter 'default' is saved, but is not active: "):
+    with pytest.raises(StorageError, match=r"^Version 1 of the adapter 'default' was saved but not activated: "):
         personalizer.adapt(notes_folder)
     assert personalizer.store.versions("default") == [1]
     assert Path(personalizer.store.open("default", 1).path).is_dir()

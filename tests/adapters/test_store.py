@@ -1,4 +1,4 @@
-"""Adapters on disk: versions, names, file modes; whole or not at all, whatever happens to the process or the disk."""
+"""Adapters on disk: versions, names, file modes; atomic writes, whatever happens to the process or the disk."""
 
 import dataclasses
 import errno
@@ -18,7 +18,7 @@ from sebp_edge.adapters import store as store_module
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, check_name
 from sebp_edge.errors import AdapterError, OptionError, StorageError
 
-# A process of its own that saves into the folder argv[1]; what it does meanwhile comes before.
+# The beginning of a script that saves into the folder argv[1].
 SAVE_SCRIPT = """
 import os, resource, signal, sys, time
 from pathlib import Path
@@ -39,7 +39,7 @@ store = AdapterStore(sys.argv[1])
 
 
 class Failing(FakeAdaptation):
-    """Writes a part, then fails like a disk."""
+    """Writes some files, then fails as on a full disk."""
 
     def save(self, folder):
         super().save(folder)
@@ -79,14 +79,14 @@ def test_each_save_is_a_new_version_and_the_activated_one_is_opened(store, recor
     assert saved[0].path == store.folder / "mine" / "1"
 
 
-def test_nothing_is_active_until_something_is_activated(store, record):
+def test_no_version_is_active_until_one_is_activated(store, record):
     store.save(FakeAdaptation(), record, "mine", activate=False)
     assert store.active_version("mine") is None
     with pytest.raises(AdapterError, match=r"No version of the adapter 'mine' is active; choose one of \[1\]"):
         store.open("mine")
 
 
-def test_the_number_after_a_removed_last_version_never_hides_an_older_one(store, record):
+def test_a_new_version_has_the_highest_number_even_after_a_removal(store, record):
     for _ in range(3):
         store.save(FakeAdaptation(), record, "mine", activate=True)
     store.remove("mine", 2)
@@ -109,8 +109,8 @@ def test_removing_a_version_leaves_the_others_and_removing_all_leaves_nothing(st
     assert list(store.folder.iterdir()) == []
 
 
-def test_what_is_not_there_is_named_with_what_is(store, record):
-    with pytest.raises(AdapterError, match="There is no adapter 'mine', and no other either"):
+def test_a_missing_adapter_or_version_is_named_with_the_known_ones(store, record):
+    with pytest.raises(AdapterError, match="There is no adapter 'mine'; the store is empty"):
         store.open("mine")
     store.save(FakeAdaptation(), record, "mine", activate=True)
     with pytest.raises(AdapterError, match=r"There is no adapter 'mien'; did you mean 'mine'\?"):
@@ -130,7 +130,7 @@ def test_an_adapter_is_found_by_name_or_by_folder(store, record, tmp_path, monke
         with pytest.raises(AdapterError, match="There is no adapter folder"):
             store.find(missing)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(AdapterError, match=r"holds no adapter of sebp-edge"):
+    with pytest.raises(AdapterError, match="is not an adapter of sebp-edge"):
         store.find(tmp_path / "empty")
 
 
@@ -146,7 +146,7 @@ def test_a_damaged_version_is_refused_and_can_be_removed(store, record, content)
     assert store.versions("mine") == [1]
 
 
-def test_a_record_of_a_newer_version_is_read_as_far_as_it_is_known(store, record):
+def test_unknown_keys_of_a_record_are_ignored(store, record):
     saved = store.save(FakeAdaptation(), record, "mine", activate=True)
     text = (saved.path / "sebp_edge.json").read_text()
     (saved.path / "sebp_edge.json").write_text(text.replace("{", '{"what_is_this": 1,', 1))
@@ -187,14 +187,14 @@ def test_valid_names_are_accepted(name):
 )
 def test_invalid_names_are_refused(store, record, name):
     for use in (check_name, store.open, store.remove, lambda name: store.check_writable(name, None)):
-        with pytest.raises(AdapterError, match="cannot be an adapter's name"):
+        with pytest.raises(AdapterError, match="Invalid adapter name"):
             use(name)
     with pytest.raises(AdapterError):
         store.save(FakeAdaptation(), record, name, activate=True)
     assert not store.folder.exists()
 
 
-# ----------------------------------------------------------------------------------------------------- what is in it
+# ----------------------------------------------------------------------------------------------------------- contents
 
 
 def test_only_the_owner_can_read_it(store, record, tmp_path):
@@ -210,17 +210,17 @@ def test_only_the_owner_can_read_it(store, record, tmp_path):
     assert (saved.path / "templates" / "chat.jinja").is_file()
 
 
-def test_the_readme_says_what_it_is_and_no_more(store, record):
+def test_the_readme_names_the_base_model_and_the_losses(store, record):
     text = (store.save(FakeAdaptation(), record, "mine", activate=True).path / "README.md").read_text()
     assert text.startswith("---\nbase_model: sebp-edge/tiny\nlibrary_name: peft\n---\n# A LoRA adapter for")
-    assert "from 3.500 to 3.100 nats per token" in text
+    assert "Held-out loss in nats per token: 3.500 before, 3.100 after." in text
     full = dataclasses.replace(record, recipe={"name": "full", "method": "full"}, heldout_loss_after=None)
     text = (store.save(FakeAdaptation(), full, "mine", activate=True).path / "README.md").read_text()
     assert "library_name: transformers" in text
-    assert "nats" not in text
+    assert "loss" not in text
 
 
-# -------------------------------------------------------------------------------------- whole or not at all, whatever
+# ------------------------------------------------------------------------------------------------------ atomic writes
 
 
 def test_check_writable_leaves_nothing_behind(store, record, tmp_path):
@@ -235,7 +235,7 @@ def test_check_writable_leaves_nothing_behind(store, record, tmp_path):
 
 
 def test_files_of_a_killed_run_block_nothing(store, record):
-    """What a kill leaves in a name's folder: a temporary folder, and no version yet."""
+    """A killed run can leave an adapter's folder with a temporary folder and no version."""
     (store.folder / "mine" / ".saving-xyz").mkdir(parents=True)
     store.check_writable("mine", None)
     assert store.names() == []
@@ -249,17 +249,17 @@ def test_an_existing_path_is_never_overwritten(store, record, tmp_path):
     (folder / "thesis.txt").write_text("mine too")
     before = listing(tmp_path)
     for out in (file, folder):
-        with pytest.raises(OptionError, match="exists already"):
+        with pytest.raises(OptionError, match="already exists"):
             store.check_writable("mine", out)
-        with pytest.raises(StorageError, match="exists already"):
+        with pytest.raises(StorageError, match="already exists"):
             store.save_to(FakeAdaptation(), record, out)
     assert listing(tmp_path) == before
 
 
-def test_a_failing_write_leaves_what_was_there(store, record, tmp_path):
+def test_a_failed_save_changes_nothing(store, record, tmp_path):
     store.save(FakeAdaptation(), record, "mine", activate=True)
     before = listing(tmp_path)
-    with pytest.raises(StorageError, match=r"Nothing was saved in '.*': No space left on device; make room"):
+    with pytest.raises(StorageError, match=r"Cannot save to '.*': No space left on device; free space"):
         store.save(Failing(), record, "mine", activate=True)
     with pytest.raises(StorageError, match="No space left"):
         store.save_to(Failing(), record, tmp_path / "out")
@@ -279,7 +279,7 @@ def test_a_file_instead_of_the_folder_is_one_sentence(tmp_path, record):
     assert store.names() == []
 
 
-def test_a_version_number_that_another_process_took_meanwhile_is_left_to_it(store, record, monkeypatch):
+def test_a_version_number_taken_by_another_process_is_skipped(store, record, monkeypatch):
     taken = store.save(FakeAdaptation(b"theirs"), record, "mine", activate=True)
     numbers = iter([[], []])
     monkeypatch.setattr(store_module, "_versions", lambda folder: next(numbers))
@@ -332,12 +332,12 @@ def test_stale_files_of_killed_processes_are_deleted(store, record):
     assert store.versions("mine") == [1, 2]
 
 
-def test_a_model_folder_whose_name_is_no_text_can_be_named_in_a_record(store, record):
+def test_a_record_can_name_a_model_folder_that_is_not_utf8(store, record):
     odd = dataclasses.replace(record, base_model="caf\udce9")
     assert store.save(FakeAdaptation(), odd, "mine", activate=True).record == store.open("mine").record == odd
 
 
-def test_a_killed_process_leaves_no_half_version(store, record):
+def test_a_killed_process_leaves_no_partial_version(store, record):
     store.save(FakeAdaptation(), record, "mine", activate=True)
     script = """
     save = Weights.save
@@ -355,13 +355,13 @@ def test_a_killed_process_leaves_no_half_version(store, record):
     assert store.save(FakeAdaptation(), record, "mine", activate=True).version == 2
     (left,) = store.folder.glob(".saving-*")
     for path in (left, *left.iterdir()):
-        os.utime(path, (1, 1))  # a young one may be that of a save that is under way
+        os.utime(path, (1, 1))  # a recent one may belong to a running save
     store.remove("mine")
     assert list(store.folder.iterdir()) == []
 
 
-def test_a_disk_that_takes_no_more_is_one_sentence_and_nothing_is_lost(store, record):
-    """The system's own limit on the size of a file stands for a full disk: safetensors meets it in Rust."""
+def test_a_disk_error_in_safetensors_is_one_sentence_and_loses_nothing(store, record):
+    """A limit on file sizes stands in for a full disk: safetensors reports it from Rust."""
     store.save(FakeAdaptation(), record, "mine", activate=True)
     before = listing(store.folder)
     script = """
@@ -374,8 +374,8 @@ def test_a_disk_that_takes_no_more_is_one_sentence_and_nothing_is_lost(store, re
         print(error)
     """
     words, _ = process(script, store.folder.parent).communicate(timeout=60)
-    assert words.startswith("Nothing was saved in ")
-    assert "File too large; make room" in words
+    assert words.startswith("Cannot save to ")
+    assert "File too large; free space" in words
     assert listing(store.folder) == before
 
 
@@ -403,14 +403,14 @@ def test_a_read_only_disk_is_one_sentence_before_any_work(small_disk, record):
     store.save(FakeAdaptation(b""), record, "mine", activate=True)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     for name, out in (("mine", None), ("new", None), ("mine", small_disk / "out")):
-        with pytest.raises(StorageError, match=r"Nothing can be saved in .*: Read-only file system"):
+        with pytest.raises(StorageError, match=r"Cannot save to .*: Read-only file system"):
             store.check_writable(name, out)
-    with pytest.raises(StorageError, match=r"Nothing was deleted in .*: Read-only file system\."):
+    with pytest.raises(StorageError, match=r"Cannot delete .*: Read-only file system\."):
         store.remove("mine")
     assert store.open("mine").version == 1
 
 
-def test_what_could_not_be_deleted_is_named(store, record, monkeypatch):
+def test_files_that_could_not_be_deleted_are_named(store, record, monkeypatch):
     saved = store.save(FakeAdaptation(), record, "mine", activate=True)
 
     def refuse(folder, ignore_errors=False):
@@ -419,7 +419,7 @@ def test_what_could_not_be_deleted_is_named(store, record, monkeypatch):
 
     monkeypatch.setattr(shutil, "rmtree", refuse)
     with pytest.raises(
-        StorageError, match=r"files of it are left in '.*removed-mine': Permission denied; delete them\.$"
+        StorageError, match=r"some of its files remain in '.*removed-mine': Permission denied; delete them\.$"
     ):
         store.remove("mine")
     assert not saved.path.exists()

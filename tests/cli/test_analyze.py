@@ -1,4 +1,4 @@
-"""`sebp-edge analyze`: its table, its page, its JSON, and one sentence for every mistake."""
+"""`sebp-edge analyze`: table, HTML page, JSON, and one-sentence errors."""
 
 import json
 import re
@@ -30,9 +30,9 @@ def test_an_analysis_on_a_pipe_is_a_table_of_shares_and_a_page(analyze, tmp_path
     )
     assert [(row[0], row[1]) for row in rows] == groups
     assert all(re.fullmatch(r"\d+\.\d%", share) for row in rows for share in row[2:])
-    assert "Looked at 4 of 24 examples" in result.stdout
+    assert "Analyzed 4 of 24 examples" in result.stdout
     assert re.search(r"SEBP does \d+\.\d% of the work", result.stdout)
-    assert result.stdout.endswith(f"drawn in {tmp_path / 'page.html'}\n")
+    assert result.stdout.endswith(f"written to {tmp_path / 'page.html'}\n")
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 
@@ -40,10 +40,10 @@ def test_an_analysis_of_completions_has_a_table_for_each_loss(analyze, tmp_path)
     lines = [{"prompt": f"the map number {number}", "completion": " is old"} for number in range(9)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
     output = run("analyze", tmp_path / "pairs.jsonl", *analyze[2:]).stdout
-    assert output.index("with a loss on every token") < output.index("with a loss on trained tokens")
+    assert output.index("loss on every token") < output.index("loss on trained tokens")
 
 
-def test_an_analysis_in_json_draws_only_where_it_is_asked_to(analyze, tmp_path, monkeypatch):
+def test_an_analysis_in_json_writes_a_page_only_on_request(analyze, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     *events, last = records(run(*analyze[:-2], "--json").stdout)
@@ -51,8 +51,8 @@ def test_an_analysis_in_json_draws_only_where_it_is_asked_to(analyze, tmp_path, 
     assert (last["event"], last["html"], last["analyzed"]["examples"]) == ("analysis", None, 4)
     assert list(tmp_path.glob("here/*")) == []
     assert records(run(*analyze, "--json").stdout)[-1] == last | {"html": str(tmp_path / "page.html")}
-    assert run(*analyze[:-2]).stdout.endswith("drawn in sebp-edge-analysis.html\n")
-    assert run(*analyze[:-2]).exit_code == 0  # over its own page
+    assert run(*analyze[:-2]).stdout.endswith("written to sebp-edge-analysis.html\n")
+    assert run(*analyze[:-2]).exit_code == 0  # overwrites its own page
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_an_analysis_in_json_draws_only_where_it_is_asked_to(analyze, tmp_path, 
         ({"--recipe": "note"}, "Unknown recipe 'note'; did you mean 'notes'", 1),
         ({"--context": "3"}, "context_length must be a whole number of at least 8", 2),
         ({"--seed": "-1"}, "The seed must be a whole number", 2),
-        ({"--html": "nowhere/page.html"}, "There is no folder 'nowhere' to write into", 1),
+        ({"--html": "nowhere/page.html"}, "The folder 'nowhere' does not exist; create it", 1),
     ],
 )
-def test_a_wrong_option_of_an_analysis_is_one_sentence(analyze, changes, words, exit_code):
+def test_an_invalid_option_of_an_analysis_is_one_sentence(analyze, changes, words, exit_code):
     arguments = dict(zip(analyze[2::2], analyze[3::2], strict=True)) | changes
     assert_one_sentence(run(*analyze[:2], *(part for pair in arguments.items() for part in pair)), words, exit_code)
 
@@ -74,5 +74,7 @@ def test_an_analysis_without_texts_or_over_another_file_is_one_sentence(analyze,
     assert_one_sentence(run("analyze", tmp_path / "nowhere", *analyze[2:]), "There is no file or folder")
     assert run(*analyze[:2], "--examples", 0).exit_code == 2
     (tmp_path / "page.html").write_text("mine")
-    assert_one_sentence(run(*analyze), "exists already and is no analysis; choose another file", exit_code=2)
+    assert_one_sentence(
+        run(*analyze), "already exists and is not an earlier analysis; choose another file", exit_code=2
+    )
     assert (tmp_path / "page.html").read_text() == "mine"

@@ -1,4 +1,4 @@
-"""`sebp-edge bench`: a table that survives narrow windows and pipes, clean JSON, and one sentence for every mistake."""
+"""`sebp-edge bench`: a table for pipes and narrow windows, JSON, files, and one-sentence errors."""
 
 import csv
 import json
@@ -39,7 +39,7 @@ def refusal(*arguments, exit_code=1):
     return result.stderr
 
 
-def test_the_table_goes_through_a_pipe_and_ends_with_the_recommendation(bench):
+def test_on_a_pipe_the_table_has_tabs_and_ends_with_the_recommendation(bench):
     result = bench("--batch", 3)
     assert result.exit_code == 0, result.output
     head, *rows = result.stdout.splitlines()
@@ -56,7 +56,7 @@ def test_the_table_goes_through_a_pipe_and_ends_with_the_recommendation(bench):
     assert len(rows) == len(NAMES) + 2
 
 
-def test_json_csv_and_plot_hold_the_same(bench, notes_folder, tmp_path):
+def test_json_csv_and_plot_have_the_same_times(bench, notes_folder, tmp_path):
     result = bench(notes_folder, "--json", "--csv", tmp_path / "b.csv", "--plot", tmp_path / "b.svg")
     (record,) = map(json.loads, result.stdout.splitlines())
     assert (record["event"], record["model"], record["weights"]) == ("bench", "micro-llama", "own")
@@ -68,7 +68,7 @@ def test_json_csv_and_plot_hold_the_same(bench, notes_folder, tmp_path):
     assert (tmp_path / "b.svg").read_text().startswith("<svg")
 
 
-def test_nothing_is_wider_than_a_narrow_window(bench, monkeypatch, capsys):
+def test_no_line_is_wider_than_a_narrow_window(bench, monkeypatch, capsys):
     narrow = Console(width=40, force_terminal=True, color_system=None, highlight=False)
     for module in (console, command):
         monkeypatch.setattr(module, "out", narrow)
@@ -94,7 +94,7 @@ def test_a_config_alone_is_enough_and_random_weights_are_announced(bench, tmp_pa
         assert json.loads(result.stdout)["model"] == "only"
 
 
-def test_padding_is_what_was_asked_for(model_folder):
+def test_padding_is_as_requested(model_folder):
     given = ["bench", "--device", "cpu", "--model", str(model_folder), "--padding", "60%", "--json"]
     record = json.loads(CliRunner().invoke(app, given).stdout)
     assert 0.6 <= record["padding_share"] < 0.61
@@ -111,9 +111,9 @@ def test_an_incorrect_variant_has_a_reason_and_no_time(bench, monkeypatch):
     assert rows[3] == "broken, refused: its loss is off by 5.0e-01, above 1.0e-04."
 
 
-def test_every_mistake_is_one_sentence(model_folder, tmp_path, notes_folder):
+def test_every_invalid_input_is_one_sentence(model_folder, tmp_path, notes_folder):
     micro = ("--model", model_folder)
-    assert "leave out --context, or --padding" in refusal("--padding", "90%", "--context", 64, exit_code=2)
+    assert "leave out --context or --padding" in refusal("--padding", "90%", "--context", 64, exit_code=2)
     assert "must be a share of the batch" in refusal(*micro, "--padding", "lots", exit_code=2)
     assert "takes at most 128; ask for less padding" in refusal(*micro, "--padding", "99%", exit_code=2)
     assert "would be padded to 129 tokens" in refusal(*micro, "--context", 129, exit_code=2)
@@ -123,18 +123,20 @@ def test_every_mistake_is_one_sentence(model_folder, tmp_path, notes_folder):
     assert "There is no file or folder" in refusal(tmp_path / "missing", *micro)
     assert "Nothing readable was found" in refusal(model_folder / "model.safetensors", *micro)
     assert "must end in .svg" in refusal("--plot", tmp_path / "b.png", exit_code=2)
-    assert "to write into; make it, or choose another" in refusal("--csv", tmp_path / "missing" / "b.csv")
-    assert "exists already and is no benchmark; choose another file" in refusal("--csv", tmp_path, exit_code=2)
+    assert "does not exist; create it or choose another" in refusal("--csv", tmp_path / "missing" / "b.csv")
+    assert "already exists and is not an earlier benchmark; choose another file" in refusal(
+        "--csv", tmp_path, exit_code=2
+    )
     four_bit = tmp_path / "four.toml"
     four_bit.write_text("load_in_4bit = true\n")
     assert "loads models in 4 bits, which cannot be benchmarked" in refusal(*micro, "--recipe", four_bit)
     (tmp_path / "config.json").write_text("{}")
-    assert "config.json is damaged" in refusal("--model", tmp_path / "config.json")
+    assert "damaged" in refusal("--model", tmp_path / "config.json")
     assert CliRunner().invoke(app, ["bench", "--batch", "0"]).exit_code == 2
     assert "'mps' is not usable" in CliRunner().invoke(app, ["bench", "--device", "mps"]).stderr
 
 
-def test_a_model_that_memory_cannot_hold_is_refused_before_it_is_made(monkeypatch):
+def test_a_model_too_big_for_memory_is_refused_before_it_is_built(monkeypatch):
     monkeypatch.setattr("sebp_edge.machine.devices.free_memory", lambda device: 1_000_000_000)
     assert "'llama-3.2-3b' has 3.21 billion parameters" in refusal("--model", "llama-3.2-3b")
 
@@ -143,17 +145,17 @@ def test_a_model_that_memory_cannot_hold_is_refused_before_it_is_made(monkeypatc
 
 
 @pytest.mark.parametrize("name", [name for name in CATALOG if name != "tiny"])
-def test_the_sizes_of_every_known_model_are_bundled_and_nobody_is_contacted(name, monkeypatch):
+def test_the_config_of_every_known_model_is_bundled_and_needs_no_network(name, monkeypatch):
     monkeypatch.setattr(hub, "_contact", None)
     model = model_from_config(resolve(name))
     assert round(model.num_parameters() / 1e9, 3) == CATALOG[name].parameters
 
 
-def test_other_models_have_no_bundled_sizes(model_folder):
+def test_other_models_have_no_bundled_config(model_folder):
     assert all(bundled_config(resolve(name)) is None for name in ("tiny", "someone/some-model", model_folder))
 
 
-def test_a_file_is_a_models_config_where_that_is_enough(tmp_path, model_folder):
+def test_a_config_file_stands_for_a_model(tmp_path, model_folder):
     (tmp_path / "my-shape.json").write_text("{}")
     assert resolve_config(tmp_path / "my-shape.json").name == "my-shape"
     assert resolve_config(model_folder / "config.json").name == model_folder.name
@@ -161,7 +163,7 @@ def test_a_file_is_a_models_config_where_that_is_enough(tmp_path, model_folder):
     assert resolve_config("tiny") == resolve("tiny")
 
 
-def test_what_is_no_path_is_resolved_as_ever():
+def test_an_invalid_path_is_a_model_error():
     for name in ("~nobody-of-that-name/config.json", "x" * 5000 + ".json"):
         with pytest.raises(ModelError):
             resolve_config(name)
@@ -175,5 +177,5 @@ def test_only_an_earlier_benchmark_is_overwritten(bench, tmp_path, option, name)
     assert bench(option, target, "--batch", "2").exit_code == 0
     assert target.read_bytes() != first
     target.write_text("my own")
-    assert f"{name}' exists already and is no benchmark;" in refusal(option, target, exit_code=2)
+    assert f"{name}' already exists and is not an earlier benchmark;" in refusal(option, target, exit_code=2)
     assert target.read_text() == "my own"

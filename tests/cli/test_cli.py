@@ -1,6 +1,6 @@
-"""The command line: one sentence for every mistake, clean JSON lines, exit codes, pipes, narrow windows.
+"""The command line: one-sentence errors, JSON lines, exit codes, pipes, narrow windows.
 
-What the process boundary does not change runs in this process; the rest shares a few processes.
+Most commands run in this process; those that need a terminal or streams of their own share a few processes.
 """
 
 import json
@@ -41,7 +41,7 @@ from sebp_edge.cli import main
 try:
     main()
 except SystemExit as end:
-    import sebp_edge.adapters.store  # nor does the list of adapters need them
+    import sebp_edge.adapters.store  # listing adapters needs none of them either
     print(end.code, sorted({"torch", "transformers", "peft", "numpy", "huggingface_hub"} & set(sys.modules)))
 """
     begin = time.perf_counter()
@@ -65,14 +65,14 @@ def test_the_version_is_printed():
 # -------------------------------------------------------------------------------------------------------------- adapt
 
 
-def test_adapt_in_json_is_nothing_but_json_and_ends_with_the_result(adapt, notes_folder, store):
+def test_adapt_with_json_prints_only_json_and_ends_with_the_result(adapt, notes_folder, store):
     (notes_folder / "empty.md").touch()
     (notes_folder / os.fsdecode(b"caf\xe9.md")).write_text("A name that is not UTF-8, with a text that is.")
     with process(*adapt, "--json") as one:
         output, errors = one.communicate(timeout=100)
     assert one.returncode == 0, errors
     found = records(output)
-    events = [record["event"] for record in found if record["event"] != "graph_captured"]  # which a GPU tells of
+    events = [record["event"] for record in found if record["event"] != "graph_captured"]  # only on a GPU
     assert events[:3] == ["model_loaded", "texts_read", "training_started"]
     assert {"step", "evaluated", "saved"} < {record["event"] for record in found}
     result = found[-1]
@@ -93,8 +93,8 @@ def test_adapt_reports_what_happened_and_what_to_do_next(adapt, notes_folder, tm
     assert "1 left out:\n  empty.md: empty\n" in result.stdout
     assert "at most 2 epochs" in result.stdout
     assert re.search(r"step 1/\d+  loss \d\.\d+  [\d,]+ tokens/s  \d+ s left\n", result.stdout)
-    assert re.search(r"judge's loss +\d\.\d+ → \d\.\d+ nats per token \(-\d+\.\d%\)\n", result.stdout)
-    # Lines on a pipe stay whole, however long.
+    assert re.search(r"test loss +\d\.\d+ → \d\.\d+ nats per token \(-\d+\.\d%\)\n", result.stdout)
+    # Lines on a pipe are not wrapped, however long.
     assert re.search(r"saved +mine, version 1: .*/adapters/mine/1\n", result.stdout)
     assert re.search(r"sebp-edge generate 'The first words' --name mine --model \S+/micro-llama\n$", result.stdout)
 
@@ -106,12 +106,12 @@ def test_out_is_a_new_folder_outside_the_store(adapt, tmp_path, store):
     assert {path.name for path in out.iterdir()} >= {"adapter_model.safetensors", "adapter_config.json", "README.md"}
     assert store.names() == []
     before = {path: path.read_bytes() for path in out.iterdir()}
-    assert_one_sentence(run(*adapt, "--out", out), "exists already; choose a new folder", exit_code=2)
+    assert_one_sentence(run(*adapt, "--out", out), "already exists; choose a new folder", exit_code=2)
     assert {path: path.read_bytes() for path in out.iterdir()} == before
     assert run("generate", "the ferry", "--adapter", out, "--model", adapt[3]).exit_code == 0
 
 
-def test_what_is_no_better_is_not_kept_and_exits_with_3(adapt, recipe, store):
+def test_an_adapter_that_is_no_better_is_not_kept_and_exits_with_3(adapt, recipe, store):
     assert run(*adapt).exit_code == 0
     recipe.write_text(RECIPE.replace("2e-2", "1e-12"))
     result = run(*adapt, "--epochs", 1)
@@ -135,20 +135,20 @@ def test_what_is_no_better_is_not_kept_and_exits_with_3(adapt, recipe, store):
         ({"--model": "someone/something"}, "someone/something is not in the cache .* HF_HUB_OFFLINE is set", 1),
         ({"--recipe": "note"}, "Unknown recipe 'note'; did you mean 'notes'?", 1),
         ({"--recipe": "nowhere.toml"}, r"nowhere\.toml cannot be read: No such file", 1),
-        ({"--name": "a/b"}, "'a/b' cannot be an adapter's name", 1),
-        ({"--name": ".."}, r"'\.\.' cannot be an adapter's name", 1),
+        ({"--name": "a/b"}, "Invalid adapter name 'a/b'", 1),
+        ({"--name": ".."}, r"Invalid adapter name '\.\.'", 1),
         ({"--epochs": "0"}, "epochs must be a whole number", 2),
         ({"--epochs": "1000000"}, "epochs must be a whole number above 0 and at most 1000", 2),
         ({"--context": "2"}, "context_length must be a whole number", 2),
         ({"--device": "cuda:99"}, "Device 'cuda:99' is not usable", 1),
         ({"--device": "cpu:"}, "Unknown device 'cpu:'", 2),
         ({"--memory": "9" * 60 + "GB"}, "The memory budget is '9+GB', but must be a size", 2),
-        ({"--out": "~nobody-here/x"}, "'~nobody-here/x' names a user whom this machine does not know", 2),
-        ({"--out": "x" * 300}, "Nothing can be saved in 'x+': File name too long; choose another place", 1),
-        ({"--out": "x\0"}, r"'x\\x00' is no path", 2),
+        ({"--out": "~nobody-here/x"}, "The path '~nobody-here/x' names an unknown user", 2),
+        ({"--out": "x" * 300}, "Cannot save to 'x+': File name too long; choose another location", 1),
+        ({"--out": "x\0"}, r"'x\\x00' is not a path", 2),
     ],
 )
-def test_a_wrong_option_is_one_sentence(adapt, store, changes, words, exit_code):
+def test_an_invalid_option_is_one_sentence(adapt, store, changes, words, exit_code):
     arguments = {"--model": adapt[3], "--recipe": adapt[5]} | changes
     assert_one_sentence(run(*adapt[:2], *(part for pair in arguments.items() for part in pair)), words, exit_code)
     assert store.names() == []
@@ -162,7 +162,7 @@ def test_a_wrong_option_is_one_sentence(adapt, store, changes, words, exit_code)
         ("epochs = ", "is not valid TOML"),
     ],
 )
-def test_a_wrong_recipe_is_one_sentence(adapt, recipe, content, words):
+def test_an_invalid_recipe_is_one_sentence(adapt, recipe, content, words):
     recipe.write_text(content)
     assert_one_sentence(run(*adapt), re.escape(words))
 
@@ -174,7 +174,7 @@ def test_texts_that_cannot_be_used_are_one_sentence(adapt, tmp_path):
     (tmp_path / "little" / "note.md").write_text("the ferry left")
     words = {
         "nowhere": "There is no file or folder",
-        "empty": "nothing to read",
+        "empty": "no files were found",
         "unreadable": "Nothing readable was found",
         "little": "Too little text: .* tokens to train on, but at least .* are needed",
     }
@@ -187,10 +187,10 @@ def test_texts_that_cannot_be_used_are_one_sentence(adapt, tmp_path):
         assert f"sebp-edge: {last['message']}\n" == result.stderr
 
 
-def test_a_disk_that_cannot_be_written_to_is_one_sentence_before_any_work(adapt, own_data_folder):
+def test_an_unwritable_store_is_one_sentence_before_any_work(adapt, own_data_folder):
     own_data_folder.parent.parent.mkdir()
     own_data_folder.parent.write_text("a file where the folder should be")
-    assert_one_sentence(run(*adapt), "Nothing can be saved in .*: Not a directory")
+    assert_one_sentence(run(*adapt), "Cannot save to .*: Not a directory")
     assert own_data_folder.parent.read_text() == "a file where the folder should be"
 
 
@@ -219,7 +219,7 @@ def test_an_adapter_is_listed_shown_used_and_removed(adapt, store, tokenizer):
     assert_one_sentence(run("generate", "the ferry"), "a folder 'micro-llama'; give that folder with --model")
     assert_one_sentence(run("generate", "the " * 300, "--model", adapt[3]), "expected 1 to 127 for this model")
     assert_one_sentence(run("generate", "the", "--name", "defualt"), "There is no adapter 'defualt'; did you mean")
-    assert_one_sentence(run("generate", "the", "--name", ".."), "cannot be an adapter's name")
+    assert_one_sentence(run("generate", "the", "--name", ".."), "Invalid adapter name")
     assert_one_sentence(run("generate", "the", "--adapter", "./nowhere"), "There is no adapter folder")
     assert_one_sentence(run("generate", "the", "--adapter", "./x", "--name", "y"), "leave out --name and --version", 2)
     assert_one_sentence(
@@ -235,7 +235,7 @@ def test_an_adapter_is_listed_shown_used_and_removed(adapt, store, tokenizer):
     damaged = run("adapters", "list")
     assert (damaged.exit_code, damaged.stdout) == (0, "")
     assert "cannot be read" in damaged.stderr
-    assert run("adapters", "remove", "default", "--yes").stdout == "Deleted 'default' with 1 version(s).\n"
+    assert run("adapters", "remove", "default", "--yes").stdout == "Deleted 'default' with 1 version.\n"
     assert store.names() == []
     assert_one_sentence(run("adapters", "show", "default"), "There is no adapter 'default'")
 
@@ -246,7 +246,7 @@ def test_an_adapter_for_another_base_model_is_one_sentence(adapt, tokenizer, tmp
     tokenizer.save_pretrained(tmp_path / "other")
     assert_one_sentence(
         run("generate", "the", "--name", "default", "--model", tmp_path / "other"),
-        "made for micro-llama, and other is another",
+        "made for micro-llama, not for other; use it with",
     )
 
 
@@ -260,7 +260,7 @@ def test_models_and_recipes_are_listed():
     assert len(run("recipes").stdout.splitlines()) == len(recipes)
 
 
-def test_doctor_says_one_thing_a_line(tmp_path, monkeypatch):
+def test_doctor_prints_one_finding_per_line(tmp_path, monkeypatch):
     subjects = ["python", "libraries", "device", "driver", "kernels", "memory", "model cache", "adapters"]
     result = run("doctor", "--json")
     findings = records(result.stdout)
@@ -273,7 +273,7 @@ def test_doctor_says_one_thing_a_line(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------------------- on a terminal
 
 
-def test_what_bitsandbytes_logs_when_peft_imports_it_stays_out_of_the_errors(adapt, tmp_path):
+def test_logs_of_bitsandbytes_do_not_reach_standard_error(adapt, tmp_path):
     package, imported = tmp_path / "fakes" / "bitsandbytes", tmp_path / "imported"
     (package / "nn").mkdir(parents=True)
     (package / "nn" / "__init__.py").touch()
@@ -290,18 +290,17 @@ def test_what_bitsandbytes_logs_when_peft_imports_it_stays_out_of_the_errors(ada
     assert imported.exists()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_a_training_within_a_budget_reports_planned_and_used_memory(adapt):
     result = run(*adapt, "--memory", "900GB")
     assert result.exit_code == 0
     assert re.search(r"note: The memory budget is 900.0 GB, of which other programs leave \d+\.\d GB", result.stderr)
-    assert re.search(r"planned: LoRA of rank 4 .*: about \S+ [GM]B of \S+ GB", result.stdout)
-    assert re.search(r"tried out: \S+ [GM]B with \d+ tokens at a time, predicted \S+ [GM]B", result.stdout)
+    assert re.search(r"plan: LoRA of rank 4 .*; about \S+ [GM]B of \S+ GB", result.stdout)
+    assert re.search(r"dry run: \S+ [GM]B with a micro-batch of \d+ tokens, predicted \S+ [GM]B", result.stdout)
     assert re.search(r"peak memory +\S+ [GM]B; predicted \S+ [GM]B\n", result.stdout)
-    assert " that other programs leave" in run("plan", *adapt[1:], "--memory", "900GB").stdout
+    assert "GB that other programs leave" in run("plan", *adapt[1:], "--memory", "900GB").stdout
 
 
-def test_a_plan_says_where_the_memory_goes(adapt):
+def test_a_plan_shows_memory_by_purpose(adapt):
     arguments = ["plan", *adapt[1:], "--memory", "8GB"]
     (record,) = records(run(*arguments, "--json").stdout)
     assert (record["event"], record["budget"], record["method"], record["larger"]) == ("plan", 8e9, "lora", None)
@@ -320,13 +319,13 @@ def test_a_plan_for_an_absent_gpu_says_so_and_gives_no_time(adapt):
     assert record["footprint"]["context"] > 5e8
     assert record["peak"] < 8e9
     text = run(*arguments).stdout
-    assert "GPU of 8.0 GB with bf16 (Ampere or later) that is not here" in text
+    assert "an NVIDIA GPU with 8.0 GB and bf16 (Ampere or later)" in text
     assert "about" not in text
     (record,) = records(run(*arguments[:-1], "24GB", "--memory", "9GB", "--json").stdout)
     assert (record["gpu"], record["budget"]) == (24e9, 9e9)
 
 
-def test_a_plan_in_4_bits_for_another_machine_says_what_that_needs(adapt):
+def test_a_plan_in_4_bits_for_another_machine_names_what_to_install(adapt):
     text = run("plan", *adapt[1:], "--model", "llama-3.2-3b", "--gpu", "5GB").stdout
     assert "It needs pip install 'sebp-edge[4bit]' there." in text
 
@@ -334,9 +333,9 @@ def test_a_plan_in_4_bits_for_another_machine_says_what_that_needs(adapt):
 @pytest.mark.parametrize(
     ("arguments", "words", "exit_code"),
     [
-        (["8 gigs"], r"The GPU's memory is '8 gigs', but must be a size above zero such as '8GB'", 2),
-        (["8GB", "--memory", "10GB"], r"memory budget is 10.0 GB, but the GPU has 8.0 GB; give a budget within", 2),
-        (["8GB", "--device", "cpu"], r"--gpu plans for a GPU that is not here, and --device names one that is", 2),
+        (["8 gigs"], r"The GPU memory is '8 gigs', but must be a size above zero such as '8GB'", 2),
+        (["8GB", "--memory", "10GB"], r"memory budget is 10.0 GB, but the GPU has 8.0 GB; lower the budget", 2),
+        (["8GB", "--device", "cpu"], "--gpu plans for another machine and --device for this one", 2),
         (["2GB"], r"but the GPU has 2.0 GB; take a GPU with 3.\d GB or choose a model of at most", 1),
         (["8GB", "--memory", "2GB"], r"but the memory budget is 2.0 GB; raise the budget to 3.\d GB", 1),
     ],
@@ -345,7 +344,7 @@ def test_an_impossible_gpu_is_one_sentence(adapt, arguments, words, exit_code):
     assert_one_sentence(run("plan", *adapt[1:], "--model", "llama-3.2-3b", "--gpu", *arguments), words, exit_code)
 
 
-def test_a_budget_that_is_too_small_or_none_is_one_sentence(adapt, store):
+def test_a_budget_that_is_too_small_or_invalid_is_one_sentence(adapt, store):
     for command in ("plan", "adapt"):
         arguments = [command, *adapt[1:], "--memory"]
         assert_one_sentence(run(*arguments, "1MB"), "budget is 1 MB; raise the budget to")
@@ -353,7 +352,8 @@ def test_a_budget_that_is_too_small_or_none_is_one_sentence(adapt, store):
     assert store.names() == []
 
 
-def test_a_narrow_terminal_gets_no_broken_line(adapt, store, tmp_path):
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+def test_no_line_is_wider_than_a_narrow_terminal(adapt, store, tmp_path):
     columns, page = 50, tmp_path / "page.html"
     commands = (
         *([*adapt, "--name", "narrow"], ["adapters", "list"], ["models"], ["recipes"], ["plan", *adapt[1:]]),
@@ -363,7 +363,7 @@ def test_a_narrow_terminal_gets_no_broken_line(adapt, store, tmp_path):
         assert max(map(len, lines)) <= columns
         words = " ".join(" ".join(lines).split())
         assert "Traceback" not in words
-        expected = ["try it with: sebp-edge generate", "micro-llama", "llama-3.2-3b-instruct", "notes", "kept for the"]
+        expected = ["try it with: sebp-edge generate", "micro-llama", "llama-3.2-3b-instruct", "notes", "saved for the"]
         expected.append("projection q_proj")
         assert expected[number] in words
         # Imports take seconds.
@@ -371,7 +371,7 @@ def test_a_narrow_terminal_gets_no_broken_line(adapt, store, tmp_path):
     assert store.versions("narrow") == [1]
 
 
-# One process for all: imports take seconds.
+# One process for all commands, since imports take seconds.
 RUN_ALL = """
 import json, sys
 from sebp_edge.cli import main
@@ -385,7 +385,7 @@ for arguments in json.loads(sys.argv[1]):
 
 
 def on_terminal(commands, columns):
-    """The lines that each command draws on a terminal of that width, without the control sequences."""
+    """Returns the lines of each command on a terminal of this width, without control sequences."""
     import fcntl
     import pty
     import struct

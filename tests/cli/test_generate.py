@@ -1,4 +1,4 @@
-"""`sebp-edge generate`: prompts and chats, pieces as they come, signals, readers that go away, no network unasked."""
+"""`sebp-edge generate`: prompts and chats, streamed text, signals, closed readers, no unrequested network access."""
 
 import json
 import signal
@@ -15,30 +15,30 @@ SEEDED = ["--seed", "1", "--max-tokens", "12"]
 
 @pytest.fixture
 def generate_call(monkeypatch):
-    """Runs the command on arguments, and gives what its Personalizer was asked, without a model."""
+    """A function that runs the command without a model, and returns how `Personalizer.generate` was called."""
     from sebp_edge.personalizer import Personalizer
 
     calls = []
     monkeypatch.setattr(Personalizer, "generate", lambda _, prompt, **options: calls.append((prompt, options)) or "")
 
-    def ask(*arguments, **options):
+    def call(*arguments, **options):
         result = run("generate", *arguments, "--model", "tiny", **options)
         assert result.exit_code == 0, result.output
         return calls.pop()
 
-    return ask
+    return call
 
 
-def test_json_is_a_line_for_each_piece_and_then_the_whole(model_folder):
+def test_json_is_a_line_per_chunk_and_then_the_whole_text(model_folder):
     arguments = ["generate", "the ferry", "--model", model_folder, *SEEDED]
-    plain, (*pieces, last) = run(*arguments), records(run(*arguments, "--json").stdout)
-    assert len(pieces) > 3
-    assert all(piece.keys() == {"event", "text"} and piece["event"] == "text" for piece in pieces)
-    assert last == {"event": "result", "prompt": "the ferry", "text": "".join(piece["text"] for piece in pieces)}
+    plain, (*chunks, last) = run(*arguments), records(run(*arguments, "--json").stdout)
+    assert len(chunks) > 3
+    assert all(chunk.keys() == {"event", "text"} and chunk["event"] == "text" for chunk in chunks)
+    assert last == {"event": "result", "prompt": "the ferry", "text": "".join(chunk["text"] for chunk in chunks)}
     assert plain.stdout == last["text"] + "\n"
 
 
-def test_a_system_prompt_makes_a_chat_which_may_come_from_a_file_or_the_standard_input(generate_call, tmp_path):
+def test_a_chat_is_a_system_prompt_with_a_prompt_or_a_file_or_the_standard_input(generate_call, tmp_path):
     file = tmp_path / "chat.json"
     file.write_text(json.dumps(CHAT), encoding="utf-8")
     assert generate_call("where is the map", "--system", "the ferry")[0] == CHAT
@@ -71,23 +71,23 @@ def test_a_prompt_may_begin_with_a_dash(generate_call, prompt):
 @pytest.mark.parametrize(
     ("arguments", "words", "exit_code"),
     [
-        ([], "There is no prompt; give PROMPT, or a chat with --messages", 2),
+        ([], "No prompt was given; give PROMPT, or a chat with --messages", 2),
         ([""], "The prompt is empty", 1),
         (["ferry \udcff"], r"The prompt is not valid Unicode \(character 6\); give it in UTF-8", 1),
-        (["the", "--messages", "-"], "--messages is a whole chat; leave out PROMPT and --system", 2),
-        (["--system", "the", "--messages", "-"], "--messages is a whole chat", 2),
+        (["the", "--messages", "-"], "--messages is the whole chat; leave out PROMPT and --system", 2),
+        (["--system", "the", "--messages", "-"], "--messages is the whole chat", 2),
         (["--messages", "nowhere.json"], "The file 'nowhere.json' cannot be read: No such file", 1),
         (["--messages", "."], r"The file '\.' cannot be read: Is a directory", 1),
         (["--messages", "-"], "The standard input must be a JSON list of messages", 1),
     ],
     ids=str,
 )
-def test_what_is_no_prompt_is_one_sentence(model_folder, arguments, words, exit_code):
+def test_an_invalid_prompt_is_one_sentence(model_folder, arguments, words, exit_code):
     assert_one_sentence(run("generate", *arguments, "--model", model_folder, input="secret"), words, exit_code)
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"role": "user"', "[" * 100_000, b"\xff[]"], ids=lambda c: str(c)[:9])
-def test_a_file_that_holds_no_list_is_one_sentence(tmp_path, content):
+def test_a_messages_file_without_a_list_is_one_sentence(tmp_path, content):
     file = tmp_path / "chat.json"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert_one_sentence(run("generate", "--messages", file, "--model", "tiny"), "must be a JSON list of messages")
@@ -95,7 +95,7 @@ def test_a_file_that_holds_no_list_is_one_sentence(tmp_path, content):
 
 @pytest.fixture
 def endless(tmp_path, tokenizer):
-    """Arguments for a text that takes far longer than it takes to be interrupted."""
+    """Arguments for a text that takes far longer than the test."""
     folder = tmp_path / "endless"
     make_llama(max_position_embeddings=2**16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -103,7 +103,7 @@ def endless(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_ctrl_c_ends_it_in_one_sentence_and_what_was_written_stays(endless, as_json):
+def test_ctrl_c_is_one_sentence_and_the_text_so_far_stays(endless, as_json):
     with process(*endless, *["--json"] * as_json) as one:
         first = one.stdout.readline() if as_json else one.stdout.read(1)
         one.send_signal(signal.SIGINT)
@@ -113,8 +113,8 @@ def test_ctrl_c_ends_it_in_one_sentence_and_what_was_written_stays(endless, as_j
     assert first
     assert rest.endswith("\n")
     if as_json:
-        *pieces, last = records(first + rest)
-        assert {piece["event"] for piece in pieces} == {"text"}
+        *chunks, last = records(first + rest)
+        assert {chunk["event"] for chunk in chunks} == {"text"}
         assert (last["event"], last["error"]) == ("error", "Interrupted")
 
 
@@ -131,7 +131,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(endless):
 
 @pytest.fixture
 def connections(monkeypatch):
-    """The hosts that were asked for; nobody answers, and huggingface_hub may try."""
+    """The attempted connections: huggingface_hub is online, but nobody answers."""
     hosts = []
 
     def refuse(*arguments, **options):
@@ -145,7 +145,7 @@ def connections(monkeypatch):
 
 
 def adapter_of(folder, **values):
-    """An adapter's folder as somebody else may have made it."""
+    """Makes an adapter's folder, as somebody else may have."""
     record = dict.fromkeys(("documents", "examples", "tokens", "seed"), 1)
     record |= dict.fromkeys(("heldout_loss_before", "heldout_loss_after"))
     record |= {"fingerprint": "0" * 32, "recipe": {"method": "lora", "name": "notes"}}
@@ -156,7 +156,7 @@ def adapter_of(folder, **values):
 
 
 @pytest.mark.parametrize("model", ["somebody/their-model", "smollm2-135m"])
-def test_a_model_that_only_a_record_names_is_not_asked_for(tmp_path, connections, model):
+def test_a_model_named_only_by_a_record_is_not_downloaded(tmp_path, connections, model):
     folder = adapter_of(tmp_path / "foreign", base_model="somebody/their-model", model=model)
     result = run("generate", "the ferry", "--adapter", folder)
     assert_one_sentence(
@@ -165,14 +165,14 @@ def test_a_model_that_only_a_record_names_is_not_asked_for(tmp_path, connections
     assert connections == []
 
 
-def test_a_model_that_was_named_is_asked_for(tmp_path, connections):
+def test_a_model_named_by_the_user_may_be_downloaded(tmp_path, connections):
     folder = adapter_of(tmp_path / "foreign", base_model="somebody/their-model", model="somebody/their-model")
     result = run("generate", "the ferry", "--adapter", folder, "--model", "somebody/their-model")
     assert_one_sentence(result, "the Hub cannot be reached")
     assert connections
 
 
-def test_a_record_names_no_folder(tmp_path, model_folder, connections, monkeypatch):
+def test_a_folder_named_by_a_record_is_not_opened(tmp_path, model_folder, connections, monkeypatch):
     monkeypatch.chdir(model_folder.parent)
     folder = adapter_of(tmp_path / "foreign", base_model="a/b", model=f"./{model_folder.name}")
     assert_one_sentence(run("generate", "the ferry", "--adapter", folder), "give that folder with --model")

@@ -1,4 +1,4 @@
-"""The command line interrupted: by signals, by readers that go away, by outputs that are full or closed."""
+"""Interruptions of the command line: by signals, closed readers, and full or closed outputs."""
 
 import json
 import os
@@ -75,18 +75,18 @@ def test_a_process_without_streams_still_works():
     assert subprocess.run([sys.executable, "-c", code, "recipes"], timeout=60).returncode == 0
 
 
-def test_an_output_that_gets_full_interrupts_an_adaptation_and_loses_nothing(adapt, recipe, store, tmp_path):
+def test_an_output_that_fills_up_interrupts_an_adaptation_and_loses_nothing(adapt, recipe, store, tmp_path):
     resource = pytest.importorskip("resource")
     recipe.write_text(RECIPE.replace("epochs = 3", "epochs = 1000\npatience = 1000"))
-    most, left = 2**26, 20_000
+    limit, left = 2**26, 20_000
 
-    def no_longer_files():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    def limit_file_size():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     with (tmp_path / "log").open("ab") as log:
-        log.truncate(most - left)
-        with process(*adapt, "--json", stdout=log, preexec_fn=no_longer_files) as one:
+        log.truncate(limit - left)
+        with process(*adapt, "--json", stdout=log, preexec_fn=limit_file_size) as one:
             assert one.wait(timeout=60) == 130
             assert "best state so far is saved as version 1 of the adapter 'default'" in one.stderr.read()
-    assert (tmp_path / "log").stat().st_size == most
+    assert (tmp_path / "log").stat().st_size == limit
     assert (store.versions("default"), store.active_version("default")) == ([1], None)

@@ -1,4 +1,4 @@
-"""An adaptation as it is seen: notes, lines and the bar."""
+"""The progress of an adaptation: notes, lines and the bar."""
 
 import io
 
@@ -11,11 +11,11 @@ from sebp_edge.cli.progress import ProgressPrinter
 from sebp_edge.events import MemoryRanOut, Notice
 
 
-def test_memory_that_ran_out_is_a_note_on_the_standard_error(capsys):
+def test_running_out_of_memory_is_a_note_on_the_standard_error(capsys):
     ProgressPrinter(None)(MemoryRanOut(4096, 1500))
     out, err = capsys.readouterr()
     assert out == ""
-    assert "memory ran out; at most 1,500 tokens run at once from now on" in err.replace("\n", " ")
+    assert "memory ran out; micro-batches have at most 1,500 tokens from now on" in err.replace("\n", " ")
 
 
 @pytest.mark.parametrize("both_on_terminal", [True, False], ids=["standard error too", "standard error in a file"])

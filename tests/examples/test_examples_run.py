@@ -1,4 +1,4 @@
-"""What the README and the examples show is what runs."""
+"""The code in the README and the examples runs."""
 
 import json
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A checkout with a part of the example notes, which are learnt in a third of the time."""
+    """A checkout with some of the example notes, which train in a third of the time."""
     for part in ("garden", "cooking"):
         shutil.copytree(ROOT / "examples" / "notes" / part, tmp_path / "examples" / "notes" / part)
     (tmp_path / "examples" / "notes" / "garden" / "kitchen-garden-year-review.md").unlink()
@@ -42,7 +42,7 @@ def test_the_flat_loop_learns(checkout):
     assert after < 0.95 * before
 
 
-def test_the_guides_file_tree_is_there():
+def test_the_guides_file_tree_exists():
     guide = (ROOT / "sebp_edge" / "README.md").read_text(encoding="utf-8")
     tree = re.search(r"```text\n(.*?)```", guide, re.DOTALL).group(1)
     folder, found = [], 0

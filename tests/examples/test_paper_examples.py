@@ -1,4 +1,4 @@
-"""The paper's experiments on local files: `glue` and `lm` read what the sets publish, train, and refuse the rest."""
+"""The paper's experiments on local files: `glue` and `lm` read the published formats, train, and refuse the rest."""
 
 import json
 import re
@@ -18,7 +18,7 @@ RECIPE = 'method = "full"\nlearning_rate = 5e-3\nepochs = 6\nbatch_tokens = 8\nc
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
-    """A folder with a tiny random BERT without a head, as a pretrained one has none."""
+    """A folder with a tiny random BERT without a head, like a pretrained one."""
     folder = tmp_path_factory.mktemp("encoder")
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -62,16 +62,16 @@ def refusal(capsys, *arguments):
 # --------------------------------------------------------------------------------------------------------------- glue
 
 
-def test_an_encoder_learns_a_task_and_sebp_changes_nothing_but_the_work(encoder, task, recipe, capsys):
-    said = []
+def test_an_encoder_learns_a_task_as_it_does_without_sebp(encoder, task, recipe, capsys):
+    outputs = []
     for more in ((), ("--dense",)):
         run_glue("--model", encoder, "--data", task, "--recipe", recipe, *more)
-        said.append(re.sub(r", [\d.]+ s;", "", capsys.readouterr().out))
-    assert said[0] == said[1]
-    assert "61 texts to train on, 23 to judge by, 2 labels, padded to 48 tokens\nbefore: accuracy 0." in said[0]
-    losses = [float(loss) for loss in re.findall(r"epoch \d: loss ([\d.]+)", said[0])]
+        outputs.append(re.sub(r", [\d.]+ s;", "", capsys.readouterr().out))
+    assert outputs[0] == outputs[1]
+    assert "61 texts for training, 23 for evaluation, 2 classes, padded to 48 tokens\nbefore: accuracy 0." in outputs[0]
+    losses = [float(loss) for loss in re.findall(r"epoch \d: loss ([\d.]+)", outputs[0])]
     assert losses[-1] < 0.5 * losses[0]
-    assert float(re.findall(r"accuracy ([\d.]+)", said[0])[-1]) > 0.9
+    assert float(re.findall(r"accuracy ([\d.]+)", outputs[0])[-1]) > 0.9
 
 
 FORMATS = {
@@ -110,7 +110,7 @@ def test_glues_own_formats_are_read(name, tmp_path):
     assert [text.label for text in found] == labels
 
 
-def test_a_header_that_is_not_known_is_refused_and_not_read_as_colas(tmp_path):
+def test_an_unknown_header_is_refused_and_not_read_as_a_row_of_cola(tmp_path):
     path = tmp_path / "train.tsv"
     for header in (
         "source\tyear\tgenre\tsentence",
@@ -118,7 +118,7 @@ def test_a_header_that_is_not_known_is_refused_and_not_read_as_colas(tmp_path):
         "gj04\tx\t\tThey sailed.",
     ):
         path.write_text(f"{header}\na\t1\tb\tc\td\n")
-        with pytest.raises(TextsError, match="has not the columns of a task: one of sentence1 and sentence2, "):
+        with pytest.raises(TextsError, match="lacks the columns of a task; expected one of sentence1 and sentence2, "):
             glue.read(path)
 
 
@@ -129,13 +129,15 @@ def test_regression_is_scored_by_correlation(encoder, task, recipe, capsys):
             f"{text}\tthe ferry left\t{3 * int(label) + 0.5}" for text, label in (row.split("\t") for row in rows)
         ]
         path.write_text("\n".join(["sentence1\tsentence2\tscore", *scored]))
-    said = []
+    outputs = []
     for more in ((), ("--dense",)):
         run_glue("--model", encoder, "--data", task, "--recipe", recipe, *more)
-        said.append(re.sub(r", [\d.]+ s;", "", capsys.readouterr().out))
-    assert said[0] == said[1]
-    assert "61 texts to train on, 23 to judge by, numbers as labels, padded to 48 tokens\nbefore: Pearson " in said[0]
-    assert float(re.findall(r"Pearson ([\d.-]+)", said[0])[-1]) > 0.9
+        outputs.append(re.sub(r", [\d.]+ s;", "", capsys.readouterr().out))
+    assert outputs[0] == outputs[1]
+    assert (
+        "61 texts for training, 23 for evaluation, numeric labels, padded to 48 tokens\nbefore: Pearson " in outputs[0]
+    )
+    assert float(re.findall(r"Pearson ([\d.-]+)", outputs[0])[-1]) > 0.9
 
 
 def test_correlations_are_pearsons_and_spearmans():
@@ -145,52 +147,52 @@ def test_correlations_are_pearsons_and_spearmans():
     assert glue.correlations([2, 2], [1, 5]) == "Pearson 0.000, Spearman 0.000"
 
 
-def test_of_several_files_the_first_by_name_is_taken(tmp_path):
+def test_the_first_of_several_files_by_name_is_used(tmp_path):
     for name in ("out_of_domain_dev.tsv", "in_domain_dev.tsv", "dev.txt", "msr-val.jsonl"):
         (tmp_path / name).touch()
     assert glue.find(tmp_path, ("dev", "val")).name == "in_domain_dev.tsv"
 
 
 @pytest.mark.parametrize(
-    ("said", "right", "expected"),
+    ("predicted", "labels", "expected"),
     [
         ([1, 0, 1, 0], [1, 0, 1, 0], "accuracy 1.000, F1 1.000, Matthews 1.000"),
         ([1, 1, 1, 0, 0, 0], [1, 1, 0, 1, 0, 0], "accuracy 0.667, F1 0.667, Matthews 0.333"),
         ([0, 0], [1, 0], "accuracy 0.500, F1 0.000, Matthews 0.000"),
     ],
 )
-def test_scores_are_glues(said, right, expected):
-    assert glue.scores(said, right, 2) == expected
-    assert glue.scores(said, right, 3) == expected.split(",")[0]
+def test_scores_are_glues(predicted, labels, expected):
+    assert glue.scores(predicted, labels, 2) == expected
+    assert glue.scores(predicted, labels, 3) == expected.split(",")[0]
 
 
-def test_every_mistake_with_a_task_is_one_sentence(encoder, task, tmp_path, capsys):
+def test_every_invalid_task_is_one_sentence(encoder, task, tmp_path, capsys):
     model = ("--model", encoder)
     data = ("--data", task)
     assert "There is no folder" in refusal(capsys, *model, "--data", tmp_path / "missing")
     (tmp_path / "empty").mkdir()
     assert "with 'train' in its name" in refusal(capsys, *model, "--data", tmp_path / "empty")
     assert "did you mean 'glue'?" in refusal(capsys, *model, *data, "--recipe", "glu")
-    assert "holds no encoder with its tokenizer" in refusal(capsys, "--model", tmp_path / "empty", *data)
+    assert "does not contain an encoder with its tokenizer" in refusal(capsys, "--model", tmp_path / "empty", *data)
     train = task / "train.tsv"
     for content, words in {
-        "": "holds no TSV in UTF-8",
-        "sentence\tlabel\n": "holds no TSV in UTF-8",
-        "text\tlabel\na\t1\n": "has not the columns of a task: one of sentence1 and sentence2, ",
+        "": "is not valid TSV in UTF-8",
+        "sentence\tlabel\n": "is not valid TSV in UTF-8",
+        "text\tlabel\na\t1\n": "lacks the columns of a task; expected one of sentence1 and sentence2, ",
         "sentence\tlabel\ngood\t1\nbad\n": "Row 2 of ",
-        "sentence\tlabel\ngood\t1\n": "has 1 different labels, but 2 to 20 classes are needed",
+        "sentence\tlabel\ngood\t1\n": "has 1 different labels, but 2 to 20 are needed",
         "sentence\tscore\ngood\t1.5\nbad\tnan\n": "Row 2 of ",
-        "sentence\tscore\ngood\t1.5\nbad\t2\n": "Some labels are scores and some are names of classes",
+        "sentence\tscore\ngood\t1.5\nbad\t2\n": "Some labels are numbers and some are classes",
         "sentence\tlabel\ngood\ta\nbad\tb\n": "has the label '0', which is not in the train file",
     }.items():
         train.write_text(content)
         assert words in refusal(capsys, *model, *data), content
     train.write_bytes(b"sentence\tlabel\n\xff\t1\n")
-    assert "holds no TSV in UTF-8 (UnicodeDecodeError)" in refusal(capsys, *model, *data)
+    assert "is not valid TSV in UTF-8 (UnicodeDecodeError)" in refusal(capsys, *model, *data)
     train.unlink()
     for content in ("[1]\n", "{\n"):
         (task / "train.jsonl").write_text(content)
-        assert "holds no JSONL in UTF-8" in refusal(capsys, *model, *data)
+        assert "is not valid JSONL in UTF-8" in refusal(capsys, *model, *data)
 
 
 # ----------------------------------------------------------------------------------------------------------------- lm
@@ -221,10 +223,10 @@ def test_each_line_of_a_text_file_is_a_text(tmp_path):
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", "{}", '{"ctx": "a", "endings": [], "label": 1}', '{"question": "a"}'])
-def test_what_is_no_question_names_its_line(line, tmp_path):
+def test_an_invalid_question_names_its_line(line, tmp_path):
     good = json.dumps(QUESTIONS["HellaSwag"])
     (tmp_path / "a.jsonl").write_text(f"{good}\n{line}\n")
-    with pytest.raises(TextsError, match=r"Line 2 of .* is no question as WinoGrande"):
+    with pytest.raises(TextsError, match=r"Line 2 of .* is not a question with its answer in the format of WinoGrande"):
         list(lm.read(tmp_path / "a.jsonl"))
 
 
@@ -236,14 +238,14 @@ def test_lm_trains_all_weights_through_the_sdk(model_folder, recipe, tmp_path, c
     files = [tmp_path / "lines.txt", tmp_path / "more.jsonl"]
     arguments = ["--model", model_folder, "--recipe", recipe, "--out", tmp_path / "out", "--device", "cpu"]
     lm.main([*map(str, arguments), "--data", *map(str, files)])
-    said = capsys.readouterr().out
-    assert said.startswith("40 texts, ")
-    before, after = map(float, re.search(r"held-out loss ([\d.]+) -> ([\d.]+)", said).groups())
+    output = capsys.readouterr().out
+    assert output.startswith("40 texts, ")
+    before, after = map(float, re.search(r"held-out loss ([\d.]+) -> ([\d.]+)", output).groups())
     assert after < before
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-def test_a_wrong_file_ends_lm_with_one_sentence(tmp_path):
+def test_a_missing_file_of_lm_is_one_sentence(tmp_path):
     with pytest.raises(SystemExit, match=r"^lm: '\S+missing.txt' cannot be read: No such file or directory\.$"):
         lm.main(["--data", str(tmp_path / "missing.txt")])
 

@@ -259,7 +259,7 @@ def test_a_single_example_that_does_not_fit_raises_one_sentence_before_the_first
         personalizer.adapt(texts)
     held.clear()
     message = str(raised.value)
-    assert "ran out before the first step; nothing was saved." in message
+    assert "memory before the first step; nothing was saved." in message
     assert "raise the memory budget of" in message
     assert not any(isinstance(event, StepDone) for event in events)
     assert personalizer.store.names() == []

@@ -56,7 +56,7 @@ def test_an_unknown_name_suggests_the_nearest_one(typed, meant):
 
 
 def test_a_name_like_no_other_lists_them_all():
-    with pytest.raises(ModelError, match=r"Unknown model 'zzz'; there are tiny, .*llama-3\.2-3b-instruct"):
+    with pytest.raises(ModelError, match=r"Unknown model 'zzz'; choose from tiny, .*llama-3\.2-3b-instruct"):
         resolve("zzz")
 
 

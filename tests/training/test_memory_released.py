@@ -130,7 +130,7 @@ def test_too_little_memory_for_one_example_raises_one_sentence_and_releases_memo
     monkeypatch.setattr(Learner, "accumulate", failing)
     gc.disable()
     try:
-        with pytest.raises(MachineError, match="ran out before the first step; nothing was saved") as raised:
+        with pytest.raises(MachineError, match="Out of CPU memory before the first step; nothing was saved") as raised:
             personalizer.adapt(make_sentences(24))
         assert len(made) > number
         assert [tensor().shape for tensor in made if tensor() is not None] == []

@@ -70,7 +70,7 @@ def test_a_last_training_that_is_worse_than_the_base_is_not_kept(make):
     result = personalizer.adapt(make_sentences(6, words=60))
     assert result.heldout_loss_after < result.heldout_loss_before < result.final_loss
     assert not result.kept
-    assert f"left their loss at {result.final_loss:.3f}, which is no gain, so nothing was kept" in result.summary
+    assert f"final training is {result.final_loss:.3f}, which is no gain, so the adapter was not kept" in result.summary
     assert personalizer.store.names() == []
     assert personalizer._adaptation is None
     last = [event for event in events if isinstance(event, TrainingStarted | Evaluated)][-1]
