@@ -17,7 +17,7 @@ from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.texts.batches import Batch
 from sebp_edge.training.captured_gradients import CapturedGradients
-from sebp_edge.training.graphs import Graphs
+from sebp_edge.training.graphs import GraphPool
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 MOMENTS = {torch.uint8: "8 bits", torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -112,7 +112,7 @@ class GraphedStep:
     def __init__(self, parameters: list[nn.Parameter], loss: Callable[[], Tensor]):
         self._parameters, self._compute = parameters, loss
         self._loss = torch.zeros((), device=parameters[0].device)
-        graphs = Graphs(parameters[0].device, silent)
+        graphs = GraphPool(parameters[0].device, silent)
         graphs.rehearse(self._pass)
         self._replay = graphs.capture("forward and backward", self._pass)
         # A capture computes nothing, and the update's first run reads the gradients.
@@ -155,7 +155,7 @@ class CapturedGradientsStep:
         self._parameters, self._tokens = parameters, tokens
         self._captured = CapturedGradients(handle)
         self._captured.add(tokens)
-        self._update = _CapturedUpdate(Graphs(parameters[0].device, silent), parameters)
+        self._update = _CapturedUpdate(GraphPool(parameters[0].device, silent), parameters)
         self.zero_grad()
 
     def gradients(self) -> Tensor:
@@ -182,7 +182,7 @@ class CapturedGradientsStep:
 class _CapturedUpdate:
     """torch's fused AdamW in a graph, on the parameters' `grad` as they are now."""
 
-    def __init__(self, graphs: Graphs, parameters: list[nn.Parameter]):
+    def __init__(self, graphs: GraphPool, parameters: list[nn.Parameter]):
         on_gpu = parameters[0].is_cuda
         learning_rate = torch.zeros((), device=parameters[0].device)
         self._optimizer = torch.optim.AdamW(parameters, lr=learning_rate, fused=on_gpu or None, capturable=on_gpu)

@@ -318,5 +318,7 @@ def test_running_out_of_memory_is_one_sentence(personalizer, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("sebp_edge.insight.analysis.row_gradients", run_out)
-    with pytest.raises(MachineError, match="Out of CPU memory in a dense backward pass over 64 tokens; choose a smaller"):
+    with pytest.raises(
+        MachineError, match="Out of CPU memory in a dense backward pass over 64 tokens; choose a smaller"
+    ):
         personalizer.analyze(make_sentences(9))

@@ -260,7 +260,9 @@ def test_a_page_is_private_and_replaces_an_earlier_one(analysis, tmp_path):
 def test_any_other_file_is_refused_and_not_changed(content, tmp_path):
     page = tmp_path / "mine.html"
     page.write_text(content)
-    with pytest.raises(OptionError, match=r"mine\.html' already exists and is not an earlier analysis; choose another file"):
+    with pytest.raises(
+        OptionError, match=r"mine\.html' already exists and is not an earlier analysis; choose another file"
+    ):
         check_output_file(page, MARK.encode(), "analysis")
     assert page.read_text() == content
 
@@ -271,7 +273,7 @@ def test_unwritable_targets_are_refused_beforehand(tmp_path):
     with pytest.raises(StorageError, match=r"The folder .*nowhere' does not exist; create it"):
         check_output_file(tmp_path / "nowhere" / "page.html", MARK.encode(), "analysis")
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="The folder .* does not exist"):
+    with pytest.raises(StorageError, match=r"The folder .* does not exist"):
         check_output_file(tmp_path / "file" / "page.html", MARK.encode(), "analysis")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
