@@ -240,10 +240,10 @@ def test_row_gradients_agree_on_gpu_and_cpu():
     expected = row_gradients(model, batches, lambda: None)
     for one, other in zip(row_gradients(model.cuda(), batches, lambda: None), expected, strict=True):
         torch.testing.assert_close(one.energy_ET, other.energy_ET, rtol=1e-3, atol=1e-8)
-        if one.place.projection != "q_proj":  # its first rows are zero but for rounding
+        if one.info.projection != "q_proj":  # its first rows are zero but for rounding
             assert torch.equal(one.is_zero_ET, other.is_zero_ET)
     for one, other in zip(row_gradients(model.bfloat16(), batches, lambda: None), expected, strict=True):
-        assert bool((one.is_zero_ET >= other.is_zero_ET).all()) or one.place.projection == "q_proj"
+        assert bool((one.is_zero_ET >= other.is_zero_ET).all()) or one.info.projection == "q_proj"
 
 
 @pytest.fixture
@@ -381,7 +381,7 @@ def test_every_variant_of_the_benchmark_is_correct_and_timed_on_the_gpu(recipe, 
         assert row["peak_bytes"] > 0
         assert (row["forward_ms"] is None) == (row["backward_ms"] is None) == (row["variant"] == GRAPH.name)
         assert min(row[part] for part in ("forward_ms", "backward_ms", "step_ms") if row[part] is not None) > 0
-    assert result.recommendation.startswith("On this machine ")
+    assert result.recommendation.startswith("On this machine, ")
 
 
 @pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
