@@ -182,7 +182,7 @@ def memory() -> str:
     body = [
         [
             f"{row['shape']}, {_budget(row)}, {row['data'].split(',')[0]}",
-            json.loads(row["plan"])["how"],
+            json.loads(row["plan"])["description"],
             f"{row['predicted_gb']:.2f}",
             f"{row['peak_gb']:.2f}",
             f"{row['allocator_gb']:.2f}",
@@ -200,7 +200,7 @@ def memory_families() -> str:
     body = [
         [
             f"{row['shape']}, {_budget(row)}",
-            json.loads(row["plan"])["how"],
+            json.loads(row["plan"])["description"],
             f"{row['predicted_gb']:.2f}",
             f"{row['held_gb']:.2f}",
             f"{row['held_gb'] / row['predicted_gb'] - 1:+.1%}".replace("%", " %"),
