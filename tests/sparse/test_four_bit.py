@@ -1,5 +1,7 @@
 """LoRA on a base model in 4 bits: PEFT's outputs and gradients, without its extra passes."""
 
+import copy
+
 import pytest
 import torch
 from against_dense import loss_and_gradients, padded_batch
@@ -105,14 +107,18 @@ def test_hoisted_rows_train_like_peft():
     assert_close({name: p.grad for name, p in model.named_parameters() if p.grad is not None}, expected)
 
 
-def test_a_layer_that_computes_in_another_dtype_runs_pefts_code():
+def test_a_layer_that_computes_in_another_dtype_is_as_exact_as_pefts():
     model, batch = four_bit_llama(compute_dtype=torch.float32, dtype=torch.bfloat16), padded_batch()
-    expected_loss, expected = loss_and_gradients(model, batch)
+    exact_loss, exact = loss_and_gradients(copy.deepcopy(model).float(), batch)
+    dense_loss, dense = loss_and_gradients(model, batch)
     with sparsify(model):
         found_loss, found = loss_and_gradients(model, batch)
-    assert torch.equal(found_loss, expected_loss)
-    for name, gradient in expected.items():
-        assert (found[name] - gradient).norm() <= 1e-4 * gradient.norm(), name
+    assert abs(found_loss - exact_loss) <= 2 * abs(dense_loss - exact_loss) + 1e-4
+    for name, gradient in exact.items():
+        # How far bf16 rounds depends on the CPU: no further than twice as far as the dense model.
+        rounding = (dense[name] - gradient).norm()
+        assert 0 < rounding < 0.1 * gradient.norm(), name
+        assert (found[name] - gradient).norm() <= 2 * rounding + 1e-4 * gradient.norm(), name
 
 
 def test_weights_packed_for_inference_on_the_cpu_are_refused():
