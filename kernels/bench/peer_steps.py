@@ -113,7 +113,7 @@ class GraphedStep:
         self._parameters, self._compute = parameters, loss
         self._loss = torch.zeros((), device=parameters[0].device)
         graphs = GraphPool(parameters[0].device, silent)
-        graphs.rehearse(self._pass)
+        graphs.warm_up(self._pass)
         self._replay = graphs.capture("forward and backward", self._pass)
         # A capture computes nothing, and the update's first run reads the gradients.
         self._replay()
@@ -187,7 +187,7 @@ class _CapturedUpdate:
         learning_rate = torch.zeros((), device=parameters[0].device)
         self._optimizer = torch.optim.AdamW(parameters, lr=learning_rate, fused=on_gpu or None, capturable=on_gpu)
         # At a learning rate of zero the weights stay what they are.
-        graphs.rehearse(self._optimizer.step)
+        graphs.warm_up(self._optimizer.step)
         self._replay = graphs.capture("update", self._optimizer.step)
         learning_rate.fill_(LEARNING_RATE)
 

@@ -77,7 +77,7 @@ def short(monkeypatch, plain_graphs):
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", sequence_by_sequence)
     monkeypatch.setattr(peer_attention, "SHARED_HEADS", {"enable_gqa": True})
     for module in (peer_steps, captured_gradients):
-        monkeypatch.setattr(module, "Graphs", PlainGraphs)
+        monkeypatch.setattr(module, "GraphPool", PlainGraphs)
     monkeypatch.setattr(captured_gradients, "_refuse_without_gpu", lambda device: None)
 
 
@@ -330,8 +330,8 @@ def test_wrong_arguments_are_refused_in_a_sentence(capsys, arguments, reason):
 )
 def test_each_table_has_a_name_and_a_graphed_peer(tmp_path, arguments, table, name):
     parser, options = peers.parse(["--tiny", *arguments])
-    assert peers.chosen(options, parser) == [each for each, arm in ARMS.items() if table in arm.tables]
-    assert "hf graph" in peers.chosen(options, parser)
+    assert peers.choose_arms(options, parser) == [each for each, arm in ARMS.items() if table in arm.tables]
+    assert "hf graph" in peers.choose_arms(options, parser)
     job = make_job(tmp_path, shape="llama-3.2-3b", full=options.full, four_bit=options.four_bit)
     assert peers.record_name(replace(job, loss_share=options.loss_share)) == name
 
