@@ -297,7 +297,7 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[2], *sys.argv[3:]])
         pytest.skip("root reads everything here")
     assert results[0].returncode == 0
     assert "open" in results[0].stdout
-    assert "note: No adapter can be read in" in results[0].stderr
+    assert "note: Cannot read the adapter in" in results[0].stderr
     for result in results[1:]:
         assert result.returncode == 1
         assert "Permission denied" in result.stderr

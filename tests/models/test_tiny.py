@@ -40,5 +40,5 @@ def test_an_adapter_of_the_earlier_bundled_model_is_refused(tmp_path):
     record |= dict.fromkeys(("documents", "examples", "tokens", "seed"), 1)
     record |= dict.fromkeys(("heldout_loss_before", "heldout_loss_after"))
     (tmp_path / "sebp_edge.json").write_text(json.dumps(record))
-    with pytest.raises(BaseModelMismatch, match=r"other weights of sebp-edge/tiny; run the adaptation again\.$"):
+    with pytest.raises(BaseModelMismatch, match=r"other weights of sebp-edge/tiny; adapt again\.$"):
         Personalizer("tiny", device="cpu", store=tmp_path / "store").load_adapter(tmp_path)
