@@ -211,18 +211,18 @@ def _commit(sources: list[str]) -> dict:
 
     SEBP_EDGE_COMMIT names the commit of a copy without history; the hashes show whether that is true.
     """
-    commit, told = _git("rev-parse", "HEAD"), os.environ.get("SEBP_EDGE_COMMIT")
-    if commit is None or told is not None:
-        return {"commit": told, "uncommitted": None}
+    commit, stated = _git("rev-parse", "HEAD"), os.environ.get("SEBP_EDGE_COMMIT")
+    if commit is None or stated is not None:
+        return {"commit": stated, "uncommitted": None}
     return {"commit": commit, "uncommitted": bool(_git("status", "--porcelain", "--", *sources))}
 
 
 def _commits(source: str, since: str | None) -> str:
     """The commits since `since` that changed a source, as " in <commits>"; "" if the history does not name any."""
-    told = _git("log", "--format=%h", "--abbrev=7", f"{since}..", "--", source)
-    if told is None:
+    hashes = _git("log", "--format=%h", "--abbrev=7", f"{since}..", "--", source)
+    if hashes is None:
         return ""
-    commits = told.split()
+    commits = hashes.split()
     named = commits[:COMMITS] + ([f"{len(commits) - COMMITS} more"] if len(commits) > COMMITS else [])
     if _git("status", "--porcelain", "--", source):
         named.insert(0, "no commit yet")
