@@ -36,6 +36,10 @@ ARMS = {
 OURS = "sebp-edge step"
 # Rows that the short table leaves out.
 SECONDARY = (*(ARMS[arm] for arm in ARMS if "sebp-edge" in ARMS[arm] and arm != OURS), "sebp-edge / limit")
+RIVALS_WITHOUT_GRAPHS = (
+    *(ARMS[arm] for arm in ("hf packed varlen", "liger packed varlen")),
+    "fastest other trainer / sebp-edge",
+)
 
 # Of 160 shapes of linear layers, those that are shown: layer, rows, share that is active, and where those rows are.
 SHOWN_LAYERS = (
@@ -398,4 +402,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "peers-short": lambda: peers("peers", SECONDARY),
     "safety-net": safety_net,
     **{name: partial(peers, name) for name in index() if name.startswith("peers")},
+    # That run had no rival in a graph, so its rivals are not shown.
+    "peers-loss-share": lambda: peers("peers-loss-share", RIVALS_WITHOUT_GRAPHS),
 }
