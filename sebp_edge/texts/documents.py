@@ -46,12 +46,16 @@ class Unreadable(Exception):
     """One file, record or document cannot be used. Callers catch it and report the reason."""
 
 
+def texts_of(content: Content) -> list[str]:
+    """Returns the texts of a content: the text, prompt and completion, or the messages' contents."""
+    if isinstance(content, Conversation):
+        return [message["content"] for message in content.messages]
+    return [content] if isinstance(content, str) else list(content)
+
+
 def num_bytes(content: Content) -> int:
     """Returns the size of a content in UTF-8, in bytes."""
-    if isinstance(content, Conversation):
-        content = [message["content"] for message in content.messages]
-    texts = [content] if isinstance(content, str) else content
-    return sum(len(text.encode(errors="surrogatepass")) for text in texts)
+    return sum(len(text.encode(errors="surrogatepass")) for text in texts_of(content))
 
 
 # Control characters, line separators, marks of text direction, and surrogates.
