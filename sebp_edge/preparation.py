@@ -1,5 +1,6 @@
 """Prepares a training: reads and encodes texts, makes schedules and plans the memory."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 
@@ -19,6 +20,7 @@ from sebp_edge.stopping import Stoppable, StopSignal
 from sebp_edge.texts.dataset import Dataset, make_dataset
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.schedule import Schedule, make_schedules
+from sebp_edge.texts.splits import Draw, SplitHistory, draw_splits
 from sebp_edge.units import gigabytes
 
 # Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
@@ -43,6 +45,8 @@ class Preparation:
         device: the device that the model will run on.
         budget: how much memory this process may use; None sets no limit.
         signal: stops the preparation.
+        earlier: the splits of earlier versions, which stay; None if there are none.
+        salt: makes what is remembered of documents useless elsewhere.
         on_event: receives the TextsRead event.
     """
 
@@ -53,6 +57,8 @@ class Preparation:
     budget: MemoryBudget | None
     signal: StopSignal
     on_event: Sink
+    earlier: SplitHistory | None = None
+    salt: bytes = b""
 
     def parse_gpu_memory(self, gpu: str | int) -> int:
         """Returns the memory of an absent GPU in bytes.
@@ -83,7 +89,7 @@ class Preparation:
         """
         shape = read_shape(self.reference)
         tokenizer = Stoppable(local_tokenizer(self.reference), self.signal)
-        dataset = make_dataset(reading, tokenizer, self.recipe, shape.longest)
+        dataset = make_dataset(reading, tokenizer, self.recipe, shape.longest, self._draw_splits)
         schedules = self.schedule(dataset)
         if gpu is None:
             target, budget = self._target_and_budget(loaded_bytes)
@@ -101,7 +107,8 @@ class Preparation:
             data = planned.dataset
         else:
             limit = getattr(base.model.config, "max_position_embeddings", None)
-            data = make_dataset(reading, Stoppable(base.tokenizer, self.signal), self.recipe, limit)
+            tokenizer = Stoppable(base.tokenizer, self.signal)
+            data = make_dataset(reading, tokenizer, self.recipe, limit, self._draw_splits)
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))
         left_out = tuple(asdict(item) for item in data.left_out)
         self.on_event(TextsRead(data.num_documents, len(data.examples), data.num_tokens, data.padding_share, left_out))
@@ -115,7 +122,10 @@ class Preparation:
         """
         if planned is not None and dataset is planned.dataset:
             return planned.schedules
-        return make_schedules(dataset.examples, self.recipe, self.seed)
+        return make_schedules(dataset, self.recipe, self.seed)
+
+    def _draw_splits(self, texts: Mapping[int, str]) -> Draw:
+        return draw_splits(texts, self.seed, self.salt, self.earlier)
 
     def _target_and_budget(self, loaded_bytes: int) -> tuple[Target, MemoryBudget]:
         """Returns this machine and its current budget, without the loaded weights, which the plan includes."""

@@ -242,7 +242,7 @@ class _Candidates:
         self.takes_4_bits = takes_4_bits(
             target.device, (linear.inputs for block in shape.blocks for linear in block.linears.values())
         )
-        self._has_folds = len(schedules) > 1
+        self._num_trainings = len(schedules)
         # The layout depends on the row limit only, so the schedules are laid out once for each.
         setup = self._setup(recipe)
         padded_to = None if setup.is_hoisted else dataset.context_length
@@ -300,9 +300,9 @@ class _Candidates:
 
     def _choice(self, setup: TrainingSetup) -> Choice:
         work, recipe = self._work_by_max_rows[setup.options.max_rows], setup.recipe
-        footprint = Footprint.of(setup, work.trained, work.evaluated, self.target.context, has_folds=self._has_folds)
+        footprint = Footprint.of(setup, work.trained, work.evaluated, self.target.context, num_trainings=self._num_trainings)
         dtype = "nf4" if recipe.load_in_4bit else str(self.target.dtype).removeprefix("torch.")
-        host_memory = host_bytes(setup, work.trained, has_folds=self._has_folds)
+        host_memory = host_bytes(setup, work.trained, num_trainings=self._num_trainings)
         return Choice(recipe, dtype, setup.options, footprint, host_memory, _seconds(setup, work, self.target.rate))
 
     def _setup(self, recipe: Recipe) -> TrainingSetup:
