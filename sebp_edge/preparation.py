@@ -7,7 +7,7 @@ from itertools import chain
 import torch
 
 from sebp_edge.errors import OptionError
-from sebp_edge.events import Sink, TextsRead
+from sebp_edge.events import MemoryPlanned, Notice, Sink, TextsRead
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.plan import MemoryBudget, Plan, make_plan
@@ -47,7 +47,7 @@ class Preparation:
         signal: stops the preparation.
         earlier: the splits of earlier versions, which stay; None if there are none.
         salt: makes what is remembered of documents useless elsewhere.
-        on_event: receives the TextsRead event.
+        on_event: receives the events.
     """
 
     reference: ModelReference
@@ -96,6 +96,17 @@ class Preparation:
         else:
             target, budget = Target.absent_gpu(gpu), self.budget or MemoryBudget(gpu)
         return PlannedTraining(dataset, schedules, make_plan(shape, dataset, schedules, self.recipe, target, budget))
+
+    def announce(self, plan: Plan) -> None:
+        """Emits the MemoryPlanned event of the plan that is carried out, and the budget as a notice."""
+        if plan.requested_budget is not None:
+            budget = MemoryBudget(plan.budget, plan.requested_budget)
+            self.on_event(Notice(f"The memory budget is {budget}; the training stays within that."))
+        chosen, footprint = plan.chosen, asdict(plan.chosen.footprint)
+        method, max_rows = chosen.recipe.method, chosen.options.max_rows
+        self.on_event(
+            MemoryPlanned(method, chosen.description, max_rows, plan.budget, chosen.peak, chosen.seconds, footprint)
+        )
 
     def encode(self, reading: Reading, base: BaseModel, planned: PlannedTraining | None = None) -> Dataset:
         """Returns the dataset for a loaded model: the plan's, if that was made with the model's own tokenizer.

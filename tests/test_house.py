@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     ["cli", "frozen"],
     ["personalizer", "research"],
-    ["result", "saving", "preparation"],
+    ["result", "saving", "preparation", "model_in_use"],
     ["insight"],
     ["adapters"],
     ["training"],

@@ -128,7 +128,7 @@ def test_an_adapter_trained_in_4_bits_is_kept_and_fits_both_precisions(folder, n
     assert next(event for event in events if isinstance(event, ModelLoaded)).dtype == "nf4"
     in_full = Personalizer(folder, recipe=RECIPE, store=store, device="cpu")
     assert in_full.adapt(notes_folder, name="full").kept
-    assert in_full._base.fingerprint == in_4_bits._base.fingerprint
+    assert in_full.in_use.base.fingerprint == in_4_bits.in_use.base.fingerprint
     assert in_full.load_adapter("four").recipe["load_in_4bit"] is True
     assert in_4_bits.load_adapter("full").recipe["load_in_4bit"] is False
     assert all(one.generate("the ferry", seed=1, max_new_tokens=8) for one in (in_full, in_4_bits))
@@ -162,7 +162,7 @@ def test_the_command_line_generates_in_the_trained_or_requested_precision(folder
         loaded.append(load_base_model(*arguments).in_4bit)
         return load_base_model(*arguments)
 
-    monkeypatch.setattr("sebp_edge.personalizer.load_base_model", spy)
+    monkeypatch.setattr("sebp_edge.model_in_use.load_base_model", spy)
     learn = ["adapt", str(notes_folder), "--model", str(folder), "--epochs", "1", "--name", "mine", "--4bit"]
     with_mine = ["generate", "the ferry", "--model", str(folder), "--max-tokens", "3", "--name", "mine"]
     without = [*with_mine[:-2], "--json"]
