@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
+from sebp_edge.assessment import Assessment, Assessor
 from sebp_edge.errors import (
     BudgetExceeded,
     BusyError,
@@ -35,10 +36,11 @@ from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.preparation import PlannedTraining, Preparation
 from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
-from sebp_edge.saving import describe_location, make_record, save, save_best_state
+from sebp_edge.saving import NewVersion, describe_location, make_record, save, save_best_state
 from sebp_edge.stopping import StopRequested, StopSignal
 from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
-from sebp_edge.training.run import GateResult, TrainingRun
+from sebp_edge.training.gate import Gate, GateResult
+from sebp_edge.training.run import TrainingRun
 
 
 class _Current(Enum):
@@ -97,28 +99,32 @@ class Personalizer:
         *,
         name: str = "default",
         out: str | Path | None = None,
+        keep_anyway: bool = False,
         stop_when: threading.Event | None = None,
     ) -> AdaptResult:
-        """Adapts the model to `texts`; saves and activates the adapter if its held-out loss is below the base model's.
+        """Adapts the model to `texts`, judges the result, saves it, and activates it if the gate keeps it.
 
-        It must be below by more than one standard error. The adapter that was active before is not compared.
+        The gate keeps an adapter if, with 95 % confidence, its loss on test documents is below the base model's by at
+        least the recipe's margin, and not above the active version's by more than 2 %. What it does not keep is saved
+        as a version that is not active.
 
         Args:
             texts: a string, the `pathlib.Path` of a file or folder, a record, or a list of these (see `read_texts`).
             name: the adapter's name in the store; each adaptation is a new version of it.
-            out: a new folder to save to instead of the store.
+            out: a new folder to save to instead of the store; there is no active version then.
+            keep_anyway: whether to activate the adapter whatever the gate says.
             stop_when: an event that stops this call once it is set (see `stop`).
 
         Raises:
             SebpEdgeError: one of its subclasses; the message says what to do. Before Interrupted, NonFiniteLoss and
-                BudgetExceeded, the best state so far, if there is one, is saved as a version that is not active. If an
-                accepted adapter is being saved, Interrupted is raised afterwards and says so. A StorageError at the end
-                says where the adapter was saved instead.
+                BudgetExceeded, the best state so far, if there is one, is saved as a version that is not active. If the
+                adapter is being saved, Interrupted is raised afterwards and says so. A StorageError at the end says
+                where the adapter was saved instead.
         """
         begin, out = time.perf_counter(), None if out is None else expand_user(out)
         self.store.check_writable(name, out)
         with Interruptions() as interruptions, self._exclusive_call(stop_when):
-            preparation = self._preparation(self._signal)
+            preparation = self._preparation(self._signal, name if out is None else None)
             reading = preparation.read(texts)
             planned, recipe, options = None, self.recipe.with_defaults(), FASTEST
             if self.memory_budget is not None:
@@ -127,19 +133,18 @@ class Personalizer:
                 recipe, options = planned.plan.chosen.recipe, planned.plan.chosen.options
             with self._make_guard(planned) as guard:
                 base = self._load(recipe)
-                self.store.check_disk_space(saved_bytes(base, recipe), out)
                 dataset = preparation.encode(reading, base, planned)
                 schedules = preparation.schedule(dataset, planned)
+                self.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), out)
                 run = TrainingRun(base, dataset, schedules, recipe, self.seed, self._notify, options, guard)
                 with self._run_attached(run, name, interruptions):
-                    gate_result = run.train_and_test()
+                    assessor = Assessor(run, reading.documents, self._notify, self._signal.check)
+                    active = None if out is not None else assessor.examine_active(self.store, name)
+                    result = run.train(Gate(recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
+                    assessment = assessor.assess(result)
                     interruptions.defer()
-            saved = None
-            if gate_result.kept:
-                saved = self._save_and_activate(run, gate_result, name, out, interruptions)
-            else:
-                self._discard_run(run)
-            return AdaptResult.of(run, gate_result, saved, self.store, time.perf_counter() - begin)
+            saved = self._save(run, result, assessment, name, out, interruptions, keep_anyway=keep_anyway)
+            return AdaptResult.of(run, result, assessment, saved, self.store, time.perf_counter() - begin)
 
     def stop(self) -> None:
         """Stops the call that runs in another thread, as Ctrl-C would; that call raises Interrupted.
@@ -291,9 +296,11 @@ class Personalizer:
         self.in_use.load_adapter(folder, record, self.on_event)
         return record
 
-    def _preparation(self, signal: StopSignal) -> Preparation:
+    def _preparation(self, signal: StopSignal, name: str | None = None) -> Preparation:
+        """Returns a preparation; documents keep their splits of earlier versions of the adapter `name`, if given."""
+        earlier, salt = (None, b"") if name is None else (self.store.latest_splits(name), self.store.salt())
         return Preparation(
-            self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal, self._notify
+            self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal, self._notify, earlier, salt
         )
 
     def _make_guard(self, planned: PlannedTraining | None) -> MemoryGuard:
@@ -356,19 +363,30 @@ class Personalizer:
         run.detach()
         self.in_use.restore_adapter(self.on_event)
 
-    def _save_and_activate(
-        self, run: TrainingRun, gate_result: GateResult, name: str, out: Path | None, interruptions: Interruptions
+    def _save(
+        self,
+        run: TrainingRun,
+        result: GateResult,
+        assessment: Assessment,
+        name: str,
+        out: Path | None,
+        interruptions: Interruptions,
+        *,
+        keep_anyway: bool,
     ) -> SavedAdapter:
-        """Saves the run's adapter, activates it unless it is saved to `out`, and uses it from now on."""
-        record = make_record(run, gate_result, self.seed)
+        """Saves the run's adapter. If it is kept, activates it, unless it is saved to `out`, and uses it from now on."""
+        version = NewVersion.of(run, result, in_store=out is None)
+        record = make_record(run, result, assessment.general_loss, self.seed)
         try:
-            saved = save(self.store, run.adaptation, record, name, out=out)
+            saved = save(self.store, version, record, name, out=out)
         except BaseException:
             self._discard_run(run)
             raise
-        self.in_use.use_adapter(run.adaptation, saved.path, record)
-        if out is None:
-            saved = self.store.activate(saved)
+        if result.kept or keep_anyway:
+            self.in_use.use_adapter(run.adaptation, saved.path, record)
+            saved = self.store.activate(saved) if out is None else saved
+        else:
+            self._discard_run(run)
         interruptions.outcome = f"Interrupted after the training: {describe_location(saved)}."
         self._notify_saved(saved)
         return saved

@@ -20,11 +20,17 @@ from sebp_edge.stopping import Stoppable, StopSignal
 from sebp_edge.texts.dataset import Dataset, make_dataset
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.schedule import Schedule, make_schedules
-from sebp_edge.texts.splits import Draw, SplitHistory, draw_splits
+from sebp_edge.texts.splits import MIN_CLUSTERS, Draw, SplitHistory, draw_splits
 from sebp_edge.units import gigabytes
 
 # Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
 MIN_TEXT_BYTES = 30_000_000
+
+TOO_FEW = (
+    f"The gate needs at least {MIN_CLUSTERS} documents that are not copies of each other to judge an adapter; give more "
+    "documents."
+)
+SAVED_INACTIVE = "The adapter will be saved, but not activated, unless keep_anyway is set."
 
 
 @dataclass(frozen=True)
@@ -121,9 +127,17 @@ class Preparation:
             tokenizer = Stoppable(base.tokenizer, self.signal)
             data = make_dataset(reading, tokenizer, self.recipe, limit, self._draw_splits)
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))
+        self._notify_concerns(data)
         left_out = tuple(asdict(item) for item in data.left_out)
         self.on_event(TextsRead(data.num_documents, len(data.examples), data.num_tokens, data.padding_share, left_out))
         return data
+
+    def _notify_concerns(self, dataset: Dataset) -> None:
+        """Says before the training why the gate will judge nothing, if so."""
+        for concern in dataset.concerns:
+            self.on_event(Notice(f"{concern} {SAVED_INACTIVE}"))
+        if dataset.draw.kind == "none":
+            self.on_event(Notice(f"{TOO_FEW} {SAVED_INACTIVE}"))
 
     def schedule(self, dataset: Dataset, planned: PlannedTraining | None = None) -> list[Schedule]:
         """Returns the schedules of a dataset: the plan's, if the dataset is the plan's.

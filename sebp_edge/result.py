@@ -10,8 +10,12 @@ from sebp_edge.assessment import Assessment
 from sebp_edge.insight.copying import Copy
 from sebp_edge.insight.samples import Sample
 from sebp_edge.texts.documents import LeftOut
+from sebp_edge.texts.splits import MIN_CLUSTERS
 from sebp_edge.training.gate import TOLERANCE, GateResult, Verdict
 from sebp_edge.training.run import TrainingRun
+
+# A larger rise of the loss on general text is worth a warning.
+MAX_GENERAL_RISE = 0.01
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,23 @@ class AdaptResult:
         return None if self.heldout_loss_after is None else _perplexity(self.heldout_loss_after)
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the adaptation cost, if it is worth a warning; names documents, but has none of their text."""
+        rise = self.general_loss_after / self.general_loss_before - 1
+        warnings = []
+        if rise > MAX_GENERAL_RISE:
+            warnings.append(
+                f"The loss on general text rose by {rise:.1%}: the adapter is worse at other subjects; fewer epochs or "
+                "a lower learning rate cost less."
+            )
+        for copy in self.copies:
+            warnings.append(
+                f"The adapter repeats {copy.run} tokens of {copy.document!r} word for word (the base model "
+                f"{copy.base_run}); keep it as private as that document."
+            )
+        return tuple(warnings)
+
+    @property
     def summary(self) -> str:
         """What happened and what to do next."""
         if self.kept:
@@ -172,8 +193,8 @@ class AdaptResult:
             return f"{self._fall}.{refit} Try it with: {self.command}"
         if self.verdict == Verdict.NOT_JUDGED:
             reason = " ".join(self.concerns) or (
-                f"{self.documents} documents are too few to judge the adapter: at least {MIN_CLUSTERS} are needed that "
-                "are not copies of each other."
+                f"The adapter was not judged: that takes at least {MIN_CLUSTERS} documents that are not copies of each "
+                "other."
             )
         elif self.verdict == Verdict.NO_GAIN:
             reason = (
@@ -216,7 +237,7 @@ class AdaptResult:
 
     def to_dict(self) -> dict:
         """Returns the result as JSON-ready values: the last line of `sebp-edge adapt --json`."""
-        return {"event": "result", **asdict(self), "adapter_path": str(self.adapter_path), "summary": self.summary}
+        return {"event": "result", **asdict(self), "adapter_path": str(self.adapter_path), "warnings": self.warnings, "summary": self.summary}
 
 
 def _boilerplate(gate: GateResult) -> Boilerplate | None:

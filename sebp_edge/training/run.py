@@ -1,5 +1,7 @@
 """Trains and tests one adaptation on a split of the documents, or on folds; then trains it on all of them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import median_low
 
 from torch import Tensor
@@ -13,11 +15,13 @@ from sebp_edge.models.loading import BaseModel
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset
+from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.loop import Progress, Trainer
 from sebp_edge.training.recovery import RecoveringLearner
+from sebp_edge.training.scoring import score
 from sebp_edge.units import duration
 
 # A run that is expected to take longer sends a notice.
@@ -34,6 +38,7 @@ class TrainingRun:
         adaptation: the trained adaptation; None before the first training.
         progress: the progress of each training, in order.
         judged_states: the states that the gate has judged: one, or one for each fold.
+        options: what the training holds in memory at once.
         guard: the memory limit and peak.
     """
 
@@ -49,7 +54,8 @@ class TrainingRun:
         guard: MemoryGuard,
     ):
         self.base, self.dataset, self.recipe, self.guard = base, dataset, recipe, guard
-        self._schedules, self._seed, self._on_event, self._options = schedules, seed, on_event, options
+        self.options, self._schedules, self._seed, self._on_event = options, schedules, seed, on_event
+        self._collator = Collator(dataset.context_length, base.pad_token_id)
         self._judged = [schedule for schedule in schedules if not schedule.trains_on_all]
         self.adaptation: Adaptation | None = None
         self.progress: list[Progress] = []
@@ -68,9 +74,8 @@ class TrainingRun:
         """
         self._announce_slow_run()
         self.adaptation = attach(self.base, self.recipe, self._seed)
-        collator = Collator(self.dataset.context_length, self.base.pad_token_id)
         with RecoveringLearner(
-            self.adaptation, self.recipe, self.dataset.examples, collator, self._on_event, self._options, self.guard
+            self.adaptation, self.recipe, self.dataset.examples, self._collator, self._on_event, self.options, self.guard
         ) as learner:
             fresh, tests = snapshot(self.adaptation) if len(self._schedules) > 1 else [], []
             for number, schedule in enumerate(self._judged, start=1):
@@ -92,6 +97,25 @@ class TrainingRun:
     def _has_judged_state(self) -> bool:
         """Whether a single state was judged, which can be used by itself."""
         return len(self._judged) == 1
+
+    @contextmanager
+    def in_judged_state(self, result: GateResult) -> Iterator[None]:
+        """Context in which the adaptation is in the judged state, with folds that of the first one."""
+        if not (result.is_refit and self._judged):
+            yield
+            return
+        final = snapshot(self.adaptation)
+        try:
+            restore(self.adaptation, self.judged_states[0])
+            yield
+        finally:
+            restore(self.adaptation, final)
+
+    def score(self, adaptation: Adaptation, examples: list[Example]) -> HeldOutLoss:
+        """Returns the losses of examples with another adaptation, which is attached to the base model now."""
+        return score(
+            adaptation.model, examples, self._collator, self.base.device, self._on_event, self.options
+        )
 
     def detach(self) -> None:
         """Detaches the adaptation and restores the base model."""
