@@ -1,16 +1,18 @@
 """Assesses an adaptation beside its training: the active version it may replace, what it writes, and what it cost."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 
-from sebp_edge.adapters.documents import SplitHistory
-from sebp_edge.adapters.store import AdapterStore, SavedAdapter
+from sebp_edge.adapters.documents import read_splits
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import Sink
-from sebp_edge.insight.copying import Copy, find_copies
-from sebp_edge.insight.general_loss import GeneralLoss, measure_general_loss
+from sebp_edge.insight.copying import Copy
+from sebp_edge.insight.general_loss import GeneralLoss, general_loss
 from sebp_edge.insight.samples import Sample, continue_each, expectation, find_beginnings
-from sebp_edge.models.adaptation import load, restore, snapshot
+from sebp_edge.models.adaptation import load
 from sebp_edge.texts.documents import Document
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.gate import ActiveVersion, GateResult

@@ -374,7 +374,7 @@ class Personalizer:
         *,
         keep_anyway: bool,
     ) -> SavedAdapter:
-        """Saves the run's adapter. If it is kept, activates it, unless it is saved to `out`, and uses it from now on."""
+        """Saves the run's adapter; if it is kept, uses it from now on and activates it, unless it is saved to `out`."""
         version = NewVersion.of(run, result, in_store=out is None)
         record = make_record(run, result, assessment.general_loss, self.seed)
         try:

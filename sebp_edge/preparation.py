@@ -27,8 +27,8 @@ from sebp_edge.units import gigabytes
 MIN_TEXT_BYTES = 30_000_000
 
 TOO_FEW = (
-    f"The gate needs at least {MIN_CLUSTERS} documents that are not copies of each other to judge an adapter; give more "
-    "documents."
+    f"The gate needs at least {MIN_CLUSTERS} documents that are not copies of each other to judge an adapter; give "
+    "more documents."
 )
 SAVED_INACTIVE = "The adapter will be saved, but not activated, unless keep_anyway is set."
 

@@ -57,7 +57,8 @@ class AdaptResult:
         concerns: what makes a gain on these texts meaningless, a sentence each; the gate then judges nothing.
         samples: continuations of test documents by the base model, the version before and the judged state.
         expectation: what to expect of this adapter, in words.
-        general_loss_before, general_loss_after: the loss on the bundled general text, of the base model and the adapter.
+        general_loss_before, general_loss_after: the loss on the bundled general text, of the base model and the
+            adapter.
         copies: documents that the adapter repeats word for word and the base model does not, longest first.
         documents, examples, tokens: how many of each were used.
         left_out: what was not used, with the reasons.
@@ -237,7 +238,13 @@ class AdaptResult:
 
     def to_dict(self) -> dict:
         """Returns the result as JSON-ready values: the last line of `sebp-edge adapt --json`."""
-        return {"event": "result", **asdict(self), "adapter_path": str(self.adapter_path), "warnings": self.warnings, "summary": self.summary}
+        return {
+            "event": "result",
+            **asdict(self),
+            "adapter_path": str(self.adapter_path),
+            "warnings": self.warnings,
+            "summary": self.summary,
+        }
 
 
 def _boilerplate(gate: GateResult) -> Boilerplate | None:

@@ -9,13 +9,13 @@ from pathlib import Path
 from torch import Tensor
 
 from sebp_edge.adapters import documents
-from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
+from sebp_edge.adapters.store import JUDGED, AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.errors import Interrupted, NonFiniteLoss, SebpEdgeError, StorageError, TrainingStopped
 from sebp_edge.insight.general_loss import GeneralLoss
 from sebp_edge.models.adaptation import Adaptation, restore, snapshot
 from sebp_edge.texts.splits import SplitHistory
-from sebp_edge.training.loop import Progress
 from sebp_edge.training.gate import GateResult
+from sebp_edge.training.loop import Progress
 from sebp_edge.training.run import TrainingRun
 
 
@@ -118,9 +118,7 @@ def describe_location(saved: SavedAdapter) -> str:
     return f"version {saved.version} of the adapter {saved.name!r} is saved {state}"
 
 
-def make_record(
-    run: TrainingRun, result: GateResult | None, general: GeneralLoss | None, seed: int
-) -> AdapterRecord:
+def make_record(run: TrainingRun, result: GateResult | None, general: GeneralLoss | None, seed: int) -> AdapterRecord:
     """Makes the record of a run's adapter; `result` and `general` are None if the run was stopped."""
     base, data = run.base, run.dataset
     gain = result.gain if result else None

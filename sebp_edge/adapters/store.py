@@ -207,7 +207,7 @@ class AdapterStore:
             return read_text(path).encode()
 
     def judged_states(self, saved: SavedAdapter) -> list[Path]:
-        """Returns the folders of the states that the gate judged: the version's own if it was not trained afterwards."""
+        """Returns the folders of the states that the gate judged; the version's own if it was not trained again."""
         folder = saved.path / JUDGED
         return [folder / str(number) for number in _versions(folder)] or [saved.path]
 

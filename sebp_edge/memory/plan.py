@@ -300,7 +300,9 @@ class _Candidates:
 
     def _choice(self, setup: TrainingSetup) -> Choice:
         work, recipe = self._work_by_max_rows[setup.options.max_rows], setup.recipe
-        footprint = Footprint.of(setup, work.trained, work.evaluated, self.target.context, num_trainings=self._num_trainings)
+        footprint = Footprint.of(
+            setup, work.trained, work.evaluated, self.target.context, num_trainings=self._num_trainings
+        )
         dtype = "nf4" if recipe.load_in_4bit else str(self.target.dtype).removeprefix("torch.")
         host_memory = host_bytes(setup, work.trained, num_trainings=self._num_trainings)
         return Choice(recipe, dtype, setup.options, footprint, host_memory, _seconds(setup, work, self.target.rate))

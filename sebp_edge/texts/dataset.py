@@ -1,4 +1,4 @@
-"""Makes the dataset of a user's texts: its examples, their splits, what was left out, and the figures for the report."""
+"""Makes the dataset of a user's texts: its examples, their splits, and what was left out."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

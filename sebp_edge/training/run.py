@@ -75,7 +75,13 @@ class TrainingRun:
         self._announce_slow_run()
         self.adaptation = attach(self.base, self.recipe, self._seed)
         with RecoveringLearner(
-            self.adaptation, self.recipe, self.dataset.examples, self._collator, self._on_event, self.options, self.guard
+            self.adaptation,
+            self.recipe,
+            self.dataset.examples,
+            self._collator,
+            self._on_event,
+            self.options,
+            self.guard,
         ) as learner:
             fresh, tests = snapshot(self.adaptation) if len(self._schedules) > 1 else [], []
             for number, schedule in enumerate(self._judged, start=1):
@@ -113,9 +119,7 @@ class TrainingRun:
 
     def score(self, adaptation: Adaptation, examples: list[Example]) -> HeldOutLoss:
         """Returns the losses of examples with another adaptation, which is attached to the base model now."""
-        return score(
-            adaptation.model, examples, self._collator, self.base.device, self._on_event, self.options
-        )
+        return score(adaptation.model, examples, self._collator, self.base.device, self._on_event, self.options)
 
     def detach(self) -> None:
         """Detaches the adaptation and restores the base model."""
