@@ -1,11 +1,13 @@
 """Computes held-out losses, and decides: a new adapter is kept only if the loss fell by more than a standard error."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
+from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import Group
 from sebp_edge.training.recovery import RecoveringLearner
 
@@ -34,8 +36,18 @@ class HeldOutLoss:
 
 def evaluate(learner: RecoveringLearner, group: Group) -> HeldOutLoss:
     """Evaluates a group; returns its losses by document."""
+    return sum_by_document(learner.losses(group))
+
+
+def sum_by_document(micro_batches: Iterable[tuple[list[Example], Tensor, Tensor]]) -> HeldOutLoss:
+    """Sums the losses of micro-batches by document.
+
+    Args:
+        micro_batches: the examples, the losses of their loss rows in nats, fp32 [C], and the example of each loss row,
+            int64 [C]; both tensors are on the host.
+    """
     result = HeldOutLoss()
-    for examples, losses, sequences in learner.losses(group):
+    for examples, losses, sequences in micro_batches:
         nats = torch.zeros(len(examples), dtype=torch.float64).index_add_(0, sequences, losses.double())
         for example, own in zip(examples, nats.tolist(), strict=True):
             result.nats[example.document] = result.nats.get(example.document, 0.0) + own
