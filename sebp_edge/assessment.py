@@ -10,8 +10,9 @@ from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import Sink
 from sebp_edge.insight.copying import Copy
-from sebp_edge.insight.general_loss import GeneralLoss, general_loss
-from sebp_edge.insight.samples import Sample, continue_each, expectation, find_beginnings
+from sebp_edge.insight.forgetting import GeneralLoss, general_loss
+from sebp_edge.insight.expectations import expectation
+from sebp_edge.insight.samples import Sample, continue_each, find_beginnings
 from sebp_edge.models.adaptation import load
 from sebp_edge.texts.documents import Document
 from sebp_edge.training.evaluation import HeldOutLoss
@@ -70,11 +71,13 @@ class Assessor:
         self._continue_before(states[0])
         if splits is None:
             return ActiveVersion(version, None, "it was saved before sebp-edge recorded which documents are for test")
-        unseen = self._run.dataset.draw.unseen_by(splits)
-        if 2 * unseen.found < unseen.total or not unseen.total:
-            reason = f"{unseen.found} of its {unseen.total} test documents are among these texts"
-            return ActiveVersion(version, None, reason if unseen.total else "it was not judged itself")
-        losses = [self._score(folder, number, unseen.state_of) for number, folder in enumerate(states)]
+        unseen = splits.unseen(self._run.dataset.fingerprints)
+        if not unseen.num_tests:
+            return ActiveVersion(version, None, "it was not judged itself")
+        if 2 * unseen.num_found < unseen.num_tests:
+            found = f"only {unseen.num_found} of its {unseen.num_tests} test documents are among these texts"
+            return ActiveVersion(version, None, found)
+        losses = [self._score(folder, number, unseen.states) for number, folder in enumerate(states)]
         return ActiveVersion(version, HeldOutLoss.merged(losses))
 
     def assess(self, result: GateResult) -> Assessment:
@@ -87,8 +90,8 @@ class Assessor:
         texts = zip(self._beginnings, by_base, self._continued_before, after, strict=True)
         return Assessment(
             samples=tuple(Sample(beginning.source, beginning.text, *continued) for beginning, *continued in texts),
-            expectation=expectation(base, is_chat=run.dataset.is_chat),
-            general_loss=general_loss(base, adaptation, run.options, self._on_event),
+            expectation=expectation(base.reference, base.num_parameters, is_chat=run.dataset.is_chat),
+            general_loss=general_loss(base, adaptation, self._on_event, run.options),
             copies=tuple(self._copies()),
         )
 
@@ -99,12 +102,12 @@ class Assessor:
         finally:
             adaptation.detach()
 
-    def _score(self, folder: Path, number: int, state_of: Mapping[int, int | None]) -> HeldOutLoss:
+    def _score(self, folder: Path, number: int, states: Mapping[int, int | None]) -> HeldOutLoss:
         """Scores a judged state of the active version on the test documents that it has to be used for."""
         examples = [
             example
             for example in self._test
-            if example.document in state_of and (state_of[example.document] or 0) == number
+            if example.document in states and (states[example.document] or 0) == number
         ]
         if not examples:
             return HeldOutLoss()

@@ -1,6 +1,5 @@
 """Prepares a training: reads and encodes texts, makes schedules and plans the memory."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 
@@ -17,10 +16,11 @@ from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer, refuse_unknown_tokens
 from sebp_edge.recipe import Recipe
 from sebp_edge.stopping import Stoppable, StopSignal
-from sebp_edge.texts.dataset import Dataset, make_dataset
+from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.schedule import Schedule, make_schedules
-from sebp_edge.texts.splits import MIN_CLUSTERS, Draw, SplitHistory, draw_splits
+from sebp_edge.texts.split_history import SplitHistory
+from sebp_edge.texts.splits import MIN_CLUSTERS
 from sebp_edge.units import gigabytes
 
 # Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
@@ -95,7 +95,9 @@ class Preparation:
         """
         shape = read_shape(self.reference)
         tokenizer = Stoppable(local_tokenizer(self.reference), self.signal)
-        dataset = make_dataset(reading, tokenizer, self.recipe, shape.longest, self._draw_splits)
+        dataset = make_dataset(
+            reading, tokenizer, self.recipe, shape.longest, Drawing(self.seed, self.salt, self.earlier)
+        )
         schedules = self.schedule(dataset)
         if gpu is None:
             target, budget = self._target_and_budget(loaded_bytes)
@@ -125,7 +127,7 @@ class Preparation:
         else:
             limit = getattr(base.model.config, "max_position_embeddings", None)
             tokenizer = Stoppable(base.tokenizer, self.signal)
-            data = make_dataset(reading, tokenizer, self.recipe, limit, self._draw_splits)
+            data = make_dataset(reading, tokenizer, self.recipe, limit, Drawing(self.seed, self.salt, self.earlier))
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))
         self._notify_concerns(data)
         left_out = tuple(asdict(item) for item in data.left_out)
@@ -148,9 +150,6 @@ class Preparation:
         if planned is not None and dataset is planned.dataset:
             return planned.schedules
         return make_schedules(dataset, self.recipe, self.seed)
-
-    def _draw_splits(self, texts: Mapping[int, str]) -> Draw:
-        return draw_splits(texts, self.seed, self.salt, self.earlier)
 
     def _target_and_budget(self, loaded_bytes: int) -> tuple[Target, MemoryBudget]:
         """Returns this machine and its current budget, without the loaded weights, which the plan includes."""

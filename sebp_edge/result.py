@@ -8,14 +8,12 @@ from pathlib import Path
 from sebp_edge.adapters.store import AdapterStore, SavedAdapter
 from sebp_edge.assessment import Assessment
 from sebp_edge.insight.copying import Copy
+from sebp_edge.insight.forgetting import MAX_RISE
 from sebp_edge.insight.samples import Sample
 from sebp_edge.texts.documents import LeftOut
 from sebp_edge.texts.splits import MIN_CLUSTERS
 from sebp_edge.training.gate import TOLERANCE, GateResult, Verdict
 from sebp_edge.training.run import TrainingRun
-
-# A larger rise of the loss on general text is worth a warning.
-MAX_GENERAL_RISE = 0.01
 
 
 @dataclass(frozen=True)
@@ -145,8 +143,8 @@ class AdaptResult:
             concerns=data.concerns,
             samples=assessment.samples,
             expectation=assessment.expectation,
-            general_loss_before=assessment.general_loss.before,
-            general_loss_after=assessment.general_loss.after,
+            general_loss_before=assessment.general_loss.base,
+            general_loss_after=assessment.general_loss.adapted,
             copies=assessment.copies,
             documents=data.num_documents,
             examples=len(data.examples),
@@ -174,7 +172,7 @@ class AdaptResult:
         """What the adaptation cost, if it is worth a warning; names documents, but has none of their text."""
         rise = self.general_loss_after / self.general_loss_before - 1
         warnings = []
-        if rise > MAX_GENERAL_RISE:
+        if not rise <= MAX_RISE:
             warnings.append(
                 f"The loss on general text rose by {rise:.1%}: the adapter is worse at other subjects; fewer epochs or "
                 "a lower learning rate cost less."

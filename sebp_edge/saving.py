@@ -11,9 +11,9 @@ from torch import Tensor
 from sebp_edge.adapters import documents
 from sebp_edge.adapters.store import JUDGED, AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.errors import Interrupted, NonFiniteLoss, SebpEdgeError, StorageError, TrainingStopped
-from sebp_edge.insight.general_loss import GeneralLoss
+from sebp_edge.insight.forgetting import GeneralLoss
 from sebp_edge.models.adaptation import Adaptation, restore, snapshot
-from sebp_edge.texts.splits import SplitHistory
+from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.training.gate import GateResult
 from sebp_edge.training.loop import Progress
 from sebp_edge.training.run import TrainingRun
@@ -37,7 +37,7 @@ class NewVersion:
     def of(cls, run: TrainingRun, result: GateResult | None, *, in_store: bool) -> "NewVersion":
         """Collects a run's states; `result` is None if the run was stopped."""
         judged = run.judged_states if result is not None and result.is_refit else []
-        return cls(run.adaptation, judged, run.dataset.draw.history() if in_store else None)
+        return cls(run.adaptation, judged, run.dataset.draw.history if in_store else None)
 
     def save(self, folder: Path) -> None:
         """Writes the weights, the judged states in `judged/1` and so on, and `documents.json`."""
@@ -134,8 +134,8 @@ def make_record(run: TrainingRun, result: GateResult | None, general: GeneralLos
         heldout_loss_after=gain.after if gain else None,
         verdict=str(result.verdict) if result else None,
         trained_on_all=result.is_refit if result else False,
-        general_loss_before=general.before if general else None,
-        general_loss_after=general.after if general else None,
+        general_loss_before=general.base if general else None,
+        general_loss_after=general.adapted if general else None,
         seed=seed,
         chat=data.is_chat,
     )

@@ -32,7 +32,7 @@ from sebp_edge.adapters import documents
 from sebp_edge.adapters.record import RECORD, AdapterRecord
 from sebp_edge.errors import AdapterError, OptionError, StorageError, suggest
 from sebp_edge.files import flush, read_text, storage_errors, write_atomically
-from sebp_edge.texts.splits import SplitHistory
+from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.units import gigabytes
 
 _ACTIVE = "active"

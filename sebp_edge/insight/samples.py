@@ -24,14 +24,14 @@ class Sample:
     """Continuations of one document's beginning.
 
     Attributes:
-        document: the index of the document.
+        document: the source of the document.
         beginning: the first words of a text, a prompt, or the message that is answered.
         base: the base model's continuation.
         before: that of the version that was active before; None if there was none.
         after: that of the new version.
     """
 
-    document: int
+    document: str
     beginning: str
     base: str
     before: str | None
@@ -43,12 +43,12 @@ class Beginning:
     """The beginning of a document.
 
     Attributes:
-        document: the index of the document.
+        source: the source of the document.
         text: what to show of it.
         prompt: its tokens, as in training.
     """
 
-    document: int
+    source: str
     text: str
     prompt: EncodedPrompt
 
@@ -68,7 +68,7 @@ def find_beginnings(
         prompt = _encode(beginning, base)
         if prompt is not None:
             text = beginning if isinstance(beginning, str) else beginning[-1]["content"]
-            found.append(Beginning(number, text, prompt))
+            found.append(Beginning(documents[number].source, text, prompt))
         if len(found) == NUM_SAMPLES:
             break
     return found

@@ -1,6 +1,5 @@
 """Makes the dataset of a user's texts: its examples, their splits, and what was left out."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sebp_edge.recipe import Recipe
@@ -9,7 +8,23 @@ from sebp_edge.texts.concerns import find_concerns
 from sebp_edge.texts.documents import Conversation, LeftOut, as_chat, texts_of
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.readers import Reading
-from sebp_edge.texts.splits import Draw
+from sebp_edge.texts.split_history import Fingerprint, SplitHistory, take_fingerprints
+from sebp_edge.texts.splits import Draw, draw_splits
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What the splits of documents are drawn from.
+
+    Attributes:
+        seed: decides about new documents.
+        salt: makes what is remembered of documents useless elsewhere.
+        earlier: the documents of earlier versions of the adapter, which keep their splits; None if there are none.
+    """
+
+    seed: int
+    salt: bytes = b""
+    earlier: SplitHistory | None = None
 
 
 @dataclass(frozen=True)
@@ -20,6 +35,7 @@ class Dataset:
         num_documents: the number of documents that the examples come from.
         left_out: what was not used, and why.
         draw: the split of each document.
+        fingerprints: what each document is recognised by, in later versions.
         concerns: what makes a gain on these texts meaningless, a sentence each.
         is_chat: whether the chat template rendered more than half of these documents.
     """
@@ -29,6 +45,7 @@ class Dataset:
     num_documents: int
     left_out: list[LeftOut]
     draw: Draw
+    fingerprints: dict[int, Fingerprint]
     concerns: tuple[str, ...] = ()
     is_chat: bool = False
 
@@ -48,7 +65,7 @@ def make_dataset(
     tokenizer,
     recipe: Recipe,
     model_limit: int | None,
-    draw_splits: Callable[[Mapping[int, str]], Draw],
+    drawing: Drawing,
 ) -> Dataset:
     """Encodes documents as examples and draws their splits.
 
@@ -57,21 +74,23 @@ def make_dataset(
         tokenizer: the base model's tokenizer.
         recipe: sets the context length and whether to use the chat template.
         model_limit: the maximum sequence length that the model supports; None if it has no limit.
-        draw_splits: draws the splits of documents, given their texts.
+        drawing: what the splits of the documents are drawn from.
 
     Raises:
         ModelError: see `encode`.
     """
     context_length = min(recipe.context_length, model_limit or recipe.context_length)
     texts = {number: "\n".join(texts_of(document.content)) for number, document in enumerate(reading.documents)}
-    draw = draw_splits(texts)
+    fingerprints = take_fingerprints(texts, drawing.salt)
+    draw = draw_splits(fingerprints, drawing.seed, drawing.earlier)
     lines = common_lines(texts, draw.cluster_of)
     examples, left_out = encode(
         reading.documents, tokenizer, context_length, chat_template=recipe.chat_template, common_lines=lines
     )
     used = sorted({example.document for example in examples})
     if len(used) < len(texts):
-        draw = draw_splits({number: texts[number] for number in used})
+        fingerprints = {number: fingerprints[number] for number in fingerprints if number in set(used)}
+        draw = draw_splits(fingerprints, drawing.seed, drawing.earlier)
     chats = [as_chat(reading.documents[number].content, chat_template=recipe.chat_template) for number in used]
     return Dataset(
         examples,
@@ -79,6 +98,7 @@ def make_dataset(
         len(used),
         reading.left_out + left_out,
         draw,
+        fingerprints,
         find_concerns(texts, draw.cluster_of, examples, tokenizer),
         is_chat=2 * sum(isinstance(content, Conversation) for content in chats) > len(used),
     )
