@@ -198,6 +198,7 @@ def test_every_package_is_shipped():
         ("sebp_edge.ops", "kernels/ops/*.json"),
         ("sebp_edge.models", "sebp_edge/models/*/*.json"),
         ("sebp_edge.insight", "sebp_edge/insight/*.html"),
+        ("sebp_edge.insight", "sebp_edge/insight/probe/*"),
     ],
 )
 def test_every_data_file_is_shipped(package, files):
