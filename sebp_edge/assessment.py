@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from sebp_edge.adapters.documents import read_splits
+from sebp_edge.adapters.documents import read_history
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import Sink
 from sebp_edge.insight.copying import Copy
-from sebp_edge.insight.forgetting import GeneralLoss, general_loss
 from sebp_edge.insight.expectations import expectation
+from sebp_edge.insight.forgetting import GeneralLoss, general_loss
 from sebp_edge.insight.samples import Sample, continue_each, find_beginnings
 from sebp_edge.models.adaptation import load
 from sebp_edge.texts.documents import Document
@@ -62,16 +62,16 @@ class Assessor:
             return None
         try:
             saved = store.open(name)
-            splits = read_splits(saved.path)
+            history = read_history(saved.path)
         except AdapterError:
             return ActiveVersion(version, None, "its files are damaged")
         if saved.record.fingerprint != self._run.base.fingerprint:
             return ActiveVersion(version, None, f"it was made for another base model, {saved.record.base_model}")
         states = store.judged_states(saved)
         self._continue_before(states[0])
-        if splits is None:
+        if history is None:
             return ActiveVersion(version, None, "it was saved before sebp-edge recorded which documents are for test")
-        unseen = splits.unseen(self._run.dataset.fingerprints)
+        unseen = history.unseen(self._run.dataset.fingerprints)
         if not unseen.num_tests:
             return ActiveVersion(version, None, "it was not judged itself")
         if 2 * unseen.num_found < unseen.num_tests:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sebp_edge.adapters import documents
+from sebp_edge.adapters.documents import write_history
 from sebp_edge.adapters.store import JUDGED, AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.errors import Interrupted, NonFiniteLoss, SebpEdgeError, StorageError, TrainingStopped
 from sebp_edge.insight.forgetting import GeneralLoss
@@ -53,7 +53,7 @@ class NewVersion:
                 restore(self.adaptation, final)
         self.adaptation.save(folder)
         if self.splits is not None:
-            documents.write(folder, self.splits)
+            write_history(folder, self.splits)
 
 
 def save(

@@ -28,7 +28,7 @@ from typing import Protocol
 
 import platformdirs
 
-from sebp_edge.adapters import documents
+from sebp_edge.adapters.documents import read_history
 from sebp_edge.adapters.record import RECORD, AdapterRecord
 from sebp_edge.errors import AdapterError, OptionError, StorageError, suggest
 from sebp_edge.files import flush, read_text, storage_errors, write_atomically
@@ -219,7 +219,7 @@ class AdapterStore:
         """
         versions = self.versions(check_name(name)) if name in self.names() else []
         for version in reversed(versions):
-            if (splits := documents.read(self.folder / name / str(version))) is not None:
+            if (splits := read_history(self.folder / name / str(version))) is not None:
                 return splits
         return None
 

@@ -6,7 +6,7 @@ Shapes: T tokens of an example, D hidden, V vocabulary.
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,9 +21,6 @@ from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.examples import Example
 
 MAX_TOKENS = 10_000
-
-# Whether each label of an example belongs to boilerplate.
-Flags = Callable[[Example], Sequence[bool]]
 
 
 @dataclass(frozen=True)
@@ -47,16 +44,14 @@ def longest_copies(
     examples: Sequence[Example],
     seed: int,
     on_event: Sink,
-    in_boilerplate: Flags | None = None,
 ) -> list[Copy]:
     """Returns the longest copy of each document among some training examples, the longest first.
 
-    The examples are drawn by `seed`, up to 10,000 tokens.
+    The examples are drawn by `seed`, up to 10,000 tokens. Tokens in boilerplate neither count nor end a run.
 
     Args:
         adaptation: attached to `base`, without patches.
         on_event: receives the progress after each example; may raise to stop.
-        in_boilerplate: flags labels that are skipped: they neither count nor end a run.
     """
     drawn = _draw(examples, seed)
 
@@ -64,8 +59,8 @@ def longest_copies(
         longest = {}
         with _MostLikelyTokens(base.model) as most_likely:
             for done, example in enumerate(drawn, start=before + 1):
-                flags = in_boilerplate(example) if in_boilerplate else [False] * len(example.labels)
-                run = longest_run(most_likely(example.input_ids), example.labels[1:], flags[1:])
+                skipped = example.in_boilerplate or bytes(len(example.labels))
+                run = longest_run(most_likely(example.input_ids), example.labels[1:], skipped[1:])
                 longest[example.document] = max(run, longest.get(example.document, 0))
                 on_event(ExamplesEvaluated(done, 2 * len(drawn)))
         return longest

@@ -105,15 +105,15 @@ class Gate:
         result = GateResult(Verdict.NOT_JUDGED, before, after, active=self.active)
         if before is None or not self.can_judge:
             return result
-        own = after.without_boilerplate
-        result = replace(result, gain=compare(before.without_boilerplate, own, self.cluster_of))
+        own = after.rest
+        result = replace(result, gain=compare(before.rest, own, self.cluster_of))
         if not result.gain.lower >= self.margin:
             return replace(result, verdict=Verdict.NO_GAIN)
         if self.active is None:
             return replace(result, verdict=Verdict.KEPT)
         if self.active.losses is None:
             return replace(result, verdict=Verdict.NOT_COMPARABLE)
-        of_active = self.active.losses.without_boilerplate
+        of_active = self.active.losses.rest
         difference = compare(of_active, own.only(of_active.nats), self.cluster_of)
         verdict = Verdict.KEPT if difference.lower >= -TOLERANCE else Verdict.WORSE_THAN_ACTIVE
         return replace(result, verdict=verdict, gain_over_active=difference)
