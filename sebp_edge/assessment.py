@@ -1,6 +1,6 @@
 """Assesses an adaptation beside its training: the active version it may replace, what it writes, and what it cost."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -9,7 +9,7 @@ from sebp_edge.adapters.documents import read_history
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import Sink
-from sebp_edge.insight.copying import Copy
+from sebp_edge.insight.copying import longest_copies
 from sebp_edge.insight.expectations import expectation
 from sebp_edge.insight.forgetting import GeneralLoss, general_loss
 from sebp_edge.insight.samples import Sample, continue_each, find_beginnings
@@ -18,6 +18,21 @@ from sebp_edge.texts.documents import Document
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.gate import ActiveVersion, GateResult
 from sebp_edge.training.run import TrainingRun
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A training document that the adapter repeats word for word.
+
+    Attributes:
+        document: the source of the document.
+        run: the longest run of tokens that its own beginnings bring back, without boilerplate.
+        base_run: the same with the base model alone.
+    """
+
+    document: str
+    run: int
+    base_run: int
 
 
 @dataclass(frozen=True)
@@ -34,7 +49,7 @@ class Assessment:
     samples: tuple[Sample, ...]
     expectation: str
     general_loss: GeneralLoss
-    copies: tuple[Copy, ...]
+    copies: tuple[Copied, ...]
 
 
 class Assessor:
@@ -94,6 +109,13 @@ class Assessor:
             general_loss=general_loss(base, adaptation, self._on_event, run.options),
             copies=tuple(self._copies()),
         )
+
+    def _copies(self) -> Iterator[Copied]:
+        """Yields the documents of which the adapter repeats much more than the base model does."""
+        run = self._run
+        for copy in longest_copies(run.base, run.adaptation, run.dataset.examples, run.seed, self._on_event):
+            if copy.is_long:
+                yield Copied(self._documents[copy.document].source, copy.run, copy.base_run)
 
     def _continue_before(self, folder: Path) -> None:
         adaptation = load(self._run.base, folder)

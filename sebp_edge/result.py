@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterStore, SavedAdapter
-from sebp_edge.assessment import Assessment
-from sebp_edge.insight.copying import Copy
+from sebp_edge.assessment import Assessment, Copied
 from sebp_edge.insight.forgetting import MAX_RISE
 from sebp_edge.insight.samples import Sample
 from sebp_edge.texts.documents import LeftOut
@@ -94,7 +93,7 @@ class AdaptResult:
     expectation: str
     general_loss_before: float
     general_loss_after: float
-    copies: tuple[Copy, ...]
+    copies: tuple[Copied, ...]
     documents: int
     examples: int
     tokens: int

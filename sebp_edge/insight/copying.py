@@ -21,6 +21,7 @@ from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.examples import Example
 
 MAX_TOKENS = 10_000
+MIN_RUN = 32
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Copy:
     document: int
     run: int
     base_run: int
+
+    @property
+    def is_long(self) -> bool:
+        """Whether to warn of it: at least 32 tokens, and more than twice as many as the base model's."""
+        return self.run >= MIN_RUN and self.run > 2 * self.base_run
 
 
 def longest_copies(

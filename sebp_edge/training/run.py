@@ -38,6 +38,7 @@ class TrainingRun:
         adaptation: the trained adaptation; None before the first training.
         progress: the progress of each training, in order.
         judged_states: the states that the gate has judged: one, or one for each fold.
+        seed: the random seed.
         options: what the training holds in memory at once.
         guard: the memory limit and peak.
     """
@@ -54,7 +55,7 @@ class TrainingRun:
         guard: MemoryGuard,
     ):
         self.base, self.dataset, self.recipe, self.guard = base, dataset, recipe, guard
-        self.options, self._schedules, self._seed, self._on_event = options, schedules, seed, on_event
+        self.seed, self.options, self._schedules, self._on_event = seed, options, schedules, on_event
         self._collator = Collator(dataset.context_length, base.pad_token_id)
         self._judged = [schedule for schedule in schedules if not schedule.trains_on_all]
         self.adaptation: Adaptation | None = None
@@ -73,7 +74,7 @@ class TrainingRun:
         state is used instead.
         """
         self._announce_slow_run()
-        self.adaptation = attach(self.base, self.recipe, self._seed)
+        self.adaptation = attach(self.base, self.recipe, self.seed)
         with RecoveringLearner(
             self.adaptation,
             self.recipe,
