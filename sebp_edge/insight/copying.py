@@ -21,6 +21,8 @@ from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.examples import Example
 
 MAX_TOKENS = 10_000
+# Runs that adapted models reach on texts of the same author that they were not trained on are shorter.
+MIN_WARNED_RUN = 32
 
 # Whether each label of an example belongs to boilerplate.
 Flags = Callable[[Example], Sequence[bool]]
@@ -39,6 +41,11 @@ class Copy:
     document: int
     run: int
     base_run: int
+
+    @property
+    def is_long(self) -> bool:
+        """Whether to warn: the run is long, and more than twice the base model's."""
+        return self.run >= MIN_WARNED_RUN and self.run > 2 * self.base_run
 
 
 def longest_copies(
