@@ -16,7 +16,8 @@ from sebp_edge.texts.prompts import EncodedPrompt, encode_prompt
 
 NUM_SAMPLES = 3
 MAX_WORDS, MAX_CHARACTERS = 20, 200
-GREEDY = Sampling(max_new_tokens=40, temperature=0)
+# Repeatable. Without the penalty, small models repeat one phrase, which shows nothing of what they learnt.
+SAMPLING = Sampling(max_new_tokens=40, temperature=0, repetition_penalty=1.2)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def find_beginnings(
 
 
 def continue_each(base: BaseModel, beginnings: list[Beginning], check: Callable[[], None]) -> list[str]:
-    """Continues each beginning with its most likely tokens, by the model in its present state.
+    """Continues each beginning with at most 40 likely tokens, the same each time, by the model in its present state.
 
     With an adaptation attached, that is the adapted model; within `adaptation.disabled()`, it is the base model.
 
@@ -90,7 +91,7 @@ def continue_each(base: BaseModel, beginnings: list[Beginning], check: Callable[
 
 def _continue(base: BaseModel, prompt: EncodedPrompt, check: Callable[[], None]) -> str:
     try:
-        text = generate_text(base.model, base.tokenizer, *prompt, GREEDY, check=check)
+        text = generate_text(base.model, base.tokenizer, *prompt, SAMPLING, check=check)
     except Interrupted as error:
         # A stop ends the whole adaptation, not only this text.
         raise error.__cause__ from None
@@ -122,5 +123,5 @@ def _encode(beginning: str | list[dict[str, str]], base: BaseModel) -> EncodedPr
     except TextsError:
         return None
     limit = getattr(base.model.config, "max_position_embeddings", None)
-    fits = limit is None or len(prompt.input_ids) + GREEDY.max_new_tokens <= limit
+    fits = limit is None or len(prompt.input_ids) + SAMPLING.max_new_tokens <= limit
     return prompt if fits else None

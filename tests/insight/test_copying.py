@@ -10,7 +10,7 @@ from model_families import MODELS
 
 from sebp_edge.events import ExamplesEvaluated, silent
 from sebp_edge.insight import copying
-from sebp_edge.insight.copying import longest_copies, longest_run
+from sebp_edge.insight.copying import Copy, longest_copies, longest_run
 from sebp_edge.models.adaptation import attach
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
@@ -96,6 +96,13 @@ def test_boilerplate_neither_counts_nor_ends_a_run(memorised):
 )
 def test_the_longest_run(predicted, labels, skipped, longest):
     assert longest_run(predicted, labels, skipped) == longest
+
+
+@pytest.mark.parametrize(
+    ("run", "base_run", "is_long"), [(31, 0, False), (32, 0, True), (32, 16, False), (33, 16, True), (400, 300, False)]
+)
+def test_it_warns_of_long_runs_that_are_not_the_base_models(run, base_run, is_long):
+    assert Copy(0, run, base_run).is_long == is_long
 
 
 def test_examples_are_drawn_by_the_seed_up_to_a_number_of_tokens(base, monkeypatch):
