@@ -267,6 +267,14 @@ def test_a_process_that_fails_or_hangs_is_ended_and_the_next_one_runs(tmp_path, 
     assert works[:2] == (True, [{"texts": 1}])
 
 
+def test_without_a_reference_nothing_is_timed(tmp_path, monkeypatch):
+    script = tmp_path / "process.py"
+    script.write_text("import sys; sys.exit('no such model')")
+    monkeypatch.setattr(peer_runs, "PROCESS", script)
+    with pytest.raises(RuntimeError, match="could not be computed: ended with code 1: no such model"):
+        peers.run(["sebp-edge hoisted"], make_job(tmp_path))
+
+
 def test_flash_attn_is_found_and_computes_what_torch_does(short, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     for module in ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn.bert_padding"):
