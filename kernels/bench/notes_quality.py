@@ -1,4 +1,4 @@
-"""Measures how much the bundled model learns from real notes: the judge's loss before and after, over seeds.
+"""Measures how much the bundled model learns from real notes: the test loss before and after, over seeds.
 
     python kernels/bench/notes_quality.py FOLDER... [--notes 200] [--seeds 0 1 2] [--recipe notes] [--device cpu]
                                                     [--record [FILE]]
