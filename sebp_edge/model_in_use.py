@@ -23,8 +23,8 @@ class ModelInUse:
 
     Attributes:
         base: the base model; None until it is loaded.
-        adaptation: the adapter in use; None if there is none.
-        adapter_folder: where that adapter is saved.
+        adaptation: the adapter in use; None if there is none, or if the base model was loaded again without it.
+        adapter_folder: where the adapter in use is saved; None if there is none.
         uses_chat_template: whether that adapter's prompts are rendered with the model's chat template.
     """
 
@@ -41,7 +41,11 @@ class ModelInUse:
         return 0 if self.base is None else sum(weight.nbytes for weight in self.base.model.parameters())
 
     def load(self, on_event: Sink, recipe: Recipe | None = None) -> BaseModel:
-        """Returns the base model; loads it if necessary, or again if the given recipe has another precision."""
+        """Returns the base model; loads it if necessary.
+
+        With a recipe to train: loads it again, without the adapter in use, if the recipe has another precision. Without
+        one: puts the adapter in use on it, unless it is there already.
+        """
         if recipe is not None and self.base is not None and self.base.in_4bit != recipe.load_in_4bit:
             self.base = self.adaptation = None
             devices.release_memory(self.device)
@@ -52,6 +56,8 @@ class ModelInUse:
             base = self.base = load_base_model(self.reference, recipe or self.recipe, self.device)
             dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
             on_event(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
+        if recipe is None and self.adaptation is None:
+            self.restore_adapter(on_event)
         return self.base
 
     def load_adapter(self, folder: Path, record: AdapterRecord, on_event: Sink) -> None:

@@ -257,21 +257,16 @@ class _Candidates:
 
     def for_recipe(self, recipe: Recipe) -> Iterator[Choice]:
         """Yields all choices, the fastest first; then those with less precision or a lower rank, step by step."""
-        with_defaults = recipe.with_defaults()
-        recipes = [with_defaults]
-        yield from self._all_options(with_defaults, in_8_bits=False)
-        if (
-            with_defaults.method == "lora"
-            and recipe.load_in_4bit is None
-            and self.takes_4_bits
-            and self.target.has_bitsandbytes
-        ):
-            recipes.append(with_defaults.replace(load_in_4bit=True))
-        if with_defaults.method == "lora" and recipe.r is None:
+        stated, recipe = recipe, recipe.with_defaults()
+        recipes = [recipe]
+        yield from self._all_options(recipe, in_8_bits=False)
+        is_lora = recipe.method == "lora"
+        if is_lora and stated.load_in_4bit is None and self.takes_4_bits and self.target.has_bitsandbytes:
+            recipes.append(recipe.replace(load_in_4bit=True))
+        if is_lora and stated.r is None:
             # Keeps the scale of the adapter's product, lora_alpha / r.
             recipes += [
-                recipes[-1].replace(r=r, lora_alpha=max(1, with_defaults.lora_alpha * r // with_defaults.r))
-                for r in LOWER_RANKS
+                recipes[-1].replace(r=r, lora_alpha=max(1, recipe.lora_alpha * r // recipe.r)) for r in LOWER_RANKS
             ]
         for each in recipes:
             yield from self._all_options(each, in_8_bits=True)
