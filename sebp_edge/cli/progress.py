@@ -174,7 +174,7 @@ class ProgressPrinter:
             when = f"after epoch {event.epoch}" if event.epoch else "before training"
             out.print(f"  {when}: validation loss {event.loss:.3f}{' (best)' if event.best and event.epoch else ''}")
         elif event.split == "train":
-            out.print(f"  final loss {event.loss:.3f} on the training documents")
+            out.print(f"  validation loss {event.loss:.3f}, on documents that it has seen now")
 
     def _analyzed(self, event: ExampleAnalyzed) -> None:
         if event.example == 1:
