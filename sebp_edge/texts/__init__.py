@@ -6,6 +6,7 @@ documents, formats, readers      strings, files, folders and records -> document
 conversations, tokens, examples  documents -> tokens -> examples of at most the context length
 dataset                          examples of all documents, with the figures for the report
 prompts                          a prompt or messages -> tokens, as in training
+near_duplicates, split_history   texts -> clusters of near-duplicates; what earlier versions did with documents
 splits, schedule                 examples -> splits -> epochs, steps and micro-batches
 batches                          a micro-batch -> packed active tokens, or a padded batch
 """
