@@ -7,6 +7,7 @@ conversations, tokens, examples  documents -> tokens -> examples of at most the 
 boilerplate                      lines that stand in many documents
 dataset                          examples of all documents, with the figures for the report
 prompts                          a prompt or messages -> tokens, as in training
+near_duplicates, split_history   texts -> clusters of near-duplicates; what earlier versions did with documents
 splits, schedule                 examples -> splits -> epochs, steps and micro-batches
 batches                          a micro-batch -> packed active tokens, or a padded batch
 """
