@@ -1,2 +1,0 @@
-def find_concerns(texts, cluster_of, examples, tokenizer):
-    return ()
