@@ -108,7 +108,18 @@ class SparsityError(SebpEdgeError):
 
 
 class CannotCapture(SebpEdgeError):
-    """A function ran, but does something that a CUDA graph cannot capture, such as synchronising with the GPU."""
+    """A function ran, but does something that a CUDA graph cannot capture, such as synchronising with the GPU.
+
+    Attributes:
+        reason: what torch says, in one line.
+    """
+
+    def __init__(self, reason: str):
+        cause = reason.rstrip(".")
+        super().__init__(
+            f"A CUDA graph cannot capture this model: {cause}. Avoid that in the model's code, or train without graphs."
+        )
+        self.reason = reason
 
 
 class TrainingStopped(SebpEdgeError):

@@ -70,8 +70,8 @@ def _has_mark(mark: bytes, path: Path) -> bool:
         return mark in file.read(_FIRST_BYTES)
 
 
-def read_text(path: Path) -> str:
-    """Reads a small text file, which other programs may have written.
+def read_text(path: Path, max_bytes: int = _MAX_BYTES) -> str:
+    """Reads a text file of at most `max_bytes`, which other programs may have written.
 
     Raises:
         OSError: it cannot be read.
@@ -81,21 +81,21 @@ def read_text(path: Path) -> str:
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is not a regular file")
-        content = file.read(_MAX_BYTES + 1)
-    if len(content) > _MAX_BYTES:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
         raise ValueError("it is too large")
     return content.decode()
 
 
-def read_json(path: Path) -> dict:
-    """Reads the object in a small JSON file, which other programs may have written.
+def read_json(path: Path, max_bytes: int = _MAX_BYTES) -> dict:
+    """Reads the object in a JSON file of at most `max_bytes`, which other programs may have written.
 
     Raises:
         OSError: it cannot be read.
         ValueError: see `read_text`; or it is not a JSON object.
     """
     try:
-        values = json.loads(read_text(path))
+        values = json.loads(read_text(path, max_bytes))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(values, dict):

@@ -4,25 +4,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
+from sebp_edge.assessment import Assessment, Assessor
 from sebp_edge.errors import (
-    AdapterError,
-    BaseModelMismatch,
     BudgetExceeded,
     BusyError,
     Interrupted,
     MachineError,
-    ModelError,
     NonFiniteLoss,
     OptionError,
     TrainingStopped,
 )
-from sebp_edge.events import AdapterSaved, Event, MemoryPlanned, ModelLoaded, Notice, Sink, silent
+from sebp_edge.events import AdapterSaved, Event, Sink, silent
 from sebp_edge.files import expand_user
 from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.interruptions import Interruptions
@@ -30,19 +27,20 @@ from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST
 from sebp_edge.memory.plan import MemoryBudget, Plan
-from sebp_edge.memory.refusal import refuse_if_too_big
-from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
+from sebp_edge.model_in_use import ModelInUse
+from sebp_edge.models.adaptation import saved_bytes
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
-from sebp_edge.models.generation import NonFiniteLogits, generate_text
-from sebp_edge.models.loading import BaseModel, load_base_model
+from sebp_edge.models.generation import generate_text
+from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.preparation import PlannedTraining, Preparation
 from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
-from sebp_edge.saving import describe_location, make_record, save, save_best_state
+from sebp_edge.saving import NewVersion, describe_location, make_record, save, save_best_state
 from sebp_edge.stopping import StopRequested, StopSignal
 from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
-from sebp_edge.training.run import GateResult, TrainingRun
+from sebp_edge.training.gate import Gate, GateResult
+from sebp_edge.training.run import TrainingRun
 
 
 class _Current(Enum):
@@ -91,12 +89,9 @@ class Personalizer:
         self.store = store if isinstance(store, AdapterStore) else AdapterStore(store)
         self.seed = check_seed(seed)
         self.on_event = on_event
+        self.in_use = ModelInUse(self.reference, self.recipe, self.device)
         self._lock = threading.Lock()
         self._signal = StopSignal()  # of the running call, or of the last one
-        self._base: BaseModel | None = None
-        self._adaptation: Adaptation | None = None
-        self._adapter_folder: Path | None = None
-        self._uses_chat_template = False
 
     def adapt(
         self,
@@ -104,49 +99,52 @@ class Personalizer:
         *,
         name: str = "default",
         out: str | Path | None = None,
+        keep_anyway: bool = False,
         stop_when: threading.Event | None = None,
     ) -> AdaptResult:
-        """Adapts the model to `texts`; saves and activates the adapter if its held-out loss is below the base model's.
+        """Adapts the model to `texts`, judges the result, saves it, and activates it if the gate keeps it.
 
-        It must be below by more than one standard error. The adapter that was active before is not compared.
+        The gate keeps an adapter if, with 95 % confidence, its loss on test documents is below the base model's by at
+        least the recipe's margin, and not above the active version's by more than 2 %. What it does not keep is saved
+        as a version that is not active.
 
         Args:
             texts: a string, the `pathlib.Path` of a file or folder, a record, or a list of these (see `read_texts`).
             name: the adapter's name in the store; each adaptation is a new version of it.
-            out: a new folder to save to instead of the store.
+            out: a new folder to save to instead of the store; there is no active version then.
+            keep_anyway: whether to activate the adapter whatever the gate says.
             stop_when: an event that stops this call once it is set (see `stop`).
 
         Raises:
             SebpEdgeError: one of its subclasses; the message says what to do. Before Interrupted, NonFiniteLoss and
-                BudgetExceeded, the best state so far, if there is one, is saved as a version that is not active. If an
-                accepted adapter is being saved, Interrupted is raised afterwards and says so. A StorageError at the end
-                says where the adapter was saved instead.
+                BudgetExceeded, the best state so far, if there is one, is saved as a version that is not active. If the
+                adapter is being saved, Interrupted is raised afterwards and says so. A StorageError at the end says
+                where the adapter was saved instead.
         """
         begin, out = time.perf_counter(), None if out is None else expand_user(out)
         self.store.check_writable(name, out)
         with Interruptions() as interruptions, self._exclusive_call(stop_when):
-            preparation = self._preparation(self._signal)
+            preparation = self._preparation(self._signal, name if out is None else None)
             reading = preparation.read(texts)
             planned, recipe, options = None, self.recipe.with_defaults(), FASTEST
             if self.memory_budget is not None:
-                planned = preparation.plan(reading, loaded_bytes=self._loaded_bytes())
-                self._announce(planned.plan)
+                planned = preparation.plan(reading, loaded_bytes=self.in_use.loaded_bytes)
+                preparation.announce(planned.plan)
                 recipe, options = planned.plan.chosen.recipe, planned.plan.chosen.options
             with self._make_guard(planned) as guard:
                 base = self._load(recipe)
-                self.store.check_disk_space(saved_bytes(base, recipe), out)
                 dataset = preparation.encode(reading, base, planned)
                 schedules = preparation.schedule(dataset, planned)
+                self.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), out)
                 run = TrainingRun(base, dataset, schedules, recipe, self.seed, self._notify, options, guard)
                 with self._run_attached(run, name, interruptions):
-                    gate_result = run.train_and_test()
+                    assessor = Assessor(run, reading.documents, self._notify, self._signal.check)
+                    active = None if out is not None else assessor.examine_active(self.store, name)
+                    result = run.train(Gate(recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
+                    assessment = assessor.assess(result)
                     interruptions.defer()
-            saved = None
-            if gate_result.kept:
-                saved = self._save_and_activate(run, gate_result, name, out, interruptions)
-            else:
-                self._discard_run(run)
-            return AdaptResult.of(run, gate_result, saved, self.store, time.perf_counter() - begin)
+            saved = self._save(run, result, assessment, name, out, interruptions, keep_anyway=keep_anyway)
+            return AdaptResult.of(run, result, assessment, saved, self.store, time.perf_counter() - begin)
 
     def stop(self) -> None:
         """Stops the call that runs in another thread, as Ctrl-C would; that call raises Interrupted.
@@ -178,7 +176,7 @@ class Personalizer:
         """
         preparation = self._preparation(StopSignal())
         size = None if gpu is None else preparation.parse_gpu_memory(gpu)
-        return preparation.plan(preparation.read(texts), loaded_bytes=self._loaded_bytes(), gpu=size).plan
+        return preparation.plan(preparation.read(texts), loaded_bytes=self.in_use.loaded_bytes, gpu=size).plan
 
     def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
         """Measures how sparse the base model's gradients are on `texts`, without an adapter; changes nothing.
@@ -197,8 +195,7 @@ class Personalizer:
             reading = preparation.read(texts)
             base = self._load()
             dataset = preparation.encode(reading, base)
-            if self._adaptation is not None:
-                self._adaptation.detach()
+            self.in_use.detach_adapter()
             try:
                 return analyze(base, dataset, examples, self.seed, self._notify)
             except BaseException as error:
@@ -210,7 +207,7 @@ class Personalizer:
                     "tokens; choose a smaller model or a shorter context."
                 ) from error
             finally:
-                self._restore_adapter(base)
+                self.in_use.restore_adapter(self.on_event)
 
     def generate(
         self,
@@ -267,8 +264,8 @@ class Personalizer:
             if is_named:
                 self._load_adapter(adapter, version)
             base = self._load()
-            with self._with_adapter(self._adaptation if adapter is not None else None) as used:
-                encoded = encode_prompt(prompt, base.tokenizer, chat=used is not None and self._uses_chat_template)
+            with self.in_use.generating(with_adapter=adapter is not None) as is_chat:
+                encoded = encode_prompt(prompt, base.tokenizer, chat=is_chat)
                 return generate_text(
                     base.model, base.tokenizer, *encoded, sampling, on_text=on_text, check=self._signal.check
                 )
@@ -289,77 +286,28 @@ class Personalizer:
 
     # -------------------------------------------------------------------------------------------------------- private
 
-    @contextmanager
-    def _with_adapter(self, adaptation: Adaptation | None) -> Iterator[Adaptation | None]:
-        """Context in which the model has this adapter: the one in use, or none."""
-        nothing_to_do = adaptation is self._adaptation
-        try:
-            with nullcontext() if nothing_to_do else self._adaptation.disabled():
-                yield adaptation
-        except NonFiniteLogits as error:
-            fault = "computes NaN or infinite logits"
-            if adaptation is None:
-                raise ModelError(f"The model {self.reference.name!r} {fault}; its weights are damaged.") from error
-            raise AdapterError(f"With this adapter, the model {fault}; use another version or adapt again.") from error
+    def _load(self, recipe: Recipe | None = None) -> BaseModel:
+        self._signal.check()
+        return self.in_use.load(self._notify, recipe)
 
     def _load_adapter(self, adapter: str | Path, version: int | None) -> AdapterRecord:
         folder, record = self.store.find(adapter, version)
-        base = self._load()
-        if record.fingerprint != base.fingerprint:
-            name = base.reference.public_name
-            if record.base_model == name:
-                raise BaseModelMismatch(f"The adapter was made for other weights of {name}; adapt again.")
-            raise BaseModelMismatch(
-                f"The adapter was made for {record.base_model}, not for {name}; use it with {record.model!r}."
-            )
-        if self._adaptation is not None:
-            self._adaptation.detach()
-        try:
-            self._adaptation = load(base, folder)
-        except BaseException:
-            self._restore_adapter(base)
-            raise
-        self._adapter_folder, self._uses_chat_template = folder, record.uses_chat_template
+        self._load()
+        self.in_use.load_adapter(folder, record, self.on_event)
         return record
 
-    def _load(self, recipe: Recipe | None = None) -> BaseModel:
-        """Returns the base model; loads it if necessary, or again if the plan's recipe has another precision."""
-        self._signal.check()
-        if recipe is not None and self._base is not None and self._base.in_4bit != recipe.load_in_4bit:
-            self._base = self._adaptation = None
-            devices.release_memory(self.device)
-        if self._base is None:
-            if self.device.type == "cpu" and (problem := devices.driver_problem()):
-                self._notify(Notice(problem))
-            refuse_if_too_big(self.reference, recipe or self.recipe, self.device)
-            base = self._base = load_base_model(self.reference, recipe or self.recipe, self.device)
-            dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
-            self._notify(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
-        return self._base
-
-    def _preparation(self, signal: StopSignal) -> Preparation:
+    def _preparation(self, signal: StopSignal, name: str | None = None) -> Preparation:
+        """Returns a preparation; documents keep their splits of earlier versions of the adapter `name`, if given."""
+        earlier, salt = (None, b"") if name is None else (self.store.latest_splits(name), self.store.salt())
         return Preparation(
-            self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal, self._notify
+            self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal, self._notify, earlier, salt
         )
-
-    def _loaded_bytes(self) -> int:
-        return 0 if self._base is None else sum(weight.nbytes for weight in self._base.model.parameters())
 
     def _make_guard(self, planned: PlannedTraining | None) -> MemoryGuard:
         """Returns a guard for the budget of the plan, else for the memory budget, else for all free memory."""
         if planned is not None:
             return MemoryGuard(self.device, planned.plan.budget, planned.plan.chosen.peak)
         return MemoryGuard(self.device, self.memory_budget.size if self.memory_budget else None)
-
-    def _announce(self, plan: Plan) -> None:
-        if plan.requested_budget is not None:
-            budget = MemoryBudget(plan.budget, plan.requested_budget)
-            self._notify(Notice(f"The memory budget is {budget}; the training stays within that."))
-        chosen, footprint = plan.chosen, asdict(plan.chosen.footprint)
-        method, max_rows = chosen.recipe.method, chosen.options.max_rows
-        self._notify(
-            MemoryPlanned(method, chosen.description, max_rows, plan.budget, chosen.peak, chosen.seconds, footprint)
-        )
 
     @contextmanager
     def _exclusive_call(self, stop_when: threading.Event | None = None) -> Iterator[None]:
@@ -389,8 +337,7 @@ class Personalizer:
         If the training was stopped, its best state is saved first.
         """
         outer_error = sys.exception()
-        if self._adaptation is not None:
-            self._adaptation.detach()
+        self.in_use.detach_adapter()
         try:
             yield
         except (KeyboardInterrupt, NonFiniteLoss, BudgetExceeded) as stop:
@@ -414,35 +361,32 @@ class Personalizer:
     def _discard_run(self, run: TrainingRun) -> None:
         """Detaches the run's adapter and restores the one that was in use, if any."""
         run.detach()
-        self._restore_adapter(run.base)
+        self.in_use.restore_adapter(self.on_event)
 
-    def _restore_adapter(self, base: BaseModel) -> None:
-        """Puts the adapter that was in use back on the base model, unless there was none or it was deleted."""
-        self._adaptation = None
-        try:
-            if self._adapter_folder is not None:
-                self._adaptation = load(base, self._adapter_folder)
-        except AdapterError as error:
-            self._adapter_folder, self._uses_chat_template = None, False
-            self.on_event(Notice(f"{error} The base model is used from now on."))
-
-    def _save_and_activate(
-        self, run: TrainingRun, gate_result: GateResult, name: str, out: Path | None, interruptions: Interruptions
+    def _save(
+        self,
+        run: TrainingRun,
+        result: GateResult,
+        assessment: Assessment,
+        name: str,
+        out: Path | None,
+        interruptions: Interruptions,
+        *,
+        keep_anyway: bool,
     ) -> SavedAdapter:
-        """Saves the run's adapter, activates it unless it is saved to `out`, and uses it from now on."""
-        record = make_record(run, gate_result, self.seed)
+        """Saves the run's adapter; if it is kept, uses it from now on and activates it, unless it is saved to `out`."""
+        version = NewVersion.of(run, result, in_store=out is None)
+        record = make_record(run, result, assessment.general_loss, self.seed)
         try:
-            saved = save(self.store, run.adaptation, record, name, out=out)
+            saved = save(self.store, version, record, name, out=out)
         except BaseException:
             self._discard_run(run)
             raise
-        self._adaptation, self._adapter_folder, self._uses_chat_template = (
-            run.adaptation,
-            saved.path,
-            record.uses_chat_template,
-        )
-        if out is None:
-            saved = self.store.activate(saved)
+        if result.kept or keep_anyway:
+            self.in_use.use_adapter(run.adaptation, saved.path, record)
+            saved = self.store.activate(saved) if out is None else saved
+        else:
+            self._discard_run(run)
         interruptions.outcome = f"Interrupted after the training: {describe_location(saved)}."
         self._notify_saved(saved)
         return saved

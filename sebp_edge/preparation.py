@@ -6,7 +6,7 @@ from itertools import chain
 import torch
 
 from sebp_edge.errors import OptionError
-from sebp_edge.events import Sink, TextsRead
+from sebp_edge.events import MemoryPlanned, Notice, Sink, TextsRead
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.plan import MemoryBudget, Plan, make_plan
@@ -16,13 +16,21 @@ from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer, refuse_unknown_tokens
 from sebp_edge.recipe import Recipe
 from sebp_edge.stopping import Stoppable, StopSignal
-from sebp_edge.texts.dataset import Dataset, make_dataset
+from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.schedule import Schedule, make_schedules
+from sebp_edge.texts.split_history import SplitHistory
+from sebp_edge.texts.splits import MIN_CLUSTERS
 from sebp_edge.units import gigabytes
 
 # Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
 MIN_TEXT_BYTES = 30_000_000
+
+TOO_FEW = (
+    f"The gate needs at least {MIN_CLUSTERS} documents that are not copies of each other to judge an adapter; give "
+    "more documents."
+)
+SAVED_INACTIVE = "The adapter will be saved, but not activated, unless keep_anyway is set."
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,9 @@ class Preparation:
         device: the device that the model will run on.
         budget: how much memory this process may use; None sets no limit.
         signal: stops the preparation.
-        on_event: receives the TextsRead event.
+        earlier: the splits of earlier versions, which stay; None if there are none.
+        salt: makes what is remembered of documents useless elsewhere.
+        on_event: receives the events.
     """
 
     reference: ModelReference
@@ -53,6 +63,8 @@ class Preparation:
     budget: MemoryBudget | None
     signal: StopSignal
     on_event: Sink
+    earlier: SplitHistory | None = None
+    salt: bytes = b""
 
     def parse_gpu_memory(self, gpu: str | int) -> int:
         """Returns the memory of an absent GPU in bytes.
@@ -83,13 +95,26 @@ class Preparation:
         """
         shape = read_shape(self.reference)
         tokenizer = Stoppable(local_tokenizer(self.reference), self.signal)
-        dataset = make_dataset(reading, tokenizer, self.recipe, shape.longest)
+        dataset = make_dataset(
+            reading, tokenizer, self.recipe, shape.longest, Drawing(self.seed, self.salt, self.earlier)
+        )
         schedules = self.schedule(dataset)
         if gpu is None:
             target, budget = self._target_and_budget(loaded_bytes)
         else:
             target, budget = Target.absent_gpu(gpu), self.budget or MemoryBudget(gpu)
         return PlannedTraining(dataset, schedules, make_plan(shape, dataset, schedules, self.recipe, target, budget))
+
+    def announce(self, plan: Plan) -> None:
+        """Emits the MemoryPlanned event of the plan that is carried out, and the budget as a notice."""
+        if plan.requested_budget is not None:
+            budget = MemoryBudget(plan.budget, plan.requested_budget)
+            self.on_event(Notice(f"The memory budget is {budget}; the training stays within that."))
+        chosen, footprint = plan.chosen, asdict(plan.chosen.footprint)
+        method, max_rows = chosen.recipe.method, chosen.options.max_rows
+        self.on_event(
+            MemoryPlanned(method, chosen.description, max_rows, plan.budget, chosen.peak, chosen.seconds, footprint)
+        )
 
     def encode(self, reading: Reading, base: BaseModel, planned: PlannedTraining | None = None) -> Dataset:
         """Returns the dataset for a loaded model: the plan's, if that was made with the model's own tokenizer.
@@ -101,11 +126,20 @@ class Preparation:
             data = planned.dataset
         else:
             limit = getattr(base.model.config, "max_position_embeddings", None)
-            data = make_dataset(reading, Stoppable(base.tokenizer, self.signal), self.recipe, limit)
+            tokenizer = Stoppable(base.tokenizer, self.signal)
+            data = make_dataset(reading, tokenizer, self.recipe, limit, Drawing(self.seed, self.salt, self.earlier))
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))
+        self._notify_concerns(data)
         left_out = tuple(asdict(item) for item in data.left_out)
         self.on_event(TextsRead(data.num_documents, len(data.examples), data.num_tokens, data.padding_share, left_out))
         return data
+
+    def _notify_concerns(self, dataset: Dataset) -> None:
+        """Says before the training why the gate will judge nothing, if so."""
+        for concern in dataset.concerns:
+            self.on_event(Notice(f"{concern} {SAVED_INACTIVE}"))
+        if dataset.draw.kind == "none":
+            self.on_event(Notice(f"{TOO_FEW} {SAVED_INACTIVE}"))
 
     def schedule(self, dataset: Dataset, planned: PlannedTraining | None = None) -> list[Schedule]:
         """Returns the schedules of a dataset: the plan's, if the dataset is the plan's.
@@ -115,7 +149,7 @@ class Preparation:
         """
         if planned is not None and dataset is planned.dataset:
             return planned.schedules
-        return make_schedules(dataset.examples, self.recipe, self.seed)
+        return make_schedules(dataset, self.recipe, self.seed)
 
     def _target_and_budget(self, loaded_bytes: int) -> tuple[Target, MemoryBudget]:
         """Returns this machine and its current budget, without the loaded weights, which the plan includes."""

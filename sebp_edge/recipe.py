@@ -43,6 +43,9 @@ class Recipe:
         max_grad_norm: maximum global gradient norm; for bf16 weights the maximum norm of each weight's gradient.
         context_length: tokens per example, padding included; capped by the model's own limit.
         chat_template: whether to render prompt/completion records with the model's chat template.
+        margin: the gain that counts, as a share of the base model's test loss; the gate keeps nothing below it.
+        refit: whether to train on all documents after the gate has kept an adapter of 20 documents or more. None, the
+            default: with method "lora". Below 20 documents, the last training is always on all of them.
 
     Raises:
         RecipeError: a value is of the wrong type or out of range, or 4 bits are combined with method "full".
@@ -63,6 +66,8 @@ class Recipe:
     max_grad_norm: float = 1.0
     context_length: int = 512
     chat_template: bool = False
+    margin: float = 0.01
+    refit: bool | None = None
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -99,6 +104,11 @@ class Recipe:
         """Returns a copy in which the values left to the memory budget have their defaults."""
         return self.replace(r=self.r or RANK, load_in_4bit=bool(self.load_in_4bit))
 
+    @property
+    def refits(self) -> bool:
+        """Whether an adapter that the gate has kept is trained again, on all documents."""
+        return self.method == "lora" if self.refit is None else self.refit
+
     def replace(self, **changes) -> "Recipe":
         """Returns a copy with some values changed; None keeps the recipe's own value.
 
@@ -132,9 +142,9 @@ def _parse(name: str, text: str) -> Recipe:
     return Recipe(name=name, **{"description": "", **values})
 
 
-_AT_LEAST = {"warmup_ratio": 0, "weight_decay": 0, "context_length": 8}
+_AT_LEAST = {"warmup_ratio": 0, "weight_decay": 0, "context_length": 8, "margin": 0}
 # Epochs are limited because all steps of a training are scheduled before the first one.
-_AT_MOST = {"warmup_ratio": 1, "epochs": 1000, "lora_alpha": MAX_LORA_ALPHA}
+_AT_MOST = {"warmup_ratio": 1, "epochs": 1000, "lora_alpha": MAX_LORA_ALPHA, "margin": 1}
 # The limit of all other numbers, so that they fit into 32-bit floats and 64-bit integers.
 _AT_MOST_ANY = {float: 1e30, int: 2**62}
 

@@ -6,22 +6,57 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterStore, SavedAdapter
+from sebp_edge.assessment import Assessment, Copied
+from sebp_edge.insight.forgetting import MAX_RISE
+from sebp_edge.insight.samples import Sample
 from sebp_edge.texts.documents import LeftOut
-from sebp_edge.training.run import GateResult, TrainingRun
+from sebp_edge.texts.splits import MIN_CLUSTERS
+from sebp_edge.training.gate import TOLERANCE, GateResult, Verdict
+from sebp_edge.training.run import TrainingRun
+
+
+@dataclass(frozen=True)
+class Boilerplate:
+    """The part of the test documents that is in lines which stand in many documents; losses in nats per token."""
+
+    share_of_tokens: float
+    loss_before: float
+    loss_after: float
 
 
 @dataclass(frozen=True)
 class AdaptResult:
     """The result of an adaptation.
 
+    Losses are in nats per token. Those on test documents are of states that have not been trained on them, and leave
+    out boilerplate lines.
+
     Attributes:
-        kept: whether the test loss fell by more than its standard error, and the adapter was saved and activated.
-        name, version, adapter_path: where the adapter is; None if it was not kept. Name and version are also None if it
-            was saved outside the store.
-        heldout_loss_before, heldout_loss_after: the loss on the test documents, in nats per token.
-        standard_error: the standard error of the difference of the two.
-        final_loss: with fewer than 20 documents, the loss on all of them after the final training on all of them, in
-            nats per token; None if there was no such training.
+        kept: whether the gate kept the adapter.
+        active: whether it is the active version now.
+        verdict: what the gate said: "kept", "no gain", "worse than active", "not comparable", "not judged" or
+            "refit failed".
+        name, version, adapter_path: where the adapter is; name and version are None outside the store.
+        heldout_loss_before, heldout_loss_after: the loss on the test documents; None if they were not judged.
+        gain: by how much it fell, as a share of the loss before; None if it was not judged.
+        gain_at_least: the lower bound of the gain, with 95 % confidence.
+        margin: the gain that the gate asks for.
+        boilerplate: the loss on lines that stand in many documents; None if there are none.
+        compared_with: the version that was active before; None if there was none.
+        gain_over_active: the gain over that version, on documents that neither has been trained on; None if the two
+            were not compared.
+        gain_over_active_at_least: its lower bound, with 95 % confidence; the gate asks for `-tolerance`.
+        tolerance: how much worse than the active version a new one may be.
+        not_comparable: why the two were not compared; empty if they were.
+        trained_on_all: whether the adapter was trained on all documents after the gate had judged it; this training is
+            not judged by itself.
+        refit_loss: the loss on the validation documents after that training, which has seen them.
+        concerns: what makes a gain on these texts meaningless, a sentence each; the gate then judges nothing.
+        samples: continuations of test documents by the base model, the version before and the judged state.
+        expectation: what to expect of this adapter, in words.
+        general_loss_before, general_loss_after: the loss on the bundled general text, of the base model and the
+            adapter.
+        copies: documents that the adapter repeats word for word and the base model does not, longest first.
         documents, examples, tokens: how many of each were used.
         left_out: what was not used, with the reasons.
         padding_share: the share of padding if all examples are padded to the context length.
@@ -31,17 +66,34 @@ class AdaptResult:
         allocator_peak_bytes: the part of it that is tensors on the GPU; None on the CPU.
         predicted_peak_bytes: the peak that the plan predicted for the process; None without a memory budget.
         seconds: the time from the call to the result.
-        command: the command that uses the adapter; None if it was not kept.
+        command: the command that uses the adapter.
     """
 
     kept: bool
+    active: bool
+    verdict: str
     name: str | None
     version: int | None
-    adapter_path: Path | None
-    heldout_loss_before: float
-    heldout_loss_after: float
-    standard_error: float
-    final_loss: float | None
+    adapter_path: Path
+    heldout_loss_before: float | None
+    heldout_loss_after: float | None
+    gain: float | None
+    gain_at_least: float | None
+    margin: float
+    boilerplate: Boilerplate | None
+    compared_with: int | None
+    gain_over_active: float | None
+    gain_over_active_at_least: float | None
+    tolerance: float
+    not_comparable: str
+    trained_on_all: bool
+    refit_loss: float | None
+    concerns: tuple[str, ...]
+    samples: tuple[Sample, ...]
+    expectation: str
+    general_loss_before: float
+    general_loss_after: float
+    copies: tuple[Copied, ...]
     documents: int
     examples: int
     tokens: int
@@ -52,24 +104,47 @@ class AdaptResult:
     allocator_peak_bytes: int | None
     predicted_peak_bytes: int | None
     seconds: float
-    command: str | None
+    command: str
 
     @classmethod
     def of(
-        cls, run: TrainingRun, gate_result: GateResult, saved: SavedAdapter | None, store: AdapterStore, seconds: float
+        cls,
+        run: TrainingRun,
+        gate: GateResult,
+        assessment: Assessment,
+        saved: SavedAdapter,
+        store: AdapterStore,
+        seconds: float,
     ) -> "AdaptResult":
         """Collects the figures of a training run."""
-        data, trainings = run.dataset, run.progress
+        data, trainings, gain, over_active = run.dataset, run.progress, gate.gain, gate.gain_over_active
         trained = sum(training.tokens for training in trainings)
         return cls(
-            kept=saved is not None,
-            name=saved.name if saved else None,
-            version=saved.version if saved else None,
-            adapter_path=saved.path if saved else None,
-            heldout_loss_before=gate_result.before.mean,
-            heldout_loss_after=gate_result.after.mean,
-            standard_error=gate_result.comparison.standard_error,
-            final_loss=gate_result.final.mean if gate_result.final else None,
+            kept=gate.kept,
+            active=saved.active,
+            verdict=str(gate.verdict),
+            name=saved.name,
+            version=saved.version,
+            adapter_path=saved.path,
+            heldout_loss_before=gain.before if gain else None,
+            heldout_loss_after=gain.after if gain else None,
+            gain=gain.gain if gain else None,
+            gain_at_least=gain.lower if gain else None,
+            margin=run.recipe.margin,
+            boilerplate=_boilerplate(gate) if gain else None,
+            compared_with=gate.active.version if gate.active else None,
+            gain_over_active=over_active.gain if over_active else None,
+            gain_over_active_at_least=over_active.lower if over_active else None,
+            tolerance=TOLERANCE,
+            not_comparable=gate.active.reason if gate.active else "",
+            trained_on_all=gate.is_refit,
+            refit_loss=gate.refit_loss,
+            concerns=data.concerns,
+            samples=assessment.samples,
+            expectation=assessment.expectation,
+            general_loss_before=assessment.general_loss.base,
+            general_loss_after=assessment.general_loss.adapted,
+            copies=assessment.copies,
             documents=data.num_documents,
             examples=len(data.examples),
             tokens=data.num_tokens,
@@ -80,37 +155,101 @@ class AdaptResult:
             allocator_peak_bytes=run.guard.allocator_peak,
             predicted_peak_bytes=run.guard.predicted,
             seconds=seconds,
-            command=_command(saved, run, store) if saved else None,
+            command=_command(saved, run, store),
         )
 
     @property
-    def perplexity_before(self) -> float:
-        return _perplexity(self.heldout_loss_before)
+    def perplexity_before(self) -> float | None:
+        return None if self.heldout_loss_before is None else _perplexity(self.heldout_loss_before)
 
     @property
-    def perplexity_after(self) -> float:
-        return _perplexity(self.heldout_loss_after)
+    def perplexity_after(self) -> float | None:
+        return None if self.heldout_loss_after is None else _perplexity(self.heldout_loss_after)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the adaptation cost, if it is worth a warning; names documents, but has none of their text."""
+        rise = self.general_loss_after / self.general_loss_before - 1
+        warnings = []
+        if not rise <= MAX_RISE:
+            warnings.append(
+                f"The loss on general text rose by {rise:.1%}: the adapter is worse at other subjects; fewer epochs or "
+                "a lower learning rate cost less."
+            )
+        for copy in self.copies:
+            warnings.append(
+                f"The adapter repeats {copy.run} tokens of {copy.document!r} word for word (the base model "
+                f"{copy.base_run}); keep it as private as that document."
+            )
+        return tuple(warnings)
 
     @property
     def summary(self) -> str:
-        """What happened and what to do next, in one sentence."""
-        change = f"{self.heldout_loss_before:.3f} to {self.heldout_loss_after:.3f} nats per token"
-        if not self.kept and self.final_loss is not None:
-            return (
-                f"The held-out loss went from {change}, but the loss on all documents after the final training is "
-                f"{self.final_loss:.3f}, which is no gain, so the adapter was not kept; try a lower learning rate."
+        """What happened and what to do next."""
+        if self.kept:
+            refit = " It was then trained on all documents." if self.trained_on_all else ""
+            return f"{self._fall}.{refit} Try it with: {self.command}"
+        if self.verdict == Verdict.NOT_JUDGED:
+            reason = " ".join(self.concerns) or (
+                f"The adapter was not judged: that takes at least {MIN_CLUSTERS} documents that are not copies of each "
+                "other."
             )
-        if not self.kept:
-            return (
-                f"The held-out loss went from {change} (standard error {self.standard_error:.3f}), which is no "
-                "measurable gain, so the adapter was not kept and the active one stays; more text helps most."
+        elif self.verdict == Verdict.NO_GAIN:
+            reason = (
+                f"{self._fall}, and the gate asks for at least {self.margin:.1%} with 95 % confidence; more text helps "
+                "most."
             )
-        return f"The held-out loss fell from {change}; try it with: {self.command}"
+        elif self.verdict == Verdict.WORSE_THAN_ACTIVE:
+            reason = (
+                f"{self._fall}, but against version {self.compared_with}, which is active, the loss changed by "
+                f"{-self.gain_over_active:+.1%}, and may be up to {-self.gain_over_active_at_least:+.1%} higher; the "
+                f"gate allows {self.tolerance:.0%}."
+            )
+        elif self.verdict == Verdict.NOT_COMPARABLE:
+            reason = (
+                f"{self._fall}, but it is not comparable with version {self.compared_with}, which is active: "
+                f"{self.not_comparable}."
+            )
+        else:
+            reason = (
+                f"{self._fall}, but the last training, on all documents, ended with a higher loss than before "
+                f"({self.refit_loss:.3f}); try a lower learning rate."
+            )
+        return f"{reason} {self._what_was_saved}"
+
+    @property
+    def _fall(self) -> str:
+        verb = "fell" if self.gain > 0 else "went"
+        return (
+            f"The test loss {verb} from {self.heldout_loss_before:.3f} to {self.heldout_loss_after:.3f} nats per token "
+            f"({-self.gain:+.1%}, at least {self.gain_at_least:.1%} with 95 % confidence)"
+        )
+
+    @property
+    def _what_was_saved(self) -> str:
+        if self.version is None:
+            return f"It is saved in {str(self.adapter_path)!r}."
+        if self.active:
+            return f"Version {self.version} is active, as you asked with keep_anyway."
+        return f"Version {self.version} is saved, but not active; keep_anyway activates it."
 
     def to_dict(self) -> dict:
         """Returns the result as JSON-ready values: the last line of `sebp-edge adapt --json`."""
-        path = None if self.adapter_path is None else str(self.adapter_path)
-        return {"event": "result", **asdict(self), "adapter_path": path, "summary": self.summary}
+        return {
+            "event": "result",
+            **asdict(self),
+            "adapter_path": str(self.adapter_path),
+            "warnings": self.warnings,
+            "summary": self.summary,
+        }
+
+
+def _boilerplate(gate: GateResult) -> Boilerplate | None:
+    before, after = gate.before.boilerplate, gate.after.boilerplate
+    if not before.nats:
+        return None
+    share = sum(before.tokens.values()) / sum(gate.before.tokens.values())
+    return Boilerplate(share, before.mean, after.mean)
 
 
 def _perplexity(loss: float) -> float:

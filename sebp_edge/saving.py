@@ -3,26 +3,69 @@
 import secrets
 import tempfile
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
+from torch import Tensor
+
+from sebp_edge.adapters.documents import write_history
+from sebp_edge.adapters.store import JUDGED, AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.errors import Interrupted, NonFiniteLoss, SebpEdgeError, StorageError, TrainingStopped
-from sebp_edge.models.adaptation import Adaptation
+from sebp_edge.insight.forgetting import GeneralLoss
+from sebp_edge.models.adaptation import Adaptation, restore, snapshot
+from sebp_edge.texts.split_history import SplitHistory
+from sebp_edge.training.gate import GateResult
 from sebp_edge.training.loop import Progress
-from sebp_edge.training.run import GateResult, TrainingRun
+from sebp_edge.training.run import TrainingRun
+
+
+@dataclass(frozen=True)
+class NewVersion:
+    """What a version's folder contains besides its record.
+
+    Attributes:
+        adaptation: the trained weights.
+        judged_states: the states that the gate judged, for later comparisons; empty if the only one is `adaptation`'s.
+        splits: the split of each document; None outside the store.
+    """
+
+    adaptation: Adaptation
+    judged_states: list[list[Tensor]]
+    splits: SplitHistory | None
+
+    @classmethod
+    def of(cls, run: TrainingRun, result: GateResult | None, *, in_store: bool) -> "NewVersion":
+        """Collects a run's states; `result` is None if the run was stopped."""
+        judged = run.judged_states if result is not None and result.is_refit else []
+        return cls(run.adaptation, judged, run.dataset.draw.history if in_store else None)
+
+    def save(self, folder: Path) -> None:
+        """Writes the weights, the judged states in `judged/1` and so on, and `documents.json`."""
+        if self.judged_states:
+            final = snapshot(self.adaptation)
+            try:
+                for number, state in enumerate(self.judged_states, start=1):
+                    own = folder / JUDGED / str(number)
+                    own.mkdir(parents=True)
+                    restore(self.adaptation, state)
+                    self.adaptation.save(own)
+            finally:
+                restore(self.adaptation, final)
+        self.adaptation.save(folder)
+        if self.splits is not None:
+            write_history(folder, self.splits)
 
 
 def save(
     store: AdapterStore,
-    adaptation: Adaptation,
+    version: NewVersion,
     record: AdapterRecord,
     name: str,
     *,
     out: Path | None = None,
     prefix: str = "",
 ) -> SavedAdapter:
-    """Saves an adaptation as a version of `name` without activating it, or into the new folder `out`.
+    """Saves a version of `name` without activating it, or into the new folder `out`.
 
     Args:
         prefix: the beginning of an error's message.
@@ -32,10 +75,10 @@ def save(
     """
     try:
         if out is None:
-            return store.save(adaptation, record, name, activate=False)
-        return store.save_to(adaptation, record, out)
+            return store.save(version, record, name, activate=False)
+        return store.save_to(version, record, out)
     except SebpEdgeError as error:
-        message = " ".join(filter(None, [prefix, str(error), _save_elsewhere(store, adaptation, record, name, out)]))
+        message = " ".join(filter(None, [prefix, str(error), _save_elsewhere(store, version, record, name, out)]))
         raise StorageError(message) from error
 
 
@@ -59,7 +102,8 @@ def save_best_state(
     progress = run.progress[-1] if run.progress else Progress()
     if not progress.steps or (error_type is NonFiniteLoss and not progress.best_epoch):
         return error_type(f"{reason} No state better than the start was found, so nothing was saved."), None
-    saved = save(store, run.adaptation, make_record(run, None, seed), name, prefix=reason)
+    version = NewVersion.of(run, None, in_store=True)
+    saved = save(store, version, make_record(run, None, None, seed), name, prefix=reason)
     message = (
         f"{reason} The best state so far is saved as version {saved.version} of the adapter {name!r}; it is not active."
     )
@@ -74,9 +118,10 @@ def describe_location(saved: SavedAdapter) -> str:
     return f"version {saved.version} of the adapter {saved.name!r} is saved {state}"
 
 
-def make_record(run: TrainingRun, gate_result: GateResult | None, seed: int) -> AdapterRecord:
-    """Makes the record of a run's adapter; `gate_result` is None if the adapter was not tested."""
+def make_record(run: TrainingRun, result: GateResult | None, general: GeneralLoss | None, seed: int) -> AdapterRecord:
+    """Makes the record of a run's adapter; `result` and `general` are None if the run was stopped."""
     base, data = run.base, run.dataset
+    gain = result.gain if result else None
     return AdapterRecord(
         base_model=base.reference.public_name,
         model=base.reference.name,
@@ -85,23 +130,27 @@ def make_record(run: TrainingRun, gate_result: GateResult | None, seed: int) -> 
         documents=data.num_documents,
         examples=len(data.examples),
         tokens=data.num_tokens,
-        heldout_loss_before=gate_result.before.mean if gate_result else None,
-        heldout_loss_after=gate_result.after.mean if gate_result else None,
+        heldout_loss_before=gain.before if gain else None,
+        heldout_loss_after=gain.after if gain else None,
+        verdict=str(result.verdict) if result else None,
+        trained_on_all=result.is_refit if result else False,
+        general_loss_before=general.base if general else None,
+        general_loss_after=general.adapted if general else None,
         seed=seed,
         chat=data.is_chat,
     )
 
 
 def _save_elsewhere(
-    store: AdapterStore, adaptation: Adaptation, record: AdapterRecord, name: str, out: Path | None
+    store: AdapterStore, version: NewVersion, record: AdapterRecord, name: str, out: Path | None
 ) -> str:
     """Saves into the store if `out` failed, else into the system's temporary folder; returns where, as a sentence."""
     if out is not None:
         with suppress(SebpEdgeError):
-            saved = store.save(adaptation, record, name, activate=False)
+            saved = store.save(version, record, name, activate=False)
             return f"Instead, {describe_location(saved)}."
     with suppress(SebpEdgeError):
         folder = Path(tempfile.gettempdir()) / f"sebp-edge-{name}-{secrets.token_hex(4)}"
-        store.save_to(adaptation, record, folder)
+        store.save_to(version, record, folder)
         return f"Instead, the adapter is saved in {str(folder)!r}; move it before the system deletes it."
     return "The adapter could not be saved anywhere."

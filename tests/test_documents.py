@@ -44,9 +44,9 @@ def test_no_document_is_missed():
 
 
 @pytest.mark.parametrize("document", documents.DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_tables_are_what_the_results_say_and_figures_have_a_home(document):
+def test_tables_are_what_the_results_say_and_figures_have_a_source(document):
     text = document.read_text(encoding="utf-8")
-    assert not [*documents.stale_tables(text), *documents.homeless_figures(text)]
+    assert not [*documents.stale_tables(text), *documents.unsourced_figures(text)]
 
 
 def test_a_table_that_differs_from_its_results_is_found():
@@ -70,8 +70,8 @@ def test_a_table_that_differs_from_its_results_is_found():
         "It is 1.7x as fast. <!-- from peers-gradients; 1.8 -->",
     ],
 )
-def test_a_figure_without_a_home_is_found(text):
-    assert [*documents.homeless_figures(text)]
+def test_a_figure_without_a_source_is_found(text):
+    assert [*documents.unsourced_figures(text)]
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_a_figure_without_a_home_is_found(text):
         "<!-- table attention -->\n| 3 s |\n<!-- end -->",
     ],
 )
-def test_a_figure_with_a_home_is_no_complaint(text):
-    assert not [*documents.homeless_figures(text)]
+def test_a_figure_with_a_source_is_not_found(text):
+    assert not [*documents.unsourced_figures(text)]
 
 
 def test_a_figure_from_a_table_is_searched_for_there(monkeypatch):
     monkeypatch.setattr(documents, "table", lambda name: "| ours | 12.3 (1,024) |")
-    assert not [*documents.homeless_figures("It takes 12.3 ms for 1,024 GB. <!-- from any -->")]
-    assert "12.4 ms: not in any." in next(documents.homeless_figures("It takes 12.4 ms. <!-- from any -->"))
+    assert not [*documents.unsourced_figures("It takes 12.3 ms for 1,024 GB. <!-- from any -->")]
+    assert "12.4 ms: not in any." in next(documents.unsourced_figures("It takes 12.4 ms. <!-- from any -->"))
 
 
 def test_the_guide_names_every_event_error_and_public_name():

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from sebp_edge import Personalizer
 from sebp_edge.adapters.store import AdapterRecord
 from sebp_edge.errors import AdapterError, ModelError, OptionError, TextsError
+from sebp_edge.events import silent
 from sebp_edge.models.sampling import Sampling
 from sebp_edge.texts.dataset import make_dataset
 from sebp_edge.texts.readers import read_texts
@@ -42,8 +43,8 @@ def chats(count=20):
 
 def record_prompts(personalizer):
     """Returns a list that collects the model's decoded inputs from now on."""
-    seen, layer = [], personalizer._load().model.get_input_embeddings()
-    tokenizer = personalizer._load().tokenizer
+    seen, layer = [], personalizer.in_use.load(silent).model.get_input_embeddings()
+    tokenizer = personalizer.in_use.load(silent).tokenizer
     layer.register_forward_pre_hook(lambda _, ids: seen.append(tokenizer.decode(ids[0][0])))
     return seen
 
@@ -120,7 +121,7 @@ def test_an_adapter_for_chats_uses_the_chat_template_whatever_the_recipe(make):
 )
 def test_the_majority_of_documents_decides_how_prompts_are_rendered(make, texts, chat_template, is_chat):
     personalizer = make(recipe=make().recipe.replace(chat_template=chat_template, epochs=1))
-    base = personalizer._load()
+    base = personalizer.in_use.load(silent)
     assert make_dataset(read_texts(texts), base.tokenizer, personalizer.recipe, None).is_chat is is_chat
 
 
@@ -149,7 +150,7 @@ def test_nonfinite_logits_are_attributed_to_the_adapter_or_the_model(make, make_
     with pytest.raises(AdapterError, match="With this adapter, the model computes NaN or infinite logits"):
         broken.generate(PROMPT, adapter="default", temperature=temperature)
     assert broken.generate(PROMPT, adapter=None, max_new_tokens=2) is not None
-    broken._base.model.model.norm.weight.data.fill_(math.nan)
+    broken.in_use.base.model.model.norm.weight.data.fill_(math.nan)
     with pytest.raises(ModelError, match="The model 'micro-llama' computes NaN or infinite logits"):
         broken.generate(PROMPT, adapter=None, temperature=temperature)
 
@@ -160,7 +161,7 @@ def test_invalid_prompts_are_refused_before_anything_is_loaded(make):
         personalizer.generate("")
     with pytest.raises(TextsError, match="The list of messages is empty"):
         personalizer.generate([])
-    assert personalizer._base is None
+    assert personalizer.in_use.base is None
 
 
 def test_generate_has_the_defaults_of_sampling():

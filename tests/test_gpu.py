@@ -227,8 +227,10 @@ def test_notes_become_an_adapter_on_the_gpu(model_folder, notes_folder, tmp_path
     personalizer = Personalizer(model_folder, recipe=recipe, device="cuda", store=AdapterStore(tmp_path))
     result = personalizer.adapt(notes_folder)
     assert result.kept
-    assert personalizer._base.dtype == torch.bfloat16
-    assert all(p.dtype == torch.float32 for n, p in personalizer._adaptation.model.named_parameters() if "lora" in n)
+    assert personalizer.in_use.base.dtype == torch.bfloat16
+    assert all(
+        p.dtype == torch.float32 for n, p in personalizer.in_use.adaptation.model.named_parameters() if "lora" in n
+    )
     assert personalizer.generate("the ferry", seed=1, max_new_tokens=8)
 
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     ["cli", "frozen"],
     ["personalizer", "research"],
-    ["result", "saving", "preparation"],
+    ["result", "saving", "preparation", "model_in_use"],
     ["insight"],
     ["adapters"],
     ["training"],
@@ -198,6 +198,7 @@ def test_every_package_is_shipped():
         ("sebp_edge.ops", "kernels/ops/*.json"),
         ("sebp_edge.models", "sebp_edge/models/*/*.json"),
         ("sebp_edge.insight", "sebp_edge/insight/*.html"),
+        ("sebp_edge.insight", "sebp_edge/insight/probe/*"),
     ],
 )
 def test_every_data_file_is_shipped(package, files):

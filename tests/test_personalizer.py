@@ -26,7 +26,7 @@ from sebp_edge.errors import (
     StorageError,
     TextsError,
 )
-from sebp_edge.events import AdapterSaved, Evaluated, Notice, StepDone, TextsRead, TrainingStarted
+from sebp_edge.events import AdapterSaved, Evaluated, Notice, StepDone, TextsRead, TrainingStarted, silent
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=2e-2, epochs=3, batch_tokens=200, context_length=64)
 NO_GAIN = RECIPE.replace(learning_rate=1e-12)
@@ -42,7 +42,7 @@ def make(model_folder, tmp_path):
 
 
 def logits(personalizer, model=None):
-    model = model or personalizer._adaptation.model
+    model = model or personalizer.in_use.adaptation.model
     with torch.no_grad():
         return model(torch.arange(7, 27)[None]).logits
 
@@ -77,7 +77,7 @@ def test_plain_peft_loads_the_adapter_and_gives_the_same_logits(make, notes_fold
 def test_another_personalizer_loads_the_same_adapter_by_name(make, notes_folder):
     first, second = make(), make()
     first.adapt(notes_folder, name="mine")
-    base = logits(second, second._load().model)
+    base = logits(second, second.in_use.load(silent).model)
     second.load_adapter("mine")
     assert torch.equal(logits(first), logits(second))
     assert not torch.equal(base, logits(second))
@@ -99,7 +99,7 @@ def test_an_adapter_that_is_no_better_is_not_kept(make, notes_folder):
     assert "the adapter was not kept" in result.summary
     store = worse.store
     assert (store.active_version("default"), len(store.versions("default"))) == (1, 1)
-    assert worse._adaptation is None
+    assert worse.in_use.adaptation is None
 
 
 def test_a_slow_run_announces_its_duration(make, notes_folder, monkeypatch):
@@ -206,7 +206,7 @@ def test_a_store_can_be_given_as_a_folder(make, tmp_path):
 def test_a_best_state_that_the_store_cannot_save_is_saved_elsewhere(make, notes_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     personalizer = make()
-    before = logits(personalizer, personalizer._load().model)
+    before = logits(personalizer, personalizer.in_use.load(silent).model)
 
     def full_disk(*arguments, **options):
         raise StorageError("No space left on device.")
@@ -219,7 +219,7 @@ def test_a_best_state_that_the_store_cannot_save_is_saved_elsewhere(make, notes_
         personalizer.adapt(notes_folder)
     (folder,) = tmp_path.glob("sebp-edge-default-*")
     assert make().load_adapter(folder).heldout_loss_after is None
-    assert torch.equal(before, logits(personalizer, personalizer._base.model))
+    assert torch.equal(before, logits(personalizer, personalizer.in_use.base.model))
 
 
 @pytest.mark.parametrize("phase", ["fold 2", "all documents"])
@@ -241,7 +241,7 @@ def test_a_perplexity_that_overflows_is_infinite(make, notes_folder):
 
 def test_a_deleted_adapter_in_use_hides_no_error(make, notes_folder):
     personalizer = make()
-    before = logits(personalizer, personalizer._load().model)
+    before = logits(personalizer, personalizer.in_use.load(silent).model)
     personalizer.adapt(notes_folder)
     personalizer.store.remove("default")
     notices, interrupt = [], interrupt_at(2)
@@ -255,23 +255,23 @@ def test_a_deleted_adapter_in_use_hides_no_error(make, notes_folder):
     with pytest.raises(Interrupted, match="best state so far is saved as version 1 of the adapter 'other'"):
         personalizer.adapt(notes_folder, name="other")
     assert notices[-1].endswith("The base model is used from now on.")
-    assert torch.equal(before, logits(personalizer, personalizer._base.model))
+    assert torch.equal(before, logits(personalizer, personalizer.in_use.base.model))
 
 
 def test_after_an_interruption_the_base_model_is_as_it_was(make, notes_folder):
     personalizer = make(on_event=interrupt_at(2))
-    before = logits(personalizer, personalizer._load().model)
+    before = logits(personalizer, personalizer.in_use.load(silent).model)
     with pytest.raises(Interrupted):
         personalizer.adapt(notes_folder)
-    assert torch.equal(before, logits(personalizer, personalizer._base.model))
+    assert torch.equal(before, logits(personalizer, personalizer.in_use.base.model))
 
 
 def test_an_error_in_a_sink_is_raised_and_the_base_model_restored(make, notes_folder):
     personalizer = make(on_event=interrupt_at(2, error=ZeroDivisionError))
-    before = logits(personalizer, personalizer._load().model)
+    before = logits(personalizer, personalizer.in_use.load(silent).model)
     with pytest.raises(ZeroDivisionError):
         personalizer.adapt(notes_folder)
-    assert torch.equal(before, logits(personalizer, personalizer._base.model))
+    assert torch.equal(before, logits(personalizer, personalizer.in_use.base.model))
     assert personalizer.store.names() == []
 
 
@@ -279,7 +279,7 @@ def test_running_out_of_memory_is_one_sentence(make, notes_folder):
     personalizer = make(on_event=interrupt_at(2, error=torch.OutOfMemoryError))
     with pytest.raises(MachineError, match="Out of CPU memory while training; nothing was saved"):
         personalizer.adapt(notes_folder)
-    assert personalizer._adaptation is None
+    assert personalizer.in_use.adaptation is None
 
 
 def test_an_interruption_before_the_first_step_saves_nothing(make, notes_folder):
@@ -303,7 +303,7 @@ def test_a_nonfinite_loss_without_a_better_state_saves_nothing_and_names_the_ste
 def test_a_nonfinite_loss_after_a_better_state_saves_that_state(make, notes_folder):
     def poison(event):
         if isinstance(event, Evaluated) and event.split == "validation" and event.epoch == 1:
-            layer = next(p for p in personalizer._base.model.parameters() if p.requires_grad)
+            layer = next(p for p in personalizer.in_use.base.model.parameters() if p.requires_grad)
             layer.data.fill_(math.nan)
 
     personalizer = make(on_event=poison)
@@ -388,13 +388,13 @@ def test_an_adapter_of_earlier_weights_of_the_same_model_is_refused(make, notes_
 def test_full_fine_tuning_saves_a_model_that_transformers_loads(make, notes_folder, dtype, monkeypatch):
     monkeypatch.setattr("sebp_edge.machine.devices.pick_dtype", lambda device: dtype)
     personalizer = make(recipe=RECIPE.replace(method="full", learning_rate=1e-2))
-    before = logits(personalizer, personalizer._load().model).clone()
+    before = logits(personalizer, personalizer.in_use.load(silent).model).clone()
     result = personalizer.adapt(notes_folder)
     assert result.kept
     loaded = AutoModelForCausalLM.from_pretrained(result.adapter_path, dtype=dtype)
     torch.testing.assert_close(logits(None, loaded), logits(personalizer), rtol=0.02, atol=0.02)
-    personalizer._adaptation.detach()
-    assert torch.equal(before, logits(personalizer, personalizer._base.model))
+    personalizer.in_use.adaptation.detach()
+    assert torch.equal(before, logits(personalizer, personalizer.in_use.base.model))
 
 
 def test_saved_files_and_events_contain_no_text_and_no_path(make, notes_folder, tmp_path):

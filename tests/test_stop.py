@@ -15,6 +15,7 @@ from sebp_edge.events import (
     StepDone,
     TextsRead,
     TrainingStarted,
+    silent,
 )
 
 
@@ -124,7 +125,7 @@ def test_a_stopped_generation_returns_the_text_so_far(make):
 @pytest.mark.parametrize("memory_budget", [None, "30GB"])
 def test_tokenising_can_be_stopped_between_texts(make, monkeypatch, memory_budget):
     worker, calls = Worker(make, memory_budget=memory_budget), []
-    tokenise = type(worker.personalizer._load().tokenizer).__call__
+    tokenise = type(worker.personalizer.in_use.load(silent).tokenizer).__call__
 
     def pausing(tokenizer, *arguments, **options):
         calls.append(arguments)
@@ -132,7 +133,7 @@ def test_tokenising_can_be_stopped_between_texts(make, monkeypatch, memory_budge
             worker._pause()
         return tokenise(tokenizer, *arguments, **options)
 
-    monkeypatch.setattr(type(worker.personalizer._load().tokenizer), "__call__", pausing)
+    monkeypatch.setattr(type(worker.personalizer.in_use.load(silent).tokenizer), "__call__", pausing)
     worker.run(lambda personalizer: personalizer.adapt(make_sentences(40)))
     assert isinstance(worker.error, Interrupted)
     assert len(calls) == 9
@@ -150,7 +151,7 @@ def test_an_event_set_before_the_call_stops_it(make, notes_folder):
     for call in calls:
         with pytest.raises(Interrupted, match="Stopped; nothing was changed"):
             call()
-    assert personalizer._base is None
+    assert personalizer.in_use.base is None
     assert stop.is_set()
     assert personalizer.generate("the ferry", max_new_tokens=2)
 
@@ -188,5 +189,5 @@ def test_a_call_can_be_stopped_from_its_start(make, monkeypatch):
     begin = time.process_time()
     worker.run(lambda personalizer: personalizer.adapt(make_sentences(2000)))
     assert isinstance(worker.error, Interrupted)
-    assert worker.personalizer._base is None
+    assert worker.personalizer.in_use.base is None
     assert time.process_time() - begin < 5

@@ -1,4 +1,4 @@
-"""Times a training step of the bundled model on the CPU in every way of `sebp-edge bench`, on one thread.
+"""Times a training step of the bundled model on the CPU, on one thread, in all variants of `sebp-edge bench`.
 
     python kernels/bench/cpu_steps.py [--record [FILE]]
 
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def steps(recipe: str) -> list[dict]:
-    """One row per way that runs on a CPU."""
+    """One row per variant that runs on a CPU."""
     found = run_bench("tiny", recipe=recipe, device="cpu")
     about = {"trained": found.method, "padding_share": found.padding_share, "tokens": found.tokens}
     rows = [about | row for row in found.rows() if row["step_ms"]]

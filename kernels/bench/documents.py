@@ -1,6 +1,6 @@
-"""Writes the tables of the documents from the recorded results, and finds figures that have no home.
+"""Writes the tables of the documents from the recorded results, and finds figures without a source.
 
-    python kernels/bench/documents.py            writes the tables, and fails on a figure without a home
+    python kernels/bench/documents.py            writes the tables, and fails on a figure without a source
     python kernels/bench/documents.py --check    writes nothing, and fails on a table that differs from its results, too
 
 A table of `tables.py` or `paper_tables.py` stands between two comments, `<!-- table NAME -->` and `<!-- end -->`. A
@@ -38,7 +38,7 @@ DOCUMENTS = [
 
 TABLE = re.compile(r"^<!-- table ([\w-]+) -->\n(.*?)^<!-- end -->$", re.DOTALL | re.MULTILINE)
 COMMENT = re.compile(r"<!-- (.*?) -->", re.DOTALL)
-HOME = re.compile(r"(from) ([\w -]+)(?:;.*)?|note [0-9a-f]{7,40}(?::.*)?|not measured(?::.*)?", re.DOTALL)
+SOURCE = re.compile(r"(from) ([\w -]+)(?:;.*)?|note [0-9a-f]{7,40}(?::.*)?|not measured(?::.*)?", re.DOTALL)
 CODE = re.compile(r"^```.*?^```$|`[^`]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 LIST_ITEM = re.compile(r"^(?=\s*(?:[-*]|\d+\.) )", re.MULTILINE)
 
@@ -67,7 +67,7 @@ def main() -> None:
             found += [f"{_name(document)}: {each}" for each in stale_tables(text)]
         else:
             document.write_text(filled(text), encoding="utf-8")
-        found += [f"{_name(document)}{each}" for each in homeless_figures(text)]
+        found += [f"{_name(document)}{each}" for each in unsourced_figures(text)]
     if found:
         sys.exit("\n".join(found))
 
@@ -93,20 +93,20 @@ def stale_tables(text: str) -> Iterator[str]:
         yield "a table has no end; put <!-- end --> on a line of its own behind it."
 
 
-def homeless_figures(text: str) -> Iterator[str]:
-    """One sentence for each block with figures that no comment gives a home, or the wrong one."""
+def unsourced_figures(text: str) -> Iterator[str]:
+    """One sentence for each block with figures that no comment gives a source, or the wrong one."""
     for block in blocks(text):
         figures = figures_of(block)
-        homes = [home for comment in block.comments if (home := HOME.fullmatch(comment))]
-        if figures and not homes:
+        sources = [source for comment in block.comments if (source := SOURCE.fullmatch(comment))]
+        if figures and not sources:
             found = ", ".join(figures.values())
             yield f":{block.line}: {found}: say where this comes from (CONTRIBUTING.md, Add a figure)."
-        for home in homes:
-            if home[1]:
-                known = set(_numbers(" ".join([home[0], *map(table, home[2].split())])))
+        for source in sources:
+            if source[1]:
+                known = set(_numbers(" ".join([source[0], *map(table, source[2].split())])))
                 wrong = [figure for number, figure in figures.items() if number not in known]
                 if wrong:
-                    yield f":{block.line}: {', '.join(wrong)}: not in {', '.join(home[2].split())}."
+                    yield f":{block.line}: {', '.join(wrong)}: not in {', '.join(source[2].split())}."
 
 
 def figures_of(block: Block) -> dict[str, str]:

@@ -1,9 +1,10 @@
-"""Measures what a 4-bit base model costs in quality: the judge's loss on notes, in full precision and in 4 bits.
+"""Measures what a 4-bit base model costs in quality: the test loss on notes, in full precision and in 4 bits.
 
     python kernels/bench/four_bit_quality.py [FOLDER] [--model tiny] [--seeds 0 1 2] [--recipe notes] [--device cpu]
                                              [--record [FILE]]
 
-Both precisions see the same documents in the same order; each adapter is judged on the base it was trained on.
+Both precisions see the same documents in the same order; each adapter is evaluated on the base model it was
+trained on.
 """
 
 import argparse

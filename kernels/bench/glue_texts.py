@@ -2,7 +2,7 @@
 
     rte     full_train_*.json (text_a, text_b, label), dev.tsv
     cola    in_domain_train.tsv, in_domain_dev.tsv
-    sst2    train.tsv, test.tsv: phrases to train on, whole sentences to judge on
+    sst2    train.tsv, test.tsv: phrases to train on, whole sentences to evaluate on
     mrpc    msr-para-train.tsv, msr-para-val.tsv
 
 Each task has a folder of its own name; any file may be compressed as .xz. The texts are not part of this project.

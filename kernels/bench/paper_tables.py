@@ -10,8 +10,8 @@ from sebp_edge.insight import paper
 from tables import Row, between, markdown, ms, recorded, rows
 
 LENGTHS = Path(__file__).with_name("lengths.json")
-GRAPH = "hoisted, in a graph"
-WAYS = ("drop-in", "hoisted", GRAPH)
+DENSE, GRAPH = "dense padded", "hoisted, in a graph"
+VARIANTS = ("drop-in", "hoisted", GRAPH)
 
 # The data sets of tiny-analysis, by their names in the paper's Table 2.
 ANALYZED = {"WikiText": "WikiText-2", "Winogrande": "Winogrande", "ARC-E": "ARC-E", "ARC-C": "ARC-C"}
@@ -115,12 +115,15 @@ def _padding(texts: str, context: int) -> float:
 
 
 def whole_models(name: str) -> str:
-    """GPU time of the backward pass, wall time of a step and peak memory of each case, in four ways."""
+    """GPU time of the backward pass, wall time of a step and peak memory of each case, in four variants."""
     cases: dict[str, dict[str, Row]] = {}
     for row in rows(name):
         case = f"{row['model']}, {row['texts']}, {row['batch_size']} x {row['context_length']}"
         cases.setdefault(case, {})[row["variant"]] = row
-    body = [[case, _times(ways["dense padded"]), *(_beside(ways, way) for way in WAYS)] for case, ways in cases.items()]
+    body = []
+    for case, found in cases.items():
+        dense = found[DENSE]
+        body.append([case, _times(dense), *(_beside(dense, found[variant]) for variant in VARIANTS)])
     table = markdown(("", "dense", "drop-in", "hoisted", GRAPH), body)
     return f"{table}\n\n{_gains(list(cases.values()))}\n{recorded(name)}"
 
@@ -129,22 +132,22 @@ def _times(row: Row) -> str:
     return f"{ms(row['gpu_backward_ms'])}, {ms(row['step_ms'])}, {row['peak_gib']:.1f}"
 
 
-def _beside(ways: dict[str, Row], way: str) -> str:
-    backward, step = (ways["dense padded"][column] / ways[way][column] for column in ("gpu_backward_ms", "step_ms"))
-    return f"{_times(ways[way])}: {backward:.1f}x, {step:.1f}x"
+def _beside(dense: Row, row: Row) -> str:
+    backward, step = (dense[column] / row[column] for column in ("gpu_backward_ms", "step_ms"))
+    return f"{_times(row)}: {backward:.1f}x, {step:.1f}x"
 
 
 def _gains(cases: list[dict[str, Row]]) -> str:
-    """What each way gains over all cases, from the least to the most."""
+    """What each variant gains over all cases, from the least to the most."""
     sentences = []
-    for way in WAYS:
-        pairs = [(ways["dense padded"], ways[way]) for ways in cases]
+    for variant in VARIANTS:
+        pairs = [(found[DENSE], found[variant]) for found in cases]
         backward, step = (
             [dense[column] / row[column] for dense, row in pairs] for column in ("gpu_backward_ms", "step_ms")
         )
         peak = [100 * row["peak_gib"] / dense["peak_gib"] for dense, row in pairs]
         sentences.append(
-            f"- {way}: {between(backward)} times as fast as dense in GPU time of the backward pass, "
+            f"- {variant}: {between(backward)} times as fast as dense in GPU time of the backward pass, "
             f"{between(step)} in wall time of a step, with {between(peak, '.0f')} % of its memory"
         )
     return "\n".join(sentences) + "\n"
@@ -154,20 +157,20 @@ def _gains(cases: list[dict[str, Row]]) -> str:
 
 
 def selection_quality() -> str:
-    """The same trainings in five ways, over seeds: what each loses beside dense."""
+    """The same trainings in five variants, over seeds: what each loses beside dense."""
     settings: dict[str, dict[str, list[Row]]] = {}
     for model in SELECTED:
         for row in rows(f"selection-quality-{model}"):
             settings.setdefault(f"{row['model']}, {row['texts']}", {}).setdefault(row["variant"], []).append(row)
-    ways = [way for way in next(iter(settings.values())) if way not in ("dense", "exact")]
+    variants = [name for name in next(iter(settings.values())) if name not in ("dense", "exact")]
     found = list(settings.values())
     body = [
         ["steps; padded rows of a batch; with gradient", *(_sizes(each["dense"]) for each in found)],
         ["test loss before", *(f"{mean(_column(each['dense'], 'heldout_before')):.3f}" for each in found)],
         ["dense, after", *(_with_error(_column(each["dense"], "heldout_loss")) for each in found)],
         ["exact, apart from dense", *(f"at most {max(map(abs, _more(each, 'exact'))):.0e}" for each in found)],
-        *([f"{way}, more than dense", *(_lost(each, way) for each in found)] for way in ways),
-        *([f"accuracy: {way}", *(_accuracy(each[way]) for each in found)] for way in ("dense", "exact", *ways)),
+        *([f"{name}, more than dense", *(_lost(each, name) for each in found)] for name in variants),
+        *([f"accuracy: {name}", *(_accuracy(each[name]) for each in found)] for name in ("dense", "exact", *variants)),
     ]
     table = markdown(["", *settings], body)
     return f"{table}\n\n{recorded(*(f'selection-quality-{model}' for model in SELECTED), libraries=('torch',))}"
@@ -181,21 +184,21 @@ def _column(found: list[Row], name: str) -> list[float]:
     return [row[name] for row in found]
 
 
-def _more(ways: dict[str, list[Row]], way: str) -> list[float]:
-    """How much more test loss a way ends with than dense, by seed."""
-    pairs = zip(_column(ways[way], "heldout_loss"), _column(ways["dense"], "heldout_loss"), strict=True)
+def _more(variants: dict[str, list[Row]], variant: str) -> list[float]:
+    """How much more test loss a variant ends with than dense, by seed."""
+    pairs = zip(_column(variants[variant], "heldout_loss"), _column(variants["dense"], "heldout_loss"), strict=True)
     return [loss - dense for loss, dense in pairs]
 
 
-def _lost(ways: dict[str, list[Row]], way: str) -> str:
+def _lost(variants: dict[str, list[Row]], variant: str) -> str:
     """Such as "+0.515 ± 0.026; lost 20 %; 48 % kept": nothing is lost where dense learns nothing."""
-    dense = ways["dense"]
+    dense = variants["dense"]
     gain = mean(_column(dense, "heldout_before")) - mean(_column(dense, "heldout_loss"))
-    parts = [_with_error(_more(ways, way), "+.3f")]
+    parts = [_with_error(_more(variants, variant), "+.3f")]
     if gain > 0:
-        parts.append(f"lost {100 * mean(_more(ways, way)) / gain:.0f} %")
-    if ways[way][0]["kept"] is not None:
-        parts.append(f"{100 * mean(_column(ways[way], 'kept')):.0f} % kept")
+        parts.append(f"lost {100 * mean(_more(variants, variant)) / gain:.0f} %")
+    if variants[variant][0]["kept"] is not None:
+        parts.append(f"{100 * mean(_column(variants[variant], 'kept')):.0f} % kept")
     return "; ".join(parts)
 
 

@@ -8,7 +8,7 @@ Shapes: N tokens of all texts, B texts, T positions, H heads, G key/value heads,
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, DistributionFinder
 from types import ModuleType
@@ -20,11 +20,18 @@ VERSION = "2.8.3"
 def flash_attn_varlen_func(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False
 ):
-    """Attention within each text, causal and without dropout only: [N, H, E], from k and v of [N, G, E]."""
+    """Attention within each text: [N, H, E], from k and v of [N, G, E].
+
+    Raises:
+        ValueError: it is not causal self-attention without dropout.
+    """
     from peer_attention import causal_varlen
 
     if dropout_p or not causal or cu_seqlens_q is not cu_seqlens_k:
-        raise NotImplementedError("This stand-in for flash-attn computes causal self-attention without dropout only.")
+        raise ValueError(
+            "This stand-in for flash-attn computes causal self-attention without dropout, as a step on packed texts "
+            f"needs it; add any other to {__name__}."
+        )
     return causal_varlen(q, k, v, cu_seqlens_q, max_seqlen_q, softmax_scale)
 
 
@@ -37,8 +44,13 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):
     return scaled_dot_product_attention(*states, **options, enable_gqa=q.shape[2] != k.shape[2]).transpose(1, 2)
 
 
-def _not_here(*arguments, **options):
-    raise NotImplementedError("This stand-in for flash-attn has no such function.")
+def _looked_up_only(name: str) -> Callable:
+    """A function of flash-attn that Unsloth or transformers imports, and that no step of the benchmark calls."""
+
+    def refuse(*arguments, **options):
+        raise RuntimeError(f"This stand-in for flash-attn has {name} to be imported, not called; add it to {__name__}.")
+
+    return refuse
 
 
 def install() -> None:
@@ -46,13 +58,15 @@ def install() -> None:
     functions = {
         "flash_attn_func": flash_attn_func,
         "flash_attn_varlen_func": flash_attn_varlen_func,
-        "flash_attn_with_kvcache": _not_here,
+        "flash_attn_with_kvcache": _looked_up_only("flash_attn_with_kvcache"),
     }
     package = _module("flash_attn", __version__=VERSION, __path__=[], **functions)
     # Unsloth asks for `flash_attn_gpu` to see whether the kernels load.
-    package.flash_attn_interface = _module("flash_attn.flash_attn_interface", flash_attn_gpu=_not_here, **functions)
+    kernels = _looked_up_only("flash_attn_gpu")
+    package.flash_attn_interface = _module("flash_attn.flash_attn_interface", flash_attn_gpu=kernels, **functions)
     # transformers imports these two if a model asks for flash-attn; Unsloth replaces the layers that would call them.
-    package.bert_padding = _module("flash_attn.bert_padding", pad_input=_not_here, unpad_input=_not_here)
+    padding = {name: _looked_up_only(name) for name in ("pad_input", "unpad_input")}
+    package.bert_padding = _module("flash_attn.bert_padding", **padding)
     sys.meta_path.append(_Finder())
 
 

@@ -36,12 +36,12 @@ class Ended(NamedTuple):
 
     Attributes:
         rows: what it measured.
-        complaint: in words, with its last line of errors.
+        error: how it ended, and its last line of errors.
     """
 
     succeeded: bool
     rows: list[dict]
-    complaint: str
+    error: str
 
 
 def run_in_turn(work: list[tuple[str, Job]]) -> Iterator[Ended]:
@@ -60,7 +60,7 @@ class _Process:
 
     def __init__(self, name: str, job: Job):
         paths = (str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)
-        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, str(PROCESS), name, json.dumps(asdict(job))],
             # In the job's folder, because Unsloth writes into the current folder.
@@ -68,7 +68,7 @@ class _Process:
             env=os.environ | QUIET | {"PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._complaints,
+            stderr=self._errors,
             text=True,
         )
         self._said: list[str] = []
@@ -81,7 +81,7 @@ class _Process:
         self._process.kill()
         # Reads what is left, closes the pipes and waits.
         self._process.communicate()
-        self._complaints.close()
+        self._errors.close()
 
     def wait(self) -> None:
         """Waits until it has imported what it needs, or has ended."""
@@ -97,11 +97,11 @@ class _Process:
         """Waits until it has ended."""
         self._listen()
         code = self._process.wait()
-        complaint = f"stopped after {ARM_SECONDS} s" if self._hung else f"ended with code {code}"
-        self._complaints.seek(0)
-        last = [each.strip() for each in self._complaints if each.strip()][-1:]
+        ending = f"stopped after {ARM_SECONDS} s" if self._hung else f"ended with code {code}"
+        self._errors.seek(0)
+        last = [each.strip() for each in self._errors if each.strip()][-1:]
         rows = [json.loads(each) for each in self._said if each.startswith('{"texts"')]
-        return Ended(code == 0, rows, ": ".join([complaint, *last])[:200])
+        return Ended(code == 0, rows, ": ".join([ending, *last])[:200])
 
     def _listen(self, until: str | None = None) -> None:
         """Reads what it says, up to the word `until`."""

@@ -1,11 +1,11 @@
-"""Measures what selecting rows of dL/dY costs in quality: the same training with each way to select them, over seeds.
+"""Measures what selecting rows of dL/dY costs in quality: the same training in each variant, over seeds.
 
     python kernels/bench/selection_quality.py --decoder tiny --notes FOLDER... [--record [FILE]]
     python kernels/bench/selection_quality.py --encoder FOLDER --glue FOLDER [--tasks rte cola] [--record [FILE]]
 
 A decoder learns paragraphs of notes, padded to `CONTEXT`; an encoder with a new head learns tasks of `glue_texts`. All
 weights are trained, in fp32, with AdamW and a constant learning rate. The seed sets the texts, their order, the head
-and the dropout, so that each way is compared with "dense" on the same training.
+and the dropout, so that each variant is compared with "dense" on the same training.
 
     dense               autograd's own backward pass
     exact               sparsify(model)
@@ -186,11 +186,11 @@ def _groups(examples: list) -> Iterator[list]:
     return (examples[begin : begin + BATCH_SIZE] for begin in range(0, len(examples), BATCH_SIZE))
 
 
-# ---------------------------------------------------------------------------------------------------------------- ways
+# ------------------------------------------------------------------------------------------------------------ variants
 
 
 def variants(rows: int) -> dict[str, Callable[[nn.Module], AbstractContextManager]]:
-    """The ways to compute gradients of batches with this many padded rows."""
+    """The variants of the backward pass, for batches with this many padded rows."""
     n = max(1, rows // 5)
     return {
         DENSE: lambda model: nullcontext(),
@@ -240,7 +240,7 @@ class _FirstRows(torch.autograd.Function):
 
 
 def compare(setting: Setting, seeds: list[int]) -> list[dict]:
-    """Trains in every way with every seed; returns one row of results per training."""
+    """Trains in every variant with every seed; returns one row of results per training."""
     records = []
     for seed in seeds:
         batches = setting.batches(seed)

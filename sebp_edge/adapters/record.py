@@ -14,6 +14,7 @@ RECORD = "sebp_edge.json"
 # The layout of an adapter's folder and record. A record without `format` is of format 1, which 0.1.0 wrote.
 FORMAT = 1
 _MAX_LOSS = 1e30
+_TRAINED_ON_ALL = ", in the judged state; then it was trained on all documents, which was not judged by itself"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,12 @@ class AdapterRecord:
         fingerprint: the fingerprint of the base model's weights.
         recipe: the recipe's values.
         documents, examples, tokens: how many of each were used.
-        heldout_loss_before, heldout_loss_after: the test loss in nats per token; None if the adapter was not tested.
+        heldout_loss_before, heldout_loss_after: the test loss in nats per token, of the base model and of the judged
+            states, without boilerplate lines; None if the adapter was not judged.
+        verdict: what the gate said (see `sebp_edge.training.gate.Verdict`); None if the adapter was not judged.
+        trained_on_all: whether it was trained on all documents after the gate; None in records of older versions.
+        general_loss_before, general_loss_after: the loss on the bundled general text in nats per token; None if it was
+            not measured.
         seed: the random seed of the adaptation.
         chat: whether prompts are rendered with the model's chat template, as most of the documents were; None in
             records of older versions, in which the recipe's chat_template decides.
@@ -45,6 +51,10 @@ class AdapterRecord:
     heldout_loss_before: float | None
     heldout_loss_after: float | None
     seed: int
+    verdict: str | None = None
+    trained_on_all: bool | None = None
+    general_loss_before: float | None = None
+    general_loss_after: float | None = None
     chat: bool | None = None
     created: str = dataclasses.field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     sebp_edge: str = sebp_edge.__version__
@@ -78,11 +88,16 @@ class AdapterRecord:
 
     def model_card(self) -> str:
         """Returns the text of the folder's README.md, which contains none of the user's texts and no path."""
-        test_losses = ""
+        losses = ""
         if self.heldout_loss_before is not None and self.heldout_loss_after is not None:
-            test_losses = (
-                f"\nHeld-out loss in nats per token: {self.heldout_loss_before:.3f} before, "
-                f"{self.heldout_loss_after:.3f} after.\n"
+            losses = (
+                f"\nTest loss in nats per token: {self.heldout_loss_before:.3f} before, {self.heldout_loss_after:.3f} "
+                f"after{_TRAINED_ON_ALL if self.trained_on_all else ''}.\n"
+            )
+        if self.general_loss_before is not None and self.general_loss_after is not None:
+            losses += (
+                f"\nLoss on general text in nats per token: {self.general_loss_before:.3f} before, "
+                f"{self.general_loss_after:.3f} after.\n"
             )
         kind = "LoRA adapter" if self.recipe["method"] == "lora" else "fully fine-tuned model"
         return f"""---
@@ -93,7 +108,7 @@ library_name: {"peft" if self.recipe["method"] == "lora" else "transformers"}
 
 Made by sebp-edge {self.sebp_edge} on its owner's machine from {self.documents} documents
 ({self.tokens} tokens), with the recipe "{self.recipe["name"]}".
-{test_losses}
+{losses}
 This folder does not contain the training texts, but the model may repeat parts of them: keep it as private as they are.
 """
 
@@ -103,6 +118,8 @@ def _validate(field: dataclasses.Field, values: dict):
     value = values.get(field.name)
     if field.type is str:
         is_valid = isinstance(value, str)
+    elif field.type == str | None:
+        is_valid = value is None or isinstance(value, str)
     elif field.type is int:
         is_valid = type(value) is int and 0 <= value < 2**63
     elif field.type == bool | None:

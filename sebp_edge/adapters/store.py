@@ -2,7 +2,11 @@
 
     <data folder>/adapters/<name>/active        the number of the active version
     <data folder>/adapters/<name>/<version>/    adapter_model.safetensors, adapter_config.json (PEFT's layout),
-                                                sebp_edge.json (the record), README.md
+                                                sebp_edge.json (the record), README.md,
+                                                documents.json (salted hashes of the documents, and their splits),
+                                                judged/<number>/ (the states that the gate judged, if the version was
+                                                trained on all documents afterwards)
+    <data folder>/adapters/.salt                the salt of the hashes in documents.json
 
 A version is written into a temporary folder beside the adapters' folders, flushed to the disk, and renamed. It
 contains none of the user's texts or paths.
@@ -13,26 +17,28 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
 import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import platformdirs
 
+from sebp_edge.adapters.documents import read_history
 from sebp_edge.adapters.record import RECORD, AdapterRecord
 from sebp_edge.errors import AdapterError, OptionError, StorageError, suggest
 from sebp_edge.files import flush, read_text, storage_errors, write_atomically
+from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.units import gigabytes
-
-if TYPE_CHECKING:  # listing adapters needs no torch
-    from sebp_edge.models.adaptation import Adaptation
 
 _ACTIVE = "active"
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+_SALT = ".salt"
+JUDGED = "judged"
 _SAVING_PREFIX = ".saving-"
 # Temporary files that have not changed for this long belong to killed processes.
 _STALE_SECONDS = 3600
@@ -40,6 +46,13 @@ _STALE_SECONDS = 3600
 _MAX_OTHER_BYTES = 2**16
 # Windows reserves some names for devices, whatever follows their first dot.
 _NAME = re.compile(r"(?!(?i:con|prn|aux|nul|com\d|lpt\d)(\.|$))[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Saveable(Protocol):
+    """Something that writes its files into an existing folder."""
+
+    def save(self, folder: Path) -> None:
+        """Writes the files."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +193,37 @@ class AdapterStore:
                 f"{str(parent)!r}; free space or choose another location."
             )
 
-    def save(self, adaptation: "Adaptation", record: AdapterRecord, name: str, *, activate: bool) -> SavedAdapter:
+    def salt(self) -> bytes:
+        """Returns the salt of this store, which is made at the first call.
+
+        Raises:
+            StorageError: it cannot be read or written.
+        """
+        path = self.folder / _SALT
+        with storage_errors("Cannot write to", path):
+            _make_private(self.folder)
+            if not path.exists():
+                write_atomically(path, secrets.token_hex(16))
+            return read_text(path).encode()
+
+    def judged_states(self, saved: SavedAdapter) -> list[Path]:
+        """Returns the folders of the states that the gate judged; the version's own if it was not trained again."""
+        folder = saved.path / JUDGED
+        return [folder / str(number) for number in _versions(folder)] or [saved.path]
+
+    def latest_splits(self, name: str) -> SplitHistory | None:
+        """Returns the splits of the latest version that has them; None if there is none.
+
+        Raises:
+            AdapterError: their file is damaged.
+        """
+        versions = self.versions(check_name(name)) if name in self.names() else []
+        for version in reversed(versions):
+            if (splits := read_history(self.folder / name / str(version))) is not None:
+                return splits
+        return None
+
+    def save(self, adaptation: Saveable, record: AdapterRecord, name: str, *, activate: bool) -> SavedAdapter:
         """Saves a new version of the adapter `name`, and makes it the active one if `activate` is set.
 
         Raises:
@@ -211,7 +254,7 @@ class AdapterStore:
             write_atomically(saved.path.parent / _ACTIVE, str(saved.version))
         return dataclasses.replace(saved, active=True)
 
-    def save_to(self, adaptation: "Adaptation", record: AdapterRecord, out: Path) -> SavedAdapter:
+    def save_to(self, adaptation: Saveable, record: AdapterRecord, out: Path) -> SavedAdapter:
         """Saves an adapter into a new folder outside the store.
 
         Raises:
@@ -298,7 +341,7 @@ def _delete_stale(folder: Path) -> None:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _write_atomically(adaptation: "Adaptation", record: AdapterRecord, target: Path, temporary_parent: Path) -> bool:
+def _write_atomically(adaptation: Saveable, record: AdapterRecord, target: Path, temporary_parent: Path) -> bool:
     """Writes an adapter's folder atomically; returns False if `target` already exists.
 
     Args:

@@ -25,14 +25,18 @@ def adapt(
     ] = None,
     epochs: Epochs = None,
     context: Context = None,
+    keep_anyway: Annotated[
+        bool, typer.Option("--keep-anyway", help="Activate the adapter whatever the gate says.")
+    ] = False,
     seed: Seed = 0,
     device: Device = None,
     memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Train an adapter on the texts in PATH; keep it if the held-out loss falls by more than its standard error.
+    """Train an adapter on the texts in PATH; activate it if it is better than the base and the active version.
 
-    Exit codes: 0 kept, 3 not kept (the active version stays), 130 interrupted, 2 invalid option, 1 any other error.
+    Exit codes: 0 kept, 3 saved but not kept (the active version stays), 130 interrupted, 2 invalid option, 1 any other
+    error.
     """
     with one_sentence_errors(as_json=as_json):
         with quick_imports():
@@ -47,7 +51,7 @@ def adapt(
                 personalizer = Personalizer(
                     model, recipe=chosen, device=device, memory_budget=memory, seed=seed, on_event=sink
                 )
-                result = personalizer.adapt(paths, name=name, out=out)
+                result = personalizer.adapt(paths, name=name, out=out, keep_anyway=keep_anyway)
             if as_json:
                 print_json(result.to_dict())
             else:
@@ -56,5 +60,5 @@ def adapt(
             if result is None:
                 raise
             raise Interrupted(f"Interrupted after the training. {result.summary}") from stop
-        if not result.kept:
+        if not (result.kept or keep_anyway):
             raise typer.Exit(NOT_KEPT)

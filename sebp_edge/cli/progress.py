@@ -28,6 +28,7 @@ from sebp_edge.events import (
     TrainingStarted,
 )
 from sebp_edge.result import AdaptResult
+from sebp_edge.texts.documents import printable
 from sebp_edge.units import duration, gigabytes
 
 MAX_LEFT_OUT_LINES = 10
@@ -173,7 +174,7 @@ class ProgressPrinter:
             when = f"after epoch {event.epoch}" if event.epoch else "before training"
             out.print(f"  {when}: validation loss {event.loss:.3f}{' (best)' if event.best and event.epoch else ''}")
         elif event.split == "train":
-            out.print(f"  final loss {event.loss:.3f} on the training documents")
+            out.print(f"  validation loss {event.loss:.3f}, on documents that it has seen now")
 
     def _analyzed(self, event: ExampleAnalyzed) -> None:
         if event.example == 1:
@@ -187,20 +188,54 @@ def _plural(number: int, what: str) -> str:
 
 
 def show_result(result: AdaptResult) -> None:
-    """Prints the figures and the summary."""
-    before, after = result.heldout_loss_before, result.heldout_loss_after
-    figures = {
-        "test loss": f"{before:.3f} → {after:.3f} nats per token ({after / before - 1:+.1%})",
-        "perplexity": f"{result.perplexity_before:.1f} → {result.perplexity_after:.1f}",
-        "time": f"{result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s in training",
-        "peak memory": _format_peaks(result),
-    }
-    if result.kept:
-        version = f"{result.name}, version {result.version}: " if result.name else ""
-        figures["saved"] = f"{version}{result.adapter_path}"
-    for figure, value in figures.items():
+    """Prints the figures, the samples, the warnings and the summary."""
+    for figure, value in _figures(result).items():
         out.print(f"{figure:<15}{escape(value)}")
+    _show_samples(result)
+    out.print(escape(result.expectation), style="dim")
+    for warning in result.warnings:
+        out.print(f"[yellow]warning:[/] {escape(warning)}")
     out.print(f"[{'green' if result.kept else 'yellow'}]{escape(result.summary)}[/]")
+
+
+def _figures(result: AdaptResult) -> dict[str, str]:
+    """Returns the lines of the result, by name."""
+    figures = {}
+    if result.gain is not None:
+        before, after = result.heldout_loss_before, result.heldout_loss_after
+        figures["test loss"] = f"{before:.3f} → {after:.3f} nats per token ({-result.gain:+.1%})"
+        figures["perplexity"] = f"{result.perplexity_before:.1f} → {result.perplexity_after:.1f}"
+    if (lines := result.boilerplate) is not None:
+        change = lines.loss_after / lines.loss_before - 1
+        figures["boilerplate"] = (
+            f"{lines.loss_before:.3f} → {lines.loss_after:.3f} ({change:+.1%}), in lines of many documents, "
+            f"{lines.share_of_tokens:.0%} of the tokens; not counted above"
+        )
+    if result.gain_over_active is not None:
+        figures["active version"] = f"{-result.gain_over_active:+.1%} against version {result.compared_with}"
+    general = result.general_loss_after / result.general_loss_before - 1
+    figures["general text"] = f"{result.general_loss_before:.3f} → {result.general_loss_after:.3f} ({general:+.1%})"
+    figures["time"] = f"{result.seconds:.1f} s, {result.tokens_per_second:,.0f} tokens/s in training"
+    figures["peak memory"] = _format_peaks(result)
+    version = f"{result.name}, version {result.version}: " if result.name else ""
+    figures["saved"] = f"{version}{result.adapter_path}"
+    return figures
+
+
+def _show_samples(result: AdaptResult) -> None:
+    """Prints how the base model, the version before and this one continue a few test documents."""
+    for sample in result.samples:
+        out.print(f"\n[bold]{escape(_one_line(sample.beginning))}[/] [dim]({escape(sample.document)})[/]")
+        for who, text in (("base", sample.base), ("before", sample.before), ("now", sample.after)):
+            if text is not None:
+                out.print(f"  [dim]{who:<7}[/]{escape(_one_line(text))}")
+    if result.samples:
+        out.print()
+
+
+def _one_line(text: str) -> str:
+    """Returns a text in one line, without characters that could control a terminal."""
+    return printable(text.replace("\n", " ⏎ "))
 
 
 def _format_peaks(result: AdaptResult) -> str:

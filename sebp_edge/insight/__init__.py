@@ -1,4 +1,14 @@
-"""Analyzes the sparsity of gradients, examines the machine, and benchmarks training steps.
+"""Shows what an adaptation changed, analyzes the sparsity of gradients, examines the machine, benchmarks steps.
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
+
+samples         continues the beginnings of a few documents, before and after
+expectations    says what to expect of an adapted model of this size
+forgetting      measures the loss on general text (probe/), before and after
+copying         finds training text that the adapted model repeats word for word
+analysis        counts the rows of gradients that are zero or small; gradients, heat_maps and figures are parts of it
+report          writes the analysis as a page
+paper           repeats the SEBP paper's tables
+doctor          examines the machine
+bench           benchmarks training steps
 """

@@ -14,7 +14,6 @@ from sebp_edge.models.loading import NF4_BYTES
 from sebp_edge.patches.execution import FP32
 from sebp_edge.patches.tied_embedding import has_one_gradient
 from sebp_edge.rows.buckets import Bucket
-from sebp_edge.texts.splits import NUM_FOLDS
 
 # cuBLAS workspaces in torch's allocator, for a training's two streams; sizes on an H100, smaller on other GPUs.
 CUBLAS_WORKSPACES = 2 * 32 * 2**20
@@ -73,7 +72,7 @@ class Footprint:
         evaluated: list[Bucket],
         context: int,
         *,
-        has_folds: bool = False,
+        num_trainings: int = 1,
     ) -> "Footprint":
         """Predicts the footprint of a training.
 
@@ -81,8 +80,8 @@ class Footprint:
             trained, evaluated: the distinct sizes of its micro-batches. Without graphs, sizes that fit into others may
                 be left out.
             context: bytes of the process outside torch's allocator.
-            has_folds: whether there are several trainings. Then later ones may need graphs in addition to the first
-                one's, and the best state of each is kept.
+            num_trainings: the number of trainings. Later ones may need graphs in addition to the first one's, and the
+                best state of each is kept.
         """
         activations = Activations(setup)
         steps = [activations.step(sizes) for sizes in trained]
@@ -91,17 +90,17 @@ class Footprint:
         largest, *others = sorted(steps + evaluations, key=lambda peak: peak.total, reverse=True)
         parts = {
             "weights": _weights(setup),
-            "adapter": _adapter(setup, has_folds),
+            "adapter": _adapter(setup, num_trainings),
             "gradients": _gradients(setup),
             "optimizer": _optimizer(setup),
             "activations": largest.activations + _dequantised(setup),
             "loss": largest.loss,
-            "graphs": _graphs(setup, max(trained), others if has_folds else ()),
+            "graphs": _graphs(setup, max(trained), others if num_trainings > 1 else ()),
         }
         return cls(**parts, context=context, reserve=_reserve(setup, parts, context))
 
 
-def host_bytes(setup: TrainingSetup, trained: list[Bucket], *, has_folds: bool = False) -> int:
+def host_bytes(setup: TrainingSetup, trained: list[Bucket], *, num_trainings: int = 1) -> int:
     """Returns the bytes of host memory that a training on a GPU uses; 0 on the CPU, where the footprint includes them.
 
     It holds the states to restore, one more while the best state is replaced, and the offloaded inputs.
@@ -110,15 +109,15 @@ def host_bytes(setup: TrainingSetup, trained: list[Bucket], *, has_folds: bool =
         return 0
     state = setup.num_trained * (FP32 if setup.is_lora else setup.itemsize)
     offloaded = setup.offloaded_per_token * max(sizes.tokens for sizes in trained)
-    return (num_states_kept(setup, has_folds=has_folds) + 1) * state + offloaded
+    return (num_states_kept(setup, num_trainings) + 1) * state + offloaded
 
 
-def num_states_kept(setup: TrainingSetup, *, has_folds: bool) -> int:
+def num_states_kept(setup: TrainingSetup, num_trainings: int) -> int:
     """Counts the states of the trained weights that are kept.
 
-    These are the first and the best; with folds, the best of each fold too, and with full fine-tuning one more.
+    These are the first and the best of each training; with several full fine-tunings one more.
     """
-    return 2 + (NUM_FOLDS + (not setup.is_lora) if has_folds else 0)
+    return 1 + num_trainings + (num_trainings > 1 and not setup.is_lora)
 
 
 def _weights(setup: TrainingSetup) -> int:
@@ -126,9 +125,9 @@ def _weights(setup: TrainingSetup) -> int:
     return int(setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit)
 
 
-def _adapter(setup: TrainingSetup, has_folds: bool) -> int:
+def _adapter(setup: TrainingSetup, num_trainings: int) -> int:
     """Counts an adapter in fp32 with its copy in the base model's dtype; on the CPU also the states to restore."""
-    snapshots = 0 if setup.on_gpu else num_states_kept(setup, has_folds=has_folds) * FP32
+    snapshots = 0 if setup.on_gpu else num_states_kept(setup, num_trainings) * FP32
     return setup.num_trained * ((FP32 + setup.itemsize if setup.is_lora else 0) + snapshots)
 
 

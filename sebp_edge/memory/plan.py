@@ -242,7 +242,7 @@ class _Candidates:
         self.takes_4_bits = takes_4_bits(
             target.device, (linear.inputs for block in shape.blocks for linear in block.linears.values())
         )
-        self._has_folds = len(schedules) > 1
+        self._num_trainings = len(schedules)
         # The layout depends on the row limit only, so the schedules are laid out once for each.
         setup = self._setup(recipe)
         padded_to = None if setup.is_hoisted else dataset.context_length
@@ -257,21 +257,16 @@ class _Candidates:
 
     def for_recipe(self, recipe: Recipe) -> Iterator[Choice]:
         """Yields all choices, the fastest first; then those with less precision or a lower rank, step by step."""
-        with_defaults = recipe.with_defaults()
-        recipes = [with_defaults]
-        yield from self._all_options(with_defaults, in_8_bits=False)
-        if (
-            with_defaults.method == "lora"
-            and recipe.load_in_4bit is None
-            and self.takes_4_bits
-            and self.target.has_bitsandbytes
-        ):
-            recipes.append(with_defaults.replace(load_in_4bit=True))
-        if with_defaults.method == "lora" and recipe.r is None:
+        stated, recipe = recipe, recipe.with_defaults()
+        recipes = [recipe]
+        yield from self._all_options(recipe, in_8_bits=False)
+        is_lora = recipe.method == "lora"
+        if is_lora and stated.load_in_4bit is None and self.takes_4_bits and self.target.has_bitsandbytes:
+            recipes.append(recipe.replace(load_in_4bit=True))
+        if is_lora and stated.r is None:
             # Keeps the scale of the adapter's product, lora_alpha / r.
             recipes += [
-                recipes[-1].replace(r=r, lora_alpha=max(1, with_defaults.lora_alpha * r // with_defaults.r))
-                for r in LOWER_RANKS
+                recipes[-1].replace(r=r, lora_alpha=max(1, recipe.lora_alpha * r // recipe.r)) for r in LOWER_RANKS
             ]
         for each in recipes:
             yield from self._all_options(each, in_8_bits=True)
@@ -300,9 +295,11 @@ class _Candidates:
 
     def _choice(self, setup: TrainingSetup) -> Choice:
         work, recipe = self._work_by_max_rows[setup.options.max_rows], setup.recipe
-        footprint = Footprint.of(setup, work.trained, work.evaluated, self.target.context, has_folds=self._has_folds)
+        footprint = Footprint.of(
+            setup, work.trained, work.evaluated, self.target.context, num_trainings=self._num_trainings
+        )
         dtype = "nf4" if recipe.load_in_4bit else str(self.target.dtype).removeprefix("torch.")
-        host_memory = host_bytes(setup, work.trained, has_folds=self._has_folds)
+        host_memory = host_bytes(setup, work.trained, num_trainings=self._num_trainings)
         return Choice(recipe, dtype, setup.options, footprint, host_memory, _seconds(setup, work, self.target.rate))
 
     def _setup(self, recipe: Recipe) -> TrainingSetup:

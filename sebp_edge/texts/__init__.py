@@ -4,6 +4,7 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 documents, formats, readers      strings, files, folders and records -> documents
 conversations, tokens, examples  documents -> tokens -> examples of at most the context length
+boilerplate                      lines that stand in many documents
 dataset                          examples of all documents, with the figures for the report
 prompts                          a prompt or messages -> tokens, as in training
 splits, schedule                 examples -> splits -> epochs, steps and micro-batches

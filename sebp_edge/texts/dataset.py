@@ -1,12 +1,30 @@
-"""Makes the dataset of a user's texts: its examples, what was left out, and the figures for the report."""
+"""Makes the dataset of a user's texts: its examples, their splits, and what was left out."""
 
 from dataclasses import dataclass
 
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.documents import Conversation, LeftOut, as_chat
+from sebp_edge.texts.boilerplate import common_lines
+from sebp_edge.texts.concerns import find_concerns
+from sebp_edge.texts.documents import Conversation, LeftOut, as_chat, texts_of
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.readers import Reading
-from sebp_edge.texts.splits import MIN_DOCUMENTS
+from sebp_edge.texts.split_history import Fingerprint, SplitHistory, take_fingerprints
+from sebp_edge.texts.splits import Draw, draw_splits
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What the splits of documents are drawn from.
+
+    Attributes:
+        seed: decides about new documents.
+        salt: makes what is remembered of documents useless elsewhere.
+        earlier: the documents of earlier versions of the adapter, which keep their splits; None if there are none.
+    """
+
+    seed: int
+    salt: bytes = b""
+    earlier: SplitHistory | None = None
 
 
 @dataclass(frozen=True)
@@ -16,6 +34,9 @@ class Dataset:
     Attributes:
         num_documents: the number of documents that the examples come from.
         left_out: what was not used, and why.
+        draw: the split of each document.
+        fingerprints: what each document is recognised by, in later versions.
+        concerns: what makes a gain on these texts meaningless, a sentence each.
         is_chat: whether the chat template rendered more than half of these documents.
     """
 
@@ -23,6 +44,9 @@ class Dataset:
     context_length: int
     num_documents: int
     left_out: list[LeftOut]
+    draw: Draw
+    fingerprints: dict[int, Fingerprint]
+    concerns: tuple[str, ...] = ()
     is_chat: bool = False
 
     @property
@@ -36,39 +60,45 @@ class Dataset:
         return 1 - self.num_tokens / max(1, len(self.examples) * self.context_length)
 
 
-def make_dataset(reading: Reading, tokenizer, recipe: Recipe, model_limit: int | None) -> Dataset:
-    """Encodes documents as examples.
+def make_dataset(
+    reading: Reading,
+    tokenizer,
+    recipe: Recipe,
+    model_limit: int | None,
+    drawing: Drawing,
+) -> Dataset:
+    """Encodes documents as examples and draws their splits.
 
     Args:
         reading: the documents.
         tokenizer: the base model's tokenizer.
         recipe: sets the context length and whether to use the chat template.
         model_limit: the maximum sequence length that the model supports; None if it has no limit.
+        drawing: what the splits of the documents are drawn from.
 
     Raises:
         ModelError: see `encode`.
     """
     context_length = min(recipe.context_length, model_limit or recipe.context_length)
-    examples, left_out = encode(reading.documents, tokenizer, context_length, chat_template=recipe.chat_template)
+    texts = {number: "\n".join(texts_of(document.content)) for number, document in enumerate(reading.documents)}
+    fingerprints = take_fingerprints(texts, drawing.salt)
+    draw = draw_splits(fingerprints, drawing.seed, drawing.earlier)
+    lines = common_lines(texts, draw.cluster_of)
+    examples, left_out = encode(
+        reading.documents, tokenizer, context_length, chat_template=recipe.chat_template, common_lines=lines
+    )
     used = sorted({example.document for example in examples})
+    if len(used) < len(texts):
+        fingerprints = {number: fingerprints[number] for number in fingerprints if number in set(used)}
+        draw = draw_splits(fingerprints, drawing.seed, drawing.earlier)
     chats = [as_chat(reading.documents[number].content, chat_template=recipe.chat_template) for number in used]
-    is_chat = 2 * sum(isinstance(content, Conversation) for content in chats) > len(used)
-    if 0 < len(used) < MIN_DOCUMENTS:
-        examples = _cut_into_sections(reading, tokenizer, recipe, context_length, examples)
-    return Dataset(examples, context_length, len(used), reading.left_out + left_out, is_chat)
-
-
-def _cut_into_sections(reading, tokenizer, recipe, context_length, examples) -> list[Example]:
-    """Cuts a few documents into sections, which are split like documents: about a dozen if there is enough text.
-
-    The section length is estimated from the number of loss tokens, and halved as long as there are too few sections,
-    which can happen with long prompts and with conversations.
-    """
-    section = min(context_length, max(32, sum(example.num_loss_tokens for example in examples) // (2 * MIN_DOCUMENTS)))
-    sections = examples
-    if section < context_length:
-        sections, _ = encode(reading.documents, tokenizer, section, chat_template=recipe.chat_template)
-    while len(sections) < MIN_DOCUMENTS and section > 16:
-        section //= 2
-        sections, _ = encode(reading.documents, tokenizer, section, chat_template=recipe.chat_template)
-    return [Example(part.input_ids, part.labels, number) for number, part in enumerate(sections)]
+    return Dataset(
+        examples,
+        context_length,
+        len(used),
+        reading.left_out + left_out,
+        draw,
+        fingerprints,
+        find_concerns(texts, draw.cluster_of, examples, tokenizer),
+        is_chat=2 * sum(isinstance(content, Conversation) for content in chats) > len(used),
+    )

@@ -11,9 +11,10 @@ from functools import cached_property
 
 from sebp_edge.errors import ModelError
 from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.texts.boilerplate import common_spans
 from sebp_edge.texts.conversations import render_conversation
 from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut, Unreadable, as_chat
-from sebp_edge.texts.tokens import Tokenised, tokenise
+from sebp_edge.texts.tokens import Span, Tokenised, tokenise
 
 
 @dataclass(frozen=True)
@@ -25,16 +26,25 @@ class Example:
             begins with the last token of the chunk before.
         labels: the ids of tokens with loss, not shifted; -100 for all others.
         document: the index of its document, or of its section if a few documents were cut into sections.
+        in_boilerplate: 1 for each label whose token begins in a line that is common to many documents, else 0; empty
+            if its text has no such line.
     """
 
     input_ids: list[int]
     labels: list[int]
     document: int
+    in_boilerplate: bytes = b""
 
     @cached_property
     def num_loss_tokens(self) -> int:
         """The number of loss tokens. The first token is never one, since no token predicts it."""
         return sum(label != IGNORE for label in self.labels[1:])
+
+    @cached_property
+    def loss_in_boilerplate(self) -> bytes:
+        """`in_boilerplate` of the loss tokens only, in order."""
+        in_boilerplate = self.in_boilerplate or bytes(len(self.labels))
+        return bytes(flag for flag, label in zip(in_boilerplate[1:], self.labels[1:], strict=True) if label != IGNORE)
 
     @cached_property
     def num_active_tokens(self) -> int:
@@ -43,7 +53,12 @@ class Example:
 
 
 def encode(
-    documents: list[Document], tokenizer, context_length: int, *, chat_template: bool = False
+    documents: list[Document],
+    tokenizer,
+    context_length: int,
+    *,
+    chat_template: bool = False,
+    common_lines: frozenset[str] = frozenset(),
 ) -> tuple[list[Example], list[LeftOut]]:
     """Encodes documents as examples of at most `context_length` tokens.
 
@@ -52,6 +67,8 @@ def encode(
         tokenizer: a fast transformers tokenizer.
         context_length: the maximum number of tokens in one example, 8 or more.
         chat_template: whether to render prompt/completion records with the tokenizer's chat template.
+        common_lines: the lines that are boilerplate, from `boilerplate.common_lines`. A completion or an assistant's
+            message of such lines only is no boilerplate.
 
     Returns:
         The examples in order, and the documents that gave none, each with the reason.
@@ -70,9 +87,9 @@ def encode(
         try:
             found = [
                 example
-                for tokenised in _tokenised(document, tokenizer, chat_template)
+                for tokenised, in_boilerplate in _tokenised(document, tokenizer, chat_template, common_lines)
                 for chunk in _chunks(tokenised, capacity)
-                if (example := _example(tokenised, chunk, bos, number)).num_loss_tokens
+                if (example := _example(tokenised, in_boilerplate, chunk, bos, number)).num_loss_tokens
             ]
         except Unreadable as reason:
             left_out.append(LeftOut(document.source, str(reason)))
@@ -83,29 +100,66 @@ def encode(
     return examples, left_out
 
 
-def _example(tokenised: Tokenised, chunk: slice, bos: list[int], document: int) -> Example:
-    ids, loss_mask = tokenised.ids[chunk].tolist(), tokenised.loss_mask[chunk]
+def _example(tokenised: Tokenised, in_boilerplate: bytes, chunk: slice, bos: list[int], document: int) -> Example:
+    ids, loss_mask, in_boilerplate = tokenised.ids[chunk].tolist(), tokenised.loss_mask[chunk], in_boilerplate[chunk]
     # Without a BOS, the token before the chunk takes its place, since the first token needs one that predicts it.
     prefix = bos or tokenised.ids[max(0, chunk.start - 1) : chunk.start].tolist()
     if bos and ids[: len(bos)] == bos:
         prefix = []
     labels = [token if keep else IGNORE for token, keep in zip(ids, loss_mask, strict=True)]
-    return Example(prefix + ids, [IGNORE] * len(prefix) + labels, document)
+    if in_boilerplate:
+        in_boilerplate = bytes(len(prefix)) + in_boilerplate
+    return Example(prefix + ids, [IGNORE] * len(prefix) + labels, document, in_boilerplate)
 
 
-def _tokenised(document: Document, tokenizer, chat_template: bool) -> Iterator[Tokenised]:
+def _tokenised(
+    document: Document, tokenizer, chat_template: bool, common_lines: frozenset[str]
+) -> Iterator[tuple[Tokenised, bytes]]:
+    """Yields the tokens of each text of a document, and which of them begin in boilerplate."""
     content = as_chat(document.content, chat_template=chat_template)
     if isinstance(content, Conversation):
+        answers = (message["content"].strip() for message in content.messages if message["role"] == "assistant")
         for text, spans in render_conversation(content.messages, tokenizer):
-            yield tokenise(text, spans, tokenizer, split_special_tokens=False)
+            tokenised = tokenise(text, spans, tokenizer, split_special_tokens=False)
+            # Each span holds the next answer.
+            pairs = zip(spans, answers, strict=False)
+            common = [each for span, answer in pairs for each in _spans_in_answer(answer, text, span, common_lines)]
+            yield tokenised, _begins_in(tokenised, common)
         return
     prompt, completion = content if isinstance(content, Completion) else ("", content)
     text = prompt + completion
+    loss_span = (len(prompt), len(text))
     # In a user's text, "<|eos|>" is text, not the control token.
-    tokenised = tokenise(text, [(len(prompt), len(text))], tokenizer, split_special_tokens=True)
+    tokenised = tokenise(text, [loss_span], tokenizer, split_special_tokens=True)
     if tokenizer.eos_token_id is not None:
         tokenised.append(tokenizer.eos_token_id)
-    yield tokenised
+    if isinstance(content, Completion):
+        common = _spans_in_answer(completion, text, loss_span, common_lines)
+    else:
+        common = common_spans(text, common_lines)
+    yield tokenised, _begins_in(tokenised, common)
+
+
+def _spans_in_answer(answer: str, text: str, span: Span, common_lines: frozenset[str]) -> list[Span]:
+    """Returns the spans of boilerplate in an answer, which is in this span of `text`.
+
+    Returns none if all lines of the answer are common: it is then one of a few answers, and the prompt decides which.
+    """
+    spans, begin = common_spans(answer, common_lines), text.find(answer, *span)
+    num_lines = sum(1 for line in answer.split("\n") if line.strip())
+    if len(spans) == num_lines or begin < 0:  # a chat template may change an answer
+        return []
+    return [(begin + first, begin + last) for first, last in spans]
+
+
+def _begins_in(tokenised: Tokenised, spans: list[Span]) -> bytes:
+    """Returns 1 for each token that begins in one of the spans, else 0; empty without spans."""
+    if not spans:
+        return b""
+    marked = bytearray(len(tokenised.text) + 1)  # EOS begins at the end
+    for begin, end in spans:
+        marked[begin:end] = b"\1" * (end - begin)
+    return bytes(map(marked.__getitem__, tokenised.starts))
 
 
 def first_tokens(tokenizer) -> list[int]:

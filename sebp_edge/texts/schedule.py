@@ -14,8 +14,8 @@ import torch
 
 from sebp_edge.recipe import Recipe
 from sebp_edge.rows.buckets import Bucket
+from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
-from sebp_edge.texts.splits import split_documents
 
 # Maximum rows of a micro-batch without gradients on a CPU. Larger ones are no faster, and take longer to stop.
 MAX_EVALUATED_ROWS_CPU = 1024
@@ -115,7 +115,8 @@ class Schedule:
         batches: the batches of each epoch, as lists of examples.
         validation: the validation split, which selects the best state.
         test: the test split, which decides whether to keep the result.
-        trains_on_all: whether `test` is the train split itself, evaluated only after the training.
+        trains_on_all: whether this is the last training, on all documents. `test` then holds the validation documents
+            of the other trainings, and is evaluated only after this one.
 
     Attributes:
         epochs: the steps of each epoch.
@@ -199,20 +200,24 @@ class Schedule:
         return [Group(micro_batch.examples, limit) for micro_batch in step.micro_batches]
 
 
-def make_schedules(examples: list[Example], recipe: Recipe, seed: int) -> list[Schedule]:
-    """Returns the schedules of an adaptation: a single one, or one for each fold and a last one on all documents.
+def make_schedules(dataset: Dataset, recipe: Recipe, seed: int) -> list[Schedule]:
+    """Returns the schedules of an adaptation: those of its splits, and a last one on all documents.
+
+    There is one split, one for each fold, or none if there are too few documents to judge. A single split is followed
+    by a training on all documents if the recipe says so.
 
     Raises:
-        TextsError: see `split_documents`.
+        TextsError: see `Draw.splits`.
     """
 
     def batches(train: list[Example]) -> list[list[list[Example]]]:
         return shuffled_batches(train, recipe.batch_tokens, recipe.epochs, seed)
 
-    splits = split_documents(examples, seed)
+    splits = dataset.draw.splits(dataset.examples)
     schedules = [Schedule(batches(split.train), split.validation, split.test) for split in splits]
-    if len(splits) > 1:
-        schedules.append(Schedule(batches(examples), test=examples, trains_on_all=True))
+    if len(splits) != 1 or recipe.refits:
+        validation = list(chain.from_iterable(split.validation for split in splits))
+        schedules.append(Schedule(batches(dataset.examples), test=validation, trains_on_all=True))
     return schedules
 
 

@@ -1,19 +1,42 @@
 """Splits documents into train, validation and test splits.
 
 The validation split selects the best state. The test split decides whether to keep the result, and is never trained on.
-Few documents are split into folds, so that each document is in the test split of one fold.
+Few documents are split into folds, so that each document is in the test split of one fold. If there are fewer still,
+all are trained on and nothing can be judged.
+
+Clusters of near-duplicates are drawn, not documents. A document keeps the side that it had in earlier versions of the
+adapter, an edited copy of it takes that side too, and new documents fill the quotas. Documents that connect two sides
+are trained on, and so is all that they connect.
 """
 
+import dataclasses
 import random
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from sebp_edge.errors import TextsError
 from sebp_edge.texts.examples import Example
+from sebp_edge.texts.near_duplicates import Clusters, find_clusters
+from sebp_edge.texts.split_history import (
+    FOLD_ROLES,
+    NUM_FOLDS,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Fingerprint,
+    Matches,
+    Remembered,
+    SplitHistory,
+    match,
+)
 
-MIN_DOCUMENTS = 6
+MIN_CLUSTERS = 6
 MIN_TOKENS = 300
 FOLDS_BELOW = 20
-NUM_FOLDS = 3
+# The least clusters in a split; the quotas are larger.
+_MIN_TEST, _MIN_VALIDATION = 5, 4
 
 
 @dataclass(frozen=True)
@@ -25,8 +48,179 @@ class Split:
     test: list[Example]
 
 
+@dataclass(frozen=True)
+class Draw:
+    """The splits of documents, which are identified by the numbers that `Example.document` has.
+
+    Attributes:
+        cluster_of: the cluster of near-duplicates that each document is in.
+        split_of: the split that each document is in; empty unless there is one split.
+        fold_of: the fold that each document is tested in; empty unless there are folds. Documents without a fold are
+            trained on in all folds.
+        num_bridging: the number of new documents that connect clusters or sides.
+        num_retired: the number of unchanged documents that an earlier version held out, and that no later one will.
+        history: what the version has to remember.
+    """
+
+    cluster_of: dict[int, int]
+    split_of: dict[int, str]
+    fold_of: dict[int, int]
+    num_bridging: int
+    num_retired: int
+    history: SplitHistory
+
+    @property
+    def kind(self) -> str:
+        """Either "split", "folds", or "none" if nothing can be judged."""
+        return "split" if self.split_of else "folds" if self.fold_of else "none"
+
+    def splits(self, examples: list[Example]) -> list[Split]:
+        """Returns one split, three folds, or nothing if nothing can be judged.
+
+        Raises:
+            TextsError: there are too few tokens to train on.
+        """
+        num_tokens = sum(example.num_loss_tokens for example in examples)
+        if num_tokens < MIN_TOKENS:
+            raise TextsError(
+                f"Too little text: {num_tokens} tokens to train on, but at least {MIN_TOKENS} are needed; give more "
+                "text."
+            )
+        if self.split_of:
+            return [_select(examples, self.split_of)]
+        return [_select(examples, self._splits_in(fold)) for fold in range(NUM_FOLDS) if self.fold_of]
+
+    def _splits_in(self, fold: int) -> dict[int, str]:
+        name_of = {fold: TEST, (fold + 1) % NUM_FOLDS: VALIDATION}
+        return {document: name_of.get(self.fold_of.get(document), TRAIN) for document in self.cluster_of}
+
+
+def _select(examples: list[Example], split_of: Mapping[int, str]) -> Split:
+    parts = {TRAIN: [], VALIDATION: [], TEST: []}
+    for example in examples:
+        parts[split_of[example.document]].append(example)
+    return Split(**parts)
+
+
+def draw_splits(current: Mapping[int, Fingerprint], seed: int, history: SplitHistory | None = None) -> Draw:
+    """Draws the splits of documents; the result does not depend on their numbers.
+
+    Args:
+        current: the documents' fingerprints by number, from `take_fingerprints`.
+        seed: draws the sides of clusters that are not in the history.
+        history: the history of the version before, with fingerprints of the same salt; None for the first version.
+    """
+    fingerprints = list(current.values())
+    remembered = history.documents if history else ()
+    matches = match(fingerprints, remembered)
+    clusters = find_clusters(len(fingerprints), matches.relations)
+    order = _rank(clusters, fingerprints, seed)
+    split_before = _sides(order, clusters, matches, [document.split for document in remembered])
+    fold_before = _sides(order, clusters, matches, [document.fold for document in remembered])
+    split = fold = {}
+    if len(split_before) >= FOLDS_BELOW:
+        split = _draw_split(split_before, Counter(clusters.cluster_of))
+    elif len(fold_before) >= MIN_CLUSTERS:
+        fold = _draw_folds(fold_before)
+
+    judged = split_before if split else fold_before
+    documents, num_bridging, num_retired = [], 0, 0
+    for document, (fingerprint, own) in enumerate(zip(fingerprints, clusters.cluster_of, strict=True)):
+        # A cluster that connects two sides is in neither, and is trained on.
+        new_split, new_fold = (split or split_before).get(own, TRAIN), (fold or fold_before).get(own)
+        role = new_split if split else FOLD_ROLES[fold[own]] if own in fold else TRAIN
+        documents.append(Remembered(fingerprint.key, fingerprint.shingles.sketch(), new_split, new_fold, role))
+        if (unchanged := matches.unchanged[document]) is None:
+            num_bridging += own not in judged and (own not in clusters.bridged or document in clusters.bridging)
+        elif role == TRAIN:
+            old = remembered[unchanged]
+            is_retired = old.split in (VALIDATION, TEST) and new_split == TRAIN
+            num_retired += is_retired or (old.fold is not None and new_fold is None)
+    documents += [dataclasses.replace(remembered[index], role=None) for index in sorted(matches.absent)]
+    numbered = list(zip(current, clusters.cluster_of, strict=True))
+    return Draw(
+        cluster_of=dict(numbered),
+        split_of={number: split.get(own, TRAIN) for number, own in numbered if split},
+        fold_of={number: fold[own] for number, own in numbered if own in fold},
+        num_bridging=num_bridging,
+        num_retired=num_retired,
+        history=SplitHistory(tuple(documents)),
+    )
+
+
+def _rank(clusters: Clusters, fingerprints: Sequence[Fingerprint], seed: int) -> list[int]:
+    """Returns the clusters in the order of the draw, which depends on the seed and the clusters' texts only."""
+    digests = {}
+    for own, fingerprint in zip(clusters.cluster_of, fingerprints, strict=True):
+        digests[own] = min(digests.get(own, fingerprint.digest), fingerprint.digest)
+    return sorted(digests, key=lambda own: blake2b(str(seed).encode() + digests[own]).digest())
+
+
+def _sides(order: Sequence[int], clusters: Clusters, matches: Matches, sides: Sequence) -> dict:
+    """Returns the side that each cluster had before, without the clusters that connect two sides.
+
+    Args:
+        order: the clusters; the result has their order.
+        sides: the sides of the remembered documents.
+
+    Returns:
+        A side for each cluster; None if it had none.
+    """
+    found = defaultdict(set)
+    for own, relatives in zip(clusters.cluster_of, matches.relatives, strict=True):
+        found[own] |= {sides[index] for index in relatives} - {None}
+    return {own: next(iter(found[own]), None) for own in order if own not in clusters.bridged and len(found[own]) < 2}
+
+
+def _draw_split(before: Mapping[int, str | None], sizes: Counter) -> dict[int, str]:
+    """Returns the splits of 20 or more clusters.
+
+    Args:
+        before: the clusters in the order of the draw, with the splits that they had.
+        sizes: the number of documents in each cluster.
+    """
+    # With 200 test clusters the standard error is small; more are better used for training.
+    quotas = {
+        TEST: (_MIN_TEST, min(200, max(_MIN_TEST, len(before) * 15 // 100))),
+        VALIDATION: (_MIN_VALIDATION, min(100, max(_MIN_VALIDATION, len(before) // 10))),
+    }
+    # A cluster with more than a tenth of the documents would be most of a split.
+    large = {own for own in before if 10 * sizes[own] > sizes.total()}
+    split = dict.fromkeys(before, TRAIN)
+    for name, (_, quota) in quotas.items():
+        # There are more if most documents were removed, but not those of this split.
+        split |= dict.fromkeys([own for own in before if before[own] == name][: 2 * quota], name)
+    for name, (least, quota) in quotas.items():
+        trained = [own for own in before if split[own] == TRAIN]
+        new = [own for own in trained if before[own] is None and own not in large]
+        missing = quota - list(split.values()).count(name)
+        split |= dict.fromkeys(new[: max(0, missing)], name)
+        # Documents that were trained on are tested with if the others are too few.
+        trained = sorted((own for own in trained if split[own] == TRAIN), key=large.__contains__)
+        missing = least - list(split.values()).count(name)
+        split |= dict.fromkeys(trained[: max(0, missing)], name)
+    return split
+
+
+def _draw_folds(before: Mapping[int, int | None]) -> dict[int, int]:
+    """Returns the folds that test the clusters, which are in the order of the draw, with the folds that they had."""
+    clusters_of = [[own for own in before if before[own] == fold] for fold in range(NUM_FOLDS)]
+    for own in before:
+        if before[own] is None:
+            min(clusters_of, key=len).append(own)
+    # The folds differ if documents were removed.
+    while 2 * len(smallest := min(clusters_of, key=len)) < len(largest := max(clusters_of, key=len)):
+        smallest.append(largest.pop())
+    return {own: fold for fold, members in enumerate(clusters_of) for own in members}
+
+
+# What follows goes as soon as `make_schedules` is given a Draw.
+
+MIN_DOCUMENTS = MIN_CLUSTERS
+
+
 def split_documents(examples: list[Example], seed: int) -> list[Split]:
-    """Returns one split of 20 or more documents, else three folds whose test splits make up all documents.
+    """Returns one split of 20 or more documents, else three folds, without looking for near-duplicates.
 
     Raises:
         TextsError: there are too few tokens or documents to train and test on.
@@ -39,19 +233,9 @@ def split_documents(examples: list[Example], seed: int) -> list[Split]:
             "them and test on the others; give more text."
         )
     random.Random(seed).shuffle(documents)
+    before = dict.fromkeys(documents)
     if len(documents) >= FOLDS_BELOW:
-        # With 200 test documents the standard error is small; more are better used for training.
-        test = documents[: min(200, max(5, len(documents) * 15 // 100))]
-        validation = documents[len(test) :][: min(100, max(4, len(documents) // 10))]
-        return [_split(examples, validation, test)]
-    folds = [documents[fold::NUM_FOLDS] for fold in range(NUM_FOLDS)]
-    return [_split(examples, folds[(fold + 1) % NUM_FOLDS], folds[fold]) for fold in range(NUM_FOLDS)]
-
-
-def _split(examples: list[Example], validation: list[int], test: list[int]) -> Split:
-    validation, test = set(validation), set(test)
-    return Split(
-        train=[example for example in examples if example.document not in validation | test],
-        validation=[example for example in examples if example.document in validation],
-        test=[example for example in examples if example.document in test],
-    )
+        return [_select(examples, _draw_split(before, Counter(documents)))]
+    fold_of = _draw_folds(before)
+    draw = Draw(dict(zip(documents, documents, strict=True)), {}, fold_of, 0, 0, SplitHistory())
+    return draw.splits(examples)

@@ -5,6 +5,7 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 run                   trains and tests, on one split or on folds
 loop                  runs one training: learning rates, steps, evaluations, the best state
 evaluation            computes held-out losses and decides whether to keep an adapter
+scoring               computes losses without training
 recovery              reduces micro-batches when memory runs out
 learner               computes losses, gradients and updates
 losses                computes the losses of a micro-batch, hoisted if that is exact, else padded

@@ -15,7 +15,7 @@ from sebp_edge.models.adaptation import restore, snapshot
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import Group, Schedule
-from sebp_edge.training.evaluation import evaluate
+from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.learner import Outcome
 from sebp_edge.training.recovery import RecoveringLearner
 
@@ -30,6 +30,7 @@ class Progress:
         seconds: time spent on steps, without evaluations.
         best_epoch: epoch of the best state; 0 is the state before training.
         best_loss: held-out loss of that state, in nats per token; NaN without validation examples.
+        best_validation: the validation losses of that state; None without validation examples.
         best_state: the trained parameters in that state, on the CPU.
     """
 
@@ -39,6 +40,7 @@ class Progress:
     seconds: float = 0.0
     best_epoch: int = 0
     best_loss: float = math.inf
+    best_validation: HeldOutLoss | None = None
     best_state: list[torch.Tensor] = field(default_factory=list, repr=False)
 
 
@@ -149,12 +151,13 @@ class Trainer:
     def _evaluate(self, validation: Group, epoch: int) -> None:
         """Evaluates an epoch; keeps its state if it is the best so far, or if there are no validation examples."""
         progress = self.progress
-        loss = evaluate(self.learner, validation).mean if validation.examples else math.nan
-        best = not validation.examples or loss < progress.best_loss
+        losses = evaluate(self.learner, validation) if validation.examples else None
+        loss = losses.mean if losses else math.nan
+        best = not losses or loss < progress.best_loss
         if best:
-            progress.best_epoch, progress.best_loss = epoch, loss
+            progress.best_epoch, progress.best_loss, progress.best_validation = epoch, loss, losses
             progress.best_state = snapshot(self.learner.adaptation)
-        if validation.examples:
+        if losses:
             self.on_event(Evaluated(self.phase, "validation", epoch, loss, best))
 
 

@@ -1,60 +1,45 @@
-"""Trains and tests one adaptation, on one split of the documents, or on folds if there are few documents."""
+"""Trains and tests one adaptation on a split of the documents, or on folds; then trains it on all of them."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import median_low
+
+from torch import Tensor
 
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
-from sebp_edge.models.adaptation import Adaptation, attach, snapshot
+from sebp_edge.models.adaptation import Adaptation, attach, restore, snapshot
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset
+from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import Schedule
-from sebp_edge.training.evaluation import Comparison, HeldOutLoss, compare, evaluate
+from sebp_edge.training.evaluation import HeldOutLoss, evaluate
+from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.loop import Progress, Trainer
 from sebp_edge.training.recovery import RecoveringLearner
+from sebp_edge.training.scoring import score
 from sebp_edge.units import duration
 
 # A run that is expected to take longer sends a notice.
 SLOW_SECONDS = 180
 
 
-@dataclass(frozen=True)
-class GateResult:
-    """Losses on the test documents before and after the training, which decide whether to keep the adapter.
-
-    Attributes:
-        before, after: the test losses; with folds, those of all folds together.
-        final: with folds, the loss after the last training, on all documents, which it was trained on; None without
-            folds, or if there was no last training.
-    """
-
-    before: HeldOutLoss
-    after: HeldOutLoss
-    final: HeldOutLoss | None = None
-
-    @property
-    def comparison(self) -> Comparison:
-        return compare(self.before, self.after)
-
-    @property
-    def kept(self) -> bool:
-        """Whether to keep the adapter: it passed on the test documents and, with folds, the final one passed on all."""
-        return self.comparison.kept and (self.final is None or compare(self.before, self.final).kept)
-
-
 class TrainingRun:
     """Trains and tests an adaptation; afterwards, or after a stop, `adaptation` is attached in its best state.
 
     Args:
-        schedules: a single schedule, or one for each fold and a last one on all documents.
+        schedules: those of the splits, and perhaps a last one on all documents (see `make_schedules`).
 
     Attributes:
         adaptation: the trained adaptation; None before the first training.
         progress: the progress of each training, in order.
+        judged_states: the states that the gate has judged: one, or one for each fold.
+        seed: the random seed.
+        options: what the training holds in memory at once.
         guard: the memory limit and peak.
     """
 
@@ -70,37 +55,72 @@ class TrainingRun:
         guard: MemoryGuard,
     ):
         self.base, self.dataset, self.recipe, self.guard = base, dataset, recipe, guard
-        self._schedules, self._seed, self._on_event, self._options = schedules, seed, on_event, options
+        self.seed, self.options, self._schedules, self._on_event = seed, options, schedules, on_event
+        self._collator = Collator(dataset.context_length, base.pad_token_id)
+        self._judged = [schedule for schedule in schedules if not schedule.trains_on_all]
         self.adaptation: Adaptation | None = None
         self.progress: list[Progress] = []
 
-    def train_and_test(self) -> GateResult:
-        """Trains on one split and tests on its test documents.
+    @property
+    def judged_states(self) -> list[list[Tensor]]:
+        return [progress.best_state for progress in self.progress[: len(self._judged)]]
 
-        With folds, each document is tested in a training that has not seen it. If the result is worth keeping, a last
-        training runs on all documents, for as many epochs as the median of the folds' best epochs; its loss on these
-        documents must be better than the base model's.
+    def train(self, gate: Gate) -> GateResult:
+        """Trains on each split and tests on its test documents; the gate judges; then trains on all documents.
+
+        With folds, each document is tested in a training that has not seen it, and the last training always follows.
+        With one split, it follows if the gate keeps the adapter. It has as many epochs as the median of the judged
+        states. If the loss on the validation documents, which it has seen, is not lower than before, a single judged
+        state is used instead.
         """
         self._announce_slow_run()
-        self.adaptation = attach(self.base, self.recipe, self._seed)
-        collator = Collator(self.dataset.context_length, self.base.pad_token_id)
+        self.adaptation = attach(self.base, self.recipe, self.seed)
         with RecoveringLearner(
-            self.adaptation, self.recipe, self.dataset.examples, collator, self._on_event, self._options, self.guard
+            self.adaptation,
+            self.recipe,
+            self.dataset.examples,
+            self._collator,
+            self._on_event,
+            self.options,
+            self.guard,
         ) as learner:
-            if len(self._schedules) == 1:
-                return self._run(learner, self._schedules[0], "train")
-            *folds, last = self._schedules
-            fresh, parts = snapshot(self.adaptation), []
-            for number, schedule in enumerate(folds, start=1):
-                parts.append(self._run(learner, schedule, f"fold {number}"))
+            fresh, tests = snapshot(self.adaptation) if len(self._schedules) > 1 else [], []
+            for number, schedule in enumerate(self._judged, start=1):
+                if number > 1:
+                    learner.start_again(fresh)
+                tests.append(self._train_and_test(learner, schedule, f"fold {number}" if self._has_folds else "train"))
+            result = gate.judge(*map(HeldOutLoss.merged, zip(*tests, strict=True))) if tests else gate.judge(None, None)
+            if len(self._schedules) == len(self._judged) or (self._has_judged_state and not result.kept):
+                return result
+            if tests:
                 learner.start_again(fresh)
-            gate_result = GateResult(
-                HeldOutLoss.merged([part.before for part in parts]), HeldOutLoss.merged([part.after for part in parts])
-            )
-            if not gate_result.kept:
-                return gate_result
-            last.last_epoch = max(1, median_low([progress.best_epoch for progress in self.progress]))
-            return replace(gate_result, final=self._run_on_all(learner, last))
+            return self._refit(learner, self._schedules[-1], result)
+
+    @property
+    def _has_folds(self) -> bool:
+        return len(self._judged) > 1
+
+    @property
+    def _has_judged_state(self) -> bool:
+        """Whether a single state was judged, which can be used by itself."""
+        return len(self._judged) == 1
+
+    @contextmanager
+    def in_judged_state(self, result: GateResult) -> Iterator[None]:
+        """Context in which the adaptation is in the judged state, with folds that of the first one."""
+        if not (result.is_refit and self._judged):
+            yield
+            return
+        final = snapshot(self.adaptation)
+        try:
+            restore(self.adaptation, self.judged_states[0])
+            yield
+        finally:
+            restore(self.adaptation, final)
+
+    def score(self, adaptation: Adaptation, examples: list[Example]) -> HeldOutLoss:
+        """Returns the losses of examples with another adaptation, which is attached to the base model now."""
+        return score(adaptation.model, examples, self._collator, self.base.device, self._on_event, self.options)
 
     def detach(self) -> None:
         """Detaches the adaptation and restores the base model."""
@@ -108,21 +128,39 @@ class TrainingRun:
             self.adaptation.detach()
             self.adaptation = None
 
-    def _run(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> GateResult:
+    def _train_and_test(
+        self, learner: RecoveringLearner, schedule: Schedule, phase: str
+    ) -> tuple[HeldOutLoss, HeldOutLoss]:
+        """Returns the test losses before and after a training."""
         trainer = self._prepare_trainer(learner, schedule, phase)
         before = evaluate(learner, schedule.test)
         self._on_event(Evaluated(phase, "test", 0, before.mean, False))
         best = trainer.train(schedule)
         after = evaluate(learner, schedule.test)
         self._on_event(Evaluated(phase, "test", best.best_epoch, after.mean, True))
-        return GateResult(before, after)
+        return before, after
 
-    def _run_on_all(self, learner: RecoveringLearner, schedule: Schedule) -> HeldOutLoss:
+    def _refit(self, learner: RecoveringLearner, schedule: Schedule, result: GateResult) -> GateResult:
+        """Trains on all documents; restores the judged state after a stop or if the loss is not lower."""
+        judged = list(self.progress)
+        if judged:
+            schedule.last_epoch = max(1, median_low([progress.best_epoch for progress in judged]))
         phase = "all documents"
-        self._prepare_trainer(learner, schedule, phase).train(schedule)
-        loss = evaluate(learner, schedule.test)
-        self._on_event(Evaluated(phase, "train", schedule.last_epoch, loss.mean, True))
-        return loss
+        try:
+            self._prepare_trainer(learner, schedule, phase).train(schedule)
+            if not judged:
+                return result.with_refit(None, None, has_judged_state=False)
+            loss = evaluate(learner, schedule.test).mean
+        except BaseException:
+            if self._has_judged_state:
+                restore(self.adaptation, self.judged_states[0])
+            raise
+        self._on_event(Evaluated(phase, "train", schedule.last_epoch, loss, True))
+        judged_loss = HeldOutLoss.merged([progress.best_validation for progress in judged]).mean
+        result = result.with_refit(loss, judged_loss, has_judged_state=self._has_judged_state)
+        if not result.is_refit:
+            restore(self.adaptation, self.judged_states[0])
+        return result
 
     def _prepare_trainer(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> Trainer:
         # Before the learner prepares, so that an interruption finds this training's progress, not the last fold's.
@@ -148,7 +186,7 @@ class TrainingRun:
         With P parameters, a token takes 2 P floating-point operations forward, and 2 P backward for a frozen base or
         4 P for a trained one.
         """
-        schedules = [schedule for schedule in self._schedules if not schedule.trains_on_all]
         passes = 4 if self.recipe.method == "lora" else 6
-        operations = passes * self.base.num_parameters * sum(schedule.num_tokens for schedule in schedules)
+        tokens = sum(schedule.num_tokens for schedule in self._schedules)
+        operations = passes * self.base.num_parameters * tokens
         return 2 * operations / devices.matmul_rate(self.base.device, self.base.dtype)

@@ -307,9 +307,9 @@ def test_a_conversation_is_analyzed_with_both_losses(personalizer):
 def test_an_adapter_is_disabled_during_the_analysis_only(personalizer, notes_folder):
     before = personalizer.analyze(notes_folder)
     personalizer.adapt(notes_folder)
-    logits = [personalizer._adaptation.model(torch.arange(7, 27)[None]).logits]
+    logits = [personalizer.in_use.adaptation.model(torch.arange(7, 27)[None]).logits]
     assert personalizer.analyze(notes_folder) == before
-    logits.append(personalizer._adaptation.model(torch.arange(7, 27)[None]).logits)
+    logits.append(personalizer.in_use.adaptation.model(torch.arange(7, 27)[None]).logits)
     assert torch.equal(*logits)
 
 

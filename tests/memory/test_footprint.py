@@ -360,7 +360,7 @@ def test_the_states_that_a_training_keeps_are_counted(recipe, documents, make, m
 
     make(recipe=recipe.replace(epochs=2, context_length=64), on_event=on_event).adapt(make_sentences(documents))
     counted = num_states_kept(
-        TrainingSetup(None, recipe, False, has_kernels=False, itemsize=4), has_folds=documents < 20
+        TrainingSetup(None, recipe, False, has_kernels=False, itemsize=4), num_trainings=4 if documents < 20 else 1
     )
     # An adapter on one split keeps only the best state; the count includes the next one, which replaces it.
     assert max(alive) == counted - (recipe is LORA and documents >= 20)

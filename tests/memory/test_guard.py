@@ -12,7 +12,7 @@ from failing_memory import CPU, RECIPE, Failing, equal, gradients, recovering_le
 
 from sebp_edge.cli.progress import ProgressPrinter
 from sebp_edge.errors import BudgetExceeded, MachineError
-from sebp_edge.events import MemoryPressure, MemoryProbed, MemoryRanOut, Notice, StepDone
+from sebp_edge.events import MemoryPressure, MemoryProbed, MemoryRanOut, Notice, StepDone, silent
 from sebp_edge.machine import devices, process
 from sebp_edge.memory.guard import STEPS_BETWEEN_CHECKS, MemoryGuard
 from sebp_edge.models.adaptation import snapshot, trainable
@@ -186,7 +186,7 @@ def fitting_budget(make, texts):
 
 
 def weights_of(personalizer):
-    return [weight.detach().clone() for weight in personalizer._load().model.parameters()]
+    return [weight.detach().clone() for weight in personalizer.in_use.load(silent).model.parameters()]
 
 
 def test_a_process_that_exceeds_its_budget_while_training_stops_cleanly_and_saves_the_best_state(make):
@@ -212,7 +212,7 @@ def test_a_process_that_exceeds_its_budget_while_training_stops_cleanly_and_save
     assert 3 <= last.epoch < 9
     assert last.step < last.steps
     assert equal(weights_of(personalizer), before)
-    assert not any("forward" in vars(module) for module in personalizer._base.model.modules())
+    assert not any("forward" in vars(module) for module in personalizer.in_use.base.model.modules())
     # With enough memory, the next adaptation works.
     taken.clear()
     personalizer.on_event = events.append

@@ -1,5 +1,6 @@
 """A base model that `Personalizer` loads in 4 bits: what is quantised, how it trains, and where its adapters fit."""
 
+import threading
 from dataclasses import asdict
 
 import pytest
@@ -13,7 +14,7 @@ from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.adapters.store import AdapterRecord
 from sebp_edge.cli import app
 from sebp_edge.cli.adapt import NOT_KEPT
-from sebp_edge.errors import ModelError
+from sebp_edge.errors import Interrupted, ModelError
 from sebp_edge.events import ModelLoaded
 from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
 from sebp_edge.models.catalog import resolve
@@ -128,10 +129,26 @@ def test_an_adapter_trained_in_4_bits_is_kept_and_fits_both_precisions(folder, n
     assert next(event for event in events if isinstance(event, ModelLoaded)).dtype == "nf4"
     in_full = Personalizer(folder, recipe=RECIPE, store=store, device="cpu")
     assert in_full.adapt(notes_folder, name="full").kept
-    assert in_full._base.fingerprint == in_4_bits._base.fingerprint
+    assert in_full.in_use.base.fingerprint == in_4_bits.in_use.base.fingerprint
     assert in_full.load_adapter("four").recipe["load_in_4bit"] is True
     assert in_4_bits.load_adapter("full").recipe["load_in_4bit"] is False
     assert all(one.generate("the ferry", seed=1, max_new_tokens=8) for one in (in_full, in_4_bits))
+
+
+def test_an_adaptation_that_fails_after_a_change_of_precision_leaves_the_adapter_in_use(folder, notes_folder, tmp_path):
+    stop = threading.Event()
+    personalizer = Personalizer(folder, recipe=RECIPE, store=AdapterStore(tmp_path), device="cpu")
+    assert personalizer.adapt(notes_folder, name="mine").kept
+    personalizer.recipe = IN_4_BITS
+    personalizer.on_event = lambda event: stop.set() if isinstance(event, ModelLoaded) else None
+    with pytest.raises(Interrupted):
+        personalizer.adapt(notes_folder, stop_when=stop)
+    assert personalizer.in_use.base.in_4bit
+    texts = [
+        personalizer.generate("the ferry", **adapter, temperature=0, max_new_tokens=8)
+        for adapter in ({}, {"adapter": "mine"}, {"adapter": None})
+    ]
+    assert texts[0] == texts[1] != texts[2]
 
 
 def test_detach_restores_the_4_bit_base_model_bitwise(folder):
@@ -162,7 +179,7 @@ def test_the_command_line_generates_in_the_trained_or_requested_precision(folder
         loaded.append(load_base_model(*arguments).in_4bit)
         return load_base_model(*arguments)
 
-    monkeypatch.setattr("sebp_edge.personalizer.load_base_model", spy)
+    monkeypatch.setattr("sebp_edge.model_in_use.load_base_model", spy)
     learn = ["adapt", str(notes_folder), "--model", str(folder), "--epochs", "1", "--name", "mine", "--4bit"]
     with_mine = ["generate", "the ferry", "--model", str(folder), "--max-tokens", "3", "--name", "mine"]
     without = [*with_mine[:-2], "--json"]

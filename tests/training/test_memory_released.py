@@ -112,7 +112,7 @@ def test_nothing_of_a_training_stays_alive(make, made, case, monkeypatch):
     assert result.kept == (case != "not kept")
     assert len(made) > 40
     assert [type(reference()) for reference in made if reference() is not None] == []
-    model = personalizer._base.model
+    model = personalizer.in_use.base.model
     assert not any("forward" in vars(module) for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -139,7 +139,7 @@ def test_too_little_memory_for_one_example_raises_one_sentence_and_releases_memo
     assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
     assert len([event for event in events if isinstance(event, MemoryRanOut)]) > 2
     assert not any(isinstance(event, StepDone) for event in events)
-    assert not any("forward" in vars(module) for module in personalizer._base.model.modules())
+    assert not any("forward" in vars(module) for module in personalizer.in_use.base.model.modules())
 
 
 @pytest.mark.parametrize("padded", [False, True])

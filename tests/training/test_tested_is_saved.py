@@ -6,7 +6,7 @@ from builders import make_llama, make_sentences, make_tokenizer
 from failing_memory import RECIPE as SMALL
 
 from sebp_edge import AdapterStore, Personalizer
-from sebp_edge.events import Evaluated, TrainingStarted
+from sebp_edge.events import Evaluated, TrainingStarted, silent
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import make_dataset
 from sebp_edge.texts.readers import read_texts
@@ -50,10 +50,10 @@ def test_a_loaded_adapter_has_the_test_loss_of_the_training(
 
 
 def loss_on_test_split(personalizer, notes):
-    base, recipe = personalizer._load(), personalizer.recipe.with_defaults()
+    base, recipe = personalizer.in_use.load(silent), personalizer.recipe.with_defaults()
     limit = base.model.config.max_position_embeddings
     dataset = make_dataset(read_texts(notes), base.tokenizer, personalizer.recipe, limit)
-    adaptation, collator = personalizer._adaptation, Collator(dataset.context_length, base.pad_token_id)
+    adaptation, collator = personalizer.in_use.adaptation, Collator(dataset.context_length, base.pad_token_id)
     if recipe.method == "full":
         adaptation.model.requires_grad_(True)
     with RecoveringLearner(adaptation, recipe, dataset.examples, collator, lambda event: None) as learner:
@@ -72,7 +72,7 @@ def test_a_last_training_that_is_worse_than_the_base_is_not_kept(make):
     assert not result.kept
     assert f"final training is {result.final_loss:.3f}, which is no gain, so the adapter was not kept" in result.summary
     assert personalizer.store.names() == []
-    assert personalizer._adaptation is None
+    assert personalizer.in_use.adaptation is None
     last = [event for event in events if isinstance(event, TrainingStarted | Evaluated)][-1]
     assert (last.phase, last.split, last.loss) == ("all documents", "train", result.final_loss)
 

@@ -87,9 +87,9 @@ def compare(
 
 
 def _checked(variant: Variant, reference: Reference, model: nn.Module, batch: Batch, runner: "_Runner") -> Measurement:
-    unsupported_reason = variant.unsupported_reason(batch.input_ids.device)
-    if unsupported_reason is not None:
-        return Measurement(variant, "not available", unsupported_reason)
+    reason = variant.unsupported_reason(batch.input_ids.device)
+    if reason is not None:
+        return Measurement(variant, "not available", reason)
     deviation = runner.run(lambda: measure_deviation(variant, reference, model, batch))
     if isinstance(deviation, _Failure):
         return Measurement(variant, deviation.status, deviation.reason)

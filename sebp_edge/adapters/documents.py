@@ -1,0 +1,106 @@
+"""The file documents.json of an adapter's version: how its documents were split, without their texts and names.
+
+Each value in it has all documents: in base64 if they are numbers, else with one character for each document.
+"""
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sebp_edge.errors import AdapterError
+from sebp_edge.files import read_json
+from sebp_edge.texts.near_duplicates import SKETCH_SIZE, Shingles
+from sebp_edge.texts.split_history import NUM_FOLDS, ROLES, SPLITS, Remembered, SplitHistory
+
+DOCUMENTS = "documents.json"
+_FORMAT = 1
+# The size limit of the file, in bytes; a long document takes 400.
+_MAX_BYTES = 2**29
+_KEY, _NUMBER = "<u8", "<u4"
+_NO_HASHES = np.empty(0, np.uint32)
+_FOLDS = tuple(range(NUM_FOLDS))
+
+
+def write_history(folder: Path, history: SplitHistory) -> None:
+    """Writes the file into the folder of a new version.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    documents = history.documents
+    values = {
+        "format": _FORMAT,
+        "keys": _to_base64([document.key for document in documents], _KEY),
+        "num_shingles": _to_base64([document.sketch.number for document in documents], _NUMBER),
+        "sketches": _to_base64(
+            np.concatenate([_NO_HASHES, *(document.sketch.hashes for document in documents)]), _NUMBER
+        ),
+        "splits": _to_characters([document.split for document in documents], SPLITS),
+        "folds": _to_characters([document.fold for document in documents], _FOLDS),
+        "roles": _to_characters([document.role for document in documents], ROLES),
+    }
+    (folder / DOCUMENTS).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def read_history(folder: Path) -> SplitHistory | None:
+    """Reads the file from a version's folder; returns None if the version has none, as those of 0.1.0.
+
+    Raises:
+        AdapterError: it is damaged, cannot be read, or was written by a newer sebp-edge.
+    """
+    path = folder / DOCUMENTS
+    try:
+        values = read_json(path, _MAX_BYTES)
+        if type(values["format"]) is int and values["format"] > _FORMAT:
+            raise AdapterError(
+                f"{str(path)!r} was written by a newer sebp-edge, in format {values['format']}; this one reads format "
+                f"{_FORMAT}. Upgrade sebp-edge."
+            )
+        return _history(values)
+    except FileNotFoundError:
+        return None
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        reason = f" ({error.strerror})" if isinstance(error, PermissionError) else ""
+        raise AdapterError(
+            f"{str(path)!r} cannot be read{reason}, so it is not known which documents this version of the adapter was "
+            "tested on; restore the file, or remove the version."
+        ) from error
+
+
+def _history(values: dict) -> SplitHistory:
+    """Returns the history; raises a LookupError, TypeError or ValueError if a value is invalid."""
+    keys, numbers = _from_base64(values["keys"], _KEY), _from_base64(values["num_shingles"], _NUMBER)
+    ends = np.cumsum(np.minimum(numbers, SKETCH_SIZE), dtype=np.int64)
+    hashes = _from_base64(values["sketches"], _NUMBER)
+    # Raises a ValueError if the values are of different lengths.
+    hashes = hashes.reshape(ends[-1] if len(ends) else 0)
+    documents = zip(
+        keys.tolist(),
+        map(Shingles, np.split(hashes, ends[:-1]), numbers.tolist()),
+        _from_characters(values["splits"], SPLITS),
+        _from_characters(values["folds"], _FOLDS),
+        _from_characters(values["roles"], ROLES),
+        strict=True,
+    )
+    return SplitHistory(tuple(Remembered(*document) for document in documents))
+
+
+def _to_base64(numbers, dtype: str) -> str:
+    return base64.b64encode(np.asarray(numbers, dtype).tobytes()).decode()
+
+
+def _from_base64(text: str, dtype: str) -> np.ndarray:
+    numbers = np.frombuffer(base64.b64decode(text, validate=True), dtype)
+    return numbers.astype(numbers.dtype.newbyteorder("="))
+
+
+def _to_characters(values: Sequence, options: Sequence) -> str:
+    """Returns the index of each value as a digit, and "-" for None."""
+    return "".join("-" if value is None else str(options.index(value)) for value in values)
+
+
+def _from_characters(text: str, options: Sequence) -> list:
+    return [None if character == "-" else options[int(character)] for character in text]

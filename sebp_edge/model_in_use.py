@@ -1,0 +1,119 @@
+"""The base model in memory, and the adapter on it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+
+from sebp_edge.adapters.store import AdapterRecord
+from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError
+from sebp_edge.events import ModelLoaded, Notice, Sink
+from sebp_edge.machine import devices
+from sebp_edge.memory.refusal import refuse_if_too_big
+from sebp_edge.models.adaptation import Adaptation, load
+from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.generation import NonFiniteLogits
+from sebp_edge.models.loading import BaseModel, load_base_model
+from sebp_edge.recipe import Recipe
+
+
+class ModelInUse:
+    """The model of a Personalizer: a base model, loaded when it is first needed, and the adapter in use.
+
+    Attributes:
+        base: the base model; None until it is loaded.
+        adaptation: the adapter in use; None if there is none, or if the base model was loaded again without it.
+        adapter_folder: where the adapter in use is saved; None if there is none.
+        uses_chat_template: whether that adapter's prompts are rendered with the model's chat template.
+    """
+
+    def __init__(self, reference: ModelReference, recipe: Recipe, device: torch.device):
+        self.reference, self.recipe, self.device = reference, recipe, device
+        self.base: BaseModel | None = None
+        self.adaptation: Adaptation | None = None
+        self.adapter_folder: Path | None = None
+        self.uses_chat_template = False
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of the base model's weights; 0 until it is loaded."""
+        return 0 if self.base is None else sum(weight.nbytes for weight in self.base.model.parameters())
+
+    def load(self, on_event: Sink, recipe: Recipe | None = None) -> BaseModel:
+        """Returns the base model; loads it if necessary.
+
+        With a recipe to train: loads it again, without the adapter in use, if the recipe has another precision. Without
+        one: puts the adapter in use on it, unless it is there already.
+        """
+        if recipe is not None and self.base is not None and self.base.in_4bit != recipe.load_in_4bit:
+            self.base = self.adaptation = None
+            devices.release_memory(self.device)
+        if self.base is None:
+            if self.device.type == "cpu" and (problem := devices.driver_problem()):
+                on_event(Notice(problem))
+            refuse_if_too_big(self.reference, recipe or self.recipe, self.device)
+            base = self.base = load_base_model(self.reference, recipe or self.recipe, self.device)
+            dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
+            on_event(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
+        if recipe is None and self.adaptation is None:
+            self.restore_adapter(on_event)
+        return self.base
+
+    def load_adapter(self, folder: Path, record: AdapterRecord, on_event: Sink) -> None:
+        """Puts a saved adapter on the loaded base model instead of the one in use; restores that on an error.
+
+        Raises:
+            AdapterError: the adapter is damaged.
+            BaseModelMismatch: it was made for another base model.
+        """
+        if record.fingerprint != self.base.fingerprint:
+            name = self.base.reference.public_name
+            if record.base_model == name:
+                raise BaseModelMismatch(f"The adapter was made for other weights of {name}; adapt again.")
+            raise BaseModelMismatch(
+                f"The adapter was made for {record.base_model}, not for {name}; use it with {record.model!r}."
+            )
+        self.detach_adapter()
+        try:
+            self.use_adapter(load(self.base, folder), folder, record)
+        except BaseException:
+            self.restore_adapter(on_event)
+            raise
+
+    def use_adapter(self, adaptation: Adaptation, folder: Path, record: AdapterRecord) -> None:
+        """Makes an adapter that is attached to the base model, and saved in `folder`, the one in use."""
+        self.adaptation, self.adapter_folder = adaptation, folder
+        self.uses_chat_template = record.uses_chat_template
+
+    def detach_adapter(self) -> None:
+        """Takes the adapter in use, if any, off the base model, until `restore_adapter` or `use_adapter`."""
+        if self.adaptation is not None:
+            self.adaptation.detach()
+
+    def restore_adapter(self, on_event: Sink) -> None:
+        """Puts the adapter in use back on the base model, unless there is none or it was deleted."""
+        self.adaptation = None
+        try:
+            if self.adapter_folder is not None:
+                self.adaptation = load(self.base, self.adapter_folder)
+        except AdapterError as error:
+            self.adapter_folder, self.uses_chat_template = None, False
+            on_event(Notice(f"{error} The base model is used from now on."))
+
+    @contextmanager
+    def generating(self, *, with_adapter: bool) -> Iterator[bool]:
+        """Context in which the model has the adapter in use, or none; returns whether it expects the chat template.
+
+        Raises:
+            AdapterError, ModelError: the logits are not finite, with an adapter or without one.
+        """
+        used = self.adaptation if with_adapter else None
+        try:
+            with nullcontext() if used is self.adaptation else self.adaptation.disabled():
+                yield used is not None and self.uses_chat_template
+        except NonFiniteLogits as error:
+            fault = "computes NaN or infinite logits"
+            if used is None:
+                raise ModelError(f"The model {self.reference.name!r} {fault}; its weights are damaged.") from error
+            raise AdapterError(f"With this adapter, the model {fault}; use another version or adapt again.") from error

@@ -1,0 +1,2 @@
+def find_concerns(texts, cluster_of, examples, tokenizer):
+    return ()

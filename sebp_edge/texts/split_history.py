@@ -1,0 +1,141 @@
+"""Recognises documents of earlier versions of an adapter, and tells which documents a version has not seen.
+
+Nothing here contains text: documents are recognised by salted hashes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from sebp_edge.texts.near_duplicates import Relations, Shingler, Shingles, compare
+
+NUM_FOLDS = 3
+SPLITS = TRAIN, VALIDATION, TEST = "train", "validation", "test"
+FOLD_ROLES = tuple(f"fold {fold + 1}" for fold in range(NUM_FOLDS))
+ROLES = (*SPLITS, *FOLD_ROLES)
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a document is recognised by.
+
+    Attributes:
+        digest: a hash of the text without the salt, so that a seed draws the same splits with any salt; never saved.
+        key: a salted hash of the text, of 64 bits.
+        shingles: its shingles, also salted.
+    """
+
+    digest: bytes
+    key: int
+    shingles: Shingles
+
+
+def take_fingerprints(texts: Mapping[int, str], salt: bytes) -> dict[int, Fingerprint]:
+    """Returns the documents' fingerprints by number, in an order that depends on the texts only.
+
+    Args:
+        texts: the texts of the documents by number. They should be those that have examples.
+        salt: up to 64 secret bytes, the same for all versions of an adapter.
+    """
+    shingler = Shingler(salt)
+    found = {}
+    for number, text in texts.items():
+        content = text.encode(errors="surrogatepass")
+        key = int.from_bytes(blake2b(content, digest_size=8, key=salt).digest(), "little")
+        found[number] = Fingerprint(blake2b(content, digest_size=16).digest(), key, shingler.shingles(text))
+    return dict(sorted(found.items(), key=lambda item: item[1].digest))
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A document of a version of an adapter or of an earlier version, without its text.
+
+    Attributes:
+        key, sketch: the key of its fingerprint, and a sketch of its shingles.
+        split: its split, one of SPLITS; None if none was drawn.
+        fold: the fold that tests it; None if none was drawn.
+        role: how this version used it: one of ROLES, where "fold 1" is tested by the first fold and trained on by
+            another; None if this version did not have it.
+    """
+
+    key: int
+    sketch: Shingles
+    split: str | None
+    fold: int | None
+    role: str | None
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """What can be used to test a version of an adapter.
+
+    Attributes:
+        states: the numbers of the documents that one of its judged states has neither trained on nor validated with,
+            and the index of that state: the fold's, or 0 without folds; None if no state has seen the document.
+        num_tests: the number of the version's own test documents.
+        num_found: how many of these are among the documents, unchanged or as a near-duplicate.
+    """
+
+    states: dict[int, int | None]
+    num_tests: int
+    num_found: int
+
+
+@dataclass(frozen=True)
+class SplitHistory:
+    """The documents of a version of an adapter, and those of earlier versions that it did not have."""
+
+    documents: tuple[Remembered, ...] = ()
+
+    def unseen(self, current: Mapping[int, Fingerprint]) -> Unseen:
+        """Returns which of the current documents this version has not seen, not even a near-duplicate of them."""
+        used = [document for document in self.documents if document.role is not None]
+        matches = match(list(current.values()), used)
+        states = {}
+        for number, relatives in zip(current, matches.relatives, strict=True):
+            roles = {used[relative].role for relative in relatives}
+            if not roles:
+                states[number] = None
+            elif roles == {TEST}:
+                states[number] = 0
+            elif len(roles) == 1 and roles.issubset(FOLD_ROLES):
+                states[number] = FOLD_ROLES.index(roles.pop())
+        tests = {index for index, document in enumerate(used) if document.role in (TEST, *FOLD_ROLES)}
+        return Unseen(states, len(tests), len(tests - matches.absent))
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Which remembered documents the current ones are related to; all are indices.
+
+    Attributes:
+        relations: the relations between current documents. Those with larger indices are remembered documents.
+        relatives: for each current document, the remembered ones that it is the same as, a near-duplicate of, holds or
+            is held by.
+        unchanged: for each current document, the remembered one with the same text, or None.
+        absent: the remembered documents that are not among the current ones, not even as a near-duplicate.
+    """
+
+    relations: Relations
+    relatives: list[set[int]]
+    unchanged: list[int | None]
+    absent: set[int]
+
+
+def match(current: Sequence[Fingerprint], remembered: Sequence[Remembered]) -> Matches:
+    """Recognises remembered documents among the current ones."""
+    index_of = {document.key: index for index, document in enumerate(remembered)}
+    unchanged = [index_of.get(fingerprint.key) for fingerprint in current]
+    # An unchanged document is compared by all its shingles, the others by their sketches.
+    keys = {fingerprint.key for fingerprint in current}
+    others = [index for index, document in enumerate(remembered) if document.key not in keys]
+    sketches = [remembered[index].sketch for index in others]
+    relations = compare([*(fingerprint.shingles for fingerprint in current), *sketches])
+    memory = [*unchanged, *others]
+    relatives = [{index} - {None} for index in memory]
+    for first, second in (*relations.near, *relations.holding):
+        relatives[first] |= {memory[second]} - {None}
+        relatives[second] |= {memory[first]} - {None}
+    edited = {memory[index] for pair in relations.near for index in pair if index >= len(current)}
+    absent = set(others) - edited
+    return Matches(relations, relatives[: len(current)], unchanged, absent)

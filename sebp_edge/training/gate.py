@@ -1,0 +1,119 @@
+"""The gate: a new version must be better than the base model, and not worse than the active version.
+
+Both are decided with 95 % confidence, from the losses of test documents that the judged states have not been trained
+on. `kernels/bench/README.md`, "The gate", has the error rates of the two tests.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from sebp_edge.training.comparison import Comparison, compare
+from sebp_edge.training.evaluation import HeldOutLoss
+
+# How much worse than the active version a new one may be, as a share of the active version's loss.
+TOLERANCE = 0.02
+
+
+class Verdict(StrEnum):
+    """What the gate says of a new version. Only `KEPT` activates it."""
+
+    KEPT = "kept"
+    NO_GAIN = "no gain"
+    WORSE_THAN_ACTIVE = "worse than active"
+    NOT_COMPARABLE = "not comparable"
+    NOT_JUDGED = "not judged"
+    REFIT_FAILED = "refit failed"
+
+
+@dataclass(frozen=True)
+class ActiveVersion:
+    """The version that is active when an adaptation begins.
+
+    Attributes:
+        version: its number.
+        losses: its judged states' losses of test documents; None if it is not comparable.
+        reason: why it is not comparable, as the end of a sentence; empty if it is.
+    """
+
+    version: int
+    losses: HeldOutLoss | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """A verdict, and the losses that led to it.
+
+    Attributes:
+        before, after: the test losses of the base model and of the judged states; with folds, those of all folds
+            together; None if there were no test documents.
+        gain: the comparison of the two, without boilerplate lines; None if it was not judged.
+        active: the active version; None if there was none.
+        gain_over_active: the comparison with it, on documents that neither has been trained on; None if there was none.
+        refit_loss: the loss on the validation documents after the last training, which has seen them, in nats per
+            token; None if there was no such training.
+        is_refit: whether the final state was trained on all documents.
+    """
+
+    verdict: Verdict
+    before: HeldOutLoss | None = None
+    after: HeldOutLoss | None = None
+    gain: Comparison | None = None
+    active: ActiveVersion | None = None
+    gain_over_active: Comparison | None = None
+    refit_loss: float | None = None
+    is_refit: bool = False
+
+    @property
+    def kept(self) -> bool:
+        return self.verdict is Verdict.KEPT
+
+    def with_refit(self, loss: float | None, judged_loss: float | None, *, has_judged_state: bool) -> "GateResult":
+        """Adds the result of the last training.
+
+        Args:
+            loss, judged_loss: the losses on the validation documents after it, and in the judged states; None if there
+                are no validation documents.
+            has_judged_state: whether a judged state can be used instead if the loss is not lower.
+        """
+        if loss is None or loss < judged_loss:
+            return replace(self, refit_loss=loss, is_refit=True)
+        if has_judged_state or not self.kept:
+            return replace(self, refit_loss=loss, is_refit=not has_judged_state)
+        return replace(self, refit_loss=loss, is_refit=True, verdict=Verdict.REFIT_FAILED)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Judges a new version.
+
+    Attributes:
+        margin: the gain over the base model that counts, as a share of its loss.
+        cluster_of: the cluster of near-duplicates of each document; clusters are the units of the statistics.
+        can_judge: whether the documents allow a judgement.
+        active: the active version; None if there is none.
+    """
+
+    margin: float
+    cluster_of: Mapping[int, int]
+    can_judge: bool = True
+    active: ActiveVersion | None = None
+
+    def judge(self, before: HeldOutLoss | None, after: HeldOutLoss | None) -> GateResult:
+        """Judges by the test losses of the base model and of the judged states, without boilerplate lines."""
+        result = GateResult(Verdict.NOT_JUDGED, before, after, active=self.active)
+        if before is None or not self.can_judge:
+            return result
+        own = after.rest
+        result = replace(result, gain=compare(before.rest, own, self.cluster_of))
+        if not result.gain.lower >= self.margin:
+            return replace(result, verdict=Verdict.NO_GAIN)
+        if self.active is None:
+            return replace(result, verdict=Verdict.KEPT)
+        if self.active.losses is None:
+            return replace(result, verdict=Verdict.NOT_COMPARABLE)
+        of_active = self.active.losses.rest
+        difference = compare(of_active, own.only(of_active.nats), self.cluster_of)
+        verdict = Verdict.KEPT if difference.lower >= -TOLERANCE else Verdict.WORSE_THAN_ACTIVE
+        return replace(result, verdict=verdict, gain_over_active=difference)

@@ -1,0 +1,144 @@
+"""A score is the loss of an evaluation, for saved weights of every kind, and leaves the model as it was."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from builders import evaluated, make_llama, make_tokenizer
+from failing_memory import CPU, RECIPE, Failing, recovering_learner, uneven_examples
+
+from sebp_edge.events import ExamplesEvaluated, silent
+from sebp_edge.models.adaptation import attach, load, trainable
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.stopping import StopRequested
+from sebp_edge.texts.batches import Collator
+from sebp_edge.training import scoring
+from sebp_edge.training.evaluation import evaluate
+from sebp_edge.training.scoring import score
+
+METHODS = {
+    "lora": {},
+    "lora, 4 bits": {"load_in_4bit": True},
+    "lora, padded": {},
+    "full": {"method": "full", "learning_rate": 1e-3},
+}
+EXAMPLES = uneven_examples()
+
+
+@pytest.fixture(scope="module")
+def wide_folder(tmp_path_factory):
+    """A model with layers wide enough for 4 bits."""
+    folder = tmp_path_factory.mktemp("models") / "wide-llama"
+    make_llama(hidden_size=64, intermediate_size=128).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def load_base(folder, recipe=RECIPE):
+    return load_base_model(resolve(folder), recipe, CPU)
+
+
+def score_of(base, model, examples=EXAMPLES, on_event=silent):
+    return score(model, examples, Collator(64, base.pad_token_id), CPU, on_event)
+
+
+def state_of(model):
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    patched = [name for name, module in model.named_modules() if "forward" in vars(module)]
+    return {name: (each.clone(), each.requires_grad) for name, each in tensors.items()}, patched
+
+
+def assert_same_state(model, before):
+    tensors, patched = state_of(model)
+    assert patched == before[1] and tensors.keys() == before[0].keys()
+    for name, (tensor, requires_grad) in tensors.items():
+        assert torch.equal(tensor, before[0][name][0]) and requires_grad == before[0][name][1], name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_saved_adapter_has_the_loss_of_the_training(method, wide_folder, tmp_path):
+    if "4 bits" in method:
+        pytest.importorskip("bitsandbytes")
+    recipe, padded = RECIPE.replace(**METHODS[method]), "padded" in method
+    with recovering_learner(load_base(wide_folder, recipe), EXAMPLES, recipe, padded=padded) as learner:
+        for parameter in trainable(learner.adaptation):
+            parameter.data *= 1.1
+        expected = evaluate(learner, evaluated(learner, EXAMPLES))
+        learner.adaptation.save(tmp_path)
+    base = load_base(wide_folder, recipe)
+    adaptation = load(base, tmp_path)
+    adaptation.model.requires_grad_(False)
+    if padded:
+        refuse_hoisting(base.model)
+    before = state_of(adaptation.model)
+    found = score_of(base, adaptation.model)
+    assert found == expected
+    assert_same_state(adaptation.model, before)
+    assert score_of(base, adaptation.model) == expected
+
+
+def refuse_hoisting(model):
+    layer = model.model.layers[1].self_attn
+    forward = layer.forward
+    layer.forward = lambda *args, **kwargs: forward(*args, **kwargs, s_aux=torch.ones(1))
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_with_the_adapter_disabled_it_is_the_base_models(method, base):
+    expected = score_of(base, base.model)
+    adaptation = attach(base, RECIPE.replace(method=method, learning_rate=1e-3), 0)
+    with torch.no_grad():
+        for parameter in trainable(adaptation):
+            parameter += 0.01
+    assert score_of(base, adaptation.model) != expected
+    with adaptation.disabled():
+        disabled = score_of(base, adaptation.model)
+    assert disabled.tokens == expected.tokens
+    assert disabled.nats == pytest.approx(expected.nats, rel=1e-6)
+
+
+def test_it_can_be_stopped_between_micro_batches(base, monkeypatch):
+    monkeypatch.setattr("sebp_edge.texts.schedule.MAX_EVALUATED_ROWS_CPU", 64)
+    events, before = [], state_of(base.model)
+
+    def stop_at_second(event):
+        events.append(event)
+        if len(events) == 2:
+            raise StopRequested
+
+    with pytest.raises(StopRequested):
+        score_of(base, base.model, on_event=stop_at_second)
+    assert [type(event) for event in events] == [ExamplesEvaluated] * 2
+    assert events[1].done < events[1].examples == len(EXAMPLES)
+    assert_same_state(base.model, before)
+
+
+def failing_at(monkeypatch, numbers):
+    """Makes micro-batches with these numbers run out of memory; returns the list of all micro-batches' sizes."""
+    sizes, inner = [], scoring.RowLosses.__call__
+
+    def call(self, examples):
+        sizes.append(len(examples))
+        with Failing(100) if len(sizes) in numbers else nullcontext():
+            return inner(self, examples)
+
+    monkeypatch.setattr(scoring.RowLosses, "__call__", call)
+    return sizes
+
+
+def test_it_continues_with_smaller_micro_batches_if_memory_runs_out(base, monkeypatch):
+    expected = score_of(base, base.model)
+    sizes = failing_at(monkeypatch, {1, 2})
+    found = score_of(base, base.model)
+    assert found.tokens == expected.tokens
+    assert found.nats == pytest.approx(expected.nats, rel=1e-5)
+    assert sizes[0] == len(EXAMPLES) > max(sizes[2:]) and sum(sizes[2:]) == len(EXAMPLES)
+
+
+def test_a_single_example_that_does_not_fit_is_an_error(base, monkeypatch):
+    failing_at(monkeypatch, {1})
+    before = state_of(base.model)
+    with pytest.raises(torch.OutOfMemoryError):
+        score_of(base, base.model, EXAMPLES[:1])
+    assert_same_state(base.model, before)
