@@ -28,7 +28,9 @@ import random
 import time
 import traceback
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.pool import AsyncResult
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,11 +123,21 @@ def main() -> None:
     # Read by the math libraries of the processes when they start.
     os.environ["OMP_NUM_THREADS"] = "1"
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        shares = pool.map(run_share, works, chunksize=1)
+        pending = [pool.apply_async(run_share, [work]) for work in works]
+        shares = list(finished(pending, end + 90))
     arrays = {name: array for share in shares for name, array in share.pop("authors", {}).items()}
     arrays |= as_arrays([row for share in shares for row in share["rows"]])
     np.savez_compressed(options.out, names=[folder.name for folder in options.folders], cases=list(CASES), **arrays)
     print(f"{options.out}: {options.out.stat().st_size:,} bytes")
+
+
+def finished(pending: list[AsyncResult], end: float) -> Iterator[dict]:
+    """Yields the shares of the processes that have not died or stalled."""
+    for number, share in enumerate(pending):
+        try:
+            yield share.get(max(1.0, end - time.monotonic()))
+        except multiprocessing.TimeoutError:
+            print(f"process {number} has not finished; its runs are left out")
 
 
 def make_jobs(counts: dict[str, tuple[int, ...]]) -> list[Job]:
