@@ -93,12 +93,11 @@ def _order_preference(pairs: Counter, min_neighbours: int) -> float:
 def _concerns_about_duplicates(
     texts: Mapping[int, str], cluster_of: Mapping[int, int], num_exact_duplicates: int
 ) -> Iterator[str]:
-    sizes = Counter(cluster_of[document] for document in texts)
-    duplicates = num_exact_duplicates + sum(size for size in sizes.values() if size > 1)
     documents = num_exact_duplicates + len(texts)
+    duplicates = documents - len({cluster_of[document] for document in texts})
     if duplicates > MAX_DUPLICATES * documents:
         yield (
-            f"{duplicates} of {documents} documents are copies or near-duplicates of others, so a lower loss says "
+            f"{duplicates} of {documents} documents are copies or near-duplicates of another one, so a lower loss says "
             "little about new texts; give each text once."
         )
 
