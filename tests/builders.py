@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 import torch
+from random_texts import words
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoModelForMaskedLM,
@@ -23,8 +24,11 @@ from transformers import (
 
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import Group, Schedule, shuffled_batches
+from sebp_edge.texts.split_history import take_fingerprints
+from sebp_edge.texts.splits import draw_splits
 
 SPECIAL_TOKENS = ["<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 CHAT_TEMPLATE = (
@@ -154,6 +158,20 @@ def make_examples(lengths, prompt=0):
         labels = [-100 if position < min(prompt, length - 1) else token for position, token in enumerate(ids)]
         examples.append(Example(ids, labels, number))
     return examples
+
+
+def dataset_of(examples, context_length=512) -> Dataset:
+    """The dataset of these examples, whose documents count as different texts."""
+    texts = {number: words(25, number) for number in {example.document for example in examples}}
+    fingerprints = take_fingerprints(texts, salt=b"")
+    return Dataset(
+        examples=examples,
+        context_length=context_length,
+        num_documents=len(texts),
+        left_out=[],
+        draw=draw_splits(fingerprints, seed=0),
+        fingerprints=fingerprints,
+    )
 
 
 def make_sentences(count: int, seed: int = 0, words: int = 24) -> list[str]:

@@ -1,10 +1,12 @@
 """Schedules have batches of about equal size, full micro-batches, and the same steps however they are cut."""
 
+import dataclasses
 import random
 from itertools import chain, pairwise
 
 import pytest
 import torch
+from builders import dataset_of
 
 from sebp_edge import Recipe
 from sebp_edge.errors import TextsError
@@ -126,7 +128,7 @@ def test_on_a_cpu_evaluations_are_cut_smaller():
 
 
 def laid_out(limit, **options):
-    (schedule,) = make_schedules(many(), RECIPE, seed=3)
+    (schedule,) = make_schedules(dataset_of(many()), RECIPE.replace(refit=False), seed=3)
     schedule.lay_out(limit, **options)
     return schedule
 
@@ -160,8 +162,7 @@ def test_steps_of_one_micro_batch_hold_the_same_examples_and_are_not_cut_again()
 
 
 def schedule_train():
-    (schedule,) = make_schedules(many(), RECIPE, seed=3)
-    schedule.lay_out(RowLimit(10**9))
+    schedule = laid_out(RowLimit(10**9))
     return [one for step in schedule.epochs[0] for one in step.examples]
 
 
@@ -174,9 +175,10 @@ def test_no_document_is_in_two_splits():
     assert sum(schedule.num_documents) == 200
 
 
-def test_few_documents_have_folds_and_a_last_training_on_all():
-    examples = many(9, longest=120)
-    *folds, last = make_schedules(examples, RECIPE, seed=0)
+@pytest.mark.parametrize("refit", [None, False])
+def test_few_documents_have_folds_and_a_last_training_on_all(refit):
+    dataset = dataset_of(many(9, longest=120))
+    *folds, last = make_schedules(dataset, RECIPE.replace(refit=refit), seed=0)
     for schedule in (*folds, last):
         schedule.lay_out(RowLimit(4096))
     assert sorted(chain.from_iterable(documents(fold.test) for fold in folds)) == list(range(9))
@@ -185,6 +187,38 @@ def test_few_documents_have_folds_and_a_last_training_on_all():
     assert documents(last.test) == list(range(9))
     assert [times for times, _ in last.evaluated] == [1]
     assert {times for times, _ in folds[0].evaluated} == {2, 1 + RECIPE.epochs}
+
+
+def test_one_split_has_a_last_training_on_all_that_is_tested_on_the_validation_documents():
+    judged, last = make_schedules(dataset_of(many()), RECIPE, seed=3)
+    for schedule in (judged, last):
+        schedule.lay_out(RowLimit(4096))
+    assert (judged.trains_on_all, last.trains_on_all) == (False, True)
+    assert last.num_documents == (200, 0, 0)
+    for epoch in last.epochs:
+        assert sorted(chain.from_iterable(map(documents, epoch))) == list(range(200))
+    assert documents(last.test) == documents(judged.validation)
+    assert [times for times, _ in last.evaluated] == [1]
+
+
+@pytest.mark.parametrize(
+    ("method", "refit", "num_schedules"), [("lora", None, 2), ("full", None, 1), ("lora", False, 1), ("full", True, 2)]
+)
+def test_the_recipe_decides_whether_one_split_is_followed_by_a_training_on_all(method, refit, num_schedules):
+    recipe = RECIPE.replace(method=method, refit=refit)
+    assert len(make_schedules(dataset_of(many(30)), recipe, seed=0)) == num_schedules
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_too_few_documents_to_judge_are_all_trained_on(count):
+    examples = many(count * 40, longest=60)
+    examples = [dataclasses.replace(one, document=one.document % count) for one in examples]
+    (only,) = make_schedules(dataset_of(examples), RECIPE, seed=0)
+    only.lay_out(RowLimit(4096))
+    assert only.trains_on_all
+    assert only.num_documents == (count, 0, 0)
+    assert list(only.evaluated) == []
+    assert all(sum(len(step.examples) for step in epoch) == len(examples) for epoch in only.epochs)
 
 
 def test_epochs_after_the_last_only_shape_the_learning_rates():
@@ -197,4 +231,4 @@ def test_epochs_after_the_last_only_shape_the_learning_rates():
 
 def test_too_little_text_is_refused():
     with pytest.raises(TextsError, match="Too little text"):
-        make_schedules([example(5)], RECIPE, seed=0)
+        make_schedules(dataset_of([example(5)]), RECIPE, seed=0)
