@@ -204,8 +204,8 @@ class ExamplesEvaluated(Event):
 class Evaluated(Event):
     """A loss was evaluated, in nats per token; `best` says whether it is the best so far.
 
-    `split` is "validation" or "test", which are held out. It is also "train", once: the loss on the validation documents
-    after the last training, on all documents, which has seen them.
+    `split` is "validation" or "test", which are held out. It is also "train", once: the loss on the validation
+    documents after the last training, on all documents, which has seen them.
     """
 
     event: ClassVar[str] = "evaluated"

@@ -12,8 +12,8 @@ Random bf16 weights, LoRA r = 16 on all seven projections with fp32 adapters tha
 Times are of one optimizer step (forward, backward, update), the median of 7 after 2 warm-ups. Each trainer runs in a
 process of its own and measures alone; one that is not installed, fails or runs out of memory gets a row that says so.
 
-A trainer is timed only if its loss and gradients agree with an fp32 reference (see peer_reference.py). Rows say in what
-format AdamW's moments are and how many bytes they take. The limit is defined in peer_limit.py. Steps on a few texts
+A trainer is timed only if its loss and gradients agree with an fp32 reference (`trainers.reference`). Rows say in what
+format AdamW's moments are and how many bytes they take. `trainers.limit` defines the limit. Steps on a few texts
 without a graph are bound by launches, and so by the host's CPU.
 """
 
@@ -21,21 +21,20 @@ import argparse
 import importlib.util
 import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 import evidence
-from peer_arms import ARMS, FOUR_BIT, FULL, LORA, LOSS_SHARE
-from peer_limit import CEILINGS, Ceilings, Size, limit_ms
-from peer_runs import run_in_turn
-from peer_work import SHAPES, TINY, Job
+from trainers.arms import ARMS, FOUR_BIT, FULL, LORA, LOSS_SHARE
+from trainers.limit import CEILINGS, Ceilings, Size, limit_ms
+from trainers.runs import run_in_turn
+from trainers.work import SHAPES, TINY, Job
 
 SOURCES = (
     *evidence.STEP,
     "sebp_edge/insight/bench",
     "kernels/bench/peers.py",
-    *(f"kernels/bench/{file.name}" for file in sorted(Path(__file__).parent.glob("peer_*.py"))),
+    "kernels/bench/trainers",
 )
 
 

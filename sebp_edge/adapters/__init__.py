@@ -1,4 +1,4 @@
-"""Saved adapters: the store on disk, and the record that is saved with each adapter.
+"""Saved adapters: the store on disk, and the record and the documents' splits that are saved with each adapter.
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 """

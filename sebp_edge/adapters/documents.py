@@ -59,7 +59,7 @@ def read_history(folder: Path) -> SplitHistory | None:
                 f"{str(path)!r} was written by a newer sebp-edge, in format {values['format']}; this one reads format "
                 f"{_FORMAT}. Upgrade sebp-edge."
             )
-        return _history(values)
+        return _READERS[values["format"]](values)
     except FileNotFoundError:
         return None
     except (OSError, LookupError, TypeError, ValueError) as error:
@@ -86,6 +86,10 @@ def _history(values: dict) -> SplitHistory:
         strict=True,
     )
     return SplitHistory(tuple(Remembered(*document) for document in documents))
+
+
+# By format.
+_READERS = {_FORMAT: _history}
 
 
 def _to_base64(numbers, dtype: str) -> str:

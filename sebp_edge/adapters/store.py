@@ -42,8 +42,8 @@ JUDGED = "judged"
 _SAVING_PREFIX = ".saving-"
 # Temporary files that have not changed for this long belong to killed processes.
 _STALE_SECONDS = 3600
-# Upper bound of the size of all files except the weights, in bytes.
-_MAX_OTHER_BYTES = 2**16
+# Upper bound of the size of all files except the weights, in bytes; 2 MB of it for documents.json.
+_MAX_OTHER_BYTES = 2**21
 # Windows reserves some names for devices, whatever follows their first dot.
 _NAME = re.compile(r"(?!(?i:con|prn|aux|nul|com\d|lpt\d)(\.|$))[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.boilerplate import common_lines
 from sebp_edge.texts.concerns import find_concerns
-from sebp_edge.texts.documents import Conversation, LeftOut, as_chat, texts_of
+from sebp_edge.texts.documents import Conversation, LeftOut, as_chat, own_text
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.split_history import Fingerprint, SplitHistory, take_fingerprints
@@ -80,7 +80,7 @@ def make_dataset(
         ModelError: see `encode`.
     """
     context_length = min(recipe.context_length, model_limit or recipe.context_length)
-    texts = {number: "\n".join(texts_of(document.content)) for number, document in enumerate(reading.documents)}
+    texts = {number: own_text(document.content) for number, document in enumerate(reading.documents)}
     fingerprints = take_fingerprints(texts, drawing.salt)
     draw = draw_splits(fingerprints, drawing.seed, drawing.earlier)
     lines = common_lines(texts, draw.cluster_of)
@@ -99,6 +99,6 @@ def make_dataset(
         reading.left_out + left_out,
         draw,
         fingerprints,
-        find_concerns(texts, draw.cluster_of, examples, tokenizer),
+        find_concerns({number: texts[number] for number in used}, draw.cluster_of, reading.num_equal, tokenizer),
         is_chat=2 * sum(isinstance(content, Conversation) for content in chats) > len(used),
     )

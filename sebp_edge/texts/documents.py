@@ -46,6 +46,13 @@ class Unreadable(Exception):
     """One file, record or document cannot be used. Callers catch it and report the reason."""
 
 
+def own_text(content: Content) -> str:
+    """Returns the text that tells a document from others; many conversations share their system messages."""
+    if isinstance(content, Conversation):
+        return "\n".join(message["content"] for message in content.messages if message["role"] != "system")
+    return "\n".join(texts_of(content))
+
+
 def texts_of(content: Content) -> list[str]:
     """Returns the texts of a content: the text, prompt and completion, or the messages' contents."""
     if isinstance(content, Conversation):

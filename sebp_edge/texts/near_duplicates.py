@@ -62,11 +62,9 @@ class Shingler:
         self._hash_of = _WordHashes(salt)
 
     def shingles(self, text: str) -> Shingles:
-        """Returns the shingles of a text; a text of one or two words has one, an empty text none."""
+        """Returns the shingles of a text, which are one at least."""
         text = unicodedata.normalize("NFKC", text).lower()
-        words = _WORD.findall(text) or re.findall(r"\S", text)
-        if not words:
-            return Shingles(np.empty(0, np.uint32), 0)
+        words = _WORD.findall(text) or re.findall(r"\S", text) or [""]
         hashes = np.fromiter(map(self._hash_of.__getitem__, words), np.uint64, len(words))
         hashes = np.pad(hashes, (0, max(0, 3 - len(hashes))))
         first, second, third = _FACTORS
@@ -82,7 +80,7 @@ class _WordHashes(dict):
         self._salt = salt
 
     def __missing__(self, word: str) -> int:
-        plain = "0" if word[0].isdecimal() else word
+        plain = "0" if word[:1].isdecimal() else word
         digest = blake2b(plain.encode(errors="surrogatepass"), digest_size=8, key=self._salt).digest()
         self[word] = found = int.from_bytes(digest, "little")
         return found

@@ -10,7 +10,6 @@ are trained on, and so is all that they connect.
 """
 
 import dataclasses
-import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -212,30 +211,3 @@ def _draw_folds(before: Mapping[int, int | None]) -> dict[int, int]:
     while 2 * len(smallest := min(clusters_of, key=len)) < len(largest := max(clusters_of, key=len)):
         smallest.append(largest.pop())
     return {own: fold for fold, members in enumerate(clusters_of) for own in members}
-
-
-# What follows goes as soon as `make_schedules` is given a Draw.
-
-MIN_DOCUMENTS = MIN_CLUSTERS
-
-
-def split_documents(examples: list[Example], seed: int) -> list[Split]:
-    """Returns one split of 20 or more documents, else three folds, without looking for near-duplicates.
-
-    Raises:
-        TextsError: there are too few tokens or documents to train and test on.
-    """
-    documents = sorted({example.document for example in examples})
-    tokens = sum(example.num_loss_tokens for example in examples)
-    if tokens < MIN_TOKENS or len(documents) < MIN_DOCUMENTS:
-        raise TextsError(
-            f"Too little text: {tokens} tokens to train on, but at least {MIN_TOKENS} are needed to train on some of "
-            "them and test on the others; give more text."
-        )
-    random.Random(seed).shuffle(documents)
-    before = dict.fromkeys(documents)
-    if len(documents) >= FOLDS_BELOW:
-        return [_select(examples, _draw_split(before, Counter(documents)))]
-    fold_of = _draw_folds(before)
-    draw = Draw(dict(zip(documents, documents, strict=True)), {}, fold_of, 0, 0, SplitHistory())
-    return draw.splits(examples)

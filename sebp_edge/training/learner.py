@@ -170,7 +170,7 @@ class Learner:
             return function()
         except CannotCapture as error:
             self.graphs = None
-            self._on_event(Notice(f"Training runs without CUDA graphs, which is slower: {error}"))
+            self._on_event(Notice(f"Training runs without CUDA graphs, which is slower: {error.reason}"))
             return None
 
 

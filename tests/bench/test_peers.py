@@ -15,23 +15,18 @@ from failing_memory import PlainGraphs
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-import peer_attention
-import peer_flash_attn
-import peer_four_bit
-import peer_process
-import peer_reference
-import peer_runs
-import peer_steps
 import peers
-from peer_arms import ARMS, FOUR_BIT, FULL, LORA, LOSS_SHARE
-from peer_limit import Ceilings, Size, limit_ms
-from peer_variants import GRID_STEP, packed_in_bucket
-from peer_work import TINY, Job, fill, lengths, make_base, make_batch, make_model, make_texts, shape_config
 from sebp_edge.insight.bench.correctness import Reference
 from sebp_edge.insight.bench.variants import trained
 from sebp_edge.ops import Moments
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.training import captured_gradients
+from trainers import attention, flash_attn, four_bit, process, runs, steps
+from trainers.arms import ARMS, FOUR_BIT, FULL, LORA, LOSS_SHARE
+from trainers.limit import Ceilings, Size, limit_ms
+from trainers.reference import references
+from trainers.variants import GRID_STEP, packed_in_bucket
+from trainers.work import TINY, Job, fill, lengths, make_base, make_batch, make_model, make_texts, shape_config
 
 TEXTS = 3
 H100 = Ceilings(765e12, 3.0e12)
@@ -51,7 +46,7 @@ def make_job(folder, **changes):
 
 
 def rows_of(arm, job):
-    return list(peer_process.measure(arm, job))
+    return list(process.measure(arm, job))
 
 
 def sequence_by_sequence(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa=False):
@@ -73,10 +68,10 @@ def sequence_by_sequence(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *,
 
 @pytest.fixture
 def short(monkeypatch, plain_graphs):
-    monkeypatch.setattr(peer_process, "REPEATS", 1)
+    monkeypatch.setattr(process, "REPEATS", 1)
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", sequence_by_sequence)
-    monkeypatch.setattr(peer_attention, "SHARED_HEADS", {"enable_gqa": True})
-    for module in (peer_steps, captured_gradients):
+    monkeypatch.setattr(attention, "SHARED_HEADS", {"enable_gqa": True})
+    for module in (steps, captured_gradients):
         monkeypatch.setattr(module, "GraphPool", PlainGraphs)
     monkeypatch.setattr(captured_gradients, "_refuse_without_gpu", lambda device: None)
 
@@ -99,7 +94,7 @@ def test_every_arm_makes_the_step_of_the_reference(tmp_path, short, changes, tab
     if table in (FULL, FOUR_BIT):
         pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
     job = make_job(tmp_path, **changes)
-    peer_process.make_reference(job)
+    process.make_reference(job)
     names = runnable(table)
     assert {"hf packed varlen", "hf graph", "sebp-edge step"} <= set(names)
     for name in names:
@@ -114,7 +109,7 @@ def test_every_arm_makes_the_step_of_the_reference(tmp_path, short, changes, tab
 def test_rows_say_what_the_moments_are_and_take(tmp_path, short):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
     job = make_job(tmp_path, full=True, batches=[1])
-    peer_process.make_reference(job)
+    process.make_reference(job)
     weights = [weight.numel() for weight in make_model(job).parameters()]
     fp32 = {"moments": "fp32", "moments_bytes": 8 * sum(weights)}
     for name in ("hf packed varlen", "hf graph", "sebp-edge hoisted", "sebp-edge step torch adamw", "sebp-edge step"):
@@ -130,7 +125,7 @@ def test_rows_say_what_the_moments_are_and_take(tmp_path, short):
 
 def test_our_moments_of_bf16_weights_take_8_bits_and_a_byte_for_256_of_them():
     moments = Moments.of(torch.empty(1024, 256, dtype=torch.bfloat16))
-    kept = peer_steps.described([values for values in moments if values is not None])
+    kept = steps.described([values for values in moments if values is not None])
     assert kept == {"moments": "8 bits", "moments_bytes": 1024 * (2 * 256 + 2)}
 
 
@@ -174,7 +169,7 @@ def test_one_pass_gives_the_references_of_all_batches(tmp_path, changes):
     job = make_job(tmp_path, batches=[1, 2, TEXTS], **changes)
     model = make_model(job)
     fill(trained(model))
-    found = peer_reference.references(model, make_batch(TEXTS, job), job.batches)
+    found = references(model, make_batch(TEXTS, job), job.batches)
     assert list(found) == job.batches
     for count, reference in found.items():
         alone = Reference.of(model, make_batch(count, job))
@@ -187,8 +182,8 @@ def test_in_4_bits_the_reference_has_the_weights_of_the_trainers(tmp_path):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
     job = make_job(tmp_path, four_bit=True)
     plain, rounded, quantised = (make_base(job).eval() for _ in range(3))
-    peer_four_bit.round_(rounded)
-    peer_four_bit.quantise_(quantised)
+    four_bit.round_(rounded)
+    four_bit.quantise_(quantised)
     kinds = {name: type(layer) for name, layer in quantised.named_modules() if isinstance(layer, nn.Linear)}
     assert [name for name, kind in kinds.items() if kind is nn.Linear] == ["lm_head"]
     ids = make_batch(1, job).input_ids[:, :40]
@@ -200,7 +195,7 @@ def test_in_4_bits_the_reference_has_the_weights_of_the_trainers(tmp_path):
 
 def test_what_is_wrong_is_not_timed(tmp_path, short):
     job = make_job(tmp_path)
-    peer_process.make_reference(job)
+    process.make_reference(job)
     arm = ARMS["hf dynamic padding"]
 
     def half_a_gradient(job):
@@ -221,7 +216,7 @@ def test_what_is_wrong_is_not_timed(tmp_path, short):
 
 def test_a_batch_that_fails_or_is_left_out_has_its_row_and_the_next_goes_on(tmp_path, short):
     job = make_job(tmp_path, batches=[1, 2, TEXTS])
-    peer_process.make_reference(job)
+    process.make_reference(job)
     arm = ARMS["hf dynamic padding"]
 
     def memory_for_one(batch):
@@ -234,7 +229,7 @@ def test_a_batch_that_fails_or_is_left_out_has_its_row_and_the_next_goes_on(tmp_
 
 
 def test_arms_run_in_turn_and_those_that_cannot_have_rows_that_say_why(capsys, monkeypatch):
-    monkeypatch.setitem(peer_runs.QUIET, "OMP_NUM_THREADS", "1")
+    monkeypatch.setitem(runs.QUIET, "OMP_NUM_THREADS", "1")
     asked = ["unsloth packed", "hf graph", "hf compiled", "sebp-edge hoisted", "hf packed varlen"]
     peers.main(["--tiny", "--batches", "1,2", "--arms", ",".join(asked)])
     said = capsys.readouterr().out
@@ -256,11 +251,11 @@ def test_a_process_that_fails_or_hangs_is_ended_and_the_next_one_runs(tmp_path, 
         "if sys.argv[1] == 'hangs': time.sleep(60)\n"
         """print('{"texts": 1}')\n"""
     )
-    monkeypatch.setattr(peer_runs, "PROCESS", script)
-    monkeypatch.setattr(peer_runs, "ARM_SECONDS", 2)
+    monkeypatch.setattr(runs, "PROCESS", [str(script)])
+    monkeypatch.setattr(runs, "ARM_SECONDS", 2)
     job = make_job(tmp_path)
     names = ("lacks", "fails", "hangs", "works")
-    lacks, fails, hangs, works = peer_runs.run_in_turn([(name, job) for name in names])
+    lacks, fails, hangs, works = runs.run_in_turn([(name, job) for name in names])
     assert lacks == (False, [], "ended with code 1: no such package")
     assert fails == (False, [], "ended with code 1: no such kernel")
     assert hangs == (False, [], "stopped after 2 s")
@@ -270,7 +265,7 @@ def test_a_process_that_fails_or_hangs_is_ended_and_the_next_one_runs(tmp_path, 
 def test_without_a_reference_nothing_is_timed(tmp_path, monkeypatch):
     script = tmp_path / "process.py"
     script.write_text("import sys; sys.exit('no such model')")
-    monkeypatch.setattr(peer_runs, "PROCESS", script)
+    monkeypatch.setattr(runs, "PROCESS", [str(script)])
     with pytest.raises(RuntimeError, match="could not be computed: ended with code 1: no such model"):
         peers.run(["sebp-edge hoisted"], make_job(tmp_path))
 
@@ -280,11 +275,11 @@ def test_flash_attn_is_found_and_computes_what_torch_does(short, monkeypatch):
     for module in ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn.bert_padding"):
         # Undone after the test.
         monkeypatch.setitem(sys.modules, module, None)
-    peer_flash_attn.install()
+    flash_attn.install()
     from flash_attn import flash_attn_func, flash_attn_varlen_func
     from flash_attn.flash_attn_interface import flash_attn_gpu
 
-    assert version("flash-attn") == peer_flash_attn.VERSION
+    assert version("flash-attn") == flash_attn.VERSION
     assert packages_distributions()["flash_attn"] == ["flash-attn"]
     q, k, v = torch.randn(6, 4, 8), torch.randn(6, 2, 8), torch.randn(6, 2, 8)
     ends = torch.tensor([0, 4, 6], dtype=torch.int32)
@@ -292,9 +287,9 @@ def test_flash_attn_is_found_and_computes_what_torch_does(short, monkeypatch):
     for text in (slice(0, 4), slice(4, 6)):
         alone = flash_attn_func(*(each[None, text] for each in (q, k, v)), causal=True)[0]
         torch.testing.assert_close(packed[text], alone)
-    with pytest.raises(ValueError, match=r"causal self-attention without dropout.*; add any other to peer_flash_attn"):
+    with pytest.raises(ValueError, match=r"causal self-attention without dropout.*; add any other to trainers\."):
         flash_attn_varlen_func(q, k, v, ends, ends, 4, 4)
-    with pytest.raises(RuntimeError, match="has flash_attn_gpu to be imported, not called; add it to peer_flash_attn"):
+    with pytest.raises(RuntimeError, match=r"has flash_attn_gpu to be imported, not called; add it to trainers\."):
         flash_attn_gpu(q, k, v)
 
 
@@ -302,8 +297,8 @@ def test_flash_attn_is_found_and_computes_what_torch_does(short, monkeypatch):
 def test_only_the_process_of_unsloth_packed_gets_the_stand_in(tmp_path, arm, expected):
     (tmp_path / "unsloth.py").write_text("import sys; print('flash_attn' in sys.modules); sys.exit()")
     done = subprocess.run(
-        [sys.executable, str(peer_runs.PROCESS), arm],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        [sys.executable, *runs.PROCESS, arm],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, runs.BENCH)))},
         capture_output=True,
         text=True,
         check=False,
@@ -343,11 +338,6 @@ def test_each_table_has_a_name_and_a_graphed_peer(tmp_path, arguments, table, na
     assert "hf graph" in peers.choose_arms(options, parser)
     job = make_job(tmp_path, shape="llama-3.2-3b", full=options.full, four_bit=options.four_bit)
     assert peers.record_name(replace(job, loss_share=options.loss_share)) == name
-
-
-def test_the_sources_are_all_files_of_the_benchmark():
-    folder = peer_runs.PROCESS.parent
-    assert {f"kernels/bench/{path.name}" for path in folder.glob("peer*.py")} <= set(peers.SOURCES)
 
 
 def test_the_work_is_the_same_in_each_process_and_the_one_that_was_agreed_on(tmp_path):

@@ -20,11 +20,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-import peer_four_bit
 from sebp_edge.models.catalog import bundled_config, resolve
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch, Collator
 from sebp_edge.texts.examples import Example
+from trainers import four_bit
 
 RANK = 16
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -128,7 +128,7 @@ def make_model(job: Job, attention: str = "sdpa") -> nn.Module:
     """The model to train: the base model itself, or with LoRA adapters in fp32."""
     model = make_base(job, attention)
     if job.four_bit:
-        peer_four_bit.quantise_(model)
+        four_bit.quantise_(model)
     return with_adapters(model, job)
 
 

@@ -15,11 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from peer_work import Job
+from trainers.work import Job
 
 # What a process says when everything is imported.
 IMPORTED = "imported"
-PROCESS = Path(__file__).with_name("peer_process.py")
+# The module of a process, and the folder in which it is found.
+PROCESS, BENCH = ("-m", "trainers.process"), Path(__file__).parents[1]
 # A trainer that hangs is stopped after this time, so that the others can run.
 ARM_SECONDS = 240
 QUIET = {
@@ -62,10 +63,10 @@ class _Process:
         paths = (str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, str(PROCESS), name, json.dumps(asdict(job))],
+            [sys.executable, *PROCESS, name, json.dumps(asdict(job))],
             # In the job's folder, because Unsloth writes into the current folder.
             cwd=job.folder,
-            env=os.environ | QUIET | {"PYTHONPATH": os.pathsep.join(paths)},
+            env=os.environ | QUIET | {"PYTHONPATH": os.pathsep.join([str(BENCH), *paths])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from peer_work import Job, shape_config
 from sebp_edge.models.loading import NF4_BYTES
+from trainers.work import Job, shape_config
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-import peer_variants
-from peer_attention import VARLEN
-from peer_work import PROJECTIONS, RANK, Job, make_model, shape_config
 from sebp_edge.insight.bench.variants import Variant
+from trainers import variants
+from trainers.attention import VARLEN
+from trainers.work import PROJECTIONS, RANK, Job, make_model, shape_config
 
 LORA, FULL, FOUR_BIT, LOSS_SHARE = "LoRA", "all weights", "4 bits", "a share of the loss"
 
@@ -59,7 +59,7 @@ def with_liger(job: Job) -> nn.Module:
 
 
 def with_unsloth(job: Job) -> nn.Module:
-    # peer_process.py has imported it, before everything else.
+    # process.py has imported it, before everything else.
     unsloth = sys.modules["unsloth"]
     model, _ = unsloth.FastLanguageModel.from_pretrained(
         str(job.model_folder), max_seq_length=4096, dtype=job.dtype, load_in_4bit=job.four_bit
@@ -81,18 +81,18 @@ def _in(*tables: str) -> frozenset[str]:
 
 UNSLOTH = ("unsloth", "bitsandbytes")
 ARMS = {
-    "hf padded to 4096": Arm(peer_variants.PADDED, _in(LORA), max_texts=4),
-    "hf dynamic padding": Arm(peer_variants.DYNAMICALLY_PADDED, _in(LORA)),
-    "hf packed varlen": Arm(peer_variants.PACKED, _in(LORA, FULL, FOUR_BIT, LOSS_SHARE), with_varlen),
-    "hf packed varlen adamw8bit": Arm(peer_variants.PACKED_8_BIT, _in(FULL), with_varlen, ("bitsandbytes",)),
-    "hf compiled": Arm(peer_variants.PACKED_COMPILED, _in(LORA), with_varlen, apart=True),
-    "hf graph": Arm(peer_variants.PACKED_GRAPH, _in(LORA, FULL, FOUR_BIT, LOSS_SHARE), with_varlen),
-    "liger packed varlen": Arm(peer_variants.PACKED, _in(LORA, LOSS_SHARE), with_liger, ("liger_kernel",)),
-    "unsloth dynamic padding": Arm(peer_variants.UNSLOTH_PADDED, _in(LORA, FOUR_BIT), with_unsloth, UNSLOTH),
-    "unsloth packed": Arm(peer_variants.UNSLOTH_PACKED, _in(LORA, FOUR_BIT), with_unsloth, UNSLOTH),
-    "drop-in padded to 4096": Arm(peer_variants.OUR_DROP_IN, _in(LORA), max_texts=4),
-    "sebp-edge all rows": Arm(peer_variants.OUR_EAGER_WITH_ALL_ROWS, _in(LOSS_SHARE)),
-    "sebp-edge hoisted": Arm(peer_variants.OUR_EAGER, _in(LORA, FULL)),
-    "sebp-edge step": Arm(peer_variants.OUR_STEP, _in(LORA, FULL, FOUR_BIT, LOSS_SHARE)),
-    "sebp-edge step torch adamw": Arm(peer_variants.OUR_STEP_WITH_TORCHS_ADAMW, _in(FULL)),
+    "hf padded to 4096": Arm(variants.PADDED, _in(LORA), max_texts=4),
+    "hf dynamic padding": Arm(variants.DYNAMICALLY_PADDED, _in(LORA)),
+    "hf packed varlen": Arm(variants.PACKED, _in(LORA, FULL, FOUR_BIT, LOSS_SHARE), with_varlen),
+    "hf packed varlen adamw8bit": Arm(variants.PACKED_8_BIT, _in(FULL), with_varlen, ("bitsandbytes",)),
+    "hf compiled": Arm(variants.PACKED_COMPILED, _in(LORA), with_varlen, apart=True),
+    "hf graph": Arm(variants.PACKED_GRAPH, _in(LORA, FULL, FOUR_BIT, LOSS_SHARE), with_varlen),
+    "liger packed varlen": Arm(variants.PACKED, _in(LORA, LOSS_SHARE), with_liger, ("liger_kernel",)),
+    "unsloth dynamic padding": Arm(variants.UNSLOTH_PADDED, _in(LORA, FOUR_BIT), with_unsloth, UNSLOTH),
+    "unsloth packed": Arm(variants.UNSLOTH_PACKED, _in(LORA, FOUR_BIT), with_unsloth, UNSLOTH),
+    "drop-in padded to 4096": Arm(variants.OUR_DROP_IN, _in(LORA), max_texts=4),
+    "sebp-edge all rows": Arm(variants.OUR_EAGER_WITH_ALL_ROWS, _in(LOSS_SHARE)),
+    "sebp-edge hoisted": Arm(variants.OUR_EAGER, _in(LORA, FULL)),
+    "sebp-edge step": Arm(variants.OUR_STEP, _in(LORA, FULL, FOUR_BIT, LOSS_SHARE)),
+    "sebp-edge step torch adamw": Arm(variants.OUR_STEP_WITH_TORCHS_ADAMW, _in(FULL)),
 }

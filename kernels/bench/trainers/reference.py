@@ -6,7 +6,6 @@ A batch holds the first texts of every larger one. So one pass over the largest 
 import torch
 from torch import nn
 
-from peer_work import Job
 from sebp_edge.insight.bench.correctness import (
     LOSS_TOLERANCE_FP32,
     Deviation,
@@ -19,6 +18,7 @@ from sebp_edge.insight.bench.correctness import (
 )
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Batch
+from trainers.work import Job
 
 # The largest accepted relative error of a loss in bf16.
 LOSS_TOLERANCE = 0.005
@@ -62,12 +62,12 @@ def _means(model: nn.Module, batch: Batch, counts: list[int]) -> dict[int, tuple
     return found
 
 
-def save(found: dict[int, Reference], job: Job) -> None:
+def save_references(found: dict[int, Reference], job: Job) -> None:
     """Writes the references into the job's folder, as plain values, which are read without pickle."""
     values = {count: vars(each) | {"allowed": vars(each.allowed)} for count, each in found.items()}
     torch.save(values, job.reference)
 
 
-def read(job: Job) -> dict[int, Reference]:
+def read_references(job: Job) -> dict[int, Reference]:
     values = torch.load(job.reference, weights_only=True)
     return {count: Reference(**each | {"allowed": Deviation(**each["allowed"])}) for count, each in values.items()}

@@ -25,7 +25,7 @@ def flash_attn_varlen_func(
     Raises:
         ValueError: it is not causal self-attention without dropout.
     """
-    from peer_attention import causal_varlen
+    from trainers.attention import causal_varlen
 
     if dropout_p or not causal or cu_seqlens_q is not cu_seqlens_k:
         raise ValueError(

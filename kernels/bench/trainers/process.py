@@ -1,6 +1,6 @@
 """Checks and times the step of one trainer of peers.py, in a process of its own.
 
-    python kernels/bench/peer_process.py ARM JOB        an arm's name or "reference"; the job as JSON, from peers.py
+    python -m trainers.process ARM JOB        an arm's name or "reference"; the job as JSON; both from peers.py
 
 Says when everything is imported and waits for a line of input, so that no other process works while it does. Then
 prints a line per batch.
@@ -10,9 +10,9 @@ import sys
 
 ARM = sys.argv[1] if sys.argv[1:] else ""
 if ARM == "unsloth packed":
-    import peer_flash_attn
+    from trainers import flash_attn
 
-    peer_flash_attn.install()
+    flash_attn.install()
 if ARM.startswith("unsloth"):
     import unsloth  # noqa: F401  patches transformers, so it must be imported first
 
@@ -22,16 +22,16 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-import peer_four_bit
-import peer_reference
-from peer_arms import ARMS, Arm
-from peer_runs import IMPORTED
-from peer_steps import described
-from peer_work import Job, fill, make_base, make_batch, save_base, with_adapters
 from sebp_edge.insight.bench.correctness import Reference, loss_and_gradients
 from sebp_edge.insight.bench.timer import medians, running, time_steps
 from sebp_edge.insight.bench.variants import trained
 from sebp_edge.texts.batches import Batch
+from trainers import four_bit
+from trainers.arms import ARMS, Arm
+from trainers.reference import read_references, references, save_references
+from trainers.runs import IMPORTED
+from trainers.steps import described
+from trainers.work import Job, fill, make_base, make_batch, save_base, with_adapters
 
 WARM_UPS, REPEATS = 2, 7
 
@@ -54,15 +54,15 @@ def make_reference(job: Job) -> None:
     if job.save_model:
         save_base(base, job)
     if job.four_bit:
-        peer_four_bit.round_(base)
+        four_bit.round_(base)
     model = with_adapters(base, job)
     fill(trained(model))
-    peer_reference.save(peer_reference.references(model, make_batch(max(job.batches), job), job.batches), job)
+    save_references(references(model, make_batch(max(job.batches), job), job.batches), job)
 
 
 def measure(arm: Arm, job: Job) -> Iterator[dict]:
     """One row per batch: `status` is "ok", or the reason why there is no time."""
-    model, references = arm.load(job), peer_reference.read(job)
+    model, expected = arm.load(job), read_references(job)
     for count in job.batches:
         batch = make_batch(count, job)
         row = {"texts": count, "tokens": int(batch.attention_mask.sum())}
@@ -70,7 +70,7 @@ def measure(arm: Arm, job: Job) -> Iterator[dict]:
             yield row | {"status": f"not run with more than {arm.max_texts} texts"}
             continue
         try:
-            row |= measure_batch(arm, model, batch, references[count])
+            row |= measure_batch(arm, model, batch, expected[count])
         except torch.OutOfMemoryError:
             row |= {"status": "out of memory"}
         except Exception as error:

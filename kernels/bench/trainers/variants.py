@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from peer_steps import Compiled, Eager, Graphed, Ours, OursWithTorchsAdamW, Packed, adamw_8bit
 from sebp_edge.insight.bench.variants import DROP_IN, GRAPH, HOISTED, packed, trim_to_longest, unchanged
 from sebp_edge.models.lora import without_adapter
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.texts.batches import Batch
+from trainers.steps import Compiled, Eager, Graphed, Ours, OursWithTorchsAdamW, Packed, adamw_8bit
 
 # Captured and compiled steps have token counts that are multiples of this.
 GRID_STEP = 32

@@ -1,0 +1,169 @@
+"""documents.json: a history is read as it was written, says nothing about the texts, and is refused if damaged."""
+
+import json
+import os
+import time
+
+import numpy as np
+import pytest
+from random_texts import words
+
+from sebp_edge.adapters.documents import DOCUMENTS, read_history, write_history
+from sebp_edge.errors import AdapterError
+from sebp_edge.texts.near_duplicates import Shingles
+from sebp_edge.texts.split_history import ROLES, SPLITS, Remembered, SplitHistory, take_fingerprints
+from sebp_edge.texts.splits import draw_splits
+
+
+def values_of(history: SplitHistory) -> list[tuple]:
+    return [
+        (each.key, each.sketch.number, each.sketch.hashes.tolist(), each.split, each.fold, each.role)
+        for each in history.documents
+    ]
+
+
+def random_history(count: int, number: int = 500) -> SplitHistory:
+    draw = np.random.default_rng(0)
+
+    def sketch() -> Shingles:
+        return Shingles(np.unique(draw.integers(2**32, size=number, dtype=np.uint32))[:64], number)
+
+    def one_of(values):
+        return [*values, None][draw.integers(len(values) + 1)]
+
+    return SplitHistory(
+        tuple(
+            Remembered(
+                int(draw.integers(2**64, dtype=np.uint64)), sketch(), one_of(SPLITS), one_of([0, 1, 2]), one_of(ROLES)
+            )
+            for _ in range(count)
+        )
+    )
+
+
+@pytest.fixture
+def history() -> SplitHistory:
+    """A history of long and short documents, of two versions."""
+    texts = dict(enumerate([words(size, size) for size in range(1, 100, 3)] + ["", "港"]))
+    first = draw_splits(take_fingerprints(texts, b"salt"), 0)
+    return draw_splits(take_fingerprints({5: texts[5], 6: texts[6]}, b"salt"), 0, first.history).history
+
+
+def test_a_history_is_read_as_it_was_written(history, tmp_path):
+    for written in (history, SplitHistory(), random_history(300)):
+        write_history(tmp_path, written)
+        assert values_of(read_history(tmp_path)) == values_of(written)
+
+
+def test_a_history_that_was_read_draws_the_same(tmp_path):
+    texts = {number: words(100, number) for number in range(60)}
+    first = draw_splits(take_fingerprints(texts, b"salt"), 0)
+    write_history(tmp_path, first.history)
+    grown = take_fingerprints(texts | {number: words(100, number) for number in range(60, 90)}, b"salt")
+    read = read_history(tmp_path)
+    assert draw_splits(grown, 1, read).split_of == draw_splits(grown, 1, first.history).split_of
+    assert read.unseen(grown) == first.history.unseen(grown)
+
+
+def test_a_version_without_the_file_has_no_history(tmp_path):
+    assert read_history(tmp_path) is None
+
+
+def test_five_thousand_documents_take_a_small_file_that_is_read_quickly(tmp_path):
+    write_history(tmp_path, random_history(5000))
+    assert (tmp_path / DOCUMENTS).stat().st_size < 2_000_000
+    begin = time.process_time()
+    assert len(read_history(tmp_path).documents) == 5000
+    assert time.process_time() - begin < 1
+
+
+def test_more_documents_than_other_files_can_hold_are_read(tmp_path):
+    write_history(tmp_path, random_history(47_000, 64))
+    assert (tmp_path / DOCUMENTS).stat().st_size > 2**24
+    assert len(read_history(tmp_path).documents) == 47_000
+
+
+def test_the_file_has_no_text_and_no_unsalted_hash(tmp_path):
+    texts = {number: words(100, number) for number in range(30)}
+
+    def content(salt: bytes) -> dict:
+        write_history(tmp_path, draw_splits(take_fingerprints(texts, salt), 0).history)
+        return json.loads((tmp_path / DOCUMENTS).read_text())
+
+    first, second = content(b"a"), content(b"b")
+    assert not set(" ".join(texts.values()).split()) & set(json.dumps(first).replace('"', " ").split())
+    assert first["keys"] != second["keys"]
+    assert first["sketches"] != second["sketches"]
+    for name in ("num_shingles", "splits", "folds", "roles"):
+        assert first[name] == second[name]
+
+
+def damaged(**changes):
+    def change(path):
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def without(name):
+    def change(path):
+        path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != name}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_text(""),
+        lambda path: path.write_text("[]"),
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: path.write_bytes(path.read_bytes()[:-100]),
+        lambda path: path.write_bytes(b"\xff" + path.read_bytes()),
+        lambda path: path.write_text("{}"),
+        *map(without, ("format", "keys", "num_shingles", "sketches", "splits", "folds", "roles")),
+        damaged(format="1"),
+        damaged(format=0),
+        damaged(keys=""),
+        damaged(keys=5),
+        damaged(keys=None),
+        damaged(keys="not base64!"),
+        damaged(keys="AAAA"),
+        damaged(keys="ä"),
+        damaged(num_shingles="AAAAAA=="),
+        damaged(sketches=""),
+        damaged(sketches="AAAAAA=="),
+        damaged(splits="0"),
+        damaged(splits="7" * 35),
+        damaged(folds="x" * 35),
+        damaged(roles=None),
+        damaged(roles=7),
+    ],
+)
+def test_a_damaged_file_is_refused_with_what_to_do(damage, history, tmp_path):
+    assert len(history.documents) == 35
+    write_history(tmp_path, history)
+    damage(tmp_path / DOCUMENTS)
+    with pytest.raises(AdapterError, match=r"documents\.json' cannot be read, so .* restore the file, or remove"):
+        read_history(tmp_path)
+
+
+def test_a_folder_in_place_of_the_file_is_refused(tmp_path):
+    (tmp_path / DOCUMENTS).mkdir()
+    with pytest.raises(AdapterError, match="cannot be read"):
+        read_history(tmp_path)
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="everything can be read")
+def test_a_file_that_this_user_may_not_read_is_refused_with_the_reason(history, tmp_path):
+    write_history(tmp_path, history)
+    (tmp_path / DOCUMENTS).chmod(0)
+    with pytest.raises(AdapterError, match=r"cannot be read \(Permission denied\)"):
+        read_history(tmp_path)
+
+
+def test_a_file_of_a_newer_format_is_refused_with_what_to_do(history, tmp_path):
+    write_history(tmp_path, history)
+    damaged(format=2)(tmp_path / DOCUMENTS)
+    with pytest.raises(AdapterError, match=r"newer sebp-edge, in format 2.*Upgrade"):
+        read_history(tmp_path)

@@ -1,0 +1,19 @@
+"""Random texts that share next to nothing, and edited copies of texts."""
+
+import random
+
+WORDS = ["".join(random.Random(number).choices("abcdefghijklmnopqrstuvwxyz", k=6)) for number in range(3000)]
+
+
+def words(count: int, seed) -> str:
+    """Returns random words, the same for the same seed."""
+    return " ".join(random.Random(f"words {seed}").choices(WORDS, k=count))
+
+
+def edit(text: str, share: float, seed=0) -> str:
+    """Replaces, deletes and inserts a share of the words."""
+    draw = random.Random(f"edit {seed}")
+    edited = text.split(" ")
+    for place in draw.sample(range(len(edited)), int(share * len(edited))):
+        edited[place] = draw.choice(["", draw.choice(WORDS), f"{edited[place]} {draw.choice(WORDS)}"])
+    return " ".join(edited)
