@@ -384,12 +384,96 @@ def recipe_values() -> str:
     )
 
 
+# ------------------------------------------------------------------------------------------------------------- the gate
+
+GATE_TEST = "jackknife, t at 97.5 %"
+GATE_RIVALS = ("ratio, t", "ratio, t at 98 %", "differences, t at 97.5 %", "studentised bootstrap")
+
+
+def gate_base() -> str:
+    """How often each test keeps what has exactly the margin, in per cent: the worst of the recorded noises."""
+    found = rows("gate-base")
+    settings = list(dict.fromkeys(row["setting"] for row in found))
+    body = []
+    for test in dict.fromkeys(row["test"] for row in found):
+        at_margin = [row for row in found if row["test"] == test and row["true_gain"] == row["bound"]]
+        usual = [row for row in at_margin if "unequal" not in row["noise"]]
+        cells = [_worst_rate(row for row in usual if row["setting"] == setting) for setting in settings]
+        body.append([_chosen(test), *cells, _worst_rate(row for row in at_margin if row not in usual)])
+    table = markdown(("% kept at the margin", *settings, "more unequal sizes"), body)
+    return f"{table}\n\n{recorded('gate-base', libraries=('python',))}"
+
+
+def gate_power() -> str:
+    """The power of the chosen test and its rivals, in per cent."""
+    found = rows("gate-base")
+    settings = list(dict.fromkeys(row["setting"] for row in found))
+    body = []
+    for test in (GATE_TEST, *GATE_RIVALS):
+        cells = []
+        for setting in settings:
+            chosen = [row for row in found if (row["test"], row["setting"]) == (test, setting)]
+            cells.append(", ".join(f"{100 * row['rate']:.0f}" for row in chosen if row["true_gain"] > row["bound"]))
+        body.append([_chosen(test), *cells])
+    return markdown(("% kept at 2, 5 and 10 %", *settings), body)
+
+
+def gate_active() -> str:
+    """How often the chosen test accepts a version instead of the active one, in per cent."""
+    found = [row for row in rows("gate-active") if row["test"] == GATE_TEST]
+    alike = [row for row in found if row["noise"] in ("other seed", "other notes")]
+    settings = list(dict.fromkeys(row["setting"] for row in found))
+    worse = [row for row in found if row["true_gain"] == row["bound"]]
+    cells = (_worst_rate(row for row in worse if row["setting"] == setting) for setting in settings)
+    body = [["", "worse by the tolerance", *cells]]
+    for bound in sorted({row["bound"] for row in found}, reverse=True):
+        for gain in sorted({row["true_gain"] for row in found if row["true_gain"] >= 0}):
+            accepted = [row for row in alike if (row["bound"], row["true_gain"]) == (bound, gain)]
+            shares = (
+                [f"{100 * row['rate']:.0f}" for row in accepted if row["setting"] == setting] for setting in settings
+            )
+            better = f"{100 * gain:.0f} % better" if gain else "equally good"
+            body.append([f"{-100 * bound:.0f} %", better, *(", ".join(each) for each in shares)])
+    table = markdown(("tolerance", "% accepted of versions that are", *settings), body)
+    return f"{table}\n\n{recorded('gate-active', libraries=('python',))}"
+
+
+def gate_verdicts() -> str:
+    """How many runs the chosen test keeps, with their true gains for each author."""
+    found = rows("gate-verdicts")
+    settings = list(dict.fromkeys(row["setting"] for row in found))
+    body = []
+    for case in dict.fromkeys(row["case"] for row in found):
+        cells = []
+        for setting in settings:
+            of_case = [row for row in found if (row["case"], row["setting"]) == (case, setting)]
+            gains = ", ".join(f"{100 * row['true_gain']:.1f} %" for row in of_case)
+            kept, number = (sum(row[column] for row in of_case) for column in ("kept", "trials"))
+            cells.append(f"{gains}: {kept:,} of {number:,}" if of_case else "")
+        body.append([case, *cells])
+    return f"{markdown(('trained on', *settings), body)}\n\n{recorded('gate-verdicts', libraries=('python',))}"
+
+
+def _worst_rate(found: Iterable[Row]) -> str:
+    """The highest rate and its standard error, in per cent."""
+    row = max(found, key=lambda row: row["rate"], default=None)
+    return f"{100 * row['rate']:.1f} ± {100 * row['error']:.1f}" if row else ""
+
+
+def _chosen(test: str) -> str:
+    return f"**{test}**" if test == GATE_TEST else test
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "attention": attention,
     "cpu-steps": cpu_steps,
     "end-to-end": end_to_end,
     "families": families,
     "four-bit-quality": four_bit_quality,
+    "gate-active": gate_active,
+    "gate-base": gate_base,
+    "gate-power": gate_power,
+    "gate-verdicts": gate_verdicts,
     "layers": layers,
     "layers-summary": layers_summary,
     "lora-groups": lora_groups,

@@ -8,8 +8,8 @@ import numpy as np
 
 from sebp_edge.training.evaluation import HeldOutLoss
 
-# For normal differences 95 % would do. Real ones are skewed and of unequal size, so that a bound for 95 % is too high
-# for 7 to 9 % of the samples; with this level it is for less than 5 %. kernels/bench/gate.py has measured it.
+# 95 % would do for normal differences. Those of real notes are skewed and of unequal size: a bound at 95 % is too high
+# in up to a tenth of the samples, and one at this level in about a twentieth (kernels/bench/gate.py).
 _LEVEL = 0.975
 
 
@@ -60,13 +60,13 @@ def compare(before: HeldOutLoss, after: HeldOutLoss, cluster_of: Mapping[int, in
     )
 
 
-def jackknife_bound(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+def jackknife_bound(before: np.ndarray, after: np.ndarray, level: float = _LEVEL) -> np.ndarray:
     """Returns the lower bound of the gain from the nats of each unit, which are in the last dimension."""
     total_before, total_after = before.sum(-1, keepdims=True), after.sum(-1, keepdims=True)
     num_units = before.shape[-1]
     without_one = 1 - (total_after - after) / (total_before - before)
     standard_error = np.sqrt(num_units - 1) * without_one.std(-1)
-    return 1 - (total_after / total_before).squeeze(-1) - t_quantile(num_units - 1) * standard_error
+    return 1 - (total_after / total_before).squeeze(-1) - t_quantile(num_units - 1, level) * standard_error
 
 
 def t_quantile(freedom: int, level: float = _LEVEL) -> float:
