@@ -324,16 +324,30 @@ def cpu_steps() -> str:
 
 
 def notes_quality() -> str:
-    by_texts: dict[str, list[Row]] = {}
+    """What an adaptation gains and costs, for each model and texts, seed by seed."""
+    groups: dict[tuple, list[Row]] = {}
     for row in rows("notes-quality"):
-        by_texts.setdefault(row["texts"], []).append(row)
-    body = ([texts, *_falls(found)] for texts, found in by_texts.items())
-    return f"{markdown(('texts', 'test loss', 'fall'), body)}\n\n{recorded('notes-quality')}"
+        groups.setdefault((row["model"], row["texts"]), []).append(row)
+    body = [
+        [
+            model,
+            texts,
+            _losses(found),
+            ", ".join(f"{100 * row['gain']:.1f} ({100 * row['at_least']:.1f})" for row in found),
+            ", ".join(f"{row['refit_validation']:.2f}" for row in found),
+            ", ".join(f"{100 * (row['general_after'] / row['general_before'] - 1):+.1f}" for row in found),
+            ", ".join(str(row["copied_tokens"]) for row in found),
+            ", ".join(row["verdict"] for row in found),
+            ", ".join(f"{row['seconds']:.0f}" for row in found),
+        ]
+        for (model, texts), found in groups.items()
+    ]
+    head = ("model", "texts", "test loss", "gain, %", "refit", "general text, %", "copied", "verdict", "seconds")
+    return f"{markdown(head, body)}\n\n{recorded('notes-quality')}"
 
 
-def _falls(found: list[Row]) -> tuple[str, str]:
-    losses = ", ".join(f"{row['before']:.3f} -> {row['after']:.3f}" for row in found)
-    return losses, ", ".join(f"{100 * row['fall']:.1f} %" for row in found)
+def _losses(found: list[Row]) -> str:
+    return ", ".join(f"{row['before']:.3f} -> {row['after']:.3f}" for row in found)
 
 
 def four_bit_quality() -> str:
@@ -347,10 +361,9 @@ def four_bit_quality() -> str:
         body.append([base, *cells, f"{before:.3f} -> {after:.3f}", f"{100 * (1 - after / before):.1f} %"])
     head = ["base", *(f"seed {row['seed']}" for row in found), "mean", "fall"]
     apart = max(abs(one["after"] - other["after"]) for one, other in zip(*bases.values(), strict=True))
-    errors = [row["standard_error"] * row["before"] for found in bases.values() for row in found]
     return (
-        f"{markdown(head, body)}\n\nAfter training the two bases are at most {apart:.3f} nats apart with one seed; the "
-        f"standard error of one such fall is {between(errors, '.2f')}.\n{recorded('four-bit-quality')}"
+        f"{markdown(head, body)}\n\nAfter training the two bases are at most {apart:.3f} nats apart with one seed.\n"
+        f"{recorded('four-bit-quality')}"
     )
 
 
@@ -359,7 +372,7 @@ def recipes() -> str:
     for row in rows("recipes"):
         by_recipe.setdefault((row["recipe"], row["texts"]), []).append(row)
     body = (
-        [recipe, texts, ", ".join(str(row["seed"]) for row in found), _falls(found)[0]]
+        [recipe, texts, ", ".join(str(row["seed"]) for row in found), _losses(found)]
         for (recipe, texts), found in by_recipe.items()
     )
     return f"{markdown(('recipe', 'texts', 'seeds', 'test loss before -> after'), body)}\n\n{recorded('recipes')}"
@@ -368,20 +381,16 @@ def recipes() -> str:
 def recipe_values() -> str:
     """By how much the test loss fell with each setting, on average over seeds."""
     settings: dict[tuple, dict[str, list[float]]] = {}
-    errors: dict[str, list[float]] = {}
     for row in rows("recipe-values"):
         setting = row["learning_rate"], row["r"], row["batch_tokens"], row["epochs"]
-        settings.setdefault(setting, {}).setdefault(row["texts"], []).append(row["fall"])
-        errors.setdefault(row["texts"], []).append(100 * row["standard_error"])
+        settings.setdefault(setting, {}).setdefault(row["texts"], []).append(row["gain"])
+    all_texts = list(dict.fromkeys(texts for found in settings.values() for texts in found))
     body = []
     for setting, found in sorted(settings.items()):
-        falls = (f"{100 * mean(found[texts]):.1f} %" if texts in found else "" for texts in errors)
+        falls = (f"{100 * mean(found[texts]):.1f} %" if texts in found else "" for texts in all_texts)
         body.append([*map(str, setting), *falls])
-    table = markdown(("learning rate", "r", "loss tokens per step", "epochs", *errors), body)
-    spread = ", ".join(f"{between(found)} ({texts})" for texts, found in errors.items())
-    return (
-        f"{table}\n\nThe standard error of one such fall, in percentage points: {spread}.\n{recorded('recipe-values')}"
-    )
+    table = markdown(("learning rate", "r", "loss tokens per step", "epochs", *all_texts), body)
+    return f"{table}\n\n{recorded('recipe-values')}"
 
 
 # ------------------------------------------------------------------------------------------------------------- the gate

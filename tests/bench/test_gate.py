@@ -4,11 +4,11 @@ import csv
 import json
 from dataclasses import replace
 
+import gate
 import numpy as np
 import pytest
 
 import evidence
-import gate
 from sebp_edge.training.comparison import compare
 from sebp_edge.training.evaluation import HeldOutLoss
 
