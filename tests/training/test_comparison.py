@@ -89,5 +89,5 @@ def test_losses_of_different_documents_or_tokens_are_refused():
 
 def test_the_quantiles_are_those_of_students_t():
     known = {1: 12.7062, 2: 4.30265, 5: 2.57058, 29: 2.04523, 199: 1.97196}
-    assert {freedom: t_quantile(freedom) for freedom in known} == pytest.approx(known, rel=1e-5)
+    assert {freedom: t_quantile(freedom, 0.975) for freedom in known} == pytest.approx(known, rel=1e-5)
     assert t_quantile(5, 0.95) == pytest.approx(2.01505, rel=1e-5)
