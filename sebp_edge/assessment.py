@@ -1,14 +1,14 @@
 """Assesses an adaptation beside its training: the active version it may replace, what it writes, and what it cost."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from sebp_edge.adapters.documents import read_history
-from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.adapters.store import AdapterStore, SavedAdapter
 from sebp_edge.errors import AdapterError
-from sebp_edge.events import Sink
+from sebp_edge.events import Event, Sink
 from sebp_edge.insight.copying import longest_copies
 from sebp_edge.insight.expectations import expectation
 from sebp_edge.insight.forgetting import GeneralLoss, general_loss
@@ -58,11 +58,13 @@ class Assessor:
     Args:
         documents: the documents of the run's dataset.
         on_event: receives the progress of evaluations.
-        check: is called after each generated token; may raise a KeyboardInterrupt to stop.
+        checks: are called after each event and each generated token; may raise a KeyboardInterrupt to stop.
     """
 
-    def __init__(self, run: TrainingRun, documents: list[Document], on_event: Sink, check: Callable[[], None]):
-        self._run, self._documents, self._on_event, self._check = run, documents, on_event, check
+    def __init__(
+        self, run: TrainingRun, documents: list[Document], on_event: Sink, checks: Sequence[Callable[[], None]]
+    ):
+        self._run, self._documents, self._sink, self._checks = run, documents, on_event, checks
         splits = run.dataset.draw.splits(run.dataset.examples)
         self._test = list(chain.from_iterable(split.test for split in splits))
         # Of the first fold, since the samples are those of its judged state.
@@ -76,24 +78,9 @@ class Assessor:
         if version is None:
             return None
         try:
-            saved = store.open(name)
-            history = read_history(saved.path)
+            return self._examine(store, store.open(name))
         except AdapterError:
-            return ActiveVersion(version, None, "its files are damaged")
-        if saved.record.fingerprint != self._run.base.fingerprint:
-            return ActiveVersion(version, None, f"it was made for another base model, {saved.record.base_model}")
-        states = store.judged_states(saved)
-        self._continue_before(states[0])
-        if history is None:
-            return ActiveVersion(version, None, "it was saved before sebp-edge recorded which documents are for test")
-        unseen = history.unseen(self._run.dataset.fingerprints)
-        if not unseen.num_tests:
-            return ActiveVersion(version, None, "it was not judged itself")
-        if 2 * unseen.num_found < unseen.num_tests:
-            found = f"{unseen.num_found or 'none'} of its {unseen.num_tests} test documents are among these texts"
-            return ActiveVersion(version, None, found)
-        losses = [self._score(folder, number, unseen.states) for number, folder in enumerate(states)]
-        return ActiveVersion(version, HeldOutLoss.merged(losses))
+            return ActiveVersion(version, None, "its files are damaged, or of a newer sebp-edge")
 
     def assess(self, result: GateResult) -> Assessment:
         """Assesses the trained adaptation, which stays in its final state."""
@@ -110,12 +97,48 @@ class Assessor:
             copies=tuple(self._copies()),
         )
 
+    def _examine(self, store: AdapterStore, saved: SavedAdapter) -> ActiveVersion:
+        """Returns a version as `examine_active` does.
+
+        Raises:
+            AdapterError: its files cannot be read.
+        """
+        version, history = saved.version, read_history(saved.path)
+        if saved.record.fingerprint != self._run.base.fingerprint:
+            return ActiveVersion(version, None, f"it was made for another base model, {saved.record.base_model}")
+        states = store.judged_states(saved)
+        self._continue_before(states[0])
+        if history is None:
+            return ActiveVersion(version, None, "it was saved before sebp-edge recorded which documents are for test")
+        unseen = history.unseen(self._run.dataset.fingerprints)
+        if not unseen.num_tests:
+            return ActiveVersion(version, None, "it was not judged itself")
+        if saved.record.trained_on_all and states == [saved.path]:
+            raise AdapterError(f"The judged states in {str(saved.path)!r} are missing.")
+        if 2 * unseen.num_found < unseen.num_tests:
+            found = f"{unseen.num_found or 'none'} of its {unseen.num_tests} test documents are among these texts"
+            return ActiveVersion(version, None, found)
+        losses = HeldOutLoss.merged(
+            [self._score(folder, number, unseen.states) for number, folder in enumerate(states)]
+        )
+        if not losses.rest.tokens:
+            return ActiveVersion(version, None, "it was trained on all test documents of these texts")
+        return ActiveVersion(version, losses)
+
     def _copies(self) -> Iterator[Copied]:
         """Yields the documents of which the adapter repeats much more than the base model does."""
         run = self._run
         for copy in longest_copies(run.base, run.adaptation, run.dataset.examples, run.seed, self._on_event):
             if copy.is_long:
                 yield Copied(self._documents[copy.document].source, copy.run, copy.base_run)
+
+    def _on_event(self, event: Event) -> None:
+        self._sink(event)
+        self._check()
+
+    def _check(self) -> None:
+        for check in self._checks:
+            check()
 
     def _continue_before(self, folder: Path) -> None:
         adaptation = load(self._run.base, folder)

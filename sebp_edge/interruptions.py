@@ -16,9 +16,9 @@ _LOST_AFTER_SECONDS = 5
 class Interruptions:
     """A context manager in which the first signal interrupts; later ones, and all after `defer`, are deferred.
 
-    At its end, the process's own handler receives the first deferred signal, and usually raises a KeyboardInterrupt. If
-    the context ends with an error, deferred signals are dropped. Only the main thread receives signals, and only those
-    with a handler in Python are deferred: a signal that ends the process at once still does.
+    At its end, the process's own handler receives the first signal that is still deferred, and usually raises a
+    KeyboardInterrupt. If the context ends with an error, deferred signals are dropped. Only the main thread receives
+    signals, and only those with a handler in Python are deferred: a signal that ends the process at once still does.
 
     Attributes:
         outcome: a sentence that says what was completed despite the interruption. If it is set, an Interrupted with
@@ -43,6 +43,12 @@ class Interruptions:
     def defer(self) -> None:
         """Defers all signals from now on."""
         self._is_deferring = True
+
+    def deliver(self) -> None:
+        """Passes deferred signals to the process's own handlers, which may raise; called where that is safe."""
+        while self._deferred:
+            signum = self._deferred.pop(0)
+            self._handlers[signum](signum, None)
 
     def __exit__(self, kind, error: BaseException | None, trace) -> None:
         try:

@@ -118,13 +118,14 @@ class Personalizer:
         Raises:
             SebpEdgeError: one of its subclasses; the message says what to do. Before Interrupted, NonFiniteLoss and
                 BudgetExceeded, the best state so far, if there is one, is saved as a version that is not active. If the
-                adapter is being saved, Interrupted is raised afterwards and says so. A StorageError at the end says
-                where the adapter was saved instead.
+                training is over, the adapter is saved, and activated if the gate keeps it, and Interrupted says so. A
+                StorageError at the end says where the adapter was saved instead.
         """
         begin, out = time.perf_counter(), None if out is None else expand_user(out)
+        in_store = out is None
         self.store.check_writable(name, out)
         with Interruptions() as interruptions, self._exclusive_call(stop_when):
-            preparation = self._preparation(self._signal, name if out is None else None)
+            preparation = self._preparation(self._signal, name if in_store else None)
             reading = preparation.read(texts)
             planned, recipe, options = None, self.recipe.with_defaults(), FASTEST
             if self.memory_budget is not None:
@@ -137,13 +138,16 @@ class Personalizer:
                 schedules = preparation.schedule(dataset, planned)
                 self.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), out)
                 run = TrainingRun(base, dataset, schedules, recipe, self.seed, self._notify, options, guard)
-                with self._run_attached(run, name, interruptions):
-                    assessor = Assessor(run, reading.documents, self._notify, self._signal.check)
-                    active = None if out is not None else assessor.examine_active(self.store, name)
+                with self._run_attached(run, name, interruptions, in_store=in_store):
+                    checks = (self._signal.check, interruptions.deliver)
+                    assessor = Assessor(run, reading.documents, self.on_event, checks)
+                    active = assessor.examine_active(self.store, name) if in_store else None
                     result = run.train(Gate(recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
-                    assessment = assessor.assess(result)
                     interruptions.defer()
+                    assessment = self._assess(assessor, result)
             saved = self._save(run, result, assessment, name, out, interruptions, keep_anyway=keep_anyway)
+            if assessment is None:
+                raise Interrupted(interruptions.outcome, name=saved.name, version=saved.version)
             return AdaptResult.of(run, result, assessment, saved, self.store, time.perf_counter() - begin)
 
     def stop(self) -> None:
@@ -151,8 +155,8 @@ class Personalizer:
 
         The call checks for a stop before each text is tokenised, before and after the model is loaded, and after each
         micro-batch of an evaluation, each step of a training, each example of an analysis and each generated token.
-        `adapt` saves its best state so far as a version that is not active. Once the final evaluation is done, `adapt`
-        can no longer be stopped: it keeps the adapter or not, and returns.
+        `adapt` saves its best state so far as a version that is not active. Once the training is over, a stop ends only
+        the assessment of the adapter, which is saved, and activated if the gate keeps it.
 
         Does nothing if no call is running; the next call is not stopped either. To stop a call that may not have
         started yet, for example because its thread is just starting, pass an event as `stop_when` and set it: it is
@@ -331,7 +335,9 @@ class Personalizer:
         self._signal.check()
 
     @contextmanager
-    def _run_attached(self, run: TrainingRun, name: str, interruptions: Interruptions) -> Iterator[None]:
+    def _run_attached(
+        self, run: TrainingRun, name: str, interruptions: Interruptions, *, in_store: bool
+    ) -> Iterator[None]:
         """Context in which a run's adapter replaces the one in use; restores that on an error.
 
         If the training was stopped, its best state is saved first.
@@ -343,7 +349,7 @@ class Personalizer:
         except (KeyboardInterrupt, NonFiniteLoss, BudgetExceeded) as stop:
             interruptions.defer()
             devices.clear_frames(stop, outer_error)
-            raise self._stopped_error(stop, run, name) from stop
+            raise self._stopped_error(stop, run, name, in_store=in_store) from stop
         except BaseException as error:
             out_of_memory = devices.ran_out_of_memory(error)
             if out_of_memory:
@@ -363,11 +369,18 @@ class Personalizer:
         run.detach()
         self.in_use.restore_adapter(self.on_event)
 
+    def _assess(self, assessor: Assessor, result: GateResult) -> Assessment | None:
+        """Returns the assessment; None if it was stopped, which does not lose the adapter."""
+        try:
+            return assessor.assess(result)
+        except KeyboardInterrupt:
+            return None
+
     def _save(
         self,
         run: TrainingRun,
         result: GateResult,
-        assessment: Assessment,
+        assessment: Assessment | None,
         name: str,
         out: Path | None,
         interruptions: Interruptions,
@@ -375,8 +388,8 @@ class Personalizer:
         keep_anyway: bool,
     ) -> SavedAdapter:
         """Saves the run's adapter; if it is kept, uses it from now on and activates it, unless it is saved to `out`."""
-        version = NewVersion.of(run, result, in_store=out is None)
-        record = make_record(run, result, assessment.general_loss, self.seed)
+        version = NewVersion.of(run, in_store=out is None)
+        record = make_record(run, assessment.general_loss if assessment else None, self.seed)
         try:
             saved = save(self.store, version, record, name, out=out)
         except BaseException:
@@ -391,10 +404,10 @@ class Personalizer:
         self._notify_saved(saved)
         return saved
 
-    def _stopped_error(self, stop: BaseException, run: TrainingRun, name: str) -> TrainingStopped:
+    def _stopped_error(self, stop: BaseException, run: TrainingRun, name: str, *, in_store: bool) -> TrainingStopped:
         """Saves the best state so far as a version that is not active; returns the error that says so."""
         try:
-            error, saved = save_best_state(self.store, run, stop, name, self.seed)
+            error, saved = save_best_state(self.store, run, stop, name, self.seed, in_store=in_store)
         finally:
             self._discard_run(run)
         if saved is not None:

@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterStore, SavedAdapter
@@ -52,7 +52,8 @@ class AdaptResult:
             not judged by itself.
         refit_loss: the loss on the validation documents after that training, which has seen them.
         concerns: what makes a gain on these texts meaningless, a sentence each; the gate then judges nothing.
-        samples: continuations of test documents by the base model, the version before and the judged state.
+        samples: continuations of test documents by the base model, the version before and the judged state; they
+            contain the user's text, so `repr` leaves them out.
         expectation: what to expect of this adapter, in words.
         general_loss_before, general_loss_after: the loss on the bundled general text, of the base model and the
             adapter.
@@ -89,7 +90,7 @@ class AdaptResult:
     trained_on_all: bool
     refit_loss: float | None
     concerns: tuple[str, ...]
-    samples: tuple[Sample, ...]
+    samples: tuple[Sample, ...] = field(repr=False)
     expectation: str
     general_loss_before: float
     general_loss_after: float
@@ -187,7 +188,13 @@ class AdaptResult:
     def summary(self) -> str:
         """What happened and what to do next."""
         if self.kept:
-            refit = " It was then trained on all documents." if self.trained_on_all else ""
+            refit = ""
+            if self.trained_on_all:
+                refit = " It was then trained on all documents."
+            elif self.refit_loss is not None:
+                refit = (
+                    " A training on all documents did not lower the loss further, so the adapter is as it was tested."
+                )
             return f"{self._fall}.{refit} Try it with: {self.command}"
         if self.verdict == Verdict.NOT_JUDGED:
             reason = " ".join(self.concerns) or (

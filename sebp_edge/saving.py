@@ -14,7 +14,6 @@ from sebp_edge.errors import Interrupted, NonFiniteLoss, SebpEdgeError, StorageE
 from sebp_edge.insight.forgetting import GeneralLoss
 from sebp_edge.models.adaptation import Adaptation, restore, snapshot
 from sebp_edge.texts.split_history import SplitHistory
-from sebp_edge.training.gate import GateResult
 from sebp_edge.training.loop import Progress
 from sebp_edge.training.run import TrainingRun
 
@@ -34,10 +33,11 @@ class NewVersion:
     splits: SplitHistory | None
 
     @classmethod
-    def of(cls, run: TrainingRun, result: GateResult | None, *, in_store: bool) -> "NewVersion":
-        """Collects a run's states; `result` is None if the run was stopped."""
-        judged = run.judged_states if result is not None and result.is_refit else []
-        return cls(run.adaptation, judged, run.dataset.draw.history if in_store else None)
+    def of(cls, run: TrainingRun, *, in_store: bool) -> "NewVersion":
+        """Collects a run's states. One that the gate has not judged is no state to compare later versions with."""
+        history = run.dataset.draw.history if run.result else run.dataset.draw.history.all_trained_on()
+        judged = run.judged_states if run.result and run.result.is_refit else []
+        return cls(run.adaptation, judged, history if in_store else None)
 
     def save(self, folder: Path) -> None:
         """Writes the weights, the judged states in `judged/1` and so on, and `documents.json`."""
@@ -83,12 +83,13 @@ def save(
 
 
 def save_best_state(
-    store: AdapterStore, run: TrainingRun, stop: BaseException, name: str, seed: int
+    store: AdapterStore, run: TrainingRun, stop: BaseException, name: str, seed: int, *, in_store: bool
 ) -> tuple[TrainingStopped, SavedAdapter | None]:
     """Saves the best state of a stopped run as a version of `name` that is not active, if it has learnt anything.
 
     Args:
         stop: what ended the training: a KeyboardInterrupt, NonFiniteLoss or BudgetExceeded.
+        in_store: whether the whole run was to be saved in the store, whose salt is in what it remembers of documents.
 
     Returns:
         The error to raise, which says what was saved; and the saved adapter, or None.
@@ -100,13 +101,11 @@ def save_best_state(
         (Interrupted, "Interrupted.") if isinstance(stop, KeyboardInterrupt) else (type(stop), str(stop))
     )
     progress = run.progress[-1] if run.progress else Progress()
-    if not progress.steps or (error_type is NonFiniteLoss and not progress.best_epoch):
+    if run.result is None and (not progress.steps or (error_type is NonFiniteLoss and not progress.best_epoch)):
         return error_type(f"{reason} No state better than the start was found, so nothing was saved."), None
-    version = NewVersion.of(run, None, in_store=True)
-    saved = save(store, version, make_record(run, None, None, seed), name, prefix=reason)
-    message = (
-        f"{reason} The best state so far is saved as version {saved.version} of the adapter {name!r}; it is not active."
-    )
+    saved = save(store, NewVersion.of(run, in_store=in_store), make_record(run, None, seed), name, prefix=reason)
+    state = "best state so far" if run.result is None else "state that was tested"
+    message = f"{reason} The {state} is saved as version {saved.version} of the adapter {name!r}; it is not active."
     return error_type(message, name=name, version=saved.version), saved
 
 
@@ -118,9 +117,9 @@ def describe_location(saved: SavedAdapter) -> str:
     return f"version {saved.version} of the adapter {saved.name!r} is saved {state}"
 
 
-def make_record(run: TrainingRun, result: GateResult | None, general: GeneralLoss | None, seed: int) -> AdapterRecord:
-    """Makes the record of a run's adapter; `result` and `general` are None if the run was stopped."""
-    base, data = run.base, run.dataset
+def make_record(run: TrainingRun, general: GeneralLoss | None, seed: int) -> AdapterRecord:
+    """Makes the record of a run's adapter; `general` is None if it was not measured, because the run was stopped."""
+    base, data, result = run.base, run.dataset, run.result
     gain = result.gain if result else None
     return AdapterRecord(
         base_model=base.reference.public_name,

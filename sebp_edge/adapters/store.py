@@ -207,9 +207,16 @@ class AdapterStore:
             return read_text(path).encode()
 
     def judged_states(self, saved: SavedAdapter) -> list[Path]:
-        """Returns the folders of the states that the gate judged; the version's own if it was not trained again."""
+        """Returns the folders of the states that the gate judged; the version's own if it was not trained again.
+
+        Raises:
+            AdapterError: one of them is missing.
+        """
         folder = saved.path / JUDGED
-        return [folder / str(number) for number in _versions(folder)] or [saved.path]
+        numbers = _versions(folder)
+        if numbers != list(range(1, len(numbers) + 1)):
+            raise AdapterError(f"A judged state is missing in {str(folder)!r}, which has {numbers}.")
+        return [folder / str(number) for number in numbers] or [saved.path]
 
     def latest_splits(self, name: str) -> SplitHistory | None:
         """Returns the splits of the latest version that has them; None if there is none.

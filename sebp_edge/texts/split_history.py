@@ -4,7 +4,7 @@ Nothing here contains text: documents are recognised by salted hashes.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from sebp_edge.texts.near_duplicates import Relations, Shingler, Shingles, compare
@@ -86,6 +86,10 @@ class SplitHistory:
     """The documents of a version of an adapter, and those of earlier versions that it did not have."""
 
     documents: tuple[Remembered, ...] = ()
+
+    def all_trained_on(self) -> "SplitHistory":
+        """Returns the history of a version that may have been trained on all its documents; their splits stay."""
+        return SplitHistory(tuple(replace(document, role=document.role and TRAIN) for document in self.documents))
 
     def unseen(self, current: Mapping[int, Fingerprint]) -> Unseen:
         """Returns which of the current documents this version has not seen, not even a near-duplicate of them."""

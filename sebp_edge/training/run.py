@@ -1,11 +1,13 @@
 """Trains and tests one adaptation on a split of the documents, or on folds; then trains it on all of them."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median_low
 
 from torch import Tensor
 
+from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
@@ -38,6 +40,8 @@ class TrainingRun:
         adaptation: the trained adaptation; None before the first training.
         progress: the progress of each training, in order.
         judged_states: the states that the gate has judged: one, or one for each fold.
+        result: what the gate says of the state that `adaptation` is in after a training or a stop; None if it has not
+            judged that state.
         seed: the random seed.
         options: what the training holds in memory at once.
         guard: the memory limit and peak.
@@ -60,6 +64,7 @@ class TrainingRun:
         self._judged = [schedule for schedule in schedules if not schedule.trains_on_all]
         self.adaptation: Adaptation | None = None
         self.progress: list[Progress] = []
+        self.result: GateResult | None = None
 
     @property
     def judged_states(self) -> list[list[Tensor]]:
@@ -71,7 +76,7 @@ class TrainingRun:
         With folds, each document is tested in a training that has not seen it, and the last training always follows.
         With one split, it follows if the gate keeps the adapter. It has as many epochs as the median of the judged
         states. If the loss on the validation documents, which it has seen, is not lower than before, a single judged
-        state is used instead.
+        state is used instead; so it is after a stop, or if the loss becomes NaN or infinite.
         """
         self._announce_slow_run()
         self.adaptation = attach(self.base, self.recipe, self.seed)
@@ -90,11 +95,11 @@ class TrainingRun:
                     learner.start_again(fresh)
                 tests.append(self._train_and_test(learner, schedule, f"fold {number}" if self._has_folds else "train"))
             result = gate.judge(*map(HeldOutLoss.merged, zip(*tests, strict=True))) if tests else gate.judge(None, None)
-            if len(self._schedules) == len(self._judged) or (self._has_judged_state and not result.kept):
-                return result
-            if tests:
-                learner.start_again(fresh)
-            return self._refit(learner, self._schedules[-1], result)
+            if self._has_judged_state:
+                self.result = result
+            if len(self._schedules) > len(self._judged) and (result.kept or not self._has_judged_state):
+                result = self.result = self._refit(learner, self._schedules[-1], fresh, result)
+            return result
 
     @property
     def _has_folds(self) -> bool:
@@ -140,22 +145,28 @@ class TrainingRun:
         self._on_event(Evaluated(phase, "test", best.best_epoch, after.mean, True))
         return before, after
 
-    def _refit(self, learner: RecoveringLearner, schedule: Schedule, result: GateResult) -> GateResult:
+    def _refit(
+        self, learner: RecoveringLearner, schedule: Schedule, fresh: list[Tensor], result: GateResult
+    ) -> GateResult:
         """Trains on all documents; restores the judged state after a stop or if the loss is not lower."""
         judged = list(self.progress)
         if judged:
             schedule.last_epoch = max(1, median_low([progress.best_epoch for progress in judged]))
         phase = "all documents"
         try:
+            if judged:
+                learner.start_again(fresh)
             self._prepare_trainer(learner, schedule, phase).train(schedule)
             if not judged:
                 return result.with_refit(None, None, has_judged_state=False)
             loss = evaluate(learner, schedule.test).mean
-        except BaseException:
+            self._on_event(Evaluated(phase, "train", schedule.last_epoch, loss, True))
+        except BaseException as error:
             if self._has_judged_state:
                 restore(self.adaptation, self.judged_states[0])
-            raise
-        self._on_event(Evaluated(phase, "train", schedule.last_epoch, loss, True))
+            if not (self._has_judged_state and isinstance(error, NonFiniteLoss)):
+                raise
+            loss = math.nan
         judged_loss = HeldOutLoss.merged([progress.best_validation for progress in judged]).mean
         result = result.with_refit(loss, judged_loss, has_judged_state=self._has_judged_state)
         if not result.is_refit:
