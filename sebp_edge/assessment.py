@@ -90,7 +90,7 @@ class Assessor:
         if not unseen.num_tests:
             return ActiveVersion(version, None, "it was not judged itself")
         if 2 * unseen.num_found < unseen.num_tests:
-            found = f"only {unseen.num_found} of its {unseen.num_tests} test documents are among these texts"
+            found = f"{unseen.num_found or 'none'} of its {unseen.num_tests} test documents are among these texts"
             return ActiveVersion(version, None, found)
         losses = [self._score(folder, number, unseen.states) for number, folder in enumerate(states)]
         return ActiveVersion(version, HeldOutLoss.merged(losses))

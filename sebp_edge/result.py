@@ -231,7 +231,10 @@ class AdaptResult:
             return f"It is saved in {str(self.adapter_path)!r}."
         if self.active:
             return f"Version {self.version} is active, as you asked with keep_anyway."
-        return f"Version {self.version} is saved, but not active; keep_anyway activates it."
+        return (
+            f"Version {self.version} is saved, but not active; to activate it anyway, adapt again with --keep-anyway "
+            "(keep_anyway=True)."
+        )
 
     def to_dict(self) -> dict:
         """Returns the result as JSON-ready values: the last line of `sebp-edge adapt --json`."""

@@ -4,6 +4,7 @@ import random
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 from random_texts import words
@@ -174,9 +175,15 @@ def dataset_of(examples, context_length=512) -> Dataset:
 
 
 def make_sentences(count: int, seed: int = 0, words: int = 24) -> list[str]:
-    """Short texts that share a vocabulary, so that learning some of them helps with the others."""
-    order = random.Random(seed)
-    return [" ".join(order.choices(WORDS, k=words)) + "." for _ in range(count)]
+    """Short texts that share a vocabulary and an order of words, so that learning some of them helps with the others.
+
+    Of two words, one always stands before the other where they are neighbours, as mostly in a language.
+    """
+    order, texts = random.Random(seed), []
+    for _ in range(count):
+        positions = accumulate(order.randint(1, (len(WORDS) - 1) // 2) for _ in range(words))
+        texts.append(" ".join(WORDS[position % len(WORDS)] for position in positions) + ".")
+    return texts
 
 
 @contextmanager

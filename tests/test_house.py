@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     ["cli", "frozen"],
     ["personalizer", "research"],
-    ["result", "saving", "preparation", "model_in_use"],
+    ["result", "saving", "preparation", "assessment", "model_in_use"],
     ["insight"],
     ["adapters"],
     ["training"],
@@ -95,6 +95,8 @@ OTHER_ERRORS = {
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/stopping.py": "StopRequested",
     "sebp_edge/training/recovery.py": "_DidNotFit MemoryError",
+    # Internal calls with wrong arguments, which no user can cause.
+    "sebp_edge/training/comparison.py": "ValueError",
 }
 
 

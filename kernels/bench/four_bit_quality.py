@@ -30,7 +30,7 @@ def main() -> None:
     evidence.add_record_option(parser)
     options = parser.parse_args()
     records = []
-    print(f"{'base':16}{'seed':>6}{'before':>9}{'after':>9}{'fall':>8}{'SE':>8}{'seconds':>9}")
+    print(f"{'base':16}{'seed':>6}{'before':>9}{'after':>9}{'fall':>8}{'at least':>10}{'seconds':>9}")
     for in_4bit in (False, True):
         base, of_base = "4 bits" if in_4bit else "full precision", []
         for seed in options.seeds:
@@ -38,7 +38,7 @@ def main() -> None:
             found = losses(result)
             of_base.append((found["before"], found["after"]))
             print(
-                f"{base:16}{seed:>6}{figures(*of_base[-1])}{found['standard_error']:>8.1%}{result.seconds:>9.1f}",
+                f"{base:16}{seed:>6}{figures(*of_base[-1])}{found['at_least']:>10.1%}{result.seconds:>9.1f}",
                 flush=True,
             )
             records.append({"base": base, "seed": seed, **found})

@@ -28,7 +28,9 @@ import random
 import time
 import traceback
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.pool import AsyncResult
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,11 +44,12 @@ from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.documents import Document
+from sebp_edge.texts.documents import Document, own_text
 from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.readers import read_texts
 from sebp_edge.texts.schedule import Group, Schedule, shuffled_batches
-from sebp_edge.texts.splits import FOLDS_BELOW, Split, split_documents
+from sebp_edge.texts.split_history import Fingerprint, take_fingerprints
+from sebp_edge.texts.splits import FOLDS_BELOW, Split, draw_splits
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.loop import Trainer
 from sebp_edge.training.recovery import RecoveringLearner
@@ -121,11 +124,21 @@ def main() -> None:
     # Read by the math libraries of the processes when they start.
     os.environ["OMP_NUM_THREADS"] = "1"
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        shares = pool.map(run_share, works, chunksize=1)
+        pending = [pool.apply_async(run_share, [work]) for work in works]
+        shares = list(finished(pending, end + 90))
     arrays = {name: array for share in shares for name, array in share.pop("authors", {}).items()}
     arrays |= as_arrays([row for share in shares for row in share["rows"]])
     np.savez_compressed(options.out, names=[folder.name for folder in options.folders], cases=list(CASES), **arrays)
     print(f"{options.out}: {options.out.stat().st_size:,} bytes")
+
+
+def finished(pending: list[AsyncResult], end: float) -> Iterator[dict]:
+    """Yields the shares of the processes that have not died or stalled."""
+    for number, share in enumerate(pending):
+        try:
+            yield share.get(max(1.0, end - time.monotonic()))
+        except multiprocessing.TimeoutError:
+            print(f"process {number} has not finished; its runs are left out")
 
 
 def make_jobs(counts: dict[str, tuple[int, ...]]) -> list[Job]:
@@ -194,6 +207,7 @@ class Author:
 
     documents: list[Document]
     examples: dict[int, list[Example]]
+    fingerprints: dict[int, Fingerprint]
     population: list[int]
     others: list[int]
     group: Group | None = None
@@ -235,7 +249,8 @@ class Runner:
         in_folds = job.size < FOLDS_BELOW
         pool = author.population if in_folds else author.others
         documents = chosen.sample(pool, job.size)
-        splits = split_documents(author.of(documents), job.number)
+        draw = draw_splits({document: author.fingerprints[document] for document in documents}, job.number)
+        splits = draw.splits(author.of(documents))
         row = {
             "size": job.size,
             "case": list(CASES).index(job.case),
@@ -260,9 +275,12 @@ class Runner:
         documents, examples = read_texts(folder).documents, defaultdict(list)
         for example in encode(documents, self.base.tokenizer, self.recipe.context_length)[0]:
             examples[example.document].append(example)
-        order = sorted(examples)
+        fingerprints = take_fingerprints({each: own_text(documents[each].content) for each in examples}, b"")
+        # Of near-duplicates only one stays, so that each document is a cluster in every draw.
+        document_of = {own: each for each, own in draw_splits(fingerprints, 0).cluster_of.items()}
+        order = sorted(document_of.values())
         random.Random(0).shuffle(order)
-        return Author(documents, dict(examples), order[:population], order[population:])
+        return Author(documents, dict(examples), fingerprints, order[:population], order[population:])
 
     def _initial_state(self, seed: int) -> list[torch.Tensor]:
         adaptation = attach(self.base, self.recipe, seed)

@@ -324,16 +324,30 @@ def cpu_steps() -> str:
 
 
 def notes_quality() -> str:
-    by_texts: dict[str, list[Row]] = {}
+    """What an adaptation gains and costs, for each model and texts, seed by seed."""
+    groups: dict[tuple, list[Row]] = {}
     for row in rows("notes-quality"):
-        by_texts.setdefault(row["texts"], []).append(row)
-    body = ([texts, *_falls(found)] for texts, found in by_texts.items())
-    return f"{markdown(('texts', 'test loss', 'fall'), body)}\n\n{recorded('notes-quality')}"
+        groups.setdefault((row["model"], row["texts"]), []).append(row)
+    body = [
+        [
+            model,
+            texts,
+            _losses(found),
+            ", ".join(f"{100 * row['gain']:.1f} ({100 * row['at_least']:.1f})" for row in found),
+            ", ".join(f"{row['refit_validation']:.2f}" for row in found),
+            ", ".join(f"{100 * (row['general_after'] / row['general_before'] - 1):+.1f}" for row in found),
+            ", ".join(str(row["copied_tokens"]) for row in found),
+            ", ".join(row["verdict"] for row in found),
+            ", ".join(f"{row['seconds']:.0f}" for row in found),
+        ]
+        for (model, texts), found in groups.items()
+    ]
+    head = ("model", "texts", "test loss", "gain, %", "refit", "general text, %", "copied", "verdict", "seconds")
+    return f"{markdown(head, body)}\n\n{recorded('notes-quality')}"
 
 
-def _falls(found: list[Row]) -> tuple[str, str]:
-    losses = ", ".join(f"{row['before']:.3f} -> {row['after']:.3f}" for row in found)
-    return losses, ", ".join(f"{100 * row['fall']:.1f} %" for row in found)
+def _losses(found: list[Row]) -> str:
+    return ", ".join(f"{row['before']:.3f} -> {row['after']:.3f}" for row in found)
 
 
 def four_bit_quality() -> str:
@@ -347,10 +361,9 @@ def four_bit_quality() -> str:
         body.append([base, *cells, f"{before:.3f} -> {after:.3f}", f"{100 * (1 - after / before):.1f} %"])
     head = ["base", *(f"seed {row['seed']}" for row in found), "mean", "fall"]
     apart = max(abs(one["after"] - other["after"]) for one, other in zip(*bases.values(), strict=True))
-    errors = [row["standard_error"] * row["before"] for found in bases.values() for row in found]
     return (
-        f"{markdown(head, body)}\n\nAfter training the two bases are at most {apart:.3f} nats apart with one seed; the "
-        f"standard error of one such fall is {between(errors, '.2f')}.\n{recorded('four-bit-quality')}"
+        f"{markdown(head, body)}\n\nAfter training the two bases are at most {apart:.3f} nats apart with one seed.\n"
+        f"{recorded('four-bit-quality')}"
     )
 
 
@@ -359,7 +372,7 @@ def recipes() -> str:
     for row in rows("recipes"):
         by_recipe.setdefault((row["recipe"], row["texts"]), []).append(row)
     body = (
-        [recipe, texts, ", ".join(str(row["seed"]) for row in found), _falls(found)[0]]
+        [recipe, texts, ", ".join(str(row["seed"]) for row in found), _losses(found)]
         for (recipe, texts), found in by_recipe.items()
     )
     return f"{markdown(('recipe', 'texts', 'seeds', 'test loss before -> after'), body)}\n\n{recorded('recipes')}"
@@ -368,20 +381,96 @@ def recipes() -> str:
 def recipe_values() -> str:
     """By how much the test loss fell with each setting, on average over seeds."""
     settings: dict[tuple, dict[str, list[float]]] = {}
-    errors: dict[str, list[float]] = {}
     for row in rows("recipe-values"):
         setting = row["learning_rate"], row["r"], row["batch_tokens"], row["epochs"]
-        settings.setdefault(setting, {}).setdefault(row["texts"], []).append(row["fall"])
-        errors.setdefault(row["texts"], []).append(100 * row["standard_error"])
+        settings.setdefault(setting, {}).setdefault(row["texts"], []).append(row["gain"])
+    all_texts = list(dict.fromkeys(texts for found in settings.values() for texts in found))
     body = []
     for setting, found in sorted(settings.items()):
-        falls = (f"{100 * mean(found[texts]):.1f} %" if texts in found else "" for texts in errors)
+        falls = (f"{100 * mean(found[texts]):.1f} %" if texts in found else "" for texts in all_texts)
         body.append([*map(str, setting), *falls])
-    table = markdown(("learning rate", "r", "loss tokens per step", "epochs", *errors), body)
-    spread = ", ".join(f"{between(found)} ({texts})" for texts, found in errors.items())
-    return (
-        f"{table}\n\nThe standard error of one such fall, in percentage points: {spread}.\n{recorded('recipe-values')}"
-    )
+    table = markdown(("learning rate", "r", "loss tokens per step", "epochs", *all_texts), body)
+    return f"{table}\n\n{recorded('recipe-values')}"
+
+
+# ------------------------------------------------------------------------------------------------------------- the gate
+
+GATE_TEST = "jackknife, t at 97.5 %"
+GATE_RIVALS = ("ratio, t", "ratio, t at 98 %", "differences, t at 97.5 %", "studentised bootstrap")
+
+
+def gate_base() -> str:
+    """How often each test keeps what has exactly the margin, in per cent: the worst of the recorded noises."""
+    found = rows("gate-base")
+    settings = list(dict.fromkeys(row["setting"] for row in found))
+    body = []
+    for test in dict.fromkeys(row["test"] for row in found):
+        at_margin = [row for row in found if row["test"] == test and row["true_gain"] == row["bound"]]
+        usual = [row for row in at_margin if "unequal" not in row["noise"]]
+        cells = [_worst_rate(row for row in usual if row["setting"] == setting) for setting in settings]
+        body.append([_chosen(test), *cells, _worst_rate(row for row in at_margin if row not in usual)])
+    table = markdown(("% kept at the margin", *settings, "more unequal sizes"), body)
+    return f"{table}\n\n{recorded('gate-base', libraries=('python',))}"
+
+
+def gate_power() -> str:
+    """The power of the chosen test and its rivals, in per cent."""
+    found = rows("gate-base")
+    settings = list(dict.fromkeys(row["setting"] for row in found))
+    body = []
+    for test in (GATE_TEST, *GATE_RIVALS):
+        cells = []
+        for setting in settings:
+            chosen = [row for row in found if (row["test"], row["setting"]) == (test, setting)]
+            cells.append(", ".join(f"{100 * row['rate']:.0f}" for row in chosen if row["true_gain"] > row["bound"]))
+        body.append([_chosen(test), *cells])
+    return markdown(("% kept at 2, 5 and 10 %", *settings), body)
+
+
+def gate_active() -> str:
+    """How often the chosen test accepts a version instead of the active one, in per cent."""
+    found = [row for row in rows("gate-active") if row["test"] == GATE_TEST]
+    alike = [row for row in found if row["noise"] in ("other seed", "other notes")]
+    settings = list(dict.fromkeys(row["setting"] for row in found))
+    worse = [row for row in found if row["true_gain"] == row["bound"]]
+    cells = (_worst_rate(row for row in worse if row["setting"] == setting) for setting in settings)
+    body = [["", "worse by the tolerance", *cells]]
+    for bound in sorted({row["bound"] for row in found}, reverse=True):
+        for gain in sorted({row["true_gain"] for row in found if row["true_gain"] >= 0}):
+            accepted = [row for row in alike if (row["bound"], row["true_gain"]) == (bound, gain)]
+            shares = (
+                [f"{100 * row['rate']:.0f}" for row in accepted if row["setting"] == setting] for setting in settings
+            )
+            better = f"{100 * gain:.0f} % better" if gain else "equally good"
+            body.append([f"{-100 * bound:.0f} %", better, *(", ".join(each) for each in shares)])
+    table = markdown(("tolerance", "% accepted of versions that are", *settings), body)
+    return f"{table}\n\n{recorded('gate-active', libraries=('python',))}"
+
+
+def gate_verdicts() -> str:
+    """How many runs the chosen test keeps, with their true gains for each author."""
+    found = rows("gate-verdicts")
+    settings = list(dict.fromkeys(row["setting"] for row in found))
+    body = []
+    for case in dict.fromkeys(row["case"] for row in found):
+        cells = []
+        for setting in settings:
+            of_case = [row for row in found if (row["case"], row["setting"]) == (case, setting)]
+            gains = ", ".join(f"{100 * row['true_gain']:.1f} %" for row in of_case)
+            kept, number = (sum(row[column] for row in of_case) for column in ("kept", "trials"))
+            cells.append(f"{gains}: {kept:,} of {number:,}" if of_case else "")
+        body.append([case, *cells])
+    return f"{markdown(('trained on', *settings), body)}\n\n{recorded('gate-verdicts', libraries=('python',))}"
+
+
+def _worst_rate(found: Iterable[Row]) -> str:
+    """The highest rate and its standard error, in per cent."""
+    row = max(found, key=lambda row: row["rate"], default=None)
+    return f"{100 * row['rate']:.1f} ± {100 * row['error']:.1f}" if row else ""
+
+
+def _chosen(test: str) -> str:
+    return f"**{test}**" if test == GATE_TEST else test
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -390,6 +479,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "end-to-end": end_to_end,
     "families": families,
     "four-bit-quality": four_bit_quality,
+    "gate-active": gate_active,
+    "gate-base": gate_base,
+    "gate-power": gate_power,
+    "gate-verdicts": gate_verdicts,
     "layers": layers,
     "layers-summary": layers_summary,
     "lora-groups": lora_groups,

@@ -224,6 +224,8 @@ def _figures(result: AdaptResult) -> dict[str, str]:
 
 def _show_samples(result: AdaptResult) -> None:
     """Prints how the base model, the version before and this one continue a few test documents."""
+    if result.samples:
+        out.print("\nhow documents continue that it was tested on:")
     for sample in result.samples:
         out.print(f"\n[bold]{escape(_one_line(sample.beginning))}[/] [dim]({escape(sample.document)})[/]")
         for who, text in (("base", sample.base), ("before", sample.before), ("now", sample.after)):

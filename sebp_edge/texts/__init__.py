@@ -5,6 +5,7 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 documents, formats, readers      strings, files, folders and records -> documents
 conversations, tokens, examples  documents -> tokens -> examples of at most the context length
 boilerplate                      lines that stand in many documents
+concerns                         what makes a gain on these texts meaningless, found before training
 dataset                          examples of all documents, with the figures for the report
 prompts                          a prompt or messages -> tokens, as in training
 near_duplicates, split_history   texts -> clusters of near-duplicates; what earlier versions did with documents

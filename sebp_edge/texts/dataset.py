@@ -99,6 +99,6 @@ def make_dataset(
         reading.left_out + left_out,
         draw,
         fingerprints,
-        find_concerns(texts, draw.cluster_of, examples, tokenizer),
+        find_concerns({number: texts[number] for number in used}, draw.cluster_of, reading.num_equal, tokenizer),
         is_chat=2 * sum(isinstance(content, Conversation) for content in chats) > len(used),
     )

@@ -30,10 +30,15 @@ MEMORY_PER_BYTE = 30
 
 @dataclass
 class Reading:
-    """The documents that were read, in a stable order, and what was left out."""
+    """The documents that were read, in a stable order, and what was left out.
+
+    Attributes:
+        num_equal: how many documents were left out since they equal others.
+    """
 
     documents: list[Document] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+    num_equal: int = 0
 
 
 def read_texts(texts, memory: int | None = None) -> Reading:
@@ -67,6 +72,7 @@ def read_texts(texts, memory: int | None = None) -> Reading:
             try:
                 content = clean_content(content)
                 if (key := _digest(content)) in seen:
+                    reading.num_equal += 1
                     raise Unreadable(f"the same as {seen[key]}")
             except Unreadable as reason:
                 reading.left_out.append(LeftOut(name, str(reason)))

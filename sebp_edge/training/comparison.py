@@ -1,15 +1,29 @@
-"""Compares the losses of two models on the same documents."""
+"""Compares the losses of two models on the same documents, with a lower bound of the gain."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import NormalDist
+
+import numpy as np
 
 from sebp_edge.training.evaluation import HeldOutLoss
+
+# 95 % would do for normal differences. Those of real notes are skewed and of unequal size: a bound at 95 % is too high
+# in up to a tenth of the samples, and one at this level in about a twentieth (kernels/bench/gate.py).
+_LEVEL = 0.975
 
 
 @dataclass(frozen=True)
 class Comparison:
+    """The gain of one model over another.
+
+    Attributes:
+        before, after: their mean losses in nats per token.
+        gain: by how much the mean loss fell, as a share of the loss before; NaN if a loss is not finite.
+        lower: a lower bound of the gain that holds in 95 % of all samples of documents; -inf if there is none.
+        num_clusters: the number of clusters of near-duplicate documents, the units of the bound.
+    """
+
     before: float
     after: float
     gain: float
@@ -18,19 +32,47 @@ class Comparison:
 
 
 def compare(before: HeldOutLoss, after: HeldOutLoss, cluster_of: Mapping[int, int]) -> Comparison:
-    total = sum(before.tokens.values())
-    saved, tokens = {}, {}
-    for d in before.nats:
-        c = cluster_of[d]
-        saved[c] = saved.get(c, 0) + before.nats[d] - after.nats[d]
-        tokens[c] = tokens.get(c, 0) + before.tokens[d]
-    fall = sum(saved.values()) / total
-    n = len(saved)
-    if n < 2:
-        return Comparison(before.mean, after.mean, fall / before.mean, -math.inf, n)
-    residuals = sum((saved[c] - fall * tokens[c]) ** 2 for c in saved)
-    se = math.sqrt(residuals * n / (n - 1)) / total
-    z = NormalDist().inv_cdf(0.95)
-    v = n - 1
-    t = z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v * v)
-    return Comparison(before.mean, after.mean, fall / before.mean, (fall - t * se) / before.mean, n)
+    """Compares two models by their losses on the same documents.
+
+    The bound is that of Student's t for the jackknife of the gain. It needs no correction for documents from several
+    folds: the dependence between folds is too small to measure.
+
+    Args:
+        cluster_of: the cluster of near-duplicates that each document is in.
+
+    Raises:
+        ValueError: the losses are of different documents or tokens.
+    """
+    if before.tokens != after.tokens:
+        raise ValueError("got the losses of different documents or tokens; both must be of the same")
+    units, unit_of = np.unique([cluster_of[document] for document in before.nats], return_inverse=True)
+    nats_before = np.bincount(unit_of, list(before.nats.values()), len(units))
+    nats_after = np.bincount(unit_of, [after.nats[document] for document in before.nats], len(units))
+    with np.errstate(all="ignore"):
+        gain = float((nats_before.sum() - nats_after.sum()) / nats_before.sum())
+        lower = float(jackknife_bound(nats_before, nats_after)) if len(units) > 1 else -math.inf
+    return Comparison(
+        before=before.mean,
+        after=after.mean,
+        gain=gain if math.isfinite(gain) else math.nan,
+        lower=lower if math.isfinite(lower) else -math.inf,
+        num_clusters=len(units),
+    )
+
+
+def jackknife_bound(before: np.ndarray, after: np.ndarray, level: float = _LEVEL) -> np.ndarray:
+    """Returns the lower bound of the gain from the nats of each unit, which are in the last dimension."""
+    total_before, total_after = before.sum(-1, keepdims=True), after.sum(-1, keepdims=True)
+    num_units = before.shape[-1]
+    without_one = 1 - (total_after - after) / (total_before - before)
+    standard_error = np.sqrt(num_units - 1) * without_one.std(-1)
+    return 1 - (total_after / total_before).squeeze(-1) - t_quantile(num_units - 1, level) * standard_error
+
+
+def t_quantile(freedom: int, level: float = _LEVEL) -> float:
+    """Returns a quantile of Student's t, for a level of one half or more."""
+    # With t = sqrt(freedom) * tan(angle), the density of the angle is proportional to cos(angle) ** (freedom - 1).
+    angles = np.linspace(0, np.pi / 2, 20_001)
+    density = np.cos(angles) ** (freedom - 1)
+    share = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
+    return float(np.sqrt(freedom) * np.tan(np.interp(2 * level - 1, share / share[-1], angles)))

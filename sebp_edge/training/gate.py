@@ -106,6 +106,8 @@ class Gate:
         if before is None or not self.can_judge:
             return result
         own = after.rest
+        if not own.tokens:  # all lines are boilerplate
+            return result
         result = replace(result, gain=compare(before.rest, own, self.cluster_of))
         if not result.gain.lower >= self.margin:
             return replace(result, verdict=Verdict.NO_GAIN)

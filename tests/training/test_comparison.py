@@ -1,0 +1,93 @@
+"""The comparison of two models: its gain, its bound, and when there is none."""
+
+import math
+
+import numpy as np
+import pytest
+
+from sebp_edge.training.comparison import compare, t_quantile
+from sebp_edge.training.evaluation import HeldOutLoss
+
+
+def loss(nats, tokens=None):
+    return HeldOutLoss(dict(enumerate(nats)), dict(enumerate(tokens or [10] * len(nats))))
+
+
+def alone(count):
+    return {document: document for document in range(count)}
+
+
+def test_the_gain_is_that_of_the_mean_loss_over_all_tokens():
+    found = compare(loss([40.0, 300.0], [10, 100]), loss([20.0, 270.0], [10, 100]), alone(2))
+    assert (found.before, found.after) == pytest.approx((340 / 110, 290 / 110))
+    assert found.gain == pytest.approx(50 / 340)
+    assert found.num_clusters == 2
+
+
+def test_the_bound_is_that_of_t_for_documents_of_one_size():
+    before, gains = [50.0] * 6, np.array([0.02, 0.05, 0.03, 0.04, 0.01, 0.03])
+    found = compare(loss(before), loss([50 * (1 - gain) for gain in gains]), alone(6))
+    assert found.lower == pytest.approx(gains.mean() - 2.570582 * gains.std(ddof=1) / math.sqrt(6), abs=1e-7)
+
+
+def test_one_large_document_lowers_the_bound_more_than_its_linear_error():
+    before, gains = np.array([50.0] * 5 + [500.0]), np.array([0.05] * 5 + [0.01])
+    found = compare(loss(before.tolist()), loss((before * (1 - gains)).tolist()), alone(6))
+    residuals = before * (gains - found.gain)
+    linear = found.gain - 2.570582 * math.sqrt((residuals**2).sum() * 6 / 5) / before.sum()
+    assert found.lower < linear - 0.01
+
+
+def test_near_duplicates_count_as_one_document():
+    before, after = [50.0, 40.0, 60.0], [48.0, 37.0, 59.0]
+    once = compare(loss(before), loss(after), alone(3))
+    four_times = compare(loss(before * 4), loss(after * 4), {document: document % 3 for document in range(12)})
+    assert (four_times.gain, four_times.lower) == pytest.approx((once.gain, once.lower))
+    assert four_times.num_clusters == 3
+    assert compare(loss(before * 4), loss(after * 4), alone(12)).lower > once.lower
+
+
+def test_the_order_of_the_documents_does_not_matter():
+    before, after = loss([50.0, 40.0, 60.0]), loss([48.0, 37.0, 59.0])
+    turned = HeldOutLoss(dict(reversed(after.nats.items())), after.tokens)
+    assert compare(before, turned, alone(3)) == compare(before, after, alone(3))
+
+
+def test_a_loss_that_is_not_finite_has_no_bound():
+    for bad in (math.nan, math.inf):
+        for before, after in (([50.0, 40.0], [48.0, bad]), ([50.0, bad], [48.0, 37.0]), ([bad, 40.0], [bad, 37.0])):
+            found = compare(loss(before), loss(after), alone(2))
+            assert math.isnan(found.gain)
+            assert found.lower == -math.inf
+
+
+def test_one_cluster_has_a_gain_but_no_bound():
+    found = compare(loss([50.0, 40.0]), loss([45.0, 36.0]), {0: 7, 1: 7})
+    assert found.gain == pytest.approx(0.1)
+    assert (found.lower, found.num_clusters) == (-math.inf, 1)
+
+
+def test_no_documents_and_no_loss_have_no_bound():
+    for count in (0, 1, 3):
+        found = compare(loss([0.0] * count), loss([0.0] * count), alone(count))
+        assert math.isnan(found.gain)
+        assert (found.lower, found.num_clusters) == (-math.inf, count)
+
+
+def test_two_models_that_agree_have_a_bound_of_zero():
+    found = compare(loss([50.0, 40.0, 10.0]), loss([50.0, 40.0, 10.0]), alone(3))
+    assert (found.gain, found.lower) == pytest.approx((0, 0), abs=1e-12)
+
+
+def test_losses_of_different_documents_or_tokens_are_refused():
+    one = loss([50.0, 40.0])
+    for other in (loss([50.0]), loss([50.0, 40.0, 30.0]), loss([50.0, 40.0], [10, 11])):
+        for before, after in ((one, other), (other, one)):
+            with pytest.raises(ValueError, match="different documents or tokens"):
+                compare(before, after, alone(3))
+
+
+def test_the_quantiles_are_those_of_students_t():
+    known = {1: 12.7062, 2: 4.30265, 5: 2.57058, 29: 2.04523, 199: 1.97196}
+    assert {freedom: t_quantile(freedom) for freedom in known} == pytest.approx(known, rel=1e-5)
+    assert t_quantile(5, 0.95) == pytest.approx(2.01505, rel=1e-5)
