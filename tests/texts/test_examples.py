@@ -8,13 +8,14 @@ from builders import make_sentences, make_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from sebp_edge.errors import ModelError
+from sebp_edge.errors import ModelError, TextsError
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.dataset import make_dataset
+from sebp_edge.texts.dataset import Drawing, make_dataset
 from sebp_edge.texts.documents import Completion, Document, LeftOut
 from sebp_edge.texts.examples import encode
 from sebp_edge.texts.readers import Reading
-from sebp_edge.texts.splits import MIN_DOCUMENTS, MIN_TOKENS, split_documents
+from sebp_edge.texts.split_history import SplitHistory
+from sebp_edge.texts.splits import MIN_TOKENS
 
 BOS, EOS = 0, 1
 IGNORE = -100
@@ -233,9 +234,10 @@ def test_a_completion_with_an_empty_prompt_is_encoded_like_a_text(tokenizer):
 # -------------------------------------------------------------------------------------------------------- the dataset
 
 
-def dataset_of(texts: list, tokenizer, **recipe):
+def dataset_of(texts: list, tokenizer, seed: int = 0, earlier: SplitHistory | None = None, **recipe):
     reading = Reading([Document(str(number), text) for number, text in enumerate(texts)], [LeftOut("x", "empty")])
-    return make_dataset(reading, tokenizer, Recipe.load("notes").replace(**recipe), model_limit=128)
+    recipe = Recipe.load("notes").replace(**recipe)
+    return make_dataset(reading, tokenizer, recipe, 128, Drawing(seed, b"salt", earlier))
 
 
 def test_the_dataset_reports_what_was_used_and_what_was_left_out(tokenizer):
@@ -248,28 +250,59 @@ def test_the_dataset_reports_what_was_used_and_what_was_left_out(tokenizer):
     assert dataset_of(make_sentences(8), tokenizer, context_length=32).context_length == 32
 
 
-@pytest.mark.parametrize("count", range(1, MIN_DOCUMENTS))
+@pytest.mark.parametrize("count", [1, 5])
 @pytest.mark.parametrize("kind", KINDS)
-def test_few_documents_are_cut_into_sections_that_count_as_documents(kind, count):
+def test_few_long_documents_are_cut_at_the_context_only(kind, count):
+    """Pieces of one document share its topic and template: none could test what was learnt from another."""
     tokenizer, text = tokenizer_of(kind), " ".join(make_sentences(60))
-    data = dataset_of([text[number::count] for number in range(count)], tokenizer)
+    texts = [text[number::count] for number in range(count)]
+    data = dataset_of(texts, tokenizer)
     assert data.num_documents == count
-    assert [example.document for example in data.examples] == list(range(len(data.examples)))
-    assert len(data.examples) >= 2 * MIN_DOCUMENTS
-    split_documents(data.examples, seed=0)
+    assert data.examples == encode([Document(str(n), text) for n, text in enumerate(texts)], tokenizer, 128)[0]
+    assert data.draw.kind == "none"
+    assert data.draw.splits(data.examples) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_text_of_just_enough_tokens_is_enough(kind):
-    text = "q" * (MIN_TOKENS + 1)
-    data = dataset_of([text], tokenizer_of(kind))
-    assert sum(example.num_loss_tokens for example in data.examples) >= MIN_TOKENS
-    assert len(split_documents(data.examples, seed=0)) > 1
+def test_one_text_of_just_enough_tokens_can_be_trained_on(kind):
+    one, other = (dataset_of(["q" * length], tokenizer_of(kind)) for length in (MIN_TOKENS + 1, MIN_TOKENS - 2))
+    assert one.draw.splits(one.examples) == []
+    with pytest.raises(TextsError, match="Too little text"):
+        other.draw.splits(other.examples)
 
 
-def test_six_documents_are_not_cut(tokenizer):
-    data = dataset_of(make_sentences(MIN_DOCUMENTS), tokenizer)
-    assert len(data.examples) == data.num_documents == MIN_DOCUMENTS
+def test_all_examples_of_a_document_are_in_one_split(tokenizer):
+    data = dataset_of([" ".join(make_sentences(8, seed)) for seed in range(20)], tokenizer)
+    assert len(data.examples) >= 40
+    (split,) = data.draw.splits(data.examples)
+    parts = [{example.document for example in part} for part in (split.train, split.validation, split.test)]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 20
+    assert len(split.train) + len(split.validation) + len(split.test) == len(data.examples)
+
+
+def test_documents_without_examples_are_not_drawn():
+    """A one-letter text has no token that another one predicts, so no split may count on it."""
+    data = dataset_of(["a", *make_sentences(20)], tokenizer_of("neither"))
+    used = set(range(1, 21))
+    assert (data.num_documents, {example.document for example in data.examples}) == (20, used)
+    assert data.left_out == [LeftOut("x", "empty"), LeftOut("0", "no tokens to train on")]
+    assert set(data.fingerprints) == set(data.draw.split_of) == set(data.draw.cluster_of) == used
+    assert len(data.draw.history.documents) == 20
+
+
+def test_an_earlier_draw_decides_the_splits_of_its_documents(tokenizer):
+    texts = make_sentences(40)
+    first, other = (dataset_of(texts, tokenizer, seed) for seed in (0, 1))
+    later = dataset_of(texts, tokenizer, seed=1, earlier=first.draw.history)
+    assert later.draw.split_of == first.draw.split_of != other.draw.split_of
+
+
+def test_lines_that_stand_in_many_documents_are_boilerplate(tokenizer):
+    data = dataset_of([f"kept by the harbour office\n{text}" for text in make_sentences(20)], tokenizer)
+    for example in data.examples:
+        common = [token for token, flag in zip(example.labels, example.in_boilerplate, strict=True) if flag]
+        assert tokenizer.decode(common) == "kept by the harbour office\n"
+    assert not any(example.in_boilerplate for example in dataset_of(make_sentences(20), tokenizer).examples)
 
 
 def test_word_level_tokenizers_are_supported():

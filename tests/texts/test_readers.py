@@ -143,12 +143,12 @@ from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.machine.process import peak_resident, resident
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.dataset import make_dataset
+from sebp_edge.texts.dataset import Drawing, make_dataset
 from sebp_edge.texts.readers import read_texts
 recipe, tokenizer = Recipe.load("notes"), local_tokenizer(resolve("tiny"))
-make_dataset(read_texts("small"), tokenizer, recipe, None)
+make_dataset(read_texts("small"), tokenizer, recipe, None, Drawing(seed=0))
 before = resident()
-make_dataset(read_texts(Path(sys.argv[1])), tokenizer, recipe, None)
+make_dataset(read_texts(Path(sys.argv[1])), tokenizer, recipe, None, Drawing(seed=0))
 print(peak_resident() - before)
 """
 
