@@ -30,6 +30,8 @@ _MAX_DOCUMENTS = 32
 _FIRST_DOCUMENTS = 4
 # With more occurrences of shingles than this, a part of the shingles is used to find the pairs.
 _MAX_OCCURRENCES = 2_000_000
+# Pairs that are compared at once, which limits the memory.
+_PAIRS_AT_ONCE = 100_000
 
 # Chinese and Japanese have no spaces between words; each of their characters counts as one.
 _WIDE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -52,6 +54,8 @@ class Shingles:
 
     def sketch(self) -> "Shingles":
         """Returns the smallest shingles, from which the number that two documents share can be estimated."""
+        if len(self.hashes) <= SKETCH_SIZE:
+            return self
         return Shingles(self.hashes[:SKETCH_SIZE].copy(), self.number)
 
 
@@ -193,14 +197,26 @@ def _candidates(documents: list[Shingles], parts: np.ndarray, is_sketch: np.ndar
     places, is_first = places[~is_alone], is_first[~is_alone]
     # The smallest hashes are a random part of the shingles, and those that sketches have.
     sampled = min(1.0, _MAX_OCCURRENCES / max(1, len(places)))
-    pairs = np.sort(_pairs((places & np.uint64(2**32 - 1))[:_MAX_OCCURRENCES], is_first[:_MAX_OCCURRENCES]))
+    pairs = _pairs((places & np.uint64(2**32 - 1))[:_MAX_OCCURRENCES], is_first[:_MAX_OCCURRENCES])
+    del places, hashes, owners, is_first, is_alone
+    pairs.sort()
     begins = np.flatnonzero(np.append(True, pairs[1:] != pairs[:-1])[: len(pairs)])
-    counts, pairs = np.diff(np.append(begins, len(pairs))), pairs[begins]
-    firsts, seconds = (pairs >> np.uint64(32)).astype(np.int64), (pairs & np.uint64(2**32 - 1)).astype(np.int64)
-    # Up to three quarters of what near-duplicates share may be in frequent shingles, which are not all counted.
-    enough = counts >= sampled * _NEAR_SHARE / 4 * np.minimum(parts[firsts], parts[seconds])
-    enough &= ~(is_sketch[firsts] & is_sketch[seconds])
-    return firsts[enough], seconds[enough]
+    ends = np.append(begins, len(pairs))[1:]
+    kept = [np.empty(0, np.uint64)]
+    for block in range(0, len(begins), _PAIRS_AT_ONCE):
+        own = slice(block, block + _PAIRS_AT_ONCE)
+        found, counts = pairs[begins[own]], ends[own] - begins[own]
+        firsts, seconds = _split(found)
+        # Up to three quarters of what near-duplicates share may be in frequent shingles, which are not all counted.
+        enough = counts >= sampled * _NEAR_SHARE / 4 * np.minimum(parts[firsts], parts[seconds])
+        enough &= ~(is_sketch[firsts] & is_sketch[seconds])
+        kept.append(found[enough])
+    return _split(np.concatenate(kept))
+
+
+def _split(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the documents of each pair."""
+    return (pairs >> np.uint64(32)).astype(np.int64), (pairs & np.uint64(2**32 - 1)).astype(np.int64)
 
 
 def _pairs(owners: np.ndarray, is_first: np.ndarray) -> np.ndarray:

@@ -23,9 +23,9 @@ from sebp_edge.texts.documents import (
 from sebp_edge.texts.formats import FORMATS, read_file, text_size
 from sebp_edge.units import gigabytes
 
-# Peak memory per byte of text while it is read and tokenised: the maximum over notes in one file and in 2,000 files,
-# records of one sentence, and texts with four-byte characters.
-MEMORY_PER_BYTE = 30
+# Peak memory per byte of text while it is read, compared and tokenised: the maximum over notes in one file and in 2,000
+# files, and records of one sentence.
+MEMORY_PER_BYTE = 45
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from reading import contents, left_out, refusal, write_file
 from sebp_edge.errors import MachineError
 from sebp_edge.texts import formats
 from sebp_edge.texts.readers import MEMORY_PER_BYTE, read_texts
+from sebp_edge.units import gigabytes
 
 HELLO = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"}]
 
@@ -128,10 +128,9 @@ def test_texts_that_need_more_than_the_given_memory_are_refused_unread(form, tmp
     monkeypatch.setattr(Path, "read_bytes", None)
     with pytest.raises(MachineError) as caught:
         read_texts(texts, memory=MEMORY_PER_BYTE * size - 1)
-    assert re.fullmatch(
-        r"Reading these texts would take more than the 0\.?\d* MB of memory left for them; give fewer texts or raise "
-        r"the memory budget\.",
-        str(caught.value),
+    assert str(caught.value) == (
+        f"Reading these texts would take more than the {gigabytes(MEMORY_PER_BYTE * size - 1)} of memory left for "
+        "them; give fewer texts or raise the memory budget."
     )
 
 
