@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import math
 import re
 import shlex
@@ -583,13 +584,43 @@ def test_full_fine_tuning_saves_a_model_that_transformers_loads(make, notes_fold
     assert torch.equal(before, logits(personalizer, personalizer.in_use.base.model))
 
 
-def test_saved_files_and_events_contain_no_text_and_no_path(make, notes_folder, tmp_path):
-    secret = "the password is swordfish"
-    (notes_folder / "secret-plan.md").write_text(f"{secret} and so we took the bread")
+@pytest.fixture
+def secret_notes(notes_folder):
+    """Notes that each begin with a secret word of their own; returns the folder."""
+    for number, path in enumerate(notes_folder.iterdir()):
+        path.write_text(f"swordfish{number} {path.read_text()}")
+        path.rename(path.with_name(f"secret-plan-{number}.md"))
+    return notes_folder
+
+
+@pytest.mark.parametrize("count", [24, 9])
+def test_a_users_text_is_only_in_the_result(make, secret_notes, tmp_path, caplog, capfd, count):
+    for path in sorted(secret_notes.iterdir())[count:]:
+        path.unlink()
+    caplog.set_level(logging.NOTSET)
     events = []
-    result = make(on_event=events.append).adapt(notes_folder)
-    saved = b"".join(path.read_bytes() for path in result.adapter_path.iterdir())
+    results = [make(on_event=events.append).adapt(secret_notes, keep_anyway=True) for _ in range(2)]
+    assert all("swordfish" in sample.beginning for result in results for sample in result.samples)
+    assert len(results[1].samples) == 3
+    assert json.dumps(results[1].to_dict()).count("swordfish") >= 3
+
+    folders = (tmp_path / "store", tmp_path / "data", tmp_path / "cache")
+    saved = {path: path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()}
+    assert {path.name for path in saved} >= {"documents.json", "sebp_edge.json", ".salt", "adapter_config.json"}
+    assert any(path.name.startswith("general-loss-") for path in saved)
     emitted = json.dumps([event.to_dict() for event in events if not isinstance(event, AdapterSaved)])
-    for hidden in (secret, "swordfish", "secret-plan", str(tmp_path)):
-        assert hidden.encode() not in saved
+    logged = caplog.text + "".join(capfd.readouterr()) + repr(results)
+    for hidden in ("swordfish", "secret-plan", str(secret_notes)):
+        assert not any(hidden.encode() in content for content in saved.values())
         assert hidden not in emitted
+        assert hidden not in logged
+
+
+def test_remembered_documents_cannot_be_recognised_without_the_salt(make, notes_folder, tmp_path):
+    """The hashes of another store, of the same documents, are others."""
+    paths = [make(store=tmp_path / name).adapt(notes_folder).adapter_path for name in ("one", "other")]
+    histories = [read_history(path).documents for path in paths]
+    assert len(histories[0]) == len(histories[1]) == 24
+    assert not {document.key for document in histories[0]} & {document.key for document in histories[1]}
+    # The draw does not depend on it: the two adapters are the same.
+    assert bytes_of(paths[0]) == bytes_of(paths[1])
