@@ -147,7 +147,7 @@ class Personalizer:
                     assessment = self._assess(assessor, result)
             saved = self._save(run, result, assessment, name, out, interruptions, keep_anyway=keep_anyway)
             if assessment is None:
-                raise Interrupted(interruptions.outcome, name=saved.name, version=saved.version)
+                raise interruptions.outcome
             return AdaptResult.of(run, result, assessment, saved, self.store, time.perf_counter() - begin)
 
     def stop(self) -> None:
@@ -400,7 +400,9 @@ class Personalizer:
             saved = self.store.activate(saved) if out is None else saved
         else:
             self._discard_run(run)
-        interruptions.outcome = f"Interrupted after the training: {describe_location(saved)}."
+        interruptions.outcome = Interrupted(
+            f"Interrupted after the training: {describe_location(saved)}.", name=saved.name, version=saved.version
+        )
         self._notify_saved(saved)
         return saved
 
