@@ -213,7 +213,13 @@ def test_only_the_owner_can_read_it(store, record, tmp_path):
 def test_the_readme_names_the_base_model_and_the_losses(store, record):
     text = (store.save(FakeAdaptation(), record, "mine", activate=True).path / "README.md").read_text()
     assert text.startswith("---\nbase_model: sebp-edge/tiny\nlibrary_name: peft\n---\n# A LoRA adapter for")
-    assert "Held-out loss in nats per token: 3.500 before, 3.100 after." in text
+    assert "\nTest loss in nats per token: 3.500 before, 3.100 after.\n" in text
+    refit = dataclasses.replace(record, trained_on_all=True, general_loss_before=4.0, general_loss_after=4.125)
+    text = (store.save(FakeAdaptation(), refit, "mine", activate=True).path / "README.md").read_text()
+    assert (
+        "3.100 after, in the judged state; then it was trained on all documents, which was not judged by itself" in text
+    )
+    assert "Loss on general text in nats per token: 4.000 before, 4.125 after.\n" in text
     full = dataclasses.replace(record, recipe={"name": "full", "method": "full"}, heldout_loss_after=None)
     text = (store.save(FakeAdaptation(), full, "mine", activate=True).path / "README.md").read_text()
     assert "library_name: transformers" in text
