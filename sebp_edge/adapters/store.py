@@ -38,6 +38,7 @@ from sebp_edge.units import gigabytes
 _ACTIVE = "active"
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _SALT = ".salt"
+_SALT_TEXT = re.compile("[0-9a-f]{32}")
 JUDGED = "judged"
 _SAVING_PREFIX = ".saving-"
 # Temporary files that have not changed for this long belong to killed processes.
@@ -197,14 +198,19 @@ class AdapterStore:
         """Returns the salt of this store, which is made at the first call.
 
         Raises:
-            StorageError: it cannot be read or written.
+            StorageError: it cannot be read or written, or is damaged.
         """
         path = self.folder / _SALT
-        with storage_errors("Cannot write to", path):
+        with storage_errors("Cannot write to", path), suppress(ValueError):
             _make_private(self.folder)
             if not path.exists():
-                write_atomically(path, secrets.token_hex(16))
-            return read_text(path).encode()
+                write_atomically(path, secrets.token_hex(16), replace=False)
+            if _SALT_TEXT.fullmatch(salt := read_text(path)):
+                return salt.encode()
+        raise StorageError(
+            f"{str(path)!r} is damaged, so the documents of earlier versions cannot be recognised; restore the file, "
+            "or delete it to draw new splits."
+        )
 
     def judged_states(self, saved: SavedAdapter) -> list[Path]:
         """Returns the folders of the states that the gate judged; the version's own if it was not trained again.
