@@ -149,6 +149,7 @@ def test_an_adapter_that_does_nothing_is_not_kept(make, texts, rate):
     result = personalizer.adapt(texts)
     assert (result.verdict, result.kept, result.active) == ("no gain", False, False)
     assert abs(result.gain) < 1e-3
+    assert result.trained_on_all == (texts == FEW)
     assert "the gate asks for at least 1.0%" in result.summary
     store = personalizer.store
     assert (store.versions("default"), store.active_version("default")) == ([1], None)
