@@ -7,6 +7,7 @@ from itertools import groupby, pairwise
 
 import pytest
 import torch
+from builders import dataset_of
 from memory_plans import RECIPE, all_plans
 from transformers import LlamaConfig
 
@@ -50,15 +51,15 @@ def make_dataset(num_documents: int, longest: int = 200) -> Dataset:
     draw = random.Random(0)
     lengths = [draw.randint(20, longest) for _ in range(num_documents)]
     examples = [Example(list(range(length)), list(range(length)), n) for n, length in enumerate(lengths)]
-    return Dataset(examples, 512, num_documents, [])
+    return dataset_of(examples)
 
 
 def plan_of(shape, dataset, recipe, target, budget):
-    return make_plan(shape, dataset, make_schedules(dataset.examples, recipe, seed=0), recipe, target, budget)
+    return make_plan(shape, dataset, make_schedules(dataset, recipe, seed=0), recipe, target, budget)
 
 
 def candidates(shape, dataset, target):
-    schedules = make_schedules(dataset.examples, RECIPE, seed=0)
+    schedules = make_schedules(dataset, RECIPE, seed=0)
     return memory_plan._Candidates(shape, dataset, schedules, RECIPE, target)
 
 
