@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.adapters.documents import read_history
+from sebp_edge.adapters.documents import latest_history, read_history
 from sebp_edge.errors import (
     BaseModelMismatch,
     BusyError,
@@ -335,7 +335,7 @@ def test_an_interruption_of_out_leaves_no_unsalted_hashes_in_the_store(make, not
     with pytest.raises(Interrupted, match="saved as version 1 of the adapter 'default'"):
         personalizer.adapt(notes_folder, out=tmp_path / "out")
     assert not (personalizer.store.open("default", 1).path / "documents.json").exists()
-    assert personalizer.store.latest_splits("default") is None
+    assert latest_history(personalizer.store, "default") is None
 
 
 def after_training(last_phase, do):

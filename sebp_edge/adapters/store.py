@@ -28,11 +28,9 @@ from typing import Protocol
 
 import platformdirs
 
-from sebp_edge.adapters.documents import read_history
 from sebp_edge.adapters.record import RECORD, AdapterRecord
 from sebp_edge.errors import AdapterError, OptionError, StorageError, suggest
 from sebp_edge.files import flush, read_text, storage_errors, write_atomically
-from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.units import gigabytes
 
 _ACTIVE = "active"
@@ -223,18 +221,6 @@ class AdapterStore:
         if numbers != list(range(1, len(numbers) + 1)):
             raise AdapterError(f"A judged state is missing in {str(folder)!r}, which has {numbers}.")
         return [folder / str(number) for number in numbers] or [saved.path]
-
-    def latest_splits(self, name: str) -> SplitHistory | None:
-        """Returns the splits of the latest version that has them; None if there is none.
-
-        Raises:
-            AdapterError: their file is damaged.
-        """
-        versions = self.versions(check_name(name)) if name in self.names() else []
-        for version in reversed(versions):
-            if (splits := read_history(self.folder / name / str(version))) is not None:
-                return splits
-        return None
 
     def save(self, adaptation: Saveable, record: AdapterRecord, name: str, *, activate: bool) -> SavedAdapter:
         """Saves a new version of the adapter `name`, and makes it the active one if `activate` is set.

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,12 @@ from sebp_edge.events import AdapterSaved, Evaluated, TrainingStarted
 from sebp_edge.interruptions import Interruptions
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot halt a process and send it signals")
+
+
+@pytest.fixture
+def make(make, recipe):
+    """A function that makes a Personalizer whose adapters are kept."""
+    return partial(make, recipe=str(recipe))
 
 
 @pytest.fixture

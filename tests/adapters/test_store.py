@@ -11,18 +11,13 @@ import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge.adapters import store as store_module
-from sebp_edge.adapters.documents import write_history
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, check_name
 from sebp_edge.errors import AdapterError, OptionError, StorageError
-from sebp_edge.texts.near_duplicates import Shingles
-from sebp_edge.texts.split_history import Remembered, SplitHistory
 
-NO_HASHES = np.empty(0, np.uint32)
 # The beginning of a script that saves into the folder argv[1].
 SAVE_SCRIPT = """
 import os, resource, signal, sys, time
@@ -261,20 +256,6 @@ def test_the_judged_states_of_a_version_are_its_own_or_those_beside_it(store, re
     (folder / "1").rmdir()
     with pytest.raises(AdapterError, match=r"A judged state is missing in '.*judged', which has \[2, 3\]"):
         store.judged_states(saved)
-
-
-def test_the_latest_version_with_splits_has_those_of_an_adapter(store, record):
-    assert store.latest_splits("mine") is None
-    for document in (1, 2, None):
-        saved = store.save(FakeAdaptation(), record, "mine", activate=False)
-        if document is not None:
-            write_history(saved.path, SplitHistory((Remembered(document, Shingles(NO_HASHES, 0), "test", 0, "test"),)))
-    assert [document.key for document in store.latest_splits("mine").documents] == [2]
-    (store.folder / "mine" / "2" / "documents.json").write_text("{}")
-    with pytest.raises(AdapterError, match="restore the file, or remove the version"):
-        store.latest_splits("mine")
-    store.remove("mine", 2)
-    assert [document.key for document in store.latest_splits("mine").documents] == [1]
 
 
 def test_only_the_owner_can_read_it(store, record, tmp_path):
