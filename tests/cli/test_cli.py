@@ -363,8 +363,8 @@ def test_no_line_is_wider_than_a_narrow_terminal(adapt, store, tmp_path):
         assert max(map(len, lines)) <= columns
         words = " ".join(" ".join(lines).split())
         assert "Traceback" not in words
-        expected = ["It was then trained on all documents.", "micro-llama", "llama-3.2-3b-instruct", "notes", "saved for the"]
-        expected.append("projection q_proj")
+        expected = ["It was then trained on all documents.", "micro-llama", "llama-3.2-3b-instruct", "notes"]
+        expected += ["saved for the", "projection q_proj"]
         assert expected[number] in words
         # Imports take seconds.
         assert ("starting" in words) == (arguments[0] in ("adapt", "plan", "analyze"))
