@@ -363,7 +363,13 @@ def test_no_line_is_wider_than_a_narrow_terminal(adapt, store, tmp_path):
         assert max(map(len, lines)) <= columns
         words = " ".join(" ".join(lines).split())
         assert "Traceback" not in words
-        expected = ["It was then trained on all documents.", "micro-llama", "llama-3.2-3b-instruct", "notes", "saved for the"]
+        expected = [
+            "It was then trained on all documents.",
+            "micro-llama",
+            "llama-3.2-3b-instruct",
+            "notes",
+            "saved for the",
+        ]
         expected.append("projection q_proj")
         assert expected[number] in words
         # Imports take seconds.

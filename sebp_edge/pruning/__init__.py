@@ -1,0 +1,9 @@
+"""N:M sparsity: trains linear layers so that of each M neighbouring weights only N are left.
+
+Internal: import from `sebp_edge` or `sebp_edge.research`.
+
+pattern           N:M, and the linear layers that a pattern divides
+phases            dense phase, decay and sparse phase: what each method does with the pruned weights at each step
+pruned_weights    the pruned weights in the model and the dense ones that the optimizer updates
+nm_sparse         the handle for your own training loop
+"""
