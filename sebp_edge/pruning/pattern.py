@@ -57,11 +57,9 @@ def find_layers(model: nn.Module, names: Sequence[str] | None) -> dict[str, nn.L
         )
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     exact = {name: layer for name, layer in linear.items() if is_linear(layer)}
-    if len(exact) < len(linear):
-        raise SparsityError(
-            f"The model has layers of {type(next(layer for layer in linear.values() if not is_linear(layer))).__name__},"
-            " whose weights cannot be pruned; load it in 16 bits, without an adapter."
-        )
+    other = next((type(layer).__name__ for layer in linear.values() if not is_linear(layer)), None)
+    if other:
+        raise SparsityError(f"The model has layers of {other}, whose weights cannot be pruned; load it in 16 bits.")
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     found = {name: layer for name, layer in exact.items() if type(layer) is nn.Linear and layer is not head}
     if names is not None:
