@@ -32,7 +32,7 @@ LAYERS = [
     ["rows"],
     ["models"],
     ["machine"],
-    ["recipe", "events"],
+    ["recipe", "events", "sparsity"],
     ["ops"],
     ["errors", "stopping", "units", "files", "interruptions"],
 ]

@@ -7,7 +7,7 @@
             optimizer.zero_grad()
             sparse.step()
 
-Afterwards the model has its pruned weights, and nothing of the handle is left. Works with the drop-in, hoisted models
+Afterwards the model is pruned, and nothing of the handle is left. Works with the drop-in, hoisted models
 and captured graphs, since the parameters stay the same tensors in the same memory.
 """
 
@@ -18,14 +18,14 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.pruning.pattern import Pattern, check_sizes, find_layers
-from sebp_edge.pruning.phases import Method, Phases, Stage
-from sebp_edge.pruning.pruned_weights import PrunedWeights
+from sebp_edge.pruning.phases import Stage
+from sebp_edge.pruning.pruning import Pruning
+from sebp_edge.sparsity import Method, Sparsity
 
 
 def nm_sparse(
     model: nn.Module,
-    pattern: str | Pattern,
+    pattern: str,
     method: Method = "mdgf-exponential",
     *,
     num_steps: int,
@@ -37,7 +37,7 @@ def nm_sparse(
 
     Args:
         pattern: N:M, such as "2:4": of each M neighbouring inputs of an output, N weights are left.
-        method: see `Phases`.
+        method: see `sebp_edge.pruning.phases`.
         num_steps: the number of optimizer steps of the training.
         dense, decay: the shares of these steps in the dense and in the decay phase; the sparse phase has the rest.
         layers: the last parts of the layers' names, such as "gate_proj"; None for all linear layers but the head.
@@ -50,32 +50,31 @@ def nm_sparse(
         SparsityError: the model has no such layers, its weights are in 4 bits or sharded, it has an adapter, or the
             pattern does not divide a layer's inputs.
     """
-    return NmSparse(model, Phases(Pattern.parse(pattern), method, num_steps, dense, decay), layers)
+    sparsity = Sparsity(pattern=pattern, method=method, dense=dense, decay=decay, layers=layers)
+    return NmSparse(model, sparsity, num_steps)
 
 
 class NmSparse:
-    """Handle of one model that is pruned while it is trained by an optimizer of torch.
+    """Handle of one model that is pruned while it is trained by an optimizer of torch."""
 
-    Attributes:
-        phases: what happens at each step.
-        num_done: the number of steps done.
-    """
-
-    def __init__(self, model: nn.Module, phases: Phases, layers: Sequence[str] | None = None):
-        found = find_layers(model, layers)
-        check_sizes(found, max(phases.group_sizes))
-        self.phases, self.num_done = phases, 0
-        self._weights = PrunedWeights(found)
+    def __init__(self, model: nn.Module, sparsity: Sparsity, num_steps: int):
+        self._pruning = Pruning(model, sparsity)
+        self._pruning.begin(num_steps)
+        self._remember_versions()
         # The pruned tensors of the parameters that an optimizer has updated since the last step, and its rates.
         self._pruned: dict[nn.Parameter, torch.Tensor] = {}
         self._rates: dict[nn.Parameter, float] = {}
         self._hook = register_optimizer_step_pre_hook(self._before_update)
-        self._prune()
+
+    @property
+    def num_done(self) -> int:
+        """The number of steps done."""
+        return self._pruning.num_done
 
     @property
     def stage(self) -> Stage:
         """What the model computes with now."""
-        return self._weights.stage
+        return self._pruning.stage
 
     def step(self) -> None:
         """Prunes the updated weights for the next step; call it after `optimizer.step()`.
@@ -89,18 +88,14 @@ class NmSparse:
             self._refuse_other_changes()
             return
         self._restore_pruned()
-        if self.phases.shrinkage:
-            shares = {parameter: rate * self.phases.shrinkage for parameter, rate in self._rates.items()}
-            self._weights.shrink(shares, self.num_done)
-        self.num_done += 1
-        self._prune()
+        self._pruning.step(self._rates)
+        self._remember_versions()
 
     def remove(self) -> None:
-        """Leaves the model with its pruned weights, and frees the dense ones."""
+        """Leaves the model pruned to the pattern, whatever phase the training is in."""
         self._hook.remove()
-        if self._pruned:
-            self._restore_pruned()
-            self._prune()
+        self._restore_pruned()
+        self._pruning.finish()
 
     def __enter__(self) -> "NmSparse":
         return self
@@ -112,7 +107,7 @@ class NmSparse:
         """Gives the parameters that the optimizer updates their dense weights."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                dense = self._weights.dense(parameter)
+                dense = self._pruning.weights.dense(parameter)
                 if dense is parameter:
                     continue
                 if parameter in self._pruned:
@@ -129,12 +124,11 @@ class NmSparse:
             parameter.data = pruned
         self._pruned.clear()
 
-    def _prune(self) -> None:
-        self._weights.prune(self.phases.stage(self.num_done))
-        self._versions = {parameter: parameter._version for parameter in self._weights}
+    def _remember_versions(self) -> None:
+        self._versions = {parameter: parameter._version for parameter in self._pruning.weights}
 
     def _refuse_other_changes(self, *parameters: nn.Parameter) -> None:
-        if any(parameter._version != self._versions[parameter] for parameter in parameters or self._weights):
+        if any(parameter._version != self._versions[parameter] for parameter in parameters or self._versions):
             raise SparsityError(
                 "The pruned weights have changed, but not in the step of an optimizer of torch; the next step would "
                 "overwrite the change. Change weights before nm_sparse is called, or train with torch.optim."

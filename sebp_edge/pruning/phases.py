@@ -15,13 +15,10 @@ Transformers".
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
 
-from sebp_edge.errors import OptionError, suggest
-from sebp_edge.pruning.pattern import Pattern
+from sebp_edge.errors import OptionError
+from sebp_edge.sparsity import Pattern, Sparsity
 
-Method = Literal["sr-ste", "mdgf-linear", "mdgf-exponential", "sdgf-stepwise", "sdgf-geometric"]
-METHODS = get_args(Method)
 # SR-STE's λ.
 SHRINKAGE = 2e-4
 # δ of mdgf-exponential at the end of the decay phase.
@@ -49,64 +46,43 @@ DENSE = Stage(1, 1)
 class Phases:
     """The stages of a training of `num_steps` steps.
 
-    Args:
-        dense, decay: the shares of the steps in the dense and in the decay phase; the sparse phase has the rest.
-            "sr-ste" has no decay phase.
-
     Raises:
-        OptionError: the method is unknown, or the phases do not fit into the steps.
+        OptionError: the number of steps is not above 0.
     """
 
-    pattern: Pattern
-    method: Method
+    sparsity: Sparsity
     num_steps: int
-    dense: float = 0.0
-    decay: float = 0.5
 
     def __post_init__(self):
-        if self.method not in METHODS:
-            raise OptionError(f"Unknown N:M method {str(self.method)[:40]!r}; {suggest(str(self.method), METHODS)}")
-        if not (0 <= self.dense < 1 and 0 <= self.decay < 1 and self.dense + self.decay < 1):
-            raise OptionError(
-                f"The dense phase is {self.dense} and the decay phase {self.decay} of the steps; expected shares of at "
-                "least 0 whose sum is below 1, since the sparse phase has the rest."
-            )
         if type(self.num_steps) is not int or self.num_steps < 1:
-            raise OptionError(f"The number of steps is {self.num_steps}; expected a whole number above 0.")
-        if self.first_sparse_step >= self.num_steps:
-            raise OptionError(
-                f"The dense and the decay phase take all {self.num_steps} steps; train for more steps, or shorten them."
-            )
+            raise OptionError(f"The number of steps is {str(self.num_steps)[:40]}; expected a whole number above 0.")
+
+    @property
+    def pattern(self) -> Pattern:
+        return Pattern.parse(self.sparsity.pattern)
 
     @property
     def first_sparse_step(self) -> int:
-        """The first step of the sparse phase, from 0."""
-        return self._first_decay_step + self._num_decay_steps
+        """The first step of the sparse phase, from 0; always below the number of steps."""
+        return self._num_dense_steps + self._num_decay_steps
 
     @property
     def shrinkage(self) -> float:
         """λ, times which the learning rate is the share that pruned weights lose at each step."""
-        return SHRINKAGE if self.method == "sr-ste" else 0.0
+        return SHRINKAGE if self.sparsity.method == "sr-ste" else 0.0
 
     @property
     def final(self) -> Stage:
         return Stage(self.pattern.n, self.pattern.m)
 
-    @property
-    def group_sizes(self) -> list[int]:
-        """The sizes of all groups in which weights are ranked; the inputs of a layer must be multiples of each."""
-        if self.method == "sdgf-geometric" and self._num_decay_steps:
-            return [factor * self.pattern.m for factor in _GEOMETRIC]
-        return [self.pattern.m]
-
     def stage(self, step: int) -> Stage:
         """Returns the stage of a step, counted from 0."""
-        n, m, time = self.pattern.n, self.pattern.m, step - self._first_decay_step
+        n, m, time = self.pattern.n, self.pattern.m, step - self._num_dense_steps
         if time < 0:
             return DENSE
         if time >= self._num_decay_steps:
             return self.final
-        match self.method:
+        match self.sparsity.method:
             case "mdgf-linear":
                 return Stage(n, m, 1 - time / self._num_decay_steps)
             case "mdgf-exponential":
@@ -118,12 +94,17 @@ class Phases:
                 return Stage(factor * n, factor * m)
 
     @property
-    def _first_decay_step(self) -> int:
-        return round(self.dense * self.num_steps)
+    def _num_dense_steps(self) -> int:
+        return math.floor(self.sparsity.dense * self.num_steps)
 
     @property
     def _num_decay_steps(self) -> int:
-        return 0 if self.method == "sr-ste" else round(self.decay * self.num_steps)
+        return 0 if self.sparsity.method == "sr-ste" else math.floor(self.sparsity.decay * self.num_steps)
+
+
+def largest_group(sparsity: Sparsity) -> int:
+    """Returns the largest group in which weights are ranked; layers' inputs must be multiples of it."""
+    return Pattern.parse(sparsity.pattern).m * (_GEOMETRIC[0] if sparsity.method == "sdgf-geometric" else 1)
 
 
 def _part(time: int, num_steps: int, values: tuple[int, ...]) -> int:

@@ -9,8 +9,9 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from sebp_edge.errors import OptionError, SparsityError
-from sebp_edge.pruning.phases import METHODS, SHRINKAGE
+from sebp_edge.pruning.phases import SHRINKAGE, Phases
 from sebp_edge.research import nm_sparse, sparsify
+from sebp_edge.sparsity import METHODS, Sparsity
 
 
 def make_model(dtype=torch.float64):
@@ -73,7 +74,7 @@ def test_a_training_is_that_of_the_methods_definition(method, optimizer_class, m
             optimizer.step()
             optimizer.zero_grad()
             sparse.step()
-        phases = sparse.phases
+    phases = Phases(Sparsity(pattern="1:4", method=method, dense=0.2), 20)
     expected, biases = train_by_definition(other, phases, 20, optimizer_class, 3e-2)
     for layer, weight, bias in zip([model[0], model[2]], expected, biases, strict=True):
         torch.testing.assert_close(layer.weight.detach(), weight, rtol=1e-9, atol=1e-12)
