@@ -199,7 +199,7 @@ def _validate_sparsity(recipe: str, value) -> Sparsity:
         if key not in known:
             raise RecipeError(f"Recipe {recipe!r} has an unknown key {key!r} in sparsity; {suggest(key, known)}")
     if "pattern" not in value:
-        raise RecipeError(f"Recipe {recipe!r}: sparsity has no pattern; give one, such as pattern = \"2:4\".")
+        raise RecipeError(f'Recipe {recipe!r}: sparsity has no pattern; give one, such as pattern = "2:4".')
     try:
         return Sparsity(**value)
     except OptionError as error:

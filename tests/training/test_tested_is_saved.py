@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.events import Evaluated, TrainingStarted, silent
 from sebp_edge.models.adaptation import load
+from sebp_edge.sparsity import Sparsity
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Drawing, make_dataset
 from sebp_edge.texts.readers import read_texts
@@ -23,6 +24,7 @@ METHODS = {
     # With this learning rate, updates are smaller than the spacing of bf16.
     "full": {"method": "full", "learning_rate": 1e-5},
     "full, large updates": {"method": "full", "learning_rate": 1e-2},
+    "full, pruned": {"method": "full", "learning_rate": 1e-2, "sparsity": Sparsity(pattern="2:4", decay=0.3)},
 }
 WEIGHTS = {"lora": "adapter_model.safetensors", "full": "model.safetensors"}
 
