@@ -86,6 +86,7 @@ OTHER_ERRORS = {
     # Reasons to refuse a file, which become an AdapterError, a ModelError or an entry of `left_out`.
     "sebp_edge/adapters/record.py": "ValueError",
     "sebp_edge/files.py": "ValueError",
+    "sebp_edge/models/compressed.py": "ValueError",
     "sebp_edge/models/lora.py": "ValueError",
     "sebp_edge/models/weights.py": "TypeError",
     "sebp_edge/texts/": "Unreadable",

@@ -212,7 +212,8 @@ def round_to_bf16(values: Tensor, random: Tensor) -> Tensor:
 
 def prune_(out_GM: Tensor, weight_GM: Tensor, n: int, decay: float) -> None:
     """Writes the weights into `out`, those times `decay` that are not among the n largest of their group."""
-    torch.where(_is_kept(weight_GM, n), weight_GM, (weight_GM * decay).to(weight_GM.dtype), out=out_GM)
+    # Plus zero, so that no pruned weight is -0.
+    torch.where(_is_kept(weight_GM, n), weight_GM, weight_GM * decay + 0.0, out=out_GM)
 
 
 def shrink_pruned_(weight_GM: Tensor, n: int, shrinkage: float, seed: int, step: int) -> None:

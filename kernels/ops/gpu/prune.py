@@ -35,7 +35,8 @@ def _prune_kernel(
     offsets, mask = groups * M + columns, (groups < num_groups) & (columns < M)
     weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0)
     is_kept = _is_kept(weight_ptr, weight, groups, num_groups, n, columns, M)
-    decayed = (weight.to(tl.float32) * decay).to(weight.dtype)
+    # Plus zero, so that no pruned weight is -0.
+    decayed = (weight.to(tl.float32) * decay + 0.0).to(weight.dtype)
     tl.store(out_ptr + offsets, tl.where(is_kept, weight, decayed), mask=mask)
 
 
