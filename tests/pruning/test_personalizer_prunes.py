@@ -6,7 +6,7 @@ from builders import make_llama, make_sentences
 from torch import nn
 
 from sebp_edge import Recipe
-from sebp_edge.errors import Interrupted, RecipeError, SparsityError
+from sebp_edge.errors import AdapterError, Interrupted, RecipeError, SparsityError
 from sebp_edge.events import Evaluated, StepDone, silent
 from sebp_edge.models.compressed import CompressedFile
 from sebp_edge.pruning.nm_sparse import nm_sparse
@@ -83,6 +83,21 @@ def test_folds_and_a_last_training_each_begin_with_dense_weights(make):
     for number in (1, 2, 3):
         model = saved_model(result.adapter_path / "judged" / str(number))
         assert max(kept(model.model.layers[0].mlp.up_proj.weight)) == 2
+
+
+def test_a_saved_version_generates_after_loading_and_a_damaged_one_is_refused(make):
+    personalizer = make(recipe=RECIPE)
+    result = personalizer.adapt(make_sentences(24, words=40))
+    expected = personalizer.generate("the ferry", max_new_tokens=9, temperature=0)
+    other = make()
+    other.load_adapter("default")
+    assert other.generate("the ferry", max_new_tokens=9, temperature=0) == expected
+    path = result.adapter_path / "compressed.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-100:] = bytes(100)
+    path.write_bytes(content)
+    with pytest.raises(AdapterError, match=r"is damaged|contains NaN"):
+        make().load_adapter("default")
 
 
 @pytest.mark.parametrize("step", [1, 12])
