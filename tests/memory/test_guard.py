@@ -97,7 +97,7 @@ def test_a_dry_run_updates_nothing_in_the_backward_pass(dtype, graphs, plain_gra
     from sebp_edge.training.update_in_backward import UpdateInBackward
 
     monkeypatch.setattr(
-        "sebp_edge.training.learner._update_for", lambda parameters, recipe, _: UpdateInBackward(parameters, recipe)
+        "sebp_edge.training.learner._update_for", lambda parameters, recipe, *_: UpdateInBackward(parameters, recipe)
     )
     examples, events = uneven_examples(), []
     adapted = FullAdaptation(make_llama().to(dtype))
@@ -149,7 +149,7 @@ def test_steps_of_one_micro_batch_are_cut_before_the_first_step(monkeypatch):
     from sebp_edge.training.update_in_backward import UpdateInBackward
 
     monkeypatch.setattr(
-        "sebp_edge.training.learner._update_for", lambda parameters, recipe, _: UpdateInBackward(parameters, recipe)
+        "sebp_edge.training.learner._update_for", lambda parameters, recipe, *_: UpdateInBackward(parameters, recipe)
     )
     examples, events = uneven_examples(), []
     recipe = RECIPE.replace(method="full", epochs=2)

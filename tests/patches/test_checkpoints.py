@@ -232,7 +232,7 @@ def test_moments_in_8_bits_learn_equally_well():
 
 def test_weights_updated_in_the_backward_pass_are_reread_before_their_update(monkeypatch):
     monkeypatch.setattr(
-        "sebp_edge.training.learner._update_for", lambda parameters, recipe, _: UpdateInBackward(parameters, recipe)
+        "sebp_edge.training.learner._update_for", lambda parameters, recipe, *_: UpdateInBackward(parameters, recipe)
     )
     recipe = RECIPE.replace(method="full")
 
