@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 # Set before torch and transformers are imported, and inherited by the processes that tests start. No test reaches the
@@ -34,6 +35,7 @@ from failing_memory import RECIPE, PlainGraphs
 
 import evidence
 from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.insight import samples
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import backend, choices
@@ -74,6 +76,21 @@ def own_data_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "data" / "sebp-edge" / "adapters"
+
+
+@pytest.fixture(scope="session")
+def probe_folder(tmp_path_factory):
+    """A probe of general text that is shorter than the tests' notes."""
+    folder = tmp_path_factory.mktemp("probe")
+    (folder / "short.txt").write_text("the ferry left at six", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def short_assessment(probe_folder, monkeypatch):
+    """Shortens the probe and the samples of adaptations in this process, which would take most of a tiny one's time."""
+    monkeypatch.setattr("sebp_edge.insight.forgetting.PROBE", probe_folder)
+    monkeypatch.setattr("sebp_edge.insight.samples.SAMPLING", replace(samples.SAMPLING, max_new_tokens=2))
 
 
 @pytest.fixture
@@ -173,15 +190,6 @@ def recipe(tmp_path):
 def adapt(notes_folder, model_folder, recipe):
     """Command-line arguments of an adaptation that takes a second and is kept."""
     return ["adapt", str(notes_folder), "--model", str(model_folder), "--recipe", str(recipe)]
-
-
-@pytest.fixture
-def short_probe(tmp_path, monkeypatch):
-    """A probe of general text that is shorter than the tests' notes."""
-    folder = tmp_path / "probe"
-    folder.mkdir()
-    (folder / "short.txt").write_text("the ferry left at six", encoding="utf-8")
-    monkeypatch.setattr("sebp_edge.insight.forgetting.PROBE", folder)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ measured, so that an old figure cannot look new in a copy without history or thr
 import argparse
 import ast
 import csv
+import functools
 import hashlib
 import importlib.metadata
 import io
@@ -152,6 +153,7 @@ def _content(path: Path) -> bytes:
     return code_of(path.read_text(encoding="utf-8")).encode() if path.suffix == ".py" else path.read_bytes()
 
 
+@functools.cache
 def code_of(text: str) -> str:
     """Python code without docstrings, comments and blank lines; the same text for every version of Python."""
     lines = text.splitlines()

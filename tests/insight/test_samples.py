@@ -17,6 +17,11 @@ ANSWER = {"role": "assistant", "content": "at home"}
 LONG = "the ferry left at six " * 100
 
 
+@pytest.fixture(autouse=True)
+def short_assessment():
+    """Samples have their real length here."""
+
+
 def beginnings_of(base, *contents, numbers=None, chat_template=False):
     documents = [Document(f"document {number}", content) for number, content in enumerate(contents)]
     numbers = range(len(documents)) if numbers is None else numbers

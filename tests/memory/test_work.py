@@ -36,7 +36,6 @@ def test_the_largest_sizes_give_the_footprint_of_all_sizes(method):
     assert work._largest(sizes, has_graphs=True) == sorted(set(sizes))
 
 
-@pytest.mark.usefixtures("short_probe")
 def test_the_sizes_are_those_of_the_trainings_micro_batches(make, notes_folder, monkeypatch):
     works, rows, count, compute = [], set(), Work.of, RowLosses.__call__
 
