@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 # Set before torch and transformers are imported, and inherited by the processes that tests start. No test reaches the
@@ -25,6 +26,11 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
+
+if os.environ.get("TRITON_INTERPRET") and find_spec("triton"):
+    import interpreter
+
+    interpreter.patch_once_per_launch()
 
 # Failed assertions in these modules show the compared values, as in a test file.
 pytest.register_assert_rewrite("against_dense", "command", "damage", "memory_plans", "random_cases")

@@ -4,6 +4,7 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 """
 
 import logging
+import os
 import signal
 import sys
 
@@ -54,7 +55,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         # File names may contain bytes that are not text, and a pipe may have another encoding than UTF-8.
         stream.reconfigure(errors="backslashreplace")
-    # PEFT imports bitsandbytes if it is installed, and bitsandbytes then warns about layers that are not used here.
+    # PEFT imports bitsandbytes if it is installed. bitsandbytes then warns about layers that are not used here, and
+    # loads torch's compiler for seconds, which no command uses.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         with Interruptions():

@@ -177,7 +177,7 @@ def test_attention_kernels_write_gradients_side_by_side_and_rotate_only_queries(
 
 @pytest.mark.parametrize("scores", [PLAIN, BIDIRECTIONAL])
 def test_attention_kernels_are_bitwise_reproducible_and_sequences_are_independent(scores, short_kernels):
-    heads, lengths = (4, 2, 32), [13, 128, 70]
+    heads, lengths = (2, 1, 32), [13, 128, 70]
     wide, rotary, cu_seqlens = draw(*heads, torch.float16, DEVICE, lengths)
     dout = torch.randn(len(wide), heads[0], heads[2], device=DEVICE).half()
     first = attend_short(wide, rotary, cu_seqlens, heads, dout, scores=scores)
