@@ -7,6 +7,7 @@ from itertools import groupby, pairwise
 
 import pytest
 import torch
+from builders import dataset_of
 from memory_plans import RECIPE, all_plans
 from transformers import LlamaConfig
 
@@ -15,8 +16,10 @@ from sebp_edge.errors import MachineError, OptionError
 from sebp_edge.machine import devices
 from sebp_edge.memory import plan as memory_plan
 from sebp_edge.memory import target
+from sebp_edge.memory.footprint import num_states_kept
 from sebp_edge.memory.options import FASTEST
 from sebp_edge.memory.plan import MemoryBudget, make_plan
+from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.models.catalog import resolve
@@ -49,16 +52,15 @@ def gpu_with_bf16(monkeypatch):
 def make_dataset(num_documents: int, longest: int = 200) -> Dataset:
     draw = random.Random(0)
     lengths = [draw.randint(20, longest) for _ in range(num_documents)]
-    examples = [Example(list(range(length)), list(range(length)), n) for n, length in enumerate(lengths)]
-    return Dataset(examples, 512, num_documents, [])
+    return dataset_of([Example(list(range(length)), list(range(length)), n) for n, length in enumerate(lengths)])
 
 
 def plan_of(shape, dataset, recipe, target, budget):
-    return make_plan(shape, dataset, make_schedules(dataset.examples, recipe, seed=0), recipe, target, budget)
+    return make_plan(shape, dataset, make_schedules(dataset, recipe, seed=0), recipe, target, budget)
 
 
 def candidates(shape, dataset, target):
-    schedules = make_schedules(dataset.examples, RECIPE, seed=0)
+    schedules = make_schedules(dataset, RECIPE, seed=0)
     return memory_plan._Candidates(shape, dataset, schedules, RECIPE, target)
 
 
@@ -150,7 +152,8 @@ def test_the_host_memory_of_a_training_on_a_gpu_must_fit_too(shape_3b, monkeypat
     with pytest.raises(MachineError, match=r"needs about 19\.3 GB of host memory .* or train an adapter\.$"):
         plan_3b(shape_3b, "16GB", recipe=full)
     lora = plan_3b(shape_3b, "16GB")
-    assert (lora.full, lora.chosen.host_memory) == (None, 3 * 4 * shape_3b.adapter_parameters(4))
+    # A split and a training on all documents have three states, and one more while the best is replaced.
+    assert (lora.full, lora.chosen.host_memory) == (None, 4 * 4 * shape_3b.adapter_parameters(4))
 
 
 def test_a_training_on_a_cpu_has_no_separate_host_memory(shape_3b, monkeypatch):
@@ -258,7 +261,8 @@ def test_the_error_suggests_no_model_if_the_process_alone_exceeds_the_budget(sha
 
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_full_fine_tuning_takes_more_memory_and_time_than_an_adapter(shape_3b):
-    lora, full = (plan_3b(shape_3b, "200GB", recipe=RECIPE.replace(method=method)) for method in ("lora", "full"))
+    recipes = (RECIPE.replace(method=method, refit=False) for method in ("lora", "full"))
+    lora, full = (plan_3b(shape_3b, "200GB", recipe=recipe) for recipe in recipes)
     # Updates within the backward pass have 8-bit moments, and keep no gradients.
     assert full.chosen.footprint.optimizer == 2 * shape_3b.parameters
     assert full.chosen.footprint.gradients == 0
@@ -278,8 +282,34 @@ def test_the_time_of_a_small_model_on_a_gpu_is_that_of_its_layers(model_folder):
     shape, dataset = read_shape(resolve(model_folder)), make_dataset(100)
     recipe = RECIPE.replace(batch_tokens=200)
     plan = plan_of(shape, dataset, recipe, Target.this_machine(CUDA, 0), MemoryBudget.parse("8GB"))
-    steps = sum(example.num_loss_tokens for example in dataset.examples) * 0.75 / 200
+    # The train split, then all documents.
+    steps = sum(example.num_loss_tokens for example in dataset.examples) * (0.75 + 1) / 200
     assert plan.chosen.seconds == pytest.approx(2 * steps * 2 * memory_plan.SECONDS_PER_LAYER, rel=0.25)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+@pytest.mark.parametrize("device", [CUDA, CPU], ids=str)
+def test_a_last_training_on_all_documents_takes_more_time_but_no_larger_micro_batches(shape_3b, device):
+    dataset = make_dataset(200)
+    judged, refitted = (
+        plan_of(shape_3b, dataset, RECIPE.replace(refit=refit), Target.this_machine(device, 0), MemoryBudget(10**12))
+        for refit in (False, True)
+    )
+    tokens = sum(example.num_loss_tokens for example in dataset.examples)
+    trained = sum(example.num_loss_tokens for example in dataset.draw.splits(dataset.examples)[0].train)
+    ratio = refitted.chosen.seconds / judged.chosen.seconds
+    # Evaluations, of which the last training has fewer, take a tenth of the time.
+    assert (trained + tokens) / trained * 0.85 < ratio < (trained + tokens) / trained
+    own, other = (plan.chosen.footprint for plan in (judged, refitted))
+    assert other.activations == pytest.approx(own.activations, rel=0.05)
+    assert other.graphs == pytest.approx(own.graphs, rel=0.05)
+    # On the CPU, the states to restore are part of the adapter.
+    more = num_states_kept(_setup(shape_3b, device), 2) - num_states_kept(_setup(shape_3b, device), 1)
+    assert other.adapter - own.adapter == (4 * more * shape_3b.adapter_parameters(4) if device == CPU else 0)
+
+
+def _setup(shape, device):
+    return TrainingSetup(shape, RECIPE, device == CUDA, has_kernels=device == CUDA, itemsize=2)
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
