@@ -32,7 +32,8 @@ def main(arguments: list[str] | None = None) -> None:
     except SebpEdgeError as error:
         sys.exit(f"lm: {error}")
     print(f"{result.documents} texts, {result.tokens} tokens, {result.tokens_per_second:,.0f} tokens/s in training")
-    print(f"held-out loss {result.heldout_loss_before:.4f} -> {result.heldout_loss_after:.4f}")
+    if result.gain is not None:
+        print(f"held-out loss {result.heldout_loss_before:.4f} -> {result.heldout_loss_after:.4f}")
     print(result.summary)
 
 

@@ -126,7 +126,7 @@ class TrainingStopped(SebpEdgeError):
     """A training ended early.
 
     Attributes:
-        name, version: the name and version of the adapter that was saved, not activated; None if none was saved.
+        name, version: the name and version of the adapter that was saved; None if none was saved in the store.
     """
 
     def __init__(self, message: str, *, name: str | None = None, version: int | None = None):

@@ -103,18 +103,32 @@ def read_json(path: Path, max_bytes: int = _MAX_BYTES) -> dict:
     return values
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a text file in UTF-8 atomically, replacing any file of that name."""
+def write_atomically(path: Path, text: str, *, replace: bool = True) -> None:
+    """Writes a text file in UTF-8 atomically.
+
+    Args:
+        replace: whether to replace a file of that name; if not, it stays, even if another process has just written it.
+    """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     temporary = Path(name)
     try:
         os.close(descriptor)
         temporary.write_text(text, encoding="utf-8")
         flush(temporary)
-        temporary.replace(path)
+        if replace or not _link(temporary, path):
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     flush(path.parent)
+
+
+def _link(temporary: Path, path: Path) -> bool:
+    """Gives a file a second name unless that exists; returns False if the disk has no such links."""
+    try:
+        os.link(temporary, path)
+    except OSError:
+        return path.exists()
+    return True
 
 
 def flush(path: Path) -> None:

@@ -21,12 +21,11 @@ class Interruptions:
     signals, and only those with a handler in Python are deferred: a signal that ends the process at once still does.
 
     Attributes:
-        outcome: a sentence that says what was completed despite the interruption. If it is set, an Interrupted with
-            this message replaces the KeyboardInterrupt.
+        outcome: says what was completed despite the interruption. If it is set, it replaces the KeyboardInterrupt.
     """
 
     def __init__(self):
-        self.outcome: str | None = None
+        self.outcome: Interrupted | None = None
         self._handlers: dict[int, Callable] = {}
         self._deferred: list[int] = []
         self._is_deferring = False
@@ -62,7 +61,7 @@ class Interruptions:
         except KeyboardInterrupt as interrupt:
             if self.outcome is None:
                 raise
-            raise Interrupted(self.outcome) from interrupt
+            raise self.outcome from interrupt
 
     def _handle(self, signum: int, frame) -> None:
         if self._is_deferring or time.monotonic() < self._interrupted_at + _LOST_AFTER_SECONDS:

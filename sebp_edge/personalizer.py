@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
+from sebp_edge.adapters.documents import latest_history
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.assessment import Assessment, Assessor
 from sebp_edge.errors import (
@@ -147,7 +148,7 @@ class Personalizer:
                     assessment = self._assess(assessor, result)
             saved = self._save(run, result, assessment, name, out, interruptions, keep_anyway=keep_anyway)
             if assessment is None:
-                raise Interrupted(interruptions.outcome, name=saved.name, version=saved.version)
+                raise interruptions.outcome
             return AdaptResult.of(run, result, assessment, saved, self.store, time.perf_counter() - begin)
 
     def stop(self) -> None:
@@ -302,7 +303,7 @@ class Personalizer:
 
     def _preparation(self, signal: StopSignal, name: str | None = None) -> Preparation:
         """Returns a preparation; documents keep their splits of earlier versions of the adapter `name`, if given."""
-        earlier, salt = (None, b"") if name is None else (self.store.latest_splits(name), self.store.salt())
+        earlier, salt = (None, b"") if name is None else (latest_history(self.store, name), self.store.salt())
         return Preparation(
             self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal, self._notify, earlier, salt
         )
@@ -400,7 +401,9 @@ class Personalizer:
             saved = self.store.activate(saved) if out is None else saved
         else:
             self._discard_run(run)
-        interruptions.outcome = f"Interrupted after the training: {describe_location(saved)}."
+        interruptions.outcome = Interrupted(
+            f"Interrupted after the training: {describe_location(saved)}.", name=saved.name, version=saved.version
+        )
         self._notify_saved(saved)
         return saved
 

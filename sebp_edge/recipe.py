@@ -15,6 +15,7 @@ from types import UnionType
 from typing import Literal, get_args
 
 from sebp_edge.errors import OptionError, RecipeError, suggest
+from sebp_edge.sparsity import Sparsity
 
 Method = Literal["lora", "full"]
 RANK = 16
@@ -44,6 +45,8 @@ class Recipe:
         context_length: tokens per example, padding included; capped by the model's own limit.
         chat_template: whether to render prompt/completion records with the model's chat template.
         margin: the gain that counts, as a share of the base model's test loss; the gate keeps nothing below it.
+        sparsity: with method "full", prunes linear layers to N:M while they are trained; in a file the table
+            `[sparsity]`. None, the default: no pruning.
         refit: whether to train on all documents after the gate has kept an adapter of 20 documents or more. None, the
             default: with method "lora". Below 20 documents, the last training is always on all of them.
 
@@ -68,6 +71,7 @@ class Recipe:
     chat_template: bool = False
     margin: float = 0.01
     refit: bool | None = None
+    sparsity: Sparsity | None = None
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -75,6 +79,12 @@ class Recipe:
         if self.load_in_4bit and self.method == "full":
             raise RecipeError(
                 f"Recipe {self.name!r}: 4-bit weights cannot be trained; use method 'lora', or leave out load_in_4bit."
+            )
+
+        if self.sparsity and self.method == "lora":
+            raise RecipeError(
+                f"Recipe {self.name!r}: an adapter is dense, so a pruned model with one would not be "
+                f"{self.sparsity.pattern} any more; use method 'full', or leave out sparsity."
             )
 
     @classmethod
@@ -159,6 +169,8 @@ def _validate(recipe: str, field: dataclasses.Field, value):
         kind = get_args(kind)[0]
     if kind is float and type(value) is int and abs(value) <= _AT_MOST_ANY[float]:
         value = float(value)
+    if kind is Sparsity:
+        return _validate_sparsity(recipe, value)
     if kind == Method:
         is_valid, expected = value in get_args(Method), " or ".join(map(repr, get_args(Method)))
     else:
@@ -175,6 +187,23 @@ def _validate(recipe: str, field: dataclasses.Field, value):
     if not is_valid:
         raise RecipeError(f"Recipe {recipe!r}: {field.name} must be {expected}, but is {_shorten(value)}.")
     return value
+
+
+def _validate_sparsity(recipe: str, value) -> Sparsity:
+    if isinstance(value, Sparsity):
+        return value
+    if not isinstance(value, dict):
+        raise RecipeError(f"Recipe {recipe!r}: sparsity must be a table, but is {_shorten(value)}.")
+    known = [field.name for field in dataclasses.fields(Sparsity)]
+    for key in value:
+        if key not in known:
+            raise RecipeError(f"Recipe {recipe!r} has an unknown key {key!r} in sparsity; {suggest(key, known)}")
+    if "pattern" not in value:
+        raise RecipeError(f'Recipe {recipe!r}: sparsity has no pattern; give one, such as pattern = "2:4".')
+    try:
+        return Sparsity(**value)
+    except OptionError as error:
+        raise RecipeError(f"Recipe {recipe!r}: {error}") from error
 
 
 def _shorten(value) -> str:

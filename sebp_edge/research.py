@@ -7,11 +7,13 @@ TopN, Threshold, DroppedRows    rules that drop rows, for sparsify(rows=...), an
 Hoisted, HoistedEncoder         decoders and encoders that compute active rows only
 RowPlan, ActiveTokens           the active rows of a batch, and their tokens: the input of hoisted models
 CapturedGradients               gradients of hoisted models by replayed CUDA graphs
+nm_sparse, NmSparse             N:M sparsity: training that ends with N of each M neighbouring weights
 learning_rates                  a recipe's learning rate at each step
 
 The operations are in `sebp_edge.ops`, the errors in `sebp_edge.errors`.
 """
 
+from sebp_edge.pruning.nm_sparse import NmSparse, nm_sparse
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.rows.selection import DroppedRows, Threshold, TopN
@@ -27,10 +29,12 @@ __all__ = [
     "DroppedRows",
     "Hoisted",
     "HoistedEncoder",
+    "NmSparse",
     "RowPlan",
     "Sparsified",
     "Threshold",
     "TopN",
     "learning_rates",
+    "nm_sparse",
     "sparsify",
 ]

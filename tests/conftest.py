@@ -176,6 +176,15 @@ def adapt(notes_folder, model_folder, recipe):
 
 
 @pytest.fixture
+def short_probe(tmp_path, monkeypatch):
+    """A probe of general text that is shorter than the tests' notes."""
+    folder = tmp_path / "probe"
+    folder.mkdir()
+    (folder / "short.txt").write_text("the ferry left at six", encoding="utf-8")
+    monkeypatch.setattr("sebp_edge.insight.forgetting.PROBE", folder)
+
+
+@pytest.fixture
 def folder(tmp_path):
     """A folder with one readable file."""
     folder = tmp_path / "folder"

@@ -5,7 +5,7 @@ import pytest
 from sebp_edge import Recipe
 from sebp_edge.errors import MachineError
 
-RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, context_length=64)
+RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, context_length=64, refit=False)
 
 
 def all_plans(plan_for, size):

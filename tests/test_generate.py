@@ -12,7 +12,7 @@ from sebp_edge.adapters.store import AdapterRecord
 from sebp_edge.errors import AdapterError, ModelError, OptionError, TextsError
 from sebp_edge.events import silent
 from sebp_edge.models.sampling import Sampling
-from sebp_edge.texts.dataset import make_dataset
+from sebp_edge.texts.dataset import Drawing, make_dataset
 from sebp_edge.texts.readers import read_texts
 
 GREEDY = {"temperature": 0, "max_new_tokens": 16}
@@ -122,7 +122,7 @@ def test_an_adapter_for_chats_uses_the_chat_template_whatever_the_recipe(make):
 def test_the_majority_of_documents_decides_how_prompts_are_rendered(make, texts, chat_template, is_chat):
     personalizer = make(recipe=make().recipe.replace(chat_template=chat_template, epochs=1))
     base = personalizer.in_use.load(silent)
-    assert make_dataset(read_texts(texts), base.tokenizer, personalizer.recipe, None).is_chat is is_chat
+    assert make_dataset(read_texts(texts), base.tokenizer, personalizer.recipe, None, Drawing(0)).is_chat is is_chat
 
 
 @pytest.mark.parametrize(("chat_template", "prompt"), [(True, "<|user|>the ferry<|end|>"), (False, "<|bos|>the ferry")])

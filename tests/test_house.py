@@ -26,13 +26,13 @@ LAYERS = [
     ["adapters"],
     ["training"],
     ["memory"],
-    ["sparse"],
+    ["sparse", "pruning"],
     ["patches"],
     ["texts"],
     ["rows"],
     ["models"],
     ["machine"],
-    ["recipe", "events"],
+    ["recipe", "events", "sparsity"],
     ["ops"],
     ["errors", "stopping", "units", "files", "interruptions"],
 ]
@@ -68,12 +68,12 @@ PUBLIC = {
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW Gate LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores
         ScratchBuffer Selector adamw_ detect gated gated_lora_linear gather_rows keep_rows linear_cross_entropy
-        lora_linear nonzero_rows rms_norm row_norms runs_flash_attention runs_kernels scatter_rows select_rows
-        sequence_attention_ sparse_linear sparse_rowwise tuning
+        lora_linear nonzero_rows prune_ rms_norm row_norms runs_flash_attention runs_kernels scatter_rows select_rows
+        sequence_attention_ shrink_pruned_ sparse_linear sparse_rowwise tuning
     """,
     "sebp_edge.research": """
-        ActiveTokens CapturedGradients DroppedRows Hoisted HoistedEncoder RowPlan Sparsified Threshold TopN
-        learning_rates sparsify
+        ActiveTokens CapturedGradients DroppedRows Hoisted HoistedEncoder NmSparse RowPlan Sparsified Threshold TopN
+        learning_rates nm_sparse sparsify
     """,
 }
 
@@ -86,6 +86,7 @@ OTHER_ERRORS = {
     # Reasons to refuse a file, which become an AdapterError, a ModelError or an entry of `left_out`.
     "sebp_edge/adapters/record.py": "ValueError",
     "sebp_edge/files.py": "ValueError",
+    "sebp_edge/models/compressed.py": "ValueError",
     "sebp_edge/models/lora.py": "ValueError",
     "sebp_edge/models/weights.py": "TypeError",
     "sebp_edge/texts/": "Unreadable",

@@ -200,7 +200,7 @@ def show(row: dict) -> None:
     total = sum(row[part] for part in PARTS)
     times = "".join(f"{row[part]:>11.2f}" for part in PARTS)
     print(f"{row['notes']:>5} notes, {row['triton_cache']:>10}{times}{total:>11.2f}{row['median_step_ms']:>11.1f}")
-    kept = "kept" if row["kept"] else "not kept: nothing was saved"
+    kept = "kept" if row["kept"] else "not kept: saved, not active"
     print(
         f"{'':8}{row['documents']} documents, {row['tokens']:,} tokens; {row['steps_done']} steps on "
         f"{row['tokens_trained']:,} tokens, {row['graphs']} graphs; loss {row['loss_before']:.3f} to "

@@ -14,6 +14,7 @@ from .gpu.gemm import tuning  # needs neither Triton nor a GPU
 from .linear_cross_entropy import linear_cross_entropy
 from .lora_linear import LoraGroup, LoraProjection, QuantisedWeight, Recompute, ScratchBuffer, lora_linear
 from .move_rows import gather_rows, keep_rows, scatter_rows
+from .prune import prune_, shrink_pruned_
 from .rms_norm import rms_norm
 from .rows import ActiveRows, Rows, Selector
 from .select_rows import detect, nonzero_rows, row_norms, select_rows
@@ -43,6 +44,7 @@ __all__ = [
     "linear_cross_entropy",
     "lora_linear",
     "nonzero_rows",
+    "prune_",
     "rms_norm",
     "row_norms",
     "runs_flash_attention",
@@ -50,6 +52,7 @@ __all__ = [
     "scatter_rows",
     "select_rows",
     "sequence_attention_",
+    "shrink_pruned_",
     "sparse_linear",
     "sparse_rowwise",
     "tuning",

@@ -210,6 +210,29 @@ def round_to_bf16(values: Tensor, random: Tensor) -> Tensor:
     return torch.where(values.isfinite(), rounded, values)
 
 
+def prune_(out_GM: Tensor, weight_GM: Tensor, n: int, decay: float) -> None:
+    """Writes the weights into `out`, those times `decay` that are not among the n largest of their group."""
+    # Plus zero, so that no pruned weight is -0.
+    torch.where(_is_kept(weight_GM, n), weight_GM, weight_GM * decay + 0.0, out=out_GM)
+
+
+def shrink_pruned_(weight_GM: Tensor, n: int, shrinkage: float, seed: int, step: int) -> None:
+    """Shrinks the weights that are not among the n largest of their group; rounds bf16 stochastically."""
+    shrunk = _at_least_fp32(weight_GM) * (1 - shrinkage)
+    if weight_GM.dtype == torch.bfloat16:
+        bits = random_bits(seed, torch.tensor(step, device=shrunk.device), shrunk.numel())
+        shrunk = round_to_bf16(shrunk, bits.view_as(shrunk) & 0xFFFF)
+    weight_GM.copy_(torch.where(_is_kept(weight_GM, n), weight_GM, shrunk.to(weight_GM.dtype)))
+
+
+def _is_kept(weight_GM: Tensor, n: int) -> Tensor:
+    """Whether each weight is one of the n largest of its group in magnitude, of equal ones the first; bool [G, M]."""
+    magnitude_GM = weight_GM.abs()
+    smallest_G1 = magnitude_GM.topk(n, dim=1).values[:, -1:]
+    above, equal = magnitude_GM > smallest_G1, magnitude_GM == smallest_G1
+    return above | (equal & (equal.cumsum(1) <= n - above.sum(1, keepdim=True)))
+
+
 # Elements that share an exponent, and how far below it theirs can be: 4 bits beside a sign, 5 bits without one.
 BLOCK = 256
 _LOWER_EXPONENTS = {True: 15, False: 31}

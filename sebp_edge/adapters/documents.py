@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sebp_edge.adapters.store import AdapterStore, check_name
 from sebp_edge.errors import AdapterError
 from sebp_edge.files import read_json
 from sebp_edge.texts.near_duplicates import SKETCH_SIZE, Shingles
@@ -68,6 +69,23 @@ def read_history(folder: Path) -> SplitHistory | None:
             f"{str(path)!r} cannot be read{reason}, so it is not known which documents this version of the adapter was "
             "tested on; restore the file, or remove the version."
         ) from error
+
+
+def latest_history(store: AdapterStore, name: str) -> SplitHistory | None:
+    """Reads the history from which the next version of an adapter draws its splits; returns None if there is none.
+
+    It is the active version's, so that a rejected version takes no test documents from later ones; else the latest.
+
+    Raises:
+        AdapterError: its file is damaged.
+    """
+    if check_name(name) not in store.names():
+        return None
+    active = store.active_version(name)
+    for version in sorted(store.versions(name), key=lambda version: (version == active, version), reverse=True):
+        if (history := read_history(store.folder / name / str(version))) is not None:
+            return history
+    return None
 
 
 def _history(values: dict) -> SplitHistory:

@@ -100,6 +100,9 @@ class AdapterRecord:
                 f"{self.general_loss_after:.3f} after.\n"
             )
         kind = "LoRA adapter" if self.recipe["method"] == "lora" else "fully fine-tuned model"
+        sparsity = self.recipe.get("sparsity") or {}
+        if isinstance(sparsity, dict) and sparsity.get("pattern"):
+            kind += f", pruned to {sparsity['pattern']},"
         return f"""---
 base_model: {self.base_model}
 library_name: {"peft" if self.recipe["method"] == "lora" else "transformers"}
@@ -111,6 +114,13 @@ Made by sebp-edge {self.sebp_edge} on its owner's machine from {self.documents} 
 {losses}
 This folder does not contain the training texts, but the model may repeat parts of them: keep it as private as they are.
 """
+
+
+def _is_plain(value) -> bool:
+    """Whether a value of a recipe is a plain one, or a list of names."""
+    if isinstance(value, list):
+        return all(isinstance(each, str) for each in value)
+    return isinstance(value, str | int | float | bool | NoneType)
 
 
 def _validate(field: dataclasses.Field, values: dict):
@@ -125,8 +135,10 @@ def _validate(field: dataclasses.Field, values: dict):
     elif field.type == bool | None:
         is_valid = value is None or type(value) is bool
     elif field.type is dict:
-        plain = (str, int, float, bool, NoneType)
-        is_valid = isinstance(value, dict) and all(isinstance(each, plain) for each in value.values())
+        is_valid = isinstance(value, dict) and all(
+            _is_plain(each) or (key == "sparsity" and isinstance(each, dict) and all(map(_is_plain, each.values())))
+            for key, each in value.items()
+        )
         is_valid = is_valid and all(isinstance(value.get(key), str) for key in ("name", "method"))
     else:
         is_valid = value is None or (type(value) in (int, float) and abs(value) <= _MAX_LOSS)

@@ -28,16 +28,15 @@ from typing import Protocol
 
 import platformdirs
 
-from sebp_edge.adapters.documents import read_history
 from sebp_edge.adapters.record import RECORD, AdapterRecord
 from sebp_edge.errors import AdapterError, OptionError, StorageError, suggest
 from sebp_edge.files import flush, read_text, storage_errors, write_atomically
-from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.units import gigabytes
 
 _ACTIVE = "active"
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _SALT = ".salt"
+_SALT_TEXT = re.compile("[0-9a-f]{32}")
 JUDGED = "judged"
 _SAVING_PREFIX = ".saving-"
 # Temporary files that have not changed for this long belong to killed processes.
@@ -197,14 +196,19 @@ class AdapterStore:
         """Returns the salt of this store, which is made at the first call.
 
         Raises:
-            StorageError: it cannot be read or written.
+            StorageError: it cannot be read or written, or is damaged.
         """
         path = self.folder / _SALT
-        with storage_errors("Cannot write to", path):
+        with storage_errors("Cannot write to", path), suppress(ValueError):
             _make_private(self.folder)
             if not path.exists():
-                write_atomically(path, secrets.token_hex(16))
-            return read_text(path).encode()
+                write_atomically(path, secrets.token_hex(16), replace=False)
+            if _SALT_TEXT.fullmatch(salt := read_text(path)):
+                return salt.encode()
+        raise StorageError(
+            f"{str(path)!r} is damaged, so the documents of earlier versions cannot be recognised; restore the file, "
+            "or delete it to draw new splits."
+        )
 
     def judged_states(self, saved: SavedAdapter) -> list[Path]:
         """Returns the folders of the states that the gate judged; the version's own if it was not trained again.
@@ -217,18 +221,6 @@ class AdapterStore:
         if numbers != list(range(1, len(numbers) + 1)):
             raise AdapterError(f"A judged state is missing in {str(folder)!r}, which has {numbers}.")
         return [folder / str(number) for number in numbers] or [saved.path]
-
-    def latest_splits(self, name: str) -> SplitHistory | None:
-        """Returns the splits of the latest version that has them; None if there is none.
-
-        Raises:
-            AdapterError: their file is damaged.
-        """
-        versions = self.versions(check_name(name)) if name in self.names() else []
-        for version in reversed(versions):
-            if (splits := read_history(self.folder / name / str(version))) is not None:
-                return splits
-        return None
 
     def save(self, adaptation: Saveable, record: AdapterRecord, name: str, *, activate: bool) -> SavedAdapter:
         """Saves a new version of the adapter `name`, and makes it the active one if `activate` is set.

@@ -120,7 +120,18 @@ def num_states_kept(setup: TrainingSetup, num_trainings: int) -> int:
 
 def _weights(setup: TrainingSetup) -> int:
     in_4bit = setup.shape.linear_parameters if setup.recipe.load_in_4bit else 0
-    return int(setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit)
+    dense = setup.itemsize * _num_pruned(setup)
+    return int(setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit) + dense
+
+
+def _num_pruned(setup: TrainingSetup) -> int:
+    """Counts the weights of which the model has a pruned and the optimizer a dense version."""
+    sparsity = setup.recipe.sparsity
+    if sparsity is None:
+        return 0
+    linears = (item for block in setup.shape.blocks for item in block.linears.items())
+    names = sparsity.layers
+    return sum(linear.size for name, linear in linears if names is None or name.rpartition(".")[2] in names)
 
 
 def _adapter(setup: TrainingSetup, num_trainings: int) -> int:

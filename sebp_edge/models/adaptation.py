@@ -37,7 +37,9 @@ class Adaptation(Protocol):
 
 def attach(base: BaseModel, recipe: Recipe, seed: int) -> Adaptation:
     """Attaches fresh trainable weights to `base`, the same for the same seed."""
-    return LoraAdapter.fresh(base, recipe, seed) if recipe.method == "lora" else FullWeights.fresh(base)
+    if recipe.method == "lora":
+        return LoraAdapter.fresh(base, recipe, seed)
+    return FullWeights.fresh(base, recipe.sparsity)
 
 
 def load(base: BaseModel, folder: Path) -> Adaptation:
@@ -47,9 +49,10 @@ def load(base: BaseModel, folder: Path) -> Adaptation:
         AdapterError: the folder contains no trained weights.
     """
     for kind in (LoraAdapter, FullWeights):
-        if (folder / kind.MARKER).is_file():
+        if any((folder / name).is_file() for name in kind.MARKERS):
             return kind.from_folder(base, folder)
-    raise AdapterError(f"{folder.name!r} contains no adapter; expected {LoraAdapter.MARKER} or {FullWeights.MARKER}.")
+    expected = ", ".join(LoraAdapter.MARKERS + FullWeights.MARKERS)
+    raise AdapterError(f"{folder.name!r} contains no adapter; expected one of {expected}.")
 
 
 def saved_bytes(base: BaseModel, recipe: Recipe) -> int:

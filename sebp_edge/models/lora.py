@@ -30,7 +30,7 @@ _READ_OR_OF_NO_EFFECT = {
 class LoraAdapter:
     """Low-rank weights beside every linear projection (Hu et al. 2021), in fp32 whatever the base model's dtype."""
 
-    MARKER = "adapter_model.safetensors"
+    MARKERS = ("adapter_model.safetensors",)
 
     def __init__(self, model: PeftModel):
         self.model = model
@@ -61,7 +61,7 @@ class LoraAdapter:
                 unchanged.
         """
         with raising_adapter_error(folder):
-            config, weights = _read_config(folder), read_weights(folder / cls.MARKER)
+            config, weights = _read_config(folder), read_weights(folder / cls.MARKERS[0])
         try:
             adapter = cls(_attach(base, config, seed=None))
         except ValueError as error:
@@ -79,7 +79,7 @@ class LoraAdapter:
         expected = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in expected.items()}:
             raise _mismatch(base, folder)
-        refuse_non_finite(weights.items(), folder, self.MARKER)
+        refuse_non_finite(weights.items(), folder, self.MARKERS[0])
         # Copied: a memory-mapped tensor would change with its file.
         weights = {name: w.to(base.device, torch.float32, copy=True) for name, w in weights.items()}
         set_peft_model_state_dict(self.model, weights, low_cpu_mem_usage=True)

@@ -2,9 +2,11 @@
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
-run                   trains and tests, on one split or on folds
+run                   trains and tests, on one split or on folds, then trains on all documents
+gate                  decides whether an adapter is better than the base model and than the active version
+comparison            compares the test losses of two states, with a confidence bound
 loop                  runs one training: learning rates, steps, evaluations, the best state
-evaluation            computes held-out losses and decides whether to keep an adapter
+evaluation            computes held-out losses by document
 scoring               computes losses without training
 recovery              reduces micro-batches when memory runs out
 learner               computes losses, gradients and updates

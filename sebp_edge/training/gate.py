@@ -32,7 +32,7 @@ class ActiveVersion:
 
     Attributes:
         version: its number.
-        losses: its judged states' losses of test documents; None if it is not comparable.
+        losses: its judged states' losses of test documents; None if there are none.
         reason: why it is not comparable, as the end of a sentence; empty if it is.
     """
 
@@ -117,5 +117,8 @@ class Gate:
             return replace(result, verdict=Verdict.NOT_COMPARABLE)
         of_active = self.active.losses.rest
         difference = compare(of_active, own.only(of_active.nats), self.cluster_of)
+        if difference.num_clusters < 2:
+            reason = f"this takes 2 test documents that it was not trained on, but there are {difference.num_clusters}"
+            return replace(result, verdict=Verdict.NOT_COMPARABLE, active=replace(self.active, reason=reason))
         verdict = Verdict.KEPT if difference.lower >= -TOLERANCE else Verdict.WORSE_THAN_ACTIVE
         return replace(result, verdict=verdict, gain_over_active=difference)

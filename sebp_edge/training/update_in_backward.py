@@ -23,17 +23,21 @@ from sebp_edge.training.graphs import GraphPool
 class UpdateInBackward:
     """Applies AdamW in every backward pass; the parameters' `grad` is None before and after.
 
+    Args:
+        weights: what is updated with the gradient of each parameter, if not the parameters themselves.
+
     Attributes:
         can_accumulate: whether a step may have several micro-batches.
     """
 
     can_accumulate = False
 
-    def __init__(self, parameters: list[Tensor], recipe: Recipe):
+    def __init__(self, parameters: list[Tensor], recipe: Recipe, weights: list[Tensor] | None = None):
         device = parameters[0].device
         self._max_norm = recipe.max_grad_norm
         self._adamw = AdamW.on(device, weight_decay=recipe.weight_decay)
-        self._moments = [Moments.of(parameter) for parameter in parameters]
+        self._weights = weights or parameters
+        self._moments = [Moments.of(weight) for weight in self._weights]
         self._squared_norm = torch.zeros((), device=device)
         self._drops_gradients = False
         self._hooks = [
@@ -87,14 +91,14 @@ class UpdateInBackward:
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
         # As in torch's clip_grad_norm_.
         factor = (self._max_norm / (norm + 1e-6)).clamp_(max=1.0)
-        moments = self._moments[number]
+        weight, moments = self._weights[number], self._moments[number]
         if self._drops_gradients:
             # The first launch compiles the kernel, for which a few elements are enough.
-            parameter, gradient = _first_elements(parameter), _first_elements(gradient)
-            moments = Moments.of(parameter)
+            weight, gradient = _first_elements(weight), _first_elements(gradient)
+            moments = Moments.of(weight)
         else:
             self._squared_norm.add_(norm.square())
-        adamw_(parameter, gradient, moments, self._adamw, seed=number, factor=factor)
+        adamw_(weight, gradient, moments, self._adamw, seed=number, factor=factor)
 
 
 def _first_elements(x: Tensor) -> Tensor:

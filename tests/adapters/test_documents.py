@@ -7,8 +7,10 @@ import time
 import numpy as np
 import pytest
 from random_texts import words
+from stored_adapter import RECORD, FakeAdaptation
 
-from sebp_edge.adapters.documents import DOCUMENTS, read_history, write_history
+from sebp_edge.adapters.documents import DOCUMENTS, latest_history, read_history, write_history
+from sebp_edge.adapters.store import AdapterRecord, AdapterStore
 from sebp_edge.errors import AdapterError
 from sebp_edge.texts.near_duplicates import Shingles
 from sebp_edge.texts.split_history import ROLES, SPLITS, Remembered, SplitHistory, take_fingerprints
@@ -167,3 +169,32 @@ def test_a_file_of_a_newer_format_is_refused_with_what_to_do(history, tmp_path):
     damaged(format=2)(tmp_path / DOCUMENTS)
     with pytest.raises(AdapterError, match=r"newer sebp-edge, in format 2.*Upgrade"):
         read_history(tmp_path)
+
+
+def test_the_next_version_continues_the_history_of_the_active_one_else_of_the_latest(tmp_path):
+    store = AdapterStore(tmp_path)
+
+    def save(key, activate=False):
+        saved = store.save(FakeAdaptation(), AdapterRecord(**RECORD), "mine", activate=activate)
+        if key is not None:
+            sketch = Shingles(np.empty(0, np.uint32), 0)
+            write_history(saved.path, SplitHistory((Remembered(key, sketch, "test", 0, "test"),)))
+        return saved
+
+    def latest():
+        return [document.key for document in latest_history(store, "mine").documents]
+
+    assert latest_history(store, "mine") is None
+    save(1)
+    # A version without a history, as those of 0.1.0.
+    save(None, activate=True)
+    save(3)
+    assert latest() == [3]
+    saved = save(4, activate=True)
+    save(5)
+    assert latest() == [4]
+    (saved.path / DOCUMENTS).write_text("{}")
+    with pytest.raises(AdapterError, match="restore the file, or remove the version"):
+        latest_history(store, "mine")
+    store.remove("mine", 4)
+    assert latest() == [5]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,24 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot halt a p
 
 
 @pytest.fixture
+def make(make, recipe):
+    """A function that makes a Personalizer whose adapters are kept."""
+    return partial(make, recipe=str(recipe))
+
+
+@pytest.fixture
 def store(own_data_folder):
     return AdapterStore()
+
+
+def after_training(do):
+    """A sink that calls `do` between the last training and the assessment."""
+
+    def sink(event):
+        if isinstance(event, Evaluated) and event.phase == "all documents":
+            do()
+
+    return sink
 
 
 def run_interrupted_while_saving(store, number, *arguments, times=1):
@@ -97,17 +114,19 @@ def test_an_interruption_after_the_training_says_what_was_saved(make, notes_fold
 
 
 def test_a_signal_at_any_instant_of_the_end_loses_nothing(make, notes_folder):
-    """A timer sends signals to this process at different times after the last evaluation."""
-    for attempt in range(12):
+    """A timer sends signals to this process at different times after the training."""
+    begins = []
+    make(on_event=after_training(lambda: begins.append(time.perf_counter()))).adapt(notes_folder)
+    duration = time.perf_counter() - begins[0]
+    for attempt in range(1, 13):
 
-        def begin_timer(event, delay=attempt * 0.004):
-            if isinstance(event, Evaluated) and event.split == "test" and event.epoch:
-                signal.setitimer(signal.ITIMER_REAL, delay + 1e-6)
+        def begin_timer(delay=duration * attempt / 12):
+            signal.setitimer(signal.ITIMER_REAL, delay)
 
         before, personalizer = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT)), None
         previous_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            personalizer = make(on_event=begin_timer)
+            personalizer = make(on_event=after_training(begin_timer))
             result = personalizer.adapt(notes_folder)
             signal.setitimer(signal.ITIMER_REAL, 0)
             assert result.version == attempt + 1
@@ -135,7 +154,12 @@ def test_an_apps_handlers_are_restored_and_receive_deferred_signals(number):
             interruptions.defer()
             signal.raise_signal(number)
             assert received == [number]
-        assert received == [number] * 2
+            interruptions.deliver()
+            interruptions.deliver()
+            assert received == [number] * 2
+            signal.raise_signal(number)
+            assert received == [number] * 2
+        assert received == [number] * 3
         assert signal.getsignal(number) is own
     finally:
         signal.signal(number, before)
@@ -144,19 +168,9 @@ def test_an_apps_handlers_are_restored_and_receive_deferred_signals(number):
 # ------------------------------------------------------------------------------------------------------ failing saves
 
 
-def after_last_evaluation(do):
-    """A sink that calls `do` between the training and the save."""
-
-    def sink(event):
-        if isinstance(event, Evaluated) and event.split == "test" and event.epoch:
-            do()
-
-    return sink
-
-
 def test_an_out_folder_created_meanwhile_loses_no_adapter(make, notes_folder, tmp_path):
     out = tmp_path / "out"
-    personalizer = make(on_event=after_last_evaluation(out.mkdir))
+    personalizer = make(on_event=after_training(out.mkdir))
     with pytest.raises(
         StorageError,
         match=r"'.*out' already exists; nothing was overwritten\. Instead, "
@@ -202,7 +216,7 @@ print("removed", flush=True)
 
 @pytest.fixture
 def small_disk(mount_disk):
-    return mount_disk("256k")
+    return mount_disk("4m")
 
 
 def fill(disk):
@@ -212,18 +226,18 @@ def fill(disk):
 
 
 def test_too_little_disk_space_is_found_before_the_training(make, notes_folder, small_disk):
-    (small_disk / "filler").write_bytes(b"x" * 220 * 1024)
+    (small_disk / "filler").write_bytes(b"x" * 3_000_000)
     events = []
     personalizer = make(store=AdapterStore(small_disk), on_event=events.append)
     with pytest.raises(
-        StorageError, match=r"The adapter needs 0 MB, but only 0 MB are free in .*; free space or choose"
+        StorageError, match=r"The adapter needs 2 MB, but only 1 MB are free in .*; free space or choose"
     ):
         personalizer.adapt(notes_folder)
     assert not any(isinstance(event, TrainingStarted) for event in events)
 
 
 def test_a_disk_that_fills_up_meanwhile_loses_no_adapter(make, notes_folder, small_disk, monkeypatch):
-    personalizer = make(store=AdapterStore(small_disk), on_event=after_last_evaluation(lambda: fill(small_disk)))
+    personalizer = make(store=AdapterStore(small_disk), on_event=after_training(lambda: fill(small_disk)))
     elsewhere = small_disk.with_name("elsewhere")
     elsewhere.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
@@ -240,7 +254,7 @@ def test_a_version_that_cannot_be_activated_is_named(make, notes_folder):
     """A folder is where the file with the active version's number should be."""
     personalizer = make()
     blocked = personalizer.store.folder / "default" / "active"
-    personalizer.on_event = after_last_evaluation(lambda: (blocked / "x").mkdir(parents=True))
+    personalizer.on_event = after_training(lambda: (blocked / "x").mkdir(parents=True))
     with pytest.raises(StorageError, match=r"^Version 1 of the adapter 'default' was saved but not activated: "):
         personalizer.adapt(notes_folder)
     assert personalizer.store.versions("default") == [1]

@@ -197,6 +197,67 @@ def test_invalid_names_are_refused(store, record, name):
 # ----------------------------------------------------------------------------------------------------------- contents
 
 
+def test_the_salt_is_made_once_and_only_its_owner_can_read_it(store):
+    salt = store.salt()
+    assert len(salt) == 32
+    assert store.salt() == AdapterStore(store.folder.parent).salt() == salt
+    assert stat.S_IMODE((store.folder / ".salt").stat().st_mode) == 0o600
+    assert store.names() == []
+    assert AdapterStore(store.folder.parent / "other").salt() != salt
+
+
+def test_processes_that_need_the_salt_at_the_same_time_get_the_same(tmp_path):
+    script = """
+    print("ready", flush=True)
+    while not Path(sys.argv[1], "go").exists():
+        pass
+    print(store.salt().decode())
+    """
+    two = [process(script, tmp_path) for _ in range(2)]
+    assert [one.stdout.readline() for one in two] == ["ready\n"] * 2
+    (tmp_path / "go").touch()
+    first, second = (one.communicate(timeout=60)[0].strip() for one in two)
+    assert first == second == AdapterStore(tmp_path).salt().decode()
+
+
+def test_a_salt_of_another_thread_is_not_replaced(store, monkeypatch):
+    """Both find no salt; the other one is faster."""
+    write = store_module.write_atomically
+
+    def write_after_the_other(path, text, **options):
+        write(path, "0" * 32)
+        write(path, text, **options)
+
+    monkeypatch.setattr(store_module, "write_atomically", write_after_the_other)
+    assert store.salt() == b"0" * 32
+    # A disk without hard links.
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EPERM, "no links")))
+    assert AdapterStore(store.folder.parent / "other").salt() == b"0" * 32
+    monkeypatch.setattr(store_module, "write_atomically", write)
+    assert len(AdapterStore(store.folder.parent / "third").salt()) == 32
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 32, b"0" * 100, b"\xff" * 32])
+def test_a_damaged_salt_is_refused_with_what_to_do(store, content):
+    store.salt()
+    (store.folder / ".salt").write_bytes(content)
+    with pytest.raises(StorageError, match=r"\.salt' is damaged, .* restore the file, or delete it"):
+        store.salt()
+
+
+def test_the_judged_states_of_a_version_are_its_own_or_those_beside_it(store, record):
+    saved = store.save(FakeAdaptation(), record, "mine", activate=True)
+    assert store.judged_states(saved) == [saved.path]
+    folder = saved.path / "judged"
+    for number in range(1, 4):
+        (folder / str(number)).mkdir(parents=True)
+    (folder / "x").mkdir()
+    assert store.judged_states(saved) == [folder / "1", folder / "2", folder / "3"]
+    (folder / "1").rmdir()
+    with pytest.raises(AdapterError, match=r"A judged state is missing in '.*judged', which has \[2, 3\]"):
+        store.judged_states(saved)
+
+
 def test_only_the_owner_can_read_it(store, record, tmp_path):
     umask = os.umask(0)
     try:
@@ -213,7 +274,13 @@ def test_only_the_owner_can_read_it(store, record, tmp_path):
 def test_the_readme_names_the_base_model_and_the_losses(store, record):
     text = (store.save(FakeAdaptation(), record, "mine", activate=True).path / "README.md").read_text()
     assert text.startswith("---\nbase_model: sebp-edge/tiny\nlibrary_name: peft\n---\n# A LoRA adapter for")
-    assert "Held-out loss in nats per token: 3.500 before, 3.100 after." in text
+    assert "\nTest loss in nats per token: 3.500 before, 3.100 after.\n" in text
+    refit = dataclasses.replace(record, trained_on_all=True, general_loss_before=4.0, general_loss_after=4.125)
+    text = (store.save(FakeAdaptation(), refit, "mine", activate=True).path / "README.md").read_text()
+    assert (
+        "3.100 after, in the judged state; then it was trained on all documents, which was not judged by itself" in text
+    )
+    assert "Loss on general text in nats per token: 4.000 before, 4.125 after.\n" in text
     full = dataclasses.replace(record, recipe={"name": "full", "method": "full"}, heldout_loss_after=None)
     text = (store.save(FakeAdaptation(), full, "mine", activate=True).path / "README.md").read_text()
     assert "library_name: transformers" in text

@@ -105,9 +105,9 @@ def test_out_is_a_new_folder_outside_the_store(adapt, tmp_path, store):
     assert result.exit_code == 0
     assert {path.name for path in out.iterdir()} >= {"adapter_model.safetensors", "adapter_config.json", "README.md"}
     assert store.names() == []
-    before = {path: path.read_bytes() for path in out.iterdir()}
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert_one_sentence(run(*adapt, "--out", out), "already exists; choose a new folder", exit_code=2)
-    assert {path: path.read_bytes() for path in out.iterdir()} == before
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     assert run("generate", "the ferry", "--adapter", out, "--model", adapt[3]).exit_code == 0
 
 
@@ -116,12 +116,12 @@ def test_an_adapter_that_is_no_better_is_not_kept_and_exits_with_3(adapt, recipe
     recipe.write_text(RECIPE.replace("2e-2", "1e-12"))
     result = run(*adapt, "--epochs", 1)
     assert result.exit_code == 3
-    assert "no measurable gain" in result.stdout
-    assert (store.versions("default"), store.active_version("default")) == ([1], 1)
+    assert "Version 2 is saved, but not active" in result.stdout
+    assert (store.versions("default"), store.active_version("default")) == ([1, 2], 1)
     result = run(*adapt, "--epochs", 1, "--json")
     assert result.exit_code == 3
     last = records(result.stdout)[-1]
-    assert (last["event"], last["kept"], last["name"], last["adapter_path"]) == ("result", False, None, None)
+    assert (last["event"], last["kept"], last["active"], last["version"]) == ("result", False, False, 3)
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input
@@ -363,8 +363,8 @@ def test_no_line_is_wider_than_a_narrow_terminal(adapt, store, tmp_path):
         assert max(map(len, lines)) <= columns
         words = " ".join(" ".join(lines).split())
         assert "Traceback" not in words
-        expected = ["try it with: sebp-edge generate", "micro-llama", "llama-3.2-3b-instruct", "notes", "saved for the"]
-        expected.append("projection q_proj")
+        expected = ["It was then trained on all documents.", "micro-llama", "llama-3.2-3b-instruct", "notes"]
+        expected += ["saved for the", "projection q_proj"]
         assert expected[number] in words
         # Imports take seconds.
         assert ("starting" in words) == (arguments[0] in ("adapt", "plan", "analyze"))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from builders import make_examples, make_llama, make_sentences
+from builders import dataset_of, make_examples, make_llama, make_sentences
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
 
@@ -17,7 +17,6 @@ from sebp_edge.insight.analysis import LayerRows, Sparsity, analyze
 from sebp_edge.insight.gradients import linear_layers, row_gradients
 from sebp_edge.rows.row_rules import NormHistogram
 from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
 
 CONTEXT, PAD = 23, 2
@@ -45,7 +44,7 @@ def analyzed(model, examples, context=CONTEXT, **options):
         device=torch.device("cpu"),
         reference=SimpleNamespace(public_name="micro-llama"),
     )
-    dataset = Dataset(examples, context, len(examples), [])
+    dataset = dataset_of(examples, context)
     options = {"count": len(examples), "seed": 0, "on_event": lambda event: None} | options
     return analyze(base, dataset, options["count"], options["seed"], options["on_event"])
 

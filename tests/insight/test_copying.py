@@ -76,8 +76,8 @@ def test_boilerplate_neither_counts_nor_ends_a_run(memorised):
     labels[len(labels) // 2] = 5
     changed = [Example(ids, labels, 0)]
     (broken,) = longest_copies(base, adaptation, changed, 0, silent)
-    flags = [position == len(labels) // 2 for position in range(len(labels))]
-    (skipped,) = longest_copies(base, adaptation, changed, 0, silent, lambda example: flags)
+    flags = bytes(position == len(labels) // 2 for position in range(len(labels)))
+    (skipped,) = longest_copies(base, adaptation, [Example(ids, labels, 0, flags)], 0, silent)
     assert broken.run < skipped.run == whole.run - 1
 
 

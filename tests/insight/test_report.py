@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from builders import make_examples, make_llama
+from builders import dataset_of, make_examples, make_llama
 
 from sebp_edge import Personalizer
 from sebp_edge.errors import OptionError, StorageError
@@ -18,7 +18,6 @@ from sebp_edge.insight import figures, paper
 from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.insight.heat_maps import HeatMap
 from sebp_edge.insight.report import MARK, write
-from sebp_edge.texts.dataset import Dataset
 
 VOID = {"meta", "br", "rect", "path"}  # rect and path close themselves in an SVG
 
@@ -59,7 +58,7 @@ def analysis_of(num_layers=2, prompt=0, name="micro-llama", context=40) -> Analy
         device=torch.device("cpu"),
         reference=SimpleNamespace(public_name=name),
     )
-    dataset = Dataset(make_examples([33, 9, 17], prompt), context, 3, [])
+    dataset = dataset_of(make_examples([33, 9, 17], prompt), context)
     return analyze(base, dataset, 16, 0, lambda event: None)
 
 

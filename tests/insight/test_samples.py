@@ -70,7 +70,7 @@ def test_the_first_three_that_can_be_continued_are_taken_in_the_given_order(base
         "the old map",
     ]
     found = beginnings_of(base, *contents, numbers=[6, 1, 2, 3, 5, 4, 0])
-    assert [beginning.document for beginning in found] == [6, 5, 4]
+    assert [beginning.source for beginning in found] == ["document 6", "document 5", "document 4"]
 
 
 def test_continuations_are_repeatable_and_belong_to_the_present_state_of_the_model(base):

@@ -52,7 +52,8 @@ def gpu_with_bf16(monkeypatch):
 def make_dataset(num_documents: int, longest: int = 200) -> Dataset:
     draw = random.Random(0)
     lengths = [draw.randint(20, longest) for _ in range(num_documents)]
-    return dataset_of([Example(list(range(length)), list(range(length)), n) for n, length in enumerate(lengths)])
+    examples = [Example(list(range(length)), list(range(length)), n) for n, length in enumerate(lengths)]
+    return dataset_of(examples)
 
 
 def plan_of(shape, dataset, recipe, target, budget):

@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from sebp_edge.events import StepDone
+from sebp_edge.events import StepDone, TrainingStarted
 from sebp_edge.memory.activations import Activations
 from sebp_edge.memory.footprint import CUBLAS_WORKSPACES, Footprint, num_states_kept
 from sebp_edge.memory.options import MemoryOptions
@@ -340,10 +340,10 @@ def test_the_peak_of_a_process_on_the_cpu_is_just_below_the_prediction(tmp_path)
     assert predicted < 4e9
 
 
-@pytest.mark.parametrize("documents", [24, 12], ids=["one split", "folds"])
+@pytest.mark.parametrize("case", ["one split", "one split, then all", "folds, then all", "all"])
 @pytest.mark.parametrize("recipe", [LORA, FULL], ids=["lora", "full"])
-def test_the_states_that_a_training_keeps_are_counted(recipe, documents, make, monkeypatch):
-    taken, alive = [], []
+def test_the_states_that_a_training_keeps_are_counted(recipe, case, make, monkeypatch):
+    taken, alive, phases = [], [], []
 
     def recorded(adaptation):
         state = snapshot(adaptation)
@@ -352,18 +352,24 @@ def test_the_states_that_a_training_keeps_are_counted(recipe, documents, make, m
 
     for module in (loop, run):
         monkeypatch.setattr(module, "snapshot", recorded)
+    # The weights of the base model that full fine-tuning restores afterwards.
     before = 1 if recipe is FULL else 0
 
     def on_event(event):
+        if isinstance(event, TrainingStarted):
+            phases.append(event.phase)
         if isinstance(event, StepDone):
             alive.append(before + sum(state() is not None for state in taken))
 
-    make(recipe=recipe.replace(epochs=2, context_length=64), on_event=on_event).adapt(make_sentences(documents))
-    counted = num_states_kept(
-        TrainingSetup(None, recipe, False, has_kernels=False, itemsize=4), num_trainings=4 if documents < 20 else 1
-    )
-    # An adapter on one split keeps only the best state; the count includes the next one, which replaces it.
-    assert max(alive) == counted - (recipe is LORA and documents >= 20)
+    # A high rate, since the last training follows only what the gate keeps.
+    recipe = recipe.replace(epochs=2, context_length=64, learning_rate=5e-3, batch_tokens=64, refit=case != "one split")
+    documents = {"folds, then all": 12, "all": 4}.get(case, 24)
+    make(recipe=recipe, on_event=on_event).adapt(make_sentences(documents, words=80))
+    assert len(phases) == {"one split": 1, "one split, then all": 2, "folds, then all": 4, "all": 1}[case]
+    setup = TrainingSetup(None, recipe, False, has_kernels=False, itemsize=4)
+    counted = num_states_kept(setup, num_trainings=len(phases))
+    # A single training of an adapter keeps only the best state; the count includes the next one, which replaces it.
+    assert max(alive) == counted - (recipe.method == "lora" and len(phases) == 1)
 
 
 # ------------------------------------------------------------------------------------------------------------- shapes

@@ -122,6 +122,7 @@ def test_an_invalid_budget_is_refused_at_once(make):
 
 
 @pytest.mark.usefixtures("no_process_memory")
+@pytest.mark.usefixtures("short_probe")
 def test_a_training_runs_the_planned_micro_batches_and_the_same_steps(make, notes_folder, monkeypatch):
     rows = []
     compute = RowLosses.__call__

@@ -5,6 +5,7 @@ import random
 
 import pytest
 from builders import make_sentences
+from failing_memory import RECIPE as SMALL
 
 from sebp_edge import Recipe
 from sebp_edge.memory import work
@@ -35,6 +36,7 @@ def test_the_largest_sizes_give_the_footprint_of_all_sizes(method):
     assert work._largest(sizes, has_graphs=True) == sorted(set(sizes))
 
 
+@pytest.mark.usefixtures("short_probe")
 def test_the_sizes_are_those_of_the_trainings_micro_batches(make, notes_folder, monkeypatch):
     works, rows, count, compute = [], set(), Work.of, RowLosses.__call__
 
@@ -49,7 +51,7 @@ def test_the_sizes_are_those_of_the_trainings_micro_batches(make, notes_folder, 
     monkeypatch.setattr(Work, "of", recorded)
     monkeypatch.setattr(RowLosses, "__call__", watched)
     (notes_folder / "long.md").write_text(" ".join(make_sentences(3)))
-    make(memory_budget="4GB").adapt(notes_folder)
+    make(recipe=SMALL.replace(refit=False), memory_budget="4GB").adapt(notes_folder)
     # The training runs the plan's first work, which has the largest micro-batches.
     counted = {sizes.tokens for sizes in (*works[0].trained, *works[0].evaluated)}
     assert max(rows) == max(counted)

@@ -17,7 +17,11 @@ from sebp_edge.texts.boilerplate import common_lines, common_spans
 from sebp_edge.texts.concerns import find_concerns
 
 ROOT = Path(__file__).parents[2]
-CHARACTERS, WORDS, COPIES = "The characters of these texts", "The words of these texts", "near-duplicates of others"
+CHARACTERS, WORDS, COPIES = (
+    "The characters of these texts",
+    "The words of these texts",
+    "copies or near-duplicates of another",
+)
 REPETITION, UNREADABLE, UNKNOWN = "These texts repeat", "tokens for each character", "does not know"
 
 GERMAN = """Heute war ich beim Zahnarzt, danach einkaufen. Die Milch war aus, also habe ich Hafermilch genommen.

@@ -1,27 +1,32 @@
-"""The saved adapter is the tested one, bit for bit: after loading, it has the test loss of the training."""
+"""The tested states are saved, bit for bit: after loading, they have the test loss of the training."""
 
 import pytest
 import torch
 from builders import make_llama, make_sentences, make_tokenizer
 from failing_memory import RECIPE as SMALL
+from safetensors.torch import load_file
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.events import Evaluated, TrainingStarted, silent
+from sebp_edge.models.adaptation import load
+from sebp_edge.sparsity import Sparsity
 from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.dataset import make_dataset
+from sebp_edge.texts.dataset import Drawing, make_dataset
 from sebp_edge.texts.readers import read_texts
 from sebp_edge.texts.schedule import make_schedules
-from sebp_edge.training.evaluation import evaluate
+from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.recovery import RecoveringLearner
 
-RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, batch_tokens=200)
+RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, patience=3, batch_tokens=200)
 METHODS = {
     "lora": {},
     "lora, 4 bits": {"load_in_4bit": True},
     # With this learning rate, updates are smaller than the spacing of bf16.
     "full": {"method": "full", "learning_rate": 1e-5},
     "full, large updates": {"method": "full", "learning_rate": 1e-2},
+    "full, pruned": {"method": "full", "learning_rate": 1e-2, "sparsity": Sparsity(pattern="2:4", decay=0.3)},
 }
+WEIGHTS = {"lora": "adapter_model.safetensors", "full": "model.safetensors", "full, pruned": "compressed.safetensors"}
 
 
 @pytest.fixture(scope="module")
@@ -33,51 +38,145 @@ def wide_folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def make_wide(wide_folder, tmp_path, monkeypatch):
+    """A function that makes a Personalizer of the wide model, by dtype and method; any gain at all passes its gate."""
+
+    def personalizer(dtype, method, **changes):
+        if "4 bits" in method:
+            pytest.importorskip("bitsandbytes")
+        monkeypatch.setattr("sebp_edge.machine.devices.pick_dtype", lambda device: dtype)
+        recipe = RECIPE.replace(margin=0, **METHODS[method], **changes)
+        return Personalizer(wide_folder, recipe=recipe, device="cpu", store=AdapterStore(tmp_path / "store"))
+
+    return personalizer
+
+
+def loss_on_test_documents(personalizer, texts, folders) -> float:
+    """Loads each saved state into a fresh model, and tests it as the training did."""
+    base, recipe, parts = personalizer.in_use.load(silent), personalizer.recipe.with_defaults(), []
+    limit = base.model.config.max_position_embeddings
+    dataset = make_dataset(read_texts(texts), base.tokenizer, recipe, limit, Drawing(seed=0))
+    collator = Collator(dataset.context_length, base.pad_token_id)
+    judged = [schedule for schedule in make_schedules(dataset, recipe, seed=0) if not schedule.trains_on_all]
+    for folder, schedule in zip(folders, judged, strict=True):
+        adaptation = load(base, folder)
+        if recipe.method == "full":
+            adaptation.model.requires_grad_(True)
+        with RecoveringLearner(adaptation, recipe, dataset.examples, collator, silent) as learner:
+            learner.prepare(schedule)
+            parts.append(evaluate(learner, schedule.test))
+        adaptation.detach()
+    return HeldOutLoss.merged(parts).mean
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_loaded_adapter_has_the_test_loss_of_the_training(
-    method, dtype, wide_folder, notes_folder, tmp_path, monkeypatch
-):
-    if "4 bits" in method:
-        pytest.importorskip("bitsandbytes")
-    monkeypatch.setattr("sebp_edge.machine.devices.pick_dtype", lambda device: dtype)
-    options = {"recipe": RECIPE.replace(**METHODS[method]), "device": "cpu", "store": AdapterStore(tmp_path / "store")}
-    trained = Personalizer(wide_folder, **options)
-    result = trained.adapt(notes_folder)
-    again = Personalizer(wide_folder, **options)
-    again.load_adapter("default")
-    assert loss_on_test_split(again, notes_folder) == result.heldout_loss_after < result.heldout_loss_before
+def test_a_version_trained_on_all_documents_has_the_tested_state_beside_it(method, dtype, make_wide, notes_folder):
+    result = make_wide(dtype, method, refit=True).adapt(notes_folder)
+    assert result.trained_on_all
+    (judged,) = (result.adapter_path / "judged").iterdir()
+    loss = loss_on_test_documents(make_wide(dtype, method), notes_folder, [judged])
+    assert loss == result.heldout_loss_after < result.heldout_loss_before
+    name = WEIGHTS.get(method) or WEIGHTS[METHODS[method].get("method", "lora")]
+    tested, final = load_file(judged / name), load_file(result.adapter_path / name)
+    assert tested.keys() == final.keys()
+    assert not all(torch.equal(tested[key], final[key]) for key in final)
 
 
-def loss_on_test_split(personalizer, notes):
-    base, recipe = personalizer.in_use.load(silent), personalizer.recipe.with_defaults()
-    limit = base.model.config.max_position_embeddings
-    dataset = make_dataset(read_texts(notes), base.tokenizer, personalizer.recipe, limit)
-    adaptation, collator = personalizer.in_use.adaptation, Collator(dataset.context_length, base.pad_token_id)
-    if recipe.method == "full":
-        adaptation.model.requires_grad_(True)
-    with RecoveringLearner(adaptation, recipe, dataset.examples, collator, lambda event: None) as learner:
-        (schedule,) = make_schedules(dataset.examples, recipe, seed=0)
-        learner.prepare(schedule)
-        return evaluate(learner, schedule.test).mean
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("method", METHODS)
+def test_without_a_refit_the_version_is_the_tested_state(method, dtype, make_wide, notes_folder):
+    result = make_wide(dtype, method, refit=False).adapt(notes_folder)
+    assert (result.kept, result.trained_on_all, result.refit_loss) == (True, False, None)
+    assert not (result.adapter_path / "judged").exists()
+    loss = loss_on_test_documents(make_wide(dtype, method), notes_folder, [result.adapter_path])
+    assert loss == result.heldout_loss_after < result.heldout_loss_before
 
 
-def test_a_last_training_that_is_worse_than_the_base_is_not_kept(make):
-    """At this learning rate the folds improve on the base model, but the training on all documents does not."""
+@pytest.mark.parametrize("method", ["lora", "full, large updates"])
+def test_with_folds_the_tested_state_of_each_is_beside_the_version(method, make_wide, tmp_path):
+    texts = make_sentences(9, words=60)
+    result = make_wide(torch.float32, method).adapt(texts)
+    assert result.trained_on_all
+    judged = sorted((result.adapter_path / "judged").iterdir())
+    assert [folder.name for folder in judged] == ["1", "2", "3"]
+    assert loss_on_test_documents(make_wide(torch.float32, method), texts, judged) == result.heldout_loss_after
+
+
+@pytest.mark.parametrize("count", [9, 24])
+@pytest.mark.parametrize("method", ["lora", "full, large updates"])
+def test_a_later_version_is_compared_with_the_tested_states(method, count, make_wide):
+    """The same adaptation once more gains exactly nothing, although the first was trained on all documents."""
+    texts = make_sentences(count, words=60)
+    first = make_wide(torch.float32, method, refit=True).adapt(texts)
+    second = make_wide(torch.float32, method, refit=True).adapt(texts)
+    assert (first.trained_on_all, second.compared_with, second.not_comparable) == (True, 1, "")
+    assert (second.gain, second.gain_over_active, second.gain_over_active_at_least) == (first.gain, 0.0, 0.0)
+    assert second.kept
+
+
+def test_full_fine_tuning_is_trained_on_all_documents_only_if_the_recipe_says_so(make_wide, notes_folder):
+    result = make_wide(torch.float32, "full, large updates").adapt(notes_folder)
+    assert (result.kept, result.trained_on_all) == (True, False)
+
+
+def phases(events):
+    return [event.phase for event in events if isinstance(event, TrainingStarted)]
+
+
+def test_a_last_training_that_lowers_no_loss_is_dropped_for_the_tested_state(make):
+    """At this learning rate and seed, the training on all documents ends higher than the one on the split."""
+    texts, events = make_sentences(24, words=30), []
+    wild = RECIPE.replace(learning_rate=0.1, max_grad_norm=1e9)
+    result = make(recipe=wild, seed=1, on_event=events.append).adapt(texts)
+    assert phases(events) == ["train", "all documents"]
+    assert (result.kept, result.active, result.trained_on_all) == (True, True, False)
+    validation = [e.loss for e in events if isinstance(e, Evaluated) and e.split == "validation" and e.best]
+    assert result.refit_loss >= validation[-1]
+    assert "did not lower the loss further, so the adapter is as it was tested" in result.summary
+    alone = make(recipe=wild.replace(refit=False), seed=1).adapt(texts, name="alone")
+    one, other = (load_file(each.adapter_path / WEIGHTS["lora"]) for each in (result, alone))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_last_training_that_diverges_is_dropped_for_the_tested_state(make, notes_folder):
+    def poison(event):
+        if isinstance(event, TrainingStarted) and event.phase == "all documents":
+            with torch.no_grad():
+                next(p for p in personalizer.in_use.base.model.parameters() if p.requires_grad).fill_(torch.nan)
+
+    personalizer = make(recipe=RECIPE, on_event=poison)
+    result = personalizer.adapt(notes_folder)
+    assert (result.kept, result.trained_on_all) == (True, False)
+    assert result.to_dict()["refit_loss"] != result.refit_loss  # NaN
+    alone = make(recipe=RECIPE.replace(refit=False)).adapt(notes_folder, name="alone")
+    one, other = (load_file(each.adapter_path / WEIGHTS["lora"]) for each in (result, alone))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_with_folds_a_last_training_that_lowers_no_loss_is_not_kept(make):
+    """With folds there is no single tested state to use instead."""
     events = []
-    wild = RECIPE.replace(learning_rate=0.2, epochs=2, patience=2, max_grad_norm=1e9)
+    wild = RECIPE.replace(learning_rate=0.1, max_grad_norm=1e9)
     personalizer = make(recipe=wild, on_event=events.append)
-    result = personalizer.adapt(make_sentences(6, words=60))
-    assert result.heldout_loss_after < result.heldout_loss_before < result.final_loss
-    assert not result.kept
-    assert f"final training is {result.final_loss:.3f}, which is no gain, so the adapter was not kept" in result.summary
-    assert personalizer.store.names() == []
+    result = personalizer.adapt(make_sentences(9, words=60))
+    assert result.gain_at_least >= result.margin
+    assert (result.verdict, result.kept, result.active) == ("refit failed", False, False)
+    assert f"ended with a higher loss than before ({result.refit_loss:.3f})" in result.summary
+    assert (personalizer.store.versions("default"), personalizer.store.active_version("default")) == ([1], None)
     assert personalizer.in_use.adaptation is None
     last = [event for event in events if isinstance(event, TrainingStarted | Evaluated)][-1]
-    assert (last.phase, last.split, last.loss) == ("all documents", "train", result.final_loss)
+    assert (last.phase, last.split, last.loss) == ("all documents", "train", result.refit_loss)
 
 
-def test_a_better_last_training_is_kept_and_its_loss_is_reported(make):
+def test_with_folds_a_better_last_training_is_kept_and_its_loss_is_reported(make):
     result = make(recipe=RECIPE).adapt(make_sentences(6, words=60))
-    assert result.kept
-    assert result.final_loss < result.heldout_loss_before
+    assert (result.kept, result.trained_on_all) == (True, True)
+    assert result.refit_loss < result.heldout_loss_before
+
+
+def test_what_the_gate_does_not_keep_is_not_trained_again(make, notes_folder):
+    events = []
+    result = make(recipe=RECIPE.replace(learning_rate=1e-9), on_event=events.append).adapt(notes_folder)
+    assert (result.verdict, phases(events)) == ("no gain", ["train"])

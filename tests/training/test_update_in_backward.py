@@ -59,7 +59,10 @@ def make_learner(model, on_event=silent, recipe=RECIPE):
 def updated_in_backward(monkeypatch):
     """Makes learners update fp32 weights within the backward pass too."""
     monkeypatch.setattr(
-        "sebp_edge.training.learner._update_for", lambda parameters, recipe, _: UpdateInBackward(parameters, recipe)
+        "sebp_edge.training.learner._update_for",
+        lambda parameters, recipe, options, pruning: UpdateInBackward(
+            parameters, recipe, pruning and [pruning.weights.dense(parameter) for parameter in parameters]
+        ),
     )
 
 

@@ -1,0 +1,75 @@
+"""What a recipe says of N:M sparsity: the pattern, the method, its phases and the layers."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from sebp_edge.errors import OptionError, suggest
+
+MAX_M = 32
+Method = Literal["sr-ste", "mdgf-linear", "mdgf-exponential", "sdgf-stepwise", "sdgf-geometric"]
+METHODS = get_args(Method)
+_PATTERN = re.compile(r"([1-9][0-9]?):([1-9][0-9]?)")
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Of each `m` neighbours in a row of a weight, `n` are kept."""
+
+    n: int
+    m: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Pattern":
+        """Reads "2:4".
+
+        Raises:
+            OptionError: it is no pattern with 0 < N < M <= 32.
+        """
+        found = _PATTERN.fullmatch(text) if isinstance(text, str) else None
+        if found is None or not 0 < int(found[1]) < int(found[2]) <= MAX_M:
+            raise OptionError(
+                f"The pattern is {str(text)[:40]!r}; expected N:M with N below M and M at most {MAX_M}, such as '2:4'."
+            )
+        return cls(int(found[1]), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.n}:{self.m}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sparsity:
+    """How linear layers are pruned to N:M while they are trained.
+
+    Attributes:
+        pattern: N:M, such as "2:4": of each M neighbouring inputs of an output, N weights are left; M is at most 32.
+        method: what happens to pruned weights in the decay phase, see `pruning.phases`.
+        dense, decay: the shares of the steps in the dense and in the decay phase; the sparse phase has the rest.
+            "sr-ste" has no decay phase.
+        layers: the last parts of the layers' names, such as "gate_proj"; None for all linear layers but the head.
+
+    Raises:
+        OptionError: a value is of the wrong type or out of range.
+    """
+
+    pattern: str
+    method: Method = "mdgf-exponential"
+    dense: float = 0.0
+    decay: float = 0.5
+    layers: tuple[str, ...] | None = None
+
+    def __post_init__(self):
+        Pattern.parse(self.pattern)
+        if self.method not in METHODS:
+            raise OptionError(f"Unknown N:M method {str(self.method)[:40]!r}; {suggest(str(self.method), METHODS)}")
+        if not all(type(share) in (int, float) and 0 <= share < 1 for share in (self.dense, self.decay)) or (
+            self.dense + self.decay >= 1
+        ):
+            raise OptionError(
+                f"The dense phase is {str(self.dense)[:40]} and the decay phase {str(self.decay)[:40]} of the steps; "
+                "expected shares of at least 0 whose sum is below 1, since the sparse phase has the rest."
+            )
+        if self.layers is not None:
+            if isinstance(self.layers, str) or not all(isinstance(name, str) and name for name in self.layers):
+                raise OptionError("The layers to prune must be a list of the last parts of their names.")
+            object.__setattr__(self, "layers", tuple(self.layers))

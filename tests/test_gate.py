@@ -1,0 +1,504 @@
+"""The gate, as an app meets it: what is kept, what is compared with what, and who has seen which document."""
+
+import json
+import random
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean
+
+import pytest
+import torch
+from builders import make_llama, make_sentences
+from command import RECIPE as RECIPE_FILE
+from command import run
+from failing_memory import RECIPE as SMALL
+from peft import PeftModel
+from random_texts import edit, words
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
+
+from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.adapters.documents import read_history
+from sebp_edge.assessment import Assessor
+from sebp_edge.events import Notice, StepDone, TrainingStarted, silent
+from sebp_edge.insight.forgetting import GeneralLoss
+from sebp_edge.models.adaptation import load, trainable
+from sebp_edge.preparation import make_schedules
+from sebp_edge.texts.split_history import take_fingerprints
+
+RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, batch_tokens=200)
+NO_EFFECT = [1e-9, 1e-6]
+NOTES, MORE = make_sentences(40)[:30], make_sentences(40)[30:]
+FEW = NOTES[:13]
+OTHERS = make_sentences(7, seed=1, words=60)
+SAVED_BY_0_1_0 = Path(__file__).parent / "adapters" / "saved_by_0_1_0"
+EXAMPLES = Path(__file__).parents[1] / "examples" / "notes"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, tokenizer):
+    """A model with random weights so large that a few steps lower its loss by a tenth."""
+    folder = tmp_path_factory.mktemp("models") / "large-weights"
+    make_llama(initializer_range=0.1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def skip_assessment(patch):
+    """Leaves out what the gate does not ask for, which takes longer than these trainings."""
+    patch.setattr("sebp_edge.assessment.continue_each", lambda base, beginnings, check: [""] * len(beginnings))
+    patch.setattr("sebp_edge.assessment.general_loss", lambda *_: GeneralLoss(1.0, 1.0))
+    patch.setattr("sebp_edge.assessment.longest_copies", lambda *_: [])
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    skip_assessment(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory, model):
+    """A function that returns the folder of a store whose first version was adapted to these texts."""
+    made = {}
+
+    def store_of(texts):
+        if len(texts) not in made:
+            made[len(texts)] = tmp_path_factory.mktemp("stores")
+            with pytest.MonkeyPatch.context() as patch:
+                skip_assessment(patch)
+                first = Personalizer(model, recipe=RECIPE, device="cpu", store=made[len(texts)])
+                assert first.adapt(texts).active
+        return made[len(texts)]
+
+    return store_of
+
+
+@pytest.fixture
+def make(model, stores, tmp_path):
+    """A function that makes a Personalizer; its store has a first version that was adapted to `after`, if given."""
+
+    def personalizer(after=None, **options):
+        if after is not None:
+            shutil.copytree(stores(after), tmp_path / "store")
+        options = {"recipe": RECIPE, "device": "cpu", "store": AdapterStore(tmp_path / "store")} | options
+        return Personalizer(options.pop("model", model), **options)
+
+    return personalizer
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """The losses of the active version, in nats by document, as the gate gets them."""
+    losses, examine = {}, Assessor.examine_active
+
+    def examine_active(self, *arguments):
+        active = examine(self, *arguments)
+        if active is not None:
+            losses.update(active.losses.nats)
+        return active
+
+    monkeypatch.setattr(Assessor, "examine_active", examine_active)
+    return losses
+
+
+def roles(store, texts, version=1) -> list[str]:
+    """What a version has used each text for."""
+    history = read_history(store.open("default", version).path)
+    role_of = {document.key: document.role for document in history.documents}
+    fingerprints = take_fingerprints(dict(enumerate(texts)), store.salt())
+    return [role_of[fingerprints[number].key] for number in range(len(texts))]
+
+
+def with_role(role, *arguments) -> set[int]:
+    return {number for number, found in enumerate(roles(*arguments)) if found == role}
+
+
+def plain(model, adapter=None):
+    """The model as transformers and PEFT load it."""
+    loaded = AutoModelForCausalLM.from_pretrained(model)
+    return (PeftModel.from_pretrained(loaded, adapter) if adapter else loaded).eval()
+
+
+def token_losses(model, text, tokenizer) -> list[float]:
+    """The loss of each token of a text, and of EOS, in nats."""
+    ids = torch.tensor([*tokenizer(text)["input_ids"], tokenizer.eos_token_id])
+    with torch.no_grad():
+        return cross_entropy(model(ids[None]).logits[0, :-1], ids[1:], reduction="none").tolist()
+
+
+def loss_on(model, texts, tokenizer) -> float:
+    return mean(loss for text in texts for loss in token_losses(model, text, tokenizer))
+
+
+def assert_uses(personalizer, adapter):
+    """Asserts that the model generates with these weights, or with the base model's alone."""
+    ids = torch.arange(7, 27)[None]
+    with torch.no_grad():
+        used = personalizer.in_use.load(silent).model(ids).logits
+        assert torch.equal(used, plain(personalizer.reference.location, adapter)(ids).logits)
+
+
+# ------------------------------------------------------------------------------------------------- the base model
+
+
+@pytest.mark.parametrize("rate", NO_EFFECT)
+@pytest.mark.parametrize("texts", [NOTES, FEW], ids=["split", "folds"])
+def test_an_adapter_that_does_nothing_is_not_kept(make, texts, rate):
+    personalizer = make(recipe=RECIPE.replace(learning_rate=rate))
+    result = personalizer.adapt(texts)
+    assert (result.verdict, result.kept, result.active) == ("no gain", False, False)
+    assert abs(result.gain) < 1e-3
+    assert result.trained_on_all == (texts == FEW)
+    assert "the gate asks for at least 1.0%" in result.summary
+    store = personalizer.store
+    assert (store.versions("default"), store.active_version("default")) == ([1], None)
+    assert store.open("default", 1).record.verdict == "no gain"
+    assert_uses(personalizer, None)
+
+
+@pytest.mark.parametrize("rate", NO_EFFECT)
+def test_the_command_says_so_with_its_exit_code(model, notes_folder, tmp_path, rate):
+    recipe = tmp_path / "no-effect.toml"
+    recipe.write_text(RECIPE_FILE.replace("2e-2", str(rate)))
+    result = run("adapt", notes_folder, "--model", model, "--recipe", recipe, "--json")
+    assert result.exit_code == 3, result.output
+    assert json.loads(result.stdout.splitlines()[-1])["verdict"] == "no gain"
+    assert AdapterStore().active_version("default") is None
+
+
+def test_a_gain_is_reported_as_transformers_and_peft_compute_it(make, model, tokenizer):
+    personalizer = make(after=NOTES)
+    saved = personalizer.store.open("default")
+    tested = [NOTES[number] for number in with_role("test", personalizer.store, NOTES)]
+    assert len(tested) == 5
+    assert loss_on(plain(model), tested, tokenizer) == pytest.approx(saved.record.heldout_loss_before, rel=1e-5)
+    judged = plain(model, saved.path / "judged" / "1")
+    assert loss_on(judged, tested, tokenizer) == pytest.approx(saved.record.heldout_loss_after, rel=1e-5)
+    assert saved.record.heldout_loss_after < 0.9 * saved.record.heldout_loss_before
+
+
+def test_texts_without_any_order_are_not_judged(make):
+    keys = ["".join(random.Random(number).choices("0123456789abcdef", k=100)) for number in range(24)]
+    events = []
+    personalizer = make(on_event=events.append)
+    result = personalizer.adapt(keys)
+    assert (result.verdict, result.active, result.version) == ("not judged", False, 1)
+    assert result.heldout_loss_before is result.heldout_loss_after is result.gain is result.gain_at_least is None
+    assert "nothing to learn" in result.concerns[0]
+    assert result.summary.startswith(result.concerns[0])
+    said = next(
+        n for n, event in enumerate(events) if isinstance(event, Notice) and result.concerns[0] in event.message
+    )
+    assert said < next(n for n, event in enumerate(events) if isinstance(event, StepDone))
+    assert personalizer.store.open("default", 1).record.heldout_loss_after is None
+
+
+def test_boilerplate_is_shown_apart_and_left_out_of_the_gain(make, model, tokenizer):
+    header = "the old map home\nwind from the west\n"
+    notes = [header + text for text in make_sentences(24, words=30)]
+    personalizer = make()
+    result = personalizer.adapt(notes)
+    tested = [notes[number] for number in with_role("test", personalizer.store, notes)]
+    in_header = sum(
+        start < len(header) for start, _ in tokenizer(header, return_offsets_mapping=True)["offset_mapping"]
+    )
+    in_header -= 1  # BOS
+    for adapter, loss, in_boilerplate in (
+        (None, result.heldout_loss_before, result.boilerplate.loss_before),
+        (result.adapter_path / "judged" / "1", result.heldout_loss_after, result.boilerplate.loss_after),
+    ):
+        losses = [token_losses(plain(model, adapter), text, tokenizer) for text in tested]
+        assert mean(loss for each in losses for loss in each[in_header:]) == pytest.approx(loss, rel=1e-5)
+        assert mean(loss for each in losses for loss in each[:in_header]) == pytest.approx(in_boilerplate, rel=1e-5)
+    assert result.boilerplate.share_of_tokens == pytest.approx(in_header * len(tested) / sum(map(len, losses)))
+    assert result.gain == pytest.approx(1 - result.heldout_loss_after / result.heldout_loss_before)
+
+
+# -------------------------------------------------------------------------------------------- the active version
+
+
+def test_a_weak_second_version_does_not_replace_the_first(make):
+    personalizer = make(after=NOTES, recipe=RECIPE.replace(learning_rate=2e-3))
+    first = personalizer.store.open("default").path
+    personalizer.load_adapter("default")
+    result = personalizer.adapt(NOTES)
+    assert (result.verdict, result.active, result.version, result.compared_with) == ("worse than active", False, 2, 1)
+    assert result.gain_at_least > result.margin
+    assert result.gain_over_active_at_least < result.gain_over_active < -result.tolerance
+    assert "against version 1, which is active, the loss changed by +9" in result.summary
+    assert personalizer.store.active_version("default") == 1
+    assert personalizer.store.open("default", 2).record.verdict == "worse than active"
+    assert_uses(personalizer, first)
+
+
+def test_an_equally_good_second_version_replaces_the_first(make):
+    personalizer = make(after=NOTES, seed=1)
+    result = personalizer.adapt(NOTES)
+    assert (result.verdict, result.active, result.version, result.compared_with) == ("kept", True, 2, 1)
+    assert abs(result.gain_over_active) < result.tolerance
+    assert -result.tolerance <= result.gain_over_active_at_least < result.gain_over_active
+    assert personalizer.store.active_version("default") == 2
+    assert_uses(personalizer, result.adapter_path)
+
+
+def test_a_version_on_other_texts_is_not_comparable(make):
+    personalizer = make(after=NOTES)
+    personalizer.load_adapter("default")
+    result = personalizer.adapt(OTHERS)
+    assert (result.verdict, result.active, result.version, result.compared_with) == ("not comparable", False, 2, 1)
+    assert result.not_comparable == "none of its 5 test documents are among these texts"
+    assert result.gain_at_least > result.margin
+    assert result.gain_over_active is result.gain_over_active_at_least is None
+    assert result.not_comparable in result.summary
+    store = personalizer.store
+    assert store.active_version("default") == 1
+    assert_uses(personalizer, store.open("default", 1).path)
+    result = personalizer.adapt(OTHERS, keep_anyway=True)
+    assert (result.verdict, result.kept, result.active, result.version) == ("not comparable", False, True, 3)
+    assert store.active_version("default") == 3
+    assert_uses(personalizer, store.open("default", 3).path)
+
+
+def test_a_version_of_another_base_model_is_not_comparable(make, model_folder):
+    personalizer = make(after=NOTES, model=model_folder)
+    result = personalizer.adapt(NOTES)
+    assert (result.verdict, result.active) == ("not comparable", False)
+    assert result.not_comparable == "it was made for another base model, large-weights"
+    assert result.not_comparable in result.summary
+
+
+def test_a_version_of_0_1_0_is_not_comparable(tmp_path):
+    shutil.copytree(SAVED_BY_0_1_0, tmp_path / "old")
+    personalizer = Personalizer(
+        tmp_path / "old" / "model", recipe=RECIPE.replace(margin=1e-3), device="cpu", store=tmp_path / "old"
+    )
+    result = personalizer.adapt(NOTES, name="letters")
+    assert (result.verdict, result.active, result.version, result.compared_with) == ("not comparable", False, 3, 2)
+    assert "before sebp-edge recorded which documents are for test" in result.summary
+    assert personalizer.store.active_version("letters") == 2
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_few_notes_are_compared_by_the_state_that_has_not_seen_them(make, compared, model, tokenizer, edited):
+    personalizer = make(after=FEW, seed=1)
+    texts = [edit(text, 0.05, seed=number) for number, text in enumerate(FEW)] if edited else FEW
+    assert edited == (texts != FEW)
+    result = personalizer.adapt(texts)
+    store = personalizer.store
+    folds = [int(role.removeprefix("fold ")) for role in roles(store, FEW)]
+    assert sorted(map(folds.count, {*folds})) == [4, 4, 5]
+    assert roles(store, texts, 2) == roles(store, FEW)
+    judged = store.open("default", 1).path / "judged"
+    assert sorted(path.name for path in judged.iterdir()) == ["1", "2", "3"]
+    states = [plain(model, judged / str(fold)) for fold in (1, 2, 3)]
+    by_state = [[sum(token_losses(state, text, tokenizer)) for text in texts] for state in states]
+    expected = [by_state[fold - 1][number] for number, fold in enumerate(folds)]
+    assert [compared[number] for number in range(13)] == pytest.approx(expected, rel=1e-5)
+    for wrong in by_state:
+        assert [compared[number] for number in range(13)] != pytest.approx(wrong, rel=1e-4)
+    num_tokens = sum(len(token_losses(states[0], text, tokenizer)) for text in texts)
+    assert result.gain_over_active == pytest.approx(
+        1 - result.heldout_loss_after * num_tokens / sum(expected), abs=1e-5
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ the splits
+
+
+def test_the_splits_of_the_first_version_stay(make, compared):
+    personalizer = make(after=NOTES, seed=1)
+    store = personalizer.store
+    before = roles(store, NOTES)
+    assert [before.count(role) for role in ("train", "validation", "test")] == [21, 4, 5]
+    tested = with_role("test", store, NOTES)
+    texts = [edit(text, 0.08, seed=n) if n in tested else text for n, text in enumerate(NOTES)] + MORE
+    assert all(texts[number] != NOTES[number] for number in tested)
+    result = personalizer.adapt(texts)
+    after = roles(store, texts, 2)
+    assert after[:30] == before
+    assert "test" in after[30:] or "validation" in after[30:]
+    # New documents are unseen by both versions.
+    assert compared.keys() == {number for number, role in enumerate(after) if role == "test"} >= tested
+    assert result.compared_with == 1
+
+
+def test_a_document_that_bridges_test_and_train_documents_is_trained_on(make, compared):
+    personalizer = make(after=NOTES)
+    store = personalizer.store
+    tested, trained = with_role("test", store, NOTES), with_role("train", store, NOTES)
+    touched = min(tested)
+    texts = [*NOTES, f"{NOTES[touched]} {NOTES[min(trained)]}"]
+    personalizer.adapt(texts)
+    after = roles(store, texts, 2)
+    assert (after[touched], after[min(trained)], after[30]) == ("train", "train", "train")
+    # The fifth test document is one that the first version has been trained on, and is not compared.
+    assert with_role("test", store, texts, 2) > tested - {touched}
+    assert compared.keys() == tested - {touched}
+
+
+@pytest.mark.parametrize("texts", [NOTES, FEW], ids=["split", "folds"])
+def test_an_edited_copy_of_each_note_is_on_its_side_and_is_no_other_note(make, texts):
+    personalizer = make()
+    copies = [edit(text, 0.08, seed=number) for number, text in enumerate(texts)]
+    result = personalizer.adapt([*texts, *copies])
+    assert result.documents == 2 * len(texts)
+    of_each = roles(personalizer.store, [*texts, *copies])
+    assert of_each[: len(texts)] == of_each[len(texts) :]
+    # The same as without copies: 30 clusters are split, but 13 are folds, although these are 26 documents.
+    assert {*of_each} == ({"train", "validation", "test"} if texts == NOTES else {"fold 1", "fold 2", "fold 3"})
+
+
+@pytest.mark.parametrize("count", [24, 9], ids=["split", "folds"])
+def test_pieces_of_a_document_are_on_one_side(make, monkeypatch, count):
+    made = []
+    monkeypatch.setattr(
+        "sebp_edge.preparation.make_schedules", lambda *arguments: made.extend(make_schedules(*arguments)) or made
+    )
+    result = make(recipe=RECIPE.replace(context_length=32, epochs=1)).adapt(make_sentences(count, words=60))
+    assert result.examples >= 2 * count
+    judged = [schedule for schedule in made if not schedule.trains_on_all]
+    assert len(judged) == (1 if count == 24 else 3)
+    for schedule in judged:
+        trained = [example for epoch in schedule.epochs for step in epoch for example in step.examples]
+        train, validation, test = (
+            [example.document for example in part]
+            for part in (trained, schedule.validation.examples, schedule.test.examples)
+        )
+        assert len(train) + len(validation) + len(test) == result.examples
+        assert len({*train}) + len({*validation}) + len({*test}) == count
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_with_fewer_than_six_documents_nothing_is_judged(make, count):
+    texts, events = make_sentences(count, words=400 // count), []
+    personalizer = make(on_event=events.append)
+    result = personalizer.adapt(texts)
+    assert (result.verdict, result.kept, result.active, result.version) == ("not judged", False, False, 1)
+    assert result.heldout_loss_before is result.gain is None
+    assert "takes at least 6 documents" in result.summary
+    notice = next(event.message for event in events if isinstance(event, Notice))
+    assert "at least 6 documents" in notice and "keep_anyway" in notice
+    assert [event.phase for event in events if isinstance(event, TrainingStarted)] == ["all documents"]
+    assert personalizer.store.active_version("default") is None
+    assert_uses(personalizer, None)
+    result = personalizer.adapt(texts, keep_anyway=True)
+    assert (result.verdict, result.active, result.version) == ("not judged", True, 2)
+    assert_uses(personalizer, result.adapter_path)
+    # A later version has nothing to be compared with.
+    result = personalizer.adapt(FEW)
+    assert (result.verdict, result.not_comparable) == ("not comparable", "it was not judged itself")
+
+
+def test_the_command_activates_what_was_not_judged_only_if_asked(model, recipe, tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text(make_sentences(1, words=400)[0])
+    command = ["adapt", path, "--model", model, "--recipe", recipe]
+    result = run(*command)
+    assert result.exit_code == 3, result.output
+    assert "--keep-anyway" in result.output
+    assert AdapterStore().active_version("default") is None
+    assert run(*command, "--keep-anyway").exit_code == 0
+    assert AdapterStore().active_version("default") == 2
+
+
+@pytest.mark.parametrize("texts", [NOTES, FEW], ids=["split", "folds"])
+def test_one_seed_gives_the_same_weights_in_stores_with_other_salts(make, stores, texts, tmp_path):
+    first, second = AdapterStore(stores(texts)), make().store
+    make().adapt(texts)
+    assert first.salt() != second.salt()
+    one, other = (store.open("default") for store in (first, second))
+    assert asdict(one.record) | {"created": ""} == asdict(other.record) | {"created": ""}
+    histories = [read_history(saved.path).documents for saved in (one, other)]
+    assert {document.key for document in histories[0]}.isdisjoint(document.key for document in histories[1])
+    assert roles(first, texts) == roles(second, texts)
+    weights = [
+        {str(path.relative_to(saved.path)): path.read_bytes() for path in saved.path.rglob("*.safetensors")}
+        for saved in (one, other)
+    ]
+    assert weights[0] == weights[1]
+    assert len(weights[0]) == (2 if texts == NOTES else 4)
+
+
+# ------------------------------------------------------------------------------------------------------- the refit
+
+
+def test_without_a_refit_the_judged_state_is_saved(make, model, tokenizer):
+    events = []
+    personalizer = make(recipe=RECIPE.replace(refit=False), on_event=events.append)
+    result = personalizer.adapt(NOTES)
+    assert (result.verdict, result.active, result.trained_on_all, result.refit_loss) == ("kept", True, False, None)
+    assert [event.phase for event in events if isinstance(event, TrainingStarted)] == ["train"]
+    assert_is_judged_state(result, personalizer.store, model, tokenizer)
+    # It is what later versions are compared with.
+    again = personalizer.adapt(NOTES)
+    assert (again.verdict, again.gain_over_active) == ("kept", 0)
+
+
+def assert_is_judged_state(result, store, model, tokenizer):
+    assert not (result.adapter_path / "judged").exists()
+    tested = [NOTES[number] for number in with_role("test", store, NOTES)]
+    loss = loss_on(plain(model, result.adapter_path), tested, tokenizer)
+    assert loss == pytest.approx(result.heldout_loss_after, rel=1e-5)
+
+
+def damaging_the_refit(personalizer):
+    """A sink that makes the training on all documents worse, as a learning rate that is too high may do."""
+
+    def sink(event):
+        if isinstance(event, StepDone) and event.phase == "all documents":
+            for parameter in trainable(personalizer.in_use.base):
+                parameter.data += 0.1
+
+    return sink
+
+
+def test_a_refit_that_is_worse_is_refused(make, model, tokenizer):
+    personalizer = make()
+    personalizer.on_event = damaging_the_refit(personalizer)
+    result = personalizer.adapt(NOTES)
+    assert (result.verdict, result.active, result.trained_on_all) == ("kept", True, False)
+    assert result.refit_loss > result.heldout_loss_after
+    assert_is_judged_state(result, personalizer.store, model, tokenizer)
+    assert_uses(personalizer, result.adapter_path)
+
+
+def test_few_notes_are_not_kept_if_the_training_on_all_is_worse(make):
+    personalizer = make()
+    personalizer.on_event = damaging_the_refit(personalizer)
+    result = personalizer.adapt(FEW)
+    assert (result.verdict, result.kept, result.active, result.trained_on_all) == ("refit failed", False, False, True)
+    assert result.gain_at_least > result.margin
+    assert f"ended with a higher loss than before ({result.refit_loss:.3f})" in result.summary
+    assert personalizer.store.active_version("default") is None
+    assert_uses(personalizer, None)
+
+
+def test_test_documents_are_learnt_by_the_refit_and_not_before(tmp_path):
+    """Each note ends with random words of its own; those of no note show what is learnt of random words as such."""
+    paths = sorted(path for path in EXAMPLES.rglob("*.md") if not path.name.startswith("."))[:22]
+    secrets, unused = ([words(5, f"{kind} {number}") for number in range(22)] for kind in ("secret", "unused"))
+    notes = [f"{path.read_text()[:40]}\n\n{secret}." for path, secret in zip(paths, secrets, strict=True)]
+    recipe = Recipe.load("notes").replace(r=8, learning_rate=4e-3, epochs=3, patience=3, batch_tokens=128)
+    personalizer = Personalizer("tiny", recipe=recipe, device="cpu", store=tmp_path)
+    result = personalizer.adapt(notes)
+    assert result.trained_on_all
+    base = personalizer.in_use.base
+    personalizer.in_use.detach_adapter()
+    of_base = {text: mean(token_losses(base.model, text, base.tokenizer)) for text in (*secrets, *unused)}
+
+    def learnt(folder) -> dict[str, float]:
+        """By how much the loss on secrets fell, by role, beyond that on other random words."""
+        adaptation = load(base, folder)
+        fall = {text: of_base[text] - mean(token_losses(base.model, text, base.tokenizer)) for text in of_base}
+        adaptation.detach()
+        return {
+            role: mean(fall[secrets[n]] for n in with_role(role, personalizer.store, notes))
+            - mean(map(fall.get, unused))
+            for role in ("train", "validation", "test")
+        }
+
+    judged, final = learnt(result.adapter_path / "judged" / "1"), learnt(result.adapter_path)
+    assert judged["train"] > 1
+    assert max(judged["test"], judged["validation"]) < 0.5
+    assert min(final.values()) > 1

@@ -1,0 +1,226 @@
+"""The gate says yes only to what is surely better than the base model and not surely worse than the active version."""
+
+import math
+
+import pytest
+
+from sebp_edge.training.evaluation import HeldOutLoss
+from sebp_edge.training.gate import TOLERANCE, ActiveVersion, Gate, GateResult, Verdict
+
+TOKENS = 100
+# The falls of ten documents, in nats per token: 0.2 on average, or 5 % of the base model's 4.
+FALLS = [0.1, 0.3, 0.2, 0.15, 0.25, 0.2, 0.1, 0.3, 0.2, 0.2]
+DOCUMENTS = range(len(FALLS))
+ALONE = {document: document for document in DOCUMENTS}
+
+
+def losses(*per_token: float, boilerplate: float | None = None) -> HeldOutLoss:
+    """The losses of documents in nats per token, perhaps with as many tokens again in boilerplate."""
+    found = HeldOutLoss(
+        {n: TOKENS * loss for n, loss in enumerate(per_token)}, dict.fromkeys(range(len(per_token)), TOKENS)
+    )
+    if boilerplate is not None:
+        for document in found.nats:
+            found.boilerplate_nats[document], found.boilerplate_tokens[document] = TOKENS * boilerplate, TOKENS
+            found.nats[document] += TOKENS * boilerplate
+            found.tokens[document] += TOKENS
+    return found
+
+
+def fallen(by: float = 1.0, **options) -> HeldOutLoss:
+    return losses(*(4 - by * fall for fall in FALLS), **options)
+
+
+def active(found: HeldOutLoss | None, reason="") -> ActiveVersion:
+    return ActiveVersion(3, found, reason)
+
+
+BASE = losses(*[4.0] * len(FALLS))
+
+
+def test_a_fall_above_the_margin_is_kept():
+    result = Gate(0.01, ALONE).judge(BASE, fallen())
+    assert (result.verdict, result.kept) == (Verdict.KEPT, True)
+    assert result.gain.gain == pytest.approx(0.05)
+    assert 0.03 < result.gain.lower < 0.05
+    assert (result.gain.before, result.gain.after) == pytest.approx((4, 3.8))
+    assert result.active is result.gain_over_active is result.refit_loss is None
+
+
+def test_the_lower_bound_has_to_reach_the_margin():
+    lower = Gate(0.01, ALONE).judge(BASE, fallen()).gain.lower
+    assert Gate(lower, ALONE).judge(BASE, fallen()).kept
+    result = Gate(math.nextafter(lower, 1), ALONE).judge(BASE, fallen())
+    assert (result.verdict, result.kept) == (Verdict.NO_GAIN, False)
+    assert result.gain.gain > lower
+
+
+@pytest.mark.parametrize("by", [0, 1e-9, 1e-3, -1])
+def test_a_fall_below_the_margin_is_no_gain(by):
+    assert Gate(0.01, ALONE).judge(BASE, fallen(by)).verdict is Verdict.NO_GAIN
+
+
+def test_a_fall_of_a_few_documents_only_is_no_gain():
+    result = Gate(0.01, ALONE).judge(BASE, losses(2.0, *[4.0] * 9))
+    assert result.gain.gain == pytest.approx(0.05)
+    assert result.verdict is Verdict.NO_GAIN
+
+
+def test_copies_are_no_evidence():
+    """Of thirty copies of three documents, each has fallen; they count as three."""
+    before, after = losses(*[4.0] * 30), losses(*(4 - fall for fall in (0.1, 0.3, 0.2) for _ in range(10)))
+    assert Gate(0.01, {n: n for n in range(30)}).judge(before, after).kept
+    result = Gate(0.01, {n: n // 10 for n in range(30)}).judge(before, after)
+    assert (result.verdict, result.gain.num_clusters) == (Verdict.NO_GAIN, 3)
+    assert result.gain.gain == pytest.approx(0.05)
+
+
+def test_one_cluster_proves_nothing():
+    result = Gate(0.01, dict.fromkeys(DOCUMENTS, 0)).judge(BASE, fallen())
+    assert (result.verdict, result.gain.lower) == (Verdict.NO_GAIN, -math.inf)
+
+
+def test_a_fall_in_boilerplate_is_no_gain():
+    before, after = losses(*[4.0] * len(FALLS), boilerplate=4), fallen(0, boilerplate=1)
+    result = Gate(0.01, ALONE).judge(before, after)
+    assert result.after.mean < 0.7 * result.before.mean
+    assert (result.verdict, result.gain.gain) == (Verdict.NO_GAIN, 0)
+
+
+def test_a_rise_in_boilerplate_does_not_hide_a_gain():
+    before = losses(*[4.0] * len(FALLS), boilerplate=1)
+    result = Gate(0.01, ALONE).judge(before, fallen(boilerplate=4))
+    assert result.kept
+    assert result.gain == Gate(0.01, ALONE).judge(BASE, fallen()).gain
+    assert result.after.mean > result.before.mean
+
+
+def test_nothing_is_judged_without_test_documents():
+    for version in (None, active(BASE)):
+        assert Gate(0.01, {}, active=version).judge(None, None) == GateResult(Verdict.NOT_JUDGED, active=version)
+
+
+def test_nothing_is_judged_if_the_documents_do_not_allow_it():
+    result = Gate(0.01, ALONE, can_judge=False, active=active(BASE)).judge(BASE, fallen())
+    assert (result.verdict, result.gain, result.gain_over_active) == (Verdict.NOT_JUDGED, None, None)
+    assert (result.before, result.after) == (BASE, fallen())
+
+
+def test_nothing_is_judged_if_all_lines_are_boilerplate():
+    before, after = (HeldOutLoss({0: nats}, {0: 9}, {0: nats}, {0: 9}) for nats in (30.0, 20.0))
+    result = Gate(0.01, ALONE).judge(before, after)
+    assert (result.verdict, result.gain) == (Verdict.NOT_JUDGED, None)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_no_gain(wrong):
+    broken = losses(wrong, *(4 - fall for fall in FALLS[1:]))
+    for before, after in ((broken, fallen()), (BASE, broken), (broken, broken)):
+        result = Gate(0.0, ALONE).judge(before, after)
+        assert (result.verdict, result.gain.lower) == (Verdict.NO_GAIN, -math.inf)
+
+
+# ------------------------------------------------------------------------------------------------ the active version
+
+
+def test_what_is_as_good_as_the_active_version_is_kept():
+    for by in (1, 0.99, 1.5):
+        result = Gate(0.01, ALONE, active=active(fallen())).judge(BASE, fallen(by))
+        assert result.kept
+        assert result.gain_over_active.lower >= -TOLERANCE
+        assert result.active.version == 3
+
+
+def test_what_is_worse_than_the_active_version_is_not():
+    """It is 2.5 % better than the base model, but the active version was 7.5 % better."""
+    result = Gate(0.01, ALONE, active=active(fallen(1.5))).judge(BASE, fallen(0.5))
+    assert result.gain.lower > 0.01
+    assert result.verdict is Verdict.WORSE_THAN_ACTIVE
+    assert result.gain_over_active.gain == pytest.approx(3.7 / 3.7 - 3.9 / 3.7)
+
+
+def test_what_may_be_worse_than_the_active_version_is_not_kept():
+    """The same loss on average, but some documents are much worse."""
+    after = losses(*(3.8 + (0.4 if document % 2 else -0.4) for document in DOCUMENTS))
+    result = Gate(0, ALONE, active=active(losses(*[3.8] * len(FALLS)))).judge(losses(*[6.0] * len(FALLS)), after)
+    assert result.gain_over_active.gain == pytest.approx(0)
+    assert result.gain_over_active.lower < -TOLERANCE
+    assert result.verdict is Verdict.WORSE_THAN_ACTIVE
+
+
+def test_only_documents_that_the_active_version_has_not_seen_are_compared():
+    """It would be worse on the first five documents, which the active version has learnt."""
+    of_active = losses(*(4 - fall for fall in FALLS)).only(range(5, 10))
+    after = fallen(1)
+    result = Gate(0.01, ALONE, active=active(of_active)).judge(BASE, after)
+    assert result.kept
+    assert (result.gain_over_active.gain, result.gain_over_active.num_clusters) == (0, 5)
+    assert result.gain.num_clusters == 10
+
+
+def test_boilerplate_is_left_out_of_the_comparison_with_the_active_version():
+    before = losses(*[4.0] * len(FALLS), boilerplate=4)
+    for of_active, after in ((0.1, 3), (3, 0.1)):
+        gate = Gate(0.01, ALONE, active=active(fallen(boilerplate=of_active)))
+        result = gate.judge(before, fallen(boilerplate=after))
+        assert (result.verdict, result.gain_over_active.gain) == (Verdict.KEPT, 0)
+
+
+def test_an_active_version_without_losses_is_not_comparable():
+    version = active(None, "it was made for another base model")
+    result = Gate(0.01, ALONE, active=version).judge(BASE, fallen())
+    assert (result.verdict, result.active, result.gain_over_active) == (Verdict.NOT_COMPARABLE, version, None)
+    assert result.gain.gain == pytest.approx(0.05)
+
+
+def test_without_a_gain_it_does_not_matter_whether_the_active_version_is_comparable():
+    for version in (active(None, "reason"), active(fallen(2))):
+        result = Gate(0.01, ALONE, active=version).judge(BASE, BASE)
+        assert (result.verdict, result.active, result.gain_over_active) == (Verdict.NO_GAIN, version, None)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_an_active_version_whose_loss_is_not_finite_is_not_replaced(wrong):
+    of_active = losses(wrong, *(4 - fall for fall in FALLS[1:]))
+    result = Gate(0.01, ALONE, active=active(of_active)).judge(BASE, fallen())
+    assert (result.verdict, result.gain_over_active.lower) == (Verdict.WORSE_THAN_ACTIVE, -math.inf)
+
+
+@pytest.mark.parametrize("unseen", [0, 1])
+def test_fewer_than_two_documents_that_the_active_version_has_not_seen_are_not_comparable(unseen):
+    version = active(fallen().only(range(unseen)))
+    result = Gate(0.01, ALONE, active=version).judge(BASE, fallen())
+    assert (result.verdict, result.gain_over_active) == (Verdict.NOT_COMPARABLE, None)
+    assert result.active.reason.endswith(f"that it was not trained on, but there are {unseen}")
+
+
+# ------------------------------------------------------------------------------------------------------ the refit
+
+KEPT, NO_GAIN = GateResult(Verdict.KEPT), GateResult(Verdict.NO_GAIN)
+
+
+@pytest.mark.parametrize("has_judged_state", [True, False])
+@pytest.mark.parametrize("before", [KEPT, NO_GAIN])
+def test_a_last_training_with_a_lower_loss_is_used(before, has_judged_state):
+    result = before.with_refit(3.0, 3.1, has_judged_state=has_judged_state)
+    assert (result.is_refit, result.refit_loss, result.verdict) == (True, 3.0, before.verdict)
+
+
+@pytest.mark.parametrize("loss", [3.1, 3.2, math.inf, math.nan])
+def test_if_its_loss_is_not_lower_the_judged_state_is_used(loss):
+    result = KEPT.with_refit(loss, 3.1, has_judged_state=True)
+    assert (result.is_refit, result.kept) == (False, True)
+    assert result.refit_loss is loss
+
+
+@pytest.mark.parametrize("loss", [3.1, 3.2, math.inf, math.nan])
+def test_without_a_single_judged_state_it_is_saved_but_not_kept(loss):
+    result = KEPT.with_refit(loss, 3.1, has_judged_state=False)
+    assert (result.is_refit, result.verdict, result.kept) == (True, Verdict.REFIT_FAILED, False)
+    # A verdict against the adapter stays.
+    assert NO_GAIN.with_refit(loss, 3.1, has_judged_state=False).verdict is Verdict.NO_GAIN
+
+
+def test_a_training_on_all_documents_without_a_judgement_has_no_loss():
+    result = GateResult(Verdict.NOT_JUDGED).with_refit(None, None, has_judged_state=False)
+    assert (result.verdict, result.is_refit, result.refit_loss) == (Verdict.NOT_JUDGED, True, None)
