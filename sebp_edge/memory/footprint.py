@@ -4,10 +4,9 @@ Weights, adapter, gradients and moments follow from the number of parameters; `s
 the largest micro-batch adds. The rest is memory that allocators hold in addition to tensors, and a reserve.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from sebp_edge.memory.activations import Activations, Peak
+from sebp_edge.memory.activations import Activations
 from sebp_edge.memory.options import MAX_GRADIENTS_AT_ONCE
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.models.loading import NF4_BYTES
@@ -38,8 +37,8 @@ class Footprint:
         optimizer: AdamW's two moments.
         activations: what the largest micro-batch keeps for its backward pass, and what that pass allocates at its peak.
         loss: chunks of logits, hidden states and their gradient.
-        graphs: memory of captured graphs in addition to the largest run: cuBLAS workspaces, fragmentation of torch's
-            allocator, and with folds the run of another graph.
+        graphs: memory of captured graphs in addition to the largest run: cuBLAS workspaces and fragmentation of torch's
+            allocator.
         context: memory of the process outside torch's allocator.
         reserve: a margin for errors of this count.
     """
@@ -80,14 +79,13 @@ class Footprint:
             trained, evaluated: the distinct sizes of its micro-batches. Without graphs, sizes that fit into others may
                 be left out.
             context: bytes of the process outside torch's allocator.
-            num_trainings: the number of trainings. Later ones may need graphs in addition to the first one's, and the
-                best state of each is kept.
+            num_trainings: the number of trainings; the best state of each is kept.
         """
         activations = Activations(setup)
         steps = [activations.step(sizes) for sizes in trained]
         # An evaluation's micro-batches may be filled up to a bucket of the training.
         evaluations = [activations.evaluation(sizes) for sizes in (*evaluated, *trained)] if evaluated else []
-        largest, *others = sorted(steps + evaluations, key=lambda peak: peak.total, reverse=True)
+        largest = max(steps + evaluations, key=lambda peak: peak.total)
         parts = {
             "weights": _weights(setup),
             "adapter": _adapter(setup, num_trainings),
@@ -95,7 +93,7 @@ class Footprint:
             "optimizer": _optimizer(setup),
             "activations": largest.activations + _dequantised(setup),
             "loss": largest.loss,
-            "graphs": _graphs(setup, max(trained), others if num_trainings > 1 else ()),
+            "graphs": _graphs(setup, max(trained)),
         }
         return cls(**parts, context=context, reserve=_reserve(setup, parts, context))
 
@@ -163,12 +161,9 @@ def _dequantised(setup: TrainingSetup) -> int:
     return (1 if setup.on_gpu else 2) * setup.itemsize * max(sizes, default=0)
 
 
-def _graphs(setup: TrainingSetup, largest: Bucket, others: Iterable[Peak]) -> int:
-    """Counts what a GPU holds besides the largest run: cuBLAS workspaces, fragmentation, another graph's run."""
-    if not setup.on_gpu:
-        return 0
-    others_run = max((peak.total for peak in others), default=0) if setup.is_hoisted else 0
-    return CUBLAS_WORKSPACES + PARTIAL_SEGMENTS + _fragmentation(setup, largest) + others_run
+def _graphs(setup: TrainingSetup, largest: Bucket) -> int:
+    """Counts what a GPU holds besides the largest run: cuBLAS workspaces and fragmentation."""
+    return CUBLAS_WORKSPACES + PARTIAL_SEGMENTS + _fragmentation(setup, largest) if setup.on_gpu else 0
 
 
 def _fragmentation(setup: TrainingSetup, sizes: Bucket) -> int:

@@ -30,15 +30,16 @@ class Work:
     @classmethod
     def of(cls, schedules: Iterable[Schedule], *, on_gpu: bool, has_graphs: bool) -> "Work":
         """Counts the work of schedules, which must be laid out."""
-        trained: list[Bucket] = []
+        needed: list[Bucket] = []
         evaluated: list[Bucket] = []
         evaluated_tokens = 0.0
         for schedule in schedules:
-            needed = [_size_of(micro_batch.sizes, has_graphs) for micro_batch in schedule.trained]
-            trained += _filled(needed) if has_graphs else needed
+            needed += [_size_of(micro_batch.sizes, has_graphs) for micro_batch in schedule.trained]
             for times, micro_batch in schedule.evaluated:
                 evaluated.append(_size_of(micro_batch.sizes, has_graphs))
                 evaluated_tokens += times * _cost(evaluated[-1], on_gpu)
+        # All trainings share their graphs.
+        trained = _filled(needed) if has_graphs else needed
         return cls(
             trained=_largest(trained, has_graphs),
             evaluated=_largest(evaluated, has_graphs),

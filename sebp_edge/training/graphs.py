@@ -125,6 +125,7 @@ class MicroBatchGraphs:
     ):
         self._graphs, self._hoisted, self._updates, self._loss = graphs, hoisted, updates, loss
         self._buckets: list[Bucket] = []
+        self._held: set[Bucket] = set()  # sizes that a bucket was chosen for
         self._planned: set[_Key] = set()
         self._warmed_up: set[_Key] = set()
         self._captured: dict[_Key, _CapturedGraph] = {}
@@ -136,7 +137,9 @@ class MicroBatchGraphs:
             needed: the sizes of micro-batches with gradients, as buckets on the grid.
             held_out: the sizes of micro-batches without gradients, as buckets on the grid.
         """
-        self._buckets += choose_buckets(own for own in needed if not any(own == bucket for bucket in self._buckets))
+        new = [own for own in needed if own not in self._held]
+        self._buckets += choose_buckets(new)
+        self._held.update(new)
         self._planned |= {self._key(part, bucket) for part in self._updates for bucket in self._buckets}
         self._planned |= {self._key(LOSSES, self.bucket(sizes)) for sizes in held_out}
 

@@ -6,7 +6,7 @@ precedes the first step; during the training, free memory is checked every few s
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from torch import Tensor
@@ -64,24 +64,31 @@ class RecoveringLearner:
         self.inner = Learner(adaptation, recipe, examples, collator, on_event, options, self._guard)
         self.limit = self.inner.row_losses.limit
         self.schedule = Schedule([])
+        self._later: Sequence[Schedule] = ()
         self.steps_ahead = 1 if device.type == "cuda" else 0
         self._largest_dry_run = (0, 0)  # size of the largest micro-batch of a dry run
         self._notified_smaller_steps = False
 
-    def prepare(self, schedule: Schedule) -> None:
+    def prepare(self, schedule: Schedule, later: Sequence[Schedule] = ()) -> None:
         """Lays out a schedule with micro-batches that fit into memory.
+
+        Args:
+            later: the schedules that follow. Their micro-batches must fit too, and share the graphs of this one: a
+                graph that is warmed up after the first capture takes memory in addition.
 
         Raises:
             RuntimeError, MemoryError: a single example does not fit.
         """
+        self._later = later
         self.lay_out(schedule)
         while not self.fits():
             self.lay_out(schedule)
 
     def lay_out(self, schedule: Schedule) -> None:
-        """Lays out a schedule within the limit and plans its graphs."""
+        """Lays out a schedule, and those that follow, within the limit, and plans their graphs."""
         self.schedule = schedule
-        schedule.lay_out(self.limit, one_micro_batch_each=not self.inner.can_accumulate)
+        for each in (schedule, *self._later):
+            each.lay_out(self.limit, one_micro_batch_each=not self.inner.can_accumulate)
         self._notify_smaller_steps()
         self._prepare_learner()
 
@@ -94,7 +101,7 @@ class RecoveringLearner:
         Raises:
             RuntimeError, MemoryError: a single example does not fit.
         """
-        largest = self._largest_micro_batch()
+        largest = self._largest_micro_batch(self.schedule, *self._later)
         if not self._guard.has_limit or largest is None:
             return True
         size = self.inner.size(largest)
@@ -226,7 +233,8 @@ class RecoveringLearner:
 
     def _cut_schedule(self) -> None:
         """Cuts the schedule's micro-batches to the limit."""
-        self.schedule.cut(self.limit)
+        for each in (self.schedule, *self._later):
+            each.cut(self.limit)
         self._prepare_learner()
 
     def _release_graphs(self) -> None:
@@ -241,7 +249,7 @@ class RecoveringLearner:
         shortfall = self._guard.shortfall()
         if not shortfall:
             return
-        before, largest = self.limit.max_rows, self._largest_micro_batch()
+        before, largest = self.limit.max_rows, self._largest_micro_batch(self.schedule)
         if largest is not None and len(largest.examples) > 1 and self.inner.can_accumulate:
             self._cut_smaller(largest)
             self._cut_schedule()
@@ -250,12 +258,14 @@ class RecoveringLearner:
             self._guard.accept_shortfall(shortfall)
         self._on_event(MemoryPressure(shortfall, before, self.limit.max_rows))
 
-    def _largest_micro_batch(self) -> MicroBatch | None:
+    def _largest_micro_batch(self, *schedules: Schedule) -> MicroBatch | None:
         """Returns the largest micro-batch with gradients; None if there is none."""
-        return max(self.schedule.trained, key=self.inner.size, default=None)
+        return max(chain.from_iterable(each.trained for each in schedules), key=self.inner.size, default=None)
 
     def _prepare_learner(self) -> None:
-        self.inner.prepare(self.schedule.trained, [micro_batch for _, micro_batch in self.schedule.evaluated])
+        schedules = (self.schedule, *self._later)
+        trained = chain.from_iterable(each.trained for each in schedules)
+        self.inner.prepare(trained, (micro_batch for each in schedules for _, micro_batch in each.evaluated))
 
     def _notify_smaller_steps(self) -> None:
         if self.schedule.has_smaller_steps and not self._notified_smaller_steps:

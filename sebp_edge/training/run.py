@@ -178,7 +178,7 @@ class TrainingRun:
         trainer = Trainer(learner, self.recipe, self._on_event, phase)
         self.progress.append(trainer.progress)
         self._on_event(TrainingStarted(phase, self.recipe.epochs, *schedule.num_documents))
-        learner.prepare(schedule)
+        learner.prepare(schedule, self._schedules[self._schedules.index(schedule) + 1 :])
         return trainer
 
     def _announce_slow_run(self) -> None:

@@ -16,8 +16,10 @@ from sebp_edge.errors import MachineError, OptionError
 from sebp_edge.machine import devices
 from sebp_edge.memory import plan as memory_plan
 from sebp_edge.memory import target
+from sebp_edge.memory.footprint import num_states_kept
 from sebp_edge.memory.options import FASTEST
 from sebp_edge.memory.plan import MemoryBudget, make_plan
+from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.models.catalog import resolve
@@ -281,6 +283,31 @@ def test_the_time_of_a_small_model_on_a_gpu_is_that_of_its_layers(model_folder):
     plan = plan_of(shape, dataset, recipe, Target.this_machine(CUDA, 0), MemoryBudget.parse("8GB"))
     steps = sum(example.num_loss_tokens for example in dataset.examples) * 0.75 / 200
     assert plan.chosen.seconds == pytest.approx(2 * steps * 2 * memory_plan.SECONDS_PER_LAYER, rel=0.25)
+
+
+@pytest.mark.usefixtures("gpu_with_bf16")
+@pytest.mark.parametrize("device", [CUDA, CPU], ids=str)
+def test_a_last_training_on_all_documents_takes_more_time_but_no_larger_micro_batches(shape_3b, device):
+    dataset = make_dataset(200)
+    judged, refitted = (
+        plan_of(shape_3b, dataset, RECIPE.replace(refit=refit), Target.this_machine(device, 0), MemoryBudget(10**12))
+        for refit in (False, True)
+    )
+    tokens = sum(example.num_loss_tokens for example in dataset.examples)
+    trained = sum(example.num_loss_tokens for example in dataset.draw.splits(dataset.examples)[0].train)
+    ratio = refitted.chosen.seconds / judged.chosen.seconds
+    # Evaluations, of which the last training has fewer, take a tenth of the time.
+    assert (trained + tokens) / trained * 0.85 < ratio < (trained + tokens) / trained
+    own, other = (plan.chosen.footprint for plan in (judged, refitted))
+    assert other.activations == pytest.approx(own.activations, rel=0.05)
+    assert other.graphs == pytest.approx(own.graphs, rel=0.05)
+    # On the CPU, the states to restore are part of the adapter.
+    more = num_states_kept(_setup(shape_3b, device), 2) - num_states_kept(_setup(shape_3b, device), 1)
+    assert other.adapter - own.adapter == (4 * more * shape_3b.adapter_parameters(4) if device == CPU else 0)
+
+
+def _setup(shape, device):
+    return TrainingSetup(shape, RECIPE, device == CUDA, has_kernels=device == CUDA, itemsize=2)
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")

@@ -7,7 +7,9 @@ import pytest
 from builders import evaluated, make_examples, make_step
 from failing_memory import CPU, RECIPE, PlainGraphs, recovering_learner, uneven_examples
 
+from sebp_edge.events import MemoryProbed
 from sebp_edge.memory.guard import MemoryGuard
+from sebp_edge.models.adaptation import snapshot
 from sebp_edge.texts.batches import pack
 from sebp_edge.texts.schedule import Schedule
 from sebp_edge.training.evaluation import evaluate
@@ -58,6 +60,36 @@ def test_steps_and_held_out_losses_are_warmed_up_before_the_first_capture(learne
     assert order.count("losses") > 1
     # Every warm-up is followed by a capture.
     assert num_warm_ups == order.count("gradients") + order.count("losses")
+
+
+def test_later_trainings_share_graphs_that_were_warmed_up_before_the_first_capture(learner):
+    """A warm-up after a capture would need memory in addition to that graph's."""
+    examples = make_examples([64] * 40 + [5])
+    first = Schedule([[examples[:20]]] * RECIPE.epochs, examples[20:23], examples[23:30])
+    last = Schedule([[examples]] * RECIPE.epochs, test=examples[20:23], trains_on_all=True)
+    learner.prepare(first, [last])
+    fresh = snapshot(learner.adaptation)
+    evaluate(learner, first.test)
+    Trainer(learner, RECIPE, learner.events.append, "train").train(first)
+    order = learner.inner.graphs._graphs.order
+    num_warm_ups, buckets = order.count("warm_up"), list(learner.inner.graphs._buckets)
+    learner.start_again(fresh)
+    learner.prepare(last)
+    Trainer(learner, RECIPE, learner.events.append, "all documents").train(last)
+    evaluate(learner, last.test)
+    assert learner.inner.graphs._buckets == buckets
+    assert order.count("warm_up") == num_warm_ups
+    assert order[:num_warm_ups] == ["warm_up"] * num_warm_ups
+    assert order.count("gradients") > 1
+
+
+def test_the_dry_run_is_of_the_largest_micro_batch_of_all_trainings(learner):
+    small, large = (Schedule([[make_examples(lengths)]]) for lengths in ([8, 8], [40, 40]))
+    learner.prepare(small, [large])
+    (probed,) = [event for event in learner.events if isinstance(event, MemoryProbed)]
+    assert probed.rows >= 2 * 39
+    learner.prepare(large)
+    assert [event for event in learner.events if isinstance(event, MemoryProbed)] == [probed]
 
 
 def test_gradients_are_warmed_up_before_losses_and_the_largest_first(learner, monkeypatch):
