@@ -4,7 +4,8 @@ import gc
 import multiprocessing
 import tempfile
 import traceback
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import distributed
@@ -87,18 +88,14 @@ def _serve(pipe, rank: int, count: int, backend: str) -> None:
             pipe.send(None)
 
 
-class process_group:  # noqa: N801
+@contextmanager
+def process_group(rendezvous: str, rank: int = 0, count: int = 1, backend: str = "gloo") -> Iterator[None]:
     """Context with a process group; `rendezvous` is the URL of a file."""
-
-    def __init__(self, rendezvous: str | Path, rank: int = 0, count: int = 1, backend: str = "gloo"):
-        self._options = {"init_method": str(rendezvous), "rank": rank, "world_size": count, "backend": backend}
-
-    def __enter__(self) -> None:
-        distributed.init_process_group(**self._options)
-
-    def __exit__(self, kind, *exception) -> None:
-        if kind is None:
-            distributed.barrier()
+    distributed.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=count)
+    try:
+        yield
+        distributed.barrier()
+    finally:
         # Models may hold on to the group, whose threads would abort the process if it ended before them.
         gc.collect()
         distributed.destroy_process_group()

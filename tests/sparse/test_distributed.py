@@ -11,7 +11,7 @@ from builders import make_encoder, make_encoder_batch, make_llama
 from processes import Processes, process_group
 from torch import nn
 from torch.distributed import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -78,6 +78,8 @@ def shard(model, how, **options):
                 for layer in (block.self_attn.q_proj, block.mlp.down_proj, block.mlp):
                     fully_shard(layer, **options)
             fully_shard(block, **options)
+    if how == "layers" and head.weight is not base.embed_tokens.weight:
+        fully_shard(head, **options)
     if how == "blocks and ends":
         # As accelerate does.
         if head.weight is base.embed_tokens.weight:
@@ -130,25 +132,223 @@ def like_one_process(rank, how, weights, sharded_first, ignored_rank=None, check
                 assert_same(dense, (mean(loss), sparse), TOLERANCE)
 
 
-@pytest.mark.parametrize("sharded_first", [True, False])
-@pytest.mark.parametrize("weights", ["tied", "untied", "lora"])
-@pytest.mark.parametrize("how", ["ddp", "root", "blocks", "blocks and ends"])
+@pytest.mark.parametrize(
+    ("how", "weights", "sharded_first"),
+    [
+        ("ddp", "lora", True),
+        ("ddp", "untied", False),
+        ("root", "tied", True),
+        ("root", "lora", False),
+        ("blocks", "lora", True),
+        ("blocks", "untied", False),
+        ("blocks and ends", "tied", True),
+        ("blocks and ends", "untied", True),
+        ("blocks and ends", "lora", False),
+        ("layers", "untied", True),
+        ("layers", "tied", False),
+        ("blocks", "gpt2", True),
+    ],
+)
 def test_gradients_are_those_of_one_process(processes, how, weights, sharded_first):
     processes.run(like_one_process, how, weights, sharded_first)
 
 
-@pytest.mark.parametrize("weights", ["tied", "lora"])
-@pytest.mark.parametrize("how", ["ddp", "blocks"])
+@pytest.mark.parametrize(("how", "weights"), [("ddp", "lora"), ("blocks", "tied"), ("blocks", "lora")])
 def test_a_rank_without_labels_adds_nothing(processes, how, weights):
     processes.run(like_one_process, how, weights, True, 0)
 
 
-@pytest.mark.parametrize("weights", ["tied", "lora"])
-@pytest.mark.parametrize("how", ["ddp", "blocks and ends"])
+@pytest.mark.parametrize(
+    ("how", "weights"), [("ddp", "tied"), ("blocks and ends", "tied"), ("blocks and ends", "lora")]
+)
 def test_gradients_are_exact_with_checkpoints(processes, how, weights):
     processes.run(like_one_process, how, weights, True, None, True)
 
 
-@pytest.mark.parametrize(("how", "weights"), [("layers", "tied"), ("blocks", "gpt2")])
-def test_layers_of_other_classes_are_exact(processes, how, weights):
-    processes.run(like_one_process, how, weights, True)
+def accumulates(rank, how):
+    # Each micro-batch is one sequence of each rank's batch.
+    parts = batches()
+    items = num_items(whole(parts))
+    dense = loss_and_gradients(make("tied"), whole(parts), items)
+    model = wrap(make("tied"), how)
+    micro_batches = [{name: value[[row]] for name, value in parts[rank].items()} for row in range(2)]
+    with sparsify(model):
+        for _ in range(2):
+            model.zero_grad()
+            for number, micro_batch in enumerate(micro_batches):
+                is_last = number + 1 == len(micro_batches)
+                if how != "ddp":
+                    model.set_requires_gradient_sync(is_last)
+                with model.no_sync() if how == "ddp" and not is_last else nullcontext():
+                    model(**micro_batch, num_items_in_batch=torch.tensor(items / COUNT)).loss.backward()
+            assert_same(dense, (dense[0], gradients_of(model)), TOLERANCE)
+
+
+@pytest.mark.parametrize("how", ["ddp", "blocks"])
+def test_gradients_are_exact_when_accumulated(processes, how):
+    processes.run(accumulates, how)
+
+
+def options_change_nothing(rank):
+    parts = batches()
+    items = num_items(whole(parts))
+    dense = loss_and_gradients(make("tied"), whole(parts), items)
+    replicas_of_one_shard = init_device_mesh("cpu", (COUNT, 1), mesh_dim_names=("replicate", "shard"))
+    for options in ({"reshard_after_forward": True}, {"mesh": replicas_of_one_shard}):
+        model = shard(make("tied"), "blocks", **options)
+        with sparsify(model):
+            for _ in range(2):
+                model.zero_grad()
+                loss, sparse = loss_and_gradients(model, parts[rank], items / COUNT)
+                assert_same(dense, (mean(loss), sparse), TOLERANCE)
+
+
+def test_replicas_of_shards_and_weights_that_are_freed_are_exact(processes):
+    processes.run(options_change_nothing)
+
+
+def trains_in_mixed_precision(rank):
+    batch, policy = batches()[rank], MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    exact = loss_and_gradients(shard(make("tied").float(), "blocks"), batch, num_items(batch))[1]
+    rounded, model = (shard(make("tied").float(), "blocks and ends", mp_policy=policy) for _ in range(2))
+    dense = loss_and_gradients(rounded, batch, num_items(batch))[1]
+    with sparsify(model) as sparsified:
+        for _ in range(2):
+            model.zero_grad()
+            _, sparse = loss_and_gradients(model, batch, num_items(batch))
+        # The trial allows for the precision that weights are gathered in.
+        assert sparsified._loss._reason_to_keep is None
+    for name, gradient in exact.items():
+        assert (sparse[name] - gradient).norm() <= 2 * (dense[name] - gradient).norm() + 1e-4 * gradient.norm(), name
+
+
+def test_mixed_precision_is_as_exact_as_dense(processes):
+    processes.run(trains_in_mixed_precision)
+
+
+def takes_rows_from_labels(rank, how, weights):
+    """Whether layers compute the batch's rows, and the last layer loss rows only, once a kind of call is verified."""
+    model, batch = wrap(make(weights), how), padded_batch(LENGTHS[rank], prompt=5)
+    with sparsify(model) as sparsified:
+        for _ in range(2):
+            model(**batch).loss.backward()
+        rows = record_rows(sparsified)
+        model(**batch).loss.backward()
+        assert rows and detect not in rows
+        assert sparsified._last_layer._exact
+        # The last layer's query, output and MLP compute all of the rows that they get, which are the loss rows.
+        assert sum(each is None for each in rows) >= 5
+
+
+@pytest.mark.parametrize(("how", "weights"), [("ddp", "tied"), ("blocks and ends", "tied"), ("blocks", "lora")])
+def test_rows_come_from_labels(processes, how, weights):
+    processes.run(takes_rows_from_labels, how, weights)
+
+
+def trains_an_encoder(rank):
+    dense, batch = make_encoder("bert", "token").double(), make_encoder_batch("bert", "token", seed=rank)
+    dense(**batch).loss.backward()
+    expected = gradients_of(dense)
+    for gradient in expected.values():
+        torch.distributed.all_reduce(gradient)
+    model = make_encoder("bert", "token").double()
+    for block in model.bert.encoder.layer:
+        fully_shard(block)
+    fully_shard(model)
+    with sparsify(model):
+        for _ in range(2):
+            model.zero_grad()
+            model(**batch).loss.backward()
+    sparse = {name: COUNT * gradient for name, gradient in gradients_of(model).items()}
+    assert_same((torch.tensor(1.0), expected), (torch.tensor(1.0), sparse), 1e-10)
+
+
+def test_sharded_encoders_are_exact(processes):
+    processes.run(trains_an_encoder)
+
+
+def leaves_the_model_as_it_was(rank, sharded_first):
+    model, batch = make("lora"), batches()[rank]
+    if sharded_first:
+        shard(model, "blocks")
+    with sparsify(model) as sparsified:
+        if not sharded_first:
+            shard(model, "blocks")
+        model(**batch).loss.backward()
+        # Stacked weights would never be freed.
+        assert not sparsified._fused_lora._groups
+        sparse = gradients_of(model)
+    model.zero_grad()
+    model(**batch).loss.backward()
+    assert_same((torch.tensor(1.0), gradients_of(model)), (torch.tensor(1.0), sparse), TOLERANCE)
+    assert model(**batch).logits is not None
+    model.eval()
+    assert model.generate(batch["input_ids"][:1, :4], max_new_tokens=2, min_new_tokens=2).shape == (1, 6)
+
+
+@pytest.mark.parametrize("sharded_first", [True, False])
+def test_a_sharded_model_works_after_removal(processes, sharded_first):
+    processes.run(leaves_the_model_as_it_was, sharded_first)
+
+
+def refuses_tensor_parallelism(rank):
+    grid = init_device_mesh("cpu", (1, COUNT), mesh_dim_names=("dp", "tp"))
+
+    def split(model):
+        for layer in model.model.layers:
+            parallelize_module(layer, grid["tp"], {"mlp.up_proj": ColwiseParallel()})
+        return model
+
+    for wrapping in (split, lambda model: fully_shard(split(model), mesh=grid["dp"])):
+        with pytest.raises(SparsityError, match="tensor parallelism"):
+            sparsify(wrapping(make("tied")))
+        with sparsify(model := make("tied")), pytest.raises(SparsityError, match="tensor parallelism"):
+            wrapping(model)(**batches()[rank])
+
+
+def test_tensor_parallelism_is_refused(processes):
+    processes.run(refuses_tensor_parallelism)
+
+
+@pytest.mark.parametrize(("mark", "words"), [("ds_id", "ZeRO-3"), ("_fsdp_flattened", "FSDP1")])
+def test_weights_that_others_split_are_refused(mark, words):
+    # As DeepSpeed and FSDP1 mark parameters; both need a GPU.
+    model = make("tied")
+    setattr(model.lm_head.weight, mark, True)
+    with pytest.raises(SparsityError, match=words):
+        sparsify(model)
+
+
+class Outer(nn.Module):
+    def __init__(self, decoder):
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, **batch):
+        return self.decoder(**batch)
+
+
+def refuses_a_model_within_a_sharded_module(rank):
+    outer = Outer(make("tied"))
+    for block in outer.decoder.model.layers:
+        fully_shard(block)
+    fully_shard(outer)
+    with sparsify(outer.decoder), pytest.raises(SparsityError, match="give sparsify that module"):
+        outer(**batches()[rank])
+
+
+def test_a_model_within_a_sharded_module_is_refused(processes):
+    processes.run(refuses_a_model_within_a_sharded_module)
+
+
+@pytest.mark.parametrize("how", ["ddp", "blocks"])
+def test_one_process_trains_like_dense(tmp_path, how):
+    batch = batches()[1]
+    dense = loss_and_gradients(make("tied"), batch, num_items(batch))
+    with process_group(f"file://{tmp_path}/rendezvous"):
+        model = wrap(make("tied"), how)
+        with sparsify(model):
+            for _ in range(2):
+                model.zero_grad()
+                assert_same(dense, loss_and_gradients(model, batch, num_items(batch)), TOLERANCE)
+        del model
