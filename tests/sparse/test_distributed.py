@@ -123,13 +123,14 @@ def like_one_process(rank, how, weights, sharded_first, ignored_rank=None, check
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if sharded_first:
             model = wrap(model, how)
-        with sparsify(model, keep_logits=keep_logits):
+        with sparsify(model, keep_logits=keep_logits) as sparsified:
             wrapped = model if sharded_first else wrap(model, how)
             for _ in range(3):
                 wrapped.zero_grad()
                 # Each process's gradients are averaged.
                 loss, sparse = loss_and_gradients(wrapped, parts[rank], num_items(whole(parts)) / COUNT)
                 assert_same(dense, (mean(loss), sparse), TOLERANCE)
+            assert keep_logits or sparsified._loss._reason_to_keep is None
 
 
 @pytest.mark.parametrize(
