@@ -1,17 +1,22 @@
 """The drop-in in several processes: gradients equal those of one process on the whole batch."""
 
+import os
+import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from against_dense import assert_same, padded_batch, record_rows, with_lora
 from builders import make_encoder, make_encoder_batch, make_llama
 from processes import Processes, process_group
 from torch import nn
 from torch.distributed import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -21,6 +26,7 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.ops import detect
 from sebp_edge.rows.row_plan import IGNORE
 
+ROOT = Path(__file__).parents[2]
 COUNT = 2
 # Losses are computed in fp32, all else in fp64.
 TOLERANCE = 1e-5
@@ -42,7 +48,7 @@ def batches(*, ignored_rank=None):
     found = [padded_batch(lengths, prompt=prompt) for lengths, prompt in zip(LENGTHS, PROMPTS, strict=True)]
     if ignored_rank is not None:
         found[ignored_rank]["labels"].fill_(IGNORE)
-    return found
+    return [{name: value.cuda() for name, value in part.items()} for part in found] if on_gpus() else found
 
 
 def whole(parts):
@@ -61,7 +67,13 @@ def make(weights):
             drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
             return GPT2LMHeadModel(GPT2Config(**sizes, **drops, bos_token_id=0, eos_token_id=1)).double()
     model = make_llama(num_hidden_layers=3, tie_word_embeddings=weights != "untied").double()
-    return with_lora(model) if weights == "lora" else model
+    model = with_lora(model) if weights == "lora" else model
+    # In fp32, the GPU runs our kernels.
+    return model.float().cuda() if on_gpus() else model
+
+
+def on_gpus():
+    return torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl"
 
 
 def decoder_of(model):
@@ -70,6 +82,8 @@ def decoder_of(model):
 
 def shard(model, how, **options):
     """Applies `fully_shard` to the model and to parts of it."""
+    if how == "accelerate":
+        return shard_by_accelerate(model)
     decoder = decoder_of(model)
     base, head = decoder.base_model, decoder.lm_head
     if how != "root":
@@ -81,13 +95,26 @@ def shard(model, how, **options):
     if how == "layers" and head.weight is not base.embed_tokens.weight:
         fully_shard(head, **options)
     if how == "blocks and ends":
-        # As accelerate does.
         if head.weight is base.embed_tokens.weight:
             fully_shard([base.norm, base.embed_tokens, head], **options | {"reshard_after_forward": False})
         else:
             fully_shard(base.embed_tokens, **options)
             fully_shard([base.norm, head], **options | {"reshard_after_forward": False})
     return fully_shard(model, **options)
+
+
+def shard_by_accelerate(model):
+    """Calls what `Accelerator.prepare` calls, which itself refuses to shard on the CPU."""
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        reshard_after_forward=True,
+        cpu_ram_efficient_loading=False,
+    )
+    state = SimpleNamespace(fsdp_plugin=plugin)
+    device = next(model.parameters()).device
+    accelerator = SimpleNamespace(state=state, mixed_precision="no", is_main_process=True, device=device)
+    return fsdp2_prepare_model(accelerator, model)
 
 
 def wrap(model, how):
@@ -114,7 +141,7 @@ def mean(loss):
 
 def like_one_process(rank, how, weights, sharded_first, ignored_rank=None, checkpointing=False):
     """Compares three steps with one process's dense step: the first detects its rows, the others have verified ones."""
-    parts = batches(ignored_rank=ignored_rank)
+    parts, tolerance = batches(ignored_rank=ignored_rank), 2e-3 if on_gpus() else TOLERANCE
     dense = loss_and_gradients(make(weights), whole(parts), num_items(whole(parts)))
     for keep_logits in (True, False):
         model = make(weights)
@@ -129,7 +156,7 @@ def like_one_process(rank, how, weights, sharded_first, ignored_rank=None, check
                 wrapped.zero_grad()
                 # Each process's gradients are averaged.
                 loss, sparse = loss_and_gradients(wrapped, parts[rank], num_items(whole(parts)) / COUNT)
-                assert_same(dense, (mean(loss), sparse), TOLERANCE)
+                assert_same(dense, (mean(loss), sparse), tolerance)
             assert keep_logits or sparsified._loss._reason_to_keep is None
 
 
@@ -147,6 +174,8 @@ def like_one_process(rank, how, weights, sharded_first, ignored_rank=None, check
         ("blocks and ends", "lora", False),
         ("layers", "untied", True),
         ("layers", "tied", False),
+        ("accelerate", "tied", False),
+        ("accelerate", "lora", False),
         ("blocks", "gpt2", True),
     ],
 )
@@ -353,3 +382,64 @@ def test_one_process_trains_like_dense(tmp_path, how):
                 model.zero_grad()
                 assert_same(dense, loss_and_gradients(model, batch, num_items(batch)), TOLERANCE)
         del model
+
+
+def run_example(notes, launcher, **environment):
+    """Runs the example with few notes in two processes; returns its output."""
+    for note in sorted(notes.glob("*.md"))[8:]:
+        note.unlink()
+    command = [sys.executable, "-m", *launcher, ROOT / "examples" / "accelerate_loop.py", notes]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_example_trains_in_two_processes(notes_folder):
+    # `accelerate launch` starts several processes on GPUs only.
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={COUNT}"]
+    assert "step 1/1  loss" in run_example(notes_folder, launcher, ACCELERATE_USE_CPU="true")
+
+
+# ------------------------------------------------------------------------------------------------------------- two GPUs
+
+needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < COUNT, reason="needs two CUDA GPUs")
+
+
+@pytest.fixture(scope="module")
+def gpu_processes():
+    sys.path.insert(0, folder := str(Path(__file__).parents[__name__.count(".")]))
+    with Processes(COUNT, "nccl") as started:
+        yield started
+    sys.path.remove(folder)
+
+
+@pytest.mark.gpu
+@needs_two_gpus
+@pytest.mark.parametrize("weights", ["tied", "lora"])
+@pytest.mark.parametrize("how", ["ddp", "blocks", "accelerate"])
+def test_gradients_on_two_gpus_are_those_of_one(gpu_processes, how, weights):
+    gpu_processes.run(like_one_process, how, weights, how != "accelerate")
+
+
+def refuses_fsdp_1(rank):
+    for options in ({}, {"use_orig_params": True}):
+        with pytest.raises(SparsityError, match="FSDP1"):
+            sparsify(FullyShardedDataParallel(make("tied"), **options))
+        with sparsify(model := make("tied")):
+            wrapped = FullyShardedDataParallel(model, **options)
+            with pytest.raises(SparsityError, match="FSDP1"):
+                wrapped(**batches()[rank])
+
+
+@pytest.mark.gpu
+@needs_two_gpus
+def test_fsdp_1_is_refused_on_two_gpus(gpu_processes):
+    gpu_processes.run(refuses_fsdp_1)
+
+
+@pytest.mark.gpu
+@needs_two_gpus
+def test_the_example_trains_sharded_on_two_gpus(notes_folder):
+    config = ROOT / "examples" / "accelerate_fsdp2.yaml"
+    launcher = ["accelerate.commands.launch", "--config_file", config, "--main_process_port=0"]
+    assert "step 1/1  loss" in run_example(notes_folder, launcher)
