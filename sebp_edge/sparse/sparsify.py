@@ -335,14 +335,15 @@ def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: boo
     logits, so that a batch's rows never break the graph. The layers of an approximation run between the graphs.
 
     Args:
-        model: a transformers model, inside PEFT and DistributedDataParallel or not, or any module.
+        model: a transformers model, inside PEFT and DistributedDataParallel or not, sharded by `fully_shard` before or
+            after this call or not; or any module. The first call with labels runs trials, which all processes must run.
         rows: "exact", as above; "detect", which never uses labels; or an approximation, `TopN` or `Threshold` of
             `sebp_edge.rows.selection`, which drops rows that carry gradient and counts them (`dropped()`).
         keep_logits: whether the model computes its own loss and returns logits.
 
     Raises:
         SparsityError: a linear layer's forward is already replaced (for example, the model is sparsified); or the model
-            is sharded, in DataParallel, or packed in 4 bits for inference.
+            is in DataParallel, sharded other than by `fully_shard`, or packed in 4 bits for inference.
         OptionError: `rows` is none of these.
     """
     return Sparsified(model, rows, keep_logits=keep_logits)
