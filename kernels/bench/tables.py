@@ -397,7 +397,7 @@ def recipe_values() -> str:
 
 
 def several_gpus() -> str:
-    """Steps and peaks of each way to train on several GPUs; throughput is relative to one GPU's, in the same variant."""
+    """Steps and peaks of each way to train on several GPUs; throughput relative to one GPU's, in the same variant."""
     found, body = {(row["gpus"], row["way"], row["variant"]): row for row in rows("several-gpus")}, []
     alone = {variant: row["step_ms"] for (gpus, _, variant), row in found.items() if gpus == 1}
     for gpus, way in dict.fromkeys(key[:2] for key in found):

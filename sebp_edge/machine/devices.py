@@ -58,8 +58,8 @@ def unused_gpus(device: torch.device) -> str | None:
         return None
     index = torch.cuda.current_device() if device.index is None else device.index
     return (
-        f"One of {count} GPUs is used, cuda:{index}; choose another by device='cuda:{(index + 1) % count}', or train on "
-        "all of them with sparsify in a loop of your own."
+        f"One of {count} GPUs is used, cuda:{index}; choose another by device='cuda:{(index + 1) % count}', or train "
+        "on all of them with sparsify in a loop of your own."
     )
 
 
