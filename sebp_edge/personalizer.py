@@ -20,7 +20,7 @@ from sebp_edge.errors import (
     OptionError,
     TrainingStopped,
 )
-from sebp_edge.events import AdapterSaved, Event, Sink, silent
+from sebp_edge.events import AdapterSaved, Event, Notice, Sink, silent
 from sebp_edge.files import expand_user
 from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.interruptions import Interruptions
@@ -56,6 +56,9 @@ class Personalizer:
     Only one call at a time may use the model: during a call, `adapt`, `analyze`, `generate` and `load_adapter` raise
     BusyError. `stop()` ends the running call from another thread; that call raises Interrupted. To stop a call that may
     not have started yet, pass an event to `adapt`, `analyze` or `generate` and set it: `adapt(texts, stop_when=event)`.
+
+    A training runs on one device, in one process: `adapt` raises a MachineError if torchrun or accelerate has started
+    several. On several GPUs, researchers train with `sparsify` in a loop of their own.
 
     Args:
         model: a known name (`sebp-edge models` lists them), a folder with a model, or a Hub id.
@@ -124,8 +127,11 @@ class Personalizer:
         """
         begin, out = time.perf_counter(), None if out is None else expand_user(out)
         in_store = out is None
+        devices.refuse_several_processes()
         self.store.check_writable(name, out)
         with Interruptions() as interruptions, self._exclusive_call(stop_when):
+            if (unused := devices.unused_gpus(self.device)) is not None:
+                self._notify(Notice(unused))
             preparation = self._preparation(self._signal, name if in_store else None)
             reading = preparation.read(texts)
             planned, recipe, options = None, self.recipe.with_defaults(), FASTEST

@@ -256,6 +256,14 @@ def test_a_call_during_a_training_is_refused_and_the_training_continues(make, no
     assert personalizer.generate("the ferry", max_new_tokens=2)
 
 
+def test_one_of_several_processes_is_told_how_to_go_on(make, notes_folder, monkeypatch):
+    personalizer = make()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(MachineError, match=r"one of 2 processes.*without torchrun.*sparsify in a loop of your own"):
+        personalizer.adapt(notes_folder)
+    assert not personalizer.store.names()
+
+
 def test_a_store_can_be_given_as_a_folder(make, tmp_path):
     assert make(store=tmp_path / "mine").store.folder == tmp_path / "mine" / "adapters"
     assert make(store=str(tmp_path)).store.folder == tmp_path / "adapters"

@@ -393,6 +393,24 @@ def recipe_values() -> str:
     return f"{table}\n\n{recorded('recipe-values')}"
 
 
+# --------------------------------------------------------------------------------------------------------- several GPUs
+
+
+def several_gpus() -> str:
+    """Steps and peaks of each way to train on several GPUs; throughput relative to one GPU's, in the same variant."""
+    found, body = {(row["gpus"], row["way"], row["variant"]): row for row in rows("several-gpus")}, []
+    alone = {variant: row["step_ms"] for (gpus, _, variant), row in found.items() if gpus == 1}
+    for gpus, way in dict.fromkeys(key[:2] for key in found):
+        pair = {variant: found[gpus, way, variant] for variant in alone}
+        steps = [f"{ms(row['step_ms'])} ms" for row in pair.values()]
+        throughput = [f"{gpus * alone[variant] / row['step_ms']:.2f}" for variant, row in pair.items()]
+        peaks = [f"{row['peak_gib']:.1f} GiB" for row in pair.values()]
+        body.append([way if gpus == 1 else f"{gpus} GPUs, {way}", *steps, *throughput, *peaks])
+    columns = ("step", "throughput", "peak per GPU")
+    table = markdown(("", *(f"{column}, {variant}" for column in columns for variant in alone)), body)
+    return f"{table}\n\n{recorded('several-gpus')}"
+
+
 # ------------------------------------------------------------------------------------------------------------- the gate
 
 GATE_TEST = "jackknife, t at 98.5 %"
@@ -500,6 +518,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "peers-gradients": peers_gradients,
     "peers-short": lambda: peers("peers", SECONDARY),
     "safety-net": safety_net,
+    "several-gpus": several_gpus,
     **{name: partial(peers, name) for name in index() if name.startswith("peers")},
     # That run had no rival in a graph, so its rivals are not shown.
     "peers-loss-share": lambda: peers("peers-loss-share", RIVALS_WITHOUT_GRAPHS),

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import os
 import re
 import sys
 import time
@@ -48,6 +49,28 @@ def driver_problem() -> str | None:
         f"This torch is built for CUDA {torch.version.cuda} but finds no usable NVIDIA driver or GPU, "
         "so the CPU is used; if this machine has an NVIDIA GPU, update its driver."
     )
+
+
+def unused_gpus(device: torch.device) -> str | None:
+    """Returns a sentence for the user if a training on `device` leaves GPUs unused, else None."""
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if count == 1:
+        return None
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return (
+        f"One of {count} GPUs is used, cuda:{index}; choose another by device='cuda:{(index + 1) % count}', or train "
+        "on all of them with sparsify in a loop of your own."
+    )
+
+
+def refuse_several_processes() -> None:
+    """Raises a MachineError if this process was started as one of several, as by torchrun or accelerate."""
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count.isdecimal() and int(count) > 1:
+        raise MachineError(
+            f"This is one of {count} processes (WORLD_SIZE={count}), and all of them would train and save the same "
+            "adapter; start a single one, without torchrun or accelerate, or train with sparsify in a loop of your own."
+        )
 
 
 def pick_dtype(device: torch.device) -> torch.dtype:

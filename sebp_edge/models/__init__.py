@@ -7,6 +7,7 @@ loading                loads a base model and its tokenizer
 soundness, weights     refuse damaged or hostile model folders and weight files
 fingerprint            identifies a base model by its weights
 architecture, shape    what the sparse backward pass needs to know of a model, and its sizes
+sharding               how weights are spread over processes: what is supported, and how FSDP2 gathers them
 small_copy, random_weights
                        models with random weights: a small copy of a decoder, and one of its true sizes
 adaptation, lora, full

@@ -10,6 +10,7 @@ from transformers.activations import ACT2CLS
 from transformers.pytorch_utils import Conv1D
 
 from sebp_edge.models.lora import without_adapter
+from sebp_edge.models.sharding import own_class
 
 # The activations of torch and transformers that are known to work element by element.
 ACTIVATIONS = {nn.GELU} | {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
@@ -30,7 +31,7 @@ def inner_model(model: nn.Module) -> nn.Module:
 
 def is_linear(layer: nn.Module) -> bool:
     """Whether a layer computes exactly Y = X Wᵀ + b: torch's Linear, or GPT-2's Conv1D, which stores Wᵀ."""
-    return type(layer) in (nn.Linear, Conv1D)
+    return own_class(layer) in (nn.Linear, Conv1D)
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -43,13 +44,13 @@ def is_norm(module: nn.Module) -> bool:
 def is_activation(module: nn.Module) -> bool:
     """Whether a module is an element-wise activation that returns a new tensor."""
     # An activation with parameters may have one for each row.
-    is_known = type(module) in ACTIVATIONS and not any(True for _ in module.parameters())
+    is_known = own_class(module) in ACTIVATIONS and not any(True for _ in module.parameters())
     return is_known and not getattr(module, "inplace", False)
 
 
 def weight_MK(layer: nn.Module) -> Tensor:
     """Returns a linear layer's weight as [outputs, inputs]; for GPT-2's Conv1D a view of its [inputs, outputs]."""
-    return layer.weight.T if type(layer) is Conv1D else layer.weight
+    return layer.weight.T if isinstance(layer, Conv1D) else layer.weight
 
 
 def last_block(model: nn.Module) -> nn.Module | None:

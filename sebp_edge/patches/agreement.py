@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import ran_out_of_memory, without_autocast_cache
+from sebp_edge.models.sharding import computing_device, computing_dtype
 from sebp_edge.rows.row_plan import IGNORE
 
 # Errors of a model's code that is called in an unforeseen way or has unforeseen parts. Running out of memory raises one
@@ -34,7 +35,7 @@ ALL_GRADIENTS = 1e-5
 def trial_batch(decoder: nn.Module) -> tuple[Tensor, Tensor]:
     """Token ids and labels, int64 [2, 12] on the decoder's device, with rows without a loss between rows with one."""
     embedding, head = decoder.get_input_embeddings().weight, decoder.get_output_embeddings().weight
-    input_ids = torch.arange(24, device=embedding.device).view(2, 12) % min(len(embedding), len(head))
+    input_ids = torch.arange(24, device=computing_device(embedding)).view(2, 12) % min(len(embedding), len(head))
     labels = input_ids.clone()
     labels[0, :4], labels[1, 3:8], labels[:, 10] = IGNORE, IGNORE, IGNORE
     return input_ids, labels
@@ -69,7 +70,7 @@ def disagreement(model: nn.Module, expected: Tensor, found: Tensor, tolerance: f
         tolerance: the largest ratio in low precision.
     """
     difference = float((found - expected).abs().mean() / expected.abs().mean())
-    dtype = next(model.parameters()).dtype
+    dtype = computing_dtype(model)
     is_full = dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled(expected.device.type)
     return None if difference <= (FULL_PRECISION if is_full else tolerance) else difference
 
@@ -87,7 +88,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with torch.no_grad(), without_autocast_cache(next(model.parameters()).device):
+        with torch.no_grad(), without_autocast_cache(computing_device(next(model.parameters()))):
             yield
     finally:
         for module, mode in modes.items():

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from sebp_edge.models.architecture import last_block
+from sebp_edge.models.sharding import FSDPModule
 from sebp_edge.ops import gather_rows, scatter_rows
 from sebp_edge.patches.agreement import find_mismatch
 from sebp_edge.patches.checkpoints import is_in_checkpoint
@@ -55,7 +56,9 @@ class LastLayer(Patch):
         """
         if self._exact is None:
             reason = "it lacks q_proj, o_proj or mlp"
-            if self._parts:
+            if any(isinstance(layer, FSDPModule) for layer in self._layers):
+                reason = "its parts are sharded one by one"
+            elif self._parts:
                 reason = find_mismatch(decoder, lambda: losses(False), lambda: losses(True))
             self._exact = reason is None
             if reason is not None:

@@ -1,8 +1,8 @@
 """Computes PEFT's plain LoRA layers by `lora_linear`: projections of one input as one layer, without extra passes.
 
 PEFT keeps the parameters, settings and files. A layer that is not plain when it is called (dropout, DoRA; several,
-merged or disabled adapters) runs PEFT's code. While layers are fused, the base weights of a group are stacked in one
-storage, and each layer's weight is a view of its part.
+merged or disabled adapters) runs PEFT's code, and so does one whose weights are sharded. While layers are fused, the
+base weights of a group are stacked in one storage, and each layer's weight is a view of its part.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sebp_edge.machine.devices import release_memory
 from sebp_edge.models.lora import plain_projection
+from sebp_edge.models.sharding import is_sharded
 from sebp_edge.ops import (
     Gate,
     LoraGroup,
@@ -65,7 +66,8 @@ class FusedLora(Patch):
         scratch = ScratchBuffer()
         for parent in list(self._model.modules()):
             children = {name: child for name, child in parent.named_children() if not is_wrapped(child)}
-            plain = {name: child for name, child in children.items() if plain_projection(child)}
+            whole = {name: child for name, child in children.items() if not is_sharded(child)}
+            plain = {name: child for name, child in whole.items() if plain_projection(child)}
             for names in _grouped(plain, ungrouped):
                 group = _Group([plain[name] for name in names], rows_for, source_of, scratch)
                 self._undo.append(partial(self._unstack, group))
@@ -76,6 +78,11 @@ class FusedLora(Patch):
                 if len(names) > 1:
                     # Otherwise the next group's weights would take a part of the memory that these had before.
                     release_memory(group.stacked.stacked_A.device)
+
+    def drop_sharded(self) -> None:
+        """Leaves the layers to PEFT that were sharded after they were fused: stacked weights would never be freed."""
+        for group in [group for group in self._groups if is_sharded(group.layers[0])]:
+            self._unstack(group)
 
     def _unstack(self, group: "_Group") -> None:
         self._refreshed = []
@@ -149,7 +156,7 @@ class _Group:
         """Moves each layer's weight to its own storage again, unless another handle has stacked it since."""
         if self.stacked is None:
             return
-        if len(self.layers) > 1 and isinstance(self.stacked.weight, Tensor):
+        if len(self.layers) > 1 and isinstance(self.stacked.weight, Tensor) and not is_sharded(self.layers[0]):
             storage = _storage(self.stacked.weight)
             for layer in self.layers:
                 if _storage(layer.base_layer.weight) == storage:
@@ -189,7 +196,9 @@ class _Group:
 
     def _can_compute(self, x: Tensor) -> bool:
         """Whether the layers can be computed together for `x` in their present state; if so, updates `stacked`."""
-        if torch.is_autocast_enabled(x.device.type) or not (self.is_fresh or self._try_refresh()):
+        if torch.is_autocast_enabled(x.device.type) or is_sharded(self.layers[0]):
+            return False
+        if not (self.is_fresh or self._try_refresh()):
             return False
         return x.dtype == self.stacked.stacked_A.dtype
 

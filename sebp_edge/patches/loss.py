@@ -6,15 +6,17 @@ further terms in their loss, or with another head than their config describes, k
 Shapes: B sequences, T positions, C loss rows, D hidden.
 """
 
-import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
 
 from sebp_edge.errors import SparsityError
+from sebp_edge.models.sharding import FSDPModule, own_class
 from sebp_edge.ops import gather_rows, linear_cross_entropy
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
 from sebp_edge.patches.agreement import find_mismatch, trial_batch
@@ -44,7 +46,7 @@ class Head:
 
     def __init__(self, decoder: nn.Module, max_logits: int = CHUNK_LOGITS):
         self._linear = decoder.get_output_embeddings()
-        if type(self._linear) is not nn.Linear or self._linear.bias is not None:
+        if own_class(self._linear) is not nn.Linear or self._linear.bias is not None:
             raise SparsityError("its head is not a linear layer without a bias.")
         self._options = _logit_options(decoder.config.get_text_config()) | {"max_logits": max_logits}
 
@@ -61,8 +63,30 @@ class Head:
             targets_C: int64 token ids.
             weight_VD: used instead of the head's own weight, if given.
         """
+        compute = partial(self._losses, targets_C=targets_C, weight_VD=weight_VD)
+        if not isinstance(self._linear, FSDPModule):
+            return compute(hidden_CD)
+        # FSDP gathers the head's weight by hooks on calls of the head.
+        with _forward_replaced(self._linear, compute):
+            return self._linear(hidden_CD)
+
+    def _losses(self, hidden_CD: Tensor, targets_C: Tensor, weight_VD: Tensor | None) -> Tensor:
         weight_VD = self.weight if weight_VD is None else weight_VD
         return linear_cross_entropy(hidden_CD, weight_VD, targets_C, **self._options)
+
+
+@contextmanager
+def _forward_replaced(module: nn.Module, forward: Callable) -> Iterator[None]:
+    """Context in which calls of a module run this function."""
+    before = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
 
 
 def _logit_options(config) -> dict[str, float | None]:
@@ -99,8 +123,9 @@ class FusedLoss:
         Raises:
             SparsityError: there is not one label for each token.
         """
-        fewer = only_loss_rows and len(plan.loss_rows) < len(plan.active_rows)
-        restricted = fewer and self._last_layer.is_exact(self._decoder, self._trial_losses)
+        # Tried whatever the batch: all processes must take part in the trial of a model with sharded weights.
+        is_exact = self._last_layer.is_exact(self._decoder, self._trial_losses)
+        restricted = is_exact and only_loss_rows and len(plan.loss_rows) < len(plan.active_rows)
         base, losses_C = self._row_losses(inputs, plan, restricted)
         items = inputs.get("num_items_in_batch")
         if isinstance(items, Tensor):
@@ -124,7 +149,7 @@ class FusedLoss:
             )
         return base, self._head.losses(gather_rows(base.last_hidden_state.flatten(0, 1), rows), plan.targets)
 
-    @functools.cached_property
+    @cached_property
     def _reason_to_keep(self) -> str | None:
         """The reason to keep the model's own loss, or None; found at the first batch."""
         reason = "its forward is already wrapped (as by accelerate for mixed precision); sparsify the model first."

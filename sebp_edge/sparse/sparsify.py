@@ -30,6 +30,7 @@ from sebp_edge.models.architecture import (
     weight_MK,
 )
 from sebp_edge.models.lora import refuse_packed_weights
+from sebp_edge.models.sharding import TENSOR_PARALLEL, DTensor, computing_device, refuse_sharding, staying_gathered
 from sebp_edge.ops import ActiveRows, Rows, backend, sparse_linear, sparse_rowwise
 from sebp_edge.patches.checkpoints import is_in_checkpoint
 from sebp_edge.patches.kept_inputs import KeptInputs
@@ -50,11 +51,6 @@ from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.rows.selection import DroppedRows, RowSelection, Selection
 from sebp_edge.sparse.causality import Causality
 from sebp_edge.sparse.verification import UnverifiedRows, Verification
-
-SHARDED = (
-    "The model's weights are sharded (FSDP), which sparsify does not support; use DistributedDataParallel or a single "
-    "device."
-)
 
 # Gathering the rows of a norm or an activation saves time only from this many skipped elements on, and from this many
 # skipped rows per active row. Below, the launches on the host or the second forward pass on the GPU cost more.
@@ -153,9 +149,8 @@ class Sparsified(Patch):
         # Plans and trials run on the host, which would break a compiled graph.
         if not (self.layers and torch.is_grad_enabled()) or torch.compiler.is_compiling():
             return self._original_forward(*args, **kwargs)
-        # fully_shard changes a model's class in place.
-        if type(self._inner).__name__.startswith("FSDP"):
-            raise SparsityError(SHARDED)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._follow_sharding()
         inputs = dict(zip(self._forward_parameters, args, strict=False)) | kwargs
         given_plan = self._call.given_plan
         plan = given_plan or self._labels_plan(inputs)
@@ -173,6 +168,11 @@ class Sparsified(Patch):
                 return self._loss(inputs, plan, only_loss_rows=is_verified)
             return check_outputs(self._original_forward(*args, **kwargs))
 
+    def _follow_sharding(self) -> None:
+        """Follows a model that was sharded since it was sparsified."""
+        refuse_sharding(self.layers.values())
+        self._fused_lora.drop_sharded()
+
     @contextmanager
     def _calling(self, call: "_Call") -> Iterator[None]:
         """Context in which layers belong to this call."""
@@ -189,7 +189,8 @@ class Sparsified(Patch):
 
     @functools.cached_property
     def _causality(self) -> Causality:
-        return Causality.from_trial(self._inner, self._original_forward, self._computing_all_rows())
+        with staying_gathered(self.model, self._inner):
+            return Causality.from_trial(self._inner, self._original_forward, self._computing_all_rows())
 
     @contextmanager
     def _computing_all_rows(self) -> Iterator[None]:
@@ -205,7 +206,7 @@ class Sparsified(Patch):
 
     def _call_kind(self, inputs: dict, uses_fused_loss: bool) -> Hashable:
         """Everything that determines which rows carry gradient, except the batch's lengths and labels."""
-        device_type = next(self._inner.parameters()).device.type
+        device_type = computing_device(next(self._inner.parameters())).type
         given = frozenset((name, _kind(value)) for name, value in inputs.items() if value is not None)
         # A hook may give any tensor to a loss.
         num_hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in self._modules)
@@ -307,7 +308,10 @@ class _SparseForward:
         handle = self.sparsified
         rows = handle._linear_rows([self.layer], x)
         keep, folder = handle._call.inputs.keep, handle.choices_folder
-        out = sparse_linear(x, weight_MK(self.layer), self.layer.bias, rows, keep, choices_folder=folder)
+        weight = weight_MK(self.layer)
+        if isinstance(weight, DTensor):
+            raise SparsityError(TENSOR_PARALLEL)
+        out = sparse_linear(x, weight, self.layer.bias, rows, keep, choices_folder=folder)
         if not torch.compiler.is_compiling():
             handle._call.latest = weakref.ref(out), rows
         return out
@@ -331,14 +335,15 @@ def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: boo
     logits, so that a batch's rows never break the graph. The layers of an approximation run between the graphs.
 
     Args:
-        model: a transformers model, inside PEFT and DistributedDataParallel or not, or any module.
+        model: a transformers model, inside PEFT and DistributedDataParallel or not, sharded by `fully_shard` before or
+            after this call or not; or any module. The first call with labels runs trials, which all processes must run.
         rows: "exact", as above; "detect", which never uses labels; or an approximation, `TopN` or `Threshold` of
             `sebp_edge.rows.selection`, which drops rows that carry gradient and counts them (`dropped()`).
         keep_logits: whether the model computes its own loss and returns logits.
 
     Raises:
         SparsityError: a linear layer's forward is already replaced (for example, the model is sparsified); or the model
-            is sharded, in DataParallel, or packed in 4 bits for inference.
+            is in DataParallel, sharded other than by `fully_shard`, or packed in 4 bits for inference.
         OptionError: `rows` is none of these.
     """
     return Sparsified(model, rows, keep_logits=keep_logits)
@@ -357,10 +362,7 @@ def _refuse(model: nn.Module, layers: dict[str, nn.Module]) -> None:
                 "DataParallel is not supported: its replicas would share one layer's weights; use "
                 "DistributedDataParallel or a single device."
             )
-    if any(hasattr(parameter, "placements") for parameter in model.parameters()) or any(
-        type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()
-    ):
-        raise SparsityError(SHARDED)
+    refuse_sharding(model.modules())
 
 
 def _embedding_of(model: nn.Module) -> list[nn.Module]:

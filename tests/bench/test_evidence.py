@@ -23,6 +23,7 @@ RECORDED = (
     "peers",
     "safety_net",
     "selection_quality",
+    "several_gpus",
     "whole_models",
     "zero_offload",
 )

@@ -279,6 +279,16 @@ def test_a_cuda_build_without_a_driver_is_reported(monkeypatch):
     assert devices.driver_problem() is None
 
 
+def test_a_training_on_one_of_several_gpus_says_how_to_use_the_others(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices.unused_gpus(CPU) is None
+    assert "One of 2 GPUs is used, cuda:1; choose another by device='cuda:0'" in devices.unused_gpus(
+        torch.device("cuda:1")
+    )
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert devices.unused_gpus(torch.device("cuda")) is None
+
+
 def test_measuring_the_machine_leaves_the_random_state_unchanged(monkeypatch):
     before = torch.get_rng_state()
     assert devices.matmul_rate(CPU, torch.float32) > 1e6

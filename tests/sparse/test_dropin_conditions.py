@@ -1,11 +1,9 @@
 """The drop-in under the conditions of training loops: dense gradients for each pair of conditions."""
 
 import contextlib
-import gc
 import inspect
 import itertools
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from against_dense import assert_same, assert_same_training, loss_and_gradients,
 from builders import make_llama
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from transformers import Trainer, TrainingArguments
 
@@ -292,43 +289,6 @@ def test_a_block_that_is_used_twice_trains_like_dense():
 def test_data_parallel_is_refused():
     with pytest.raises(SparsityError, match="DistributedDataParallel"):
         sparsify(nn.DataParallel(make_llama()))
-
-
-def _train_in_one_of_two(rank, folder):
-    """Runs in one of two processes: compares DistributedDataParallel's gradients with the mean of the dense ones."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    batch = padded_batch(lengths=((11, 1), (24, 6))[rank], prompt=rank)
-    for wrapped_first in (True, False):
-        model = make_llama().double()
-        dense = loss_and_gradients(model, batch)
-        for gradient in dense[1].values():
-            torch.distributed.all_reduce(gradient)
-            gradient /= 2
-        model.zero_grad()
-        if wrapped_first:
-            model = DistributedDataParallel(model)
-        with sparsify(model):
-            ddp = model if wrapped_first else DistributedDataParallel(model)
-            for _ in range(2):  # the second step uses the buckets that the first one found
-                loss, sparse = loss_and_gradients(ddp, batch)
-        assert_same(dense, (loss, {name.removeprefix("module."): g for name, g in sparse.items()}), 1e-5)
-    torch.distributed.fsdp.fully_shard(unwrapped := make_llama())
-    with pytest.raises(SparsityError, match="sharded"):
-        sparsify(unwrapped)
-    with sparsify(later := make_llama()), pytest.raises(SparsityError, match="sharded"):
-        torch.distributed.fsdp.fully_shard(later)(**batch)
-    # Threads of the group that still run at the end would abort the process.
-    torch.distributed.barrier()
-    del model, ddp, unwrapped, later
-    gc.collect()
-    torch.distributed.destroy_process_group()
-
-
-def test_two_processes_train_like_dense(tmp_path, monkeypatch):
-    # The spawned processes import this module by its name.
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[__name__.count(".")]))
-    torch.multiprocessing.spawn(_train_in_one_of_two, args=(str(tmp_path),), nprocs=2)
 
 
 def test_each_lora_layer_is_inspected_once_per_forward_pass(monkeypatch):
