@@ -186,6 +186,9 @@ class Personalizer:
     def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
         """Measures how sparse the base model's gradients are on `texts`, without an adapter; changes nothing.
 
+        The model may also be a local folder with an encoder (BERT, RoBERTa, DistilBERT), which cannot be adapted. Its
+        loss is that of classes drawn by the seed; a head that it lacks gets random weights.
+
         Args:
             texts: as for `adapt`.
             examples: maximum number of examples to analyze, drawn by the seed.
@@ -198,7 +201,8 @@ class Personalizer:
         with self._exclusive_call(stop_when), self._make_guard(None):
             preparation = self._preparation(self._signal)
             reading = preparation.read(texts)
-            base = self._load()
+            self._signal.check()
+            base = self.in_use.load_analyzed(self._notify, self.seed)
             dataset = preparation.encode(reading, base)
             self.in_use.detach_adapter()
             try:
