@@ -16,11 +16,11 @@ from sebp_edge.events import ExampleAnalyzed, Sink
 from sebp_edge.insight.elements import Elements, share_below, threshold_elements
 from sebp_edge.insight.gradients import RowGradients, row_gradients
 from sebp_edge.insight.heat_maps import HeatMap, map_examples, map_projections
-from sebp_edge.insight.objectives import objectives_of
+from sebp_edge.insight.objectives import Objective, objectives_of
 from sebp_edge.insight.report import render_page
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.rows import row_rules
-from sebp_edge.texts.batches import Batch, Collator
+from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
 
@@ -248,7 +248,7 @@ def analyze(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_even
     found = []
     for objective in objectives:
         gradients = row_gradients(base.model, objective, lambda: on_event(ExampleAnalyzed(next(done), total)))
-        found.append(_sparsity(objective.name, objective.batches, gradients))
+        found.append(sparsity_of(objective, gradients))
     return Analysis(
         model=base.reference.public_name,
         dtype=str(base.dtype).removeprefix("torch."),
@@ -262,7 +262,9 @@ def analyze(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_even
     )
 
 
-def _sparsity(loss: str, batches: list[Batch], gradients: list[RowGradients]) -> Sparsity:
+def sparsity_of(objective: Objective, gradients: list[RowGradients]) -> Sparsity:
+    """Counts what is sparse in the gradients of a loss."""
+    batches = objective.batches
     num_active = sum(len(batch.plan.active_rows) for batch in batches)
     num_loss = sum(len(batch.plan.loss_rows) for batch in batches)
     elements = threshold_elements(gradients)
@@ -275,7 +277,7 @@ def _sparsity(loss: str, batches: list[Batch], gradients: list[RowGradients]) ->
     for one in gradients:
         histogram.add(one.energy_ET.flatten())
     return Sparsity(
-        loss=loss,
+        loss=objective.name,
         rows=layers[0].rows,
         loss_rows=num_loss,
         computed_share=computed / (layers[0].rows * sum(num_weights)),

@@ -1,7 +1,8 @@
 """The SEBP paper's threshold: it counts as zero every element of dL/dY below the knee of the elements' histogram.
 
-One threshold, epsilon, for all layers: the knee of the cumulative distribution of log10 |g| over their non-zero
-elements, in the gradient of each example's mean loss, as the paper's 3.98e-5 was found.
+One threshold, epsilon, for all layers: the knee of the cumulative distribution of log10 |g| over the non-zero elements
+in the blocks, in the gradient of each example's mean loss, as the paper's 3.98e-5 was found. The head does not count:
+its gradients are probabilities of words, most of them tiny.
 """
 
 from dataclasses import dataclass
@@ -14,12 +15,12 @@ from sebp_edge.rows.histogram import LogHistogram
 
 @dataclass(frozen=True)
 class Elements:
-    """The elements of dL/dY in all layers, and the paper's threshold on them.
+    """The elements of dL/dY in all layers of the blocks, and the paper's threshold on them.
 
     Attributes:
         epsilon: the threshold, in units of the gradient of an example's mean loss.
         histogram: of the absolute values: lower edge, as a power of 10, and number of elements of each bin.
-        zero: share of elements that are exactly zero, over all layers.
+        zero: share of elements that are exactly zero.
         below: share of elements that are zero or below epsilon.
         energy_below: share of the squared norm in these elements.
     """
@@ -32,9 +33,10 @@ class Elements:
 
 
 def threshold_elements(gradients: list[RowGradients]) -> Elements:
-    """Finds the threshold of the elements of all layers."""
-    merged, total = LogHistogram(torch.device("cpu")), sum(one.num_elements for one in gradients)
-    for one in gradients:
+    """Finds the threshold of the elements of all layers in the blocks."""
+    in_blocks = [one for one in gradients if one.info.block is not None]
+    merged, total = LogHistogram(torch.device("cpu")), sum(one.num_elements for one in in_blocks)
+    for one in in_blocks:
         merged.merge(one.elements)
     # A max_lost of 1 gives the knee itself, however much energy is below it.
     epsilon = float(merged.epsilon(1))

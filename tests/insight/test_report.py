@@ -182,7 +182,7 @@ def test_the_papers_tables_are_complete_and_compared_with_these_texts(analysis, 
         assert table.remark.replace("'", "&#39;") in html
     ours = re.findall(r'<td class="ours">(.*?)</td>', html)
     assert len(ours) == 2 * sum(9 + len({*table.contexts, analysis.context_length}) for table in paper.TABLES)
-    assert ours[:3] == [f"{analysis.analyzed.mean:.0f}", "33", "9"]
+    assert ours[:6:2] == [f"{analysis.analyzed.mean:.0f}", "33", "9"]
 
 
 def test_the_papers_average_lengths_give_the_padding_shown():
