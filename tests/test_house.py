@@ -52,8 +52,8 @@ HOMES = {
 # What apps and researchers import. All else is internal.
 PUBLIC = {
     "sebp_edge": """
-        AdaptResult AdapterRecord AdapterStore Analysis Personalizer Plan Recipe SavedAdapter SebpEdgeError
-        __version__ sparsify
+        AdaptResult AdapterRecord AdapterStore Analysis LearningRateRange Personalizer Plan Recipe SavedAdapter
+        SebpEdgeError __version__ sparsify
     """,
     "sebp_edge.errors": """
         AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture Interrupted MachineError
