@@ -107,7 +107,7 @@ def test_an_analysis_can_be_stopped(make, notes_folder):
 
 
 def test_a_range_test_can_be_stopped_and_changes_nothing(make, notes_folder):
-    worker = Worker(make, StepDone).run(lambda personalizer: personalizer.lr_range(notes_folder))
+    worker = Worker(make, StepDone, step=1).run(lambda personalizer: personalizer.lr_range(notes_folder))
     assert isinstance(worker.error, Interrupted)
     assert str(worker.error) == "Stopped; nothing was changed."
     assert sum(isinstance(event, StepDone) for event in worker.events) == 1
