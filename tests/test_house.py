@@ -72,7 +72,7 @@ PUBLIC = {
         sequence_attention_ sparse_linear sparse_rowwise tuning
     """,
     "sebp_edge.research": """
-        ActiveTokens CapturedGradients DroppedRows Hoisted HoistedEncoder RowPlan Sparsified Threshold TopN
+        ActiveTokens CapturedGradients DroppedRows Energy Hoisted HoistedEncoder RowPlan Sparsified Threshold TopN
         learning_rates sparsify
     """,
 }

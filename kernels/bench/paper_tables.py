@@ -232,7 +232,8 @@ def selection_quality() -> str:
     for model in SELECTED:
         for row in rows(f"selection-quality-{model}"):
             settings.setdefault(f"{row['model']}, {row['texts']}", {}).setdefault(row["variant"], []).append(row)
-    variants = [name for name in next(iter(settings.values())) if name not in ("dense", "exact")]
+    # Older results have fewer variants.
+    variants = dict.fromkeys(name for found in settings.values() for name in found if name not in ("dense", "exact"))
     found = list(settings.values())
     body = [
         ["steps; padded rows of a batch; with gradient", *(_sizes(each["dense"]) for each in found)],
@@ -240,7 +241,10 @@ def selection_quality() -> str:
         ["dense, after", *(_with_error(_column(each["dense"], "heldout_loss")) for each in found)],
         ["exact, apart from dense", *(f"at most {max(map(abs, _more(each, 'exact'))):.0e}" for each in found)],
         *([f"{name}, more than dense", *(_lost(each, name) for each in found)] for name in variants),
-        *([f"accuracy: {name}", *(_accuracy(each[name]) for each in found)] for name in ("dense", "exact", *variants)),
+        *(
+            [f"accuracy: {name}", *(_accuracy(each.get(name, each["dense"][:0])) for each in found)]
+            for name in ("dense", "exact", *variants)
+        ),
     ]
     table = markdown(["", *settings], body)
     return f"{table}\n\n{recorded(*(f'selection-quality-{model}' for model in SELECTED), libraries=('torch',))}"
@@ -262,6 +266,8 @@ def _more(variants: dict[str, list[Row]], variant: str) -> list[float]:
 
 def _lost(variants: dict[str, list[Row]], variant: str) -> str:
     """Such as "+0.515 ± 0.026; lost 20 %; 48 % kept": nothing is lost where dense learns nothing."""
+    if variant not in variants:
+        return ""
     dense = variants["dense"]
     gain = mean(_column(dense, "heldout_before")) - mean(_column(dense, "heldout_loss"))
     parts = [_with_error(_more(variants, variant), "+.3f")]
@@ -273,7 +279,7 @@ def _lost(variants: dict[str, list[Row]], variant: str) -> str:
 
 
 def _accuracy(found: list[Row]) -> str:
-    return "" if found[0]["accuracy"] is None else _with_error(_column(found, "accuracy"))
+    return "" if not found or found[0]["accuracy"] is None else _with_error(_column(found, "accuracy"))
 
 
 def _with_error(values: list[float], form: str = ".3f") -> str:

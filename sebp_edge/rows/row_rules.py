@@ -19,11 +19,11 @@ from torch import Tensor
 from sebp_edge.rows.histogram import LogHistogram
 
 
-def largest(energy_N: Tensor, n: int) -> Tensor:
-    """Selects the n active rows of largest energy, the first of equal ones; bool [N]."""
+def largest(energy_N: Tensor, n: int | Tensor) -> Tensor:
+    """Selects the n active rows of largest energy, the first of equal ones; bool [N]. `n` may be on the device, []."""
     order_N = _norms(energy_N).argsort(descending=True, stable=True)
-    keep_N = torch.zeros_like(energy_N, dtype=torch.bool)
-    return keep_N.index_fill_(0, order_N[:n], True) & (energy_N != 0)
+    is_kept_N = torch.arange(len(order_N), device=energy_N.device) < n
+    return torch.zeros_like(is_kept_N).scatter_(0, order_N, is_kept_N) & (energy_N != 0)
 
 
 def water_filling(energy_N: Tensor, n: int) -> Tensor:

@@ -35,7 +35,7 @@ def run(model_folder, notes, *more):
 def test_every_way_is_trained_with_every_seed_and_exact_is_dense(model_folder, few_notes, tmp_path, capsys):
     run(model_folder, few_notes, "--seeds", "0", "1", "--record", str(tmp_path / "results.json"))
     rows = recorded(tmp_path)
-    names = ["dense", "exact", "top n", "threshold", "published"]
+    names = ["dense", "exact", "top n", "threshold", "energy", "published"]
     assert [(row["variant"], row["seed"]) for row in rows] == [(name, seed) for seed in "01" for name in names]
     losses = {(row["variant"], row["seed"]): float(row["heldout_loss"]) for row in rows}
     for seed in "01":
