@@ -16,7 +16,6 @@ from selection_quality import PARTS
 # Colours that can be told apart with any colour vision (Okabe and Ito), and line widths.
 LINES = {
     "dense": ("#b0b0b0", 7),
-    "energy": ("#cc79a7", 2),
     "published": ("#d55e00", 2),
     "top n": ("#e69f00", 2),
     "threshold": ("#0072b2", 3.5),
