@@ -18,6 +18,7 @@ _HOMES = {
     "AdapterRecord": "sebp_edge.adapters.record",
     "AdapterStore": "sebp_edge.adapters.store",
     "Analysis": "sebp_edge.insight.analysis",
+    "LearningRateRange": "sebp_edge.insight.lr_range",
     "Personalizer": "sebp_edge.personalizer",
     "Plan": "sebp_edge.memory.plan",
     "Recipe": "sebp_edge.recipe",
@@ -31,6 +32,7 @@ __all__ = [
     "AdapterRecord",
     "AdapterStore",
     "Analysis",
+    "LearningRateRange",
     "Personalizer",
     "Plan",
     "Recipe",
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from sebp_edge.adapters.store import AdapterStore, SavedAdapter
     from sebp_edge.errors import SebpEdgeError
     from sebp_edge.insight.analysis import Analysis
+    from sebp_edge.insight.lr_range import LearningRateRange
     from sebp_edge.memory.plan import Plan
     from sebp_edge.personalizer import Personalizer
     from sebp_edge.recipe import Recipe

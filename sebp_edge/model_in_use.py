@@ -13,6 +13,7 @@ from sebp_edge.machine import devices
 from sebp_edge.memory.refusal import refuse_if_too_big
 from sebp_edge.models.adaptation import Adaptation, load
 from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.encoders import is_encoder, load_encoder
 from sebp_edge.models.generation import NonFiniteLogits
 from sebp_edge.models.loading import BaseModel, load_base_model
 from sebp_edge.recipe import Recipe
@@ -53,12 +54,27 @@ class ModelInUse:
             if self.device.type == "cpu" and (problem := devices.driver_problem()):
                 on_event(Notice(problem))
             refuse_if_too_big(self.reference, recipe or self.recipe, self.device)
-            base = self.base = load_base_model(self.reference, recipe or self.recipe, self.device)
-            dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
-            on_event(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
+            self.base = load_base_model(self.reference, recipe or self.recipe, self.device)
+            self._announce(self.base, on_event)
         if recipe is None and self.adaptation is None:
             self.restore_adapter(on_event)
         return self.base
+
+    def load_analyzed(self, on_event: Sink, seed: int) -> BaseModel:
+        """Returns the base model, or the encoder in its place, which is not kept.
+
+        Args:
+            seed: seed of an encoder's head, if it has none.
+        """
+        if not is_encoder(self.reference):
+            return self.load(on_event)
+        base = load_encoder(self.reference, self.device, seed)
+        self._announce(base, on_event)
+        return base
+
+    def _announce(self, base: BaseModel, on_event: Sink) -> None:
+        dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
+        on_event(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
 
     def load_adapter(self, folder: Path, record: AdapterRecord, on_event: Sink) -> None:
         """Puts a saved adapter on the loaded base model instead of the one in use; restores that on an error.

@@ -18,15 +18,18 @@ from sebp_edge.errors import (
     MachineError,
     NonFiniteLoss,
     OptionError,
+    TextsError,
     TrainingStopped,
 )
 from sebp_edge.events import AdapterSaved, Event, Notice, Sink, silent
 from sebp_edge.files import expand_user
+from sebp_edge.insight import lr_range
 from sebp_edge.insight.analysis import Analysis, analyze
+from sebp_edge.insight.lr_range import LearningRateRange
 from sebp_edge.interruptions import Interruptions
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
-from sebp_edge.memory.options import FASTEST
+from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.memory.plan import MemoryBudget, Plan
 from sebp_edge.model_in_use import ModelInUse
 from sebp_edge.models.adaptation import saved_bytes
@@ -40,7 +43,9 @@ from sebp_edge.result import AdaptResult
 from sebp_edge.saving import NewVersion, describe_location, make_record, save, save_best_state
 from sebp_edge.stopping import StopRequested, StopSignal
 from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
+from sebp_edge.texts.readers import Reading
 from sebp_edge.training.gate import Gate, GateResult
+from sebp_edge.training.range_test import run_range_test
 from sebp_edge.training.run import TrainingRun
 
 
@@ -53,9 +58,9 @@ class Personalizer:
 
         result = Personalizer("llama-3.2-3b").adapt(Path("notes"))
 
-    Only one call at a time may use the model: during a call, `adapt`, `analyze`, `generate` and `load_adapter` raise
-    BusyError. `stop()` ends the running call from another thread; that call raises Interrupted. To stop a call that may
-    not have started yet, pass an event to `adapt`, `analyze` or `generate` and set it: `adapt(texts, stop_when=event)`.
+    Only one call at a time may use the model: during a call, `adapt`, `analyze`, `lr_range`, `generate` and
+    `load_adapter` raise BusyError. `stop()` ends the running call from another thread; that call raises Interrupted. To
+    stop a call that may not have started yet, pass an event to it and set it: `adapt(texts, stop_when=event)`.
 
     A training runs on one device, in one process: `adapt` raises a MachineError if torchrun or accelerate has started
     several. On several GPUs, researchers train with `sparsify` in a loop of their own.
@@ -134,11 +139,7 @@ class Personalizer:
                 self._notify(Notice(unused))
             preparation = self._preparation(self._signal, name if in_store else None)
             reading = preparation.read(texts)
-            planned, recipe, options = None, self.recipe.with_defaults(), FASTEST
-            if self.memory_budget is not None:
-                planned = preparation.plan(reading, loaded_bytes=self.in_use.loaded_bytes)
-                preparation.announce(planned.plan)
-                recipe, options = planned.plan.chosen.recipe, planned.plan.chosen.options
+            planned, recipe, options = self._plan_within_budget(preparation, reading)
             with self._make_guard(planned) as guard:
                 base = self._load(recipe)
                 dataset = preparation.encode(reading, base, planned)
@@ -192,6 +193,9 @@ class Personalizer:
     def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
         """Measures how sparse the base model's gradients are on `texts`, without an adapter; changes nothing.
 
+        The model may also be a local folder with an encoder (BERT, RoBERTa, DistilBERT), which cannot be adapted. Its
+        loss is that of classes drawn by the seed; a head that it lacks gets random weights.
+
         Args:
             texts: as for `adapt`.
             examples: maximum number of examples to analyze, drawn by the seed.
@@ -200,25 +204,50 @@ class Personalizer:
         Raises:
             SebpEdgeError: one of its subclasses; the message says what to do.
         """
-        outer_error = sys.exception()
         with self._exclusive_call(stop_when), self._make_guard(None):
             preparation = self._preparation(self._signal)
             reading = preparation.read(texts)
-            base = self._load()
+            self._signal.check()
+            base = self.in_use.load_analyzed(self._notify, self.seed)
             dataset = preparation.encode(reading, base)
-            self.in_use.detach_adapter()
-            try:
+            with self._base_model_alone(f"in a dense backward pass over {dataset.context_length} tokens"):
                 return analyze(base, dataset, examples, self.seed, self._notify)
-            except BaseException as error:
-                if not devices.ran_out_of_memory(error):
-                    raise
-                self._release_memory(error, outer_error)
-                raise MachineError(
-                    f"Out of {self.device.type.upper()} memory in a dense backward pass over {dataset.context_length} "
-                    "tokens; choose a smaller model or a shorter context."
-                ) from error
-            finally:
-                self.in_use.restore_adapter(self.on_event)
+
+    def lr_range(
+        self,
+        texts,
+        *,
+        lowest: float = lr_range.LOWEST,
+        highest: float = lr_range.HIGHEST,
+        steps: int = lr_range.STEPS,
+        stop_when: threading.Event | None = None,
+    ) -> LearningRateRange:
+        """Runs a learning-rate range test (Smith 2017) with the recipe's settings; changes and saves nothing.
+
+        Trains on all of `texts` while the learning rate grows exponentially with every step, until the loss diverges.
+
+        Args:
+            texts: as for `adapt`.
+            lowest, highest: the learning rates of the first and the last step.
+            steps: the number of steps, 20 or more.
+            stop_when: an event that stops this call once it is set (see `stop`).
+
+        Raises:
+            SebpEdgeError: one of its subclasses; the message says what to do.
+        """
+        rates = lr_range.growing_rates(lowest, highest, steps)
+        with self._exclusive_call(stop_when):
+            preparation = self._preparation(self._signal)
+            reading = preparation.read(texts)
+            planned, recipe, options = self._plan_within_budget(preparation, reading)
+            with self._make_guard(planned) as guard:
+                base = self._load(recipe)
+                dataset = preparation.encode(reading, base, planned)
+                if not dataset.examples:
+                    raise TextsError("These texts have no token to train on; give other texts.")
+                with self._base_model_alone("while training"):
+                    found = run_range_test(base, dataset, recipe, rates, self.seed, self._notify, options, guard)
+        return LearningRateRange.of(base.reference.public_name, recipe.name, self.seed, steps, found)
 
     def generate(
         self,
@@ -314,6 +343,16 @@ class Personalizer:
             self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal, self._notify, earlier, salt
         )
 
+    def _plan_within_budget(
+        self, preparation: Preparation, reading: Reading
+    ) -> tuple[PlannedTraining | None, Recipe, MemoryOptions]:
+        """Returns the plan, None without a memory budget; and the recipe and options to train with."""
+        if self.memory_budget is None:
+            return None, self.recipe.with_defaults(), FASTEST
+        planned = preparation.plan(reading, loaded_bytes=self.in_use.loaded_bytes)
+        preparation.announce(planned.plan)
+        return planned, planned.plan.chosen.recipe, planned.plan.chosen.options
+
     def _make_guard(self, planned: PlannedTraining | None) -> MemoryGuard:
         """Returns a guard for the budget of the plan, else for the memory budget, else for all free memory."""
         if planned is not None:
@@ -365,6 +404,23 @@ class Personalizer:
             if not out_of_memory:
                 raise
             raise self._out_of_memory_error(run) from error
+
+    @contextmanager
+    def _base_model_alone(self, when: str) -> Iterator[None]:
+        """Context without the adapter in use. If memory runs out, frees it and says `when`."""
+        outer_error = sys.exception()
+        self.in_use.detach_adapter()
+        try:
+            yield
+        except BaseException as error:
+            if not devices.ran_out_of_memory(error):
+                raise
+            self._release_memory(error, outer_error)
+            raise MachineError(
+                f"Out of {self.device.type.upper()} memory {when}; choose a smaller model or a shorter context."
+            ) from error
+        finally:
+            self.in_use.restore_adapter(self.on_event)
 
     def _release_memory(self, error: BaseException, outer_error: BaseException | None) -> None:
         """Frees what was computed before `error`, except what an error that was handled before still references."""

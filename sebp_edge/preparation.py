@@ -12,6 +12,7 @@ from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.plan import MemoryBudget, Plan, make_plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
+from sebp_edge.models.architecture import longest_sequence
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer, refuse_unknown_tokens
 from sebp_edge.recipe import Recipe
@@ -125,7 +126,7 @@ class Preparation:
         if planned is not None and has_own_tokenizer(self.reference):
             data = planned.dataset
         else:
-            limit = getattr(base.model.config, "max_position_embeddings", None)
+            limit = longest_sequence(base.model)
             tokenizer = Stoppable(base.tokenizer, self.signal)
             data = make_dataset(reading, tokenizer, self.recipe, limit, Drawing(self.seed, self.salt, self.earlier))
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))

@@ -3,7 +3,8 @@
     from sebp_edge.research import HoistedEncoder, sparsify
 
 sparsify, Sparsified            the drop-in, and the handle it returns
-TopN, Threshold, DroppedRows    rules that drop rows, for sparsify(rows=...), and what they dropped
+TopN, Threshold, Energy, DroppedRows
+                                rules that drop rows, for sparsify(rows=...), and what they dropped
 Hoisted, HoistedEncoder         decoders and encoders that compute active rows only
 RowPlan, ActiveTokens           the active rows of a batch, and their tokens: the input of hoisted models
 CapturedGradients               gradients of hoisted models by replayed CUDA graphs
@@ -16,7 +17,7 @@ The operations are in `sebp_edge.ops`, the errors in `sebp_edge.errors`.
 from sebp_edge.pruning.nm_sparse import NmSparse, nm_sparse
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import RowPlan
-from sebp_edge.rows.selection import DroppedRows, Threshold, TopN
+from sebp_edge.rows.selection import DroppedRows, Energy, Threshold, TopN
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.sparse.sparsify import Sparsified, sparsify
@@ -27,6 +28,7 @@ __all__ = [
     "ActiveTokens",
     "CapturedGradients",
     "DroppedRows",
+    "Energy",
     "Hoisted",
     "HoistedEncoder",
     "NmSparse",

@@ -52,8 +52,8 @@ HOMES = {
 # What apps and researchers import. All else is internal.
 PUBLIC = {
     "sebp_edge": """
-        AdaptResult AdapterRecord AdapterStore Analysis Personalizer Plan Recipe SavedAdapter SebpEdgeError
-        __version__ sparsify
+        AdaptResult AdapterRecord AdapterStore Analysis LearningRateRange Personalizer Plan Recipe SavedAdapter
+        SebpEdgeError __version__ sparsify
     """,
     "sebp_edge.errors": """
         AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture Interrupted MachineError
@@ -72,8 +72,8 @@ PUBLIC = {
         sequence_attention_ shrink_pruned_ sparse_linear sparse_rowwise tuning
     """,
     "sebp_edge.research": """
-        ActiveTokens CapturedGradients DroppedRows Hoisted HoistedEncoder NmSparse RowPlan Sparsified Threshold TopN
-        learning_rates nm_sparse sparsify
+        ActiveTokens CapturedGradients DroppedRows Energy Hoisted HoistedEncoder NmSparse RowPlan Sparsified Threshold
+        TopN learning_rates nm_sparse sparsify
     """,
 }
 

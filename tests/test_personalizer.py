@@ -242,6 +242,7 @@ def test_a_call_during_a_training_is_refused_and_the_training_continues(make, no
                 lambda: personalizer.adapt(notes_folder, name="second"),
                 lambda: personalizer.generate("the ferry"),
                 lambda: personalizer.analyze(notes_folder),
+                lambda: personalizer.lr_range(notes_folder),
                 lambda: personalizer.load_adapter("first"),
             ):
                 with ThreadPool(1) as pool, pytest.raises(BusyError, match="is running another call; wait for it"):
@@ -251,7 +252,7 @@ def test_a_call_during_a_training_is_refused_and_the_training_continues(make, no
 
     personalizer = make(on_event=call_meanwhile)
     assert personalizer.adapt(notes_folder, name="first").kept
-    assert len(refused) == 4
+    assert len(refused) == 5
     assert personalizer.store.names() == ["first"]
     assert personalizer.generate("the ferry", max_new_tokens=2)
 

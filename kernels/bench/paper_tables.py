@@ -19,6 +19,11 @@ ANALYZED["OASST1 (512)"] = "OASST1"
 # Those of the encoders' tables that were counted, by their names in the paper's Tables 1 and 11.
 COUNTED = {"SST2": "SST-2", "CoLA": "CoLA", "MRPC": "MRPC", "RTE": "RTE", "MNLI": "MNLI"}
 
+# The columns of a share's mean, largest and smallest layer.
+ENDS = ("", "_max", "_min")
+# The tasks of gradients-minilm-l6, by their names in the paper's Tables 1 and 11.
+TASKS = {"SST2": "sst2", "CoLA": "cola", "MRPC": "mrpc", "RTE": "rte"}
+
 SELECTED = ("stories260k", "tiny", "minilm-l6")
 
 
@@ -79,6 +84,71 @@ def encoder_padding() -> str:
         ),
     ]
     return f"{markdown(['', *COUNTED.values()], body)}\n\nCounted from `lengths.json`, not measured."
+
+
+def encoder_gradients() -> str:
+    """Tables 1 and 11 beside what was measured on an encoder: shares of zero rows, and of elements below epsilon."""
+    found = rows("gradients-minilm-l6")
+    columns = [_paper_table(1).datasets.index(name) for name in TASKS]
+
+    def printed(number: int, half: str) -> list[str]:
+        shares = getattr(_paper_table(number), half)
+        return [_spread(*(part[column] for part in shares)) for column in columns]
+
+    def ours(half: str, context: int, column: str) -> list[str]:
+        found_rows = [_one(found, texts=name, context=context, layers=half) for name in TASKS.values()]
+        return [_spread(*(row[f"{column}{end}"] for end in ENDS)) for row in found_rows]
+
+    body = [["padding to 512; to 128", *(_paddings(found, name) for name in TASKS.values())]]
+    for half in ("intermediate", "output"):
+        body += [[f"paper, Table {number}, {half}", *printed(number, half)] for number in (1, 11)]
+        for context in (512, 128):
+            body.append([f"ours, {half}, {context}: zero", *ours(half, context, "zero")])
+            body.append([f"ours, {half}, {context}: below epsilon", *ours(half, context, "below_epsilon")])
+    body.append(
+        ["epsilon, 512", *(f"{_one(found, texts=name, context=512)['epsilon']:.2e}" for name in TASKS.values())]
+    )
+    lost = [100 * row["energy_below_epsilon"] for row in found]
+    return (
+        f"{markdown(['', *TASKS], body)}\n\nElements below epsilon hold {between(lost)} % of the squared norm.\n"
+        f"{recorded('gradients-minilm-l6')}"
+    )
+
+
+def decoder_gradients() -> str:
+    """Table 2 beside what was measured on a decoder, with a loss on tokens only and on padding too."""
+    table, found = _paper_table(2), rows("gradients-smollm2-135m-instruct")
+    texts = list(dict.fromkeys(row["texts"] for row in found))
+    names = {ours: theirs for theirs, ours in ANALYZED.items()}
+    body = [["padding to 512", *(_share(_one(found, texts=name)["padding"]) for name in texts)]]
+    for half in ("intermediate", "output"):
+        shares = getattr(table, half)
+        columns = [table.datasets.index(names[name]) for name in texts]
+        body.append([f"paper, {half}", *(_spread(*(part[column] for part in shares)) for column in columns)])
+        for loss in ("every token", "every token and padding"):
+            each = [_one(found, texts=name, layers=half, loss=loss) for name in texts]
+            kinds = {"zero": "zero", "below_epsilon": "below epsilon"}
+            body += [
+                [
+                    f"ours, {half}, loss on {loss}: {words}",
+                    *(_spread(*(row[f"{column}{end}"] for end in ENDS)) for row in each),
+                ]
+                for column, words in kinds.items()
+            ]
+            body.append(["of the squared norm, below epsilon", *(_share(row["energy_below_epsilon"]) for row in each)])
+    for loss in ("every token", "every token and padding"):
+        values = (f"{_one(found, texts=name, loss=loss)['epsilon']:.2e}" for name in texts)
+        body.append([f"epsilon, loss on {loss}", *values])
+    return f"{markdown(['', *texts], body)}\n\n{recorded('gradients-smollm2-135m-instruct')}"
+
+
+def _one(found: list[Row], **cells: str | int) -> Row:
+    """The first row with these cells."""
+    return next(row for row in found if all(row[name] == value for name, value in cells.items()))
+
+
+def _paddings(found: list[Row], texts: str) -> str:
+    return "; ".join(_share(_one(found, texts=texts, context=context)["padding"]) for context in (512, 128))
 
 
 def _paper_table(number: int) -> paper.PaperTable:
@@ -162,7 +232,8 @@ def selection_quality() -> str:
     for model in SELECTED:
         for row in rows(f"selection-quality-{model}"):
             settings.setdefault(f"{row['model']}, {row['texts']}", {}).setdefault(row["variant"], []).append(row)
-    variants = [name for name in next(iter(settings.values())) if name not in ("dense", "exact")]
+    # Older results have fewer variants.
+    variants = dict.fromkeys(name for found in settings.values() for name in found if name not in ("dense", "exact"))
     found = list(settings.values())
     body = [
         ["steps; padded rows of a batch; with gradient", *(_sizes(each["dense"]) for each in found)],
@@ -170,7 +241,10 @@ def selection_quality() -> str:
         ["dense, after", *(_with_error(_column(each["dense"], "heldout_loss")) for each in found)],
         ["exact, apart from dense", *(f"at most {max(map(abs, _more(each, 'exact'))):.0e}" for each in found)],
         *([f"{name}, more than dense", *(_lost(each, name) for each in found)] for name in variants),
-        *([f"accuracy: {name}", *(_accuracy(each[name]) for each in found)] for name in ("dense", "exact", *variants)),
+        *(
+            [f"accuracy: {name}", *(_accuracy(each.get(name, each["dense"][:0])) for each in found)]
+            for name in ("dense", "exact", *variants)
+        ),
     ]
     table = markdown(["", *settings], body)
     return f"{table}\n\n{recorded(*(f'selection-quality-{model}' for model in SELECTED), libraries=('torch',))}"
@@ -192,6 +266,8 @@ def _more(variants: dict[str, list[Row]], variant: str) -> list[float]:
 
 def _lost(variants: dict[str, list[Row]], variant: str) -> str:
     """Such as "+0.515 ± 0.026; lost 20 %; 48 % kept": nothing is lost where dense learns nothing."""
+    if variant not in variants:
+        return ""
     dense = variants["dense"]
     gain = mean(_column(dense, "heldout_before")) - mean(_column(dense, "heldout_loss"))
     parts = [_with_error(_more(variants, variant), "+.3f")]
@@ -203,7 +279,7 @@ def _lost(variants: dict[str, list[Row]], variant: str) -> str:
 
 
 def _accuracy(found: list[Row]) -> str:
-    return "" if found[0]["accuracy"] is None else _with_error(_column(found, "accuracy"))
+    return "" if not found or found[0]["accuracy"] is None else _with_error(_column(found, "accuracy"))
 
 
 def _with_error(values: list[float], form: str = ".3f") -> str:
@@ -230,7 +306,9 @@ def zero_offload() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "decoder-gradients": decoder_gradients,
     "decoders": lambda: whole_models("decoders"),
+    "encoder-gradients": encoder_gradients,
     "encoder-padding": encoder_padding,
     "encoders": lambda: whole_models("encoders"),
     "selection-quality": selection_quality,

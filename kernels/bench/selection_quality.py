@@ -11,10 +11,12 @@ and the dropout, so that each variant is compared with "dense" on the same train
     exact               sparsify(model)
     top n               sparsify(model, rows=TopN(n)), with n a fifth of the padded rows, close to the paper's N
     threshold           sparsify(model, rows=Threshold()), with thresholds found in each layer's first passes
+    energy              sparsify(model, rows=Energy()), with a number of rows that adapts to each layer
     published           the backward pass of the code published with the paper: every linear layer but the head computes
                         dL/dX for the first n rows, whatever they hold, and never a weight's gradient
 
-All of it runs on the CPU. Fails if "exact" is further from "dense" than the seeds are from each other.
+All of it runs on the CPU, or with --device cuda on a GPU. Fails if "exact" is further from "dense" than the seeds are
+from each other.
 """
 
 import argparse
@@ -38,7 +40,7 @@ from glue_texts import TASKS, Labelled, read_task
 from sebp_edge import sparsify
 from sebp_edge.models.catalog import resolve
 from sebp_edge.rows.row_plan import IGNORE
-from sebp_edge.rows.selection import DroppedRows, Threshold, TopN
+from sebp_edge.rows.selection import DroppedRows, Energy, Threshold, TopN
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.documents import Document
 from sebp_edge.texts.examples import encode
@@ -93,18 +95,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     if (options.decoder and not options.notes) or (options.encoder and not options.glue):
         parser.error("a decoder needs --notes, an encoder --glue.")
     records, failed = [], []
     for setting in settings(options):
-        found = compare(setting, options.seeds)
+        found = compare(setting, options.seeds, torch.device(options.device))
         records += found
         if not show(found):
             failed.append(setting.texts)
     if options.record:
-        evidence.record(f"selection-quality-{records[0]['model']}", SOURCES, records, options.record, on_cpu=True)
+        evidence.record(
+            f"selection-quality-{records[0]['model']}", SOURCES, records, options.record, options.device == "cpu"
+        )
     if failed:
         sys.exit(f"exact is further from dense than the seeds are from each other: {', '.join(failed)}.")
 
@@ -197,6 +202,7 @@ def variants(rows: int) -> dict[str, Callable[[nn.Module], AbstractContextManage
         EXACT: sparsify,
         "top n": lambda model: sparsify(model, rows=TopN(n)),
         "threshold": lambda model: sparsify(model, rows=Threshold()),
+        "energy": lambda model: sparsify(model, rows=Energy()),
         "published": lambda model: published(model, n),
     }
 
@@ -239,30 +245,32 @@ class _FirstRows(torch.autograd.Function):
 # ------------------------------------------------------------------------------------------------------------ measuring
 
 
-def compare(setting: Setting, seeds: list[int]) -> list[dict]:
+def compare(setting: Setting, seeds: list[int], device: torch.device) -> list[dict]:
     """Trains in every variant with every seed; returns one row of results per training."""
     records = []
     for seed in seeds:
         batches = setting.batches(seed)
         active = mean(int(batch["attention_mask"].sum()) for batch in batches)
-        before, _ = evaluate(new_model(setting, seed), setting.heldout)
+        before, _ = evaluate(new_model(setting, seed).to(device), setting.heldout)
         for name, variant in variants(setting.rows).items():
             about = {"model": setting.model, "texts": setting.texts, "weights": setting.weights, "variant": name}
             about |= {"seed": seed, "steps": len(batches), "rows": setting.rows, "active": active}
-            records.append(about | {"heldout_before": before} | train(setting, batches, variant, seed))
+            records.append(about | {"heldout_before": before} | train(setting, batches, variant, seed, device))
             print(
                 f"{setting.model}, {setting.texts}, {name}, seed {seed}: {records[-1]['heldout_loss']:.4f}", flush=True
             )
     return records
 
 
-def train(setting: Setting, batches: list[dict[str, Tensor]], variant: Callable, seed: int) -> dict:
+def train(
+    setting: Setting, batches: list[dict[str, Tensor]], variant: Callable, seed: int, device: torch.device
+) -> dict:
     """Runs one training; returns the held-out loss after it, and the mean training loss in each of its ten parts."""
-    model, losses = new_model(setting, seed), []
+    model, losses = new_model(setting, seed).to(device), []
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=setting.learning_rate, weight_decay=0.0)
     with variant(model) as handle:
         for batch in batches:
-            loss = model(**batch).loss
+            loss = model(**_on(device, batch)).loss
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -273,6 +281,10 @@ def train(setting: Setting, batches: list[dict[str, Tensor]], variant: Callable,
     parts = [losses[begin:end] for begin, end in pairwise(ends)]
     curve = {f"train_{number}": mean(part) if part else None for number, part in enumerate(parts)}
     return {"heldout_loss": after, "accuracy": accuracy, **_kept(dropped), **curve}
+
+
+def _on(device: torch.device, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: values.to(device) for name, values in batch.items()}
 
 
 def new_model(setting: Setting, seed: int) -> nn.Module:
@@ -296,7 +308,7 @@ def evaluate(model: nn.Module, batches: list[dict[str, Tensor]]) -> tuple[float,
     """The mean loss per token, or per text, for which the accuracy is given too."""
     model.eval()
     losses, right = [], []
-    for batch in batches:
+    for batch in (_on(model.device, batch) for batch in batches):
         longest = int(batch["attention_mask"].sum(dim=1).max())
         inputs = {name: x[:, :longest] for name, x in batch.items() if name != "labels"}
         logits, labels = model(**inputs).logits, batch["labels"]

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from sebp_edge.cli import adapt, adapters, analyze, bench, doctor, generate, listings, plan
+from sebp_edge.cli import adapt, adapters, analyze, bench, doctor, generate, listings, lr_range, plan
 from sebp_edge.interruptions import SIGNALS, Interruptions
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command()(adapt.adapt)
 app.command()(plan.plan)
 app.command()(analyze.analyze)
+app.command()(lr_range.lr_range)
 app.command()(bench.bench)
 app.command(cls=generate.PromptCommand)(generate.generate)
 app.command()(listings.models)

@@ -31,7 +31,8 @@ def analyze(
 ) -> None:
     """Show how sparse the gradients on the texts in PATH are, by layer and projection: as a table and an HTML file.
 
-    Analyzes the base model without an adapter and trains nothing. Overwrites an earlier analysis, but no other file.
+    Analyzes the base model without an adapter and trains nothing. --model may also be a folder with an encoder (BERT,
+    RoBERTa, DistilBERT). Overwrites an earlier analysis, but no other file.
     """
     with one_sentence_errors(as_json=as_json):
         with quick_imports():
@@ -63,11 +64,13 @@ def show_analysis(analysis) -> None:
         if len(analysis.losses) > 1:
             out.print(f"[bold]loss on {sparsity.loss}[/]")
         columns = ["layers", "projection", "zero", "below knee", "norm² below knee", "rows with 99% of norm²"]
+        columns += ["elements below ε", "norm² below ε"]
         rows = [
             [
                 layers,
                 one.projection,
                 *map("{:.1%}".format, (one.zero, one.below_knee, one.energy_below_knee, one.top_rows)),
+                *map("{:.1%}".format, (one.below_epsilon, one.energy_below_epsilon)),
             ]
             for layers, projections in sparsity.grouped().items()
             for one in projections
@@ -75,6 +78,8 @@ def show_analysis(analysis) -> None:
         print_table(columns, rows)
         for sentence in sparsity.summary:
             out.print(sentence)
+    if analysis.has_new_head:
+        out.print(f"The model has no classification head; a new one was drawn with seed {analysis.seed}.")
     analyzed, total = analysis.analyzed, analysis.texts
     out.print(
         f"Analyzed {analyzed.examples} of {total.examples:,} examples, {analyzed.tokens:,} of {total.tokens:,} tokens; "

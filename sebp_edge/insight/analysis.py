@@ -1,11 +1,11 @@
 """Analyzes how sparse the gradients of a model are on its owner's texts, by layer and projection.
 
 Counts the rows of dL/dY that are exactly zero, those below the knee of the distribution of norms, and the fewest that
-hold 99 % of the squared norm. An analysis contains counts, norms and positions, but no text.
+hold 99 % of the squared norm; and the elements below the paper's own threshold. An analysis contains counts, norms and
+positions, but no text.
 """
 
 import random
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from statistics import fmean
 
@@ -13,17 +13,18 @@ import torch
 
 from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.events import ExampleAnalyzed, Sink
+from sebp_edge.insight.elements import Elements, share_below, threshold_elements
 from sebp_edge.insight.gradients import RowGradients, row_gradients
 from sebp_edge.insight.heat_maps import HeatMap, map_examples, map_projections
+from sebp_edge.insight.objectives import Objective, objectives_of
 from sebp_edge.insight.report import render_page
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.rows import row_rules
-from sebp_edge.texts.batches import Batch, Collator
+from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
 
 ENERGY_SHARE = 0.99
-EVERY_TOKEN, TRAINED_TOKENS = "every token", "trained tokens"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class LayerRows:
         top_rows: the fewest rows that hold 99 % of the squared norm.
         knee: the knee of the distribution of norms, relative to the median norm of the non-zero rows.
         energy_below_knee: share of the squared norm in the rows below the knee.
+        below_epsilon: share of its elements that are zero or below the paper's threshold (see `Elements`).
+        energy_below_epsilon: share of the squared norm in these elements.
     """
 
     block: int | None
@@ -70,17 +73,21 @@ class LayerRows:
     top_rows: int
     knee: float
     energy_below_knee: float
+    below_epsilon: float
+    energy_below_epsilon: float
 
 
 @dataclass(frozen=True)
 class GroupShares:
-    """Mean shares of rows, and of squared norm below the knee, over several layers of one projection."""
+    """Means over several layers of one projection: shares of rows, of squared norm below the knee, and of elements."""
 
     projection: str
     zero: float
     below_knee: float
     energy_below_knee: float
     top_rows: float
+    below_epsilon: float
+    energy_below_epsilon: float
 
     @classmethod
     def of(cls, projection: str, layers: list[LayerRows]) -> "GroupShares":
@@ -88,7 +95,11 @@ class GroupShares:
         zero, below, top_rows = (
             fmean(getattr(layer, name) / layer.rows for layer in layers) for name in ("zero", "below_knee", "top_rows")
         )
-        return cls(projection, zero, below, fmean(layer.energy_below_knee for layer in layers), top_rows)
+        energy, *elements = (
+            fmean(getattr(layer, name) for layer in layers)
+            for name in ("energy_below_knee", "below_epsilon", "energy_below_epsilon")
+        )
+        return cls(projection, zero, below, energy, top_rows, *elements)
 
 
 @dataclass(frozen=True)
@@ -96,13 +107,15 @@ class Sparsity:
     """How sparse the gradients of one loss are.
 
     Attributes:
-        loss: the tokens that have a loss: "every token", or "trained tokens" (an assistant's turns, completions).
+        loss: what has a loss: "every token" or "trained tokens" (an assistant's turns, completions) of a decoder;
+            "random classes" of an encoder.
         rows: rows of each layer over all examples, padding included.
-        loss_rows: rows whose next token has a loss.
+        loss_rows: rows whose next token has a loss; the first rows of an encoder's sequences.
         computed_share: share of a dense backward pass's work in linear layers that SEBP does.
         layers: in the model's order.
         knee: knee of the norms in all layers, each layer's norms relative to their median.
         histogram: of the same norms: lower edge, as a power of 10, and number of rows of each bin.
+        elements: the paper's threshold on elements.
         examples: heat maps of the longest and of the shortest example, over all projections of a block.
         projections: one heat map per projection, over all examples.
     """
@@ -114,6 +127,7 @@ class Sparsity:
     layers: tuple[LayerRows, ...]
     knee: float
     histogram: tuple[tuple[float, int], ...]
+    elements: Elements
     examples: tuple[HeatMap, ...]
     projections: tuple[HeatMap, ...]
 
@@ -133,13 +147,16 @@ class Sparsity:
         return fmean(layer.energy_below_knee for layer in self.layers)
 
     @property
-    def summary(self) -> tuple[str, str]:
-        """Two paragraphs: what exact sparsity saves, and what dropping small rows would lose."""
+    def summary(self) -> tuple[str, str, str]:
+        """Three paragraphs: what exact sparsity saves, and what dropping small rows or small elements would lose."""
         return (
             f"{self.zero_share:.1%} of the rows are exactly zero. SEBP does {self.computed_share:.1%} of the work of a "
             f"dense backward pass in the linear layers, {1 / self.computed_share:.1f} times less, and loses nothing.",
             f"{self.top_rows_share:.1%} of the non-zero rows hold {ENERGY_SHARE:.0%} of the squared norm. Dropping the "
             f"rows below the knee would lose {self.energy_below_knee:.1%} of it (means over layers).",
+            f"The paper's own procedure, on elements, gives epsilon = {self.elements.epsilon:.2e}: it makes the share "
+            f"of zeros {self.elements.below:.1%} instead of {self.elements.zero:.1%}, and the elements below it hold "
+            f"{self.elements.energy_below:.1%} of the squared norm.",
         )
 
     def grouped(self) -> dict[str, list[GroupShares]]:
@@ -173,10 +190,12 @@ class Analysis:
         model: its public name.
         dtype, device: what the model ran in and on.
         context_length: tokens that each example was padded to.
-        seed: seed of the draw of examples.
+        seed: seed of the draw of examples, and of an encoder's classes and new head.
+        has_new_head: whether the model is an encoder without a classification head, and got one with random weights.
         texts: all examples of the texts.
         analyzed: the examples whose gradients were computed.
-        losses: the sparsity with a loss on every token and, if that differs, on the trained tokens only.
+        losses: the sparsity with a loss on every token and, if that differs, on the trained tokens only; or that of an
+            encoder.
     """
 
     model: str
@@ -184,6 +203,7 @@ class Analysis:
     device: str
     context_length: int
     seed: int
+    has_new_head: bool
     texts: Lengths
     analyzed: Lengths
     losses: tuple[Sparsity, ...]
@@ -222,58 +242,62 @@ def analyze(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_even
     if not dataset.examples:
         raise TextsError("These texts have no token to train on, so there is no gradient to analyze; give other texts.")
     chosen = random.Random(seed).sample(dataset.examples, min(examples, len(dataset.examples)))
-    losses = {EVERY_TOKEN: [Example(one.input_ids, one.input_ids, one.document) for one in chosen]}
-    # The first token is never predicted, so its label does not count.
-    if any(one.labels[1:] != one.input_ids[1:] for one in chosen):
-        losses[TRAINED_TOKENS] = chosen
     collator = Collator(dataset.context_length, base.pad_token_id)
-    done, total = iter(range(1, len(losses) * len(chosen) + 1)), len(losses) * len(chosen)
+    objectives = objectives_of(base.model, chosen, collator, seed)
+    done, total = iter(range(1, len(objectives) * len(chosen) + 1)), len(objectives) * len(chosen)
     found = []
-    for loss, labelled in losses.items():
-        batches = [collator([one]) for one in labelled]
-        gradients = row_gradients(base.model, batches, lambda: on_event(ExampleAnalyzed(next(done), total)))
-        found.append(_sparsity(loss, batches, gradients))
+    for objective in objectives:
+        gradients = row_gradients(base.model, objective, lambda: on_event(ExampleAnalyzed(next(done), total)))
+        found.append(sparsity_of(objective, gradients))
     return Analysis(
         model=base.reference.public_name,
         dtype=str(base.dtype).removeprefix("torch."),
         device=base.device.type,
         context_length=dataset.context_length,
         seed=seed,
+        has_new_head=base.has_new_head,
         texts=Lengths.of(dataset.examples, dataset.context_length),
         analyzed=Lengths.of(chosen, dataset.context_length),
         losses=tuple(found),
     )
 
 
-def _sparsity(loss: str, batches: list[Batch], gradients: list[RowGradients]) -> Sparsity:
+def sparsity_of(objective: Objective, gradients: list[RowGradients]) -> Sparsity:
+    """Counts what is sparse in the gradients of a loss."""
+    batches = objective.batches
     num_active = sum(len(batch.plan.active_rows) for batch in batches)
     num_loss = sum(len(batch.plan.loss_rows) for batch in batches)
-    layers = tuple(_layer_rows(one, num_loss if one.info.after_attention else num_active) for one in gradients)
+    elements = threshold_elements(gradients)
+    layers = tuple(
+        _layer_rows(one, num_loss if one.info.after_attention else num_active, elements.epsilon) for one in gradients
+    )
     num_weights = [one.info.num_weights for one in gradients]
     computed = sum(layer.computed * size for layer, size in zip(layers, num_weights, strict=True))
     histogram = row_rules.NormHistogram(torch.device("cpu"))
     for one in gradients:
         histogram.add(one.energy_ET.flatten())
     return Sparsity(
-        loss=loss,
+        loss=objective.name,
         rows=layers[0].rows,
         loss_rows=num_loss,
         computed_share=computed / (layers[0].rows * sum(num_weights)),
         layers=layers,
         knee=float(histogram.epsilon(1)),
-        histogram=tuple(_bins(histogram)),
+        histogram=tuple(histogram.bins()),
+        elements=elements,
         examples=tuple(map_examples(gradients, [int(batch.attention_mask.sum()) for batch in batches])),
         projections=tuple(map_projections(gradients)),
     )
 
 
-def _layer_rows(one: RowGradients, computed: int) -> LayerRows:
+def _layer_rows(one: RowGradients, computed: int, epsilon: float) -> LayerRows:
     energy_N = one.energy_ET.flatten()
     histogram = row_rules.NormHistogram(energy_N.device)
     histogram.add(energy_N)
     # A max_lost of 1 gives the knee itself, however much energy is below it.
     knee = histogram.epsilon(1)
     keep_N, _ = row_rules.above_threshold(energy_N, knee, 1)
+    below_epsilon, energy_below_epsilon = share_below(one.elements, one.num_elements, epsilon)
     return LayerRows(
         block=one.info.block,
         projection=one.info.projection,
@@ -284,12 +308,6 @@ def _layer_rows(one: RowGradients, computed: int) -> LayerRows:
         top_rows=int(row_rules.num_top_rows(energy_N, ENERGY_SHARE)),
         knee=float(knee),
         energy_below_knee=float(row_rules.lost_share(energy_N, keep_N)),
+        below_epsilon=below_epsilon,
+        energy_below_epsilon=energy_below_epsilon,
     )
-
-
-def _bins(histogram: row_rules.NormHistogram) -> Iterable[tuple[float, int]]:
-    """The bins from the first to the last non-empty one: lower edge as a power of 10, number of rows."""
-    counts = histogram.counts_J.tolist()
-    filled = [index for index, count in enumerate(counts) if count]
-    for index in range(filled[0], filled[-1] + 1):
-        yield round(histogram.LOWEST + index / histogram.BINS_PER_DECADE, 1), counts[index]

@@ -115,22 +115,23 @@ class Bar:
 
 @dataclass(frozen=True)
 class HistogramFigure:
-    """The histogram of row norms, its knee, and the share of rows to the left of it.
+    """A histogram of magnitudes, its knee, and the share of them to the left of it.
 
     Attributes:
-        below: share of the non-zero rows to the left of the knee.
+        below: share of the non-zero rows or elements to the left of the knee.
+        magnitudes, counts: the ticks of both axes.
     """
 
     bars: list[Bar]
     knee_x: float
     knee: float
     below: float
-    norms: list[Tick]
+    magnitudes: list[Tick]
     counts: list[Tick]
 
 
 def histogram_figure(histogram: tuple[tuple[float, int], ...], knee: float) -> HistogramFigure:
-    """Lays out a histogram with bins a tenth of a decade wide; heights are log counts, zero at half a row."""
+    """Lays out a histogram with bins a tenth of a decade wide; heights are log counts, zero at half a count."""
     first, last = histogram[0][0], max(histogram[-1][0] + 0.1, math.log10(knee))
     unit = PLOT / (last - first)
     max_count = max(count for _, count in histogram)
@@ -152,6 +153,6 @@ def histogram_figure(histogram: tuple[tuple[float, int], ...], knee: float) -> H
         knee_x=(math.log10(knee) - first) * unit,
         knee=knee,
         below=sum(count for begin, count in histogram if dropped[begin]) / total,
-        norms=[Tick((decade - first) * unit, power_of_10(decade)) for decade in decades if decade % step == 0],
+        magnitudes=[Tick((decade - first) * unit, power_of_10(decade)) for decade in decades if decade % step == 0],
         counts=[Tick(height(10**power), f"{10**power:,}") for power in range(int(math.log10(max_count)) + 1)],
     )

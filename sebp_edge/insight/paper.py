@@ -8,8 +8,18 @@ shares over layers.
 from dataclasses import dataclass
 
 # The MLP layers that the paper calls "intermediate" and "output", by their names in the model families.
-INTERMEDIATE = ("gate_proj", "up_proj", "gate_up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h")
-OUTPUT = ("down_proj", "mlp.c_proj", "fc2", "fc_out", "dense_4h_to_h")
+INTERMEDIATE = (
+    "gate_proj",
+    "up_proj",
+    "gate_up_proj",
+    "c_fc",
+    "fc1",
+    "fc_in",
+    "dense_h_to_4h",
+    "intermediate.dense",
+    "lin1",
+)
+OUTPUT = ("down_proj", "mlp.c_proj", "fc2", "fc_out", "dense_4h_to_h", "output.dense", "lin2")
 
 STATISTICS = ("AVG", "Max", "Min")
 Rows = tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
@@ -92,8 +102,8 @@ TABLES = (
             (0.01, 0.41, 0.27, 0.56, 0.19, 0.48, 0.78, 0.77, 0.77),
         ),
         remark=(
-            "BERT reads in both directions and your model in one, so lengths and padding can be compared, but layers "
-            "hardly. Padded to 512, every layer would be above 0.85 on all of these except WikiText. Two averages "
+            "BERT reads in both directions: its layers can be compared with another encoder's, but hardly with a "
+            "decoder's. Padded to 512, every layer would be above 0.85 on all of these except WikiText. Two averages "
             "(CoLA and RTE, intermediate) are below their minimum. CoLA's sentences have about 11 tokens, and at most "
             "47: its average and its maximum seem to be swapped."
         ),
@@ -121,7 +131,7 @@ TABLES = (
         remark=(
             "The intermediate averages are within 0.05 of the share of padding at 128 tokens, not at the 512 that the "
             "paper states (CoLA's at its true average of 11 tokens; WikiText has no padding): padding alone explains "
-            "them. As with BERT, layers can hardly be compared with your model's."
+            "them. As with BERT, layers can hardly be compared with a decoder's."
         ),
     ),
 )

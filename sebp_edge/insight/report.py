@@ -57,15 +57,20 @@ def _share(value: float) -> str:
 
 
 def _paper_rows(table: paper.PaperTable, analysis: "Analysis") -> list[tuple[str, list[tuple]]]:
-    """The rows of one of the paper's tables, by group: (name, the value of these texts, the paper's values)."""
+    """The rows of one of the paper's tables, by group: (name, two values of these texts, the paper's values)."""
     lengths, layers = analysis.analyzed, analysis.losses[0].layers
     padding = [
-        (f"to {context}", lengths.padding_share if context == analysis.context_length else None, table.padding(context))
+        (
+            f"to {context}",
+            lengths.padding_share if context == analysis.context_length else None,
+            None,
+            table.padding(context),
+        )
         for context in sorted({*table.contexts, analysis.context_length}, reverse=True)
     ]
     ours = (lengths.mean, lengths.longest, lengths.shortest)
     return [
-        ("Tokens per sample", list(zip(paper.STATISTICS, ours, table.tokens, strict=True))),
+        ("Tokens per sample", list(zip(paper.STATISTICS, ours, [None] * 3, table.tokens, strict=True))),
         ("Share of padding, if padded", padding),
         ("Sparsity per layer, intermediate", _by_statistic(layers, paper.INTERMEDIATE, table.intermediate)),
         ("Sparsity per layer, output", _by_statistic(layers, paper.OUTPUT, table.output)),
@@ -73,7 +78,13 @@ def _paper_rows(table: paper.PaperTable, analysis: "Analysis") -> list[tuple[str
 
 
 def _by_statistic(layers: tuple["LayerRows", ...], names: tuple[str, ...], printed: paper.Rows) -> list[tuple]:
-    zero = [layer.zero / layer.rows for layer in layers if layer.projection in names]
+    grouped = [layer for layer in layers if layer.projection in names]
+    zero = _statistics([layer.zero / layer.rows for layer in grouped])
+    with_epsilon = _statistics([layer.below_epsilon for layer in grouped])
+    return list(zip(paper.STATISTICS, zero, with_epsilon, printed, strict=True))
+
+
+def _statistics(shares: list[float]) -> list[float | None]:
+    """The values of `paper.STATISTICS`; None if there are no layers."""
     statistics: tuple[Callable, ...] = (fmean, max, min)
-    ours = [of(zero) if zero else None for of in statistics]
-    return list(zip(paper.STATISTICS, ours, printed, strict=True))
+    return [of(shares) if shares else None for of in statistics]

@@ -3,7 +3,7 @@
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 catalog, hub           resolve a model's name to the bundled model, a local folder or a download
-loading                loads a base model and its tokenizer
+loading, encoders      load a base model and its tokenizer, and an encoder to analyze
 soundness, weights     refuse damaged or hostile model folders and weight files
 fingerprint            identifies a base model by its weights
 architecture, shape    what the sparse backward pass needs to know of a model, and its sizes

@@ -99,6 +99,15 @@ def first_module_after_attention(block: nn.Module | None) -> nn.Module | None:
     return getattr(attention, "output", None) or getattr(block, "sa_layer_norm", None)
 
 
+def longest_sequence(model: nn.Module) -> int | None:
+    """Returns the most tokens that a model has positions for; None if it has no limit."""
+    limit = getattr(model.config, "max_position_embeddings", None)
+    embeddings = getattr(model.base_model, "embeddings", None)
+    # RoBERTa numbers its positions from the one after the padding token's.
+    counts_padding = hasattr(embeddings, "create_position_ids_from_input_ids")
+    return limit - embeddings.padding_idx - 1 if counts_padding else limit
+
+
 def is_causal_by_name(model: nn.Module) -> bool:
     """Whether a model is causal by its class name and its config: no logit row depends on later rows.
 

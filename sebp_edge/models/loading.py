@@ -38,7 +38,7 @@ from sebp_edge.recipe import Recipe
 
 _META = torch.device("meta")
 # Never run code that comes with a model; without this, transformers prompts on the terminal.
-_FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
+FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
 # NF4 has an 8-bit scale for each block of weights, and an fp32 scale for 256 of those (Dettmers et al. 2023).
 _NF4_BLOCK = 64
 NF4_BYTES = 0.5 + (1 + 4 / 256) / _NF4_BLOCK
@@ -55,6 +55,7 @@ class BaseModel:
         tokenizer: a fast tokenizer.
         dtype: of its computation, and of its weights except those of linear layers if `in_4bit`.
         fingerprint: identifies the base model; adapters record it.
+        has_new_head: whether its head has random weights, since its files have none; only an encoder's may.
     """
 
     reference: ModelReference
@@ -63,6 +64,7 @@ class BaseModel:
     device: torch.device
     dtype: torch.dtype
     fingerprint: str
+    has_new_head: bool = False
 
     @property
     def num_parameters(self) -> int:
@@ -113,14 +115,14 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
     dtype = devices.pick_dtype(device)
     quantised = _four_bit_options(device, dtype) if recipe.load_in_4bit else {}
     folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
-    config = _read_config(reference, folder)
+    config = _read_decoder_config(reference, folder)
     if reference.kind == "hub":
         folder = hub.model_folder(reference)
     needs = "cannot be loaded; its folder needs config.json, a tokenizer and complete safetensors weights"
-    with _raising_model_error(reference, needs), without_progress_bars():
+    with raising_model_error(reference, needs), without_progress_bars():
         refuse_special_files(reference.name, folder)
         refuse_missing_weights(reference.name, _on_meta(config), folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder, **_FILES_ONLY)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **FILES_ONLY)
         tokenizer("a")  # some damage shows only in use
         if device.type == "cuda" and not quantised:
             _reserve_memory(config, device, dtype)
@@ -131,14 +133,14 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
             device_map={"": device},
             output_loading_info=True,
             **quantised,
-            **_FILES_ONLY,
+            **FILES_ONLY,
         )
         identity = fingerprint(type(model).__name__, folder)
     if report["missing_keys"]:
         # transformers would initialise them randomly.
         raise ModelError(f"The model {reference.name!r} lacks {len(report['missing_keys'])} of its weight tensors.")
     _make_exact(reference, model, device)
-    with _raising_model_error(reference, needs):
+    with raising_model_error(reference, needs):
         refuse_non_finite(reference.name, model, folder)
     return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity)
 
@@ -197,7 +199,7 @@ def _make_exact(reference: ModelReference, model: PreTrainedModel, device: torch
 
 
 @contextmanager
-def _raising_model_error(reference: ModelReference, fault: str) -> Iterator[None]:
+def raising_model_error(reference: ModelReference, fault: str) -> Iterator[None]:
     """Context that turns errors of libraries about damaged files, bare Exceptions included, into a ModelError."""
     try:
         yield
@@ -226,12 +228,21 @@ def without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _read_config(reference: ModelReference, path: Path):
-    """Reads and checks the config in a model's folder, or in a file."""
+def read_config(reference: ModelReference, path: Path):
+    """Reads and checks the config in a model's folder, or in a file.
+
+    Raises:
+        ModelError: it is damaged, or transformers does not know it.
+    """
     fault = "has an architecture unknown to this version of transformers, or a damaged config.json"
-    with _raising_model_error(reference, fault):
+    with raising_model_error(reference, fault):
         refuse_too_many_modules(reference.name, read_json(path / "config.json" if path.is_dir() else path))
-        config = AutoConfig.from_pretrained(path, **_FILES_ONLY)
+        return AutoConfig.from_pretrained(path, **FILES_ONLY)
+
+
+def _read_decoder_config(reference: ModelReference, path: Path):
+    """Reads a config, and refuses one that is not a decoder's."""
+    config = read_config(reference, path)
     # Encoders have a causal-LM class too; they are recognised by a masked-LM class without `is_decoder`.
     is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder or is_encoder:
@@ -247,8 +258,8 @@ def model_from_config(
     Raises:
         ModelError: its config is not available, or it is no decoder.
     """
-    config = _read_config(reference, hub.config_path(reference))
-    with _raising_model_error(reference, "cannot be made from its config.json"), device:
+    config = _read_decoder_config(reference, hub.config_path(reference))
+    with raising_model_error(reference, "cannot be made from its config.json"), device:
         return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 
 
@@ -259,8 +270,8 @@ def local_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
         ModelError: its files are damaged.
     """
     folder = _tokenizer_folder(reference) or BUNDLED_FOLDER
-    with _raising_model_error(reference, "has no tokenizer that can be loaded"):
-        return AutoTokenizer.from_pretrained(folder, **_FILES_ONLY)
+    with raising_model_error(reference, "has no tokenizer that can be loaded"):
+        return AutoTokenizer.from_pretrained(folder, **FILES_ONLY)
 
 
 def has_own_tokenizer(reference: ModelReference) -> bool:

@@ -6,23 +6,24 @@
     threshold_probabilities    p_i = 1 for those rows, |g_i| / (the norm below which rows are dropped) for the others
     num_top_rows               the smallest number of rows with a given share of the energy
     draw                       keeps row i with probability p_i and weight 1 / p_i, so that sums over rows are unbiased
-    NormHistogram              an epsilon at the knee of the distribution of norms          (Topchii et al., section 4)
+    NormHistogram              an epsilon at the knee of the distribution of norms         (Topchii et al., section 3.1)
 
 `energy_N` is the squared norm. A row is active if its energy is not zero; in fp32 it underflows to zero if no element
 is above 1e-23. A row of NaN or infinite energy counts as larger than any other, so that no rule hides it.
-Shapes: N rows, J bins.
+Shapes: N rows.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from sebp_edge.rows.histogram import LogHistogram
 
-def largest(energy_N: Tensor, n: int) -> Tensor:
-    """Selects the n active rows of largest energy, the first of equal ones; bool [N]."""
+
+def largest(energy_N: Tensor, n: int | Tensor) -> Tensor:
+    """Selects the n active rows of largest energy, the first of equal ones; bool [N]. `n` may be on the device, []."""
     order_N = _norms(energy_N).argsort(descending=True, stable=True)
-    keep_N = torch.zeros_like(energy_N, dtype=torch.bool)
-    return keep_N.index_fill_(0, order_N[:n], True) & (energy_N != 0)
+    is_kept_N = torch.arange(len(order_N), device=energy_N.device) < n
+    return torch.zeros_like(is_kept_N).scatter_(0, order_N, is_kept_N) & (energy_N != 0)
 
 
 def water_filling(energy_N: Tensor, n: int) -> Tensor:
@@ -92,50 +93,17 @@ def draw(probability_N: Tensor, generator: torch.Generator) -> tuple[Tensor, Ten
     return keep_N, torch.where(keep_N, _TICKS / ticks_N.to(probability_N.dtype), 0)
 
 
-class NormHistogram:
+class NormHistogram(LogHistogram):
     """A histogram of row norms over several backward passes, relative to each pass's median, that yields an epsilon.
 
     It counts norms of rows, not elements, since rows are what is dropped: a row with some small elements is not noise.
-    Norms relative to the median depend neither on the loss scale nor on the number of tokens in a mean. Bins are a
-    tenth of a decade wide, as the paper's 10^-4.4 = 3.98e-5 suggests, from 10^-12 to 10^2.
-
-    Attributes:
-        counts_J: the number of active rows in each bin, int64 [J]; the first and last bins include all beyond them.
+    Norms relative to the median depend neither on the loss scale nor on the number of tokens in a mean.
     """
-
-    LOWEST, BINS_PER_DECADE, NUM_BINS = -12, 10, 140
-    WINDOW = 5
-
-    def __init__(self, device: torch.device):
-        self.counts_J = torch.zeros(self.NUM_BINS, dtype=torch.int64, device=device)
-        self._energy_J = torch.zeros(self.NUM_BINS, device=device)
 
     def add(self, energy_N: Tensor) -> None:
         """Counts the active rows of one backward pass; the energy of each pass has the same weight."""
         norm_N, finite_N = _norms(energy_N), _finite(energy_N)
-        decades_N = (norm_N / _median_norm(norm_N.sort().values)).log10() - self.LOWEST
-        bins_N = (decades_N * self.BINS_PER_DECADE).nan_to_num().clamp(0, self.NUM_BINS - 1).long()
-        self.counts_J.scatter_add_(0, bins_N, (finite_N > 0).long())
-        self._energy_J.scatter_add_(0, bins_N, (finite_N / _positive(finite_N.sum())).float())
-
-    def epsilon(self, max_lost: float) -> Tensor:
-        """Returns the knee of the smoothed cumulative distribution, or a lower bin edge; fp32 [].
-
-        The distribution is smoothed by a centred sum of `WINDOW` edges. The knee is where the slope falls most, above a
-        cluster of noise; the rise into the cluster may be as sharp, but a threshold there would drop none of it. The
-        first of equal edges is taken; counts are integers, so that equal ones compare as equal.
-
-        Args:
-            max_lost: the largest share of the energy that may be dropped; if the knee would drop more, the last edge
-                that does not is returned. 1 returns the knee itself.
-        """
-        below_J = F.pad(self.counts_J.cumsum(0), (1, 0))
-        half = self.WINDOW // 2
-        padded_J = torch.cat([below_J[:1].expand(half), below_J, below_J[-1:].expand(half)])
-        knee = padded_J.unfold(0, self.WINDOW, 1).sum(1).diff(n=2).argmin() + 1
-        lost_J = F.pad(self._energy_J.cumsum(0), (1, 0))
-        last_allowed = (lost_J <= max_lost * lost_J[-1]).sum() - 1
-        return 10.0 ** (self.LOWEST + torch.minimum(knee, last_allowed) / self.BINS_PER_DECADE)
+        self.count(norm_N / _median_norm(norm_N.sort().values), finite_N / _positive(finite_N.sum()))
 
 
 def lost_share(energy_N: Tensor, keep_N: Tensor) -> Tensor:

@@ -4,6 +4,7 @@
     "detect"       all non-zero rows, found in dL/dY
     TopN           the n rows of largest norm                                     an approximation
     Threshold      the rows whose norm is not far below the others'               an approximation
+    Energy         the rows of largest norm, as many as hold a share of the norm  an approximation
 
 An approximation selects rows in each layer separately, from that layer's dL/dY, and counts what it drops. Layers that
 are computed together (q, k and v with LoRA) share one selection, by their common norm. Selecting and counting never
@@ -91,7 +92,36 @@ class Threshold:
         )
 
 
-RowSelection = Literal["exact", "detect"] | TopN | Threshold
+@dataclass(frozen=True)
+class Energy:
+    """Keeps the rows of largest norm in each layer, as many as hold all but a share of the squared norm.
+
+    The number is an exponential moving average over the layer's backward passes, rounded up, so that a single batch
+    does not change it much.
+
+    Attributes:
+        max_lost: the share of the squared norm that may be dropped; 0 drops nothing.
+        decay: the weight of earlier passes in the average; 0 takes the number of each pass by itself.
+
+    Raises:
+        OptionError: max_lost or decay is out of range.
+    """
+
+    max_lost: float = 0.01
+    decay: float = 0.9
+
+    def __post_init__(self):
+        _require(
+            _is_number(self.max_lost) and 0 <= self.max_lost < 1,
+            f"Energy got max_lost={self.max_lost!r}; expected a share of the energy, from 0 to below 1",
+        )
+        _require(
+            _is_number(self.decay) and 0 <= self.decay < 1,
+            f"Energy got decay={self.decay!r}; expected a number from 0 to below 1",
+        )
+
+
+RowSelection = Literal["exact", "detect"] | TopN | Threshold | Energy
 
 
 @dataclass(frozen=True)
@@ -130,15 +160,18 @@ class Selection:
     """
 
     def __init__(self, model: nn.Module, rows: RowSelection):
-        known = rows in ("exact", "detect") if isinstance(rows, str) else isinstance(rows, TopN | Threshold)
-        _require(known, f"rows={rows!r}; expected 'exact', 'detect', TopN(n) or Threshold() of sebp_edge.research")
+        known = rows in ("exact", "detect") if isinstance(rows, str) else isinstance(rows, TopN | Threshold | Energy)
+        _require(
+            known,
+            f"rows={rows!r}; expected 'exact', 'detect', TopN(n), Threshold() or Energy() of sebp_edge.research",
+        )
         self.reads_labels = rows == "exact"
         self.is_exact = isinstance(rows, str)
         self._rule = None if self.is_exact else rows
         self._names = {layer: name for name, layer in model.named_modules()}
         self._selectors: dict[tuple[nn.Module, ...], _LayerSelector] = {}
         if self._rule:
-            self._draw = _Draw(self._rule.seed)
+            self._draw = _Draw(self._rule)
             logger.info("Gradients are approximations, with %s; `dropped()` reports what each layer drops.", self._rule)
 
     def selector(self, layers: Sequence[nn.Module]) -> Selector:
@@ -147,7 +180,7 @@ class Selection:
             return detect
         layers = tuple(layers)
         if layers not in self._selectors:
-            choose = (_LayerTopN if isinstance(self._rule, TopN) else _LayerThreshold)(self._rule, self._draw)
+            choose = _LAYER_RULES[type(self._rule)](self._rule, self._draw)
             self._selectors[layers] = _LayerSelector(tuple(self._names[layer] for layer in layers), choose)
         return self._selectors[layers]
 
@@ -159,7 +192,7 @@ class Selection:
 class _LayerSelector:
     """Selects the rows of one layer, or of layers computed together, and counts them on the device."""
 
-    def __init__(self, names: tuple[str, ...], choose: "_LayerTopN | _LayerThreshold"):
+    def __init__(self, names: tuple[str, ...], choose: "_LayerTopN | _LayerThreshold | _LayerEnergy"):
         self.passes = 0
         self._names, self._choose, self._rows = names, choose, 0
         self._active = self._kept = self._lost = 0
@@ -197,14 +230,14 @@ class _LayerSelector:
 class _Draw:
     """Draws rows with its own random generator on each device."""
 
-    def __init__(self, seed: int):
-        self._seed = seed
+    def __init__(self, rule: TopN | Threshold | Energy):
+        self._rule = rule
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def __call__(self, probability_N: Tensor, *, capacity: int | None = None) -> ActiveRows:
         device = probability_N.device
         if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+            self._generators[device] = torch.Generator(device).manual_seed(self._rule.seed)
         keep_N, weights_N = row_rules.draw(probability_N, self._generators[device])
         return select_rows(keep_N, weights_N, capacity=capacity)
 
@@ -248,6 +281,29 @@ class _LayerThreshold:
         self._passes_left -= 1
         if self._passes_left == 0:
             self.epsilon = self._histogram.epsilon(self._rule.max_lost)
+
+
+class _LayerEnergy:
+    """`Energy` in one layer; it never draws."""
+
+    epsilon = None
+
+    def __init__(self, rule: Energy, draw: _Draw):
+        self._rule = rule
+        self._average: Tensor | None = None
+
+    def __call__(self, energy_N: Tensor) -> ActiveRows:
+        # In fp32 a share of 1 could exclude small rows, whose energy is lost in the sum.
+        if self._rule.max_lost == 0:
+            return select_rows(energy_N != 0)
+        number = row_rules.num_top_rows(energy_N, 1 - self._rule.max_lost).to(energy_N.dtype)
+        if self._average is not None:
+            number = self._rule.decay * self._average + (1 - self._rule.decay) * number
+        self._average = number
+        return select_rows(row_rules.largest(energy_N, number.ceil()))
+
+
+_LAYER_RULES = {TopN: _LayerTopN, Threshold: _LayerThreshold, Energy: _LayerEnergy}
 
 
 def _is_whole(value) -> bool:

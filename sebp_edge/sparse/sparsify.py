@@ -337,8 +337,8 @@ def sparsify(model: nn.Module, rows: RowSelection = "exact", *, keep_logits: boo
     Args:
         model: a transformers model, inside PEFT and DistributedDataParallel or not, sharded by `fully_shard` before or
             after this call or not; or any module. The first call with labels runs trials, which all processes must run.
-        rows: "exact", as above; "detect", which never uses labels; or an approximation, `TopN` or `Threshold` of
-            `sebp_edge.rows.selection`, which drops rows that carry gradient and counts them (`dropped()`).
+        rows: "exact", as above; "detect", which never uses labels; or an approximation, `TopN`, `Threshold` or
+            `Energy` of `sebp_edge.rows.selection`, which drops rows that carry gradient and counts them (`dropped()`).
         keep_logits: whether the model computes its own loss and returns logits.
 
     Raises:

@@ -35,7 +35,7 @@ def run(model_folder, notes, *more):
 def test_every_way_is_trained_with_every_seed_and_exact_is_dense(model_folder, few_notes, tmp_path, capsys):
     run(model_folder, few_notes, "--seeds", "0", "1", "--record", str(tmp_path / "results.json"))
     rows = recorded(tmp_path)
-    names = ["dense", "exact", "top n", "threshold", "published"]
+    names = ["dense", "exact", "top n", "threshold", "energy", "published"]
     assert [(row["variant"], row["seed"]) for row in rows] == [(name, seed) for seed in "01" for name in names]
     losses = {(row["variant"], row["seed"]): float(row["heldout_loss"]) for row in rows}
     for seed in "01":
@@ -117,8 +117,8 @@ def test_encoders_are_trained_on_tasks(tmp_path, tokenizer, monkeypatch):
     arguments += ["--steps", "3", "--seeds", "0", "1", "--record", str(tmp_path / "results.json")]
     selection_quality.main(arguments)
     found = recorded(tmp_path)
-    assert len(found) == 10 and all(0 <= float(row["accuracy"]) <= 1 for row in found)
-    dense, exact, *_, published = (float(row["heldout_loss"]) for row in found[:5])
+    assert len(found) == 12 and all(0 <= float(row["accuracy"]) <= 1 for row in found)
+    dense, exact, *_, published = (float(row["heldout_loss"]) for row in found[:6])
     assert exact == pytest.approx(dense, abs=1e-5)
     assert len({dense, published, float(found[0]["heldout_before"])}) == 3
 

@@ -6,15 +6,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from builders import dataset_of, make_examples, make_llama, make_sentences
+from builders import dataset_of, make_encoder, make_examples, make_llama, make_sentences
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import MachineError, ModelError, OptionError, TextsError
 from sebp_edge.events import ExampleAnalyzed
+from sebp_edge.insight import paper
 from sebp_edge.insight.analysis import LayerRows, Sparsity, analyze
+from sebp_edge.insight.elements import threshold_elements
 from sebp_edge.insight.gradients import linear_layers, row_gradients
+from sebp_edge.insight.objectives import objectives_of
+from sebp_edge.rows.histogram import LogHistogram
 from sebp_edge.rows.row_rules import NormHistogram
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
@@ -43,10 +47,16 @@ def analyzed(model, examples, context=CONTEXT, **options):
         dtype=next(model.parameters()).dtype,
         device=torch.device("cpu"),
         reference=SimpleNamespace(public_name="micro-llama"),
+        has_new_head=False,
     )
     dataset = dataset_of(examples, context)
     options = {"count": len(examples), "seed": 0, "on_event": lambda event: None} | options
     return analyze(base, dataset, options["count"], options["seed"], options["on_event"])
+
+
+def objective_of(model, examples):
+    """The loss on the trained tokens of these examples."""
+    return objectives_of(model, examples, Collator(CONTEXT, PAD), seed=0)[-1]
 
 
 def plain_gradients(model, examples, context=CONTEXT):
@@ -74,8 +84,7 @@ def plain_gradients(model, examples, context=CONTEXT):
 def test_row_norms_and_zeros_equal_those_of_one_dense_batch(make, prompt):
     model, examples = make().eval(), random_examples(prompt=prompt)
     expected = plain_gradients(model, examples)
-    batches = [Collator(CONTEXT, PAD)([example]) for example in examples]
-    found = row_gradients(model, batches, lambda: None)
+    found = row_gradients(model, objective_of(model, examples), lambda: None)
     names = {layer: name for name, layer in model.named_modules()}
     assert len(found) == len(expected)
     for layer, one in zip(linear_layers(model), found, strict=True):
@@ -154,17 +163,15 @@ def by_hand(energy_N, is_zero_N):
 def test_the_counts_of_each_layer_equal_those_by_hand():
     model, examples = make_llama(num_hidden_layers=3).eval(), random_examples(7)
     (sparsity,) = analyzed(model, examples).losses
-    batches = [Collator(CONTEXT, PAD)([example]) for example in examples]
+    gradients = row_gradients(model, objective_of(model, examples), lambda: None)
     # Examples are drawn in another order, which changes sums only by rounding.
-    for layer, one in zip(sparsity.layers, row_gradients(model, batches, lambda: None), strict=True):
+    for layer, one in zip(sparsity.layers, gradients, strict=True):
         zero, below, top_rows, knee, energy = by_hand(one.energy_ET.flatten(), one.is_zero_ET.flatten())
         assert (layer.block, layer.projection, layer.rows) == (one.info.block, one.info.projection, 7 * CONTEXT)
         assert (layer.zero, layer.below_knee, layer.top_rows) == (zero, below, top_rows)
         assert (layer.knee, layer.energy_below_knee) == (pytest.approx(knee), pytest.approx(energy))
     assert sparsity.knee > 0
-    assert sum(count for _, count in sparsity.histogram) == sum(
-        int((one.energy_ET > 0).sum()) for one in row_gradients(model, batches, lambda: None)
-    )
+    assert sum(count for _, count in sparsity.histogram) == sum(int((one.energy_ET > 0).sum()) for one in gradients)
 
 
 def test_with_a_loss_on_every_token_only_padding_and_last_tokens_are_zero():
@@ -239,12 +246,12 @@ def test_heat_maps_are_root_mean_squares_in_bins_of_positions(context, positions
 )
 def test_layers_are_grouped_in_order(num_layers, names):
     layers = [
-        LayerRows(block, name, 10, block, 10, 10, 1, 1.0, 0.5)
+        LayerRows(block, name, 10, block, 10, 10, 1, 1.0, 0.5, 0.5, 0.1)
         for block in range(num_layers)
         for name in ("q_proj", "down_proj")
     ]
-    layers.append(LayerRows(None, "lm_head", 10, 9, 1, 10, 1, 1.0, 1.0))
-    groups = Sparsity("every token", 10, 1, 0.1, tuple(layers), 1.0, (), (), ()).grouped()
+    layers.append(LayerRows(None, "lm_head", 10, 9, 1, 10, 1, 1.0, 1.0, 1.0, 0.1))
+    groups = Sparsity("every token", 10, 1, 0.1, tuple(layers), 1.0, (), None, (), ()).grouped()
     assert list(groups) == names
     assert [one.projection for one in groups[names[0]]] == ["q_proj", "down_proj"]
     assert groups["head"][0].zero == 0.9
@@ -271,6 +278,109 @@ def test_invalid_counts_and_empty_texts_are_refused():
         analyzed(make_llama(), [], count=4)
 
 
+# ------------------------------------------------------------------------------------------------ the paper's threshold
+
+
+def test_elements_below_the_papers_threshold_equal_those_by_hand():
+    model, examples = make_llama(num_hidden_layers=3).eval(), random_examples(6)
+    (sparsity,) = analyzed(model, examples).losses
+    # The gradient of each example's mean loss, as transformers computes it for a batch of one.
+    losses = torch.tensor([len(example.input_ids) - 1 for example in examples])[:, None, None]
+    gradients = {name: dout / losses for name, dout in plain_gradients(model, examples).items()}
+    elements = torch.cat([dout.flatten() for name, dout in gradients.items() if name != "lm_head"])
+    found, edge = sparsity.elements, sparsity.elements.epsilon
+    # A few elements of rounding errors in q_proj's first rows are zero in one pass and not in the other.
+    assert found.zero == pytest.approx(float((elements == 0).double().mean()), abs=1e-3)
+    assert found.below == pytest.approx(float((elements.abs() < edge).double().mean()), abs=1e-3)
+    assert found.energy_below == pytest.approx(
+        float(elements[elements.abs() < edge].square().sum() / elements.square().sum()), abs=1e-3
+    )
+    down = next(layer for layer in sparsity.layers if (layer.block, layer.projection) == (1, "down_proj"))
+    dout = gradients["model.layers.1.mlp.down_proj"]
+    assert down.below_epsilon == pytest.approx(float((dout.abs() < edge).double().mean()), abs=1e-3)
+
+
+def test_the_papers_threshold_separates_noise_from_signal():
+    histogram = LogHistogram(torch.device("cpu"))
+    for decade, count in ((-7, 9000), (-2, 1000)):
+        magnitudes = 10 ** (decade + 0.2 * torch.randn(count, generator=torch.Generator().manual_seed(0)))
+        histogram.count(magnitudes, magnitudes.square())
+    gradients = SimpleNamespace(info=SimpleNamespace(block=0), elements=histogram, num_elements=20000)
+    found = threshold_elements([gradients])
+    assert 1e-7 < found.epsilon < 1e-5
+    assert found.zero == 0.5
+    assert 0.9 < found.below < 0.951
+    assert found.energy_below < 1e-6
+
+
+# ------------------------------------------------------------------------------------------------------------- encoders
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+def test_an_encoders_gradients_are_zero_on_padding_and_in_the_last_block_off_the_first_token(family):
+    examples = random_examples(5)
+    (sparsity,) = analyzed(make_encoder(family, "sequence").eval(), examples).losses
+    tokens = sum(len(example.input_ids) for example in examples)
+    assert (sparsity.loss, sparsity.loss_rows, len(sparsity.layers)) == ("random classes", 5, 12)
+    names = [layer.projection for layer in sparsity.layers[:6]]
+    assert len(set(names)) == 6
+    assert len(set(names) & set(paper.INTERMEDIATE)) == len(set(names) & set(paper.OUTPUT)) == 1
+    for layer in sparsity.layers:
+        reads_all = layer.block == 0 or layer.projection.split(".")[-1] in ("key", "value", "k_lin", "v_lin")
+        assert layer.rows - layer.zero == layer.computed == (tokens if reads_all else 5)
+
+
+def test_an_encoder_with_one_output_is_refused():
+    with pytest.raises(ModelError, match=r"head has 1 output; expected a head with two classes or more\."):
+        analyzed(make_encoder("bert", "sequence", num_labels=1).eval(), random_examples())
+
+
+@pytest.fixture
+def encoder_folder(tmp_path, tokenizer):
+    """A folder with a tiny random BERT without a head, and a tokenizer."""
+    folder = tmp_path / "micro-bert"
+    make_encoder("bert", "sequence").base_model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_an_encoder_gets_a_head_drawn_by_the_seed_and_is_not_kept(encoder_folder, tmp_path):
+    def analysis(seed):
+        personalizer = Personalizer(encoder_folder, device="cpu", store=tmp_path / "store", seed=seed)
+        found = personalizer.analyze(make_sentences(9), examples=9)
+        assert personalizer.in_use.base is None
+        return found
+
+    state = torch.get_rng_state()
+    one, same, other = analysis(0), analysis(0), analysis(1)
+    assert one == same
+    assert one.has_new_head
+    assert one.losses[0].histogram != other.losses[0].histogram
+    assert torch.equal(torch.get_rng_state(), state)
+    assert "a new one was drawn, with seed 1" in other.to_html()
+
+
+def test_an_encoders_own_head_is_kept(encoder_folder, tmp_path):
+    make_encoder("bert", "sequence").save_pretrained(encoder_folder)
+    personalizer = Personalizer(encoder_folder, device="cpu", store=tmp_path / "store")
+    assert not personalizer.analyze(make_sentences(9), examples=2).has_new_head
+
+
+def test_an_encoder_can_be_analyzed_but_not_adapted(encoder_folder, tmp_path):
+    personalizer = Personalizer(encoder_folder, device="cpu", store=tmp_path / "store")
+    with pytest.raises(ModelError, match="is a bert model; expected a decoder that generates text"):
+        personalizer.adapt(make_sentences(40))
+
+
+def test_an_encoder_without_some_of_its_blocks_weights_is_refused(encoder_folder, tmp_path):
+    model = make_encoder("bert", "sequence", num_hidden_layers=1)
+    model.save_pretrained(encoder_folder)
+    config = json.loads((encoder_folder / "config.json").read_text())
+    (encoder_folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    with pytest.raises(ModelError, match="'micro-bert' lacks 16 of its weight tensors"):
+        Personalizer(encoder_folder, device="cpu", store=tmp_path / "store").analyze(make_sentences(9))
+
+
 # --------------------------------------------------------------------------------------------------------- Personalizer
 
 
@@ -287,7 +397,7 @@ def test_an_analysis_is_json_ready(personalizer):
     assert (record["texts"]["examples"], record["analyzed"]["examples"]) == (9, 4)
     (loss,) = record["losses"]
     assert set(loss) == {
-        *("loss", "rows", "loss_rows", "computed_share", "layers", "knee", "histogram"),
+        *("loss", "rows", "loss_rows", "computed_share", "layers", "knee", "histogram", "elements"),
         *("zero_share", "top_rows_share", "energy_below_knee"),
     }
     assert len(loss["layers"]) == 15

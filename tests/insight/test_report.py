@@ -57,6 +57,7 @@ def analysis_of(num_layers=2, prompt=0, name="micro-llama", context=40) -> Analy
         dtype=torch.float32,
         device=torch.device("cpu"),
         reference=SimpleNamespace(public_name=name),
+        has_new_head=False,
     )
     dataset = dataset_of(make_examples([33, 9, 17], prompt), context)
     return analyze(base, dataset, 16, 0, lambda event: None)
@@ -82,8 +83,8 @@ def test_it_is_valid_html_with_a_section_for_each_loss(num_layers, prompt):
     assert page.tags[0] == ("html", {"lang": "en"})
     headings = [text for tag, text in page.words if tag == "h2"]
     assert ("With a loss on trained tokens" in headings) == bool(prompt)
-    # Each loss has a legend, nine heat maps, a histogram and the bar below it.
-    assert len(page.all("svg")) == 12 * (2 if prompt else 1)
+    # Each loss has a legend, nine heat maps, two histograms and the bar below the second.
+    assert len(page.all("svg")) == 13 * (2 if prompt else 1)
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
 
@@ -180,8 +181,8 @@ def test_the_papers_tables_are_complete_and_compared_with_these_texts(analysis, 
         assert f"Table {table.number}: {table.model}, context {table.contexts[0]}" in html
         assert table.remark.replace("'", "&#39;") in html
     ours = re.findall(r'<td class="ours">(.*?)</td>', html)
-    assert len(ours) == sum(9 + len({*table.contexts, analysis.context_length}) for table in paper.TABLES)
-    assert ours[:3] == [f"{analysis.analyzed.mean:.0f}", "33", "9"]
+    assert len(ours) == 2 * sum(9 + len({*table.contexts, analysis.context_length}) for table in paper.TABLES)
+    assert ours[:6:2] == [f"{analysis.analyzed.mean:.0f}", "33", "9"]
 
 
 def test_the_papers_average_lengths_give_the_padding_shown():

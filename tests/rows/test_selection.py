@@ -13,7 +13,7 @@ from sebp_edge import sparsify
 from sebp_edge.errors import OptionError
 from sebp_edge.ops import row_norms, select_rows, sparse_linear
 from sebp_edge.rows import row_rules
-from sebp_edge.rows.selection import Selection, Threshold, TopN, _LayerSelector
+from sebp_edge.rows.selection import Energy, Selection, Threshold, TopN, _LayerSelector
 
 SIZES = [1, 7, 130]
 
@@ -50,6 +50,29 @@ def test_water_filling_is_proportional_up_to_one_and_sums_to_n(num_rows, n):
     expected = torch.tensor([min(1, high * norm) for norm in norms], dtype=torch.float64)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     assert math.isclose(float(found.sum()), min(n, active), rel_tol=1e-12)
+
+
+def test_energy_keeps_the_fewest_rows_with_the_share_in_its_first_pass_and_an_average_of_numbers_later():
+    first, second = 1 + torch.rand(40, generator=torch.Generator().manual_seed(0)), 2.0 ** -torch.arange(40.0)
+    numbers = [int(row_rules.num_top_rows(energy, 0.9)) for energy in (first, second)]
+    assert numbers[1] < numbers[0] - 2
+    select = selector(Energy(max_lost=0.1, decay=0.5))
+    kept = [select((energy.sqrt()[:, None],)) for energy in (first, second)]
+    expected = [numbers[0], -(-sum(numbers) // 2)]
+    for energy, rows, number in zip((first, second), kept, expected, strict=True):
+        assert int(rows.count) == number
+        assert set(rows.ids[:number].tolist()) == set(energy.argsort(descending=True)[:number].tolist())
+
+
+def test_energy_drops_nothing_if_nothing_may_be_lost():
+    energy = random_energy(40, seed=3)
+    assert int(selector(Energy(max_lost=0))((energy.sqrt()[:, None],)).count) == int((energy > 0).sum())
+
+
+@pytest.mark.parametrize("wrong", [{"max_lost": 1}, {"max_lost": -0.1}, {"max_lost": "a"}, {"decay": 1}, {"decay": -1}])
+def test_energy_refuses_wrong_values(wrong):
+    with pytest.raises(OptionError, match="Energy got"):
+        Energy(**wrong)
 
 
 @pytest.mark.parametrize("num_rows", SIZES)
