@@ -56,7 +56,7 @@ DENSE = "dense"
 # Shares of the steps; SR-STE has no such phases.
 DENSE_PHASE, DECAY_PHASE = 0.1, 0.5
 WEIGHT_DECAY, WARMUP = 0.01, 0.1
-PARTS, NOISE_BATCHES = 10, 8
+PARTS, NOISE_BATCHES = 10, 4
 # Seeds of the batches of which the variance is taken; the same ones in all runs.
 NOISE_SEED = 1_000_003
 SOURCES = (*evidence.OPS, "sebp_edge/pruning", "sebp_edge/sparsity.py", "kernels/bench/nm_settings.py", __file__)

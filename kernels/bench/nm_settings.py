@@ -76,7 +76,7 @@ class Digits(Setting):
     """The file is `sklearn/datasets/data/digits.csv.gz` of scikit-learn: 1,797 images of 8 x 8 pixels."""
 
     name, layers = "digits", ("fc1", "fc2")
-    num_steps, batch_size, learning_rate = 1000, 64, 1e-3
+    num_steps, batch_size, learning_rate = 800, 64, 1e-3
     # Groups of up to 128 fit into the width, so sdgf-geometric has no 1:32.
     width, depth, heads = 128, 4, 4
     num_heldout = 360
@@ -116,7 +116,7 @@ class Corpus(Setting):
     """The folder has the `*.txt.xz` files that `examples/train_tiny.py` reads."""
 
     name, layers = "tiny", ("gate_proj", "up_proj", "down_proj")
-    num_steps, batch_size, learning_rate = 500, 16, 3e-3
+    num_steps, batch_size, learning_rate = 400, 16, 3e-3
     context, num_heldout = 512, 64
     # Instead of 704, so that groups of 256 fit, which sdgf-geometric needs for 1:32.
     intermediate_size = 768
