@@ -3,9 +3,9 @@
     python kernels/bench/documents.py            writes the tables, and fails on a figure without a source
     python kernels/bench/documents.py --check    writes nothing, and fails on a table that differs from its results, too
 
-A table of `tables.py` or `paper_tables.py` stands between two comments, `<!-- table NAME -->` and `<!-- end -->`. A
-figure elsewhere is a number with a unit or, in a table, with a decimal point; code does not count. A comment in its
-paragraph, list item or table says where it comes from:
+A table of `tables.py`, `paper_tables.py` or `nm_tables.py` stands between two comments, `<!-- table NAME -->` and
+`<!-- end -->`. A figure elsewhere is a number with a unit or, in a table, with a decimal point; code does not count. A
+comment in its paragraph, list item or table says where it comes from:
 
     <!-- from NAME... -->      from these generated tables, which are searched for it; figures from elsewhere follow
                                behind a semicolon
@@ -24,11 +24,12 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import nm_tables
 import paper_tables
 import tables
 from evidence import ROOT
 
-TABLES = tables.TABLES | paper_tables.TABLES
+TABLES = tables.TABLES | paper_tables.TABLES | nm_tables.TABLES
 DOCUMENTS = [
     document
     for folder in (".", "kernels", "kernels/bench", "recipes", "sebp_edge", "sebp_edge/models/tiny")

@@ -12,8 +12,8 @@ import csv
 from pathlib import Path
 
 import torch
-from layers import LAYERS, NUM_ROWS, SHARES, make_rows
 
+from layers import LAYERS, NUM_ROWS, SHARES, make_rows
 from sebp_edge.ops import ActiveRows, choices
 from sebp_edge.ops.measure import Times, fastest, time_products
 from sebp_edge.ops.timing import milliseconds
