@@ -46,7 +46,8 @@ class Sparsity:
         method: what happens to pruned weights in the decay phase, see `pruning.phases`.
         dense, decay: the shares of the steps in the dense and in the decay phase; the sparse phase has the rest.
             "sr-ste" has no decay phase.
-        layers: the last parts of the layers' names, such as "gate_proj"; None for all linear layers but the head.
+        layers: the ends of the layers' names, such as "gate_proj" or "output.dense"; None for all linear layers but the
+            head.
 
     Raises:
         OptionError: a value is of the wrong type or out of range.
@@ -62,14 +63,13 @@ class Sparsity:
         Pattern.parse(self.pattern)
         if self.method not in METHODS:
             raise OptionError(f"Unknown N:M method {str(self.method)[:40]!r}; {suggest(str(self.method), METHODS)}")
-        if not all(type(share) in (int, float) and 0 <= share < 1 for share in (self.dense, self.decay)) or (
-            self.dense + self.decay >= 1
-        ):
+        shares, decay = (self.dense, self.decay), 0 if self.method == "sr-ste" else self.decay
+        if not all(type(share) in (int, float) and 0 <= share < 1 for share in shares) or self.dense + decay >= 1:
             raise OptionError(
                 f"The dense phase is {str(self.dense)[:40]} and the decay phase {str(self.decay)[:40]} of the steps; "
                 "expected shares of at least 0 whose sum is below 1, since the sparse phase has the rest."
             )
         if self.layers is not None:
             if isinstance(self.layers, str) or not all(isinstance(name, str) and name for name in self.layers):
-                raise OptionError("The layers to prune must be a list of the last parts of their names.")
+                raise OptionError("The layers to prune must be a list of the ends of their names.")
             object.__setattr__(self, "layers", tuple(self.layers))

@@ -216,13 +216,13 @@ def prune_(out_GM: Tensor, weight_GM: Tensor, n: int, decay: float) -> None:
     torch.where(_is_kept(weight_GM, n), weight_GM, weight_GM * decay + 0.0, out=out_GM)
 
 
-def shrink_pruned_(weight_GM: Tensor, n: int, shrinkage: float, seed: int, step: int) -> None:
-    """Shrinks the weights that are not among the n largest of their group; rounds bf16 stochastically."""
-    shrunk = _at_least_fp32(weight_GM) * (1 - shrinkage)
-    if weight_GM.dtype == torch.bfloat16:
+def shrink_pruned_(weight_P: Tensor, pruned_P: Tensor, shrinkage: float, seed: int, step: int) -> None:
+    """Shrinks the weights where the pruned weight is 0; rounds bf16 stochastically."""
+    shrunk = _at_least_fp32(weight_P) * (1 - shrinkage)
+    if weight_P.dtype == torch.bfloat16:
         bits = random_bits(seed, torch.tensor(step, device=shrunk.device), shrunk.numel())
-        shrunk = round_to_bf16(shrunk, bits.view_as(shrunk) & 0xFFFF)
-    weight_GM.copy_(torch.where(_is_kept(weight_GM, n), weight_GM, shrunk.to(weight_GM.dtype)))
+        shrunk = round_to_bf16(shrunk, bits & 0xFFFF)
+    weight_P.copy_(torch.where(pruned_P == 0, shrunk.to(weight_P.dtype), weight_P))
 
 
 def _is_kept(weight_GM: Tensor, n: int) -> Tensor:

@@ -238,6 +238,11 @@ def refuse_packed_weights(model: nn.Module) -> None:
         )
 
 
+def has_adapter(model: nn.Module) -> bool:
+    """Whether a model, wrapped by PEFT or not, has a layer with an adapter."""
+    return any(isinstance(layer, BaseTunerLayer) for layer in model.modules())
+
+
 def without_adapter(model: nn.Module) -> nn.Module:
     """Returns the transformers model inside a PEFT model; any other model itself."""
     return model.get_base_model() if isinstance(model, PeftModel) else model

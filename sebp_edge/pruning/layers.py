@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from torch import nn
 
 from sebp_edge.errors import SparsityError, suggest
-from sebp_edge.models.architecture import is_linear
-from sebp_edge.models.lora import without_adapter
+from sebp_edge.models.architecture import inner_model
+from sebp_edge.models.lora import has_adapter
 from sebp_edge.pruning.phases import largest_group
 from sebp_edge.sparsity import Sparsity
 
@@ -29,26 +29,35 @@ def layers_to_prune(model: nn.Module, sparsity: Sparsity) -> dict[str, nn.Linear
 
 
 def _find_layers(model: nn.Module, names: Sequence[str] | None) -> dict[str, nn.Linear]:
-    if without_adapter(model) is not model:
+    if has_adapter(model):
         raise SparsityError(
             "An adapter's product with its input is dense, so a pruned model with a LoRA adapter would not be N:M any "
             "more; train all weights instead."
         )
-    linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    exact = {name: layer for name, layer in linear.items() if is_linear(layer)}
-    other = next((type(layer).__name__ for layer in linear.values() if not is_linear(layer)), None)
-    if other:
-        raise SparsityError(f"The model has layers of {other}, whose weights cannot be pruned; load it in 16 bits.")
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    found = {name: layer for name, layer in exact.items() if type(layer) is nn.Linear and layer is not head}
+    body = _without_head(inner_model(model))
+    found = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer in body}
     if names is not None:
         known = sorted({name.rpartition(".")[2] for name in found})
-        for name in names:
-            if name not in known:
-                raise SparsityError(f"The model has no linear layers named {name!r}; {suggest(name, known)}")
-        found = {name: layer for name, layer in found.items() if name.rpartition(".")[2] in names}
+        for wanted in names:
+            if not any(_is_named(name, wanted) for name in found):
+                raise SparsityError(f"The model has no linear layers named {wanted!r}; {suggest(wanted, known)}")
+        found = {name: layer for name, layer in found.items() if any(_is_named(name, wanted) for wanted in names)}
     if not found:
         raise SparsityError("The model has no linear layers to prune.")
-    if any(type(layer.weight) is not nn.Parameter for layer in found.values()):
-        raise SparsityError("The model's weights are sharded; prune it on one device, or with DistributedDataParallel.")
+    for name, layer in found.items():
+        if type(layer.weight) is not nn.Parameter or not layer.weight.is_floating_point():
+            raise SparsityError(
+                f"The weight of {name!r} is sharded or in 4 bits, and cannot be pruned; load the model in 16 or 32 "
+                "bits on one device, or use DistributedDataParallel."
+            )
     return found
+
+
+def _without_head(model: nn.Module) -> set[nn.Module]:
+    """Returns the modules of a transformers model's decoder or encoder; of any other model, all modules."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return {module for module in getattr(model, "base_model", model).modules() if module is not head}
+
+
+def _is_named(name: str, wanted: str) -> bool:
+    return name == wanted or name.endswith("." + wanted)

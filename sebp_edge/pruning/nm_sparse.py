@@ -40,7 +40,8 @@ def nm_sparse(
         method: see `sebp_edge.pruning.phases`.
         num_steps: the number of optimizer steps of the training.
         dense, decay: the shares of these steps in the dense and in the decay phase; the sparse phase has the rest.
-        layers: the last parts of the layers' names, such as "gate_proj"; None for all linear layers but the head.
+        layers: the ends of the layers' names, such as "gate_proj" or "output.dense"; None for all linear layers but the
+            head.
 
     Returns:
         A handle: a context manager, or call `remove()` when done.
@@ -63,7 +64,7 @@ class NmSparse:
         self._remember_versions()
         # The pruned tensors of the parameters that an optimizer has updated since the last step, and its rates.
         self._pruned: dict[nn.Parameter, torch.Tensor] = {}
-        self._rates: dict[nn.Parameter, float] = {}
+        self._rates: dict[nn.Parameter, float | torch.Tensor] = {}
         self._hook = register_optimizer_step_pre_hook(self._before_update)
 
     @property
@@ -117,7 +118,7 @@ class NmSparse:
                     )
                 self._refuse_other_changes(parameter)
                 self._pruned[parameter], parameter.data = parameter.data, dense
-                self._rates[parameter] = float(group["lr"])
+                self._rates[parameter] = group["lr"]
 
     def _restore_pruned(self) -> None:
         for parameter, pruned in self._pruned.items():

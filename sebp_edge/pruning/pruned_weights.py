@@ -49,8 +49,8 @@ class PrunedWeights:
         self.stage = stage
 
     def shrink(self, shares: Mapping[nn.Parameter, float], step: int) -> None:
-        """Shrinks the dense weights that are pruned at this stage, each by the share for its parameter."""
+        """Shrinks the dense weights whose parameters have been pruned to 0, each by the share for its parameter."""
         if self.stage.is_dense:
             return
         for seed, (parameter, dense) in enumerate(self._dense.items()):
-            shrink_pruned_(dense, self.stage.n, self.stage.m, shares.get(parameter, 0.0), seed=seed, step=step)
+            shrink_pruned_(dense, parameter.detach(), shares.get(parameter, 0.0), seed=seed, step=step)

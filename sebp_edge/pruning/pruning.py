@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from torch import nn
+from torch import Tensor, nn
 
 from sebp_edge.pruning.layers import layers_to_prune
 from sebp_edge.pruning.phases import Phases, Stage
@@ -47,11 +47,11 @@ class Pruning:
         self.weights.take_dense()
         self.weights.prune(self._phases.stage(0))
 
-    def step(self, learning_rates: Mapping[nn.Parameter, float]) -> None:
+    def step(self, learning_rates: Mapping[nn.Parameter, float | Tensor]) -> None:
         """Prunes the updated dense weights for the next step."""
         shrinkage = self._phases.shrinkage
         if shrinkage:
-            self.weights.shrink({one: rate * shrinkage for one, rate in learning_rates.items()}, self.num_done)
+            self.weights.shrink({one: float(rate) * shrinkage for one, rate in learning_rates.items()}, self.num_done)
         self.num_done += 1
         self.weights.prune(self._phases.stage(self.num_done))
 

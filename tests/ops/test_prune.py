@@ -53,27 +53,30 @@ def test_of_equal_magnitudes_the_first_are_kept(path, dtype):
     assert not out.any()
 
 
-@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 16), (3, 5)])
-def test_pruned_weights_shrink_and_kept_ones_do_not_change(path, n, m):
-    weight = draw(9, 4 * m)
-    kept, before = kept_by_sorting(weight, n, m), weight.clone()
-    shrink_pruned_(weight, n, m, 0.25, seed=0, step=1)
-    torch.testing.assert_close(weight, torch.where(kept, before, 0.75 * before), rtol=1e-6, atol=0)
-    assert torch.equal(weight[kept], before[kept])
+@pytest.mark.parametrize("size", [(9, 8), (1, 1), (3, 1023), (64, 64)])
+def test_weights_shrink_where_the_pruned_weight_is_zero(path, size):
+    weight, pruned = draw(*size), draw(*size, seed=1)
+    is_pruned = draw(*size, seed=2) > 0
+    pruned[is_pruned] = 0
+    before = weight.clone()
+    shrink_pruned_(weight, pruned, 0.25, seed=0, step=1)
+    torch.testing.assert_close(weight, torch.where(is_pruned, 0.75 * before, before), rtol=1e-6, atol=0)
+    assert torch.equal(weight[~is_pruned], before[~is_pruned])
 
 
 def test_a_shrinkage_below_the_precision_of_bf16_counts_on_average(path):
     weight = draw(256, 256, dtype=torch.bfloat16)
-    kept, before = kept_by_sorting(weight, 2, 4), weight.clone()
+    kept, before, pruned = kept_by_sorting(weight, 2, 4), weight.clone(), torch.empty_like(weight)
+    prune_(pruned, weight, 2, 4)
     for step in range(4):
-        shrink_pruned_(weight, 2, 4, 1e-4, seed=3, step=step)
+        shrink_pruned_(weight, pruned, 1e-4, seed=3, step=step)
     assert torch.equal(weight[kept], before[kept])
     ratio = (weight.double().abs().sum() - before[kept].double().abs().sum()) / before[~kept].double().abs().sum()
     # 32,768 weights round by about 0.2 %; the standard error of their mean is 2e-5.
     assert abs(float(ratio) - (1 - 1e-4) ** 4) < 1e-4
     again = before.clone()
     for step in range(4):
-        shrink_pruned_(again, 2, 4, 1e-4, seed=3, step=step)
+        shrink_pruned_(again, pruned, 1e-4, seed=3, step=step)
     assert torch.equal(again, weight)
 
 
@@ -89,7 +92,7 @@ def test_autograd_notices_the_change_of_a_saved_weight(path):
 def test_an_empty_weight_is_accepted(path):
     weight = draw(0, 8)
     prune_(torch.empty_like(weight), weight, 2, 4)
-    shrink_pruned_(weight, 2, 4, 0.5, seed=0, step=0)
+    shrink_pruned_(weight, torch.empty_like(weight), 0.5, seed=0, step=0)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 from builders import make_llama
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
 
 from sebp_edge.errors import OptionError, SparsityError
 from sebp_edge.pruning.phases import SHRINKAGE, Phases
@@ -54,8 +55,7 @@ def train_by_definition(model, phases, num_steps, optimizer_class, rate):
         masks = [prune_by_sorting(weight, stage)[0] for weight in dense]
         optimizer.step()
         if phases.shrinkage and not stage.is_dense:
-            for weight, _ in zip(dense, masks, strict=True):
-                kept, _ = prune_by_sorting(weight, stage)
+            for weight, kept in zip(dense, masks, strict=True):
                 weight.data.mul_(1 - rate * SHRINKAGE * (1 - kept))
     return [prune_by_sorting(weight, phases.stage(num_steps - 1))[1] for weight in dense], biases
 
@@ -160,6 +160,45 @@ def test_only_the_named_layers_are_pruned():
             assert most == (1 if name.endswith(("gate_proj", "up_proj")) else 4), name
 
 
+def pruned_layers(model, **options):
+    """The names of the layers that `nm_sparse` prunes to 1:4."""
+    nm_sparse(model, "1:4", "sr-ste", num_steps=1, **options).remove()
+    linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    return {name for name, layer in linear.items() if (layer.weight != 0).view(-1, 4).sum(1).max() == 1}
+
+
+def test_a_classifier_stays_dense():
+    config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=64)
+    names = pruned_layers(BertForSequenceClassification(config))
+    assert "bert.encoder.layer.0.intermediate.dense" in names
+    assert "classifier" not in names
+
+
+def test_layers_can_be_told_apart_by_more_of_their_names():
+    config = BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=64)
+    names = pruned_layers(BertForSequenceClassification(config), layers=["intermediate.dense", "0.output.dense"])
+    assert names == {"bert.encoder.layer.0.intermediate.dense", "bert.encoder.layer.0.output.dense"}
+
+
+def test_a_model_with_torchs_own_attention_is_pruned():
+    layer = nn.TransformerEncoderLayer(16, 2, dim_feedforward=32, batch_first=True)
+    assert pruned_layers(layer) == {"self_attn.out_proj", "linear1", "linear2"}
+
+
+def test_sr_ste_takes_any_dense_phase_since_it_has_no_decay():
+    model = make_model()
+    with nm_sparse(model, "1:4", "sr-ste", num_steps=10, dense=0.9) as sparse:
+        assert sparse.stage.is_dense
+    with pytest.raises(OptionError, match="whose sum is below 1"):
+        nm_sparse(model, "1:4", "mdgf-linear", num_steps=10, dense=0.9)
+
+
+def with_injected_adapter():
+    model = make_llama()
+    model.add_adapter(LoraConfig(target_modules=["q_proj"]))
+    return model
+
+
 def test_an_end_between_the_update_and_the_step_leaves_pruned_weights():
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -228,6 +267,7 @@ def test_a_change_by_anything_but_an_optimizer_of_torch_is_refused():
             SparsityError,
             "LoRA adapter would not be N:M",
         ),
+        (with_injected_adapter, {"pattern": "2:4"}, SparsityError, "LoRA adapter would not be N:M"),
     ],
 )
 def test_what_cannot_be_pruned_is_refused_and_unchanged(make, options, error, message):
