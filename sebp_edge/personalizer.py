@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from sebp_edge.models.generation import generate_text
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.preparation import PlannedTraining, Preparation
+from sebp_edge.pruning.semi_structured import semi_structured
 from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
 from sebp_edge.saving import NewVersion, describe_location, make_record, save, save_best_state
@@ -262,6 +263,7 @@ class Personalizer:
         repetition_penalty: float = 1.0,
         stop: Sequence[str] = (),
         seed: int | None = None,
+        sparse_kernels: bool = False,
         on_text: Callable[[str], None] | None = None,
         stop_when: threading.Event | None = None,
     ) -> str:
@@ -278,6 +280,8 @@ class Personalizer:
                 model if there is none.
             version: of the stored adapter; by default the active one.
             max_new_tokens, temperature, top_p, top_k, repetition_penalty, stop, seed: see `Sampling`.
+            sparse_kernels: whether the layers of a 2:4 model compute with compressed weights, which take 9/16 of the
+                memory; long prompts are faster, single tokens slower.
             on_text: receives the new text in chunks, as it is generated. An error that it raises ends the call.
             stop_when: an event that stops this call once it is set (see `Personalizer.stop`).
 
@@ -285,6 +289,7 @@ class Personalizer:
             TextsError: the prompt is neither a text nor messages, is empty, or is longer than the model's context.
             OptionError: a sampling option is out of range, or a version was given without an adapter.
             AdapterError, ModelError: see `load_adapter` and `generate_text`.
+            SparsityError: there are no sparse kernels for this machine or model, or the model is not 2:4.
             Interrupted: the call was stopped, or Ctrl-C was pressed; its `text` is what was generated so far.
         """
         check_prompt(prompt)
@@ -304,7 +309,10 @@ class Personalizer:
             if is_named:
                 self._load_adapter(adapter, version)
             base = self._load()
-            with self.in_use.generating(with_adapter=adapter is not None) as is_chat:
+            with (
+                self.in_use.generating(with_adapter=adapter is not None) as is_chat,
+                semi_structured(base.model) if sparse_kernels else nullcontext(),
+            ):
                 encoded = encode_prompt(prompt, base.tokenizer, chat=is_chat)
                 return generate_text(
                     base.model, base.tokenizer, *encoded, sampling, on_text=on_text, check=self._signal.check

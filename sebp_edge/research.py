@@ -9,12 +9,14 @@ Hoisted, HoistedEncoder         decoders and encoders that compute active rows o
 RowPlan, ActiveTokens           the active rows of a batch, and their tokens: the input of hoisted models
 CapturedGradients               gradients of hoisted models by replayed CUDA graphs
 nm_sparse, NmSparse             N:M sparsity: training that ends with N of each M neighbouring weights
+semi_structured, SemiStructured inference with 2:4 weights by torch's sparse kernels
 learning_rates                  a recipe's learning rate at each step
 
 The operations are in `sebp_edge.ops`, the errors in `sebp_edge.errors`.
 """
 
 from sebp_edge.pruning.nm_sparse import NmSparse, nm_sparse
+from sebp_edge.pruning.semi_structured import SemiStructured, semi_structured
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.rows.selection import DroppedRows, Energy, Threshold, TopN
@@ -33,10 +35,12 @@ __all__ = [
     "HoistedEncoder",
     "NmSparse",
     "RowPlan",
+    "SemiStructured",
     "Sparsified",
     "Threshold",
     "TopN",
     "learning_rates",
     "nm_sparse",
+    "semi_structured",
     "sparsify",
 ]

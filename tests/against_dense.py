@@ -41,7 +41,7 @@ def encoder_batch(head, padding="right"):
 
 
 def with_lora(model):
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         lora = get_peft_model(model, LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False))
     return lora.double()
@@ -49,7 +49,7 @@ def with_lora(model):
 
 def with_adapter(model):
     config = LoraConfig(r=3, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
         return get_peft_model(model, config).eval()
 

@@ -25,7 +25,7 @@ from transformers import (
 
 
 def make_model(config, attention="sdpa"):
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 
@@ -99,7 +99,7 @@ ENCODERS = {
 
 def make(kind, config):
     """Makes a model in training mode, in fp64."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
         return kind.from_config(config).double().train()
 

@@ -72,8 +72,8 @@ PUBLIC = {
         sequence_attention_ shrink_pruned_ sparse_linear sparse_rowwise tuning
     """,
     "sebp_edge.research": """
-        ActiveTokens CapturedGradients DroppedRows Energy Hoisted HoistedEncoder NmSparse RowPlan Sparsified Threshold
-        TopN learning_rates nm_sparse sparsify
+        ActiveTokens CapturedGradients DroppedRows Energy Hoisted HoistedEncoder NmSparse RowPlan SemiStructured
+        Sparsified Threshold TopN learning_rates nm_sparse semi_structured sparsify
     """,
 }
 

@@ -85,7 +85,7 @@ def the_case(*, tiny: bool) -> Case:
     """The model, and the batch of each GPU."""
     if tiny:
         return Case("tiny Llama", LlamaConfig(vocab_size=320, num_key_value_heads=2, **TINY), "PTB", 2, 96, target=1.0)
-    return Case("Llama-3.2-3B", known_config("llama-3.2-3b"), "WikiText-2", 2, 2048, target=1.0)
+    return Case("Llama-3.2-3B", known_config("llama-3.2-3b"), "WikiText-2", 8, 2048, target=1.0)
 
 
 def launch(count: int, *, tiny: bool) -> list[dict]:

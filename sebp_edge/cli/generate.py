@@ -66,6 +66,9 @@ def generate(
         list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; can be repeated.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed; by default a new one each time.")] = None,
+    sparse_kernels: Annotated[
+        bool, typer.Option("--sparse-kernels", help="Compute with the compressed weights of a 2:4 model; GPU only.")
+    ] = False,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -105,6 +108,7 @@ def generate(
                 repetition_penalty=repetition_penalty,
                 stop=stop or (),
                 seed=seed,
+                sparse_kernels=sparse_kernels,
                 on_text=_print_event if as_json else lambda chunk: typer.echo(chunk, nl=False),
             )
         except Interrupted:

@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import psutil
 import torch
@@ -140,6 +140,12 @@ def _measured_matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 # Words in torch's messages if the error has no class of its own: on the CPU, on Apple's GPU, in CUDA calls, in cuBLAS.
 _OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def forked_random_state(device: torch.device) -> AbstractContextManager[None]:
+    """Context that restores the random states of the CPU and of `device` on exit."""
+    # Without devices, torch would warn of every other GPU.
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def load_encoder(reference: ModelReference, device: torch.device, seed: int) -> 
     folder, dtype = Path(reference.location), devices.pick_dtype(device)
     config = read_config(reference, folder)
     needs = "cannot be loaded; its folder needs config.json, a tokenizer and complete safetensors weights"
-    with raising_model_error(reference, needs), without_progress_bars(), torch.random.fork_rng():
+    with raising_model_error(reference, needs), without_progress_bars(), devices.forked_random_state(device):
         refuse_special_files(reference.name, folder)
         with torch.device("meta"):
             on_meta = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)

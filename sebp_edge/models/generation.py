@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from sebp_edge.errors import Interrupted, TextsError
+from sebp_edge.machine.devices import forked_random_state
 from sebp_edge.models.loading import pad_token_id_of, refuse_unknown_tokens
 from sebp_edge.models.sampling import Sampling
 from sebp_edge.models.text_stream import TextStream
@@ -124,7 +125,7 @@ def _only_config(config: GenerationConfig, model: PreTrainedModel) -> Iterator[N
 @contextmanager
 def _random_state(device: torch.device, seed: int | None) -> Iterator[None]:
     """Context that seeds the random state, anew if `seed` is None, and restores the process's state afterwards."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with forked_random_state(device):
         if seed is not None:
             torch.manual_seed(seed)
         else:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, SparsityError
 from sebp_edge.files import read_json
+from sebp_edge.machine.devices import forked_random_state
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.weights import raising_adapter_error, read_weights, refuse_non_finite
 from sebp_edge.ops import LoraProjection, QuantisedWeight
@@ -117,7 +118,7 @@ def _attach(base: BaseModel, config: LoraConfig, seed: int | None) -> PeftModel:
     # PEFT writes the base model's folder here, and warns if it finds another. A saved adapter names the model instead.
     config.base_model_name_or_path = None
     with (
-        torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []),
+        forked_random_state(base.device),
         warnings.catch_warnings(),
     ):
         # peft 0.21 reads a property of transformers 5.23 by its deprecated name.

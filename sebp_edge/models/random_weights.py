@@ -2,7 +2,7 @@
 
 import torch
 
-from sebp_edge.machine.devices import pick_dtype
+from sebp_edge.machine.devices import forked_random_state, pick_dtype
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel, local_tokenizer, model_from_config
 
@@ -14,7 +14,7 @@ def make_base_model(reference: ModelReference, device: torch.device) -> BaseMode
         ModelError: its config is not available, or it is no decoder.
     """
     dtype = pick_dtype(device)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with forked_random_state(device):
         torch.manual_seed(0)
         model = model_from_config(reference, device, dtype)
     tokenizer = local_tokenizer(reference)

@@ -7,4 +7,5 @@ phases            dense phase, decay and sparse phase: what each method does wit
 pruned_weights    the pruned weights in the model and the dense ones that the optimizer updates
 pruning           prunes the layers of one model at each step of a training
 nm_sparse         the handle for your own training loop
+semi_structured   inference with 2:4 weights by torch's sparse kernels
 """

@@ -20,7 +20,7 @@ RECIPE = 'method = "full"\nlearning_rate = 5e-3\nepochs = 6\nbatch_tokens = 8\nc
 def encoder(tmp_path_factory):
     """A folder with a tiny random BERT without a head, like a pretrained one."""
     folder = tmp_path_factory.mktemp("encoder")
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
         BertModel(BertConfig(vocab_size=320, max_position_embeddings=64, **sizes)).save_pretrained(folder)

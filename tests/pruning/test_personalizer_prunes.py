@@ -7,7 +7,7 @@ from torch import nn
 
 from sebp_edge import Recipe
 from sebp_edge.errors import AdapterError, Interrupted, RecipeError, SparsityError
-from sebp_edge.events import Evaluated, StepDone, silent
+from sebp_edge.events import Evaluated, GraphCaptured, StepDone, silent
 from sebp_edge.models.compressed import CompressedFile
 from sebp_edge.pruning.nm_sparse import nm_sparse
 from sebp_edge.sparsity import METHODS, Sparsity
@@ -226,3 +226,46 @@ def test_a_recipe_reads_its_sparsity_from_a_table(tmp_path):
     )
     expected = Sparsity(pattern="1:16", method="sr-ste", layers=("up_proj", "down_proj"))
     assert Recipe.load(tmp_path / "mine.toml").sparsity == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+@pytest.mark.parametrize("method", ["sr-ste", "mdgf-exponential", "sdgf-stepwise"])
+def test_captured_steps_are_pruned_as_eager_ones_and_nothing_is_captured_again(make, method, monkeypatch):
+    recipe = RECIPE.replace(sparsity=Sparsity(pattern="2:4", method=method, dense=0.2), refit=False)
+    initialize = Learner.__init__
+
+    def run(name):
+        events = []
+        result = make(recipe=recipe, device="cuda", on_event=events.append).adapt(make_sentences(24, 40), name=name)
+        check_saved(result)
+        losses = torch.tensor([event.loss for event in events if isinstance(event, StepDone)])
+        return losses, [event.part for event in events if isinstance(event, GraphCaptured)]
+
+    captured, parts = run("captured")
+    assert parts and len(parts) == len(set(parts))
+
+    def initialize_eager(learner, *args, **options):
+        initialize(learner, *args, **options)
+        learner.graphs = None
+
+    monkeypatch.setattr(Learner, "__init__", initialize_eager)
+    (eager, _), (again, _) = run("eager"), run("again")
+    assert (captured - eager).abs().max() <= 3 * (eager - again).abs().max() + 2e-2
+    assert captured[-1] < captured[0] - 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+def test_a_saved_version_generates_with_sparse_kernels_on_a_gpu(make):
+    personalizer = make(recipe=RECIPE, device="cuda")
+    personalizer.adapt(make_sentences(24, words=40))
+    options = {"max_new_tokens": 3, "temperature": 0}
+    expected = personalizer.generate("the ferry", **options)
+    before = [parameter.detach().clone() for parameter in personalizer.in_use.base.model.parameters()]
+    assert personalizer.generate("the ferry", sparse_kernels=True, **options) == expected
+    after = personalizer.in_use.base.model.parameters()
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    with pytest.raises(SparsityError, match="no 2:4 linear layers"):
+        personalizer.generate("the ferry", adapter=None, sparse_kernels=True)
+    assert personalizer.generate("the ferry", **options) == expected

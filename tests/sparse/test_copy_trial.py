@@ -47,7 +47,7 @@ HOISTED = {
 
 
 def make(config) -> PreTrainedModel:
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return AutoModelForCausalLM.from_config(copy.deepcopy(config))
 

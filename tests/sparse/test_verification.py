@@ -63,7 +63,7 @@ class PenalisedForCausalLM(LlamaForCausalLM):
 
 
 def make(kind, config):
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return kind(config).double().train()
 
