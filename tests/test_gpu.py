@@ -19,6 +19,7 @@ from sebp_edge.insight.bench.timer import time_variant
 from sebp_edge.insight.bench.variants import GRAPH, VARIANTS
 from sebp_edge.insight.bench.workload import Workload
 from sebp_edge.insight.gradients import row_gradients
+from sebp_edge.insight.objectives import objectives_of
 from sebp_edge.models.adaptation import attach
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
@@ -235,16 +236,14 @@ def test_notes_become_an_adapter_on_the_gpu(model_folder, notes_folder, tmp_path
 
 
 def test_row_gradients_agree_on_gpu_and_cpu():
-    model, batches = (
-        make_llama(num_hidden_layers=3).eval(),
-        [Collator(96, 2)([one]) for one in make_examples([80, 7, 33])],
-    )
-    expected = row_gradients(model, batches, lambda: None)
-    for one, other in zip(row_gradients(model.cuda(), batches, lambda: None), expected, strict=True):
+    model = make_llama(num_hidden_layers=3).eval()
+    (objective,) = objectives_of(model, make_examples([80, 7, 33]), Collator(96, 2), seed=0)
+    expected = row_gradients(model, objective, lambda: None)
+    for one, other in zip(row_gradients(model.cuda(), objective, lambda: None), expected, strict=True):
         torch.testing.assert_close(one.energy_ET, other.energy_ET, rtol=1e-3, atol=1e-8)
         if one.info.projection != "q_proj":  # its first rows are zero but for rounding
             assert torch.equal(one.is_zero_ET, other.is_zero_ET)
-    for one, other in zip(row_gradients(model.bfloat16(), batches, lambda: None), expected, strict=True):
+    for one, other in zip(row_gradients(model.bfloat16(), objective, lambda: None), expected, strict=True):
         assert bool((one.is_zero_ET >= other.is_zero_ET).all()) or one.info.projection == "q_proj"
 
 

@@ -22,6 +22,7 @@ from torch import nn
 
 import evidence
 from models import known_config, make_model
+from sebp_edge.insight.bench.correctness import in_fp32
 from sebp_edge.insight.bench.timer import seconds
 from sebp_edge.machine.devices import release_memory
 from sebp_edge.ops import prune_, shrink_pruned_
@@ -115,9 +116,8 @@ def generation(device: torch.device) -> Iterator[dict]:
     nm_sparse(model, "2:4", "sr-ste", num_steps=1).remove()
     prompts = [torch.randint(10, model.config.vocab_size, (1, length), device=device) for length in PROMPTS]
     dense = [last_logits(model, ids) for ids in prompts]
-    model.float()
-    exact = [last_logits(model, ids) for ids in prompts]
-    model.bfloat16()
+    with in_fp32(model):
+        exact = [last_logits(model, ids) for ids in prompts]
     for kind in ("dense", "sparse"):
         release_memory(device)
         with semi_structured(model) if kind == "sparse" else nullcontext():

@@ -7,13 +7,16 @@ They pay for many rows at a time, such as a long prompt's (kernels/README.md, "N
 """
 
 import warnings
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.sparse import to_sparse_semi_structured
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import release_memory
+from sebp_edge.patches.patch import Patch
 
 # What torch requires: a layer's outputs and inputs are multiples of this.
 _MULTIPLE = 16
@@ -34,7 +37,7 @@ def semi_structured(model: nn.Module) -> "SemiStructured":
     return SemiStructured(model)
 
 
-class SemiStructured:
+class SemiStructured(Patch):
     """Handle of one model whose 2:4 weights are compressed in memory.
 
     Attributes:
@@ -42,40 +45,25 @@ class SemiStructured:
     """
 
     def __init__(self, model: nn.Module):
+        super().__init__()
         found = _layers_2_4(model)
         _refuse_without_kernels(found)
         self.layers = tuple(found)
-        self._device = next(iter(found.values())).weight.device
         # The layers that share each weight.
-        self._shared: dict[nn.Parameter, list[nn.Linear]] = {}
+        shared: dict[nn.Parameter, list[nn.Linear]] = {}
         for layer in found.values():
-            self._shared.setdefault(layer.weight, []).append(layer)
-        try:
-            for weight, layers in self._shared.items():
-                compressed = _compressed(weight)
-                for layer in layers:
-                    layer.weight = compressed
-                # Last, so that an interruption before it loses no weight.
-                weight.data = weight.new_empty(0)
-        except BaseException:
-            self.remove()
-            raise
-        release_memory(self._device)
+            shared.setdefault(layer.weight, []).append(layer)
+        with self._attaching():
+            for weight, layers in shared.items():
+                self._compress(weight, layers)
+        release_memory(next(iter(shared)).device)
 
-    def remove(self) -> None:
-        """Gives the layers their dense weights again."""
-        for weight, layers in self._shared.items():
-            if layers[0].weight is not weight:
-                weight.data = layers[0].weight.data.to_dense()
-                for layer in layers:
-                    layer.weight = weight
-        self._shared.clear()
-
-    def __enter__(self) -> "SemiStructured":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.remove()
+    def _compress(self, weight: nn.Parameter, layers: list[nn.Linear]) -> None:
+        compressed = _compressed(weight)
+        for layer in layers:
+            self._replace(layer, partial(_product, compressed, layer))
+        self._undo.append(partial(_decompress, weight, compressed))
+        weight.data = weight.new_empty(0)
 
 
 def is_2_4(weight: Tensor) -> bool:
@@ -87,7 +75,7 @@ def _layers_2_4(model: nn.Module) -> dict[str, nn.Linear]:
     found = {
         name: layer
         for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear)
+        if type(layer) is nn.Linear
         and type(layer.weight) is nn.Parameter
         and layer.weight.is_floating_point()
         and not any(size % _MULTIPLE for size in layer.weight.shape)
@@ -116,8 +104,18 @@ def _refuse_without_kernels(layers: dict[str, nn.Linear]) -> None:
     raise SparsityError(f"There are no sparse kernels for this model: {problem}; compute with dense weights.")
 
 
-def _compressed(weight: nn.Parameter) -> nn.Parameter:
-    with warnings.catch_warnings(), torch.no_grad():
+def _compressed(weight: nn.Parameter) -> Tensor:
+    with warnings.catch_warnings():
         # torch calls the interface a prototype.
         warnings.simplefilter("ignore", UserWarning)
-        return nn.Parameter(to_sparse_semi_structured(weight.detach().contiguous()), requires_grad=False)
+        return to_sparse_semi_structured(weight.detach().contiguous())
+
+
+@torch.no_grad()
+def _decompress(weight: nn.Parameter, compressed: Tensor) -> None:
+    weight.data = compressed.to_dense()
+
+
+def _product(compressed: Tensor, layer: nn.Linear, x: Tensor) -> Tensor:
+    # torch has sparse products of matrices only.
+    return F.linear(x.reshape(-1, x.shape[-1]), compressed, layer.bias).view(*x.shape[:-1], -1)
