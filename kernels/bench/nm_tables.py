@@ -250,8 +250,57 @@ def _unit(runs: Runs) -> str:
     return "points of accuracy" if runs.has_classes else "% of the loss"
 
 
+# --------------------------------------------------------------------------------------------------------------- speed
+
+
+def products() -> str:
+    """Microseconds of each layer's product by rows, dense and sparse, and their ratio."""
+    times: dict[int, list[str]] = {}
+    for row in rows("nm-products"):
+        dense, sparse = row["dense_us"], row["sparse_us"]
+        times.setdefault(row["rows"], []).append(f"{dense:.0f} -> {sparse:.0f}, {dense / sparse:.2f}x")
+    layers = {row["layer"]: f"{row['layer']}: {row['outputs']} x {row['inputs']}" for row in rows("nm-products")}
+    table = markdown(("rows", *layers.values()), ([f"{number:,}", *cells] for number, cells in times.items()))
+    return f"{table}\n\n{recorded('nm-products')}"
+
+
+def generation() -> str:
+    """Prompts, further tokens and memory of a model with dense and with compressed weights."""
+    if "nm-generation" not in index():
+        return NOT_RECORDED
+    found = {(row["prompt"], row["weights"]): row for row in rows("nm-generation")}
+    body = []
+    for prompt in dict.fromkeys(prompt for prompt, _ in found):
+        pair = [found[prompt, weights] for weights in ("dense", "sparse")]
+        cells = (" -> ".join(f"{row[column]:.1f}" for row in pair) for column in ("prompt_ms", "token_ms"))
+        body.append([f"{prompt:,}", *cells, " -> ".join(f"{row['weights_gib']:.2f}" for row in pair)])
+    head = ("tokens of the prompt", "prompt, ms", "each further token, ms", "weights, GiB")
+    return f"{markdown(head, body)}\n\n{recorded('nm-generation')}"
+
+
+def pruning() -> str:
+    """The time of one pass that prunes or shrinks a weight, relative to a copy of it."""
+    if "nm-pruning" not in index():
+        return NOT_RECORDED
+    found = {(row["pattern"], row["dtype"]): row for row in rows("nm-pruning")}
+    dtypes = list(dict.fromkeys(dtype for _, dtype in found))
+    body = []
+    for pattern in dict.fromkeys(pattern for pattern, _ in found):
+        ratios = (
+            f"{found[pattern, dtype][column] / found[pattern, dtype]['copy_ms']:.1f}x"
+            for column in ("prune_ms", "shrink_ms")
+            for dtype in dtypes
+        )
+        body.append([pattern, *ratios])
+    head = ("", *(f"{what}, {dtype}" for what in ("prune", "shrink") for dtype in dtypes))
+    return f"{markdown(head, body)}\n\n{recorded('nm-pruning')}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "nm-claims": claims,
+    "nm-generation": generation,
+    "nm-products": products,
+    "nm-pruning": pruning,
     "nm-gains": gains,
     "nm-noise": noise,
     **{f"nm-quality-{setting}": partial(quality, setting) for setting in SETTINGS},

@@ -305,6 +305,20 @@ def zero_offload() -> str:
     return f"{table}\n\nIts backward pass takes {between(slower)} times as long as dense.\n{recorded('zero-offload')}"
 
 
+def selection_times() -> str:
+    """A forward and a backward pass of each selection, and how many times as long as with exact rows it takes."""
+    times: dict[str, dict[int, float]] = {}
+    for row in rows("selection-times"):
+        times.setdefault(row["variant"], {})[row["active"]] = row["ms"]
+    exact = times["exact"]
+    body = (
+        [variant, *(f"{ms(time)} ms, {time / exact[active]:.2f}x" for active, time in found.items())]
+        for variant, found in times.items()
+    )
+    head = ("rows", *(f"{active:,} of {rows('selection-times')[0]['rows']:,} rows carry gradient" for active in exact))
+    return f"{markdown(head, body)}\n\n{recorded('selection-times')}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "decoder-gradients": decoder_gradients,
     "decoders": lambda: whole_models("decoders"),
@@ -312,6 +326,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "encoder-padding": encoder_padding,
     "encoders": lambda: whole_models("encoders"),
     "selection-quality": selection_quality,
+    "selection-times": selection_times,
     "tiny-analysis": tiny_analysis,
     "zero-offload": zero_offload,
 }
