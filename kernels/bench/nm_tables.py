@@ -255,6 +255,8 @@ def _unit(runs: Runs) -> str:
 
 def products() -> str:
     """Microseconds of each layer's product by rows, dense and sparse, and their ratio."""
+    if "nm-products" not in index():
+        return NOT_RECORDED
     times: dict[int, list[str]] = {}
     for row in rows("nm-products"):
         dense, sparse = row["dense_us"], row["sparse_us"]
