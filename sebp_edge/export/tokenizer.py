@@ -71,9 +71,9 @@ class GgufTokenizer:
             if (token := getattr(tokenizer, f"{kind}_token_id")) is not None and token < self._vocabulary:
                 getattr(writer, f"add_{kind}_token_id")(token)
         # What the tokenizer does, not what its settings say.
-        ids = tokenizer("a")["input_ids"]
-        writer.add_add_bos_token(tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id)
-        writer.add_add_eos_token(tokenizer.eos_token_id is not None and ids[-1] == tokenizer.eos_token_id)
+        writer.add_add_bos_token(adds_bos(tokenizer))
+        last = tokenizer("a")["input_ids"][-1]
+        writer.add_add_eos_token(last == tokenizer.eos_token_id)
         if template := tokenizer.chat_template:
             writer.add_chat_template(template if isinstance(template, str) else template["default"])
 
@@ -135,6 +135,11 @@ class GgufTokenizer:
             last = token
             ranks.setdefault(token, len(ranks))
         return ranks
+
+
+def adds_bos(tokenizer) -> bool:
+    """Whether a tokenizer adds its BOS token to texts."""
+    return tokenizer.bos_token_id is not None and tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
 
 
 def _merge(pair) -> str:
