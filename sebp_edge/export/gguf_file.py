@@ -143,6 +143,18 @@ class GgufFile:
         return self._model.restore(name, values)
 
 
+def read_lora(path: Path, model: GgufModel, names: Iterable[str]) -> LoraFactors:
+    """Reads what `write_lora` has written, for the weights of these names."""
+    reader = GGUFReader(path)
+    tensors = {tensor.name: dequantised(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
+    matrices = {
+        name: (tensors[f"{model.name(name)}.lora_a"], model.restore(name, tensors[f"{model.name(name)}.lora_b"]))
+        for name in names
+    }
+    rank = len(next(iter(matrices.values()))[0])
+    return LoraFactors(rank, reader.get_field("adapter.lora.alpha").contents(), matrices)
+
+
 def _announce(writer: GGUFWriter, name: str, shape: torch.Size, kind: GGMLQuantizationType) -> None:
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
         dtype = np.dtype(kind.name.lower().replace("f", "float"))

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from sebp_edge.files import read_json
 from sebp_edge.models.lora import LoraFactors
+from sebp_edge.models.weights import read_weights
 
 
 def write_adapter(folder: Path, factors: LoraFactors, num_layers: int) -> None:
@@ -31,6 +33,15 @@ def write_adapter(folder: Path, factors: LoraFactors, num_layers: int) -> None:
         },
     }
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def read_adapter(folder: Path) -> LoraFactors:
+    """Reads what `write_adapter` has written."""
+    values, tensors = read_json(folder / "adapter_config.json"), read_weights(folder / "adapters.safetensors")
+    layers = {name.removesuffix(".lora_a") for name in tensors if name.endswith(".lora_a")}
+    matrices = {f"{layer}.weight": (tensors[f"{layer}.lora_a"].T, tensors[f"{layer}.lora_b"].T) for layer in layers}
+    lora = values["lora_parameters"]
+    return LoraFactors(lora["rank"], lora["scale"] * lora["rank"], matrices)
 
 
 def _key(name: str) -> str:

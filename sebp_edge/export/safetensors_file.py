@@ -2,9 +2,12 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from torch import Tensor
 
 from sebp_edge.export.gguf_file import Done
 from sebp_edge.export.weights import MergedWeights
@@ -34,3 +37,8 @@ def write_weights(path: Path, weights: MergedWeights, done: Done) -> None:
             tensor = weights.read(name).to(dtype).contiguous()
             file.write(memoryview(tensor.view(torch.uint8).numpy()).cast("B") if tensor.numel() else b"")
             done(number, len(weights.shapes))
+
+
+def read_tensors(path: Path) -> Callable[[str], Tensor]:
+    """Returns a reader of a file's tensors by name."""
+    return safe_open(path, framework="pt").get_tensor

@@ -37,6 +37,7 @@ class MergedWeights:
     """
 
     def __init__(self, model: nn.Module, base_folder: Path, adapter_folder: Path | None):
+        self._model, self._base_folder = model, base_folder
         self.shapes = {name: tensor.shape for name, tensor in _own_tensors(model)}
         self.factors: LoraFactors | None = None
         is_lora = adapter_folder is not None and (adapter_folder / LoraAdapter.MARKERS[0]).is_file()
@@ -56,6 +57,10 @@ class MergedWeights:
                 if shapes != self.shapes:
                     raise BaseModelMismatch(f"The weights in {adapter_folder.name!r} belong to another base model.")
         self.dtype = self._read(max(self.shapes, key=lambda name: self.shapes[name].numel())).dtype
+
+    def of_base(self) -> "MergedWeights":
+        """Returns the base model's weights alone."""
+        return MergedWeights(self._model, self._base_folder, None)
 
     def read(self, name: str) -> Tensor:
         """Returns a tensor: merged in fp32 if the adapter changes it, else as it is stored."""
