@@ -44,7 +44,7 @@ def run(module: str, program: str, request: dict, check: Check) -> Predicted:
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **streams) as process:
         try:
-            output = _communicate(process, json.dumps(request), check)
+            output, _ = _communicate(process, json.dumps(request), check)
         except BaseException:
             process.kill()
             raise
@@ -54,11 +54,11 @@ def run(module: str, program: str, request: dict, check: Check) -> Predicted:
     return Predicted([[tuple(each) for each in row] for row in answer["predicted"]], answer["tokens"])
 
 
-def _communicate(process: subprocess.Popen, request: str, check: Check) -> str:
+def _communicate(process: subprocess.Popen, request: str, check: Check) -> tuple[str, str]:
     unsent: str | None = request
     while True:
         try:
-            return process.communicate(unsent, timeout=_SECONDS_BETWEEN_CHECKS)[0]
+            return process.communicate(unsent, timeout=_SECONDS_BETWEEN_CHECKS)
         except subprocess.TimeoutExpired:
             unsent = None
             check()

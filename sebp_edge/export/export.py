@@ -100,13 +100,14 @@ def export(
         seconds=time.perf_counter() - begin,
         merged_into=None if written.is_adapter else source.merged_into,
         read_back_by=found.program,
+        mean_difference=found.agreement and found.agreement.mean_difference,
         largest_difference=found.agreement and found.agreement.largest_difference,
         same_likeliest=found.agreement and found.agreement.same_likeliest,
         loss_base=comparison and comparison.loss_base,
         loss_adapter=comparison and comparison.loss_adapter,
         loss=found.loss,
         gain_kept=tuple(kept),
-        warnings=tuple([*warnings, *_warnings(written, kept)]),
+        warnings=(*warnings, *_warnings(written, kept)),
     )
 
 
@@ -122,8 +123,8 @@ def _load(
     if needed <= free:
         return Comparison(source, reading, on_event, check)
     warnings.append(
-        f"The model was not run to compare it, since that needs {gigabytes(needed)} of memory and {gigabytes(free)} are "
-        "free."
+        f"The model was not run to compare it, since that needs {gigabytes(needed)} of memory, and {gigabytes(free)} "
+        "are free."
     )
     on_event(Notice(warnings[0]))
     return None
@@ -153,4 +154,5 @@ def _warnings(written: Format, kept: list[GainKept]) -> Iterator[str]:
     if kept and kept[-1].share is None:
         yield "The adapter does not lower the loss on these texts, so there is no gain to keep."
     elif kept and kept[-1].share < ENOUGH:
-        yield f"{kept[-1].quant} keeps only {kept[-1].share:.0%} of the adapter's gain on these texts; try a larger quant."
+        share = f"{kept[-1].share:.0%}"
+        yield f"{kept[-1].quant} keeps only {share} of the adapter's gain on these texts; choose a larger quantisation."

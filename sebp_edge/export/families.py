@@ -213,8 +213,8 @@ def _add_gemma3(writer: GGUFWriter, config) -> None:
 
 def _add_windows(writer: GGUFWriter, config, every: int) -> None:
     """Writes the sliding window of all layers but every second or sixth one."""
-    kinds = ["full_attention" if (layer + 1) % every == 0 else "sliding_attention" for layer in range(len(config.layer_types))]
-    if list(config.layer_types) != kinds:
+    windows = [kind == "sliding_attention" for kind in config.layer_types]
+    if windows != [(layer + 1) % every != 0 for layer in range(len(windows))]:
         raise _refusal(config, f"with other layers of full attention than every {every}th one")
     if config.query_pre_attn_scalar != head_size_of(config):
         raise _refusal(config, f"with attention scores scaled by {config.query_pre_attn_scalar}")

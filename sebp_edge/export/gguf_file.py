@@ -24,7 +24,6 @@ from torch import Tensor
 
 from sebp_edge.errors import ExportError
 from sebp_edge.export.families import GgufModel
-from sebp_edge.export.tokenizer import GgufTokenizer
 from sebp_edge.export.weights import MergedWeights
 from sebp_edge.models.lora import LoraFactors
 
@@ -96,9 +95,7 @@ def write_lora(path: Path, model: GgufModel, factors: LoraFactors, done: Done) -
         writer.close()
 
 
-def kind_of(
-    name: str, shape: torch.Size, quantisation: Quantisation, names: Iterable[str]
-) -> GGMLQuantizationType:
+def kind_of(name: str, shape: torch.Size, quantisation: Quantisation, names: Iterable[str]) -> GGMLQuantizationType:
     """Returns the type of a tensor in a file of this quantisation."""
     if len(shape) < 2:
         return GGMLQuantizationType.F32
@@ -170,6 +167,4 @@ def _write_header(writer: GGUFWriter) -> None:
     writer.write_ti_data_to_file()
 
 
-_FILE_TYPES = {
-    name: LlamaFileType[f"MOSTLY_{name.upper()}"] for name in QUANTISATIONS
-}
+_FILE_TYPES = {name: LlamaFileType[f"MOSTLY_{name.upper()}"] for name in QUANTISATIONS}

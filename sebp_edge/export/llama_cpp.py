@@ -38,6 +38,7 @@ def _answer(request: dict, top: int) -> dict:
     if request["lora"]:
         options.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(request["lora"], 1.0)]
     options.n_ctx, options.n_parallel, options.n_gpu_layers = max(map(len, request["rows"])) + 16, 1, 0
+    options.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     options.warmup, options.verbosity, options.fit_params = False, 0, False
     # What is compared is the file: attention stays in fp32.
     options.cache_type_k = options.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
@@ -45,11 +46,13 @@ def _answer(request: dict, top: int) -> dict:
         os.environ.get("OMP_NUM_THREADS") or os.cpu_count()
     )
     server = xllamacpp.Server(options)
+    # Probabilities are of the model's logits. A token that is text is sampled, since llama.cpp returns none for others.
+    sampled = [[_tokens(server.listening_address, "a")[-1], 1000.0]]
     predicted = []
     for row in request["rows"]:
         for length in range(1, len(row) + 1):
-            asked = {"prompt": row[:length], "n_predict": 1, "temperature": 0, "n_probs": top, "cache_prompt": True}
-            answer = server.handle_completions(asked)
+            asked = {"prompt": row[:length], "n_predict": 1, "n_probs": top, "cache_prompt": True}
+            answer = server.handle_completions(asked | {"temperature": 0, "logit_bias": sampled})
             answer = answer if isinstance(answer, dict) else json.loads(answer)
             likeliest = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
             predicted.append([(each["id"], each["logprob"]) for each in likeliest])

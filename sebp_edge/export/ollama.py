@@ -189,5 +189,3 @@ def _default_system(chat_format: ChatFormat, rendered: str | None) -> str:
         return ""
     system = rendered.removeprefix(before).partition(after)[0]
     return "" if '"""' in system else system
-
-

@@ -29,9 +29,13 @@ from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.readers import Reading
 from sebp_edge.training.scoring import score
 
-# Number of tokens of a text that are compared, and the bounds for what is the same.
+# Number of tokens of a text that are compared.
 NUM_TOKENS = 200
+# Bounds for what is the same. llama.cpp rounds what it multiplies with weights as it rounds the weights, so its largest
+# difference is several times the mean one, and it takes another token where two are almost as likely.
 MAX_DIFFERENCE = 5e-3
+MAX_QUANTISED_DIFFERENCE = 0.1
+CLEAR = 0.5
 MIN_SAME = 0.99
 _CONTEXT_LENGTH = 512
 CPU = torch.device("cpu")
@@ -42,13 +46,16 @@ class Agreement:
     """How a program's predictions agree with those expected.
 
     Attributes:
-        largest_difference: the largest difference of a log-probability, over the tokens of the text and the likeliest
-            token after each.
-        same_likeliest: the share of tokens after which the likeliest token is the same.
+        mean_difference, largest_difference: of log-probabilities, over the tokens of the text and the likeliest token
+            before each.
+        same_likeliest: the share of tokens before which the likeliest token is the same.
+        same_if_clear: that share, if a token counts as the same that is expected to be almost as likely.
     """
 
+    mean_difference: float
     largest_difference: float
     same_likeliest: float
+    same_if_clear: float
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class Texts:
 
     Attributes:
         examples: the encoded texts.
-        rows: the first 200 of their tokens.
+        rows: 200 of their tokens, those of the longest examples.
         texts: the texts themselves.
         context_length: of the longest example.
     """
@@ -70,11 +77,15 @@ class Texts:
     @classmethod
     def of(cls, examples: list[Example], texts: list[str], context_length: int) -> "Texts":
         rows, left = [], NUM_TOKENS
-        for example in sorted(examples, key=lambda example: -len(example.input_ids)):
+        for example in _longest_first(examples):
             if left > 0:
                 rows.append(example.input_ids[:left])
                 left -= len(rows[-1])
         return cls(examples, rows, texts, context_length)
+
+
+def _longest_first(examples: list[Example]) -> list[Example]:
+    return sorted(examples, key=lambda example: -len(example.input_ids))
 
 
 class Comparison:
@@ -148,7 +159,8 @@ class Comparison:
 def likeliest(log_probabilities: list[Tensor]) -> Predicted:
     """Returns what a model predicts, as other programs return it."""
     top = torch.cat(log_probabilities).topk(TOP)
-    return Predicted([list(zip(*row, strict=True)) for row in zip(top.indices.tolist(), top.values.tolist(), strict=True)], [])
+    rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return Predicted([list(zip(*row, strict=True)) for row in rows], [])
 
 
 def memory_needed(source: Source) -> int:
@@ -166,38 +178,44 @@ def _texts(source: Source, base: BaseModel, reading: Reading | None) -> Texts:
     if not examples:
         raise TextsError("These texts have no token to compare models on; give other texts.")
     texts = [own_text(document.content) for document in documents]
-    return Texts.of(examples if reading else examples[:1] + examples[1:][: NUM_TOKENS // 8], texts, context)
+    # General text is only to show what the files compute, so a little of it is enough.
+    return Texts.of(examples if reading else _longest_first(examples)[:2], texts, context)
 
 
 def agreement(expected: list[Tensor], predicted: Predicted, rows: list[list[int]]) -> Agreement:
     """Compares a program's predictions with the expected ones."""
-    differences, same = [], []
+    differences, margins = [], []
     following = (token for row in rows for token in [*row[1:], None])
-    for expected_V, likeliest, token in zip(torch.cat(expected), predicted.likeliest, following, strict=True):
-        found = dict(likeliest)
-        compared = {likeliest[0][0], token} & found.keys()
-        differences += [abs(expected_V[each].item() - found[each]) for each in compared]
-        same.append(likeliest[0][0] == expected_V.argmax().item())
-    # A NaN must not be lost, as in max().
-    return Agreement(torch.tensor(differences).max().item(), sum(same) / len(same))
+    for expected_V, found, token in zip(torch.cat(expected), map(dict, predicted.likeliest), following, strict=True):
+        first = next(iter(found))
+        differences += [abs(expected_V[each].item() - found[each]) for each in {first, token} & found.keys()]
+        margins.append(expected_V.max().item() - expected_V[first].item())
+    # Tensors, since max() may lose a NaN.
+    differences, margins = torch.tensor(differences), torch.tensor(margins)
+    same, same_if_clear = ((margins <= bound).double().mean().item() for bound in (0, CLEAR))
+    return Agreement(differences.mean().item(), differences.max().item(), same, same_if_clear)
 
 
-def check_agreement(program: str, found: Agreement, *, exact: bool) -> None:
-    """Refuses what a program computes otherwise.
+def check_agreement(program: str, found: Agreement, quant: str | None = None) -> None:
+    """Refuses files with which a program computes something else.
 
     Args:
-        exact: whether log-probabilities must agree, and not only the likeliest tokens: llama.cpp also quantises what
-            it multiplies with quantised weights.
+        quant: the quantisation that llama.cpp has read; None for a program that computes in fp32.
 
     Raises:
         ExportError: it computes something else.
     """
-    is_same = found.largest_difference <= MAX_DIFFERENCE if exact else found.same_likeliest >= MIN_SAME
+    if quant is None:
+        is_same = found.largest_difference <= MAX_DIFFERENCE
+    elif quant == "f16":
+        is_same = found.mean_difference <= MAX_DIFFERENCE and found.same_if_clear >= MIN_SAME
+    else:
+        is_same = found.mean_difference <= MAX_QUANTISED_DIFFERENCE and found.same_if_clear >= MIN_SAME
     if not is_same:
         raise ExportError(
-            f"{program} computes something else with the exported files (log-probabilities differ by up to "
-            f"{found.largest_difference:.2g}, the likeliest token is the same after {found.same_likeliest:.1%} of the "
-            "tokens); nothing was exported. Please report this."
+            f"{program} computes something else with the exported files (log-probabilities differ by "
+            f"{found.mean_difference:.2g} on average and by up to {found.largest_difference:.2g}, the likeliest token "
+            f"is the same for {found.same_likeliest:.1%}); nothing was exported. Please report this."
         )
 
 

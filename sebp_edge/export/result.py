@@ -33,11 +33,11 @@ class ExportResult:
         num_bytes: the size of all files.
         seconds: the duration of the export, read back included.
         merged_into: the weights that the adapter was merged into; None if it was not merged.
-        read_back_by: the program that has read the files: "llama.cpp", "transformers", "PEFT" or "mlx-lm"; "sebp-edge" if
-            that is not installed.
-        largest_difference: the largest difference of a log-probability between that program and what the files should
-            give, over the likeliest tokens after each token of a text; None if only sebp-edge has read them.
-        same_likeliest: the share of tokens after which both have the same likeliest token.
+        read_back_by: the program that has read the files: "llama.cpp", "transformers", "PEFT" or "mlx-lm"; "sebp-edge"
+            if that is not installed.
+        mean_difference, largest_difference: of log-probabilities, between what that program computes and what the
+            files should give, over 200 tokens of a text and the likeliest token before each; None if no model was run.
+        same_likeliest: the share of these tokens before which both have the same likeliest token.
         loss_base, loss_adapter, loss: the losses of the base model, with the adapter, and of the exported files, in
             nats per token, on the given texts, or else on general text; None if they were not computed.
         gain_kept: how much of the gain each tried quantisation keeps; empty without texts.
@@ -52,6 +52,7 @@ class ExportResult:
     seconds: float
     merged_into: str | None
     read_back_by: str
+    mean_difference: float | None
     largest_difference: float | None
     same_likeliest: float | None
     loss_base: float | None
@@ -77,7 +78,7 @@ class ExportResult:
 # By format.
 _USES = {
     "peft": "Load it with PeftModel.from_pretrained.",
-    "merged": "transformers, vLLM and mlx-lm load the folder as a model.",
+    "merged": "transformers and mlx-lm load the folder as a model.",
     "gguf": "llama.cpp and LM Studio load the file.",
     "gguf-lora": "Give the file to llama.cpp with --lora, beside the base model.",
     "mlx": "Give the folder to mlx_lm with --adapter-path, beside the base model.",

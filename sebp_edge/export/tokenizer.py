@@ -21,8 +21,8 @@ _BYTE_LEVEL = {
     (f"split {_CONTRACTIONS}|{_LETTERS}|\\p{{N}}{{1,3}}|{_REST}", "bytes"): "llama-bpe",
     (f"split {_CONTRACTIONS}|{_LETTERS}|\\p{{N}}|{_REST}", "bytes"): "qwen2",
     (
-        f"split [^\\r\\n\\p{{L}}\\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\\r\\n\\p{{L}}\\p{{N}}]?[{_UPPER}]+[{_LOWER}]*|\\p{{N}}|"
-        " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+        f"split [^\\r\\n\\p{{L}}\\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\\r\\n\\p{{L}}\\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
+        "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
         "bytes",
     ): "tekken",
     ("digits", "gpt-2 words"): "smollm",
@@ -85,7 +85,7 @@ class GgufTokenizer:
         if name is None or normalizer not in (None, "NFC"):
             raise _refusal(f"with these rules: {', '.join(filter(None, [normalizer, *rules]))}")
         if self._values["model"].get("ignore_merges", False) != (name in _IGNORES_MERGES):
-            raise _refusal(f"with the rules {name!r} and ignore_merges {not name in _IGNORES_MERGES}")
+            raise _refusal(f"with the rules {name!r} and ignore_merges {name not in _IGNORES_MERGES}")
         return name
 
     def _adds_space_prefix(self) -> bool:
@@ -95,7 +95,11 @@ class GgufTokenizer:
         pre = self._values["pre_tokenizer"] or {"type": "none"}
         kinds = [each["type"] for each in normalizers]
         replaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-        if replaces in normalizers and pre["type"] in ("none", "Split") and kinds in (["Prepend", "Replace"], ["Replace"]):
+        if (
+            replaces in normalizers
+            and pre["type"] in ("none", "Split")
+            and kinds in (["Prepend", "Replace"], ["Replace"])
+        ):
             return "Prepend" in kinds
         if kinds == ["none"] and pre["type"] == "Metaspace" and pre["replacement"] == _SPACE and not pre.get("split"):
             return pre["prepend_scheme"] != "never"

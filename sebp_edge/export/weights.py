@@ -68,7 +68,8 @@ class MergedWeights:
         if self.factors is None or name not in self.factors.matrices:
             return weight
         lora_A, lora_B = (matrix.float() for matrix in self.factors.matrices[name])
-        return weight.float().addmm_(lora_B, lora_A, alpha=self.factors.scale)
+        # Not in place: an fp32 weight is the file's mapped memory.
+        return torch.addmm(weight.float(), lora_B, lora_A, alpha=self.factors.scale)
 
 
 def _own_tensors(model: nn.Module):
