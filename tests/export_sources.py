@@ -49,6 +49,7 @@ LLAMA_3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 LONG_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -62,6 +63,7 @@ GEMMA_2 = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0, "query
 FAMILIES = {
     "llama": lambda: LlamaConfig(**SIZES, head_dim=32),
     "llama-3.1": lambda: LlamaConfig(**SIZES | {"tie_word_embeddings": False}, rope_parameters=LLAMA_3_ROPE),
+    "llama-linear": lambda: LlamaConfig(**SIZES, rope_parameters=LINEAR_ROPE),
     "mistral": lambda: MistralConfig(**SIZES, head_dim=32, sliding_window=None),
     "qwen2": lambda: Qwen2Config(**SIZES),
     "qwen3": lambda: Qwen3Config(**SIZES, head_dim=32),
@@ -71,6 +73,16 @@ FAMILIES = {
     ),
     "gemma3": lambda: Gemma3TextConfig(
         **SIZES | {"num_hidden_layers": 6}, head_dim=32, query_pre_attn_scalar=32, **WINDOW
+    ),
+    "gemma3-linear": lambda: Gemma3TextConfig(
+        **SIZES | {"num_hidden_layers": 6},
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        rope_parameters={
+            "full_attention": LINEAR_ROPE,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        **WINDOW,
     ),
     "phi3": lambda: Phi3Config(**SIZES | {"tie_word_embeddings": False}),
     "phi3-long": lambda: Phi3Config(

@@ -213,11 +213,10 @@ class Gguf(Format):
             same = agreement(comparison.expected, likeliest(expected), comparison.texts.rows)
             check_agreement(OURSELVES, same, self.quant) if self.quant in ("f16", "bf16") else None
             return ReadBack(OURSELVES, same, loss)
-        texts = comparison.texts
-        found = llama_cpp.predict(path, texts.rows, texts.texts, comparison.check)
-        check_tokens("llama.cpp", found, [self._source.tokenizer(text)["input_ids"] for text in texts.texts])
-        is_exact = self.quant == "f16"
-        same = agreement(comparison.expected if is_exact else expected, found, texts.rows)
+        rows, texts = comparison.texts.rows, list(map(self._tokenizer.composed, comparison.texts.texts))
+        found = llama_cpp.predict(path, rows, texts, comparison.check)
+        check_tokens("llama.cpp", found, [self._source.tokenizer(text)["input_ids"] for text in texts])
+        same = agreement(comparison.expected if self.quant == "f16" else expected, found, rows)
         check_agreement("llama.cpp", same, self.quant)
         return ReadBack("llama.cpp", same, loss)
 

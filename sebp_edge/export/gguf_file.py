@@ -31,6 +31,8 @@ from sebp_edge.models.lora import LoraFactors
 QUANTISATIONS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "bf16", "f16")
 BITS = {"q4_0": 4.5, "q4_1": 5, "q5_0": 5.5, "q5_1": 6, "q8_0": 8.5, "bf16": 16, "f16": 16}
 _BLOCK = 32
+# Number of rows of a matrix that are quantised at once.
+_ROWS = 4096
 Quantisation = str
 Done = Callable[[int, int], None]
 
@@ -112,10 +114,15 @@ def quantised(tensor: Tensor, kind: GGMLQuantizationType) -> np.ndarray:
     Raises:
         ExportError: a weight is too large.
     """
+    # In parts: an embedding of a large vocabulary would take a gigabyte in fp32.
+    return np.concatenate([_quantised(rows, kind) for rows in tensor.split(_ROWS)])
+
+
+def _quantised(rows: Tensor, kind: GGMLQuantizationType) -> np.ndarray:
     if kind is GGMLQuantizationType.BF16:
-        return tensor.bfloat16().contiguous().view(torch.uint8).numpy()
+        return rows.bfloat16().contiguous().view(torch.uint8).numpy()
     with np.errstate(over="ignore"):
-        values = quantize(tensor.float().contiguous().numpy(), kind)
+        values = quantize(rows.float().contiguous().numpy(), kind)
     if kind is GGMLQuantizationType.F16 and not np.isfinite(values).all():
         raise ExportError("A weight is too large for f16; use --quant bf16.")
     return values

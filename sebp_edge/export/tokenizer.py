@@ -5,6 +5,7 @@ ones are refused, since llama.cpp would read texts as other tokens.
 """
 
 import json
+import unicodedata
 from collections.abc import Iterator, Mapping
 
 from gguf import GGUFWriter, TokenType
@@ -53,6 +54,10 @@ class GgufTokenizer:
         self._pre = None if self._is_sentencepiece else self._byte_level_name()
         self._adds_space = self._adds_space_prefix() if self._is_sentencepiece else False
         self._tokens = list(self._all_tokens())
+
+    def composed(self, text: str) -> str:
+        """Returns a text in composed characters, if the tokenizer composes them, which llama.cpp does not."""
+        return unicodedata.normalize("NFC", text) if self._values["normalizer"] == {"type": "NFC"} else text
 
     def add(self, writer: GGUFWriter) -> None:
         """Writes the tokenizer."""

@@ -1,6 +1,7 @@
 """Tokenizers in GGUF: llama.cpp reads texts as the same tokens, and unknown rules are refused."""
 
 import json
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,16 @@ def test_llama_cpp_reads_the_same_tokens(tmp_path, name):
 def test_llama_cpp_reads_the_same_tokens_of_sentencepiece(tmp_path, prefix):
     pytest.importorskip("xllamacpp", reason="llama.cpp is not installed")
     assert export(sentencepiece(prefix=prefix), tmp_path).read_back_by == "llama.cpp"
+
+
+def test_decomposed_characters_are_composed_if_the_tokenizer_does(tmp_path):
+    pytest.importorskip("xllamacpp", reason="llama.cpp is not installed")
+    tokenizer = train(*BYTE_LEVEL["qwen2"]).backend_tokenizer
+    tokenizer.normalizer = normalizers.NFC()
+    model = make_source(tmp_path / "model", "llama", with_bos(tokenizer))
+    adapter = make_adapter(tmp_path / "adapter", model)
+    texts = [unicodedata.normalize("NFD", TEXTS[0]), *long_texts()]
+    assert Personalizer(model, device="cpu").export(adapter, tmp_path / "out", texts=texts).read_back_by == "llama.cpp"
 
 
 def test_other_tokens_are_found(tmp_path, monkeypatch):
