@@ -215,7 +215,7 @@ class Gguf(Format):
             return ReadBack(OURSELVES, same, loss)
         rows, texts = comparison.texts.rows, list(map(self._tokenizer.composed, comparison.texts.texts))
         found = llama_cpp.predict(path, rows, texts, comparison.check)
-        check_tokens("llama.cpp", found, [self._source.tokenizer(text)["input_ids"] for text in texts])
+        check_tokens("llama.cpp", found, [self._source.tokenizer.backend_tokenizer.encode(text).ids for text in texts])
         same = agreement(comparison.expected if self.quant == "f16" else expected, found, rows)
         check_agreement("llama.cpp", same, self.quant)
         return ReadBack("llama.cpp", same, loss)
