@@ -18,6 +18,7 @@ _HOMES = {
     "AdapterRecord": "sebp_edge.adapters.record",
     "AdapterStore": "sebp_edge.adapters.store",
     "Analysis": "sebp_edge.insight.analysis",
+    "ExportResult": "sebp_edge.export.result",
     "LearningRateRange": "sebp_edge.insight.lr_range",
     "Personalizer": "sebp_edge.personalizer",
     "Plan": "sebp_edge.memory.plan",
@@ -32,6 +33,7 @@ __all__ = [
     "AdapterRecord",
     "AdapterStore",
     "Analysis",
+    "ExportResult",
     "LearningRateRange",
     "Personalizer",
     "Plan",
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from sebp_edge.adapters.record import AdapterRecord
     from sebp_edge.adapters.store import AdapterStore, SavedAdapter
     from sebp_edge.errors import SebpEdgeError
+    from sebp_edge.export.result import ExportResult
     from sebp_edge.insight.analysis import Analysis
     from sebp_edge.insight.lr_range import LearningRateRange
     from sebp_edge.memory.plan import Plan

@@ -11,6 +11,7 @@
       BusyError             another call of the same Personalizer is running
       AdapterError          unknown or unusable adapter, invalid name
         BaseModelMismatch   the adapter was made for another base model
+      ExportError           an adapter cannot be written in a format, or other programs would read it otherwise
       StorageError          the disk is full, read-only or not accessible
       SparsityError         the sparse backward pass cannot handle the batch or the model exactly
       CannotCapture         the model does something that a CUDA graph cannot capture
@@ -31,6 +32,7 @@ __all__ = [
     "BudgetExceeded",
     "BusyError",
     "CannotCapture",
+    "ExportError",
     "Interrupted",
     "MachineError",
     "ModelAccessError",
@@ -97,6 +99,10 @@ class AdapterError(SebpEdgeError):
 
 class BaseModelMismatch(AdapterError):
     """The adapter was made for another base model."""
+
+
+class ExportError(SebpEdgeError):
+    """An adapter cannot be written in a format, or another program reads what was written otherwise."""
 
 
 class StorageError(SebpEdgeError):

@@ -27,6 +27,7 @@ __all__ = [
     "Notice",
     "Sink",
     "StepDone",
+    "TensorWritten",
     "TextsRead",
     "TrainingStarted",
     "silent",
@@ -223,6 +224,15 @@ class ExampleAnalyzed(Event):
     event: ClassVar[str] = "example_analyzed"
     example: int
     examples: int
+
+
+@dataclass(frozen=True)
+class TensorWritten(Event):
+    """A tensor of an export was written: `tensor` of `tensors`."""
+
+    event: ClassVar[str] = "tensor_written"
+    tensor: int
+    tensors: int
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,7 @@ class ModelInUse:
         one: puts the adapter in use on it, unless it is there already.
         """
         if recipe is not None and self.base is not None and self.base.in_4bit != recipe.load_in_4bit:
-            self.base = self.adaptation = None
-            devices.release_memory(self.device)
+            self.release()
         if self.base is None:
             if self.device.type == "cpu" and (problem := devices.driver_problem()):
                 on_event(Notice(problem))
@@ -59,6 +58,11 @@ class ModelInUse:
         if recipe is None and self.adaptation is None:
             self.restore_adapter(on_event)
         return self.base
+
+    def release(self) -> None:
+        """Frees the model's memory; it is loaded again, with the adapter in use, when it is next needed."""
+        self.base = self.adaptation = None
+        devices.release_memory(self.device)
 
     def load_analyzed(self, on_event: Sink, seed: int) -> BaseModel:
         """Returns the base model, or the encoder in its place, which is not kept.

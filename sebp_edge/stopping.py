@@ -3,6 +3,9 @@
 import threading
 from collections.abc import Callable
 
+# Called wherever a call can safely end; raises to end it.
+Check = Callable[[], None]
+
 
 class StopRequested(KeyboardInterrupt):
     """The app requested a stop of this call. It is handled like Ctrl-C."""

@@ -22,6 +22,7 @@ KINDS = {
     "step": events.StepDone,
     "examples_evaluated": events.ExamplesEvaluated,
     "evaluated": events.Evaluated,
+    "tensor_written": events.TensorWritten,
     "example_analyzed": events.ExampleAnalyzed,
     "saved": events.AdapterSaved,
 }

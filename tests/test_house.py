@@ -22,6 +22,7 @@ LAYERS = [
     ["cli", "frozen"],
     ["personalizer", "research"],
     ["result", "saving", "preparation", "assessment", "model_in_use"],
+    ["export"],
     ["insight"],
     ["adapters"],
     ["training"],
@@ -44,6 +45,9 @@ HOMES = {
     "peft": ("sebp_edge/models/lora.py",),
     "triton": ("kernels/ops/gpu/", "kernels/ops/choices.py"),
     "huggingface_hub": ("sebp_edge/models/hub.py", "sebp_edge/insight/doctor.py"),
+    "gguf": ("sebp_edge/export/",),
+    "xllamacpp": ("sebp_edge/export/llama_cpp.py",),
+    "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
     "typer": ("sebp_edge/cli/",),
     "rich": ("sebp_edge/cli/",),
     "platformdirs": ("sebp_edge/adapters/", "sebp_edge/files.py"),
@@ -52,18 +56,18 @@ HOMES = {
 # What apps and researchers import. All else is internal.
 PUBLIC = {
     "sebp_edge": """
-        AdaptResult AdapterRecord AdapterStore Analysis LearningRateRange Personalizer Plan Recipe SavedAdapter
-        SebpEdgeError __version__ sparsify
+        AdaptResult AdapterRecord AdapterStore Analysis ExportResult LearningRateRange Personalizer Plan Recipe
+        SavedAdapter SebpEdgeError __version__ sparsify
     """,
     "sebp_edge.errors": """
-        AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture Interrupted MachineError
-        ModelAccessError ModelError ModelOfflineError NonFiniteLoss OptionError RecipeError SebpEdgeError
-        SparsityError StorageError TextsError TrainingStopped
+        AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ExportError Interrupted
+        MachineError ModelAccessError ModelError ModelOfflineError NonFiniteLoss OptionError RecipeError
+        SebpEdgeError SparsityError StorageError TextsError TrainingStopped
     """,
     "sebp_edge.events": """
         AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JsonLines MemoryPlanned
-        MemoryPressure MemoryProbed MemoryRanOut ModelLoaded Notice Sink StepDone TextsRead TrainingStarted
-        silent
+        MemoryPressure MemoryProbed MemoryRanOut ModelLoaded Notice Sink StepDone TensorWritten TextsRead
+        TrainingStarted silent
     """,
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW Gate LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores
@@ -85,6 +89,7 @@ OTHER_ERRORS = {
     "sebp_edge/cli/": "typer.Exit typer.BadParameter KeyboardInterrupt",
     # Reasons to refuse a file, which become an AdapterError, a ModelError or an entry of `left_out`.
     "sebp_edge/adapters/record.py": "ValueError",
+    "sebp_edge/export/formats.py": "NotImplementedError",
     "sebp_edge/files.py": "ValueError",
     "sebp_edge/models/compressed.py": "ValueError",
     "sebp_edge/models/lora.py": "ValueError",

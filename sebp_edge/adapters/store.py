@@ -305,9 +305,14 @@ class AdapterStore:
         return self.folder / name / str(version)
 
 
+def is_name(name: str) -> bool:
+    """Whether this can be an adapter's name."""
+    return bool(_NAME.fullmatch(name)) and ".." not in name and not name.endswith(".")
+
+
 def check_name(name: str) -> str:
     """Returns `name` if it is a valid adapter name; raises an AdapterError otherwise."""
-    if not _NAME.fullmatch(name) or ".." in name or name.endswith("."):
+    if not is_name(name):
         raise AdapterError(
             f"Invalid adapter name {name!r}; use up to 64 letters, digits, '.', '_' and '-', starting with a letter or "
             "digit, and no name that Windows reserves for devices, such as con or nul."

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from sebp_edge.cli import adapt, adapters, analyze, bench, doctor, generate, listings, lr_range, plan
+from sebp_edge.cli import adapt, adapters, analyze, bench, doctor, export, generate, listings, lr_range, plan
 from sebp_edge.interruptions import SIGNALS, Interruptions
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command()(analyze.analyze)
 app.command()(lr_range.lr_range)
 app.command()(bench.bench)
 app.command(cls=generate.PromptCommand)(generate.generate)
+app.command()(export.export)
 app.command()(listings.models)
 app.command()(listings.recipes)
 app.add_typer(adapters.app, name="adapters")

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand
 
+from sebp_edge.cli.base_model import find_base_model
 from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, quick_imports
 from sebp_edge.cli.options import Device, Json, parse_path
-from sebp_edge.errors import Interrupted, ModelError, ModelOfflineError, OptionError, TextsError
+from sebp_edge.errors import Interrupted, OptionError, TextsError
 
 # A prompt such as a Markdown list or front matter; options have no space before "=".
 _BEGINS_WITH_DASH = re.compile(r"-[^=]*\s|---")
@@ -90,7 +91,7 @@ def generate(
         if chosen is None and model is None:
             err.print(f"No adapter 'default' is active; using the base model {DEFAULT_MODEL!r}.", style="dim")
         record = store.find(chosen, version)[1] if chosen else None
-        base = model or (_find_base_model(record) if record else DEFAULT_MODEL)
+        base = model or (find_base_model(record) if record else DEFAULT_MODEL)
         trained_in_4bit = record is not None and record.recipe.get("load_in_4bit", False)
         precision = {"load_in_4bit": trained_in_4bit if load_in_4bit is None else load_in_4bit}
         personalizer = Personalizer(base, recipe=Recipe.load("notes").replace(**precision), store=store, device=device)
@@ -149,22 +150,3 @@ def _read_messages(file: str) -> list:
     if not isinstance(found, list):
         raise TextsError(f'The {name} must be a JSON list of messages: [{{"role": "user", "content": "..."}}].')
     return found
-
-
-def _find_base_model(record) -> str:
-    """Returns the name of an adapter's base model; refuses to download it, since the record may be from others."""
-    from sebp_edge.models.catalog import resolve
-    from sebp_edge.models.hub import local_folder
-
-    reference = resolve(record.model) if "/" in record.base_model else None
-    if reference is None or reference.kind == "local":
-        # Adapters for a model in a local folder record the folder's name, never its path.
-        raise ModelError(
-            f"The adapter was made for the model in a folder {record.base_model!r}; give that folder with --model."
-        )
-    if local_folder(reference) is None:
-        raise ModelOfflineError(
-            f"The adapter was made for {record.model!r}, which is not on this machine; to download it, pass "
-            f"--model {record.model}."
-        )
-    return record.model

@@ -24,6 +24,7 @@ from sebp_edge.events import (
     Notice,
     Sink,
     StepDone,
+    TensorWritten,
     TextsRead,
     TrainingStarted,
 )
@@ -126,6 +127,8 @@ class ProgressPrinter:
                     self._bar.update(self._task, figures=f"evaluating {event.done}/{event.examples}")
             case ExampleAnalyzed():
                 self._analyzed(event)
+            case TensorWritten():
+                self._tensor_written(event)
 
     def _print_note(self, message: str) -> None:
         # If both streams go to a terminal, the bar's console keeps a note above the bar.
@@ -181,6 +184,14 @@ class ProgressPrinter:
             self._start_task("gradients", total=event.examples)
         if self._bar is not None:
             self._bar.update(self._task, completed=event.example)
+
+    def _tensor_written(self, event: TensorWritten) -> None:
+        if event.tensor == 1:
+            self._start_task("writing", total=event.tensors)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=event.tensor)
+        if event.tensor == event.tensors:
+            self._start_task("reading it back")
 
 
 def _plural(number: int, what: str) -> str:

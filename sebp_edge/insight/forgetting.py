@@ -70,9 +70,14 @@ def general_loss(
     return GeneralLoss(known, loss())
 
 
+def read_probe() -> list[Document]:
+    """Reads the bundled general text."""
+    return [Document(path.name, path.read_text(encoding="utf-8").strip()) for path in sorted(PROBE.glob("*.txt"))]
+
+
 def _encode_probe(base: BaseModel) -> list[Example]:
     """Returns the probe's examples, in which the end of a text has no loss: which token ends it is no general text."""
-    documents = [Document(path.name, path.read_text(encoding="utf-8").strip()) for path in sorted(PROBE.glob("*.txt"))]
+    documents = read_probe()
     limit = getattr(base.model.config, "max_position_embeddings", None) or CONTEXT_LENGTH
     examples, _ = encode(documents, base.tokenizer, min(CONTEXT_LENGTH, limit))
     refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in examples))

@@ -4,6 +4,7 @@ import warnings
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -26,6 +27,9 @@ _READ_OR_OF_NO_EFFECT = {
     *("r", "lora_alpha", "target_modules"),
     *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
 }
+
+# PEFT's names in a file.
+_PREFIX, _SUFFIX_A, _SUFFIX_B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 
 
 class LoraAdapter:
@@ -97,6 +101,42 @@ class LoraAdapter:
     def detach(self) -> None:
         """Removes the adapter from the base model."""
         self.model.unload()
+
+
+class LoraFactors(NamedTuple):
+    """A saved adapter's matrices: the adapted weight is W + scale * lora_B lora_A.
+
+    Attributes:
+        matrices: (lora_A, lora_B) by the name of the weight in the base model; memory-mapped.
+    """
+
+    r: int
+    lora_alpha: float
+    matrices: dict[str, tuple[Tensor, Tensor]]
+
+    @property
+    def scale(self) -> float:
+        return self.lora_alpha / self.r
+
+
+def read_factors(folder: Path) -> LoraFactors:
+    """Reads a saved adapter without a base model.
+
+    Raises:
+        AdapterError: its files are damaged or contain NaN or infinity, or it is not plain LoRA.
+    """
+    with raising_adapter_error(folder):
+        config, weights = _read_config(folder), read_weights(folder / LoraAdapter.MARKERS[0])
+        refuse_non_finite(weights.items(), folder, LoraAdapter.MARKERS[0])
+        matrices = {}
+        for name in [name for name in weights if name.endswith(_SUFFIX_A)]:
+            lora_A, lora_B = weights.pop(name), weights.pop(name.removesuffix(_SUFFIX_A) + _SUFFIX_B)
+            if not len(lora_A) == lora_B.shape[1] == config.r:
+                raise ValueError("the matrices do not have the rank r")
+            matrices[name.removeprefix(_PREFIX).removesuffix(_SUFFIX_A) + ".weight"] = lora_A, lora_B
+        if weights or not matrices:
+            raise ValueError("the tensors are not those of an adapter")
+    return LoraFactors(config.r, config.lora_alpha, matrices)
 
 
 def _config(r: int, lora_alpha: float, target_modules: str | list[str] = "all-linear") -> LoraConfig:

@@ -1,0 +1,22 @@
+"""Finds the base model of a saved adapter."""
+
+from sebp_edge.errors import ModelError, ModelOfflineError
+
+
+def find_base_model(record) -> str:
+    """Returns the name of an adapter's base model; refuses to download it, since the record may be from others."""
+    from sebp_edge.models.catalog import resolve
+    from sebp_edge.models.hub import local_folder
+
+    reference = resolve(record.model) if "/" in record.base_model else None
+    if reference is None or reference.kind == "local":
+        # Adapters for a model in a local folder record the folder's name, never its path.
+        raise ModelError(
+            f"The adapter was made for the model in a folder {record.base_model!r}; give that folder with --model."
+        )
+    if local_folder(reference) is None:
+        raise ModelOfflineError(
+            f"The adapter was made for {record.model!r}, which is not on this machine; to download it, pass "
+            f"--model {record.model}."
+        )
+    return record.model

@@ -1,0 +1,85 @@
+"""`sebp-edge export NAME --to FOLDER`: writes an adapter for other programs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sebp_edge.cli.base_model import find_base_model
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
+from sebp_edge.cli.options import Json, parse_path
+
+
+def export(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the adapter, or the folder of one, with a slash.")
+    ],
+    to: Annotated[Path, typer.Option(parser=parse_path, metavar="FOLDER", help="New folder to write.")],
+    format: Annotated[
+        str, typer.Option(metavar="FORMAT", help="gguf, ollama, merged, peft, gguf-lora or mlx.")
+    ] = "gguf",
+    quant: Annotated[
+        str | None,
+        typer.Option(
+            metavar="QUANT",
+            help="For gguf and ollama: q4_0, q4_1, q5_0, q5_1, q8_0 (the default), bf16, f16; q4_k_m and the like with "
+            "llama-quantize on the path; smallest, with --texts.",
+        ),
+    ] = None,
+    version: Annotated[int | None, typer.Option(help="Version of the adapter; by default the active one.")] = None,
+    model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
+    texts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            parser=parse_path,
+            metavar="PATH",
+            help="File or folder with your texts, to measure how much of the gain the files keep; can be repeated.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Export an adapter for Ollama, llama.cpp, LM Studio, mlx-lm, transformers or PEFT, and read it back.
+
+    FOLDER must not exist. It is written whole or not at all.
+    """
+    with one_sentence_errors(as_json=as_json):
+        with quick_imports():
+            from sebp_edge.adapters.store import AdapterStore
+            from sebp_edge.cli.progress import show_progress
+            from sebp_edge.personalizer import Personalizer
+
+        store = AdapterStore()
+        base = model or find_base_model(store.find(name, version)[1])
+        with show_progress(as_json) as sink:
+            personalizer = Personalizer(base, store=store, device="cpu", on_event=sink)
+            result = personalizer.export(name, to, format=format, quant=quant, version=version, texts=texts or None)
+        if as_json:
+            print_json({"event": "result"} | result.to_dict())
+        else:
+            _show(result)
+
+
+def _show(result) -> None:
+    """Prints the figures and the summary."""
+    if result.merged_into:
+        out.print(f"merged into    {result.merged_into}", markup=False)
+    if result.mean_difference is not None:
+        out.print(
+            f"read back      log-probabilities differ by {result.mean_difference:.1g} on average, by up to "
+            f"{result.largest_difference:.1g}; the same likeliest token for {result.same_likeliest:.1%}"
+        )
+    if result.loss is not None:
+        out.print(
+            f"loss           {result.loss_base:.3f} base model, {result.loss_adapter:.3f} adapter, {result.loss:.3f} "
+            "these files, in nats per token"
+        )
+    if result.gain_kept:
+        columns = ["quant", "base model", "with the adapter", "gain kept"]
+        rows = [
+            [one.quant, f"{one.loss_base:.3f}", f"{one.loss:.3f}", "-" if one.share is None else f"{one.share:.1%}"]
+            for one in result.gain_kept
+        ]
+        print_table(columns, rows)
+    for warning in result.warnings:
+        out.print(f"[yellow]warning:[/] {warning}")
+    out.print(result.summary, style="green", markup=False)

@@ -1,0 +1,158 @@
+"""The main path of an export: a saved adapter in, a new folder out that was read back."""
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.errors import MachineError, OptionError, suggest
+from sebp_edge.events import Notice, Sink, TensorWritten
+from sebp_edge.export.formats import FORMATS, QUANTISED, Format, Gguf
+from sebp_edge.export.gguf_file import QUANTISATIONS
+from sebp_edge.export.k_quants import K_QUANTS, find_program
+from sebp_edge.export.read_back import CPU, Comparison, memory_needed
+from sebp_edge.export.result import ExportResult, GainKept
+from sebp_edge.export.source import Source
+from sebp_edge.export.target import check_space, check_target, new_folder
+from sebp_edge.machine.devices import free_memory
+from sebp_edge.models.catalog import ModelReference
+from sebp_edge.stopping import Check
+from sebp_edge.texts.readers import Reading
+from sebp_edge.units import gigabytes
+
+SMALLEST = "smallest"
+DEFAULT_QUANT = "q8_0"
+# The share of the adapter's gain that the smallest quantisation must keep.
+ENOUGH = 0.9
+
+
+def check_options(format: str, quant: str | None, *, has_texts: bool) -> str | None:
+    """Returns the quantisation to write; None for formats without one.
+
+    Raises:
+        OptionError: an option has an invalid value, or does not go with another one.
+    """
+    if format not in FORMATS:
+        raise OptionError(f"There is no format {format!r}; {suggest(str(format), FORMATS)}")
+    if format not in QUANTISED:
+        if quant is not None:
+            raise OptionError(f"The format {format!r} is not quantised; leave out quant, or choose gguf or ollama.")
+        return None
+    known = [*QUANTISATIONS, *K_QUANTS, SMALLEST]
+    if quant is not None and quant not in known:
+        raise OptionError(f"There is no quantisation {quant!r}; {suggest(str(quant), known)}")
+    if quant == SMALLEST and not has_texts:
+        raise OptionError("The smallest quantisation is found by the adapter's gain; give the texts it was made from.")
+    if quant in K_QUANTS:
+        find_program(quant)
+    return quant or DEFAULT_QUANT
+
+
+def export(
+    name: str,
+    folder: Path,
+    record: AdapterRecord,
+    reference: ModelReference,
+    to: str | Path,
+    format: str,
+    quant: str | None,
+    reading: Reading | None,
+    on_event: Sink,
+    check: Check,
+) -> ExportResult:
+    """Exports an adapter into a new folder, which is written whole or not at all.
+
+    Args:
+        name: the name of the exported files.
+        folder, record: the adapter.
+        reference: the base model.
+        to: the new folder.
+        format, quant: from `check_options`.
+        reading: texts to measure the gain on; None for general text, and no gain.
+        on_event: receives every event; may raise to stop.
+        check: called wherever the export can stop; may raise.
+
+    Raises:
+        SebpEdgeError: one of its subclasses; the message says what to do, and nothing is left behind.
+    """
+    begin, target = time.perf_counter(), check_target(to)
+    source, warnings, kept = Source.open(name, folder, record, reference), [], []
+    # Refuses what cannot be written before the model is loaded.
+    written = _make(source, format, QUANTISATIONS[-1] if quant == SMALLEST else quant)
+    check_space(target, written.num_bytes)
+    comparison = _load(source, reading, warnings, on_event, check)
+    if quant == SMALLEST and comparison is None:
+        raise MachineError(f"{warnings[0]} The smallest quantisation cannot be found; choose one.")
+    if reading is not None and comparison is not None and format in QUANTISED and quant not in K_QUANTS:
+        tried = QUANTISATIONS if quant == SMALLEST else [quant]
+        kept = measure(source, comparison, [_make(source, format, each) for each in tried])
+        written = _make(source, format, kept[-1].quant)
+    with new_folder(target) as temporary:
+        written.write(temporary, lambda number, total: on_event(TensorWritten(number, total)), check)
+        found = written.read_back(temporary, comparison) if comparison else written.check_tensors(temporary, check)
+        sizes = {path.name: path.stat().st_size for path in temporary.iterdir()}
+    return ExportResult(
+        path=str(target),
+        files=tuple(sorted(sizes)),
+        format=format,
+        quant=getattr(written, "quant", None),
+        num_bytes=sum(sizes.values()),
+        seconds=time.perf_counter() - begin,
+        merged_into=None if written.is_adapter else source.merged_into,
+        read_back_by=found.program,
+        mean_difference=found.agreement and found.agreement.mean_difference,
+        largest_difference=found.agreement and found.agreement.largest_difference,
+        same_likeliest=found.agreement and found.agreement.same_likeliest,
+        loss_base=comparison and comparison.loss_base,
+        loss_adapter=comparison and comparison.loss_adapter,
+        loss=found.loss,
+        gain_kept=tuple(kept),
+        warnings=(*warnings, *_warnings(written, kept)),
+    )
+
+
+def _make(source: Source, format: str, quant: str | None) -> Format:
+    return FORMATS[format](source) if quant is None else FORMATS[format](source, quant)
+
+
+def _load(
+    source: Source, reading: Reading | None, warnings: list[str], on_event: Sink, check: Check
+) -> Comparison | None:
+    """Loads the base model to compare with; returns None, and adds a warning, if the free memory does not hold it."""
+    needed, free = memory_needed(source), free_memory(CPU)
+    if needed <= free:
+        return Comparison(source, reading, on_event, check)
+    warnings.append(
+        f"The model was not run to compare it, since that needs {gigabytes(needed)} of memory, and {gigabytes(free)} "
+        "are free."
+    )
+    on_event(Notice(warnings[0]))
+    return None
+
+
+def measure(source: Source, comparison: Comparison, formats: Iterable[Gguf]) -> list[GainKept]:
+    """Measures how much of the adapter's gain quantisations keep, up to the first that keeps enough."""
+    gain, found = comparison.loss_base - comparison.loss_adapter, []
+    base = source.weights.of_base()
+    for each in formats:
+        loss_base = comparison.loss_with_weights(each.rounded(base.read))
+        loss = comparison.loss_with_weights(each.rounded(source.weights.read))
+        share = (loss_base - loss) / gain if gain > 0 else None
+        found.append(GainKept(each.quant, loss_base, loss, share))
+        if share is not None and share >= ENOUGH:
+            break
+    return found
+
+
+def _warnings(written: Format, kept: list[GainKept]) -> Iterator[str]:
+    """Yields what the user should know about the exported files."""
+    if isinstance(written, Gguf) and written.is_shortened:
+        yield (
+            f"The file says that the model reads {written.context_length:,} tokens, since llama.cpp has no sliding "
+            "windows for this family and would compute longer texts otherwise."
+        )
+    if kept and kept[-1].share is None:
+        yield "The adapter does not lower the loss on these texts, so there is no gain to keep."
+    elif kept and kept[-1].share < ENOUGH:
+        share = f"{kept[-1].share:.0%}"
+        yield f"{kept[-1].quant} keeps only {share} of the adapter's gain on these texts; choose a larger quantisation."

@@ -1,0 +1,319 @@
+"""The formats: how each is written, and how it is read back.
+
+Each is read back by its own program if that is installed, and else by this package, which compares the tensors in the
+files with those that were meant.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sebp_edge.errors import ExportError
+from sebp_edge.export import llama_cpp, mlx_lm
+from sebp_edge.export.families import GgufModel
+from sebp_edge.export.gguf_file import (
+    BITS,
+    Done,
+    GgufFile,
+    dequantised,
+    kind_of,
+    quantised,
+    read_lora,
+    write_lora,
+    write_model,
+)
+from sebp_edge.export.k_quants import K_QUANTS, requantise
+from sebp_edge.export.mlx import read_adapter, write_adapter
+from sebp_edge.export.ollama import modelfile
+from sebp_edge.export.read_back import Agreement, Comparison, agreement, check_agreement, check_tokens, likeliest
+from sebp_edge.export.safetensors_file import read_tensors, write_weights
+from sebp_edge.export.source import Source
+from sebp_edge.export.tokenizer import GgufTokenizer
+from sebp_edge.export.weights import Read
+from sebp_edge.models.lora import LoraFactors, read_factors
+from sebp_edge.stopping import Check
+
+OURSELVES = "sebp-edge"
+
+
+@dataclass(frozen=True)
+class ReadBack:
+    """What reading the files back has shown.
+
+    Attributes:
+        program: what has read the files.
+        agreement: how it agrees with what was expected; None if it was not run.
+        loss: the loss of the files' weights; None if it was not computed.
+    """
+
+    program: str
+    agreement: Agreement | None = None
+    loss: float | None = None
+
+
+class Format:
+    """A format of an export; raises an ExportError at once if this adapter cannot be written so."""
+
+    is_adapter = False
+
+    def __init__(self, source: Source):
+        self._source = source
+        if self.is_adapter and not source.is_lora:
+            raise ExportError(
+                "This adapter has all weights of a model, so it can only be exported as one: merged, gguf or ollama."
+            )
+
+    @property
+    def num_bytes(self) -> int:
+        """The approximate size of the files."""
+        matrices = self._source.weights.factors.matrices.values()
+        return sum(4 * (lora_A.numel() + lora_B.numel()) for lora_A, lora_B in matrices)
+
+    def write(self, folder: Path, done: Done, check: Check) -> None:
+        """Writes the files into an existing folder."""
+        raise NotImplementedError
+
+    def read_back(self, folder: Path, comparison: Comparison) -> ReadBack:
+        """Reads the files back and compares what they compute.
+
+        Raises:
+            ExportError: it is something else.
+        """
+        raise NotImplementedError
+
+    def check_tensors(self, folder: Path, check: Check) -> ReadBack:
+        """Reads the files back without running a model, for machines whose memory does not hold it.
+
+        Raises:
+            ExportError: the tensors in the files are others.
+        """
+        for found, expected in self._tensors(folder):
+            if not torch.equal(found, expected):
+                raise ExportError("The exported files have other weights than were written; nothing was exported.")
+            check()
+        return ReadBack(OURSELVES)
+
+    def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields each tensor of the files with the one expected."""
+        raise NotImplementedError
+
+    def _factors(self, found: LoraFactors) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the matrices of an exported adapter with the saved ones."""
+        expected = self._source.weights.factors
+        if found.matrices.keys() != expected.matrices.keys() or found.scale != expected.scale:
+            raise ExportError("The exported adapter is another one; nothing was exported.")
+        for name, matrices in expected.matrices.items():
+            yield from zip(found.matrices[name], matrices, strict=True)
+
+
+class Peft(Format):
+    """The adapter in PEFT's layout, without the files of sebp-edge."""
+
+    is_adapter = True
+    _FILES = ("adapter_model.safetensors", "adapter_config.json")
+
+    def write(self, folder: Path, done: Done, check: Check) -> None:
+        for number, name in enumerate(self._FILES, start=1):
+            shutil.copyfile(self._source.folder / name, folder / name)
+            done(number, len(self._FILES))
+
+    def read_back(self, folder: Path, comparison: Comparison) -> ReadBack:
+        found, loss = comparison.with_adapter(folder)
+        return _compare("PEFT", found, comparison, loss)
+
+    def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._factors(read_factors(folder))
+
+
+class Merged(Format):
+    """A model folder of transformers, in the dtype of the base model's files."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self._source.model.num_parameters() * self._source.weights.dtype.itemsize
+
+    def write(self, folder: Path, done: Done, check: Check) -> None:
+        write_weights(folder / "model.safetensors", self._source.weights, done)
+        config = json.loads(self._source.config.to_json_string(use_diff=False))
+        config["dtype"] = str(self._source.weights.dtype).removeprefix("torch.")
+        config["architectures"] = [type(self._source.model).__name__]
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        self._source.tokenizer.save_pretrained(folder)
+        if (settings := self._source.base_folder / "generation_config.json").is_file():
+            shutil.copyfile(settings, folder / settings.name)
+
+    def read_back(self, folder: Path, comparison: Comparison) -> ReadBack:
+        # The files are rounded to their dtype, so they are compared with what they should hold, not with the adapter.
+        dtype = self._source.weights.dtype
+        expected, _ = comparison.with_weights(lambda name: self._source.weights.read(name).to(dtype))
+        found, loss = comparison.with_model(folder)
+        return _compare("transformers", found, comparison, loss, expected)
+
+    def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
+        weights, found = self._source.weights, read_tensors(folder / "model.safetensors")
+        return ((found(name), weights.read(name).to(weights.dtype)) for name in weights.shapes)
+
+
+class Gguf(Format):
+    """A quantised model in one GGUF file."""
+
+    def __init__(self, source: Source, quant: str):
+        super().__init__(source)
+        self.quant = quant
+        self._model = GgufModel(source.config)
+        self._tokenizer = GgufTokenizer(source.tokenizer, source.config.vocab_size)
+
+    @property
+    def file(self) -> str:
+        """The file's name."""
+        return f"{self._source.name}-{self.quant}.gguf"
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self._source.model.num_parameters() * BITS.get(self.quant, 16) / 8)
+
+    @property
+    def context_length(self) -> int:
+        """The longest text that the file says the model reads."""
+        return self._model.context_length
+
+    @property
+    def is_shortened(self) -> bool:
+        """Whether that is shorter than the base model's."""
+        return self.context_length < self._source.config.max_position_embeddings
+
+    def write(self, folder: Path, done: Done, check: Check) -> None:
+        own = "f16" if self.quant in K_QUANTS else self.quant
+        path = folder / (".f16" if self.quant in K_QUANTS else self.file)
+        write_model(path, self._source.name, self._model, self._tokenizer, self._source.weights, own, done)
+        if self.quant in K_QUANTS:
+            requantise(path, folder / self.file, self.quant, check)
+            path.unlink()
+
+    def rounded(self, read: Read) -> Read:
+        """Returns a reader that rounds weights as a file of this quantisation does."""
+        shapes = self._source.weights.shapes
+
+        def rounded(name: str) -> Tensor:
+            kind = kind_of(name, shapes[name], self.quant, shapes)
+            values = quantised(self._model.convert(name, read(name)), kind)
+            return self._model.restore(name, dequantised(values, kind))
+
+        return rounded
+
+    def read_back(self, folder: Path, comparison: Comparison) -> ReadBack:
+        path = folder / self.file
+        expected, loss = comparison.with_weights(GgufFile(path, self._model).read)
+        if not llama_cpp.is_installed():
+            same = agreement(comparison.expected, likeliest(expected), comparison.texts.rows)
+            check_agreement(OURSELVES, same, self.quant) if self.quant in ("f16", "bf16") else None
+            return ReadBack(OURSELVES, same, loss)
+        rows, texts = comparison.texts.rows, list(map(self._tokenizer.composed, comparison.texts.texts))
+        found = llama_cpp.predict(path, rows, texts, comparison.check)
+        check_tokens("llama.cpp", found, [self._source.tokenizer.backend_tokenizer.encode(text).ids for text in texts])
+        same = agreement(comparison.expected if self.quant == "f16" else expected, found, rows)
+        check_agreement("llama.cpp", same, self.quant)
+        return ReadBack("llama.cpp", same, loss)
+
+    def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
+        found = GgufFile(folder / self.file, self._model).read
+        if self.quant in K_QUANTS:  # llama.cpp's own rounding
+            return ((tensor, tensor) for tensor in map(found, self._source.weights.shapes))
+        expected = self.rounded(self._source.weights.read)
+        return ((found(name), expected(name)) for name in self._source.weights.shapes)
+
+
+class Ollama(Gguf):
+    """A GGUF file, and the Modelfile from which Ollama makes a model."""
+
+    def __init__(self, source: Source, quant: str):
+        super().__init__(source, quant)
+        self._check_template()
+
+    def write(self, folder: Path, done: Done, check: Check) -> None:
+        super().write(folder, done, check)
+        (folder / "Modelfile").write_text(self._check_template(), encoding="utf-8")
+
+    def _check_template(self) -> str:
+        return modelfile(self._source.tokenizer, self.file, needs_chat=self._source.record.uses_chat_template)
+
+
+class GgufLora(Format):
+    """The adapter alone in a GGUF file, for llama.cpp's --lora."""
+
+    is_adapter = True
+
+    def __init__(self, source: Source):
+        super().__init__(source)
+        self._model = GgufModel(source.config)
+        self._tokenizer = GgufTokenizer(source.tokenizer, source.config.vocab_size)
+
+    @property
+    def _file(self) -> str:
+        return f"{self._source.name}-lora.gguf"
+
+    def write(self, folder: Path, done: Done, check: Check) -> None:
+        write_lora(folder / self._file, self._model, self._source.weights.factors, done)
+
+    def read_back(self, folder: Path, comparison: Comparison) -> ReadBack:
+        if not llama_cpp.is_installed():
+            return self.check_tensors(folder, comparison.check)
+        # llama.cpp needs a base model too, which is deleted afterwards.
+        base, weights = folder / ".base", self._source.weights.of_base()
+        write_model(base, "base", self._model, self._tokenizer, weights, "f16", lambda *_: comparison.check())
+        rows = comparison.texts.rows
+        found = llama_cpp.predict(base, rows, [], comparison.check, lora=folder / self._file)
+        base.unlink()
+        same = agreement(comparison.expected, found, rows)
+        check_agreement("llama.cpp", same, "f16")
+        return ReadBack("llama.cpp", same, comparison.loss_adapter)
+
+    def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._factors(read_lora(folder / self._file, self._model, self._source.weights.factors.matrices))
+
+
+class Mlx(Format):
+    """The adapter as mlx-lm reads it."""
+
+    is_adapter = True
+
+    def write(self, folder: Path, done: Done, check: Check) -> None:
+        write_adapter(folder, self._source.weights.factors, self._source.config.num_hidden_layers)
+        done(1, 1)
+
+    def read_back(self, folder: Path, comparison: Comparison) -> ReadBack:
+        if not mlx_lm.is_installed():
+            return self.check_tensors(folder, comparison.check)
+        rows = comparison.texts.rows
+        found = mlx_lm.predict(self._source.base_folder, folder, rows, comparison.check)
+        same = agreement(comparison.expected, found, rows)
+        check_agreement("mlx-lm", same)
+        return ReadBack("mlx-lm", same, comparison.loss_adapter)
+
+    def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
+        return self._factors(read_adapter(folder))
+
+
+# By name; those that are quantised also take a quantisation.
+FORMATS: dict[str, Callable[..., Format]] = {
+    "peft": Peft,
+    "merged": Merged,
+    "gguf": Gguf,
+    "gguf-lora": GgufLora,
+    "mlx": Mlx,
+    "ollama": Ollama,
+}
+QUANTISED = ("gguf", "ollama")
+
+
+def _compare(
+    program: str, found: list[Tensor], comparison: Comparison, loss: float, expected: list[Tensor] | None = None
+) -> ReadBack:
+    same = agreement(expected or comparison.expected, likeliest(found), comparison.texts.rows)
+    check_agreement(program, same)
+    return ReadBack(program, same, loss)

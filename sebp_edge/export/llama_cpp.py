@@ -1,0 +1,66 @@
+"""Runs llama.cpp on a GGUF file, in a child process, which a damaged file ends.
+
+llama.cpp is the package xllamacpp. It listens on a port of this machine only, for as long as the process runs.
+"""
+
+import json
+import os
+import sys
+import urllib.request
+from importlib.util import find_spec
+from pathlib import Path
+
+from sebp_edge.export.child import Predicted, run
+from sebp_edge.stopping import Check
+
+
+def is_installed() -> bool:
+    """Whether llama.cpp can be run."""
+    return find_spec("xllamacpp") is not None and not getattr(sys, "frozen", False)
+
+
+def predict(model: Path, rows: list[list[int]], texts: list[str], check: Check, lora: Path | None = None) -> Predicted:
+    """Returns what llama.cpp predicts after each token of `rows`, and how it tokenises `texts`.
+
+    Raises:
+        ExportError: it cannot read the file.
+    """
+    request = {"model": str(model), "lora": lora and str(lora), "rows": rows, "texts": texts}
+    return run(__name__, "llama.cpp", request, check)
+
+
+def _answer(request: dict, top: int) -> dict:
+    """Computes the answer, in the child process."""
+    import xllamacpp
+
+    options = xllamacpp.CommonParams()
+    options.model.path = request["model"]
+    if request["lora"]:
+        options.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(request["lora"], 1.0)]
+    options.n_ctx, options.n_parallel, options.n_gpu_layers = max(map(len, request["rows"])) + 16, 1, 0
+    options.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    options.warmup, options.verbosity, options.fit_params = False, 0, False
+    # What is compared is the file: attention stays in fp32.
+    options.cache_type_k = options.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = int(
+        os.environ.get("OMP_NUM_THREADS") or os.cpu_count()
+    )
+    server = xllamacpp.Server(options)
+    # Probabilities are of the model's logits. A token that is text is sampled, since llama.cpp returns none for others.
+    sampled = [[_tokens(server.listening_address, "a")[-1], 1000.0]]
+    predicted = []
+    for row in request["rows"]:
+        for length in range(1, len(row) + 1):
+            asked = {"prompt": row[:length], "n_predict": 1, "n_probs": top, "cache_prompt": True}
+            answer = server.handle_completions(asked | {"temperature": 0, "logit_bias": sampled})
+            answer = answer if isinstance(answer, dict) else json.loads(answer)
+            likeliest = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            predicted.append([(each["id"], each["logprob"]) for each in likeliest])
+    return {"predicted": predicted, "tokens": [_tokens(server.listening_address, text) for text in request["texts"]]}
+
+
+def _tokens(address: str, text: str) -> list[int]:
+    content = json.dumps({"content": text, "add_special": True}).encode()
+    asked = urllib.request.Request(f"{address}/tokenize", content, {"Content-Type": "application/json"})
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked) as answer:
+        return json.load(answer)["tokens"]

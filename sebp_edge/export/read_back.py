@@ -1,0 +1,232 @@
+"""Compares what other programs compute with exported files with what these should give.
+
+Letters: T tokens of a row, V vocabulary.
+"""
+
+import gc
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from sebp_edge.errors import ExportError, TextsError
+from sebp_edge.events import Sink
+from sebp_edge.export.child import TOP, Predicted
+from sebp_edge.export.source import Source
+from sebp_edge.export.weights import Read
+from sebp_edge.insight import forgetting
+from sebp_edge.models.adaptation import load
+from sebp_edge.models.architecture import longest_sequence
+from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.loading import BaseModel, load_base_model
+from sebp_edge.recipe import Recipe
+from sebp_edge.stopping import Check
+from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.documents import own_text
+from sebp_edge.texts.examples import Example, encode
+from sebp_edge.texts.readers import Reading
+from sebp_edge.training.scoring import score
+
+# Number of tokens of a text that are compared.
+NUM_TOKENS = 200
+# Bounds for what is the same. llama.cpp rounds what it multiplies with weights as it rounds the weights, so its largest
+# difference is several times the mean one, and it takes another token where two are almost as likely.
+MAX_DIFFERENCE = 5e-3
+MAX_QUANTISED_DIFFERENCE = 0.1
+CLEAR = 0.5
+MIN_SAME = 0.99
+_CONTEXT_LENGTH = 512
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How a program's predictions agree with those expected.
+
+    Attributes:
+        mean_difference, largest_difference: of log-probabilities, over the tokens of the text and the likeliest token
+            before each.
+        same_likeliest: the share of tokens before which the likeliest token is the same.
+        same_if_clear: that share, if a token counts as the same that is expected to be almost as likely.
+    """
+
+    mean_difference: float
+    largest_difference: float
+    same_likeliest: float
+    same_if_clear: float
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What models are compared on.
+
+    Attributes:
+        examples: the encoded texts.
+        rows: 200 of their tokens, those of the longest examples.
+        texts: the texts themselves.
+        context_length: of the longest example.
+    """
+
+    examples: list[Example]
+    rows: list[list[int]]
+    texts: list[str]
+    context_length: int
+
+    @classmethod
+    def of(cls, examples: list[Example], texts: list[str], context_length: int) -> "Texts":
+        rows, left = [], NUM_TOKENS
+        for example in _longest_first(examples):
+            if left > 0:
+                rows.append(example.input_ids[:left])
+                left -= len(rows[-1])
+        return cls(examples, rows, texts, context_length)
+
+
+def _longest_first(examples: list[Example]) -> list[Example]:
+    return sorted(examples, key=lambda example: -len(example.input_ids))
+
+
+class Comparison:
+    """The base model on the CPU in fp32, with the adapter or with other weights in turn: one model in memory.
+
+    Args:
+        reading: the user's texts; None for general text.
+        on_event: receives the progress of evaluations; may raise to stop.
+        check: called between tensors; may raise to stop.
+
+    Attributes:
+        expected: the log-probabilities with the adapter.
+        loss_base, loss_adapter: the losses of the base model and with the adapter, in nats per token.
+    """
+
+    def __init__(self, source: Source, reading: Reading | None, on_event: Sink, check: Check):
+        self._source, self._on_event, self.check = source, on_event, check
+        self._base = load_base_model(source.reference, Recipe.load("notes").replace(load_in_4bit=False), CPU)
+        check()
+        self.texts = _texts(source, self._base, reading)
+        self.loss_base = self._loss(self._base.model)
+        if source.is_lora:
+            adaptation = load(self._base, source.folder)
+            self.expected, self.loss_adapter = self._log_probabilities(adaptation.model), self._loss(adaptation.model)
+            adaptation.detach()
+        else:
+            self.expected, self.loss_adapter = self.with_weights(source.weights.read)
+
+    def with_weights(self, read: Read) -> tuple[list[Tensor], float]:
+        """Replaces the weights, a tensor at a time; returns the log-probabilities and the loss."""
+        self.fill(read)
+        return self._log_probabilities(self._base.model), self._loss(self._base.model)
+
+    def loss_with_weights(self, read: Read) -> float:
+        """Replaces the weights, a tensor at a time; returns the loss."""
+        self.fill(read)
+        return self._loss(self._base.model)
+
+    @torch.no_grad()
+    def fill(self, read: Read) -> None:
+        """Replaces the weights, a tensor at a time."""
+        for name in self._source.weights.shapes:
+            self._base.model.get_parameter(name).copy_(read(name))
+            self.check()
+
+    def with_adapter(self, folder: Path) -> tuple[list[Tensor], float]:
+        """Returns the log-probabilities and the loss with an adapter in PEFT's layout on the present weights."""
+        adaptation = load(self._base, folder)
+        found = self._log_probabilities(adaptation.model), self._loss(adaptation.model)
+        adaptation.detach()
+        return found
+
+    def with_model(self, folder: Path) -> tuple[list[Tensor], float]:
+        """Returns the log-probabilities and the loss of a model in a folder, which takes the place of this one."""
+        self._base = None
+        gc.collect()
+        reference = ModelReference(self._source.name, "local", str(folder))
+        self._base = load_base_model(reference, Recipe.load("notes"), CPU)
+        return self._log_probabilities(self._base.model), self._loss(self._base.model)
+
+    def _loss(self, model: nn.Module) -> float:
+        collator = Collator(self.texts.context_length, self._base.pad_token_id)
+        return score(model, self.texts.examples, collator, CPU, self._on_event).mean
+
+    @torch.no_grad()
+    def _log_probabilities(self, model: nn.Module) -> list[Tensor]:
+        """Returns the log-probabilities after each token of each row, [T, V]."""
+        return [model(torch.tensor([row])).logits[0].float().log_softmax(dim=-1) for row in self.texts.rows]
+
+
+def likeliest(log_probabilities: list[Tensor]) -> Predicted:
+    """Returns what a model predicts, as other programs return it."""
+    top = torch.cat(log_probabilities).topk(TOP)
+    rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return Predicted([list(zip(*row, strict=True)) for row in rows], [])
+
+
+def memory_needed(source: Source) -> int:
+    """Returns the memory that a comparison takes, in bytes: a model in fp32, and its largest tensor twice more."""
+    sizes = [math.prod(shape) for shape in source.weights.shapes.values()]
+    return 4 * (sum(sizes) + 2 * max(sizes))
+
+
+def _texts(source: Source, base: BaseModel, reading: Reading | None) -> Texts:
+    """Encodes the user's texts, or else enough of the general text."""
+    context = min(_CONTEXT_LENGTH, longest_sequence(base.model) or _CONTEXT_LENGTH)
+    documents = reading.documents if reading else forgetting.read_probe()
+    chat = source.record.recipe.get("chat_template", False)
+    examples, _ = encode(documents, source.tokenizer, context, chat_template=chat)
+    if not examples:
+        raise TextsError("These texts have no token to compare models on; give other texts.")
+    texts = [own_text(document.content) for document in documents]
+    # General text is only to show what the files compute, so a little of it is enough.
+    return Texts.of(examples if reading else _longest_first(examples)[:2], texts, context)
+
+
+def agreement(expected: list[Tensor], predicted: Predicted, rows: list[list[int]]) -> Agreement:
+    """Compares a program's predictions with the expected ones."""
+    differences, margins = [], []
+    following = (token for row in rows for token in [*row[1:], None])
+    for expected_V, found, token in zip(torch.cat(expected), map(dict, predicted.likeliest), following, strict=True):
+        first = next(iter(found))
+        differences += [abs(expected_V[each].item() - found[each]) for each in {first, token} & found.keys()]
+        margins.append(expected_V.max().item() - expected_V[first].item())
+    # Tensors, since max() may lose a NaN.
+    differences, margins = torch.tensor(differences), torch.tensor(margins)
+    same, same_if_clear = ((margins <= bound).double().mean().item() for bound in (0, CLEAR))
+    return Agreement(differences.mean().item(), differences.max().item(), same, same_if_clear)
+
+
+def check_agreement(program: str, found: Agreement, quant: str | None = None) -> None:
+    """Refuses files with which a program computes something else.
+
+    Args:
+        quant: the quantisation that llama.cpp has read; None for a program that computes in fp32.
+
+    Raises:
+        ExportError: it computes something else.
+    """
+    if quant is None:
+        is_same = found.largest_difference <= MAX_DIFFERENCE
+    elif quant == "f16":
+        is_same = found.mean_difference <= MAX_DIFFERENCE and found.same_if_clear >= MIN_SAME
+    else:
+        is_same = found.mean_difference <= MAX_QUANTISED_DIFFERENCE and found.same_if_clear >= MIN_SAME
+    if not is_same:
+        raise ExportError(
+            f"{program} computes something else with the exported files (log-probabilities differ by "
+            f"{found.mean_difference:.2g} on average and by up to {found.largest_difference:.2g}, the likeliest token "
+            f"is the same for {found.same_likeliest:.1%}); nothing was exported. Please report this."
+        )
+
+
+def check_tokens(program: str, predicted: Predicted, expected: list[list[int]]) -> None:
+    """Refuses a file whose tokenizer gives other tokens.
+
+    Raises:
+        ExportError: it does.
+    """
+    if different := sum(found != right for found, right in zip(predicted.tokens, expected, strict=True)):
+        raise ExportError(
+            f"{program} reads {different} of {len(expected)} texts as other tokens than the model's own tokenizer; "
+            "nothing was exported. Use --format merged, or peft."
+        )

@@ -1,0 +1,78 @@
+"""What is exported: a saved adapter and its base model's files, checked before anything is written."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.errors import BaseModelMismatch
+from sebp_edge.export.weights import MergedWeights
+from sebp_edge.models import hub
+from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.fingerprint import fingerprint
+from sebp_edge.models.loading import local_tokenizer, model_from_config, raising_model_error
+
+
+@dataclass(frozen=True)
+class Source:
+    """A saved adapter and its base model.
+
+    Attributes:
+        name: the name of the exported files.
+        folder, record: the adapter.
+        reference: the base model.
+        base_folder: the base model's folder.
+        model: the base model on "meta".
+        tokenizer: the base model's.
+        weights: the base model's weights with the adapter merged in.
+    """
+
+    name: str
+    folder: Path
+    record: AdapterRecord
+    reference: ModelReference
+    base_folder: Path
+    model: nn.Module
+    tokenizer: object
+    weights: MergedWeights
+
+    @classmethod
+    def open(cls, name: str, folder: Path, record: AdapterRecord, reference: ModelReference) -> "Source":
+        """Opens an adapter and its base model; loads no weights.
+
+        Raises:
+            ModelError: the base model is not available or damaged.
+            AdapterError: the adapter is damaged.
+            BaseModelMismatch: it was made for another base model.
+            ExportError: the base model's files do not have transformers' names.
+        """
+        model = model_from_config(reference)
+        base_folder = hub.model_folder(reference) if reference.kind == "hub" else Path(reference.location)
+        with raising_model_error(reference, "has no safetensors weights that can be read"):
+            identity = fingerprint(type(model).__name__, base_folder)
+        if record.fingerprint != identity:
+            raise BaseModelMismatch(
+                f"The adapter was made for {record.base_model}, not for these weights of {reference.public_name}; give "
+                "the model that it was made for."
+            )
+        weights = MergedWeights(model, base_folder, folder)
+        return cls(name, folder, record, reference, base_folder, model, local_tokenizer(reference), weights)
+
+    @property
+    def config(self):
+        """The base model's config."""
+        return self.model.config
+
+    @property
+    def is_lora(self) -> bool:
+        return self.weights.factors is not None
+
+    @property
+    def merged_into(self) -> str | None:
+        """The weights that a LoRA adapter is merged into, in words; None for a fully fine-tuned model."""
+        if not self.is_lora:
+            return None
+        dtype = str(self.weights.dtype).removeprefix("torch.")
+        trained = ", not the 4-bit ones that it was trained on" if self.record.recipe.get("load_in_4bit") else ""
+        return f"the {dtype} weights of {self.reference.public_name}{trained}"

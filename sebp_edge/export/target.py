@@ -1,0 +1,71 @@
+"""Makes a new folder, written whole or not at all."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sebp_edge.errors import OptionError, StorageError
+from sebp_edge.files import expand_user, flush, storage_errors
+from sebp_edge.units import gigabytes
+
+_CANNOT = "Cannot export to"
+
+
+def check_target(to: str | Path) -> Path:
+    """Returns the folder to make, after checking before any work is done that it can be made.
+
+    Raises:
+        OptionError: it exists, or is no path.
+        StorageError: the folder around it does not exist or cannot be written to.
+    """
+    if not str(to):
+        raise OptionError("The folder to export to has no name; give a new folder.")
+    target = expand_user(to).absolute()
+    with storage_errors(_CANNOT, target, "; choose another location"):
+        if os.path.lexists(target):
+            raise OptionError(f"{str(target)!r} already exists; choose a new folder, so that nothing is overwritten.")
+        if not target.parent.is_dir():
+            raise StorageError(f"The folder {str(target.parent)!r} does not exist; create it or choose another one.")
+        shutil.rmtree(tempfile.mkdtemp(prefix=".check-", dir=target.parent))
+    return target
+
+
+def check_space(target: Path, size: int) -> None:
+    """Checks that `size` bytes fit on the disk.
+
+    Raises:
+        StorageError: they do not.
+    """
+    with storage_errors(_CANNOT, target):
+        free = shutil.disk_usage(target.parent).free
+    if size > free:
+        raise StorageError(
+            f"The export needs {gigabytes(size)}, but only {gigabytes(free)} are free in {str(target.parent)!r}; free "
+            "space or choose another location."
+        )
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yields a temporary folder beside `target`, which becomes `target` at the end; deletes it on any error.
+
+    Raises:
+        StorageError: the disk refuses it, or `target` exists by now; nothing is left.
+    """
+    with storage_errors(_CANNOT, target):
+        temporary = Path(tempfile.mkdtemp(prefix=".exporting-", dir=target.parent))
+        try:
+            yield temporary
+            for path in temporary.rglob("*"):
+                path.chmod(0o700 if path.is_dir() else 0o600)
+                flush(path)
+            flush(temporary)
+            if os.path.lexists(target):
+                raise StorageError(f"{str(target)!r} already exists; nothing was overwritten.")
+            temporary.rename(target)
+            flush(target.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)

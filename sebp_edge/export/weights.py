@@ -1,0 +1,114 @@
+"""The base model's weights with an adapter merged in, read a tensor at a time."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from sebp_edge.errors import BaseModelMismatch, ExportError
+from sebp_edge.models.compressed import COMPRESSED, CompressedFile
+from sebp_edge.models.full import FullWeights
+from sebp_edge.models.lora import LoraAdapter, LoraFactors, read_factors
+from sebp_edge.models.weights import raising_adapter_error, refuse_non_finite
+
+Read = Callable[[str], Tensor]
+
+
+class MergedWeights:
+    """A model's weights by name, tied ones once; each is computed when it is read.
+
+    Args:
+        model: the base model on "meta".
+        base_folder: the base model's folder, with safetensors weights.
+        adapter_folder: an adapter's folder; None for the base model alone.
+
+    Attributes:
+        shapes: the shapes of all tensors.
+        factors: the adapter's matrices; None for a fully fine-tuned model or the base model alone.
+        dtype: the dtype of most weights in the files.
+
+    Raises:
+        AdapterError: the adapter is damaged.
+        BaseModelMismatch: it does not fit the base model.
+        ExportError: the base model's files do not have transformers' names.
+    """
+
+    def __init__(self, model: nn.Module, base_folder: Path, adapter_folder: Path | None):
+        self._model, self._base_folder = model, base_folder
+        self.shapes = {name: tensor.shape for name, tensor in _own_tensors(model)}
+        self.factors: LoraFactors | None = None
+        is_lora = adapter_folder is not None and (adapter_folder / LoraAdapter.MARKERS[0]).is_file()
+        if adapter_folder is None or is_lora:
+            shapes, self._read = _base(base_folder)
+            if any(shapes.get(name) != shape for name, shape in self.shapes.items()):
+                raise ExportError(
+                    f"The files of this {model.config.model_type} model name or shape weights otherwise than "
+                    "transformers does; only --format peft can be written."
+                )
+        if is_lora:
+            self.factors = read_factors(adapter_folder)
+            _refuse_other_layers(self.factors, model, adapter_folder)
+        elif adapter_folder is not None:
+            with raising_adapter_error(adapter_folder):
+                shapes, self._read = _full(adapter_folder)
+                if shapes != self.shapes:
+                    raise BaseModelMismatch(f"The weights in {adapter_folder.name!r} belong to another base model.")
+        self.dtype = self._read(max(self.shapes, key=lambda name: self.shapes[name].numel())).dtype
+
+    def of_base(self) -> "MergedWeights":
+        """Returns the base model's weights alone."""
+        return MergedWeights(self._model, self._base_folder, None)
+
+    def read(self, name: str) -> Tensor:
+        """Returns a tensor: merged in fp32 if the adapter changes it, else as it is stored."""
+        weight = self._read(name)
+        if self.factors is None or name not in self.factors.matrices:
+            return weight
+        lora_A, lora_B = (matrix.float() for matrix in self.factors.matrices[name])
+        # Not in place: an fp32 weight is the file's mapped memory.
+        return torch.addmm(weight.float(), lora_B, lora_A, alpha=self.factors.scale)
+
+
+def _own_tensors(model: nn.Module):
+    own = {name for name, _ in model.named_parameters()}
+    return ((name, tensor) for name, tensor in model.state_dict().items() if name in own)
+
+
+def _base(folder: Path) -> tuple[dict[str, torch.Size], Read]:
+    """Returns the shapes and the reader of a model's safetensors files, whose tensors stay memory-mapped."""
+    whole = folder / "model.safetensors"
+    if whole.is_file():
+        shards = [whole]
+    else:
+        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        shards = [folder / name for name in sorted(set(index["weight_map"].values()))]
+    files = [safe_open(shard, framework="pt") for shard in shards]
+    holders = {name: file for file in files for name in file.keys()}  # noqa: SIM118, not a dict
+    shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name, file in holders.items()}
+    return shapes, lambda name: holders[name].get_tensor(name)
+
+
+def _full(folder: Path) -> tuple[dict[str, torch.Size], Read]:
+    """Returns the shapes and the reader of a fully fine-tuned model."""
+    file = next((name for name in FullWeights.MARKERS if (folder / name).is_file()), FullWeights.MARKERS[0])
+    if file == COMPRESSED:
+        compressed = CompressedFile(folder / file)
+        shapes, stored, read = compressed.shapes, compressed.stored, compressed.read
+    else:
+        with (folder / file).open("rb"):  # raises the true OSError, which safetensors reports as a missing file
+            shapes, read = _base(folder)
+        stored = read
+    refuse_non_finite(((name, stored(name)) for name in shapes), folder, file)
+    return shapes, read
+
+
+def _refuse_other_layers(factors: LoraFactors, model: nn.Module, folder: Path) -> None:
+    """Refuses an adapter of layers that the model does not have, or that do not compute X Wᵀ."""
+    layers = {f"{path}.weight": layer for path, layer in model.named_modules() if type(layer) is nn.Linear}
+    for name, (lora_A, lora_B) in factors.matrices.items():
+        layer = layers.get(name)
+        if layer is None or layer.weight.shape != (len(lora_B), lora_A.shape[1]):
+            raise BaseModelMismatch(f"The adapter in {folder.name!r} was made for other layers than this model has.")

@@ -1,0 +1,213 @@
+"""What bad input gets: one sentence, a non-zero exit code, nothing overwritten and nothing left behind."""
+
+import shutil
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from command import assert_one_sentence, process, records, run
+from export_sources import make_adapter, make_source
+from safetensors.torch import load_file, save_file
+
+from sebp_edge import AdapterStore, Personalizer
+from sebp_edge.errors import BusyError, Interrupted, StorageError
+from sebp_edge.events import TensorWritten
+
+
+@pytest.fixture
+def model(tmp_path):
+    return make_source(tmp_path / "model", "llama")
+
+
+@pytest.fixture
+def stored(model, own_data_folder):
+    """The adapter "mine" in the store."""
+    version = own_data_folder / "mine" / "1"
+    version.parent.mkdir(parents=True)
+    make_adapter(version, model)
+    (version.parent / "active").write_text("1")
+    return AdapterStore()
+
+
+@pytest.fixture
+def place(tmp_path):
+    """An empty folder to export into."""
+    folder = tmp_path / "place"
+    folder.mkdir()
+    return folder
+
+
+def export(model, *arguments):
+    return run("export", "mine", "--model", model, *arguments)
+
+
+def test_the_command_exports(stored, model, place):
+    result = export(model, "--to", place / "out", "--format", "ollama", "--quant", "q4_0")
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in (place / "out").iterdir()} == {"mine-q4_0.gguf", "Modelfile"}
+    assert "ollama create NAME -f Modelfile" in result.stdout
+    assert [path.name for path in place.iterdir()] == ["out"]
+
+
+def test_json_ends_with_the_result(stored, model, place):
+    result = export(model, "--to", place / "out", "--format", "peft", "--json")
+    events = records(result.stdout)
+    assert events[-1]["event"] == "result" and events[-1]["path"] == str(place / "out")
+    assert "tensor_written" in {event["event"] for event in events}
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_an_existing_target_is_refused(stored, model, place, kind):
+    target = place / "out"
+    {"folder": target.mkdir, "file": target.touch, "link": lambda: target.symlink_to(place / "nowhere")}[kind]()
+    assert_one_sentence(export(model, "--to", target), "already exists", 2)
+    assert [path.name for path in place.iterdir()] == ["out"]
+    assert not target.is_dir() or not list(target.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "exit_code"),
+    [
+        (["--format", "gg"], "no format 'gg'; did you mean", 2),
+        (["--quant", "q4"], "no quantisation 'q4'; did you mean", 2),
+        (["--format", "peft", "--quant", "q4_0"], "'peft' is not quantised", 2),
+        (["--quant", "smallest"], "give the texts", 2),
+        (["--version", "7"], "has no version 7", 1),
+        (["--texts", "/nowhere"], "nowhere", 1),
+    ],
+)
+def test_invalid_options_are_refused(stored, model, place, arguments, words, exit_code):
+    assert_one_sentence(export(model, "--to", place / "out", *arguments), words, exit_code)
+    assert not list(place.iterdir())
+
+
+@pytest.mark.parametrize("name", ["nobody", "../mine", "con", "a" * 200, "./mine"])
+def test_strange_names_are_refused(stored, model, place, name):
+    assert_one_sentence(run("export", name, "--model", model, "--to", place / "out"), "adapter")
+    assert not list(place.iterdir())
+
+
+@pytest.mark.parametrize("to", ["missing/out", "x" * 300, "~nobody-of-that-name/out"])
+def test_targets_that_cannot_be_made_are_refused(stored, model, place, to):
+    result = export(model, "--to", to if to.startswith("~") else place / to)
+    assert_one_sentence(result, "does not exist|Cannot export|unknown user", result.exit_code)
+    assert result.exit_code in (1, 2)
+    assert not list(place.iterdir())
+
+
+def test_another_bases_adapter_is_refused(stored, tmp_path, place):
+    other = make_source(tmp_path / "other", "llama")
+    weights = {name: weight + 1 for name, weight in load_file(other / "model.safetensors").items()}
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    assert_one_sentence(export(other, "--to", place / "out"), "was made for model, not for these weights of other")
+    assert not list(place.iterdir())
+
+
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "adapter_config.json", "sebp_edge.json"])
+@pytest.mark.parametrize("format", ["gguf", "peft"])
+def test_a_damaged_adapter_is_refused(stored, model, place, file, format):
+    path = stored.folder / "mine" / "1" / file
+    path.write_bytes(path.read_bytes()[:-40])
+    assert_one_sentence(export(model, "--to", place / "out", "--format", format), "damaged|cannot be read")
+    assert not list(place.iterdir())
+
+
+def test_a_damaged_base_model_is_refused(stored, model, place):
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-40])
+    assert_one_sentence(export(model, "--to", place / "out"), "no safetensors weights that can be read")
+    assert not list(place.iterdir())
+
+
+def test_an_adapter_with_other_layers_is_refused(stored, model, place):
+    path = stored.folder / "mine" / "1" / "adapter_model.safetensors"
+    weights = {name.replace("q_proj", "query"): weight for name, weight in load_file(path).items()}
+    save_file(weights, path)
+    assert_one_sentence(export(model, "--to", place / "out"), "made for other layers")
+
+
+def test_a_disk_without_space_is_refused_before_anything_is_written(stored, model, place, monkeypatch):
+    usage = shutil.disk_usage(place)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    assert_one_sentence(export(model, "--to", place / "out"), "The export needs .* but only")
+    assert not list(place.iterdir())
+
+
+@pytest.mark.parametrize("format", ["gguf", "merged", "peft", "gguf-lora", "mlx"])
+def test_a_disk_that_fills_up_leaves_nothing(stored, model, mount_disk, monkeypatch, format):
+    disk = mount_disk("64k")
+    monkeypatch.setattr("sebp_edge.export.export.check_space", lambda target, size: None)
+    assert_one_sentence(export(model, "--to", disk / "out", "--format", format), "Cannot export to")
+    assert not list(disk.iterdir())
+
+
+def test_ctrl_c_leaves_nothing(stored, model, place):
+    arguments = ("export", "mine", "--model", model, "--to", place / "out", "--json")
+    with process(*arguments) as one:
+        for line in one.stdout:
+            if "tensor_written" in line:
+                break
+        one.send_signal(signal.SIGINT)
+        output, errors = one.communicate(timeout=60)
+    assert one.returncode == 130
+    assert errors == "sebp-edge: Interrupted; nothing was changed.\n"
+    assert records(output)[-1]["error"] == "Interrupted"
+    assert not list(place.iterdir())
+
+
+@pytest.mark.parametrize("when", [1, 5, "read back"])
+def test_a_stop_leaves_nothing_and_the_next_call_works(stored, model, place, when):
+    event = threading.Event()
+
+    def sink(each):
+        if isinstance(each, TensorWritten) and each.tensor == (each.tensors if when == "read back" else when):
+            event.set()
+
+    personalizer = Personalizer(model, device="cpu", store=stored, on_event=sink)
+    with pytest.raises(Interrupted):
+        personalizer.export("mine", place / "out", stop_when=event)
+    assert not list(place.iterdir())
+    assert personalizer.generate("the ferry", max_new_tokens=2) is not None
+
+
+def test_the_adapter_in_use_stays_in_use(stored, model, place):
+    personalizer = Personalizer(model, device="cpu", store=stored)
+    options = {"max_new_tokens": 8, "temperature": 0}
+    text = personalizer.generate("the ferry left", adapter="mine", **options)
+    personalizer.export("mine", place / "out", format="merged")
+    assert personalizer.generate("the ferry left", **options) == text
+
+
+def test_a_call_at_the_same_time_is_refused(stored, model, place):
+    errors = []
+
+    def sink(event):
+        try:
+            personalizer.generate("x")
+        except BusyError as error:
+            errors.append(error)
+
+    personalizer = Personalizer(model, device="cpu", store=stored, on_event=sink)
+    personalizer.export("mine", place / "out", format="peft")
+    assert errors
+
+
+def test_a_target_that_appears_meanwhile_is_not_overwritten(stored, model, place):
+    def sink(event):
+        if isinstance(event, TensorWritten) and event.tensor == 1:
+            (place / "out").mkdir()
+            (place / "out" / "theirs").write_text("theirs")
+
+    personalizer = Personalizer(model, device="cpu", store=stored, on_event=sink)
+    with pytest.raises(StorageError, match="already exists; nothing was overwritten"):
+        personalizer.export("mine", place / "out", format="peft")
+    assert [path.name for path in place.iterdir()] == ["out"]
+    assert (place / "out" / "theirs").read_text() == "theirs"
+
+
+def test_a_folder_with_a_strange_name_is_exported(stored, model, place):
+    target = place / "ø – “a b” $HOME"
+    result = export(model, "--to", target, "--format", "gguf")
+    assert result.exit_code == 0, result.output
+    assert [path.name for path in Path(target).iterdir()] == ["mine-q8_0.gguf"]

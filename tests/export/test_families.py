@@ -1,0 +1,126 @@
+"""Every family, quantisation and format: what is written is what another program computes with."""
+
+import numpy as np
+import pytest
+import torch
+from export_sources import FAMILIES, SIZES, long_texts, make_adapter, make_source
+from gguf import GGMLQuantizationType, GGUFReader, dequantize, quantize
+from safetensors.torch import load_file
+from transformers import CohereConfig, MistralConfig, Qwen2Config
+
+from sebp_edge import Personalizer
+from sebp_edge.errors import ExportError
+from sebp_edge.export.families import GgufModel
+from sebp_edge.export.gguf_file import QUANTISATIONS, dequantised, quantised
+from sebp_edge.export.read_back import MAX_DIFFERENCE
+
+pytest.importorskip("xllamacpp", reason="llama.cpp is not installed: pip install 'sebp-edge[verify]'")
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A function that makes a model of a family and an adapter for it, and returns their folders."""
+
+    def make(family, **record):
+        model = make_source(tmp_path / "model", family)
+        return model, make_adapter(tmp_path / "adapter", model, **record)
+
+    return make
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_llama_cpp_computes_what_we_do_with_a_merged_file(source, tmp_path, family):
+    model, adapter = source(family)
+    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant="f16", texts=long_texts())
+    assert result.read_back_by == "llama.cpp"
+    assert result.largest_difference <= MAX_DIFFERENCE
+    assert result.loss_adapter != pytest.approx(result.loss_base, abs=1e-6)
+    assert abs(result.loss - result.loss_adapter) < 1e-3
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
+def test_llama_cpp_computes_what_we_do_with_an_adapters_file(source, tmp_path, family):
+    model, adapter = source(family)
+    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="gguf-lora", texts=long_texts())
+    assert (result.read_back_by, result.files) == ("llama.cpp", ("adapter-lora.gguf",))
+    assert result.largest_difference <= MAX_DIFFERENCE
+
+
+@pytest.mark.parametrize("quant", QUANTISATIONS)
+def test_a_tensor_is_the_merged_one_rounded_as_llama_cpp_rounds(source, tmp_path, quant):
+    model, adapter = source("qwen3")
+    Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant=quant, texts=long_texts())
+    tensors = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "out" / f"adapter-{quant}.gguf").tensors}
+    weights = load_file(model / "model.safetensors")
+    lora = load_file(adapter / "adapter_model.safetensors")
+    name = "model.layers.1.mlp.down_proj"
+    lora_A, lora_B = (lora[f"base_model.model.{name}.lora_{letter}.weight"] for letter in "AB")
+    merged = weights[f"{name}.weight"] + 2.0 * lora_B @ lora_A
+    tensor = tensors["blk.1.ffn_down.weight"]
+    assert tensor.tensor_type.name == quant.upper()
+    found = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+    step = {"q4_0": 1 / 8, "q4_1": 1 / 15, "q5_0": 1 / 16, "q5_1": 1 / 31, "q8_0": 1 / 127}.get(quant, 2**-8)
+    assert (found - merged).abs().max() <= step * 2 * merged.abs().max()
+    assert tensors["token_embd.weight"].tensor_type.name == ("Q8_0" if quant[:2] in ("q4", "q5") else quant.upper())
+    assert tensors["output_norm.weight"].tensor_type.name == "F32"
+
+
+def test_bf16_is_rounded_bit_for_bit_as_the_package_gguf_rounds():
+    values = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) * 1e-3
+    kind = GGMLQuantizationType.BF16
+    assert np.array_equal(quantised(values, kind), quantize(values.numpy(), kind))
+    assert torch.equal(dequantised(quantised(values, kind), kind), values.bfloat16().float())
+
+
+def test_a_weight_too_large_for_f16_is_refused():
+    with pytest.raises(ExportError, match="too large for f16; use --quant bf16"):
+        quantised(torch.tensor([[1e6]]), GGMLQuantizationType.F16)
+
+
+def test_rows_that_are_no_multiple_of_a_block_are_f16(source, tmp_path, monkeypatch):
+    monkeypatch.setitem(FAMILIES, "odd", lambda: Qwen2Config(**SIZES | {"intermediate_size": 72}))
+    model, adapter = source("odd")
+    Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant="q4_0", texts=long_texts())
+    kinds = {one.name: one.tensor_type.name for one in GGUFReader(tmp_path / "out" / "adapter-q4_0.gguf").tensors}
+    assert (kinds["blk.0.ffn_down.weight"], kinds["blk.0.ffn_up.weight"]) == ("F16", "Q4_0")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "words"),
+    [
+        ("llama", {"attention_bias": True}, "with biases"),
+        ("qwen2", {"use_sliding_window": True}, "with sliding windows"),
+        ("gemma2", {"query_pre_attn_scalar": 100}, "scaled by 100"),
+        ("gemma3", {"layer_types": ["full_attention"] * 6}, "other layers of full attention"),
+        ("llama", {"hidden_act": "relu"}, "activation relu"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            r"rotary embeddings \(dynamic\)",
+        ),
+    ],
+)
+def test_a_setting_that_llama_cpp_lacks_is_refused(family, changes, words):
+    config = FAMILIES[family]()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    with pytest.raises(ExportError, match=words):
+        GgufModel(config)
+
+
+def test_a_window_that_llama_cpp_lacks_shortens_the_context(source, tmp_path, monkeypatch):
+    monkeypatch.setitem(FAMILIES, "windowed", lambda: MistralConfig(**SIZES, head_dim=32, sliding_window=240))
+    model, adapter = source("windowed")
+    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", quant="f16", texts=long_texts())
+    assert "reads 240 tokens" in result.warnings[0]
+    field = GGUFReader(tmp_path / "out" / "adapter-f16.gguf").get_field("llama.context_length")
+    assert field.contents() == 240
+
+
+def test_another_family_is_refused(source, tmp_path, monkeypatch):
+    monkeypatch.setitem(FAMILIES, "cohere", lambda: CohereConfig(**SIZES))
+    model, adapter = source("cohere")
+    personalizer = Personalizer(model, device="cpu")
+    with pytest.raises(ExportError, match="cohere models cannot be written as GGUF"):
+        personalizer.export(adapter, tmp_path / "out")
+    assert personalizer.export(adapter, tmp_path / "out", format="merged").read_back_by == "transformers"

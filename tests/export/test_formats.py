@@ -1,0 +1,231 @@
+"""The formats that are no GGUF model, fully fine-tuned models, and what happens without other programs."""
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from export_sources import long_texts, make_adapter, make_source
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from sebp_edge import Personalizer
+from sebp_edge.errors import ExportError, OptionError
+from sebp_edge.events import TensorWritten
+from sebp_edge.export import export as main_path
+from sebp_edge.export import llama_cpp, mlx_lm
+from sebp_edge.models.compressed import COMPRESSED
+
+IDS = torch.tensor([[0, 40, 50, 60, 70]])
+
+
+@pytest.fixture
+def llama(tmp_path):
+    model = make_source(tmp_path / "model", "llama")
+    return model, make_adapter(tmp_path / "adapter", model)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(IDS).logits
+
+
+def test_a_merged_folder_is_the_model_with_the_adapter(llama, tmp_path):
+    model, adapter = llama
+    events = []
+    result = Personalizer(model, device="cpu", on_event=events.append).export(
+        adapter, tmp_path / "out", format="merged"
+    )
+    assert (result.read_back_by, result.merged_into) == ("transformers", "the float32 weights of model")
+    base = AutoModelForCausalLM.from_pretrained(model)
+    adapted = logits(PeftModel.from_pretrained(base, adapter))
+    assert torch.allclose(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), adapted, atol=1e-4)
+    written = [event for event in events if isinstance(event, TensorWritten)]
+    assert [event.tensor for event in written] == list(range(1, written[-1].tensors + 1))
+    assert not (tmp_path / "out").stat().st_mode & 0o077
+
+
+def test_the_bases_file_is_not_changed(llama, tmp_path):
+    model, adapter = llama
+    before = (model / "model.safetensors").read_bytes()
+    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="ollama", texts=long_texts())
+    assert (model / "model.safetensors").read_bytes() == before
+    assert result.gain_kept[0].quant == "q8_0"
+
+
+def test_a_peft_folder_has_the_adapter_and_nothing_of_ours(llama, tmp_path):
+    model, adapter = llama
+    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="peft")
+    assert (result.read_back_by, result.largest_difference) == ("PEFT", 0.0)
+    assert result.files == ("adapter_config.json", "adapter_model.safetensors")
+    base = AutoModelForCausalLM.from_pretrained(model)
+    PeftModel.from_pretrained(base, tmp_path / "out")
+
+
+@pytest.mark.skipif(not mlx_lm.is_installed(), reason="mlx-lm is not installed")
+def test_mlx_lm_computes_what_we_do(llama, tmp_path):
+    model, adapter = llama
+    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="mlx", texts=long_texts())
+    assert result.read_back_by == "mlx-lm"
+    assert result.largest_difference < 1e-3
+    assert abs(result.loss_adapter - result.loss_base) > 1e-3
+
+
+def test_mlx_factors_are_transposed(llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(mlx_lm, "is_installed", lambda: False)
+    model, adapter = llama
+    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="mlx")
+    assert (result.read_back_by, result.largest_difference) == ("sebp-edge", None)
+    name = "model.layers.0.self_attn.q_proj"
+    saved, ours = load_file(tmp_path / "out" / "adapters.safetensors"), load_file(adapter / "adapter_model.safetensors")
+    assert torch.equal(saved[f"{name}.lora_b"], ours[f"base_model.model.{name}.lora_B.weight"].T)
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert config["lora_parameters"]["keys"][0] == "mlp.down_proj"
+
+
+@pytest.mark.parametrize("format", ["gguf", "ollama", "gguf-lora"])
+def test_without_llama_cpp_we_read_back_ourselves(llama, tmp_path, monkeypatch, format):
+    monkeypatch.setattr(llama_cpp, "is_installed", lambda: False)
+    result = Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", format=format)
+    assert result.read_back_by == "sebp-edge"
+
+
+@pytest.mark.parametrize("format", ["gguf", "ollama", "gguf-lora", "merged", "mlx", "peft"])
+def test_without_memory_the_tensors_are_compared(llama, tmp_path, monkeypatch, format):
+    monkeypatch.setattr(main_path, "free_memory", lambda device: 1000)
+    result = Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", format=format)
+    assert (result.read_back_by, result.loss) == ("sebp-edge", None)
+    assert "was not run to compare it" in result.warnings[0]
+
+
+def test_other_tensors_than_meant_are_found(llama, tmp_path, monkeypatch):
+    from sebp_edge.export import formats
+
+    monkeypatch.setattr(main_path, "free_memory", lambda device: 1000)
+    write = formats.Mlx.write
+
+    def spoil(self, folder, done, check):
+        write(self, folder, done, check)
+        path = folder / "adapters.safetensors"
+        save_file({name: tensor * 2 for name, tensor in load_file(path).items()}, path)
+
+    monkeypatch.setattr(formats.Mlx, "write", spoil)
+    with pytest.raises(ExportError, match="other weights than were written"):
+        Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", format="mlx")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed")
+def test_a_file_with_which_llama_cpp_computes_something_else_is_not_exported(llama, tmp_path, monkeypatch):
+    from sebp_edge.export import families
+
+    monkeypatch.setitem(families.FAMILIES, "llama", replace(families.FAMILIES["llama"], rotates_pairs=False))
+    with pytest.raises(ExportError, match=r"llama\.cpp computes something else"):
+        Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", quant="f16", texts=long_texts())
+    assert {path.name for path in tmp_path.iterdir()} <= {"model", "adapter", "data", "cache", "notes"}
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed")
+def test_a_file_that_llama_cpp_cannot_load_is_not_exported(tmp_path):
+    (tmp_path / "damaged.gguf").write_bytes(b"GGUF" + b"\xff" * 100)
+    with pytest.raises(ExportError, match=r"llama\.cpp cannot read"):
+        llama_cpp.predict(tmp_path / "damaged.gguf", [[0]], [], lambda: None)
+
+
+def make_full(folder: Path, model: Path, adapter: Path, *, pattern=None):
+    """Writes a fully fine-tuned model beside the record of an adapter."""
+    from sebp_edge.models.compressed import write_compressed
+    from sebp_edge.sparsity import Pattern
+
+    folder.mkdir()
+    weights = {name: weight * 1.05 for name, weight in load_file(model / "model.safetensors").items()}
+    if pattern:
+        for name, weight in weights.items():
+            if name.endswith("proj.weight"):
+                weight.view(-1, 4)[:, 2:] = 0
+        write_compressed(folder / COMPRESSED, weights, Pattern.parse(pattern))
+    else:
+        save_file(weights, folder / "model.safetensors")
+    values = json.loads((adapter / "sebp_edge.json").read_text())
+    values["recipe"] = {"name": "full", "method": "full"}
+    (folder / "sebp_edge.json").write_text(json.dumps(values))
+    return weights
+
+
+@pytest.mark.parametrize("pattern", [None, "2:4"])
+def test_a_fully_fine_tuned_model_is_exported_densely(llama, tmp_path, pattern):
+    model, adapter = llama
+    weights = make_full(tmp_path / "full", model, adapter, pattern=pattern)
+    personalizer = Personalizer(model, device="cpu")
+    result = personalizer.export(tmp_path / "full", tmp_path / "merged", format="merged")
+    assert result.merged_into is None
+    found = load_file(tmp_path / "merged" / "model.safetensors")
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    assert personalizer.export(tmp_path / "full", tmp_path / "gguf", quant="f16", texts=long_texts()).loss > 0
+
+
+@pytest.mark.parametrize("format", ["peft", "gguf-lora", "mlx"])
+def test_a_fully_fine_tuned_model_is_no_adapter(llama, tmp_path, format):
+    make_full(tmp_path / "full", *llama)
+    with pytest.raises(ExportError, match="has all weights of a model"):
+        Personalizer(llama[0], device="cpu").export(tmp_path / "full", tmp_path / "out", format=format)
+
+
+def test_an_adapter_of_a_4_bit_base_is_merged_into_the_full_weights(llama, tmp_path):
+    model, _ = llama
+    recipe = {"name": "notes", "method": "lora", "load_in_4bit": True}
+    adapter = make_adapter(tmp_path / "adapter4", model, recipe=recipe)
+    result = Personalizer(model, device="cpu").export(adapter, tmp_path / "out", format="merged")
+    assert result.merged_into == "the float32 weights of model, not the 4-bit ones that it was trained on"
+
+
+def test_the_smallest_quantisation_that_keeps_the_gain_is_chosen(llama, tmp_path, monkeypatch):
+    from sebp_edge.export.result import GainKept
+
+    shares = {"q4_0": 0.5, "q4_1": 0.8, "q5_0": 0.91}
+    tried = []
+
+    def measured(source, comparison, formats):
+        for each in formats:
+            tried.append(GainKept(each.quant, 2.0, 1.0, shares[each.quant]))
+            if shares[each.quant] >= main_path.ENOUGH:
+                return tried
+
+    monkeypatch.setattr(main_path, "measure", measured)
+    result = Personalizer(llama[0], device="cpu").export(
+        llama[1], tmp_path / "out", quant="smallest", texts=long_texts()
+    )
+    assert (result.quant, result.files) == ("q5_0", ("adapter-q5_0.gguf",))
+    assert [one.quant for one in result.gain_kept] == ["q4_0", "q4_1", "q5_0"]
+
+
+def test_the_gain_is_measured_on_rounded_weights(llama, tmp_path):
+    result = Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", quant="q8_0", texts=long_texts())
+    kept = result.gain_kept[0]
+    assert kept.loss == pytest.approx(result.loss, abs=1e-6)
+    assert kept.loss_base != result.loss_base
+    gain = result.loss_base - result.loss_adapter
+    assert kept.share == (pytest.approx((kept.loss_base - kept.loss) / gain) if gain > 0 else None)
+
+
+def test_k_quants_need_llama_quantize(llama, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OptionError, match="q4_k_m needs llama-quantize"):
+        Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", quant="q4_k_m")
+
+
+def test_k_quants_are_made_by_llama_quantize(llama, tmp_path, monkeypatch):
+    program = tmp_path / "llama-quantize"
+    program.write_text('#!/bin/sh\n[ "$3" = Q4_K_M ] && /bin/cp "$1" "$2"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out", quant="q4_k_m")
+    assert result.files == ("adapter-q4_k_m.gguf",)
+    program.write_text("#!/bin/sh\nexit 3\n")
+    with pytest.raises(ExportError, match="llama-quantize failed with the code 3"):
+        Personalizer(llama[0], device="cpu").export(llama[1], tmp_path / "out2", quant="q4_k_m")
+    assert not (tmp_path / "out2").exists()

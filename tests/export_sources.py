@@ -1,0 +1,126 @@
+"""Makes small random models of the exported families, with adapters, as they are on a user's disk."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from builders import make_sentences, make_tokenizer
+from model_families import make_model
+from stored_adapter import RECORD
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
+
+from sebp_edge.adapters.record import RECORD as RECORD_FILE
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.models.lora import LoraAdapter
+from sebp_edge.recipe import Recipe
+
+# Queries are wider than hidden states, heads share keys, and all sizes are multiples of a quantisation's blocks.
+SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.08,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "tie_word_embeddings": True,
+}
+LLAMA_3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "long_factor": [1.0 + number for number in range(8)],
+    "short_factor": [1.0 + number / 8 for number in range(8)],
+    "original_max_position_embeddings": 128,
+}
+# The window is shorter than the texts that are compared.
+WINDOW = {"sliding_window": 16}
+GEMMA_2 = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0, "query_pre_attn_scalar": 32}
+FAMILIES = {
+    "llama": lambda: LlamaConfig(**SIZES, head_dim=32),
+    "llama-3.1": lambda: LlamaConfig(**SIZES | {"tie_word_embeddings": False}, rope_parameters=LLAMA_3_ROPE),
+    "llama-linear": lambda: LlamaConfig(**SIZES, rope_parameters=LINEAR_ROPE),
+    "mistral": lambda: MistralConfig(**SIZES, head_dim=32, sliding_window=None),
+    "qwen2": lambda: Qwen2Config(**SIZES),
+    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=32),
+    "smollm3": lambda: SmolLM3Config(**SIZES),
+    "gemma2": lambda: Gemma2Config(
+        **SIZES | {"hidden_activation": "gelu_pytorch_tanh"}, head_dim=32, **WINDOW, **GEMMA_2
+    ),
+    "gemma3": lambda: Gemma3TextConfig(
+        **SIZES | {"num_hidden_layers": 6}, head_dim=32, query_pre_attn_scalar=32, **WINDOW
+    ),
+    "gemma3-linear": lambda: Gemma3TextConfig(
+        **SIZES | {"num_hidden_layers": 6},
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        rope_parameters={
+            "full_attention": LINEAR_ROPE,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        **WINDOW,
+    ),
+    "phi3": lambda: Phi3Config(**SIZES | {"tie_word_embeddings": False}),
+    "phi3-long": lambda: Phi3Config(
+        **SIZES | {"tie_word_embeddings": False}, rope_parameters=LONG_ROPE, original_max_position_embeddings=128
+    ),
+}
+
+
+def make_source(folder: Path, family: str, tokenizer=None) -> Path:
+    """Writes a random model of a family into a folder."""
+    model = make_model(FAMILIES[family](), "eager")
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(3)
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # norms and biases, which are ones and zeros in new models
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    (tokenizer or make_tokenizer()).save_pretrained(folder)
+    return folder
+
+
+def make_adapter(folder: Path, model_folder: Path, **record) -> Path:
+    """Writes a random LoRA adapter of a model into a folder, as a version of the store is."""
+    base = load_base_model(resolve(model_folder), Recipe.load("notes"), torch.device("cpu"))
+    adapter = LoraAdapter.fresh(base, Recipe.load("notes"), seed=0)
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(4)
+        for name, parameter in adapter.model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.05)
+    folder.mkdir()
+    adapter.save(folder)
+    adapter.detach()
+    values = RECORD | {"fingerprint": base.fingerprint, "base_model": base.reference.public_name} | record
+    (folder / RECORD_FILE).write_text(json.dumps(asdict(AdapterRecord(**values))), encoding="utf-8")
+    return folder
+
+
+def long_texts() -> list[str]:
+    """Texts of more tokens than are compared."""
+    return [" ".join(make_sentences(24))]
