@@ -31,6 +31,7 @@ LAYERS = [
     ["texts"],
     ["rows"],
     ["models"],
+    ["gguf"],
     ["machine"],
     ["recipe", "events", "sparsity"],
     ["ops"],
@@ -86,6 +87,7 @@ OTHER_ERRORS = {
     # Reasons to refuse a file, which become an AdapterError, a ModelError or an entry of `left_out`.
     "sebp_edge/adapters/record.py": "ValueError",
     "sebp_edge/files.py": "ValueError",
+    "sebp_edge/gguf/file.py": "_Damaged",
     "sebp_edge/models/compressed.py": "ValueError",
     "sebp_edge/models/lora.py": "ValueError",
     "sebp_edge/models/weights.py": "TypeError",
