@@ -6,18 +6,13 @@ sums are taken in fp32 in the order of llama.cpp's reference, so the results are
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-# Blocks are dequantised in chunks of so many weights: their temporary tensors stay in a core's cache, and torch runs
-# operations of this size on one thread.
-_CHUNK = 2**15
-# Larger tensors are worth the start of threads.
-_PARALLEL = 2**20
+# Blocks are dequantised in chunks of so many weights: fewer are slowed by the start of operations, more by the memory.
+_CHUNK = 2**18
 
 
 class QuantType(NamedTuple):
@@ -47,21 +42,13 @@ def dequantise(raw: Tensor, kind: QuantType, out: Tensor) -> Tensor:
     if kind.dtype is not None:
         flat.copy_(raw.view(kind.dtype))
         return out
-    blocks, weights = raw.view(-1, kind.size), flat.view(-1, kind.weights)
-    num_threads = min(torch.get_num_threads(), 1 + flat.numel() // _PARALLEL)
-    share = -(-len(blocks) // num_threads)
-    with ThreadPoolExecutor(num_threads) as pool:
-        list(pool.map(partial(_dequantise_part, kind), blocks.split(share), weights.split(share)))
-    return out
-
-
-def _dequantise_part(kind: QuantType, blocks: Tensor, out: Tensor) -> None:
     step = _CHUNK // kind.weights
+    blocks, weights = raw.view(-1, kind.size), flat.view(-1, kind.weights)
     chunk = torch.empty(min(step, len(blocks)), kind.weights)
-    for part, target in zip(blocks.split(step), out.split(step), strict=True):
-        weights = chunk[: len(part)]
-        kind.dequantise(part, weights)
-        target.copy_(weights)
+    for part, target in zip(blocks.split(step), weights.split(step), strict=True):
+        kind.dequantise(part, chunk[: len(part)])
+        target.copy_(chunk[: len(part)])
+    return out
 
 
 def _fp16(blocks: Tensor, start: int) -> Tensor:
