@@ -79,6 +79,13 @@ class ModelInUse:
     def _announce(self, base: BaseModel, on_event: Sink) -> None:
         dtype = "nf4" if base.in_4bit else str(base.dtype).removeprefix("torch.")
         on_event(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, dtype))
+        if base.in_4bit and self.reference.is_gguf:
+            on_event(
+                Notice(
+                    f"The weights of {self.reference.name!r} were rounded to NF4, so they differ from the file's; load "
+                    "them in 16 bits to train on what other programs run."
+                )
+            )
 
     def load_adapter(self, folder: Path, record: AdapterRecord, on_event: Sink) -> None:
         """Puts a saved adapter on the loaded base model instead of the one in use; restores that on an error.

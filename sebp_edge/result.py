@@ -277,6 +277,6 @@ def _command(saved: SavedAdapter, run: TrainingRun, store: AdapterStore) -> str:
         words += ["--name", saved.name]
     else:
         words += ["--adapter", str(saved.path)]
-    if run.base.reference.kind == "local":
+    if run.base.reference.has_path:
         words += ["--model", run.base.reference.location]
     return shlex.join(words)

@@ -1,4 +1,4 @@
-"""Resolves a model name to the bundled model, a local folder, or a Hub id."""
+"""Resolves a model name to the bundled model, a local folder, a GGUF file, or a Hub id."""
 
 import re
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from sebp_edge.errors import ModelError, suggest
+from sebp_edge.models.installed import GGUF, LM_STUDIO, OLLAMA, digest_in_name, find_installed
 
 DEFAULT_MODEL = "tiny"
 BUNDLED_FOLDER = Path(__file__).parent / "tiny"
@@ -57,27 +58,37 @@ class ModelReference:
 
     Attributes:
         name: its name in reports and in saved adapters; never a path.
-        kind: "bundled", "local" or "hub".
-        location: a folder, or a Hub id.
+        kind: "bundled"; "local", a folder; "gguf", a file; "installed", a GGUF file of Ollama or LM Studio; "hub".
+        location: a folder, a file or a Hub id.
         open_alternative: for a gated model, the short name of an open one of about the same size.
     """
 
     name: str
-    kind: Literal["bundled", "local", "hub"]
+    kind: Literal["bundled", "local", "gguf", "installed", "hub"]
     location: str
     open_alternative: str | None = None
 
     @property
     def public_name(self) -> str:
         """Name of the base model in saved adapters: the Hub id, or a name without a path."""
-        return {"hub": self.location, "bundled": f"sebp-edge/{self.name}", "local": self.name}[self.kind]
+        return {"hub": self.location, "bundled": f"sebp-edge/{self.name}"}.get(self.kind, self.name)
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the model is a GGUF file."""
+        return self.kind in ("gguf", "installed")
+
+    @property
+    def has_path(self) -> bool:
+        """Whether the model was given as a path, which no adapter records."""
+        return self.kind in ("local", "gguf")
 
 
 def resolve(model: str | Path) -> ModelReference:
     """Resolves a model's name, without loading anything and without network access.
 
     Raises:
-        ModelError: it is neither a known name, nor a folder with a model, nor of the form of a Hub id.
+        ModelError: it is neither a known name, nor a folder or file with a model, nor of the form of a Hub id.
     """
     name = str(model)
     entry = None if isinstance(model, Path) else CATALOG.get(name.lower())
@@ -85,15 +96,22 @@ def resolve(model: str | Path) -> ModelReference:
         if entry.repository is None:
             return ModelReference(name.lower(), "bundled", str(BUNDLED_FOLDER))
         return ModelReference(name.lower(), "hub", entry.repository, entry.open_alternative)
+    if name.startswith((OLLAMA, LM_STUDIO)) and not isinstance(model, Path):
+        return ModelReference(name, "installed", str(find_installed(name)))
     folder = _existing(name)
+    if folder is not None and not folder.is_dir() and _is_named_as_gguf(folder):
+        return ModelReference(folder.name, "gguf", str(folder))
     if folder is not None and folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"The folder {name!r} contains no model; expected a config.json in it.")
         return ModelReference(folder.resolve().name, "local", str(folder))
-    if _HUB_ID.fullmatch(name) and not isinstance(model, Path):
+    if _HUB_ID.fullmatch(name) and not name.lower().endswith(GGUF) and not isinstance(model, Path):
         return ModelReference(name, "hub", name)
-    if isinstance(model, Path) or re.search(r"[/\\~]", name) or name.startswith("."):
-        raise ModelError(f"There is no folder {name!r}; expected a folder with a model, a Hub id or a known name.")
+    if isinstance(model, Path) or re.search(r"[/\\~]", name) or name.startswith(".") or name.lower().endswith(GGUF):
+        what = "GGUF file" if name.lower().endswith(GGUF) else "folder"
+        raise ModelError(
+            f"There is no {what} {name!r}; expected a folder or GGUF file with a model, a Hub id or a known name."
+        )
     raise ModelError(f"Unknown model {name!r}; {suggest(name.lower(), CATALOG)}")
 
 
@@ -113,6 +131,10 @@ def bundled_config(reference: ModelReference) -> Path | None:
     """Returns the path of a bundled config with a known model's sizes; None for any other model."""
     path = _CONFIGS / f"{reference.name.removesuffix('-instruct')}.json"
     return path if reference.kind == "hub" and path.is_file() else None
+
+
+def _is_named_as_gguf(path: Path) -> bool:
+    return path.suffix.lower() == GGUF or digest_in_name(path) is not None
 
 
 def _existing(name: str) -> Path | None:

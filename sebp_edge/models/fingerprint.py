@@ -1,15 +1,25 @@
-"""Identifies base models by the weights in their files, regardless of the precision in which they are loaded."""
+"""Identifies base models by the weights in their files, regardless of the precision in which they are loaded.
+
+Models in GGUF files are identified by the whole file: quantised weights are not those of the original model.
+"""
 
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from sebp_edge.errors import ModelError
+from sebp_edge.files import cache_folder, read_json, write_atomically
+from sebp_edge.models.installed import digest_in_name
 from sebp_edge.models.weights import first_non_finite
+
+_HASHES = "gguf-hashes.json"
+_MAX_HASHES = 200
 
 
 def fingerprint(architecture: str, folder: Path) -> str:
@@ -28,6 +38,41 @@ def fingerprint(architecture: str, folder: Path) -> str:
         sample = tensor.flatten()[:: max(1, tensor.numel() // 256)].to(torch.bfloat16)
         digest.update(sample.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:32]
+
+
+def file_fingerprint(path: Path) -> str:
+    """Returns the first 32 digits of a file's SHA-256; reads the file only if it is new or has changed.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    path = path.resolve()
+    digest = digest_in_name(path) or _remembered_hash(path)
+    return digest[:32]
+
+
+def _remembered_hash(path: Path) -> str:
+    try:
+        state = path.stat()
+        known, key = _known_hashes(), f"{path} {state.st_size} {state.st_mtime_ns}"
+        if key not in known:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            known = dict(list(known.items())[1 - _MAX_HASHES :]) | {key: digest}
+            with suppress(OSError):  # hashed again the next time
+                cache_folder().mkdir(parents=True, exist_ok=True)
+                write_atomically(cache_folder() / _HASHES, json.dumps(known))
+        return known[key]
+    except OSError as error:
+        raise ModelError(f"{path.name!r} cannot be read: {error.strerror}.") from error
+
+
+def _known_hashes() -> dict[str, str]:
+    try:
+        known = read_json(cache_folder() / _HASHES)
+    except (OSError, ValueError):
+        return {}
+    return known if all(isinstance(digest, str) and len(digest) == 64 for digest in known.values()) else {}
 
 
 def non_finite_tensors(folder: Path) -> Iterator[tuple[str, str]]:

@@ -40,9 +40,11 @@ def cached_folder(repository: str) -> Path | None:
 
 
 def local_folder(reference: ModelReference) -> Path | None:
-    """Returns the folder of a model that is on this machine completely, else None."""
+    """Returns the folder, or the GGUF file, of a model that is on this machine completely, else None."""
     if reference.kind == "hub":
         return cached_folder(reference.location)
+    if reference.is_gguf:
+        return Path(reference.location)
     folder = Path(reference.location)
     return folder if _has_weights(folder) and has_tokenizer(folder) else None
 

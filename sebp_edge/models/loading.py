@@ -1,6 +1,7 @@
 """Loads a base model and its tokenizer with transformers.
 
-Models are loaded from local folders only: the bundled one, the user's own, or the Hub's cache. No remote code is run.
+Models are loaded from local folders and GGUF files only: the bundled folder, the user's own, or the Hub's cache. No
+remote code is run.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,8 @@ from sebp_edge.files import read_json
 from sebp_edge.machine import devices
 from sebp_edge.models import hub
 from sebp_edge.models.catalog import BUNDLED_FOLDER, ModelReference
-from sebp_edge.models.fingerprint import fingerprint
+from sebp_edge.models.fingerprint import file_fingerprint, fingerprint
+from sebp_edge.models.gguf_base import lazy_weights, open_gguf, read_gguf_config, read_gguf_tokenizer
 from sebp_edge.models.soundness import (
     refuse_missing_weights,
     refuse_non_finite,
@@ -42,6 +44,8 @@ FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
 # NF4 has an 8-bit scale for each block of weights, and an fp32 scale for 256 of those (Dettmers et al. 2023).
 _NF4_BLOCK = 64
 NF4_BYTES = 0.5 + (1 + 4 / 256) / _NF4_BLOCK
+_NEEDS = "cannot be loaded; its folder needs config.json, a tokenizer and complete safetensors weights"
+_NEEDS_GGUF = "cannot be loaded; its GGUF file is damaged or of a kind that is not known"
 INSTALL_4_BITS = "pip install 'sebp-edge[4bit]'"
 
 
@@ -113,44 +117,64 @@ def load_base_model(reference: ModelReference, recipe: Recipe, device: torch.dev
         MachineError: memory runs out, or this machine cannot run base models in 4 bits.
     """
     dtype = devices.pick_dtype(device)
-    quantised = _four_bit_options(device, dtype) if recipe.load_in_4bit else {}
-    folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
-    config = _read_decoder_config(reference, folder)
-    if reference.kind == "hub":
-        folder = hub.model_folder(reference)
-    needs = "cannot be loaded; its folder needs config.json, a tokenizer and complete safetensors weights"
-    with raising_model_error(reference, needs), without_progress_bars():
-        refuse_special_files(reference.name, folder)
-        refuse_missing_weights(reference.name, _on_meta(config), folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder, **FILES_ONLY)
-        tokenizer("a")  # some damage shows only in use
-        if device.type == "cuda" and not quantised:
-            _reserve_memory(config, device, dtype)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            use_safetensors=True,
-            device_map={"": device},
-            output_loading_info=True,
-            **quantised,
-            **FILES_ONLY,
-        )
-        identity = fingerprint(type(model).__name__, folder)
+    options = {"dtype": dtype, "device_map": {"": device}, "output_loading_info": True}
+    if recipe.load_in_4bit:
+        options |= _four_bit_options(device, dtype)
+    with without_progress_bars():
+        load = _load_gguf if reference.is_gguf else _load_folder
+        model, report, tokenizer, identity, folder = load(reference, options)
     if report["missing_keys"]:
         # transformers would initialise them randomly.
         raise ModelError(f"The model {reference.name!r} lacks {len(report['missing_keys'])} of its weight tensors.")
     _make_exact(reference, model, device)
-    with raising_model_error(reference, needs):
+    with raising_model_error(reference, _NEEDS):
         refuse_non_finite(reference.name, model, folder)
     return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity)
 
 
-def _reserve_memory(config, device: torch.device, dtype: torch.dtype) -> None:
-    """Makes torch's caching allocator reserve memory for each weight separately, before the weights are loaded.
+def _load_folder(reference: ModelReference, options: dict) -> tuple:
+    """Returns model, transformers' report, tokenizer, fingerprint, and the folder with the safetensors files.
+
+    Args:
+        options: of `from_pretrained`.
+    """
+    folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
+    config = _read_decoder_config(reference, folder)
+    if reference.kind == "hub":
+        folder = hub.model_folder(reference)
+    with raising_model_error(reference, _NEEDS):
+        refuse_special_files(reference.name, folder)
+        refuse_missing_weights(reference.name, _on_meta(config), folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **FILES_ONLY)
+        tokenizer("a")  # some damage shows only in use
+        _reserve_memory(config, options)
+        loaded = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **options, **FILES_ONLY)
+        return *loaded, tokenizer, fingerprint(type(loaded[0]).__name__, folder), folder
+
+
+def _load_gguf(reference: ModelReference, options: dict) -> tuple:
+    """Like `_load_folder`, from a GGUF file; there is no folder."""
+    config = _read_decoder_config(reference)
+    with raising_model_error(reference, _NEEDS_GGUF), open_gguf(reference) as file:
+        weights = lazy_weights(file, _on_meta(config), options["dtype"])
+        tokenizer = read_gguf_tokenizer(reference)
+        tokenizer("a")
+        identity = file_fingerprint(file.path)
+        _reserve_memory(config, options)
+        kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        loaded = kind.from_pretrained(None, config=config, state_dict=weights, **options)
+        return *loaded, tokenizer, identity, None
+
+
+def _reserve_memory(config, options: dict) -> None:
+    """Makes torch's caching allocator reserve memory for each 16-bit weight separately, before they are loaded.
 
     Otherwise transformers makes it reserve one segment for all of them. No part of it could be freed, and the memory of
     weights that are later concatenated would be lost: a gigabyte for a 3B model.
     """
+    device, dtype = options["device_map"][""], options["dtype"]
+    if device.type != "cuda" or "quantization_config" in options:
+        return
     reserved = [torch.empty(weight.shape, dtype=dtype, device=device) for weight in _on_meta(config).parameters()]
     reserved.clear()
 
@@ -240,9 +264,17 @@ def read_config(reference: ModelReference, path: Path):
         return AutoConfig.from_pretrained(path, **FILES_ONLY)
 
 
-def _read_decoder_config(reference: ModelReference, path: Path):
-    """Reads a config, and refuses one that is not a decoder's."""
-    config = read_config(reference, path)
+def _read_decoder_config(reference: ModelReference, path: Path | None = None):
+    """Reads a config, and refuses one that is not a decoder's.
+
+    Args:
+        path: where the config is, unless it is in a GGUF file.
+    """
+    if path is None:
+        with raising_model_error(reference, _NEEDS_GGUF):
+            config = read_gguf_config(reference)
+    else:
+        config = read_config(reference, path)
     # Encoders have a causal-LM class too; they are recognised by a masked-LM class without `is_decoder`.
     is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder or is_encoder:
@@ -258,7 +290,7 @@ def model_from_config(
     Raises:
         ModelError: its config is not available, or it is no decoder.
     """
-    config = _read_decoder_config(reference, hub.config_path(reference))
+    config = _read_decoder_config(reference, None if reference.is_gguf else hub.config_path(reference))
     with raising_model_error(reference, "cannot be made from its config.json"), device:
         return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
 
@@ -269,6 +301,9 @@ def local_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
     Raises:
         ModelError: its files are damaged.
     """
+    if reference.is_gguf:
+        with raising_model_error(reference, "has no tokenizer that can be loaded"):
+            return read_gguf_tokenizer(reference)
     folder = _tokenizer_folder(reference) or BUNDLED_FOLDER
     with raising_model_error(reference, "has no tokenizer that can be loaded"):
         return AutoTokenizer.from_pretrained(folder, **FILES_ONLY)
@@ -276,7 +311,7 @@ def local_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
 
 def has_own_tokenizer(reference: ModelReference) -> bool:
     """Whether the model's own tokenizer is on this machine, so that `local_tokenizer` returns it."""
-    return _tokenizer_folder(reference) is not None
+    return reference.is_gguf or _tokenizer_folder(reference) is not None
 
 
 def _tokenizer_folder(reference: ModelReference) -> Path | None:

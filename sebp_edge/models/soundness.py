@@ -49,12 +49,16 @@ def refuse_missing_weights(name: str, on_meta: nn.Module, folder: Path) -> None:
         )
 
 
-def refuse_non_finite(name: str, model: nn.Module, folder: Path) -> None:
-    """Raises a ModelError that names the first tensor with NaN or infinity, and its file if it is found there."""
+def refuse_non_finite(name: str, model: nn.Module, folder: Path | None = None) -> None:
+    """Raises a ModelError that names the first tensor with NaN or infinity.
+
+    Args:
+        folder: has the model's safetensors files, of which the error names the damaged one.
+    """
     tensor = first_non_finite(_numbers(model))
     if tensor is None:
         return
-    file, tensor = next(non_finite_tensors(folder), (None, tensor))
+    file, tensor = next(non_finite_tensors(folder) if folder else iter(()), (None, tensor))
     where = f" of {file}" if file else f" in {str(model.dtype).removeprefix('torch.')}"
     raise ModelError(
         f"The model {name!r} contains NaN or infinity, in the tensor {tensor!r}{where}; download it again."

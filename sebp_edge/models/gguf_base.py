@@ -1,0 +1,95 @@
+"""Base models in GGUF files: their config, tokenizer and weights, as transformers has them.
+
+transformers reads such files too, but holds all weights twice, ignores the scaling of positions of Llama 3.1, and has
+moved these modules between the versions that are supported here.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from sebp_edge.errors import ModelError
+from sebp_edge.gguf.families import config_of, read_weight, weight_names
+from sebp_edge.gguf.file import GgufFile
+from sebp_edge.gguf.tokenizer import chat_template_of, special_tokens_of, tokenizer_of
+from sebp_edge.models.catalog import ModelReference
+from sebp_edge.models.soundness import refuse_too_many_modules
+
+
+@contextmanager
+def open_gguf(reference: ModelReference) -> Iterator[GgufFile]:
+    """Context with the file of a model.
+
+    Raises:
+        ModelError: it is damaged.
+    """
+    with GgufFile(Path(reference.location), reference.name) as file:
+        yield file
+
+
+def read_gguf_config(reference: ModelReference):
+    """Returns the config of a file's model.
+
+    Raises:
+        ModelError: the file is damaged, or its family is not known.
+    """
+    with open_gguf(reference) as file:
+        values = config_of(file)
+        refuse_too_many_modules(reference.name, values)
+        return AutoConfig.for_model(**values)
+
+
+def read_gguf_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer in a file.
+
+    Raises:
+        ModelError: it has none, or one of a kind that is not known.
+    """
+    with open_gguf(reference) as file:
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer_of(file), **special_tokens_of(file))
+        tokenizer.chat_template = chat_template_of(file)
+    return tokenizer
+
+
+def lazy_weights(file: GgufFile, on_meta: nn.Module, dtype: torch.dtype) -> dict[str, "_LazyWeight"]:
+    """Returns the weights of a model by name; each is read when it is needed.
+
+    Args:
+        on_meta: the model of the file's config, on "meta".
+
+    Raises:
+        ModelError: the file lacks weights, has others, or some of another shape or of a type that cannot be read.
+    """
+    file.refuse_unreadable_types()
+    names, lock = weight_names(file), threading.Lock()
+    expected = {name: tuple(weight.shape) for name, weight in on_meta.named_parameters()}
+    missing, unknown = sorted(expected.keys() - names.keys()), sorted(names.keys() - expected.keys())
+    if missing or unknown:
+        what = f"lacks {missing[0]!r}" if missing else f"has {names[unknown[0]]!r}, which its config does not have"
+        raise ModelError(f"{file.name!r} {what}; download it again, or another file of the model.")
+    for name, shape in expected.items():
+        found = file.tensors[names[name]].shape
+        if found != shape:
+            raise ModelError(
+                f"{file.name!r} has {names[name]!r} of shape {list(found)}, expected {list(shape)}; download it again."
+            )
+    return {name: _LazyWeight(file, names[name], dtype, lock) for name in expected}
+
+
+class _LazyWeight:
+    """A weight that transformers reads, by slicing it, when it needs it.
+
+    It does so from several threads; the lock keeps what they hold at one weight.
+    """
+
+    def __init__(self, file: GgufFile, name: str, dtype: torch.dtype, lock: threading.Lock):
+        self._file, self._name, self._dtype, self._lock = file, name, dtype, lock
+
+    def __getitem__(self, _) -> Tensor:
+        with self._lock:
+            return read_weight(self._file, self._name, self._dtype)
