@@ -10,7 +10,8 @@ import xllamacpp
 
 task = json.load(sys.stdin)
 options = xllamacpp.CommonParams()
-options.model.path, options.n_ctx, options.n_parallel, options.warmup, options.verbosity = task["path"], 512, 1, False, 0
+options.model.path, options.n_ctx, options.n_parallel = task["path"], 512, 1
+options.warmup, options.verbosity = False, 0
 options.cpuparams.n_threads = 1
 server = xllamacpp.Server(options)
 
@@ -24,8 +25,10 @@ def ask(what, **body):
 tokens = [
     ask("tokenize", content=text, add_special=True, parse_special=True)["tokens"] for text in task["texts"]
 ]
+# Without this bias, there are no probabilities if the likeliest token is part of a character. They do not include it.
+options = {"n_predict": 1, "temperature": 0, "cache_prompt": False, "logit_bias": [["a", 1000]]}
 steps = [
-    ask("completion", prompt=ids, n_predict=1, temperature=0, n_probs=task["n_probs"], cache_prompt=False)
+    ask("completion", prompt=ids, n_probs=task["n_probs"], **options)
     ["completion_probabilities"][0]["top_logprobs"]
     for ids in task["prompts"]
 ]
