@@ -1,0 +1,161 @@
+"""Each family's models read from GGUF files compute what their originals do."""
+
+import math
+
+import pytest
+import torch
+from builders import SIZES, make_tokenizer
+from gguf_files import write_gguf
+from llama_cpp import ask_llama_cpp
+from model_families import make_model
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
+
+from sebp_edge import Recipe
+from sebp_edge.gguf.families import FAMILIES
+from sebp_edge.memory.shape_reader import read_shape
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+
+IDS = torch.randint(7, 320, (1, 60), generator=torch.Generator().manual_seed(0))
+NAMES = {"bos_token_id": 0, "eos_token_id": 1}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.7],
+    "long_factor": [1.0, 2.0, 4.0, 8.0],
+    "original_max_position_embeddings": 40,
+    "attention_factor": 1.2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+CONFIGS = {
+    "llama": lambda: LlamaConfig(**SIZES, **NAMES, tie_word_embeddings=False),
+    "llama with biases": lambda: LlamaConfig(**SIZES, **NAMES, attention_bias=True, mlp_bias=True),
+    "llama with wide heads": lambda: LlamaConfig(**SIZES, **NAMES, head_dim=16),
+    "llama with linear scaling": lambda: LlamaConfig(
+        **SIZES, **NAMES, rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+    ),
+    "llama with Llama 3.1's scaling": lambda: LlamaConfig(**SIZES, **NAMES, head_dim=16, rope_parameters=LLAMA3),
+    "mistral": lambda: MistralConfig(**SIZES, **NAMES, sliding_window=None),
+    "qwen2": lambda: Qwen2Config(**SIZES, **NAMES),
+    "qwen3": lambda: Qwen3Config(**SIZES, **NAMES, head_dim=16),
+    "smollm3": lambda: SmolLM3Config(**(SIZES | {"num_hidden_layers": 4}), **NAMES),
+    "phi3": lambda: Phi3Config(**SIZES, **NAMES, sliding_window=100, tie_word_embeddings=False),
+    "phi3, partly rotated": lambda: Phi3Config(
+        **SIZES, **NAMES,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    ),
+    "phi3 with long contexts": lambda: Phi3Config(
+        **SIZES, **NAMES, rope_parameters=LONG, original_max_position_embeddings=40
+    ),
+    "gemma": lambda: GemmaConfig(**SIZES, **NAMES, head_dim=16),
+    "gemma2": lambda: Gemma2Config(
+        **SIZES, **NAMES, head_dim=16, query_pre_attn_scalar=16, sliding_window=24, attn_logit_softcapping=9.0,
+        final_logit_softcapping=7.0,
+    ),
+    "gemma3": lambda: Gemma3TextConfig(
+        **(SIZES | {"num_hidden_layers": 6}), **NAMES, head_dim=16, query_pre_attn_scalar=16, sliding_window=24,
+    ),
+}  # fmt: skip
+
+
+def llama3_factors():
+    """Yields Llama 3.1's factors, as llama.cpp's converter computes them."""
+    for pair in range(8):
+        wavelength = 2 * math.pi * LLAMA3["rope_theta"] ** (2 * pair / 16)
+        if wavelength < 8192 / 4:
+            yield 1.0
+        elif wavelength > 8192 / 1:
+            yield 8.0
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            yield 1 / ((1 - smooth) / 8 + smooth)
+
+
+# What else the file of a case contains.
+FURTHER = {
+    "llama with linear scaling": {"arch__rope__scaling__type": "linear", "arch__rope__scaling__factor": 2.0},
+    "llama with Llama 3.1's scaling": {"tensors": {"rope_freqs.weight": list(llama3_factors())}},
+    "phi3 with long contexts": {
+        "arch__rope__scaling__original_context_length": 40,
+        "arch__rope__scaling__attn_factor": 1.2,
+        "tensors": {f"rope_factors_{name}.weight": LONG[f"{name}_factor"] for name in ("long", "short")},
+    },
+}
+
+
+def make(case):
+    model = make_model(CONFIGS[case](), "eager")
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(3)
+        for weight in model.parameters():
+            # Norms and biases differ from their start, so that a lost one shows; matrices are large enough to matter.
+            noise = torch.randn_like(weight)
+            weight.copy_(noise * 0.1 if weight.dim() > 1 else weight + noise * 0.2)
+    return model.eval()
+
+
+def load(path, **changes):
+    return load_base_model(resolve(path), Recipe.load("notes").replace(**changes), torch.device("cpu"))
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def case(request, tmp_path_factory):
+    """A random model's name, the model, and its GGUF file."""
+    model = make(request.param)
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    return request.param, model, write_gguf(path, model, make_tokenizer(), **FURTHER.get(request.param, {}))
+
+
+@torch.no_grad()
+def test_a_model_of_each_family_computes_what_its_original_does(case):
+    _, model, path = case
+    base = load(path)
+    assert base.num_parameters == model.num_parameters()
+    torch.testing.assert_close(base.model(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_every_family_has_a_case():
+    assert {name.split()[0].strip(",") for name in CONFIGS} == {*FAMILIES, "mistral"}
+
+
+@torch.no_grad()
+def test_llama_cpp_computes_what_the_read_model_does(case):
+    pytest.importorskip("xllamacpp")
+    name, _, path = case
+    if name == "phi3 with long contexts":
+        pytest.skip("llama.cpp chooses between both factors by the largest context, and transformers by the text")
+    prompts = [IDS[0, :length].tolist() for length in (1, 9, 60)]
+    _, answers = ask_llama_cpp(path, prompts=prompts)
+    model = load(path).model
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = model(torch.tensor([prompt])).logits[0, -1].log_softmax(0)
+        ids = [token for token, _ in answer]
+        assert len(ids) == 20
+        torch.testing.assert_close(
+            torch.tensor([logprob for _, logprob in answer]), expected[ids], rtol=0, atol=5e-3, msg=name
+        )
+
+
+def test_the_shape_is_known_before_the_file_is_loaded(case):
+    name, model, path = case
+    shape = read_shape(resolve(path))
+    assert shape.parameters == model.num_parameters()
+    assert shape.longest == model.config.max_position_embeddings
+    assert shape.is_hoisted, name

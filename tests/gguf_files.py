@@ -1,0 +1,111 @@
+"""Writes models of transformers as GGUF files with the package `gguf`, as llama.cpp's converter does."""
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+# Families whose queries and keys llama.cpp rotates in pairs, and whose norms it stores as 1 + w.
+PAIRED, FROM_ONE = ("llama", "smollm3"), ("gemma", "gemma2", "gemma3")
+ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
+
+
+def write_gguf(path: Path, model, tokenizer, kind=Kind.F32, pre="gpt-2", tensors=None, **metadata) -> Path:
+    """Writes a model and its byte-level tokenizer.
+
+    Args:
+        kind: the type of all matrices whose rows it fits; others are in fp32.
+        pre: the name of the pre-tokenizer.
+        tensors: further tensors by name.
+        metadata: further values, or other ones, by key; "__" stands for a dot, "arch" for the family.
+    """
+    config = model.config
+    name = ARCHITECTURES.get(config.model_type, config.model_type)
+    writer = gguf.GGUFWriter(path, name)
+    values = {
+        **common_metadata(name, config),
+        **tokenizer_metadata(tokenizer, pre, config.vocab_size),
+        **{key.replace("__", ".").replace("arch.", f"{name}."): value for key, value in metadata.items()},
+    }
+    for key, value in values.items():
+        add(writer, key, value)
+    names = gguf.get_tensor_name_map(next(key for key, arch in gguf.MODEL_ARCH_NAMES.items() if arch == name), 99)
+    for key, weight in model.state_dict().items():
+        if key == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        weight = stored(name, key, weight.float(), config).numpy()
+        fits = weight.ndim == 2 and weight.shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+        data = gguf.quantize(weight, kind) if fits and kind != Kind.F32 else weight
+        writer.add_tensor(names.get_name(key, (".weight", ".bias")), data, raw_dtype=kind if fits else None)
+    for key, values in (tensors or {}).items():
+        writer.add_tensor(key, np.array(values, dtype=np.float32))
+    finish(writer)
+    return path
+
+
+def finish(writer) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def common_metadata(name, config) -> dict:
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    values = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": head_size,
+        "attention.value_length": head_size,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "rope.freq_base": float(rope["rope_theta"]),
+        "rope.dimension_count": int(head_size * rope.get("partial_rotary_factor", 1)),
+        "vocab_size": config.vocab_size,
+    }
+    if name in ("gemma2", "gemma3", "phi3"):
+        values["attention.sliding_window"] = config.sliding_window
+    if name == "gemma2":
+        values["attn_logit_softcapping"] = float(config.attn_logit_softcapping)
+        values["final_logit_softcapping"] = float(config.final_logit_softcapping)
+    return {f"{name}.{key}": value for key, value in values.items() if value is not None}
+
+
+def tokenizer_metadata(tokenizer, pre: str, size: int) -> dict:
+    saved = json.loads(tokenizer.backend_tokenizer.to_str())
+    special = {token["id"]: token["content"] for token in saved["added_tokens"]}
+    known = {number: token for token, number in saved["model"]["vocab"].items()} | special
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [known.get(number, f"[UNUSED{number}]") for number in range(size)],
+        "tokenizer.ggml.token_type": [
+            3 if number in special else 1 if number in known else 5 for number in range(size)
+        ],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in saved["model"]["merges"]],
+        "tokenizer.ggml.bos_token_id": tokenizer.bos_token_id,
+        "tokenizer.ggml.eos_token_id": tokenizer.eos_token_id,
+        "tokenizer.ggml.padding_token_id": tokenizer.pad_token_id,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.chat_template": tokenizer.chat_template,
+    }
+
+
+def add(writer, key: str, value) -> None:
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    kinds.get(type(value), writer.add_array)(key, value)
+
+
+def stored(name: str, key: str, weight: torch.Tensor, config) -> torch.Tensor:
+    if name in PAIRED and (".q_proj." in key or ".k_proj." in key):
+        heads = config.num_attention_heads if ".q_proj." in key else config.num_key_value_heads
+        return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(weight.shape).contiguous()
+    return weight + 1 if name in FROM_ONE and key.endswith("norm.weight") else weight
