@@ -144,7 +144,7 @@ class Merged(Format):
         config["architectures"] = [type(self._source.model).__name__]
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         self._source.tokenizer.save_pretrained(folder)
-        if (settings := self._source.base_folder / "generation_config.json").is_file():
+        if (settings := self._source.base_path / "generation_config.json").is_file():
             shutil.copyfile(settings, folder / settings.name)
 
     def read_back(self, folder: Path, comparison: Comparison) -> ReadBack:
@@ -282,6 +282,11 @@ class Mlx(Format):
 
     is_adapter = True
 
+    def __init__(self, source: Source):
+        super().__init__(source)
+        if source.reference.is_gguf:
+            raise ExportError("mlx-lm loads no GGUF file to put the adapter on; use --format merged, which it loads.")
+
     def write(self, folder: Path, done: Done, check: Check) -> None:
         write_adapter(folder, self._source.weights.factors, self._source.config.num_hidden_layers)
         done(1, 1)
@@ -290,7 +295,7 @@ class Mlx(Format):
         if not mlx_lm.is_installed():
             return self.check_tensors(folder, comparison.check)
         rows = comparison.texts.rows
-        found = mlx_lm.predict(self._source.base_folder, folder, rows, comparison.check)
+        found = mlx_lm.predict(self._source.base_path, folder, rows, comparison.check)
         same = agreement(comparison.expected, found, rows)
         check_agreement("mlx-lm", same)
         return ReadBack("mlx-lm", same, comparison.loss_adapter)

@@ -10,7 +10,7 @@ from sebp_edge.errors import BaseModelMismatch
 from sebp_edge.export.weights import MergedWeights
 from sebp_edge.models import hub
 from sebp_edge.models.catalog import ModelReference
-from sebp_edge.models.fingerprint import fingerprint
+from sebp_edge.models.fingerprint import file_fingerprint, fingerprint
 from sebp_edge.models.loading import local_tokenizer, model_from_config, raising_model_error
 
 
@@ -22,7 +22,7 @@ class Source:
         name: the name of the exported files.
         folder, record: the adapter.
         reference: the base model.
-        base_folder: the base model's folder.
+        base_path: the base model's folder, or its GGUF file.
         model: the base model on "meta".
         tokenizer: the base model's.
         weights: the base model's weights with the adapter merged in.
@@ -32,7 +32,7 @@ class Source:
     folder: Path
     record: AdapterRecord
     reference: ModelReference
-    base_folder: Path
+    base_path: Path
     model: nn.Module
     tokenizer: object
     weights: MergedWeights
@@ -48,16 +48,18 @@ class Source:
             ExportError: the base model's files do not have transformers' names.
         """
         model = model_from_config(reference)
-        base_folder = hub.model_folder(reference) if reference.kind == "hub" else Path(reference.location)
-        with raising_model_error(reference, "has no safetensors weights that can be read"):
-            identity = fingerprint(type(model).__name__, base_folder)
+        base_path = hub.model_folder(reference) if reference.kind == "hub" else Path(reference.location)
+        with raising_model_error(reference, "has no weights that can be read"):
+            identity = (
+                file_fingerprint(base_path) if reference.is_gguf else fingerprint(type(model).__name__, base_path)
+            )
         if record.fingerprint != identity:
             raise BaseModelMismatch(
                 f"The adapter was made for {record.base_model}, not for these weights of {reference.public_name}; give "
                 "the model that it was made for."
             )
-        weights = MergedWeights(model, base_folder, folder)
-        return cls(name, folder, record, reference, base_folder, model, local_tokenizer(reference), weights)
+        weights = MergedWeights(model, base_path, folder)
+        return cls(name, folder, record, reference, base_path, model, local_tokenizer(reference), weights)
 
     @property
     def config(self):
@@ -73,6 +75,6 @@ class Source:
         """The weights that a LoRA adapter is merged into, in words; None for a fully fine-tuned model."""
         if not self.is_lora:
             return None
-        dtype = str(self.weights.dtype).removeprefix("torch.")
+        dtype = "dequantised" if self.reference.is_gguf else str(self.weights.dtype).removeprefix("torch.")
         trained = ", not the 4-bit ones that it was trained on" if self.record.recipe.get("load_in_4bit") else ""
         return f"the {dtype} weights of {self.reference.public_name}{trained}"

@@ -1,6 +1,7 @@
 """The base model's weights with an adapter merged in, read a tensor at a time."""
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from sebp_edge.errors import BaseModelMismatch, ExportError
+from sebp_edge.gguf.families import read_weight, weight_names
+from sebp_edge.gguf.file import GgufFile
 from sebp_edge.models.compressed import COMPRESSED, CompressedFile
 from sebp_edge.models.full import FullWeights
 from sebp_edge.models.lora import LoraAdapter, LoraFactors, read_factors
@@ -22,13 +25,13 @@ class MergedWeights:
 
     Args:
         model: the base model on "meta".
-        base_folder: the base model's folder, with safetensors weights.
+        base_path: the base model's folder, with safetensors weights, or its GGUF file.
         adapter_folder: an adapter's folder; None for the base model alone.
 
     Attributes:
         shapes: the shapes of all tensors.
         factors: the adapter's matrices; None for a fully fine-tuned model or the base model alone.
-        dtype: the dtype of most weights in the files.
+        dtype: the dtype of most weights in the files; bf16 for a GGUF file.
 
     Raises:
         AdapterError: the adapter is damaged.
@@ -36,13 +39,13 @@ class MergedWeights:
         ExportError: the base model's files do not have transformers' names.
     """
 
-    def __init__(self, model: nn.Module, base_folder: Path, adapter_folder: Path | None):
-        self._model, self._base_folder = model, base_folder
+    def __init__(self, model: nn.Module, base_path: Path, adapter_folder: Path | None):
+        self._model, self._base_path = model, base_path
         self.shapes = {name: tensor.shape for name, tensor in _own_tensors(model)}
         self.factors: LoraFactors | None = None
         is_lora = adapter_folder is not None and (adapter_folder / LoraAdapter.MARKERS[0]).is_file()
         if adapter_folder is None or is_lora:
-            shapes, self._read = _base(base_folder)
+            shapes, self._read = _gguf(base_path) if base_path.is_file() else _safetensors(base_path)
             if any(shapes.get(name) != shape for name, shape in self.shapes.items()):
                 raise ExportError(
                     f"The files of this {model.config.model_type} model name or shape weights otherwise than "
@@ -56,11 +59,12 @@ class MergedWeights:
                 shapes, self._read = _full(adapter_folder)
                 if shapes != self.shapes:
                     raise BaseModelMismatch(f"The weights in {adapter_folder.name!r} belong to another base model.")
-        self.dtype = self._read(max(self.shapes, key=lambda name: self.shapes[name].numel())).dtype
+        largest = max(self.shapes, key=lambda name: self.shapes[name].numel())
+        self.dtype = torch.bfloat16 if base_path.is_file() else self._read(largest).dtype
 
     def of_base(self) -> "MergedWeights":
         """Returns the base model's weights alone."""
-        return MergedWeights(self._model, self._base_folder, None)
+        return MergedWeights(self._model, self._base_path, None)
 
     def read(self, name: str) -> Tensor:
         """Returns a tensor: merged in fp32 if the adapter changes it, else as it is stored."""
@@ -77,7 +81,19 @@ def _own_tensors(model: nn.Module):
     return ((name, tensor) for name, tensor in model.state_dict().items() if name in own)
 
 
-def _base(folder: Path) -> tuple[dict[str, torch.Size], Read]:
+def _gguf(path: Path) -> tuple[dict[str, torch.Size], Read]:
+    """Returns the shapes and the reader of a GGUF file, whose tensors are dequantised to fp32."""
+    file = GgufFile(path)
+    names = weight_names(file)
+
+    def read(name: str) -> Tensor:
+        return read_weight(file, names[name], torch.float32)
+
+    weakref.finalize(read, file.close)
+    return {name: torch.Size(file.tensors[own].shape) for name, own in names.items()}, read
+
+
+def _safetensors(folder: Path) -> tuple[dict[str, torch.Size], Read]:
     """Returns the shapes and the reader of a model's safetensors files, whose tensors stay memory-mapped."""
     whole = folder / "model.safetensors"
     if whole.is_file():
@@ -99,7 +115,7 @@ def _full(folder: Path) -> tuple[dict[str, torch.Size], Read]:
         shapes, stored, read = compressed.shapes, compressed.stored, compressed.read
     else:
         with (folder / file).open("rb"):  # raises the true OSError, which safetensors reports as a missing file
-            shapes, read = _base(folder)
+            shapes, read = _safetensors(folder)
         stored = read
     refuse_non_finite(((name, stored(name)) for name in shapes), folder, file)
     return shapes, read
