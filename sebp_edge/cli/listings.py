@@ -1,16 +1,29 @@
 """`sebp-edge models` and `sebp-edge recipes`: list the known models and recipes."""
 
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
 
-from sebp_edge.cli.console import one_sentence_errors, print_json, print_table
-from sebp_edge.cli.options import Json
+import typer
+
+from sebp_edge.cli.console import one_sentence_errors, print_json, print_table, quick_imports
+from sebp_edge.cli.options import Json, parse_path
+from sebp_edge.units import gigabytes
+
+Folders = Annotated[
+    list[Path] | None,
+    typer.Argument(parser=parse_path, metavar="[FOLDER]...", help="Folders whose models are listed too."),
+]
 
 
-def models(as_json: Json = False) -> None:
-    """List the models known by name; any local folder or Hub id works too."""
+def models(folders: Folders = None, as_json: Json = False) -> None:
+    """List the models known by name, and those of other programs on this machine; any folder or Hub id works too."""
     with one_sentence_errors(as_json=as_json):
         from sebp_edge.models.catalog import CATALOG
         from sebp_edge.models.hub import cached_folder
+
+        with quick_imports():
+            from sebp_edge.insight.local_models import list_local_models
 
         rows = []
         for name, entry in CATALOG.items():
@@ -18,10 +31,20 @@ def models(as_json: Json = False) -> None:
             record = {"name": name, "on_this_machine": is_local, **asdict(entry)}
             if as_json:
                 print_json(record)
-            size = f"{entry.parameters:.1f} B" if entry.parameters >= 1 else f"{entry.parameters * 1000:.0f} M"
-            rows.append([name, size, "downloaded" if is_local else "not downloaded", entry.licence, entry.description])
+            state = "downloaded" if is_local else "not downloaded"
+            rows.append([name, _size(entry.parameters), state, entry.licence, entry.description])
+        for model in list_local_models(folders or []):
+            if as_json:
+                print_json({"on_this_machine": True, **asdict(model)})
+            fit = "can be adapted here" if model.fits else "does not fit into the free memory"
+            size = "?" if model.parameters is None else _size(model.parameters)
+            rows.append([model.name, size, gigabytes(model.size), model.licence or "?", model.problem or fit])
         if not as_json:
             print_table(["name", "parameters", "weights", "licence", "description"], rows)
+
+
+def _size(billions: float) -> str:
+    return f"{billions:.1f} B" if billions >= 1 else f"{billions * 1000:.0f} M"
 
 
 def recipes(as_json: Json = False) -> None:

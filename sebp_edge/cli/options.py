@@ -16,7 +16,9 @@ def parse_path(text: str) -> Path:
 Paths = Annotated[
     list[Path], typer.Argument(parser=parse_path, metavar="PATH", help="Files or folders with your texts.")
 ]
-ModelName = Annotated[str, typer.Option(help="Name, folder or Hub id of the base model.")]
+ModelName = Annotated[
+    str, typer.Option(help="Base model: a name, folder, GGUF file, Hub id, ollama:NAME or lmstudio:NAME.")
+]
 RecipeName = Annotated[str, typer.Option(help="Name of a recipe, or a TOML file.")]
 Epochs = Annotated[int | None, typer.Option(help="Maximum number of epochs.")]
 Context = Annotated[int | None, typer.Option(help="Context length in tokens.")]

@@ -11,26 +11,14 @@ from collections.abc import Iterator, Mapping
 from gguf import GGUFWriter, TokenType
 
 from sebp_edge.errors import ExportError
+from sebp_edge.gguf.tokenizer import PRE_TOKENIZERS, WHOLE_WORDS
 
 _SPACE = "▁"
-_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-# The names of byte-level pre-tokenizers in llama.cpp, by their rules (see `_rules`).
+# The names of byte-level pre-tokenizers in llama.cpp, by their rules (see `_rules`), as files of GGUF have them and as
+# transformers has them. Of several names with the same rules, the first.
 _BYTE_LEVEL = {
-    (f"split {_CONTRACTIONS}|{_LETTERS}|\\p{{N}}{{1,3}}|{_REST}", "bytes"): "llama-bpe",
-    (f"split {_CONTRACTIONS}|{_LETTERS}|\\p{{N}}|{_REST}", "bytes"): "qwen2",
-    (
-        f"split [^\\r\\n\\p{{L}}\\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\\r\\n\\p{{L}}\\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
-        "|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-        "bytes",
-    ): "tekken",
-    ("digits", "gpt-2 words"): "smollm",
-    ("gpt-2 words",): "gpt-2",
-}
-# llama.cpp takes a whole word that is a token without merging its parts.
-_IGNORES_MERGES = ("llama-bpe", "tekken")
+    (*(f"split {rule}" for rule in rules), "bytes"): name for name, rules in reversed(PRE_TOKENIZERS.items())
+} | {("digits", "gpt-2 words"): "smollm", ("gpt-2 words",): "gpt-2"}
 
 
 class GgufTokenizer:
@@ -89,8 +77,8 @@ class GgufTokenizer:
         # llama.cpp normalises nothing; NFC, which Qwen has, changes only texts in decomposed characters.
         if name is None or normalizer not in (None, "NFC"):
             raise _refusal(f"with these rules: {', '.join(filter(None, [normalizer, *rules]))}")
-        if self._values["model"].get("ignore_merges", False) != (name in _IGNORES_MERGES):
-            raise _refusal(f"with the rules {name!r} and ignore_merges {name not in _IGNORES_MERGES}")
+        if self._values["model"].get("ignore_merges", False) != (name in WHOLE_WORDS):
+            raise _refusal(f"with the rules {name!r} and ignore_merges {name not in WHOLE_WORDS}")
         return name
 
     def _adds_space_prefix(self) -> bool:

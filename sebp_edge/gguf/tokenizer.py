@@ -60,7 +60,7 @@ PRE_TOKENIZERS = {
 }
 # With these, a word that is a token stays whole, whatever its merges are, and texts begin with BOS unless the file says
 # otherwise.
-_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
 
 
 def tokenizer_of(file: GgufFile) -> Tokenizer:
@@ -127,12 +127,12 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Tokenizer, bool]:
         raise ModelError(f"{file.name!r} has damaged merges in its tokenizer; download it again.")
     # llama.cpp ignores merges whose result is not a token.
     pairs = [pair for pair in pairs if {*pair, "".join(pair)} <= vocabulary.keys()]
-    tokenizer = Tokenizer(BPE(vocabulary, pairs, ignore_merges=name in _WHOLE_WORDS))
+    tokenizer = Tokenizer(BPE(vocabulary, pairs, ignore_merges=name in WHOLE_WORDS))
     rules = [pre_tokenizers.Split(Regex(rule), "isolated") for rule in PRE_TOKENIZERS[name]]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*rules, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, name in _WHOLE_WORDS
+    return tokenizer, name in WHOLE_WORDS
 
 
 def _sentencepiece(file: GgufFile, tokens: list[str], types: list[int]) -> Tokenizer:

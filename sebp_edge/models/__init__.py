@@ -2,8 +2,10 @@
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
-catalog, hub           resolve a model's name to the bundled model, a local folder or a download
+catalog, hub           resolve a model's name to the bundled model, a local folder, a GGUF file or a download
+installed              the GGUF files of Ollama and LM Studio
 loading, encoders      load a base model and its tokenizer, and an encoder to analyze
+gguf_base              base models in GGUF files
 soundness, weights     refuse damaged or hostile model folders and weight files
 fingerprint            identifies a base model by its weights
 architecture, shape    what the sparse backward pass needs to know of a model, and its sizes

@@ -56,6 +56,17 @@ def read_gguf_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def refuse_unknown(file: GgufFile) -> dict[str, str]:
+    """Returns the file's name of each weight.
+
+    Raises:
+        ModelError: the family of a file's model, a type or a tensor of it is not known.
+    """
+    names = weight_names(file)
+    file.refuse_unreadable_types()
+    return names
+
+
 def lazy_weights(file: GgufFile, on_meta: nn.Module, dtype: torch.dtype) -> dict[str, "_LazyWeight"]:
     """Returns the weights of a model by name; each is read when it is needed.
 
@@ -65,8 +76,7 @@ def lazy_weights(file: GgufFile, on_meta: nn.Module, dtype: torch.dtype) -> dict
     Raises:
         ModelError: the file lacks weights, has others, or some of another shape or of a type that cannot be read.
     """
-    file.refuse_unreadable_types()
-    names, lock = weight_names(file), threading.Lock()
+    names, lock = refuse_unknown(file), threading.Lock()
     expected = {name: tuple(weight.shape) for name, weight in on_meta.named_parameters()}
     missing, unknown = sorted(expected.keys() - names.keys()), sorted(names.keys() - expected.keys())
     if missing or unknown:

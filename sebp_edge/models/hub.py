@@ -39,6 +39,13 @@ def cached_folder(repository: str) -> Path | None:
     return folder if _has_weights(folder) and has_tokenizer(folder) else None
 
 
+def cached_models() -> list[str]:
+    """Returns the Hub ids of all models that are cached completely."""
+    cache = Path(constants.HF_HUB_CACHE)
+    ids = sorted(folder.name.removeprefix("models--").replace("--", "/") for folder in cache.glob("models--*--*"))
+    return [repository for repository in ids if cached_folder(repository) is not None]
+
+
 def local_folder(reference: ModelReference) -> Path | None:
     """Returns the folder, or the GGUF file, of a model that is on this machine completely, else None."""
     if reference.kind == "hub":

@@ -23,7 +23,7 @@ def refuse_too_many_modules(name: str, config: dict) -> None:
         if isinstance(value, dict):
             refuse_too_many_modules(name, value)
         if type(value) is int and key.endswith(_MODULE_COUNTS) and value > _MAX_MODULES:
-            raise ModelError(f"The config.json of {name!r} has {key} {value:.6g}; expected at most {_MAX_MODULES}.")
+            raise ModelError(f"The config of {name!r} has {key} {value:.6g}; expected at most {_MAX_MODULES}.")
 
 
 def refuse_special_files(name: str, folder: Path) -> None:

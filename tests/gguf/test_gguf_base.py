@@ -1,0 +1,155 @@
+"""A GGUF file is a base model like any other: adapted, saved, recognised, listed, in 16 and in 4 bits."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from builders import make_llama
+from command import records, run
+from gguf_files import Kind, write_gguf
+
+from sebp_edge import Personalizer, Recipe
+from sebp_edge.errors import BaseModelMismatch
+from sebp_edge.events import Notice
+from sebp_edge.models import fingerprint
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory, tokenizer):
+    model = make_llama(hidden_size=64, intermediate_size=128, head_dim=16)
+    return write_gguf(
+        tmp_path_factory.mktemp("gguf") / "small.gguf", model, tokenizer, Kind.Q8_0, general__license="apache-2.0"
+    )
+
+
+@pytest.fixture
+def in_ollama(gguf_file, tmp_path, monkeypatch):
+    """Puts the file where Ollama would, as the model "small:1m"."""
+    folder, digest = tmp_path / "ollama", hashlib.sha256(gguf_file.read_bytes()).hexdigest()
+    (folder / "blobs").mkdir(parents=True)
+    os.link(gguf_file, folder / "blobs" / f"sha256-{digest}")
+    manifest = folder / "manifests/registry.ollama.ai/library/small/1m"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(
+        json.dumps({"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}"}]})
+    )
+    monkeypatch.setenv("OLLAMA_MODELS", str(folder))
+    return digest
+
+
+def test_an_adaptation_from_a_file_is_used_with_that_file(gguf_file, notes_folder, recipe):
+    done = run("adapt", notes_folder, "--model", gguf_file, "--recipe", recipe)
+    assert done.returncode == 0, done.stderr
+    text = run("generate", "the ferry", "--model", gguf_file, "--name", "default", "--max-new-tokens", "5")
+    assert text.returncode == 0, text.stderr
+    refused = run("generate", "the ferry", "--name", "default")
+    assert refused.returncode == 1
+    assert "folder or file 'small.gguf'" in refused.stderr.replace("\n", " ")
+
+
+def test_an_adapter_of_ollamas_model_finds_its_base_model(in_ollama, notes_folder, recipe):
+    done = run("adapt", notes_folder, "--model", "ollama:small:1m", "--recipe", recipe)
+    assert done.returncode == 0, done.stderr
+    text = run("generate", "the ferry", "--name", "default", "--max-new-tokens", "5")
+    assert text.returncode == 0, text.stderr
+
+
+def test_an_adapter_is_refused_by_another_file(gguf_file, notes_folder, tokenizer, tmp_path, recipe):
+    options = {"recipe": Recipe.load(recipe), "device": "cpu", "store": tmp_path / "store"}
+    Personalizer(gguf_file, **options).adapt(notes_folder, keep_anyway=True)
+    other = write_gguf(
+        tmp_path / "other.gguf", make_llama(hidden_size=64, intermediate_size=128, head_dim=16), tokenizer
+    )
+    with pytest.raises(BaseModelMismatch):
+        Personalizer(other, **options).generate("the", adapter="default")
+
+
+def test_a_file_is_hashed_once_and_again_after_a_change(gguf_file, tmp_path, monkeypatch):
+    path, calls = tmp_path / "copy.gguf", []
+    path.write_bytes(gguf_file.read_bytes())
+    file_digest = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *args: calls.append(1) or file_digest(*args))
+    first = fingerprint.file_fingerprint(path)
+    assert first == fingerprint.file_fingerprint(path) == hashlib.sha256(path.read_bytes()).hexdigest()[:32]
+    assert len(calls) == 1
+    path.write_bytes(path.read_bytes() + bytes(32))
+    assert fingerprint.file_fingerprint(path) != first
+    assert len(calls) == 2
+
+
+def test_a_damaged_list_of_hashes_is_replaced(gguf_file, tmp_path):
+    first = fingerprint.file_fingerprint(gguf_file)
+    (file,) = (tmp_path / "cache" / "sebp-edge").glob("*.json")
+    for damage in ("", "[]", '{"x": 3}'):
+        file.write_text(damage)
+        assert fingerprint.file_fingerprint(gguf_file) == first
+
+
+def test_ollamas_files_are_not_hashed(in_ollama, monkeypatch):
+    monkeypatch.setattr(hashlib, "file_digest", None)
+    base = load_base_model(resolve("ollama:small:1m"), Recipe.load("notes"), CPU)
+    assert base.fingerprint == in_ollama[:32]
+
+
+def test_a_base_in_4_bits_differs_from_the_file_and_says_so(gguf_file):
+    events = []
+    personalizer = Personalizer(gguf_file, recipe=Recipe.load("notes").replace(load_in_4bit=True), device="cpu")
+    base = personalizer.in_use.load(events.append)
+    assert base.in_4bit
+    assert base.fingerprint == fingerprint.file_fingerprint(gguf_file)
+    (notice,) = [event.text for event in events if isinstance(event, Notice)]
+    assert "rounded to NF4" in notice
+    exact = load_base_model(resolve(gguf_file), Recipe.load("notes"), CPU)
+    weight, original = (model.model.model.layers[0].mlp.up_proj.weight for model in (base, exact))
+    from bitsandbytes.functional import dequantize_4bit
+
+    difference = (dequantize_4bit(weight.data, weight.quant_state) - original).norm() / original.norm()
+    assert 0.01 < difference < 0.15
+
+
+def test_models_lists_files_in_given_folders_with_licence_and_size(gguf_file, in_ollama, tmp_path):
+    (gguf_file.parent / "bad.gguf").write_bytes(b"GGUF")
+    try:
+        done = run("models", gguf_file.parent, "--json")
+    finally:
+        (gguf_file.parent / "bad.gguf").unlink()
+    found = {record["name"]: record for record in records(done.stdout)}
+    small = found[str(gguf_file)]
+    assert small["licence"] == "apache-2.0" and small["size"] == gguf_file.stat().st_size and small["fits"]
+    assert small["parameters"] == pytest.approx(0.0, abs=0.001)
+    assert found["ollama:small:1m"]["fits"]
+    assert "not a usable GGUF file" in found[str(gguf_file.parent / "bad.gguf")]["problem"]
+    missing = run("models", tmp_path / "missing")
+    assert missing.returncode == 1 and "There is no folder" in missing.stderr
+
+
+_PEAK = """
+import resource, sys
+import torch
+from sebp_edge import Recipe
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
+small, large = sys.argv[1:]
+load_base_model(resolve(small), Recipe.load("notes"), torch.device("cpu"))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+base = load_base_model(resolve(large), Recipe.load("notes"), torch.device("cpu"))
+weights = sum(weight.nbytes for weight in base.model.parameters())
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / weights)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit elsewhere")
+def test_loading_takes_little_more_memory_than_the_weights(gguf_file, tokenizer, tmp_path):
+    large = make_llama(hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12)
+    path = write_gguf(tmp_path / "large.gguf", large, tokenizer, Kind.Q8_0)
+    done = subprocess.run([sys.executable, "-c", _PEAK, gguf_file, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert 0.9 < float(done.stdout) < 1.3
