@@ -18,6 +18,7 @@ _HOMES = {
     "AdapterRecord": "sebp_edge.adapters.record",
     "AdapterStore": "sebp_edge.adapters.store",
     "Analysis": "sebp_edge.insight.analysis",
+    "Folder": "sebp_edge.texts.folders",
     "LearningRateRange": "sebp_edge.insight.lr_range",
     "Personalizer": "sebp_edge.personalizer",
     "Plan": "sebp_edge.memory.plan",
@@ -32,6 +33,7 @@ __all__ = [
     "AdapterRecord",
     "AdapterStore",
     "Analysis",
+    "Folder",
     "LearningRateRange",
     "Personalizer",
     "Plan",
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from sebp_edge.recipe import Recipe
     from sebp_edge.result import AdaptResult
     from sebp_edge.sparse.sparsify import sparsify
+    from sebp_edge.texts.folders import Folder
 
 
 def __getattr__(name: str):

@@ -44,6 +44,10 @@ HOMES = {
     "peft": ("sebp_edge/models/lora.py",),
     "triton": ("kernels/ops/gpu/", "kernels/ops/choices.py"),
     "huggingface_hub": ("sebp_edge/models/hub.py", "sebp_edge/insight/doctor.py"),
+    "pathspec": ("sebp_edge/texts/patterns.py", "sebp_edge/texts/folders.py"),
+    "charset_normalizer": ("sebp_edge/texts/formats/encodings.py",),
+    "docx": ("sebp_edge/texts/formats/docx.py",),
+    "pypdf": ("sebp_edge/texts/formats/pdf.py",),
     "typer": ("sebp_edge/cli/",),
     "rich": ("sebp_edge/cli/",),
     "platformdirs": ("sebp_edge/adapters/", "sebp_edge/files.py"),
@@ -52,8 +56,8 @@ HOMES = {
 # What apps and researchers import. All else is internal.
 PUBLIC = {
     "sebp_edge": """
-        AdaptResult AdapterRecord AdapterStore Analysis LearningRateRange Personalizer Plan Recipe SavedAdapter
-        SebpEdgeError __version__ sparsify
+        AdaptResult AdapterRecord AdapterStore Analysis Folder LearningRateRange Personalizer Plan Recipe
+        SavedAdapter SebpEdgeError __version__ sparsify
     """,
     "sebp_edge.errors": """
         AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture Interrupted MachineError
