@@ -52,21 +52,22 @@ def read_texts(texts, memory: int | None = None) -> Reading:
     Raises:
         TextsError: a path does not exist, an item has another type, nothing readable was found, or `texts` is a string
             that names an existing file or folder.
-        MachineError: the texts would take more than `memory`; nothing was read.
+        MachineError: the texts would take more than `memory`; nothing was read but .docx and .pdf files before.
     """
     reading = Reading()
     sources = list(_sources(texts, reading.left_out))
-    if memory is not None and MEMORY_PER_BYTE * sum(source.size for source in sources) > memory:
-        raise MachineError(
-            f"Reading these texts would take more than the {gigabytes(max(0, memory))} of memory left for them; "
-            "give fewer texts or raise the memory budget."
-        )
+    size = sum(source.size for source in sources)
+    _refuse_too_large(size, memory)
     seen: dict[bytes, str] = {}
     for source in sources:
         try:
             contents = list(source.load()) or [Unreadable("empty")]
         except Unreadable as reason:
             contents = [reason]
+        if not source.size:
+            # Unpacked texts have a size only now.
+            size += sum(num_bytes(content) for content in contents if not isinstance(content, Unreadable))
+            _refuse_too_large(size, memory)
         for position, content in enumerate(contents, start=1):
             name = source.name if len(contents) == 1 else f"{source.name}#{position}"
             try:
@@ -82,6 +83,14 @@ def read_texts(texts, memory: int | None = None) -> Reading:
     if not reading.documents:
         raise TextsError(_nothing_readable(reading.left_out))
     return reading
+
+
+def _refuse_too_large(size: int, memory: int | None) -> None:
+    if memory is not None and MEMORY_PER_BYTE * size > memory:
+        raise MachineError(
+            f"Reading these texts would take more than the {gigabytes(max(0, memory))} of memory left for them; "
+            "give fewer texts or raise the memory budget."
+        )
 
 
 def _digest(content: Content) -> bytes:

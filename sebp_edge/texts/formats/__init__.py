@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sebp_edge.texts.documents import Content, Unreadable, printable
+from sebp_edge.texts.formats.docx import read_docx
 from sebp_edge.texts.formats.encodings import decode
 from sebp_edge.texts.formats.html import read_html
 from sebp_edge.texts.formats.notebook import read_notebook
 from sebp_edge.texts.formats.notes import read_note
 from sebp_edge.texts.formats.org import read_org
+from sebp_edge.texts.formats.pdf import read_pdf
 from sebp_edge.texts.formats.records import read_csv, read_json, read_jsonl
 from sebp_edge.texts.vaults import Vault
 
@@ -59,9 +61,10 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Content | Unre
 
 
 def text_size(path: Path) -> int:
-    """Returns how many bytes `read_file` reads of a file; 0 if it refuses the ending or the size."""
+    """Returns how many bytes of text `read_file` reads of a file; 0 if it refuses it, or must unpack it to know."""
+    ending = path.suffix.lower()
     try:
-        size = path.stat().st_size if path.suffix.lower() in FORMATS else 0
+        size = path.stat().st_size if ending in FORMATS.keys() - PACKED else 0
     except OSError:
         return 0
     return size if size <= MAX_FILE_SIZE else 0
@@ -73,6 +76,7 @@ def _one(read: Callable[[Path], Content]) -> Reader:
 
 
 MARKDOWN = {".md", ".markdown"}
+PACKED = {".docx", ".pdf"}
 FORMATS: dict[str, Reader] = {
     ".txt": _one(decode),
     ".rst": _one(decode),
@@ -80,6 +84,8 @@ FORMATS: dict[str, Reader] = {
     ".org": _one(read_org),
     **dict.fromkeys((".html", ".htm"), _one(read_html)),
     ".ipynb": _one(read_notebook),
+    ".docx": _one(read_docx),
+    ".pdf": _one(read_pdf),
     ".json": read_json,
     ".jsonl": read_jsonl,
     ".csv": read_csv,

@@ -1,7 +1,7 @@
 """Reads web pages: the text that a browser shows, without scripts, styles and menus.
 
-Python's own parser takes a time that grows with the square of a damaged page's size, so tags are found by a pattern that
-never looks further than to the next one.
+Python's own parser takes a time that grows with the square of a damaged page's size. Here a pattern finds the tags,
+which never looks further than to the next one.
 """
 
 import re
@@ -15,7 +15,7 @@ _NOT_SHOWN = {
     *("head", "script", "style", "template", "noscript", "svg", "math", "canvas", "iframe", "object", "nav"),
     *("select", "button", "audio", "video"),
 }
-# Elements that begin and end a paragraph, and those that begin and end a line.
+# Elements that begin and end a paragraph, and those that begin a line.
 _PARAGRAPHS = {
     *("address", "article", "aside", "blockquote", "body", "center", "details", "dialog", "div", "dl", "fieldset"),
     *("figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "main", "ol", "p"),
@@ -68,9 +68,10 @@ class _Page:
             self._hidden, self._depth = tag, 1
         else:
             self._preformatted += tag == "pre"
-            self._break(tag)
-            if tag == "li":
-                self._pieces.append("- ")
+            if tag in _PARAGRAPHS:
+                self._pieces.append("\n\n")
+            elif tag in _LINES:
+                self._pieces.append("\n- " if tag == "li" else "\n")
 
     def end(self, tag: str) -> None:
         """Ends an element."""
@@ -82,19 +83,14 @@ class _Page:
         self._preformatted = max(0, self._preformatted - (tag == "pre"))
         if tag in ("td", "th"):
             self._pieces.append(" | ")
-        self._break(tag)
+        if tag in _PARAGRAPHS:
+            self._pieces.append("\n\n")
 
     def add_text(self, html: str) -> None:
         """Adds the text between two tags."""
         if html and not self._hidden:
             text = unescape(html)
             self._pieces.append(text if self._preformatted else re.sub(r"\s+", " ", text))
-
-    def _break(self, tag: str) -> None:
-        if tag in _PARAGRAPHS:
-            self._pieces.append("\n\n")
-        elif tag in _LINES:
-            self._pieces.append("\n")
 
     def text(self) -> str:
         """Returns the text, with at most one blank line between paragraphs."""
