@@ -152,11 +152,15 @@ print(peak_resident() - before)
 """
 
 
-@pytest.mark.parametrize("form", ["one text", "records of a sentence"])
+@pytest.mark.parametrize("form", ["one text", "records of a sentence", "a legacy encoding", "a page"])
 def test_reading_takes_no_more_memory_than_estimated(form, tmp_path):
     sentences = make_sentences(30_000, words=14)
     if form == "one text":
         path = write_file(tmp_path, "a.txt", "\n".join(sentences))
+    elif form == "a legacy encoding":
+        path = write_file(tmp_path, "a.txt", "é\n".join(sentences).encode("cp1252"))
+    elif form == "a page":
+        path = write_file(tmp_path, "a.html", "<p>".join(sentences))
     else:
         path = write_file(tmp_path, "a.jsonl", "\n".join(map(json.dumps, sentences)))
     assert path.stat().st_size > 1_500_000

@@ -57,8 +57,8 @@ def _texts(reader) -> Iterator[str]:
             raise Unreadable(f"its text takes longer than {MAX_SECONDS} seconds to read; split it to use it")
 
     for page in reader.pages:
-        stop_if_late()
         text = page.extract_text(visitor_operand_before=stop_if_late).strip()
+        stop_if_late()  # pypdf goes on after an error within a form.
         size += len(text)
         if size > MAX_TEXT:
             raise Unreadable(f"more than {MAX_TEXT // 1_000_000} million characters; split it to use it")
