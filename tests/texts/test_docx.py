@@ -85,7 +85,7 @@ def test_damaged_xml_is_left_out(path, folder, data):
     assert left_out(folder) == {"a.docx": "damaged, or not a Word file"}
 
 
-@pytest.mark.parametrize(("name", "size"), [("word/document.xml", 33_000_000), ("word/media/image1.png", 257_000_000)])
+@pytest.mark.parametrize(("name", "size"), [("word/document.xml", 9_000_000), ("word/media/image1.png", 257_000_000)])
 def test_a_bomb_is_left_out_before_it_is_unpacked(path, folder, name, size):
     rewrite(path, folder, **{name: bytes(size)})
     assert (folder / "a.docx").stat().st_size < 1_000_000

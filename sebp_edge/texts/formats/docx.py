@@ -1,13 +1,15 @@
 """Reads Word files (.docx) with python-docx: paragraphs, headings and tables in their order."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from sebp_edge.texts.documents import Unreadable
 
-# The unpacked size that a file may have, in bytes: of its XML, which takes ten times that while it is read, and of all.
-MAX_XML, MAX_UNPACKED = 32_000_000, 256_000_000
+# The unpacked size that a file may have, in bytes: of its XML, and of all.
+MAX_XML, MAX_UNPACKED = 8_000_000, 256_000_000
+MAX_SECONDS = 20
 # What older and encrypted Word files begin with.
 _OLE = b"\xd0\xcf\x11\xe0"
 
@@ -24,9 +26,8 @@ def read_docx(path: Path) -> str:
         raise Unreadable("needs python-docx; install it with: pip install 'sebp-edge[docx]'") from error
     _refuse_unsafe(path)
     try:
-        blocks = docx.Document(str(path)).iter_inner_content()
-        return "\n\n".join(text for block in blocks if (text := "\n".join(_lines(block))).strip())
-    except OSError:
+        return "\n\n".join(_texts(docx.Document(str(path))))
+    except (OSError, Unreadable):
         raise
     except Exception as error:  # python-docx raises errors of many kinds for what it does not expect.
         raise Unreadable("damaged, or not a Word file") from error
@@ -52,15 +53,23 @@ def _refuse_unsafe(path: Path) -> None:
         raise Unreadable("too large once unpacked; split it to use it")
 
 
-def _lines(block) -> Iterator[str]:
-    """Yields the lines of a paragraph or table."""
-    if not hasattr(block, "rows"):
-        style = (block.style.name if block.style is not None else "") or ""
-        level = style.removeprefix("Heading ")
-        yield f"{'#' * int(level)} {block.text}" if level != style and level.isdecimal() else block.text
-        return
-    for row in block.rows:
+def _texts(document) -> Iterator[str]:
+    started = time.monotonic()
+    # Looking up a paragraph's style takes python-docx long.
+    names = {style.style_id: style.name or "" for style in document.styles}
+    levels = {style: name.removeprefix("Heading ") for style, name in names.items() if name.startswith("Heading ")}
+    for block in document.iter_inner_content():
+        if time.monotonic() - started > MAX_SECONDS:
+            raise Unreadable(f"its text takes longer than {MAX_SECONDS} seconds to read; split it to use it")
+        text = "\n".join(_rows(block)) if hasattr(block, "rows") else block.text
+        if not text.strip():
+            continue
+        level = "" if hasattr(block, "rows") else levels.get(block._p.style, "")
+        yield f"{'#' * int(level)} {text}" if level in tuple("123456789") else text
+
+
+def _rows(table) -> Iterator[str]:
+    for row in table.rows:
         # A merged cell stands for several.
-        cells = dict.fromkeys(cell._tc for cell in row.cells)
         texts = {cell._tc: " ".join(cell.text.split()) for cell in row.cells}
-        yield " | ".join(texts[cell] for cell in cells)
+        yield " | ".join(texts.values())
