@@ -19,6 +19,7 @@ _HOMES = {
     "AdapterStore": "sebp_edge.adapters.store",
     "Analysis": "sebp_edge.insight.analysis",
     "ExportResult": "sebp_edge.export.result",
+    "Folder": "sebp_edge.texts.folders",
     "LearningRateRange": "sebp_edge.insight.lr_range",
     "Personalizer": "sebp_edge.personalizer",
     "Plan": "sebp_edge.memory.plan",
@@ -34,6 +35,7 @@ __all__ = [
     "AdapterStore",
     "Analysis",
     "ExportResult",
+    "Folder",
     "LearningRateRange",
     "Personalizer",
     "Plan",
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from sebp_edge.recipe import Recipe
     from sebp_edge.result import AdaptResult
     from sebp_edge.sparse.sparsify import sparsify
+    from sebp_edge.texts.folders import Folder
 
 
 def __getattr__(name: str):

@@ -49,6 +49,10 @@ HOMES = {
     "gguf": ("sebp_edge/export/",),
     "xllamacpp": ("sebp_edge/export/llama_cpp.py",),
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
+    "pathspec": ("sebp_edge/texts/patterns.py", "sebp_edge/texts/folders.py"),
+    "charset_normalizer": ("sebp_edge/texts/formats/encodings.py",),
+    "docx": ("sebp_edge/texts/formats/docx.py",),
+    "pypdf": ("sebp_edge/texts/formats/pdf.py",),
     "typer": ("sebp_edge/cli/",),
     "rich": ("sebp_edge/cli/",),
     "platformdirs": ("sebp_edge/adapters/", "sebp_edge/files.py"),
@@ -57,7 +61,7 @@ HOMES = {
 # What apps and researchers import. All else is internal.
 PUBLIC = {
     "sebp_edge": """
-        AdaptResult AdapterRecord AdapterStore Analysis ExportResult LearningRateRange Personalizer Plan Recipe
+        AdaptResult AdapterRecord AdapterStore Analysis ExportResult Folder LearningRateRange Personalizer Plan Recipe
         SavedAdapter SebpEdgeError __version__ sparsify
     """,
     "sebp_edge.errors": """

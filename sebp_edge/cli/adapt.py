@@ -6,7 +6,20 @@ from typing import Annotated
 import typer
 
 from sebp_edge.cli.console import one_sentence_errors, print_json, quick_imports
-from sebp_edge.cli.options import Context, Device, Epochs, Json, ModelName, Paths, RecipeName, Seed, parse_path
+from sebp_edge.cli.options import (
+    Context,
+    Device,
+    Epochs,
+    Exclude,
+    Include,
+    Json,
+    ModelName,
+    Paths,
+    RecipeName,
+    Seed,
+    parse_path,
+    select,
+)
 from sebp_edge.errors import Interrupted
 
 NOT_KEPT = 3
@@ -14,6 +27,8 @@ NOT_KEPT = 3
 
 def adapt(
     paths: Paths,
+    include: Include = None,
+    exclude: Exclude = None,
     model: ModelName = "tiny",
     recipe: RecipeName = "notes",
     name: Annotated[str, typer.Option(help="Name of the adapter.")] = "default",
@@ -51,7 +66,9 @@ def adapt(
                 personalizer = Personalizer(
                     model, recipe=chosen, device=device, memory_budget=memory, seed=seed, on_event=sink
                 )
-                result = personalizer.adapt(paths, name=name, out=out, keep_anyway=keep_anyway)
+                result = personalizer.adapt(
+                    select(paths, include, exclude), name=name, out=out, keep_anyway=keep_anyway
+                )
             if as_json:
                 print_json(result.to_dict())
             else:

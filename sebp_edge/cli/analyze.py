@@ -6,13 +6,27 @@ from typing import Annotated
 import typer
 
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
-from sebp_edge.cli.options import Context, Device, Json, ModelName, Paths, RecipeName, Seed, parse_path
+from sebp_edge.cli.options import (
+    Context,
+    Device,
+    Exclude,
+    Include,
+    Json,
+    ModelName,
+    Paths,
+    RecipeName,
+    Seed,
+    parse_path,
+    select,
+)
 
 HTML = "sebp-edge-analysis.html"
 
 
 def analyze(
     paths: Paths,
+    include: Include = None,
+    exclude: Exclude = None,
     model: ModelName = "tiny",
     recipe: RecipeName = "notes",
     examples: Annotated[int, typer.Option(min=1, help="Maximum number of examples to analyze.")] = 16,
@@ -48,7 +62,7 @@ def analyze(
         chosen = Recipe.load(recipe).replace(context_length=context)
         with show_progress(as_json) as sink:
             personalizer = Personalizer(model, recipe=chosen, device=device, seed=seed, on_event=sink)
-            analysis = personalizer.analyze(paths, examples=examples)
+            analysis = personalizer.analyze(select(paths, include, exclude), examples=examples)
         if page is not None:
             write(analysis, page)
         if as_json:

@@ -5,13 +5,15 @@ from typing import Annotated
 import typer
 
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
-from sebp_edge.cli.options import Context, Device, Json, ModelName, Paths, RecipeName, Seed
+from sebp_edge.cli.options import Context, Device, Exclude, Include, Json, ModelName, Paths, RecipeName, Seed, select
 
 MAX_ROWS = 20
 
 
 def lr_range(
     paths: Paths,
+    include: Include = None,
+    exclude: Exclude = None,
     model: ModelName = "tiny",
     recipe: RecipeName = "notes",
     lowest: Annotated[float, typer.Option(help="Learning rate of the first step.")] = 1e-6,
@@ -38,7 +40,7 @@ def lr_range(
             personalizer = Personalizer(
                 model, recipe=chosen, device=device, memory_budget=memory, seed=seed, on_event=sink
             )
-            found = personalizer.lr_range(paths, lowest=lowest, highest=highest, steps=steps)
+            found = personalizer.lr_range(select(paths, include, exclude), lowest=lowest, highest=highest, steps=steps)
         if as_json:
             print_json(found.to_dict())
         else:

@@ -13,8 +13,23 @@ def parse_path(text: str) -> Path:
     return Path(text)
 
 
+def select(paths: list[Path], include: list[str] | None, exclude: list[str] | None) -> list:
+    """Returns the paths with the patterns of the files to read."""
+    from sebp_edge.texts.folders import Folder
+
+    return [Folder(path, tuple(include or ()), tuple(exclude or ())) for path in paths]
+
+
 Paths = Annotated[
     list[Path], typer.Argument(parser=parse_path, metavar="PATH", help="Files or folders with your texts.")
+]
+Include = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATTERN", help="Read only files that match, as in .gitignore; may be repeated."),
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATTERN", help="Leave out files and folders that match; may be repeated."),
 ]
 ModelName = Annotated[
     str, typer.Option(help="Base model: a name, folder, GGUF file, Hub id, ollama:NAME or lmstudio:NAME.")

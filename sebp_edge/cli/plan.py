@@ -5,7 +5,19 @@ from typing import Annotated
 import typer
 
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
-from sebp_edge.cli.options import Context, Device, Epochs, Json, ModelName, Paths, RecipeName, Seed
+from sebp_edge.cli.options import (
+    Context,
+    Device,
+    Epochs,
+    Exclude,
+    Include,
+    Json,
+    ModelName,
+    Paths,
+    RecipeName,
+    Seed,
+    select,
+)
 
 DESCRIPTIONS = {
     "weights": "base model",
@@ -22,6 +34,8 @@ DESCRIPTIONS = {
 
 def plan(
     paths: Paths,
+    include: Include = None,
+    exclude: Exclude = None,
     model: ModelName = "tiny",
     recipe: RecipeName = "notes",
     memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default the free memory.")] = None,
@@ -50,7 +64,7 @@ def plan(
             raise OptionError("--gpu plans for another machine and --device for this one; give only one of them.")
         chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
         personalizer = Personalizer(model, recipe=chosen, device=device, memory_budget=memory, seed=seed)
-        result = personalizer.plan(paths, gpu=gpu)
+        result = personalizer.plan(select(paths, include, exclude), gpu=gpu)
         if as_json:
             print_json({"event": "plan", **result.to_dict()})
         else:

@@ -2,7 +2,9 @@
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
-documents, formats, readers      strings, files, folders and records -> documents
+documents, records               what a document holds; a record -> the content of a document
+patterns, vaults, folders        which files of a folder are read
+formats, readers                 strings, files, folders and records -> documents
 conversations, tokens, examples  documents -> tokens -> examples of at most the context length
 boilerplate                      lines that stand in many documents
 concerns                         what makes a gain on these texts meaningless, found before training

@@ -74,40 +74,6 @@ def printable(name: str) -> str:
     return _NOT_PRINTABLE.sub("?", name)
 
 
-def record_content(record) -> Content:
-    """Returns the content of one record.
-
-    Raises:
-        Unreadable: it is none of `{"text"}`, `{"prompt", "completion"}` and `{"messages"}`, or a value is not a string.
-    """
-    if not isinstance(record, dict):
-        raise Unreadable("neither a text nor a record")
-    if "messages" in record:
-        return Conversation(_messages(record["messages"]))
-    if "prompt" in record and "completion" in record:
-        return Completion(*(_string(record[key], key) for key in ("prompt", "completion")))
-    if "text" in record:
-        return _string(record["text"], "text")
-    raise Unreadable('no "text", "prompt" and "completion", or "messages"')
-
-
-def _string(value, key: str) -> str:
-    if not isinstance(value, str):
-        raise Unreadable(f'"{key}" is not a string')
-    return value
-
-
-def _messages(messages) -> tuple[dict[str, str], ...]:
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise Unreadable('"messages" is not a list of messages')
-    for message in messages:
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise Unreadable('a message without "role" and "content" strings')
-    if not any(message["role"] == "assistant" for message in messages):
-        raise Unreadable("no message from the assistant")
-    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
-
-
 def clean_content(content: Content | Unreadable) -> Content:
     """Converts newlines to Unix style, and strips a plain text.
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,10 +16,10 @@ from sebp_edge.texts.documents import (
     Unreadable,
     clean_content,
     num_bytes,
-    printable,
-    record_content,
 )
+from sebp_edge.texts.folders import Folder, expand_user, find_files
 from sebp_edge.texts.formats import FORMATS, read_file, text_size
+from sebp_edge.texts.records import record_content
 from sebp_edge.units import gigabytes
 
 # Peak memory per byte of text while it is read, compared and tokenised: the maximum over notes in one file and in 2,000
@@ -45,28 +44,30 @@ def read_texts(texts, memory: int | None = None) -> Reading:
     """Reads a user's texts.
 
     Args:
-        texts: a text as a string, the `pathlib.Path` of a file or folder, a `{"text"}`, `{"prompt", "completion"}` or
-            `{"messages"}` record, or an iterable of these. Strings are texts, never paths.
+        texts: a text as a string, the `pathlib.Path` of a file or folder, a `Folder` with patterns, a record
+            (`{"text"}`, `{"prompt", "completion"}`, `{"messages"}`, or as `record_content` takes), or an iterable of
+            these. Strings are texts, never paths.
         memory: the bytes of memory that reading and tokenising the texts may take; None for no limit.
 
     Raises:
         TextsError: a path does not exist, an item has another type, nothing readable was found, or `texts` is a string
             that names an existing file or folder.
-        MachineError: the texts would take more than `memory`; nothing was read.
+        MachineError: the texts would take more than `memory`; nothing was read but .docx and .pdf files before.
     """
     reading = Reading()
     sources = list(_sources(texts, reading.left_out))
-    if memory is not None and MEMORY_PER_BYTE * sum(source.size for source in sources) > memory:
-        raise MachineError(
-            f"Reading these texts would take more than the {gigabytes(max(0, memory))} of memory left for them; "
-            "give fewer texts or raise the memory budget."
-        )
+    size = sum(source.size for source in sources)
+    _refuse_too_large(size, memory)
     seen: dict[bytes, str] = {}
     for source in sources:
         try:
             contents = list(source.load()) or [Unreadable("empty")]
         except Unreadable as reason:
             contents = [reason]
+        if not source.size:
+            # Unpacked texts have a size only now.
+            size += sum(num_bytes(content) for content in contents if not isinstance(content, Unreadable))
+            _refuse_too_large(size, memory)
         for position, content in enumerate(contents, start=1):
             name = source.name if len(contents) == 1 else f"{source.name}#{position}"
             try:
@@ -82,6 +83,14 @@ def read_texts(texts, memory: int | None = None) -> Reading:
     if not reading.documents:
         raise TextsError(_nothing_readable(reading.left_out))
     return reading
+
+
+def _refuse_too_large(size: int, memory: int | None) -> None:
+    if memory is not None and MEMORY_PER_BYTE * size > memory:
+        raise MachineError(
+            f"Reading these texts would take more than the {gigabytes(max(0, memory))} of memory left for them; "
+            "give fewer texts or raise the memory budget."
+        )
 
 
 def _digest(content: Content) -> bytes:
@@ -122,7 +131,7 @@ def _sources(texts, left_out: list[LeftOut]) -> Iterator[_Source]:
             f"The string {texts!r} is the path of a {kind}; pass Path({texts!r}) to train on the {kind}, or "
             f"[{texts!r}] to train on the string itself."
         )
-    if isinstance(texts, (str, Path, dict)):
+    if isinstance(texts, (str, Path, Folder, dict)):
         texts = [texts]
     if not isinstance(texts, Iterable) or isinstance(texts, (bytes, bytearray)):
         raise TextsError(
@@ -133,8 +142,8 @@ def _sources(texts, left_out: list[LeftOut]) -> Iterator[_Source]:
             yield _source_of(f"text {number}", item)
         elif isinstance(item, dict):
             yield _record_source(f"record {number}", item)
-        elif isinstance(item, Path):
-            yield from _folder_sources(_expanded(item), left_out)
+        elif isinstance(item, Folder | Path):
+            yield from _folder_sources(item if isinstance(item, Folder) else Folder(item), left_out)
         else:
             raise TextsError(
                 f"Text {number} must be a string, a pathlib.Path or a record, but is of type {_kind(item)}."
@@ -159,62 +168,12 @@ def _record_source(name: str, record: dict) -> _Source:
 def _existing_path(text: str) -> Path | None:
     """Returns the file or folder that a string names, if it exists."""
     try:
-        path = _expanded(Path(text))
+        path = expand_user(Path(text))
         return path if text and path.exists() else None
     except (OSError, ValueError):
         return None  # The name is too long, the folder cannot be opened, or the path is not valid.
 
 
-def _expanded(path: Path) -> Path:
-    """Expands `~`; returns the path unchanged if there is no such user."""
-    try:
-        return path.expanduser()
-    except RuntimeError:
-        return path
-
-
-def _folder_sources(path: Path, left_out: list[LeftOut]) -> Iterator[_Source]:
-    """Yields the files of a folder, sorted and named relative to it; adds what it skips to `left_out`."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        raise TextsError(f"There is no file or folder {str(path)!r}; check the path.") from error
-    except OSError as error:
-        raise TextsError(f"{str(path)!r} cannot be opened: {error.strerror}.") from error
-    if not path.is_dir():
-        yield _file_source(path, path.parent)
-        return
-
-    def leave_out(file: Path, reason: str, mark: str = "") -> None:
-        left_out.append(LeftOut(f"{_relative(file, path)}{mark}", reason))
-
-    def failed(error: OSError) -> None:
-        leave_out(Path(error.filename), f"cannot be opened: {error.strerror}", "/")
-
-    root = os.path.realpath(path)
-    for folder, folders, files in os.walk(path, onerror=failed):
-        folder_path = Path(folder)
-        folders.sort()
-        for name in folders.copy():
-            if name.startswith("."):
-                leave_out(folder_path / name, "hidden folder", "/")
-                folders.remove(name)
-            elif (folder_path / name).is_symlink():
-                # Following the link could loop, or leave the given folder.
-                leave_out(folder_path / name, "link to a folder; give the folder itself", "/")
-        for name in sorted(files):
-            file = folder_path / name
-            if name.startswith("."):
-                leave_out(file, "hidden file")
-            elif not Path(os.path.realpath(file)).is_relative_to(root):
-                leave_out(file, "link to outside the folder; give the file itself")
-            else:
-                yield _file_source(file, path)
-
-
-def _file_source(path: Path, root: Path) -> _Source:
-    return _Source(_relative(path, root), text_size(path), partial(read_file, path))
-
-
-def _relative(path: Path, root: Path) -> str:
-    return printable(path.relative_to(root).as_posix())
+def _folder_sources(folder: Folder, left_out: list[LeftOut]) -> Iterator[_Source]:
+    for file in find_files(folder, lambda name, reason: left_out.append(LeftOut(name, reason))):
+        yield _Source(file.name, text_size(file.path), partial(read_file, file.path, file.vault))

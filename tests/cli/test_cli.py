@@ -187,6 +187,18 @@ def test_texts_that_cannot_be_used_are_one_sentence(adapt, tmp_path):
         assert f"sebp-edge: {last['message']}\n" == result.stderr
 
 
+def test_patterns_choose_the_files_to_read(tmp_path):
+    for name in ("a.md", "b.md", "c.txt"):
+        (tmp_path / name).write_text("the ferry left")
+    result = run("plan", tmp_path, "--include", "*.md", "--include", "*.rst", "--exclude", "*")
+    assert_one_sentence(result, r"Nothing readable was found \(a\.md: excluded; .*")
+    result = run("adapt", tmp_path, "--include", "*.rst", "--model", "tiny")
+    assert_one_sentence(result, r"Nothing readable was found \(a\.md: matches no pattern to include; .*")
+    assert_one_sentence(
+        run("analyze", tmp_path, "--exclude", "!"), "exclude has '!', which is not a valid", exit_code=2
+    )
+
+
 def test_an_unwritable_store_is_one_sentence_before_any_work(adapt, own_data_folder):
     own_data_folder.parent.parent.mkdir()
     own_data_folder.parent.write_text("a file where the folder should be")

@@ -75,7 +75,7 @@ def test_utf8_and_marked_utf16_are_read(tmp_path, encoding):
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        ("smör".encode("latin-1"), "not UTF-8 (byte 2); save it as UTF-8 to use it"),
+        ("日記".encode() + b"\xff", "not UTF-8 (byte 6); save it as UTF-8 to use it"),
         (b"\xef\xbb\xbfsm\xf6r", "not UTF-8 (byte 5); save it as UTF-8 to use it"),
         (b"\xff\xfea\x00\x00\xd8", "not UTF-16 (byte 4); save it as UTF-8 to use it"),
         (b"text\x00more", "binary file"),

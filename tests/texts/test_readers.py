@@ -47,7 +47,7 @@ def test_a_hidden_folder_or_file_given_by_its_path_is_read(tmp_path):
 
 
 def test_unsupported_and_irregular_files_are_left_out_without_hanging(folder):
-    write_file(folder, "a.pdf", b"%PDF\x00")
+    write_file(folder, "a.odt", b"PK\x00")
     write_file(folder, "b.docx.bak", "text")
     write_file(folder, "README", "text")
     write_file(folder, "dir.md/inside.txt", "A folder may have such a name.")
@@ -58,7 +58,7 @@ def test_unsupported_and_irregular_files_are_left_out_without_hanging(folder):
     reading = read_texts(folder)
     assert [document.source for document in reading.documents] == ["kept.md", "dir.md/inside.txt"]
     assert {item.source: item.reason for item in reading.left_out} == {
-        "a.pdf": "binary file",
+        "a.odt": "binary file",
         "b.docx.bak": "unsupported file type .bak",
         "README": "unsupported file type (no ending)",
         "pipe.md": "not a regular file",
@@ -115,7 +115,7 @@ def test_texts_that_need_more_than_the_given_memory_are_refused_unread(form, tmp
     text = "日記 " * 1000  # 7,000 bytes
     for number in range(2):
         write_file(tmp_path, f"{number}.md", text)
-    write_file(tmp_path, "0.pdf", text * 100)
+    write_file(tmp_path, "0.odt", text * 100)
     texts, size = {
         "file": (tmp_path / "1.md", 7000),
         "files": (tmp_path, 14000),
@@ -152,11 +152,15 @@ print(peak_resident() - before)
 """
 
 
-@pytest.mark.parametrize("form", ["one text", "records of a sentence"])
+@pytest.mark.parametrize("form", ["one text", "records of a sentence", "a legacy encoding", "a page"])
 def test_reading_takes_no_more_memory_than_estimated(form, tmp_path):
     sentences = make_sentences(30_000, words=14)
     if form == "one text":
         path = write_file(tmp_path, "a.txt", "\n".join(sentences))
+    elif form == "a legacy encoding":
+        path = write_file(tmp_path, "a.txt", "é\n".join(sentences).encode("cp1252"))
+    elif form == "a page":
+        path = write_file(tmp_path, "a.html", "<p>".join(sentences))
     else:
         path = write_file(tmp_path, "a.jsonl", "\n".join(map(json.dumps, sentences)))
     assert path.stat().st_size > 1_500_000
@@ -318,7 +322,7 @@ def test_the_error_if_nothing_is_readable_has_reasons_but_no_texts(tmp_path):
     write_file(tmp_path, "a.json", f'{{"text": "{secret}')
     write_file(tmp_path, "b.csv", f"{secret}\n{secret}\n")
     write_file(tmp_path, "c.jsonl", f'{{"{secret}": "{secret}"}}\n{secret}')
-    write_file(tmp_path, "d.txt", secret.encode() + b"\xff")
+    write_file(tmp_path, "d.txt", b"\xef\xbb\xbf" + secret.encode() + b"\xff")
     message = refusal(tmp_path)
     assert secret not in message
     assert "a.json: not valid JSON (line 1); b.csv: no column" in message

@@ -1,0 +1,92 @@
+"""Reads files in the formats given by their endings.
+
+Internal: import from `sebp_edge` or `sebp_edge.research`.
+
+encodings                bytes -> text
+notes                    Markdown, and the notes of Obsidian and Logseq
+org, html, notebook      Org files, web pages, Jupyter notebooks
+docx, pdf                Word and PDF files, each with a library that is an extra
+records                  .json, .jsonl and .csv
+
+To add a format, add its ending to `FORMATS` with a function from a path to the contents found in it.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from sebp_edge.texts.documents import Content, Unreadable, printable
+from sebp_edge.texts.formats.docx import read_docx
+from sebp_edge.texts.formats.encodings import decode
+from sebp_edge.texts.formats.html import read_html
+from sebp_edge.texts.formats.notebook import read_notebook
+from sebp_edge.texts.formats.notes import read_note
+from sebp_edge.texts.formats.org import read_org
+from sebp_edge.texts.formats.pdf import read_pdf
+from sebp_edge.texts.formats.records import read_csv, read_json, read_jsonl
+from sebp_edge.texts.vaults import Vault
+
+# Size limit of a file, in bytes. The text of the largest file takes 1 to 2 GB of memory once it is tokenised.
+MAX_FILE_SIZE = 64_000_000
+
+Reader = Callable[[Path], Iterable[Content | Unreadable]]
+
+
+def read_file(path: Path, vault: Vault | None = None) -> Iterable[Content | Unreadable]:
+    """Reads the contents of one file; an Unreadable takes the place of a faulty record.
+
+    Args:
+        vault: the vault that the file is in, if any; its Markdown has the vault's syntax.
+
+    Raises:
+        Unreadable: nothing in the file can be used.
+    """
+    ending = path.suffix.lower()
+    try:
+        if not path.is_file():
+            raise Unreadable("not a regular file")
+        size = path.stat().st_size
+        if not size:
+            # System files (/proc) report size 0 too; reading them may block or never end.
+            raise Unreadable("empty")
+        if ending not in FORMATS:
+            with path.open("rb") as file:
+                binary = b"\0" in file.read(4096)
+            ending = printable(path.suffix) or "(no ending)"
+            raise Unreadable("binary file" if binary else f"unsupported file type {ending}")
+        if size > MAX_FILE_SIZE:
+            raise Unreadable(f"larger than {MAX_FILE_SIZE // 1_000_000} MB; split it to use it")
+        return [read_note(path, vault)] if ending in MARKDOWN else FORMATS[ending](path)
+    except OSError as error:
+        raise Unreadable(f"cannot be read: {error.strerror}") from error
+
+
+def text_size(path: Path) -> int:
+    """Returns how many bytes of text `read_file` reads of a file; 0 if it refuses it, or must unpack it to know."""
+    ending = path.suffix.lower()
+    try:
+        size = path.stat().st_size if ending in FORMATS.keys() - PACKED else 0
+    except OSError:
+        return 0
+    return size if size <= MAX_FILE_SIZE else 0
+
+
+def _one(read: Callable[[Path], Content]) -> Reader:
+    """Makes a reader of a format that holds one document."""
+    return lambda path: [read(path)]
+
+
+MARKDOWN = {".md", ".markdown"}
+PACKED = {".docx", ".pdf"}
+FORMATS: dict[str, Reader] = {
+    ".txt": _one(decode),
+    ".rst": _one(decode),
+    **dict.fromkeys(MARKDOWN, _one(read_note)),
+    ".org": _one(read_org),
+    **dict.fromkeys((".html", ".htm"), _one(read_html)),
+    ".ipynb": _one(read_notebook),
+    ".docx": _one(read_docx),
+    ".pdf": _one(read_pdf),
+    ".json": read_json,
+    ".jsonl": read_jsonl,
+    ".csv": read_csv,
+}

@@ -1,0 +1,124 @@
+"""Decodes the bytes of a text file: UTF-8 and UTF-16 by their rules, others by detection."""
+
+import codecs
+import re
+from pathlib import Path
+
+import charset_normalizer
+
+from sebp_edge.texts.documents import Unreadable
+
+# The encodings of texts before Unicode; of two that fit equally well, the earlier one is taken.
+LEGACY = (
+    *("cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256", "cp932", "euc_jp", "gb18030"),
+    *("big5", "cp949", "mac_roman"),
+)
+# Number of bytes of lines beyond ASCII that are enough to detect an encoding.
+SAMPLE = 200_000
+
+# Control characters that no text has; DOS ended texts with the one left out.
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x19\x1c-\x1f]")
+_META_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s{0,9}=\s{0,9}[\"']?([\w-]{1,40})", re.IGNORECASE)
+
+
+def decode(path: Path) -> str:
+    """Returns the text of a file, which is in UTF-8, in UTF-16 with a byte order mark, or in a detected encoding.
+
+    Raises:
+        Unreadable: it is binary, empty, or in no known encoding.
+    """
+    return decode_bytes(path.read_bytes())
+
+
+def decode_html(path: Path) -> str:
+    """Returns the text of a web page, in the encoding that it names; if that is wrong, as `decode` does.
+
+    Raises:
+        Unreadable: see `decode`.
+    """
+    data = path.read_bytes()
+    named = _META_CHARSET.search(data[:4096])
+    if named and b"\0" not in data and (encoding := _known_encoding(named[1].decode())):
+        try:
+            return _not_empty(data.decode(encoding).removeprefix("\ufeff"))
+        except UnicodeError:
+            pass  # The page lies.
+    return decode_bytes(data)
+
+
+def _known_encoding(name: str) -> str | None:
+    """Returns Python's name of an encoding that a page names; None if there is none, or it is not ASCII below 128."""
+    ascii_bytes = bytes(range(32, 127))
+    try:
+        encoding = codecs.lookup(name).name
+        if ascii_bytes.decode(encoding) != ascii_bytes.decode("ascii"):
+            return None
+    except (UnicodeError, LookupError):
+        return None
+    # Browsers take one for the other too.
+    return "cp1252" if encoding == "iso8859-1" else encoding
+
+
+def decode_bytes(data: bytes) -> str:
+    """Returns the text; see `decode`."""
+    # UTF-32's byte order mark can begin like UTF-16's.
+    utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff")) and data[2:4] != b"\0\0"
+    if b"\0" in data and not utf16:
+        raise Unreadable("binary file")
+    try:
+        text = data.decode("utf-16" if utf16 else "utf-8")
+    except UnicodeDecodeError as error:
+        legacy = None if utf16 or _is_damaged_utf8(data) else _detect(data)
+        if legacy is None:
+            encoding = "UTF-16" if utf16 else "UTF-8"
+            raise Unreadable(f"not {encoding} (byte {error.start}); save it as UTF-8 to use it") from error
+        text = data.decode(legacy)
+    return _not_empty(text.removeprefix("\ufeff"))
+
+
+def _not_empty(text: str) -> str:
+    if not text.strip():
+        raise Unreadable("empty")
+    return text
+
+
+def _is_damaged_utf8(data: bytes) -> bool:
+    """Returns whether this is UTF-8 with errors in it: it has the mark, or most of what is beyond ASCII is UTF-8."""
+    text = data.decode("utf-8", errors="replace")
+    errors = text.count("\ufffd")
+    return text.startswith("\ufeff") or len(text) - len(text.encode("ascii", errors="ignore")) > 2 * errors
+
+
+def _detect(data: bytes) -> str | None:
+    """Returns the encoding that fits a sample best, and in which everything can be decoded; None if there is none."""
+    if _CONTROL.search(data):
+        return None
+    matches = charset_normalizer.from_bytes(
+        _sample(data), cp_isolation=list(LEGACY), preemptive_behaviour=False, enable_fallback=False
+    )
+    # Encodings whose texts are alike share a match. Small differences of the scores mean nothing.
+    ranked = sorted(
+        (round(match.chaos, 2), -round(match.coherence, 1), LEGACY.index(name))
+        for match in matches
+        for name in match.could_be_from_charset
+        if name in LEGACY
+    )
+    for _, _, index in ranked:
+        try:
+            data.decode(LEGACY[index])
+        except UnicodeDecodeError:
+            continue
+        return LEGACY[index]
+    return None
+
+
+def _sample(data: bytes) -> bytes:
+    """Returns lines beyond ASCII, whole ones, since a character may be several bytes."""
+    lines, size = [], 0
+    for line in data.split(b"\n"):
+        if not line.isascii():
+            lines.append(line)
+            size += len(line)
+            if size >= SAMPLE:
+                break
+    return b"\n".join(lines)

@@ -1,0 +1,51 @@
+"""Reads Jupyter notebooks: their prose, and their code as blocks of code; no outputs."""
+
+import json
+from pathlib import Path
+
+from sebp_edge.texts.documents import Unreadable
+from sebp_edge.texts.formats.encodings import decode
+
+
+def read_notebook(path: Path) -> str:
+    """Returns the text of a notebook.
+
+    Raises:
+        Unreadable: it is damaged, or has no text; see `decode`.
+    """
+    try:
+        notebook = json.loads(decode(path))
+    except (ValueError, RecursionError) as error:
+        raise Unreadable("not a valid notebook (not JSON)") from error
+    language = _language(notebook)
+    texts = [_text(cell, language) for cell in _cells(notebook) if isinstance(cell, dict)]
+    return "\n\n".join(text for text in texts if text)
+
+
+def _cells(notebook) -> list:
+    """Returns the cells; before format 4, they were in worksheets."""
+    if isinstance(notebook, dict):
+        if isinstance(cells := notebook.get("cells"), list):
+            return cells
+        if isinstance(sheets := notebook.get("worksheets"), list):
+            found = [sheet.get("cells") for sheet in sheets if isinstance(sheet, dict)]
+            return [cell for cells in found if isinstance(cells, list) for cell in cells]
+    raise Unreadable("not a valid notebook (no cells)")
+
+
+def _language(notebook) -> str:
+    """Returns the language of the code, or ""."""
+    for key in ("metadata", "language_info", "name"):
+        notebook = notebook.get(key) if isinstance(notebook, dict) else None
+    return notebook if isinstance(notebook, str) and notebook.isidentifier() else ""
+
+
+def _text(cell: dict, language: str) -> str:
+    source = cell.get("source", cell.get("input", ""))
+    if isinstance(source, list):
+        source = "".join(line for line in source if isinstance(line, str))
+    if not isinstance(source, str) or not source.strip():
+        return ""
+    if cell.get("cell_type") == "code":
+        return f"```{language}\n{source.strip(chr(10))}\n```"
+    return source.strip() if cell.get("cell_type") in ("markdown", "heading") else ""

@@ -1,0 +1,62 @@
+"""Finds vaults of Obsidian and Logseq, and knows which of their folders hold no notes."""
+
+import json
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+# In bytes.
+MAX_SETTINGS = 1_000_000
+
+
+class Vault(NamedTuple):
+    """A folder of notes that Obsidian or Logseq keeps.
+
+    Attributes:
+        app: the program whose syntax the notes have.
+        not_notes: folders without notes, as absolute paths, each with the reason to leave it out.
+    """
+
+    app: Literal["Obsidian", "Logseq"]
+    not_notes: dict[Path, str]
+
+    def reason_against(self, folder: Path) -> str | None:
+        """Returns why a folder of this vault is left out; None if it may hold notes."""
+        return self.not_notes.get(folder.absolute())
+
+
+def find_vault(folder: Path) -> Vault | None:
+    """Returns the vault that the folder is, or None."""
+    folder = folder.absolute()
+    try:
+        if (folder / ".obsidian").is_dir():
+            names = {"Templates", "templates", *_obsidian_templates(folder / ".obsidian")}
+            return Vault("Obsidian", {folder / name: "Obsidian's templates" for name in names})
+        if (folder / "logseq" / "config.edn").is_file():
+            return Vault("Logseq", {folder / "logseq": "Logseq's settings and backups"})
+    except OSError:
+        pass  # The folder cannot be opened, which its own reader reports.
+    return None
+
+
+def vault_around(folder: Path) -> Vault | None:
+    """Returns the innermost vault that the folder is or is in, or None."""
+    folder = folder.absolute()
+    return next((vault for outer in (folder, *folder.parents) if (vault := find_vault(outer))), None)
+
+
+def _obsidian_templates(settings: Path) -> set[str]:
+    """Returns the folders of templates, as set in Obsidian and in its plugin Templater."""
+    places = {"templates.json": "folder", "plugins/templater-obsidian/data.json": "templates_folder"}
+    found = {_setting(settings / file, key).strip("/") for file, key in places.items()}
+    return {name for name in found if name}
+
+
+def _setting(file: Path, key: str) -> str:
+    """Returns a setting, or "" if it is not set or cannot be read."""
+    try:
+        if not file.is_file() or file.stat().st_size > MAX_SETTINGS:
+            return ""
+        value = json.loads(file.read_text(encoding="utf-8")).get(key)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return ""
+    return value if isinstance(value, str) and "\0" not in value else ""

@@ -1,0 +1,38 @@
+"""Org files are read as text: links as their text, no settings, drawers, comments or planning."""
+
+import time
+
+import pytest
+from reading import contents, left_out, write_file
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("#+TITLE: Soup\n#+filetags: :a:\n* TODO Lentils\nCook.", "* TODO Lentils\nCook."),
+        (
+            ":PROPERTIES:\n:ID: 1\n:END:\n* A\nSCHEDULED: <2024-01-01 Mon>\n:LOGBOOK:\nCLOCK: [x]\n:END:\nText.",
+            "* A\nText.",
+        ),
+        ("See [[id:4f-2a][the soup]] and [[https://example.org]].", "See the soup and https://example.org."),
+        ("# A comment\n#\n#hashtag\n#+BEGIN_COMMENT\nNo.\n#+END_COMMENT\nYes.", "#hashtag\nYes."),
+        ("#+BEGIN_QUOTE\nTo [[a][be]].\n#+END_QUOTE", "To be."),
+        ("#+begin_src sh\n# kept [[ -f x ]]\n#+end_src", "#+begin_src sh\n# kept [[ -f x ]]\n#+end_src"),
+        (":NOT-CLOSED:\nText.", ":NOT-CLOSED:\nText."),
+    ],
+)
+def test_org_files_are_read_as_text(tmp_path, written, read):
+    assert contents(write_file(tmp_path, "a.org", written)) == [read]
+
+
+def test_an_org_file_without_text_is_left_out(folder):
+    write_file(folder, "a.org", "#+TITLE: Soup\n")
+    assert left_out(folder) == {"a.org": "empty"}
+
+
+@pytest.mark.parametrize("piece", ["[[", "[[a][", ":a:\n", "#+a[", "#+BEGIN_SRC\n"])
+def test_no_org_file_takes_long(folder, piece):
+    write_file(folder, "a.org", piece * (1_000_000 // len(piece)))
+    started = time.monotonic()
+    left_out(folder)
+    assert time.monotonic() - started < 10
