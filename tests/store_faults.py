@@ -116,7 +116,7 @@ def check(operation: str, before: dict, store: AdapterStore, used: dict[str, int
             assert found.get(version, content) == content, "a version has changed"
             assert version in found or operation.startswith(DELETING), f"version {version} of {name} is lost"
             assert content in contents or operation.startswith(("remove", "gc")), "a version is lost"
-        if activated and found and not (operation == "remove the active" and len(activated) == 1):
+        if activated and found and not (operation.startswith("remove") and len(activated) == 1):
             assert activated_now, f"no version of {name} is active any more"
         assert len(versions.keys() - found.keys()) <= 1 or not operation.startswith("remove one"), "too many are gone"
     for name, (versions, _) in after.items():

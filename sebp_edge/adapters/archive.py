@@ -73,9 +73,10 @@ def _taken(to: Path) -> OptionError:
 
 
 def _write(folder: Path, name: str, archive: BinaryIO) -> None:
-    paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
+    paths = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     names = [path.relative_to(folder).as_posix() for path in paths]
-    if len(names) > _MAX_FILES or not all(map(_PATH.fullmatch, names)) or not all(map(Path.is_file, paths)):
+    are_regular = all(stat.S_ISREG(path.lstat().st_mode) for path in paths)
+    if len(names) > _MAX_FILES or not are_regular or not all(map(_PATH.fullmatch, names)):
         raise AdapterError(f"{str(folder)!r} has files that sebp-edge did not write; move them elsewhere.")
     files = [
         {"path": path, "size": source.stat().st_size, "sha256": _sum(source)}
