@@ -207,7 +207,7 @@ def kill_at_random(folder: Path, count: int, seed: int) -> dict:
     """Kills random operations at random instants, one store through all of them."""
     draw, store = random.Random(seed), make_template(folder / "store")
     used = {name: max(versions) for name, (versions, _) in state_of(store).items()}
-    kills, finished, duration = 0, 0, 0.01
+    kills, finished, durations = 0, 0, {}
     while kills < count:
         for name, needed in (("mine", 3), ("日記 2", 1)):
             while len(store.versions(name) if name in store.names() else ()) < needed:
@@ -227,17 +227,18 @@ def kill_at_random(folder: Path, count: int, seed: int) -> dict:
                 code = 0
             finally:
                 os._exit(code)
-        time.sleep(draw.uniform(0, 1.2 * duration))
-        os.kill(child, signal.SIGKILL)
+        # One of five is measured instead.
+        if killed := operation in durations and draw.random() >= 0.2:
+            time.sleep(draw.uniform(0, durations[operation]))
+            os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
             kills += 1
         else:
             assert os.WEXITSTATUS(status) == 0, operation
             finished += 1
-            duration = 0.9 * duration + 0.1 * (time.perf_counter() - begin)
-        if kills % 3 and operation not in ("rename", "save the first"):
-            duration *= 1.01  # reaches the end of longer operations too
+            if not killed:
+                durations[operation] = time.perf_counter() - begin
         check(operation, before, store, used)
         for path in store.folder.parent.glob("archive-*"):
             path.unlink()
