@@ -115,14 +115,14 @@ def write_atomically(path: Path, text: str, *, replace: bool = True) -> None:
         os.close(descriptor)
         temporary.write_text(text, encoding="utf-8")
         flush(temporary)
-        if replace or not _link(temporary, path):
+        if replace or not link(temporary, path):
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     flush(path.parent)
 
 
-def _link(temporary: Path, path: Path) -> bool:
+def link(temporary: Path, path: Path) -> bool:
     """Gives a file a second name unless that exists; returns False if the disk has no such links."""
     try:
         os.link(temporary, path)

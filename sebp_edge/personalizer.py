@@ -9,7 +9,8 @@ from enum import Enum
 from pathlib import Path
 
 from sebp_edge.adapters.documents import latest_history
-from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter, is_name
+from sebp_edge.adapters.names import is_plain
+from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.assessment import Assessment, Assessor
 from sebp_edge.errors import (
     BudgetExceeded,
@@ -358,7 +359,7 @@ class Personalizer:
             folder, record = self.store.find(adapter, version)
             reading = None if texts is None else read_texts(texts)
             self.in_use.release()
-            name = adapter if isinstance(adapter, str) and is_name(adapter) else "adapter"
+            name = adapter if isinstance(adapter, str) and is_plain(adapter) else "adapter"
             return export(
                 name, folder, record, self.reference, to, format, quant, reading, self._notify, self._signal.check
             )

@@ -10,8 +10,7 @@ from sebp_edge.assessment import Assessment, Copied
 from sebp_edge.insight.forgetting import MAX_RISE
 from sebp_edge.insight.samples import Sample
 from sebp_edge.texts.documents import LeftOut
-from sebp_edge.texts.splits import MIN_CLUSTERS
-from sebp_edge.training.gate import TOLERANCE, GateResult, Verdict
+from sebp_edge.training.gate import TOLERANCE, GateResult
 from sebp_edge.training.run import TrainingRun
 
 
@@ -36,6 +35,7 @@ class AdaptResult:
         active: whether it is the active version now.
         verdict: what the gate said: "kept", "no gain", "worse than active", "not comparable", "not judged" or
             "refit failed".
+        explanation: why the gate kept the adapter or not, in words.
         name, version, adapter_path: where the adapter is; name and version are None outside the store.
         heldout_loss_before, heldout_loss_after: the loss on the test documents; None if they were not judged.
         gain: by how much it fell, as a share of the loss before; None if it was not judged.
@@ -73,6 +73,7 @@ class AdaptResult:
     kept: bool
     active: bool
     verdict: str
+    explanation: str
     name: str | None
     version: int | None
     adapter_path: Path
@@ -124,6 +125,7 @@ class AdaptResult:
             kept=gate.kept,
             active=saved.active,
             verdict=str(gate.verdict),
+            explanation=gate.explain(run.recipe.margin, data.concerns),
             name=saved.name,
             version=saved.version,
             adapter_path=saved.path,
@@ -195,42 +197,8 @@ class AdaptResult:
                 refit = (
                     " A training on all documents did not lower the loss further, so the adapter is as it was tested."
                 )
-            return f"{self._fall}.{refit} Try it with: {self.command}"
-        if self.verdict == Verdict.NOT_JUDGED:
-            reason = " ".join(self.concerns) or (
-                f"The adapter was not judged: that takes at least {MIN_CLUSTERS} documents that are not copies of each "
-                "other."
-            )
-        elif self.verdict == Verdict.NO_GAIN:
-            reason = (
-                f"{self._fall}, and the gate asks for at least {self.margin:.1%} with 95 % confidence; more text helps "
-                "most."
-            )
-        elif self.verdict == Verdict.WORSE_THAN_ACTIVE:
-            reason = (
-                f"{self._fall}, but against version {self.compared_with}, which is active, the loss changed by "
-                f"{-self.gain_over_active:+.1%}, and may be up to {-self.gain_over_active_at_least:+.1%} higher; the "
-                f"gate allows {self.tolerance:.0%}."
-            )
-        elif self.verdict == Verdict.NOT_COMPARABLE:
-            reason = (
-                f"{self._fall}, but it is not comparable with version {self.compared_with}, which is active: "
-                f"{self.not_comparable}."
-            )
-        else:
-            reason = (
-                f"{self._fall}, but the last training, on all documents, ended with a higher loss than before "
-                f"({self.refit_loss:.3f}); try a lower learning rate."
-            )
-        return f"{reason} {self._what_was_saved}"
-
-    @property
-    def _fall(self) -> str:
-        verb = "fell" if self.gain > 0 else "went"
-        return (
-            f"The test loss {verb} from {self.heldout_loss_before:.3f} to {self.heldout_loss_after:.3f} nats per token "
-            f"({-self.gain:+.1%}, at least {self.gain_at_least:.1%} with 95 % confidence)"
-        )
+            return f"{self.explanation}{refit} Try it with: {self.command}"
+        return f"{self.explanation} {self._what_was_saved}"
 
     @property
     def _what_was_saved(self) -> str:

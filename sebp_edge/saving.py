@@ -1,7 +1,10 @@
 """Saves the adapter of a training run; if that fails, saves it elsewhere so that it is not lost."""
 
+import importlib.metadata
+import platform
 import secrets
 import tempfile
+from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from sebp_edge.adapters.documents import write_history
+from sebp_edge.adapters.names import folder_of
 from sebp_edge.adapters.store import JUDGED, AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.errors import Interrupted, NonFiniteLoss, SebpEdgeError, StorageError, TrainingStopped
 from sebp_edge.insight.forgetting import GeneralLoss
@@ -26,18 +30,26 @@ class NewVersion:
         adaptation: the trained weights.
         judged_states: the states that the gate judged, for later comparisons; empty if the only one is `adaptation`'s.
         splits: the split of each document; None outside the store.
+        counts: the number and the tokens of each document, by the key of its fingerprint.
     """
 
     adaptation: Adaptation
     judged_states: list[list[Tensor]]
     splits: SplitHistory | None
+    counts: dict[int, tuple[int, int]]
 
     @classmethod
     def of(cls, run: TrainingRun, *, in_store: bool) -> "NewVersion":
         """Collects a run's states. One that the gate has not judged is no state to compare later versions with."""
         history = run.dataset.draw.history if run.result else run.dataset.draw.history.all_trained_on()
         judged = run.judged_states if run.result and run.result.is_refit else []
-        return cls(run.adaptation, judged, history if in_store else None)
+        tokens = Counter()
+        for example in run.dataset.examples:
+            tokens[example.document] += len(example.input_ids)
+        counts = {
+            fingerprint.key: (number + 1, tokens[number]) for number, fingerprint in run.dataset.fingerprints.items()
+        }
+        return cls(run.adaptation, judged, history if in_store else None, counts)
 
     def save(self, folder: Path) -> None:
         """Writes the weights, the judged states in `judged/1` and so on, and `documents.json`."""
@@ -53,7 +65,7 @@ class NewVersion:
                 restore(self.adaptation, final)
         self.adaptation.save(folder)
         if self.splits is not None:
-            write_history(folder, self.splits)
+            write_history(folder, self.splits, self.counts)
 
 
 def save(
@@ -120,7 +132,7 @@ def describe_location(saved: SavedAdapter) -> str:
 def make_record(run: TrainingRun, general: GeneralLoss | None, seed: int) -> AdapterRecord:
     """Makes the record of a run's adapter; `general` is None if it was not measured, because the run was stopped."""
     base, data, result = run.base, run.dataset, run.result
-    gain = result.gain if result else None
+    gain, over_active = (result.gain, result.gain_over_active) if result else (None, None)
     return AdapterRecord(
         base_model=base.reference.public_name,
         model=base.reference.name,
@@ -132,12 +144,25 @@ def make_record(run: TrainingRun, general: GeneralLoss | None, seed: int) -> Ada
         heldout_loss_before=gain.before if gain else None,
         heldout_loss_after=gain.after if gain else None,
         verdict=str(result.verdict) if result else None,
+        explanation=result.explain(run.recipe.margin, data.concerns) if result else None,
+        compared_with=result.active.version if result and result.active else None,
+        compared_loss_before=over_active.before if over_active else None,
+        compared_loss_after=over_active.after if over_active else None,
+        packages=_package_versions(),
         trained_on_all=result.is_refit if result else False,
         general_loss_before=general.base if general else None,
         general_loss_after=general.adapted if general else None,
         seed=seed,
         chat=data.is_chat,
     )
+
+
+def _package_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in ("torch", "transformers", "peft", "safetensors"):
+        with suppress(importlib.metadata.PackageNotFoundError):  # a frozen app may lack it
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def _save_elsewhere(
@@ -149,7 +174,7 @@ def _save_elsewhere(
             saved = store.save(version, record, name, activate=False)
             return f"Instead, {describe_location(saved)}."
     with suppress(SebpEdgeError):
-        folder = Path(tempfile.gettempdir()) / f"sebp-edge-{name}-{secrets.token_hex(4)}"
+        folder = Path(tempfile.gettempdir()) / f"sebp-edge-{folder_of(name)}-{secrets.token_hex(4)}"
         store.save_to(version, record, folder)
         return f"Instead, the adapter is saved in {str(folder)!r}; move it before the system deletes it."
     return "The adapter could not be saved anywhere."

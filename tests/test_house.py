@@ -93,6 +93,7 @@ OTHER_ERRORS = {
     "sebp_edge/__init__.py": "AttributeError",  # of a module that lacks a name
     "sebp_edge/cli/": "typer.Exit typer.BadParameter KeyboardInterrupt",
     # Reasons to refuse a file, which become an AdapterError, a ModelError or an entry of `left_out`.
+    "sebp_edge/adapters/archive.py": "ValueError _Damaged",
     "sebp_edge/adapters/record.py": "ValueError",
     "sebp_edge/export/formats.py": "NotImplementedError",
     "sebp_edge/files.py": "ValueError",

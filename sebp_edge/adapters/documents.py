@@ -1,16 +1,20 @@
 """The file documents.json of an adapter's version: how its documents were split, without their texts and names.
 
-Each value in it has all documents: in base64 if they are numbers, else with one character for each document.
+Each value in it has all documents: in base64 if they are numbers, else with one character for each document. The
+version's own documents also have a number, in the order of the texts, and a count of tokens; 0 for others.
 """
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from sebp_edge.adapters.store import AdapterStore, check_name
+from sebp_edge.adapters.names import check_name
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import AdapterError
 from sebp_edge.files import read_json
 from sebp_edge.texts.near_duplicates import SKETCH_SIZE, Shingles
@@ -25,8 +29,34 @@ _NO_HASHES = np.empty(0, np.uint32)
 _FOLDS = tuple(range(NUM_FOLDS))
 
 
-def write_history(folder: Path, history: SplitHistory) -> None:
+@dataclass(frozen=True)
+class KnownDocument:
+    """A document of a version, without its text.
+
+    Attributes:
+        hash: a salted hash of its text, as 16 hexadecimal digits.
+        number: its number in the order in which the texts were given, from 1; None in versions saved before.
+        tokens: how many tokens its examples have; None in versions saved before.
+        split: how the version used it: "train", "validation", "test", or "fold 1" and so on, which tested it.
+        sketch: a sketch of its shingles.
+    """
+
+    hash: str
+    number: int | None
+    tokens: int | None
+    split: str
+    sketch: Shingles = field(repr=False)
+
+    def to_dict(self) -> dict:
+        """Returns it as JSON-ready values, without the sketch."""
+        return {"number": self.number, "hash": self.hash, "tokens": self.tokens, "split": self.split}
+
+
+def write_history(folder: Path, history: SplitHistory, counts: Mapping[int, tuple[int, int]] | None = None) -> None:
     """Writes the file into the folder of a new version.
+
+    Args:
+        counts: the number and the tokens of each document of this version, by its key.
 
     Raises:
         OSError: it cannot be written.
@@ -43,6 +73,9 @@ def write_history(folder: Path, history: SplitHistory) -> None:
         "folds": _to_characters([document.fold for document in documents], _FOLDS),
         "roles": _to_characters([document.role for document in documents], ROLES),
     }
+    if counts is not None:
+        for index, name in enumerate(("numbers", "tokens")):
+            values[name] = _to_base64([counts.get(document.key, (0, 0))[index] for document in documents], _NUMBER)
     (folder / DOCUMENTS).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
@@ -52,6 +85,19 @@ def read_history(folder: Path) -> SplitHistory | None:
     Raises:
         AdapterError: it is damaged, cannot be read, or was written by a newer sebp-edge.
     """
+    return _read(folder, lambda values: _READERS[values["format"]](values))
+
+
+def read_documents(folder: Path) -> list[KnownDocument] | None:
+    """Reads the documents of a version, in the order in which they were given; returns None if they are not known.
+
+    Raises:
+        AdapterError: see `read_history`.
+    """
+    return _read(folder, _known_documents)
+
+
+def _read(folder: Path, convert: Callable[[dict], Any]) -> Any:
     path = folder / DOCUMENTS
     try:
         values = read_json(path, _MAX_BYTES)
@@ -60,7 +106,7 @@ def read_history(folder: Path) -> SplitHistory | None:
                 f"{str(path)!r} was written by a newer sebp-edge, in format {values['format']}; this one reads format "
                 f"{_FORMAT}. Upgrade sebp-edge."
             )
-        return _READERS[values["format"]](values)
+        return convert(values)
     except FileNotFoundError:
         return None
     except (OSError, LookupError, TypeError, ValueError) as error:
@@ -83,7 +129,7 @@ def latest_history(store: AdapterStore, name: str) -> SplitHistory | None:
         return None
     active = store.active_version(name)
     for version in sorted(store.versions(name), key=lambda version: (version == active, version), reverse=True):
-        if (history := read_history(store.folder / name / str(version))) is not None:
+        if (history := read_history(store.version_folder(name, version))) is not None:
             return history
     return None
 
@@ -104,6 +150,21 @@ def _history(values: dict) -> SplitHistory:
         strict=True,
     )
     return SplitHistory(tuple(Remembered(*document) for document in documents))
+
+
+def _known_documents(values: dict) -> list[KnownDocument]:
+    """Returns the version's own documents; raises as `_history` does."""
+    documents = _READERS[values["format"]](values).documents
+    counts = [(None, None)] * len(documents)
+    if "numbers" in values:
+        numbers, tokens = (_from_base64(values[key], _NUMBER).tolist() for key in ("numbers", "tokens"))
+        counts = list(zip(numbers, tokens, strict=True))
+    known = [
+        KnownDocument(f"{document.key:016x}", *count, document.role, document.sketch)
+        for document, count in zip(documents, counts, strict=True)
+        if document.role is not None
+    ]
+    return sorted(known, key=lambda document: document.number or 0)
 
 
 # By format.

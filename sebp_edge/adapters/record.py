@@ -33,6 +33,11 @@ class AdapterRecord:
         trained_on_all: whether it was trained on all documents after the gate; None in records of older versions.
         general_loss_before, general_loss_after: the loss on the bundled general text in nats per token; None if it was
             not measured.
+        explanation: why the gate kept the adapter or not, in words; None if it was not judged, and in older records.
+        compared_with: the version that was active before; None if there was none.
+        compared_loss_before, compared_loss_after: the losses of that version's judged states and of this one's, on the
+            test documents that neither has been trained on; None if the two were not compared.
+        packages: the versions of Python and of the packages that compute; None in older records.
         seed: the random seed of the adaptation.
         chat: whether prompts are rendered with the model's chat template, as most of the documents were; None in
             records of older versions, in which the recipe's chat_template decides.
@@ -56,6 +61,11 @@ class AdapterRecord:
     general_loss_before: float | None = None
     general_loss_after: float | None = None
     chat: bool | None = None
+    explanation: str | None = None
+    compared_with: int | None = None
+    compared_loss_before: float | None = None
+    compared_loss_after: float | None = None
+    packages: dict | None = None
     created: str = dataclasses.field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     sebp_edge: str = sebp_edge.__version__
     format: int = FORMAT
@@ -64,6 +74,11 @@ class AdapterRecord:
     def uses_chat_template(self) -> bool:
         """Whether prompts are rendered with the model's chat template."""
         return self.recipe.get("chat_template", False) if self.chat is None else self.chat
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether it is the best state of a training that was stopped; unknown, so False, in records of 0.1.0."""
+        return self.verdict is None and self.trained_on_all is False
 
     @classmethod
     def read(cls, folder: Path) -> "AdapterRecord":
@@ -132,6 +147,10 @@ def _validate(field: dataclasses.Field, values: dict):
         is_valid = value is None or isinstance(value, str)
     elif field.type is int:
         is_valid = type(value) is int and 0 <= value < 2**63
+    elif field.type == int | None:
+        is_valid = value is None or (type(value) is int and 0 <= value < 2**63)
+    elif field.type == dict | None:
+        is_valid = value is None or (isinstance(value, dict) and all(isinstance(each, str) for each in value.values()))
     elif field.type == bool | None:
         is_valid = value is None or type(value) is bool
     elif field.type is dict:

@@ -1,57 +1,70 @@
 """Adapters on disk: named, versioned, written atomically, readable by their owner only.
 
-    <data folder>/adapters/<name>/active        the number of the active version
-    <data folder>/adapters/<name>/<version>/    adapter_model.safetensors, adapter_config.json (PEFT's layout),
+    <data folder>/adapters/<folder>/active      the number of the active version; below it, those active before
+    <data folder>/adapters/<folder>/<version>/  adapter_model.safetensors, adapter_config.json (PEFT's layout),
                                                 sebp_edge.json (the record), README.md,
                                                 documents.json (salted hashes of the documents, and their splits),
                                                 judged/<number>/ (the states that the gate judged, if the version was
                                                 trained on all documents afterwards)
-    <data folder>/adapters/.salt                the salt of the hashes in documents.json
+    <data folder>/adapters/.lock                the lock for all changes
+    <data folder>/adapters/.numbers/<hash>      the highest version number that an adapter's name has had
+    <data folder>/adapters/.salt                the salt of the hashes in documents.json and of names
 
-A version is written into a temporary folder beside the adapters' folders, flushed to the disk, and renamed. It
-contains none of the user's texts or paths.
+`sebp_edge.adapters.names` says which folder has which adapter. A version is written into a temporary folder beside the
+adapters' folders, flushed to the disk, and renamed under the lock. Reading takes no lock. A version contains none of
+the user's texts or paths.
 """
 
 import dataclasses
-import errno
-import json
 import os
 import re
 import secrets
 import shutil
 import tempfile
-import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import platformdirs
 
-from sebp_edge.adapters.record import RECORD, AdapterRecord
-from sebp_edge.errors import AdapterError, OptionError, StorageError, suggest
-from sebp_edge.files import flush, read_text, storage_errors, write_atomically
+from sebp_edge.adapters import archive
+from sebp_edge.adapters.folders import (
+    NUMBER,
+    Saveable,
+    delete,
+    flush_all,
+    leftovers,
+    make_private,
+    put_aside,
+    size_of,
+    temporary_folder,
+    version_numbers,
+    write_version,
+)
+from sebp_edge.adapters.garbage import KEPT_VERSIONS, Garbage, find_versions
+from sebp_edge.adapters.lock import locked
+from sebp_edge.adapters.names import check_name, folder_of, name_of
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError, StorageError, suggest
+from sebp_edge.files import expand_user, flush, read_text, storage_errors, write_atomically
 from sebp_edge.units import gigabytes
 
+if TYPE_CHECKING:
+    from sebp_edge.adapters.difference import Difference
+    from sebp_edge.adapters.documents import KnownDocument
+
+JUDGED = "judged"
 _ACTIVE = "active"
-_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+_LOCK = ".lock"
+_NUMBERS = ".numbers"
 _SALT = ".salt"
 _SALT_TEXT = re.compile("[0-9a-f]{32}")
-JUDGED = "judged"
-_SAVING_PREFIX = ".saving-"
-# Temporary files that have not changed for this long belong to killed processes.
-_STALE_SECONDS = 3600
+# How many earlier versions a rollback can go back to.
+_MAX_ACTIVATED = 1000
 # Upper bound of the size of all files except the weights, in bytes; 2 MB of it for documents.json.
 _MAX_OTHER_BYTES = 2**21
-# Windows reserves some names for devices, whatever follows their first dot.
-_NAME = re.compile(r"(?!(?i:con|prn|aux|nul|com\d|lpt\d)(\.|$))[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-class Saveable(Protocol):
-    """Something that writes its files into an existing folder."""
-
-    def save(self, folder: Path) -> None:
-        """Writes the files."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +93,8 @@ class AdapterStore:
         with storage_errors("Cannot read the adapters in", self.folder, ""):
             if not self.folder.is_dir():
                 return []
-            return sorted(
-                path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and _is_adapter(path)
-            )
+            found = ((name_of(path.name), path) for path in self.folder.iterdir())
+            return sorted(name for name, path in found if name is not None and _is_adapter(path))
 
     def versions(self, name: str) -> list[int]:
         """Returns the numbers of all versions of an adapter, oldest first.
@@ -93,7 +105,18 @@ class AdapterStore:
         """
         folder = self._existing_folder(name)
         with storage_errors("Cannot read the adapter in", folder, ""):
-            return _versions(folder)
+            return version_numbers(folder)
+
+    def version_folder(self, name: str, version: int) -> Path:
+        """Returns the folder of a version.
+
+        Raises:
+            AdapterError: there is no such name or version.
+            StorageError: its folder cannot be read.
+        """
+        if version not in (versions := self.versions(name)):
+            raise AdapterError(f"The adapter {name!r} has no version {version}; it has {versions}.")
+        return self._folder(name) / str(version)
 
     def active_version(self, name: str) -> int | None:
         """Returns the number of the active version, or None if no version is active.
@@ -102,14 +125,7 @@ class AdapterStore:
             AdapterError: the name is not valid.
             StorageError: this user may not read the file.
         """
-        path = self.folder / check_name(name) / _ACTIVE
-        try:
-            number = read_text(path)
-        except PermissionError as error:
-            raise StorageError(f"Cannot read the active version from {str(path)!r}: {error.strerror}.") from error
-        except (OSError, ValueError):
-            return None
-        return int(number) if _NUMBER.fullmatch(number) else None
+        return next(iter(self._activated(name)), None)
 
     def open(self, name: str, version: int | None = None) -> SavedAdapter:
         """Opens one version of an adapter, by default the active one.
@@ -118,13 +134,19 @@ class AdapterStore:
             AdapterError: there is no such name or version, no version is active, or its record is damaged.
             StorageError: its folder cannot be read.
         """
+        name = check_name(name)
         self._existing_folder(name)
         active = self.active_version(name)
-        version = active if version is None else version
-        if version is None:
+        chosen = active if version is None else version
+        if chosen is None:
             raise AdapterError(f"No version of the adapter {name!r} is active; choose one of {self.versions(name)}.")
-        path = self._version_folder(name, version)
-        return SavedAdapter(path, AdapterRecord.read(path), name, version, version == active)
+        try:
+            path = self.version_folder(name, chosen)
+            return SavedAdapter(path, AdapterRecord.read(path), name, chosen, chosen == active)
+        except AdapterError:
+            if version is None and self.active_version(name) != active:
+                return self.open(name)  # another process has removed the version meanwhile
+            raise
 
     def find(self, adapter: str | Path, version: int | None = None) -> tuple[Path, AdapterRecord]:
         """Returns the folder and the record of an adapter.
@@ -159,7 +181,7 @@ class AdapterStore:
             OptionError: `out` already exists.
             StorageError: the folder cannot be written to.
         """
-        check_name(name)
+        own = self._folder(name)
         if out is not None:
             # lstat also finds broken links, and fails on names that are too long.
             with storage_errors("Cannot save to", out, "; choose another location"), suppress(FileNotFoundError):
@@ -167,8 +189,7 @@ class AdapterStore:
                 raise OptionError(f"{str(out)!r} already exists; choose a new folder, so that nothing is overwritten.")
         parent = self._parent(out)
         with storage_errors("Cannot save to", parent):
-            _make_private(parent)
-            own = self.folder / name
+            make_private(parent) if out is None else parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             parent = own if out is None and own.exists() else parent
         with storage_errors("Cannot save to", parent):
             shutil.rmtree(tempfile.mkdtemp(prefix=".check-", dir=parent))
@@ -183,14 +204,7 @@ class AdapterStore:
         Raises:
             StorageError: there is not enough space.
         """
-        parent = self._parent(out)
-        with storage_errors("Cannot save to", parent):
-            free = shutil.disk_usage(parent).free
-        if size + _MAX_OTHER_BYTES > free:
-            raise StorageError(
-                f"The adapter needs {gigabytes(size + _MAX_OTHER_BYTES)}, but only {gigabytes(free)} are free in "
-                f"{str(parent)!r}; free space or choose another location."
-            )
+        self._check_free_space(size + _MAX_OTHER_BYTES, self._parent(out))
 
     def salt(self) -> bytes:
         """Returns the salt of this store, which is made at the first call.
@@ -200,7 +214,7 @@ class AdapterStore:
         """
         path = self.folder / _SALT
         with storage_errors("Cannot write to", path), suppress(ValueError):
-            _make_private(self.folder)
+            make_private(self.folder)
             if not path.exists():
                 write_atomically(path, secrets.token_hex(16), replace=False)
             if _SALT_TEXT.fullmatch(salt := read_text(path)):
@@ -217,7 +231,7 @@ class AdapterStore:
             AdapterError: one of them is missing.
         """
         folder = saved.path / JUDGED
-        numbers = _versions(folder)
+        numbers = version_numbers(folder)
         if numbers != list(range(1, len(numbers) + 1)):
             raise AdapterError(f"A judged state is missing in {str(folder)!r}, which has {numbers}.")
         return [folder / str(number) for number in numbers] or [saved.path]
@@ -229,29 +243,12 @@ class AdapterStore:
             AdapterError: the name is not valid.
             StorageError: nothing was saved, or the version was saved but not activated; the message says which.
         """
-        folder = self.folder / check_name(name)
-        with storage_errors("Cannot save to", folder):
-            _make_private(self.folder)
-            _make_private(folder)
-            _delete_stale(self.folder)
-            _delete_stale(folder)
-            version = 1 + max(_versions(folder), default=0)
-            # If another process takes this number first, the next number is tried.
-            while not _write_atomically(adaptation, record, folder / str(version), self.folder):
-                version += 1
-        saved = SavedAdapter(folder / str(version), record, name, version)
-        return self.activate(saved) if activate else saved
-
-    def activate(self, saved: SavedAdapter) -> SavedAdapter:
-        """Makes a version the active one.
-
-        Raises:
-            StorageError: the active version could not be changed.
-        """
-        what = f"Version {saved.version} of the adapter {saved.name!r} was saved but not activated: cannot write to"
-        with storage_errors(what, saved.path.parent):
-            write_atomically(saved.path.parent / _ACTIVE, str(saved.version))
-        return dataclasses.replace(saved, active=True)
+        name = check_name(name)
+        with storage_errors("Cannot save to", self._folder(name)):
+            make_private(self.folder)
+            with temporary_folder(self.folder) as temporary:
+                write_version(adaptation, record, temporary)
+                return self._add(temporary, record, name, activate=activate)
 
     def save_to(self, adaptation: Saveable, record: AdapterRecord, out: Path) -> SavedAdapter:
         """Saves an adapter into a new folder outside the store.
@@ -260,132 +257,318 @@ class AdapterStore:
             StorageError: `out` already exists, or nothing could be saved.
         """
         out = out.absolute()
-        with storage_errors("Cannot save to", out):
-            if not _write_atomically(adaptation, record, out, out.parent):
+        with storage_errors("Cannot save to", out), temporary_folder(out.parent) as temporary:
+            write_version(adaptation, record, temporary)
+            taken = os.path.lexists(out)
+            with suppress(FileExistsError):  # made meanwhile
+                if not taken:
+                    temporary.rename(out)
+            if temporary.exists():
                 raise StorageError(f"{str(out)!r} already exists; nothing was overwritten.")
+            flush(out.parent)
         return SavedAdapter(out, record)
 
-    def remove(self, name: str, version: int | None = None) -> None:
-        """Deletes one version of an adapter, or all of it if `version` is None.
+    def activate(self, saved: SavedAdapter) -> SavedAdapter:
+        """Makes a version the active one.
+
+        Raises:
+            AdapterError: it has been removed.
+            StorageError: the active version could not be changed.
+        """
+        with _activation_errors(saved), self._locked():
+            self.version_folder(saved.name, saved.version)
+            return self._activate(saved)
+
+    def rollback(self, name: str) -> SavedAdapter:
+        """Makes the version active again that was active before the active one; returns it.
+
+        Raises:
+            AdapterError: no other version was active before, or it is damaged.
+            StorageError: the active version could not be changed.
+        """
+        name = check_name(name)
+        folder = self._existing_folder(name)
+        with storage_errors("Cannot change the active version in", folder), self._locked():
+            active, *earlier = self._activated(name) or [None]
+            if not earlier:
+                before = "" if active is None else f" before version {active}"
+                raise AdapterError(
+                    f"No version of the adapter {name!r} was active{before}; activate one of {self.versions(name)}."
+                )
+            path = folder / str(earlier[0])
+            saved = SavedAdapter(path, AdapterRecord.read(path), name, earlier[0], active=True)
+            self._write_activated(name, earlier)
+        return saved
+
+    def rename(self, name: str, new_name: str) -> None:
+        """Gives an adapter another name; its versions keep their numbers.
+
+        Raises:
+            AdapterError: there is no such adapter, the new name is not valid, or another adapter has it.
+            StorageError: it could not be renamed.
+        """
+        name, new_name = check_name(name), check_name(new_name)
+        with storage_errors("Cannot rename", self._existing_folder(name)), self._locked():
+            folder, target = self._existing_folder(name), self._folder(new_name)
+            if new_name in self.names():
+                raise AdapterError(
+                    f"There already is an adapter {new_name!r}; choose another name, or remove that adapter first."
+                )
+            if os.path.lexists(target):  # a killed process left it
+                delete(put_aside(target))
+            self._write_last_number(new_name, max(self._last_number(name), self._last_number(new_name)))
+            folder.rename(target)
+            flush(self.folder)
+
+    def remove(self, name: str, version: int | None = None) -> int | None:
+        """Deletes one version of an adapter, or all of it if `version` is None; returns the active version after that.
+
+        If the version was active, the one that was active before it becomes active; none does if there is none. The
+        numbers of removed versions are not used again.
 
         Raises:
             AdapterError: there is no such name or version.
             StorageError: nothing was deleted, or some files remain; the message says which.
         """
+        name = check_name(name)
         folder = self._existing_folder(name)
-        path = folder if version is None else self._version_folder(name, version)
-        # Renamed first, so that an interruption never leaves half an adapter under its name; renamed within its parent
-        # folder, because a full disk has no space for another folder.
-        renamed = path.with_name(f".removed-{path.name}")
-        with storage_errors("Cannot delete", path, ""):
-            if version is not None and version == self.active_version(name):
-                (folder / _ACTIVE).unlink()
-            shutil.rmtree(renamed, ignore_errors=True)
-            path.rename(renamed)
-        with storage_errors("The adapter was removed, but some of its files remain in", renamed, "; delete them"):
-            shutil.rmtree(renamed)
-            _delete_stale(self.folder)
-            if version is not None and not _versions(folder):
-                shutil.rmtree(folder)
+        with storage_errors("Cannot delete", folder if version is None else folder / str(version), ""), self._locked():
+            self._existing_folder(name)
+            versions = self.versions(name) if version is None else [version]
+            self._remove(name, versions)
+            self._sweep()
+        return self.active_version(name)
+
+    def garbage(self, keep: int = KEPT_VERSIONS) -> Garbage:
+        """Returns what `gc` would delete: see `sebp_edge.adapters.garbage`.
+
+        Args:
+            keep: how many of the newest versions of each adapter are kept; 1 or more.
+
+        Raises:
+            OptionError: `keep` is less than 1.
+            StorageError: the store cannot be read.
+        """
+        if keep < 1:
+            raise OptionError(f"keep is {keep}; it must be 1 or more, so that no adapter loses its newest version.")
+        if not self.folder.is_dir():
+            return Garbage(keep)
+        with storage_errors("Cannot read the adapters in", self.folder, ""), self._locked():
+            return self._garbage(keep)
+
+    def gc(self, garbage: Garbage) -> Garbage:
+        """Deletes what `garbage()` returned, apart from what has been activated or deleted since; returns what it was.
+
+        Raises:
+            StorageError: not all of it could be deleted.
+        """
+        if not self.folder.is_dir():
+            return Garbage(garbage.keep)
+        with storage_errors("Cannot delete in", self.folder, ""), self._locked():
+            found = self._garbage(garbage.keep).only(garbage)
+            for name in sorted({one.name for one in found.versions}):
+                self._remove(name, [one.version for one in found.versions if one.name == name])
+            for path in found.leftovers:
+                delete(path)
+        return found
+
+    def diff(self, name: str, old: int, new: int) -> "Difference":
+        """Returns which documents came, went and changed from one version of an adapter to another one.
+
+        Raises:
+            AdapterError: there is no such version, or it was saved before sebp-edge recorded documents.
+        """
+        # Imported here, since the other methods need no numpy.
+        from sebp_edge.adapters.difference import compare_versions
+
+        return compare_versions(self.open(name, old), self.open(name, new))
+
+    def documents(self, name: str, version: int) -> list["KnownDocument"]:
+        """Returns the documents of a version, without their texts; none if it was saved before they were recorded.
+
+        Raises:
+            AdapterError: there is no such version, or its list of documents is damaged.
+        """
+        from sebp_edge.adapters.documents import read_documents
+
+        return read_documents(self.version_folder(name, version)) or []
+
+    def export_archive(self, name: str, to: str | Path, version: int | None = None) -> SavedAdapter:
+        """Writes a version, by default the active one, with its record into a new file; returns the version.
+
+        Raises:
+            AdapterError: there is no such name or version, or no version is active.
+            OptionError: the file already exists.
+            StorageError: the file could not be written.
+        """
+        saved = self.open(name, version)
+        archive.write(saved.path, saved.name, expand_user(to))
+        return saved
+
+    def import_archive(self, file: str | Path, name: str | None = None) -> SavedAdapter:
+        """Adds the version in a file of `export_archive` as a new version, which is not active; returns it.
+
+        Args:
+            name: the adapter's name; by default the one in the file.
+
+        Raises:
+            AdapterError: the file is damaged or no such file, or a name is not valid.
+            StorageError: it could not be saved.
+        """
+        file = expand_user(file)
+        with archive.reading(file) as contents:
+            name = check_name(contents.name if name is None else name)
+            with storage_errors("Cannot save to", self._folder(name)):
+                make_private(self.folder)
+                self._check_free_space(contents.size, self.folder)
+                with temporary_folder(self.folder) as temporary:
+                    contents.unpack(temporary)
+                    record = archive.read_record(temporary, file)
+                    flush_all(temporary)
+                    return self._add(temporary, record, name, activate=False)
+
+    # -------------------------------------------------------------------------------------------------------- private
+
+    def _locked(self) -> AbstractContextManager[None]:
+        """Context in which no other process or thread changes the store."""
+        return locked(self.folder / _LOCK)
+
+    def _add(self, written: Path, record: AdapterRecord, name: str, *, activate: bool) -> SavedAdapter:
+        """Makes a written folder the next version of an adapter."""
+        with self._locked():
+            self._sweep()
+            folder = self._folder(name)
+            make_private(folder)
+            version = 1 + max(version_numbers(folder), default=0)
+            version = max(version, 1 + self._last_number(name))
+            while os.path.lexists(folder / str(version)):  # not a folder, so not a version
+                version += 1
+            # Written first, so that a number is lost rather than used twice.
+            self._write_last_number(name, version)
+            path = written.rename(folder / str(version))
+            flush(folder)
+            saved = SavedAdapter(path, record, name, version)
+            if not activate:
+                return saved
+            with _activation_errors(saved):
+                return self._activate(saved)
+
+    def _remove(self, name: str, versions: list[int]) -> None:
+        """Deletes versions of an adapter; all of it if no version remains."""
+        folder = self._folder(name)
+        paths = [self.version_folder(name, version) for version in versions]
+        remaining = set(self.versions(name)) - set(versions)
+        activated = self._activated(name)
+        if not remaining:
+            paths = [folder]
+        elif activated and activated[0] in versions:
+            # Changed first, so that no process finds a version active that is not there.
+            self._write_activated(name, [version for version in activated if version in remaining])
+        for renamed in [put_aside(path) for path in paths]:
+            advice = "; delete them"
+            with storage_errors("The adapter was removed, but some of its files remain in", renamed, advice):
+                shutil.rmtree(renamed)
+
+    def _garbage(self, keep: int) -> Garbage:
+        versions = []
+        for name in self.names():
+            with suppress(SebpEdgeError):  # one that cannot be read is kept
+                recorded = {}
+                for version in self.versions(name):
+                    with suppress(AdapterError):
+                        recorded[version] = AdapterRecord.read(self._folder(name) / str(version))
+                versions += find_versions(name, self._folder(name), recorded, self._activated(name)[:2], keep)
+        return Garbage(keep, tuple(versions), {path: size_of(path) for path in self._leftovers()})
+
+    def _sweep(self) -> None:
+        """Deletes what killed processes have left."""
+        for path in self._leftovers():
+            delete(path)
+
+    def _leftovers(self) -> list[Path]:
+        folders = [path for path in self.folder.iterdir() if path.is_dir() and name_of(path.name)]
+        found = [path for folder in (self.folder, self.folder / _NUMBERS, *folders) for path in leftovers(folder)]
+        return found + [folder for folder in folders if not _is_adapter(folder) and not any(folder.iterdir())]
+
+    def _activated(self, name: str) -> list[int]:
+        """Returns the versions that have been active and are still there: the active one, then the one before it...
+
+        Raises:
+            StorageError: this user may not read the file.
+        """
+        path = self._folder(name) / _ACTIVE
+        try:
+            text = read_text(path)
+        except PermissionError as error:
+            raise StorageError(f"Cannot read the active version from {str(path)!r}: {error.strerror}.") from error
+        except (OSError, ValueError):
+            return []
+        numbers = text.split("\n")
+        if not all(NUMBER.fullmatch(number) for number in numbers):
+            return []
+        return [int(number) for number in numbers if (path.parent / number).is_dir()]
+
+    def _activate(self, saved: SavedAdapter) -> SavedAdapter:
+        others = [version for version in self._activated(saved.name) if version != saved.version]
+        self._write_activated(saved.name, [saved.version, *others[: _MAX_ACTIVATED - 1]])
+        return dataclasses.replace(saved, active=True)
+
+    def _write_activated(self, name: str, versions: list[int]) -> None:
+        path = self._folder(name) / _ACTIVE
+        if versions:
+            write_atomically(path, "\n".join(map(str, versions)))
+        else:
+            path.unlink()
+            flush(path.parent)
+
+    def _last_number(self, name: str) -> int:
+        """Returns the highest number that a version of this name has had; 0 if none is known."""
+        with suppress(OSError, ValueError):
+            if NUMBER.fullmatch(number := read_text(self._last_number_file(name))):
+                return int(number)
+        return max(version_numbers(self._folder(name)), default=0)
+
+    def _write_last_number(self, name: str, number: int) -> None:
+        path = self._last_number_file(name)
+        make_private(path.parent)
+        write_atomically(path, str(number))
+
+    def _last_number_file(self, name: str) -> Path:
+        # Hashed, so that the names of removed adapters are not kept.
+        return self.folder / _NUMBERS / blake2b(name.encode(), digest_size=16, key=self.salt()).hexdigest()
+
+    def _check_free_space(self, size: int, parent: Path) -> None:
+        with storage_errors("Cannot save to", parent):
+            free = shutil.disk_usage(parent).free
+        if size > free:
+            raise StorageError(
+                f"The adapter needs {gigabytes(size)}, but only {gigabytes(free)} are free in {str(parent)!r}; free "
+                "space or choose another location."
+            )
+
+    def _folder(self, name: str) -> Path:
+        return self.folder / folder_of(name)
 
     def _parent(self, out: Path | None) -> Path:
         """Returns the folder that a new adapter is saved in."""
         return out.absolute().parent if out else self.folder
 
     def _existing_folder(self, name: str) -> Path:
-        check_name(name)
+        name = check_name(name)
         if name not in self.names():
             known = f"; {suggest(name, self.names())}" if self.names() else "; the store is empty."
             raise AdapterError(f"There is no adapter {name!r}{known}")
-        return self.folder / name
-
-    def _version_folder(self, name: str, version: int) -> Path:
-        if version not in (versions := self.versions(name)):
-            raise AdapterError(f"The adapter {name!r} has no version {version}; it has {versions}.")
-        return self.folder / name / str(version)
+        return self._folder(name)
 
 
-def is_name(name: str) -> bool:
-    """Whether this can be an adapter's name."""
-    return bool(_NAME.fullmatch(name)) and ".." not in name and not name.endswith(".")
-
-
-def check_name(name: str) -> str:
-    """Returns `name` if it is a valid adapter name; raises an AdapterError otherwise."""
-    if not is_name(name):
-        raise AdapterError(
-            f"Invalid adapter name {name!r}; use up to 64 letters, digits, '.', '_' and '-', starting with a letter or "
-            "digit, and no name that Windows reserves for devices, such as con or nul."
-        )
-    return name
+def _activation_errors(saved: SavedAdapter) -> AbstractContextManager[None]:
+    what = f"Version {saved.version} of the adapter {saved.name!r} was saved but not activated: cannot write to"
+    return storage_errors(what, saved.path.parent)
 
 
 def _is_adapter(folder: Path) -> bool:
     """Whether a folder is an adapter: it has versions, or this user may not read it."""
     try:
-        return bool(_versions(folder))
+        return bool(version_numbers(folder))
     except OSError:
         return True
-
-
-def _versions(folder: Path) -> list[int]:
-    if not folder.is_dir():
-        return []
-    return sorted(int(path.name) for path in folder.iterdir() if _NUMBER.fullmatch(path.name) and path.is_dir())
-
-
-# ------------------------------------------------------------------------------------------------------------ writing
-
-
-def _delete_stale(folder: Path) -> None:
-    """Deletes temporary files of killed processes once they are too old to belong to a running one."""
-    for path in folder.glob(".*-*"):
-        with suppress(OSError):
-            if max(each.stat().st_mtime for each in (path, *path.rglob("*"))) < time.time() - _STALE_SECONDS:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _write_atomically(adaptation: Saveable, record: AdapterRecord, target: Path, temporary_parent: Path) -> bool:
-    """Writes an adapter's folder atomically; returns False if `target` already exists.
-
-    Args:
-        temporary_parent: the folder to write the temporary folder into, on the same disk as `target`.
-    """
-    temporary = Path(tempfile.mkdtemp(prefix=_SAVING_PREFIX, dir=temporary_parent))
-    try:
-        adaptation.save(temporary)
-        (temporary / RECORD).write_text(json.dumps(dataclasses.asdict(record), indent=2) + "\n", encoding="utf-8")
-        # The name of a model's folder may not be valid UTF-8.
-        (temporary / "README.md").write_text(record.model_card(), encoding="utf-8", errors="backslashreplace")
-        for path in temporary.rglob("*"):
-            path.chmod(0o700 if path.is_dir() else 0o600)
-            flush(path)
-        flush(temporary)
-        if os.path.lexists(target):
-            return False
-        try:
-            _move(temporary, target)
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                return False
-            raise
-        flush(target.parent)
-        return True
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _move(folder: Path, target: Path) -> None:
-    """Renames a folder; creates the target's parent again if another process removes it meanwhile."""
-    while True:
-        _make_private(target.parent)
-        try:
-            folder.rename(target)
-            return
-        except FileNotFoundError:
-            if target.parent.is_dir():
-                raise
-
-
-def _make_private(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)

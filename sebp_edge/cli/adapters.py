@@ -1,18 +1,31 @@
-"""`sebp-edge adapters list|show|remove`: the adapters on this machine."""
+"""`sebp-edge adapters list|show|diff|activate|...`: the adapters on this machine."""
 
+import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table
-from sebp_edge.cli.options import Json
-from sebp_edge.errors import SebpEdgeError
+from sebp_edge.cli.options import Json, parse_path
+from sebp_edge.errors import OptionError, SebpEdgeError
+from sebp_edge.units import gigabytes
 
-app = typer.Typer(help="List, show and remove adapters.", no_args_is_help=True)
+app = typer.Typer(help="List, show, choose, move and remove adapters.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the adapter.")]
+Number = Annotated[int, typer.Argument(help="Number of a version.")]
+Version = Annotated[int | None, typer.Option(help="Only this version.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def _store():
+    from sebp_edge.adapters.store import AdapterStore
+
+    return AdapterStore()
 
 
 def _to_dict(saved) -> dict:
@@ -48,9 +61,7 @@ def _printable(text: str) -> str:
 def list_adapters(as_json: Json = False) -> None:
     """List all adapters and their versions."""
     with one_sentence_errors(as_json=as_json):
-        from sebp_edge.adapters.store import AdapterStore
-
-        store, rows = AdapterStore(), []
+        store, rows = _store(), []
         for saved in _readable_versions(store):
             if as_json:
                 print_json(_to_dict(saved))
@@ -71,39 +82,163 @@ def list_adapters(as_json: Json = False) -> None:
 
 
 @app.command()
-def show(name: Name, as_json: Json = False) -> None:
-    """Show all versions of an adapter."""
+def show(name: Name, version: Version = None, as_json: Json = False) -> None:
+    """Show all versions of an adapter, or one version and its documents."""
     with one_sentence_errors(as_json=as_json):
-        from sebp_edge.adapters.store import AdapterStore
-
-        store = AdapterStore()
-        for version in store.versions(name):
-            record = _to_dict(store.open(name, version))
+        store = _store()
+        for number in store.versions(name) if version is None else [version]:
+            saved = store.open(name, number)
+            record = _to_dict(saved)
+            documents = [] if version is None else store.documents(name, number)
             if as_json:
-                print_json(record)
-            else:
-                print_table(
-                    ["", ""], [[key, _printable(str(value))] for key, value in record.items() if key != "recipe"]
-                )
-                out.print()
+                print_json(record | ({} if version is None else {"manifest": _to_dicts(documents)}))
+                continue
+            print_table(["", ""], [[key, _printable(str(value))] for key, value in record.items() if key != "recipe"])
+            out.print()
+            if documents:
+                _print_documents([("", document) for document in documents])
 
 
 @app.command()
-def remove(
-    name: Name,
-    version: Annotated[int | None, typer.Option(help="Delete only this version.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-) -> None:
+def diff(name: Name, old: Number, new: Number, as_json: Json = False) -> None:
+    """Show which documents came, went and changed from the version OLD to the version NEW."""
+    with one_sentence_errors(as_json=as_json):
+        found = _store().diff(name, old, new)
+        if as_json:
+            print_json(found.to_dict())
+            return
+        rows = [("came", document) for document in found.came]
+        rows += [("went", document) for document in found.went]
+        rows += [("changed", after) for _, after in found.changed]
+        if rows:
+            _print_documents(rows)
+        counts = f"{len(found.came)} came, {len(found.went)} went, {len(found.changed)} changed"
+        out.print(f"{counts}, {found.unchanged} unchanged from version {old} to version {new}.")
+
+
+@app.command()
+def activate(name: Name, version: Number) -> None:
+    """Make a version the active one."""
+    with one_sentence_errors():
+        store = _store()
+        store.activate(store.open(name, version))
+        _print_active(name, version)
+
+
+@app.command()
+def rollback(name: Name) -> None:
+    """Make the version active again that was active before the active one."""
+    with one_sentence_errors():
+        _print_active(name, _store().rollback(name).version)
+
+
+@app.command()
+def rename(name: Name, new_name: Annotated[str, typer.Argument(help="Its new name.")]) -> None:
+    """Give an adapter another name."""
+    with one_sentence_errors():
+        _store().rename(name, new_name)
+        out.print(f"The adapter {name!r} is now {new_name!r}.", markup=False)
+
+
+@app.command()
+def remove(name: Name, version: Version = None, yes: Yes = False) -> None:
     """Delete an adapter, or one version of it. This cannot be undone."""
     with one_sentence_errors():
-        from sebp_edge.adapters.store import AdapterStore
-
-        store = AdapterStore()
+        store = _store()
         count = len(store.versions(name))
         what = f"{name!r} with {count} version{'s' * (count != 1)}"
         if version is not None:
+            store.version_folder(name, version)
             what = f"version {version} of {name!r}"
         if not yes and not typer.confirm(f"Delete {what}?"):
             raise typer.Exit(1)
-        store.remove(name, version)
+        was_active = version is not None and version == store.active_version(name)
+        active = store.remove(name, version)
         out.print(f"Deleted {what}.", markup=False)
+        if was_active:
+            _print_active(name, active)
+
+
+@app.command()
+def gc(
+    keep: Annotated[int, typer.Option(help="How many of the newest versions of each adapter to keep.")] = 3,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Delete old versions, interrupted ones, and what killed processes left.
+
+    Of each adapter, the active version, the one that was active before it, and the newest three stay. A version of an
+    interrupted training goes once there is a newer one.
+    """
+    with one_sentence_errors(as_json=as_json):
+        store = _store()
+        found = store.garbage(keep)
+        if not as_json:
+            print_table(
+                ["name", "version", "reason", "size"],
+                [[one.name, str(one.version), one.reason, gigabytes(one.size)] for one in found.versions],
+            )
+            for path in found.leftovers:
+                out.print(f"left by a killed process: {str(path)!r}", markup=False)
+            if not found.versions and not found.leftovers:
+                out.print("There is nothing to delete.")
+                return
+        if not yes:
+            count = len(found.versions) + len(found.leftovers)
+            question = f"Deleting {'this' if count == 1 else f'these {count}'} frees {gigabytes(found.size)}."
+            if as_json or not sys.stdin.isatty():
+                raise OptionError(f"{question} Nothing was deleted; pass --yes to delete without a question.")
+            if not typer.confirm(f"{question} Delete?"):
+                raise typer.Exit(1)
+        deleted = store.gc(found)
+        if as_json:
+            print_json(deleted.to_dict())
+        else:
+            out.print(f"Deleted; {gigabytes(deleted.size)} were freed.")
+
+
+@app.command("export")
+def export_archive(
+    name: Name,
+    to: Annotated[Path, typer.Option(parser=parse_path, metavar="FILE", help="The new file to write.")],
+    version: Version = None,
+) -> None:
+    """Write one version with its record into one file, to move it to another machine."""
+    with one_sentence_errors():
+        saved = _store().export_archive(name, to, version)
+        out.print(f"Version {saved.version} of {saved.name!r} is in {str(to)!r}.", markup=False)
+
+
+@app.command("import")
+def import_archive(
+    file: Annotated[Path, typer.Argument(parser=parse_path, metavar="FILE", help="A file that export wrote.")],
+    name: Annotated[str | None, typer.Option(help="Name of the adapter; by default the one in the file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Add the version in a file of `sebp-edge adapters export`; it is not active."""
+    with one_sentence_errors(as_json=as_json):
+        saved = _store().import_archive(file, name)
+        if as_json:
+            print_json(_to_dict(saved))
+            return
+        command = shlex.join(["sebp-edge", "adapters", "activate", saved.name, str(saved.version)])
+        out.print(f"Saved as version {saved.version} of {saved.name!r}. Activate it with: {command}", markup=False)
+
+
+def _print_documents(rows: list[tuple]) -> None:
+    def cells(what, document):
+        numbers = ("" if number is None else str(number) for number in (document.number, document.tokens))
+        return [what, *numbers, document.split, document.hash]
+
+    print_table(["", "document", "tokens", "split", "hash"], [cells(*row) for row in rows])
+
+
+def _to_dicts(documents) -> list[dict]:
+    return [document.to_dict() for document in documents]
+
+
+def _print_active(name: str, version: int | None) -> None:
+    state = f"Version {version} of {name!r} is active now."
+    if version is None:
+        state = f"No version of {name!r} is active now; `sebp-edge adapters activate` chooses one."
+    out.print(state, markup=False)

@@ -4,10 +4,11 @@ Both are decided with 95 % confidence, from the losses of test documents that th
 on. `kernels/bench/README.md`, "The gate", has the error rates of the two tests.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from sebp_edge.texts.splits import MIN_CLUSTERS
 from sebp_edge.training.comparison import Comparison, compare
 from sebp_edge.training.evaluation import HeldOutLoss
 
@@ -68,6 +69,44 @@ class GateResult:
     @property
     def kept(self) -> bool:
         return self.verdict is Verdict.KEPT
+
+    def explain(self, margin: float, concerns: Sequence[str]) -> str:
+        """Returns why the new version was kept or not, in one sentence or more.
+
+        Args:
+            margin: the gain over the base model that counts.
+            concerns: what makes a gain on the texts meaningless, a sentence each.
+        """
+        if self.verdict is Verdict.NOT_JUDGED:
+            return " ".join(concerns) or (
+                f"The adapter was not judged: that takes at least {MIN_CLUSTERS} documents that are not copies of each "
+                "other."
+            )
+        verb = "fell" if self.gain.gain > 0 else "went"
+        change = (
+            f"The test loss {verb} from {self.gain.before:.3f} to {self.gain.after:.3f} nats per token "
+            f"({-self.gain.gain:+.1%}, at least {self.gain.lower:.1%} with 95 % confidence)"
+        )
+        if self.verdict is Verdict.NO_GAIN:
+            return f"{change}, and the gate asks for at least {margin:.1%} with 95 % confidence; more text helps most."
+        if self.verdict is Verdict.WORSE_THAN_ACTIVE:
+            over_active = self.gain_over_active
+            return (
+                f"{change}, but against version {self.active.version}, which is active, the loss changed by "
+                f"{-over_active.gain:+.1%}, and may be up to {-over_active.lower:+.1%} higher; the gate allows "
+                f"{TOLERANCE:.0%}."
+            )
+        if self.verdict is Verdict.NOT_COMPARABLE:
+            return (
+                f"{change}, but it is not comparable with version {self.active.version}, which is active: "
+                f"{self.active.reason}."
+            )
+        if self.verdict is Verdict.REFIT_FAILED:
+            return (
+                f"{change}, but the last training, on all documents, ended with a higher loss than before "
+                f"({self.refit_loss:.3f}); try a lower learning rate."
+            )
+        return f"{change}."
 
     def with_refit(self, loss: float | None, judged_loss: float | None, *, has_judged_state: bool) -> "GateResult":
         """Adds the result of the last training.

@@ -1,0 +1,127 @@
+"""Folders of the store: written whole, flushed to the disk, readable by their owner only, and deleted in one step."""
+
+import dataclasses
+import json
+import os
+import re
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from sebp_edge.adapters.record import RECORD, AdapterRecord
+from sebp_edge.files import flush
+
+NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+_REMOVED = ".removed-"
+# Temporary files that have not changed for this long belong to killed processes.
+_STALE_SECONDS = 3600
+
+
+class Saveable(Protocol):
+    """Something that writes its files into an existing folder."""
+
+    def save(self, folder: Path) -> None:
+        """Writes the files."""
+
+
+def version_numbers(folder: Path) -> list[int]:
+    """Returns the numbers of the versions in an adapter's folder, in order."""
+    try:
+        return sorted(int(path.name) for path in folder.iterdir() if NUMBER.fullmatch(path.name) and path.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def make_private(folder: Path) -> None:
+    """Makes a folder that only its owner can read, with its parents, and flushes what is new."""
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for each in new:
+        flush(each.parent)
+    with suppress(OSError):
+        if os.name != "nt" and folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)
+
+
+@contextmanager
+def temporary_folder(parent: Path) -> Iterator[Path]:
+    """Context with a new folder for a version that is being written; deletes it at the end if it is still there."""
+    folder = Path(tempfile.mkdtemp(prefix=".saving-", dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_version(adaptation: Saveable, record: AdapterRecord, folder: Path) -> None:
+    """Writes a version's files into an empty folder, and flushes them."""
+    adaptation.save(folder)
+    (folder / RECORD).write_text(json.dumps(dataclasses.asdict(record), indent=2) + "\n", encoding="utf-8")
+    # The name of a model's folder may not be valid UTF-8.
+    (folder / "README.md").write_text(record.model_card(), encoding="utf-8", errors="backslashreplace")
+    flush_all(folder)
+
+
+def flush_all(folder: Path) -> None:
+    """Makes all files in a folder readable by their owner only, and flushes them and the folder."""
+    for path in folder.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+        flush(path)
+    flush(folder)
+
+
+def put_aside(path: Path) -> Path:
+    """Renames a version or an adapter so that it is gone at once; returns the new path, which is to be deleted.
+
+    It stays in its parent folder, since a full disk may have no space in another one.
+    """
+    renamed = path.with_name(_REMOVED + path.name)
+    if os.path.lexists(renamed):
+        renamed = path.with_name(f"{_REMOVED}{path.name}-{secrets.token_hex(4)}")
+    path.rename(renamed)
+    flush(path.parent)
+    return renamed
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Returns what killed processes have left in a folder; only for the holder of the store's lock.
+
+    Removed folders are deleted under the lock, so that those that are there belong to no running process. Other
+    temporary files do not once they have not changed for an hour.
+    """
+    return [
+        path
+        for path in folder.glob(".*-*")
+        if path.name.startswith(_REMOVED) or _changed(path) < time.time() - _STALE_SECONDS
+    ]
+
+
+def delete(path: Path) -> None:
+    """Deletes a file or folder if possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def size_of(path: Path) -> int:
+    """Returns the size of a file, or of all files in a folder, in bytes."""
+    total = 0
+    for each in (path, *path.rglob("*")):
+        with suppress(OSError):
+            total += 0 if each.is_dir() else each.lstat().st_size
+    return total
+
+
+def _changed(path: Path) -> float:
+    """Returns when a file, or one in a folder, last changed; now if that cannot be told."""
+    try:
+        return max(each.lstat().st_mtime for each in (path, *path.rglob("*")))
+    except OSError:
+        return time.time()

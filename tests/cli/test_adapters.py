@@ -1,0 +1,130 @@
+"""`sebp-edge adapters`: every command of the history, for people and as JSON."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+
+import pytest
+from command import COMMAND, assert_one_sentence, records, run
+from stored_adapter import RECORD, FakeAdaptation
+
+from sebp_edge import AdapterStore
+from sebp_edge.adapters.record import AdapterRecord
+
+NAME = "日記 2026"
+
+
+@pytest.fixture
+def store(own_data_folder):
+    """A store with four versions, of which 1, 2 and 4 have been active in this order."""
+    store = AdapterStore()
+    for number in range(1, 5):
+        store.save(FakeAdaptation(b"x" * 10**6), AdapterRecord(**RECORD), NAME, activate=number != 3)
+    return store
+
+
+def test_versions_are_chosen_and_gone_back_to(store):
+    assert run("adapters", "activate", NAME, 3).stdout == f"Version 3 of '{NAME}' is active now.\n"
+    assert run("adapters", "rollback", NAME).stdout == f"Version 4 of '{NAME}' is active now.\n"
+    assert run("adapters", "rollback", NAME).stdout == f"Version 2 of '{NAME}' is active now.\n"
+    assert store.active_version(NAME) == 2
+    assert_one_sentence(run("adapters", "activate", NAME, 9), r"has no version 9; it has \[1, 2, 3, 4\]")
+    assert run("adapters", "rollback", NAME).exit_code == 0
+    assert_one_sentence(run("adapters", "rollback", NAME), "was active before version 1; activate one of")
+
+
+def test_removing_the_active_version_says_what_is_active_then(store):
+    assert run("adapters", "remove", NAME, "--version", 3, "--yes").stdout == f"Deleted version 3 of '{NAME}'.\n"
+    removed = run("adapters", "remove", NAME, "--version", 4, "--yes").stdout
+    assert removed == f"Deleted version 4 of '{NAME}'.\nVersion 2 of '{NAME}' is active now.\n"
+    run("adapters", "remove", NAME, "--version", 1, "--yes")
+    store.save(FakeAdaptation(), AdapterRecord(**RECORD), NAME, activate=False)
+    removed = run("adapters", "remove", NAME, "--version", 2, "--yes").stdout
+    assert f"No version of '{NAME}' is active now; `sebp-edge adapters activate` chooses one." in removed
+    assert_one_sentence(run("adapters", "remove", NAME, "--version", 2), r"has no version 2; it has \[5\]")
+
+
+def test_an_adapter_is_renamed(store):
+    assert run("adapters", "rename", NAME, "my notes").stdout == f"The adapter '{NAME}' is now 'my notes'.\n"
+    assert store.names() == ["my notes"]
+    assert_one_sentence(
+        run("adapters", "rename", "my notes", "a/b"), "Invalid adapter name 'a/b': it could be mistaken"
+    )
+
+
+def test_gc_says_first_what_it_frees_and_needs_a_yes(store):
+    asked = run("adapters", "gc", "--keep", 1)
+    assert asked.exit_code == 2
+    assert [line.split("\t") for line in asked.stdout.splitlines()] == [
+        [NAME, "1", "old", "2 MB"],
+        [NAME, "3", "old", "2 MB"],
+    ]
+    assert re.search("Deleting these 2 frees 4 MB. Nothing was deleted; pass --yes", asked.stderr)
+    refused = run("adapters", "gc", "--keep", 1, "--json")
+    assert (refused.exit_code, records(refused.stdout)[-1]["error"]) == (2, "OptionError")
+    assert store.versions(NAME) == [1, 2, 3, 4]
+    (done,) = records(run("adapters", "gc", "--keep", 1, "--yes", "--json").stdout)
+    assert [(one["version"], one["reason"]) for one in done["versions"]] == [(1, "old"), (3, "old")]
+    assert done["size"] == sum(one["size"] for one in done["versions"]) > 4e6
+    assert store.versions(NAME) == [2, 4]
+    assert run("adapters", "gc").stdout == "There is nothing to delete.\n"
+    assert_one_sentence(run("adapters", "gc", "--keep", 0), "keep is 0; it must be 1 or more", 2)
+
+
+@pytest.mark.parametrize(("answer", "remaining"), [("n", [1, 2, 3, 4]), ("y", [2, 4])])
+def test_gc_asks_on_a_terminal(store, answer, remaining):
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([*COMMAND, "adapters", "gc", "--keep", "1"], stdin=theirs, stdout=subprocess.PIPE)
+    os.close(theirs)
+    os.write(ours, f"{answer}\n".encode())
+    output = process.communicate(timeout=60)[0].decode()
+    os.close(ours)
+    assert "Deleting these 2 frees 4 MB. Delete?" in output
+    assert store.versions(NAME) == remaining
+    assert process.returncode == int(answer == "n")
+
+
+def test_a_version_is_moved_in_one_file(store, tmp_path):
+    file = tmp_path / "moved"
+    assert run("adapters", "export", NAME, "--to", file).stdout == f"Version 4 of '{NAME}' is in {str(file)!r}.\n"
+    assert_one_sentence(run("adapters", "export", NAME, "--to", file), "already exists; choose a new file", 2)
+    imported = run("adapters", "import", file, "--name", "other one").stdout
+    assert imported.startswith("Saved as version 1 of 'other one'. Activate it with: sebp-edge adapters activate 'othe")
+    (shown,) = records(run("adapters", "import", file, "--json").stdout)
+    assert (shown["name"], shown["version"], shown["active"]) == (NAME, 5, False)
+    file.write_bytes(file.read_bytes()[:5000])
+    assert_one_sentence(
+        run("adapters", "import", file), "is not a whole archive of an adapter: .*export the adapter again"
+    )
+    assert_one_sentence(run("adapters", "import", tmp_path / "no"), "No such file or directory; check the path")
+
+
+def test_the_documents_of_versions_are_shown_and_compared(adapt, notes_folder, own_data_folder):
+    """Of adaptations, with their documents."""
+    assert run(*adapt).exit_code == 0
+    paths = sorted(notes_folder.iterdir())
+    texts = [path.read_text() for path in paths]
+    paths[0].write_text(texts[0] + "\n\nThe ferry is late again today.\n")
+    paths[1].unlink()
+    (notes_folder / "zz-new.md").write_text("Nobody had seen the lighthouse keeper since the storm in early spring.\n")
+    run(*adapt)
+    (found,) = records(run("adapters", "diff", "default", 1, 2, "--json").stdout)
+    assert (len(found["came"]), len(found["went"]), len(found["changed"])) == (1, 1, 1)
+    assert found["came"][0]["tokens"] > 0
+    lines = run("adapters", "diff", "default", 1, 2).stdout.splitlines()
+    assert [line.split("\t")[0] for line in lines[:-1]] == ["came", "went", "changed"]
+    assert re.fullmatch(r"1 came, 1 went, 1 changed, \d+ unchanged from version 1 to version 2\.", lines[-1])
+    (shown,) = records(run("adapters", "show", "default", "--version", 2, "--json").stdout)
+    assert len(shown["manifest"]) == shown["documents"]
+    assert sum(document["tokens"] for document in shown["manifest"]) == shown["tokens"]
+    assert shown["packages"].keys() == {"python", "torch", "transformers", "peft", "safetensors"}
+    assert shown["explanation"]
+    assert shown["compared_with"] == 1
+    manifest = json.dumps(shown["manifest"])
+    assert not any(path.stem in manifest for path in paths)
+    assert (
+        "\tfold 1\t" in run("adapters", "show", "default", "--version", 2).stdout
+        or "\ttest\t" in run("adapters", "show", "default", "--version", 2).stdout
+    )
