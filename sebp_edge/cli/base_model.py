@@ -14,7 +14,7 @@ def find_base_model(record) -> str:
     if reference is None or reference.has_path:
         # Adapters for a model in a local folder or file record its name, never its path.
         raise ModelError(
-            f"The adapter was made for the model in a folder or file {record.base_model!r}; give it with --model."
+            f"The adapter was made for the model in a folder or file {record.base_model!r}; give that with --model."
         )
     if local_folder(reference) is None:
         raise ModelOfflineError(
