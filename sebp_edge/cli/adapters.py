@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table
+from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table, printable
 from sebp_edge.cli.options import Json
 from sebp_edge.errors import SebpEdgeError
 
@@ -39,11 +39,6 @@ def _print_note(error: SebpEdgeError) -> None:
     err.print(f"note: {error}", style="yellow", markup=False)
 
 
-def _printable(text: str) -> str:
-    """Replaces unprintable characters: a record from others may contain control sequences for a terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
 @app.command("list")
 def list_adapters(as_json: Json = False) -> None:
     """List all adapters and their versions."""
@@ -60,7 +55,7 @@ def list_adapters(as_json: Json = False) -> None:
                 losses = f"{record.heldout_loss_before:.3f} → {record.heldout_loss_after:.3f}"
             state, created = "active" if saved.active else "", record.created[:16].replace("T", " ")
             rows.append(
-                [saved.name, str(saved.version), state, _printable(record.base_model), losses, _printable(created)]
+                [saved.name, str(saved.version), state, printable(record.base_model), losses, printable(created)]
             )
         if as_json:
             return
@@ -83,7 +78,7 @@ def show(name: Name, as_json: Json = False) -> None:
                 print_json(record)
             else:
                 print_table(
-                    ["", ""], [[key, _printable(str(value))] for key, value in record.items() if key != "recipe"]
+                    ["", ""], [[key, printable(str(value))] for key, value in record.items() if key != "recipe"]
                 )
                 out.print()
 
