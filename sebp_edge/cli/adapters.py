@@ -9,10 +9,16 @@ from typing import Annotated
 
 import typer
 
+<<<<<<< HEAD
 from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table
 from sebp_edge.cli.options import Json, parse_path
 from sebp_edge.errors import OptionError, SebpEdgeError
 from sebp_edge.units import gigabytes
+=======
+from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table, printable
+from sebp_edge.cli.options import Json
+from sebp_edge.errors import SebpEdgeError
+>>>>>>> gguf
 
 app = typer.Typer(help="List, show, choose, move and remove adapters.", no_args_is_help=True)
 
@@ -52,11 +58,6 @@ def _print_note(error: SebpEdgeError) -> None:
     err.print(f"note: {error}", style="yellow", markup=False)
 
 
-def _printable(text: str) -> str:
-    """Replaces unprintable characters: a record from others may contain control sequences for a terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
 @app.command("list")
 def list_adapters(as_json: Json = False) -> None:
     """List all adapters and their versions."""
@@ -71,7 +72,7 @@ def list_adapters(as_json: Json = False) -> None:
                 losses = f"{record.heldout_loss_before:.3f} → {record.heldout_loss_after:.3f}"
             state, created = "active" if saved.active else "", record.created[:16].replace("T", " ")
             rows.append(
-                [saved.name, str(saved.version), state, _printable(record.base_model), losses, _printable(created)]
+                [saved.name, str(saved.version), state, printable(record.base_model), losses, printable(created)]
             )
         if as_json:
             return
@@ -91,12 +92,21 @@ def show(name: Name, version: Version = None, as_json: Json = False) -> None:
             record = _to_dict(saved)
             documents = [] if version is None else store.documents(name, number)
             if as_json:
+<<<<<<< HEAD
                 print_json(record | ({} if version is None else {"manifest": _to_dicts(documents)}))
                 continue
             print_table(["", ""], [[key, _printable(str(value))] for key, value in record.items() if key != "recipe"])
             out.print()
             if documents:
                 _print_documents([("", document) for document in documents])
+=======
+                print_json(record)
+            else:
+                print_table(
+                    ["", ""], [[key, printable(str(value))] for key, value in record.items() if key != "recipe"]
+                )
+                out.print()
+>>>>>>> gguf
 
 
 @app.command()

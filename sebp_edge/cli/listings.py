@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.cli.console import one_sentence_errors, print_json, print_table, quick_imports
+from sebp_edge.cli.console import one_sentence_errors, print_json, print_table, printable, quick_imports
 from sebp_edge.cli.options import Json, parse_path
 from sebp_edge.units import gigabytes
 
@@ -21,11 +21,9 @@ def models(folders: Folders = None, as_json: Json = False) -> None:
     with one_sentence_errors(as_json=as_json):
         from sebp_edge.models.catalog import CATALOG
         from sebp_edge.models.hub import cached_folder
+        from sebp_edge.models.local_models import find_local_models
 
-        with quick_imports():
-            from sebp_edge.insight.local_models import list_local_models
-
-        rows = []
+        rows, local_models = [], find_local_models(folders or [])
         for name, entry in CATALOG.items():
             is_local = entry.repository is None or cached_folder(entry.repository) is not None
             record = {"name": name, "on_this_machine": is_local, **asdict(entry)}
@@ -33,12 +31,17 @@ def models(folders: Folders = None, as_json: Json = False) -> None:
                 print_json(record)
             state = "downloaded" if is_local else "not downloaded"
             rows.append([name, _size(entry.parameters), state, entry.licence, entry.description])
-        for model in list_local_models(folders or []):
+        for name in local_models:
+            with quick_imports():
+                from sebp_edge.insight.local_models import describe_model
+
+            model = describe_model(name)
             if as_json:
                 print_json({"on_this_machine": True, **asdict(model)})
             fit = "can be adapted here" if model.fits else "does not fit into the free memory"
             size = "?" if model.parameters is None else _size(model.parameters)
-            rows.append([model.name, size, gigabytes(model.size), model.licence or "?", model.problem or fit])
+            about = [model.name, size, gigabytes(model.size), model.licence or "?", model.problem or fit]
+            rows.append([printable(cell) for cell in about])
         if not as_json:
             print_table(["name", "parameters", "weights", "licence", "description"], rows)
 

@@ -11,6 +11,6 @@ lr_range        reads a learning-rate range test
 report          writes the analysis as a page
 paper           repeats the SEBP paper's tables
 doctor          examines the machine
-local_models    lists the base models on this machine
+local_models    describes the base models on this machine
 bench           benchmarks training steps
 """

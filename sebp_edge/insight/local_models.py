@@ -1,19 +1,15 @@
-"""Lists the base models on this machine: those of Ollama, LM Studio and the Hub's cache, and in given folders."""
+"""Describes the base models on this machine: size, licence, and whether an adaptation fits."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from sebp_edge.errors import MachineError, ModelError, SebpEdgeError
+from sebp_edge.errors import MachineError, SebpEdgeError
 from sebp_edge.gguf.file import GgufFile
 from sebp_edge.machine import devices
 from sebp_edge.memory.refusal import refuse_if_too_big
-from sebp_edge.models.catalog import CATALOG, ModelReference, resolve
+from sebp_edge.models.catalog import resolve
 from sebp_edge.models.gguf_base import refuse_unknown
-from sebp_edge.models.hub import cached_models, local_folder
-from sebp_edge.models.installed import GGUF, list_installed
+from sebp_edge.models.hub import local_folder
 from sebp_edge.models.loading import model_from_config
 from sebp_edge.recipe import Recipe
 
@@ -39,34 +35,13 @@ class LocalModel:
     problem: str | None = None
 
 
-def list_local_models(folders: Iterable[Path] = ()) -> Iterator[LocalModel]:
-    """Yields the models that are not known by name.
+def describe_model(name: str) -> LocalModel:
+    """Describes a model on this machine; loads no weights.
 
     Raises:
-        ModelError: a folder does not exist.
+        ModelError: it is not there any more.
     """
-    device, recipe = devices.pick_device(), Recipe.load("notes")
-    known = {entry.repository for entry in CATALOG.values()}
-    names = [*(model.name for model in list_installed()), *(name for name in cached_models() if name not in known)]
-    for model in [*names, *_models_in(folders)]:
-        try:
-            reference = resolve(model)
-        except ModelError:  # removed meanwhile
-            continue
-        yield _describe(reference, str(model), recipe, device)
-
-
-def _models_in(folders: Iterable[Path]) -> list[Path]:
-    found = []
-    for folder in folders:
-        if not folder.is_dir():
-            raise ModelError(f"There is no folder {str(folder)!r}; give folders with models.")
-        found += [path for path in folder.rglob(f"*{GGUF}") if path.is_file()]
-        found += [path.parent for path in folder.rglob("config.json") if any(path.parent.glob("*.safetensors"))]
-    return sorted(found)
-
-
-def _describe(reference: ModelReference, name: str, recipe: Recipe, device: torch.device) -> LocalModel:
+    reference = resolve(name)
     path = local_folder(reference) or Path(reference.location)
     files = [path] if path.is_file() else list(path.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
@@ -79,7 +54,7 @@ def _describe(reference: ModelReference, name: str, recipe: Recipe, device: torc
                 refuse_unknown(file)
         else:
             parameters = model_from_config(reference).num_parameters()
-        refuse_if_too_big(reference, recipe, device)
+        refuse_if_too_big(reference, Recipe.load("notes"), devices.pick_device())
     except SebpEdgeError as error:
         problem = None if isinstance(error, MachineError) else str(error)
         return LocalModel(name, size, _billions(parameters), licence, fits=False, problem=problem)

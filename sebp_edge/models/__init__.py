@@ -3,7 +3,8 @@
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 catalog, hub           resolve a model's name to the bundled model, a local folder, a GGUF file or a download
-installed              the GGUF files of Ollama and LM Studio
+installed, local_models
+                       the GGUF files of Ollama and LM Studio, and all models on this machine
 loading, encoders      load a base model and its tokenizer, and an encoder to analyze
 gguf_base              base models in GGUF files
 soundness, weights     refuse damaged or hostile model folders and weight files

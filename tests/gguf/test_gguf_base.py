@@ -50,7 +50,9 @@ def test_an_adaptation_from_a_file_is_used_with_that_file(gguf_file, notes_folde
     assert done.exit_code == 0, done.stderr
     text = run("generate", "the ferry", "--model", gguf_file, "--name", "default", "--max-tokens", "5")
     assert text.exit_code == 0, text.stderr
-    assert_one_sentence(run("generate", "the ferry", "--name", "default"), "folder or file 'small.gguf'; give that")
+    assert_one_sentence(
+        run("generate", "the ferry", "--name", "default"), "in a file 'small.gguf'; give that file with --model"
+    )
 
 
 def test_an_adapter_of_ollamas_model_finds_its_base_model(in_ollama, notes_folder, recipe):

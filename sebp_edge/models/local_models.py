@@ -1,0 +1,29 @@
+"""Finds the base models on this machine: those of Ollama, LM Studio and the Hub's cache, and in given folders."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from sebp_edge.errors import ModelError
+from sebp_edge.models.catalog import CATALOG
+from sebp_edge.models.hub import cached_models
+from sebp_edge.models.installed import GGUF, list_installed
+
+
+def find_local_models(folders: Iterable[Path] = ()) -> list[str]:
+    """Returns what --model takes for each model that is not in the catalog; reads no model.
+
+    Raises:
+        ModelError: a folder does not exist.
+    """
+    known = {entry.repository for entry in CATALOG.values()}
+    cached = [repository for repository in cached_models() if repository not in known]
+    return [*(model.name for model in list_installed()), *cached, *_models_in(folders)]
+
+
+def _models_in(folders: Iterable[Path]) -> Iterator[str]:
+    for folder in folders:
+        if not folder.is_dir():
+            raise ModelError(f"There is no folder {str(folder)!r}; give folders with models.")
+        files = [path for path in folder.rglob(f"*{GGUF}") if path.is_file()]
+        files += [path.parent for path in folder.rglob("config.json") if any(path.parent.glob("*.safetensors"))]
+        yield from map(str, sorted(files))
