@@ -9,16 +9,10 @@ from typing import Annotated
 
 import typer
 
-<<<<<<< HEAD
-from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table
+from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table, printable
 from sebp_edge.cli.options import Json, parse_path
 from sebp_edge.errors import OptionError, SebpEdgeError
 from sebp_edge.units import gigabytes
-=======
-from sebp_edge.cli.console import err, one_sentence_errors, out, print_json, print_table, printable
-from sebp_edge.cli.options import Json
-from sebp_edge.errors import SebpEdgeError
->>>>>>> gguf
 
 app = typer.Typer(help="List, show, choose, move and remove adapters.", no_args_is_help=True)
 
@@ -92,21 +86,12 @@ def show(name: Name, version: Version = None, as_json: Json = False) -> None:
             record = _to_dict(saved)
             documents = [] if version is None else store.documents(name, number)
             if as_json:
-<<<<<<< HEAD
                 print_json(record | ({} if version is None else {"manifest": _to_dicts(documents)}))
                 continue
-            print_table(["", ""], [[key, _printable(str(value))] for key, value in record.items() if key != "recipe"])
+            print_table(["", ""], [[key, printable(str(value))] for key, value in record.items() if key != "recipe"])
             out.print()
             if documents:
                 _print_documents([("", document) for document in documents])
-=======
-                print_json(record)
-            else:
-                print_table(
-                    ["", ""], [[key, printable(str(value))] for key, value in record.items() if key != "recipe"]
-                )
-                out.print()
->>>>>>> gguf
 
 
 @app.command()

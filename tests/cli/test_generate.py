@@ -176,5 +176,5 @@ def test_a_model_named_by_the_user_may_be_downloaded(tmp_path, connections):
 def test_a_folder_named_by_a_record_is_not_opened(tmp_path, model_folder, connections, monkeypatch):
     monkeypatch.chdir(model_folder.parent)
     folder = adapter_of(tmp_path / "foreign", base_model="a/b", model=f"./{model_folder.name}")
-    assert_one_sentence(run("generate", "the ferry", "--adapter", folder), "give that with --model")
+    assert_one_sentence(run("generate", "the ferry", "--adapter", folder), "give that folder with --model")
     assert connections == []
