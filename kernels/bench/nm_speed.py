@@ -13,8 +13,9 @@ Correctness comes first: a product, and a prompt's last logits, may err from fp3
 
 import argparse
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -78,9 +79,9 @@ def products(device: torch.device) -> Iterator[dict]:
         with semi_structured(nn.ModuleList(sparse)):
             for num_rows in ROWS:
                 x = torch.randn(num_rows, inputs, device=device, dtype=torch.bfloat16)
-                times = {"dense": time_over(dense, x), "sparse": time_over([each.weight for each in sparse], x)}
+                times = {"dense": time_over([partial(F.linear, weight=weight) for weight in dense], x), "sparse": time_over(sparse, x)}
                 exact = x.float() @ dense[0].float().T
-                errors = [relative_error(F.linear(x, weight), exact) for weight in (dense[0], sparse[0].weight)]
+                errors = [relative_error(found, exact) for found in (F.linear(x, dense[0]), sparse[0](x))]
                 require(errors[1], errors[0], f"{layer}, {num_rows} rows")
                 yield {
                     "layer": layer,
@@ -103,9 +104,9 @@ def copies(outputs: int, inputs: int, device: torch.device) -> list[torch.Tensor
     return found
 
 
-def time_over(weights: list[torch.Tensor], x: torch.Tensor) -> float:
+def time_over(layers: list[Callable], x: torch.Tensor) -> float:
     """Milliseconds of one product."""
-    return milliseconds(lambda: [F.linear(x, weight) for weight in weights], calls=2) / len(weights)
+    return milliseconds(lambda: [layer(x) for layer in layers], calls=2) / len(layers)
 
 
 # ----------------------------------------------------------------------------------------------------------- generation
