@@ -79,7 +79,10 @@ def products(device: torch.device) -> Iterator[dict]:
         with semi_structured(nn.ModuleList(sparse)):
             for num_rows in ROWS:
                 x = torch.randn(num_rows, inputs, device=device, dtype=torch.bfloat16)
-                times = {"dense": time_over([partial(F.linear, weight=weight) for weight in dense], x), "sparse": time_over(sparse, x)}
+                times = {
+                    "dense": time_over([partial(F.linear, weight=weight) for weight in dense], x),
+                    "sparse": time_over(sparse, x),
+                }
                 exact = x.float() @ dense[0].float().T
                 errors = [relative_error(found, exact) for found in (F.linear(x, dense[0]), sparse[0](x))]
                 require(errors[1], errors[0], f"{layer}, {num_rows} rows")

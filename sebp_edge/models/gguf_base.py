@@ -1,7 +1,7 @@
 """Base models in GGUF files: their config, tokenizer and weights, as transformers has them.
 
-transformers reads such files too, but holds all weights twice, ignores the scaling of positions of Llama 3.1, and has
-moved these modules between the versions that are supported here.
+transformers reads such files too, but holds all dequantised weights at once, and ignores the scaling of positions of
+Llama 3.1.
 """
 
 import threading
