@@ -14,7 +14,7 @@ from tokenizers.models import BPE
 from sebp_edge.errors import ModelError
 from sebp_edge.gguf.file import GgufFile
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPACE = "▁"
 # In characters, far above known models. Joins of tokens take time with the square of their lengths.
 _LONGEST, _MAX_CHARACTERS = 1024, 2**23

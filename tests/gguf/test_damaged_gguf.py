@@ -175,6 +175,7 @@ def test_pipes_folders_and_unreadable_files_are_refused(tmp_path):
         ({"tensors": {"rope_freqs.weight": [1.0, 2.0, 1.0, 3.0]}}, "a way that is not known"),
         ({"tensors": {"rope_freqs.weight": [1.0] * 1000}}, "1000 factors of positions, not 4"),
         ({"arch__rope__dimension_count": 2**30}, "expected at most 4096"),
+        ({"tokenizer__ggml__tokens": None}, "has no tokenizer"),
         ({"tokenizer__ggml__tokens": ["a" * 2000] * 320}, "tokens that are too long"),
     ],
 )
