@@ -20,7 +20,7 @@ def write_gguf(path: Path, model, tokenizer, kind=Kind.F32, pre="gpt-2", tensors
         kind: the type of all matrices whose rows it fits; others are in fp32.
         pre: the name of the pre-tokenizer.
         tensors: further tensors by name.
-        metadata: further values, or other ones, by key; "__" stands for a dot, "arch" for the family.
+        metadata: further values, other ones, or None for none, by key; "__" stands for a dot, "arch" for the family.
     """
     config = model.config
     name = ARCHITECTURES.get(config.model_type, config.model_type)
@@ -31,7 +31,8 @@ def write_gguf(path: Path, model, tokenizer, kind=Kind.F32, pre="gpt-2", tensors
         **{key.replace("__", ".").replace("arch.", f"{name}."): value for key, value in metadata.items()},
     }
     for key, value in values.items():
-        add(writer, key, value)
+        if value is not None:
+            add(writer, key, value)
     names = gguf.get_tensor_name_map(next(key for key, arch in gguf.MODEL_ARCH_NAMES.items() if arch == name), 99)
     for key, weight in model.state_dict().items():
         if key == "lm_head.weight" and config.tie_word_embeddings:

@@ -37,6 +37,8 @@ _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # Llama 3.1 to 3.3 share these; their files contain only the resulting factors.
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+# The largest known heads have 512 features.
+_MAX_HEAD_SIZE = 4096
 # llama.cpp recognises the 27B models of Gemma 2 and 3, which scale attention differently, by their number of layers.
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 
@@ -192,10 +194,17 @@ def _rope(file: GgufFile, common: dict) -> dict[str, Any]:
     """Returns the parameters of the rotary embedding."""
     rope = {"rope_type": "default", "rope_theta": _number(file, "rope.freq_base", 10_000.0)}
     size = _count(file, "rope.dimension_count", common["head_dim"])
+    if size > _MAX_HEAD_SIZE:
+        raise ModelError(f"{file.name!r} has heads of {size} features; expected at most {_MAX_HEAD_SIZE}.")
     if size != common["head_dim"]:
         if file.architecture != "phi3":
             raise ModelError(f"{file.name!r} rotates {size} of {common['head_dim']} features of a head; expected all.")
         rope["partial_rotary_factor"] = size / common["head_dim"]
+    for name in _ROPE_TENSORS:
+        if name in file.tensors and file.tensors[name].shape != (size // 2,):
+            raise ModelError(
+                f"{file.name!r} has {file.tensors[name].num_weights} factors of positions, not {size // 2}."
+            )
     scaling = file.get(_key(file, "rope.scaling.type"), str, "none")
     if "rope_factors_long.weight" in file.tensors and file.architecture == "phi3":
         return rope | _long_rope(file)

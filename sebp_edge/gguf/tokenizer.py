@@ -14,8 +14,10 @@ from tokenizers.models import BPE
 from sebp_edge.errors import ModelError
 from sebp_edge.gguf.file import GgufFile
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPACE = "▁"
+# In characters, far above known models. Joins of tokens take time with the square of their lengths.
+_LONGEST, _MAX_CHARACTERS = 1024, 2**23
 
 _CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
 _GPT2 = [rf"{_CONTRACTIONS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)"]
@@ -72,6 +74,11 @@ def tokenizer_of(file: GgufFile) -> Tokenizer:
     tokens, kind = file.get("tokenizer.ggml.tokens", list, []), file.get("tokenizer.ggml.model", str, "")
     if not tokens or not all(isinstance(token, str) for token in tokens):
         raise ModelError(f"{file.name!r} has no tokenizer; download the model again, or another file of it.")
+    if max(map(len, tokens)) > _LONGEST or sum(map(len, tokens)) > _MAX_CHARACTERS:
+        raise ModelError(
+            f"{file.name!r} has tokens that are too long; expected {_LONGEST} characters each at most, and "
+            f"{_MAX_CHARACTERS} in all."
+        )
     types = file.get("tokenizer.ggml.token_type", list, [])
     if types and len(types) != len(tokens):
         raise ModelError(f"{file.name!r} has {len(tokens)} tokens, but types of {len(types)}; download it again.")

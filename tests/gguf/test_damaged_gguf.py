@@ -173,6 +173,10 @@ def test_pipes_folders_and_unreadable_files_are_refused(tmp_path):
         ({"tensors": {"v.patch_embd.weight": [1.0]}}, "vision or audio layers"),
         ({"tensors": {"blk.0.ssm_a": [1.0]}}, "the tensor 'blk.0.ssm_a'"),
         ({"tensors": {"rope_freqs.weight": [1.0, 2.0, 1.0, 3.0]}}, "a way that is not known"),
+        ({"tensors": {"rope_freqs.weight": [1.0] * 1000}}, "1000 factors of positions, not 4"),
+        ({"arch__rope__dimension_count": 2**30}, "expected at most 4096"),
+        ({"tokenizer__ggml__tokens": None}, "has no tokenizer"),
+        ({"tokenizer__ggml__tokens": ["a" * 2000] * 320}, "tokens that are too long"),
     ],
 )
 def test_models_that_cannot_be_read_are_refused(changes, message, tmp_path):
