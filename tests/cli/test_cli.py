@@ -380,7 +380,7 @@ def test_no_line_is_wider_than_a_narrow_terminal(adapt, store, tmp_path):
         expected += ["saved for the", "projection q_proj"]
         assert expected[number] in words
         # Imports take seconds.
-        assert ("starting" in words) == (arguments[0] in ("adapt", "models", "plan", "analyze"))
+        assert ("starting" in words) == (arguments[0] in ("adapt", "plan", "analyze"))
     assert store.versions("narrow") == [1]
 
 

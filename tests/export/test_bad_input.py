@@ -116,7 +116,7 @@ def test_a_damaged_adapter_is_refused(stored, model, place, file, format):
 def test_a_damaged_base_model_is_refused(stored, model, place):
     path = model / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-40])
-    assert_one_sentence(export(model, "--to", place / "out"), "no safetensors weights that can be read")
+    assert_one_sentence(export(model, "--to", place / "out"), "no weights that can be read")
     assert not list(place.iterdir())
 
 

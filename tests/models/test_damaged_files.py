@@ -243,7 +243,7 @@ except Exception as error:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": 10**6}, r"config.json of 'model' has num_hidden_layers 1e\+06; expected at most 2000"),
+        ({"num_hidden_layers": 10**6}, r"config of 'model' has num_hidden_layers 1e\+06; expected at most 2000"),
         ({"num_labels": 3 * 10**6}, r"has num_labels 3e\+06; expected at most 2000\."),
         ({"hidden_size": 2**15}, "has 26.4 million weights, but its safetensors files have only 0 MB"),
     ],
