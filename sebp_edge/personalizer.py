@@ -62,7 +62,7 @@ class Personalizer:
 
         result = Personalizer("llama-3.2-3b").adapt(Path("notes"))
 
-    Only one call at a time may use the model: during a call, `adapt`, `analyze`, `lr_range`, `generate` and
+    Only one call at a time may use the model: during a call, `adapt`, `analyze`, `lr_range`, `generate`, `export` and
     `load_adapter` raise BusyError. `stop()` ends the running call from another thread; that call raises Interrupted. To
     stop a call that may not have started yet, pass an event to it and set it: `adapt(texts, stop_when=event)`.
 
@@ -70,7 +70,8 @@ class Personalizer:
     several. On several GPUs, researchers train with `sparsify` in a loop of their own.
 
     Args:
-        model: a known name (`sebp-edge models` lists them), a folder with a model, or a Hub id.
+        model: a known name (`sebp-edge models` lists them), a folder with a model, a GGUF file, a model of Ollama or LM
+            Studio ("ollama:llama3.2:3b", "lmstudio:NAME"), or a Hub id.
         recipe: a bundled recipe's name, a TOML file, or a Recipe.
         device: "cuda", "mps" or "cpu"; by default the best available one.
         store: an AdapterStore, or the folder where adapters are kept; by default the OS's data folder.
@@ -284,7 +285,7 @@ class Personalizer:
             version: of the stored adapter; by default the active one.
             max_new_tokens, temperature, top_p, top_k, repetition_penalty, stop, seed: see `Sampling`.
             sparse_kernels: whether the layers of a 2:4 model compute with compressed weights, which take 9/16 of the
-                memory; long prompts are faster, single tokens slower.
+                memory. Their products are faster with many rows in wide layers, and slower with one.
             on_text: receives the new text in chunks, as it is generated. An error that it raises ends the call.
             stop_when: an event that stops this call once it is set (see `Personalizer.stop`).
 

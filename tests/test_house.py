@@ -95,7 +95,6 @@ OTHER_ERRORS = {
     # Reasons to refuse a file, which become an AdapterError, a ModelError or an entry of `left_out`.
     "sebp_edge/adapters/archive.py": "ValueError _Damaged",
     "sebp_edge/adapters/record.py": "ValueError",
-    "sebp_edge/export/formats.py": "NotImplementedError",
     "sebp_edge/files.py": "ValueError",
     "sebp_edge/gguf/file.py": "_Damaged",
     "sebp_edge/models/compressed.py": "ValueError",

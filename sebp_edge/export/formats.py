@@ -6,6 +6,7 @@ files with those that were meant.
 
 import json
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ class ReadBack:
     loss: float | None = None
 
 
-class Format:
+class Format(ABC):
     """A format of an export; raises an ExportError at once if this adapter cannot be written so."""
 
     is_adapter = False
@@ -74,17 +75,17 @@ class Format:
         matrices = self._source.weights.factors.matrices.values()
         return sum(4 * (lora_A.numel() + lora_B.numel()) for lora_A, lora_B in matrices)
 
+    @abstractmethod
     def write(self, folder: Path, done: Done, check: Check) -> None:
         """Writes the files into an existing folder."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read_back(self, folder: Path, comparison: Comparison) -> ReadBack:
         """Reads the files back and compares what they compute.
 
         Raises:
             ExportError: it is something else.
         """
-        raise NotImplementedError
 
     def check_tensors(self, folder: Path, check: Check) -> ReadBack:
         """Reads the files back without running a model, for machines whose memory does not hold it.
@@ -98,9 +99,9 @@ class Format:
             check()
         return ReadBack(OURSELVES)
 
+    @abstractmethod
     def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields each tensor of the files with the one expected."""
-        raise NotImplementedError
 
     def _factors(self, found: LoraFactors) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the matrices of an exported adapter with the saved ones."""

@@ -36,17 +36,13 @@ class LocalModel:
 
 
 def describe_model(name: str) -> LocalModel:
-    """Describes a model on this machine; loads no weights.
-
-    Raises:
-        ModelError: it is not there any more.
-    """
-    reference = resolve(name)
-    path = local_folder(reference) or Path(reference.location)
-    files = [path] if path.is_file() else list(path.glob("*.safetensors"))
-    size = sum(file.stat().st_size for file in files)
-    parameters, licence = None, ""
+    """Describes a model on this machine; loads no weights."""
+    size, parameters, licence = 0, None, ""
     try:
+        reference = resolve(name)
+        path = local_folder(reference) or Path(reference.location)
+        files = [path] if path.is_file() else path.glob("*.safetensors")
+        size = sum(file.stat().st_size for file in files if file.is_file())  # a link may lead nowhere
         if reference.is_gguf:
             with GgufFile(path, reference.name) as file:
                 parameters = sum(tensor.num_weights for tensor in file.tensors.values())

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -156,3 +157,17 @@ def test_loading_takes_little_more_memory_than_the_weights(gguf_file, tokenizer,
     done = subprocess.run([sys.executable, "-c", _PEAK, gguf_file, path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert 0.9 < float(done.stdout) < 1.3
+
+
+def test_models_describes_folders_that_hold_no_usable_model(model_folder, tmp_path):
+    shutil.copy(model_folder / "config.json", tmp_path)
+    for name, target in (("a.safetensors", "a.safetensors"), ("b.safetensors", "missing")):
+        (tmp_path / name).symlink_to(target)
+    odd = tmp_path / "odd"
+    (odd / "config.json").mkdir(parents=True)
+    (odd / "model.safetensors").touch()
+    done = run("models", tmp_path, "--json")
+    assert done.exit_code == 0
+    found = {record["name"]: record for record in records(done.stdout)}
+    assert found[str(tmp_path)]["size"] == 0
+    assert "contains no model" in found[str(odd)]["problem"]
