@@ -30,7 +30,7 @@ def locked(path: Path) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
     try:
         deadline = time.monotonic() + _WAIT_SECONDS
-        while not _try_lock(descriptor):
+        while not try_lock(descriptor):
             if time.monotonic() > deadline:
                 raise StorageError(
                     f"Another process has been changing the adapters in {str(path.parent)!r} for {_WAIT_SECONDS} "
@@ -43,7 +43,12 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
+    """Locks an open file until it is closed; returns False if another process or thread has locked it.
+
+    Raises:
+        OSError: its disk has no locks.
+    """
     try:
         if os.name == "nt":
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)

@@ -4,14 +4,17 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from sebp_edge.adapters.lock import try_lock
 from sebp_edge.errors import OptionError, StorageError
 from sebp_edge.files import expand_user, flush, storage_errors
 from sebp_edge.units import gigabytes
 
 _CANNOT = "Cannot export to"
+# Temporary folders are beside the target. A lock file beside each is locked for as long as its process runs.
+_TEMPORARY, _LOCK = ".exporting-", ".lock"
 
 
 def check_target(to: str | Path) -> Path:
@@ -52,20 +55,58 @@ def check_space(target: Path, size: int) -> None:
 def new_folder(target: Path) -> Iterator[Path]:
     """Yields a temporary folder beside `target`, which becomes `target` at the end; deletes it on any error.
 
+    First deletes the temporary folders of processes that were killed.
+
     Raises:
         StorageError: the disk refuses it, or `target` exists by now; nothing is left.
     """
     with storage_errors(_CANNOT, target):
-        temporary = Path(tempfile.mkdtemp(prefix=".exporting-", dir=target.parent))
+        _delete_leftovers(target.parent)
+        with _locked_name(target.parent) as temporary:
+            temporary.mkdir(0o700)
+            try:
+                yield temporary
+                for path in temporary.rglob("*"):
+                    path.chmod(0o700 if path.is_dir() else 0o600)
+                    flush(path)
+                flush(temporary)
+                if os.path.lexists(target):
+                    raise StorageError(f"{str(target)!r} already exists; nothing was overwritten.")
+                temporary.rename(target)
+                flush(target.parent)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _locked_name(parent: Path) -> Iterator[Path]:
+    """Yields the path of a folder to make, whose lock file is locked meanwhile."""
+    while True:
+        descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY, suffix=_LOCK, dir=parent)
         try:
-            yield temporary
-            for path in temporary.rglob("*"):
-                path.chmod(0o700 if path.is_dir() else 0o600)
-                flush(path)
-            flush(temporary)
-            if os.path.lexists(target):
-                raise StorageError(f"{str(target)!r} already exists; nothing was overwritten.")
-            temporary.rename(target)
-            flush(target.parent)
+            is_locked = True
+            # On a disk without locks no leftover can be told from a folder in use, so none is deleted.
+            with suppress(OSError):
+                is_locked = try_lock(descriptor)
+            # Another process may have locked and deleted the file first.
+            if is_locked and os.path.lexists(name):
+                yield Path(name.removesuffix(_LOCK))
+                return
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            os.close(descriptor)
+            Path(name).unlink(missing_ok=True)
+
+
+def _delete_leftovers(parent: Path) -> None:
+    """Deletes the temporary folders whose processes have ended, if possible."""
+    for lock in parent.glob(f"{_TEMPORARY}*{_LOCK}"):
+        with suppress(OSError):
+            descriptor = os.open(lock, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+            try:
+                is_left = try_lock(descriptor)
+                if is_left:
+                    shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+            finally:
+                os.close(descriptor)
+            if is_left:
+                lock.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """What bad input gets: one sentence, a non-zero exit code, nothing overwritten and nothing left behind."""
 
+import errno
 import shutil
 import signal
 import threading
@@ -154,6 +155,41 @@ def test_ctrl_c_leaves_nothing(stored, model, place):
     assert errors == "sebp-edge: Interrupted; nothing was changed.\n"
     assert records(output)[-1]["error"] == "Interrupted"
     assert not list(place.iterdir())
+
+
+def test_the_next_export_deletes_what_a_killed_one_has_left_but_not_what_one_in_progress_has(stored, model, place):
+    def start(name):
+        one = process("export", "mine", "--model", model, "--to", place / name, "--json")
+        next(line for line in one.stdout if "tensor_written" in line)
+        one.send_signal(signal.SIGSTOP)
+        return one
+
+    def temporary():
+        return sorted(path.name for path in place.iterdir() if path.is_dir() and path.name.startswith("."))
+
+    with start("killed") as killed:
+        (left,) = temporary()
+        with start("in progress") as running:
+            try:
+                assert left in temporary() and len(temporary()) == 2
+                killed.kill()
+                killed.wait()
+                assert export(model, "--to", place / "next", "--format", "peft").exit_code == 0
+                assert len(temporary()) == 1 and left not in temporary()
+            finally:
+                running.send_signal(signal.SIGCONT)
+            running.communicate(timeout=60)
+        assert running.returncode == 0
+    assert sorted(path.name for path in place.iterdir()) == ["in progress", "next"]
+
+
+def test_a_disk_without_locks_is_exported_to(stored, model, place, monkeypatch):
+    def refuse(descriptor):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("sebp_edge.export.target.try_lock", refuse)
+    assert export(model, "--to", place / "out", "--format", "peft").exit_code == 0
+    assert [path.name for path in place.iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize("when", [1, 5, "read back"])
