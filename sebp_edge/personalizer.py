@@ -35,7 +35,7 @@ from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.memory.plan import MemoryBudget, Plan
 from sebp_edge.model_in_use import ModelInUse
-from sebp_edge.models.adaptation import saved_bytes
+from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import generate_text
 from sebp_edge.models.loading import BaseModel
@@ -149,6 +149,8 @@ class Personalizer:
                 base = self._load(recipe)
                 dataset = preparation.encode(reading, base, planned)
                 schedules = preparation.schedule(dataset, planned)
+                if recipe.merge_for:
+                    self._notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
                 self.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), out)
                 run = TrainingRun(base, dataset, schedules, recipe, self.seed, self._notify, options, guard)
                 with self._run_attached(run, name, interruptions, in_store=in_store):
@@ -514,7 +516,7 @@ class Personalizer:
             self._discard_run(run)
             raise
         if result.kept or keep_anyway:
-            self.in_use.use_adapter(run.adaptation, saved.path, record)
+            self.in_use.use_adapter(_as_saved(run, saved), saved.path, record)
             saved = self.store.activate(saved) if out is None else saved
         else:
             self._discard_run(run)
@@ -547,3 +549,11 @@ class Personalizer:
         if self.memory_budget is not None:
             advice = f"{smaller}, {others}, or raise the memory budget of {self.memory_budget}"
         return MachineError(f"Out of {self.device.type.upper()} memory {when}; nothing was saved. {advice}.")
+
+
+def _as_saved(run: TrainingRun, saved: SavedAdapter) -> Adaptation:
+    """Returns a run's adaptation, which computes as other programs do with the saved one: nothing is rounded."""
+    if run.adaptation.merge_for is None:
+        return run.adaptation
+    run.detach()
+    return load(run.base, saved.path)
