@@ -8,7 +8,7 @@ public.
 from .adamw import AdamW, Moments, adamw_
 from .attention import Scores, sequence_attention_
 from .backend import runs_flash_attention, runs_kernels
-from .fake_quantise import BLOCK, fake_quantise_
+from .fake_quantise import fake_quantise_
 from .gated import ACTIVATIONS, Gate, gated
 from .gated_lora_linear import gated_lora_linear
 from .gpu.gemm import tuning  # needs neither Triton nor a GPU
@@ -24,7 +24,6 @@ from .sparse_rowwise import sparse_rowwise
 
 __all__ = [
     "ACTIVATIONS",
-    "BLOCK",
     "ActiveRows",
     "AdamW",
     "Gate",

@@ -22,7 +22,8 @@ from sebp_edge.gguf.quantised import quantisation_of_head
 from sebp_edge.machine.devices import forked_random_state
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.weights import raising_adapter_error, read_weights, refuse_non_finite
-from sebp_edge.ops import BLOCK, LoraGroup, LoraProjection, QuantisedWeight, fake_quantise_, lora_linear
+from sebp_edge.ops import LoraGroup, LoraProjection, QuantisedWeight, fake_quantise_, lora_linear
+from sebp_edge.ops.fake_quantise import BLOCK
 from sebp_edge.recipe import MAX_LORA_ALPHA, Recipe
 
 # PEFT settings in a file that may differ from plain LoRA's: those that are read, and those without effect.

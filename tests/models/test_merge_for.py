@@ -1,4 +1,4 @@
-"""Training for an export: the forward pass is that of the merged and rounded model, and gradients pass straight through."""
+"""Training for an export: the model computes as the merged and rounded one, and gradients pass straight through."""
 
 import pytest
 import torch
