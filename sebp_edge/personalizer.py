@@ -345,9 +345,10 @@ class Personalizer:
             to: the folder to make, which must not exist.
             format: "gguf", a quantised model for llama.cpp and LM Studio; "ollama", the same with a Modelfile;
                 "merged", a model folder of transformers; "peft", "gguf-lora" or "mlx", the adapter alone.
-            quant: of gguf and ollama: "q4_0", "q4_1", "q5_0", "q5_1", "q8_0" (the default), "bf16" or "f16"; "q4_k_m"
-                and others of that kind need llama.cpp's llama-quantize on the path. "smallest" chooses the first of
-                these that keeps 90 % of the adapter's gain on `texts`.
+            quant: of gguf and ollama: "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "bf16" or "f16"; by default the one that
+                the adapter was trained for, or else "q8_0". "q4_k_m" and others of that kind need llama.cpp's
+                llama-quantize on the path. "smallest" chooses the first that keeps 90 % of the adapter's gain on
+                `texts`.
             version: of the stored adapter; by default the active one.
             texts: texts to measure the gain on, as for `adapt`; those that the adapter was made from, for example.
             stop_when: an event that stops this call once it is set (see `stop`).
