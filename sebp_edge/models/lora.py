@@ -97,6 +97,11 @@ class LoraAdapter:
         # Copied: a memory-mapped tensor would change with its file.
         weights = {name: w.to(base.device, torch.float32, copy=True) for name, w in weights.items()}
         set_peft_model_state_dict(self.model, weights, low_cpu_mem_usage=True)
+        # PEFT has made them in the base model's dtype.
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
+        set_peft_model_state_dict(self.model, weights)
 
     def save(self, folder: Path) -> None:
         """Writes adapter_model.safetensors and adapter_config.json, in PEFT's own layout."""
