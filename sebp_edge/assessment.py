@@ -13,7 +13,7 @@ from sebp_edge.insight.copying import longest_copies
 from sebp_edge.insight.expectations import expectation
 from sebp_edge.insight.forgetting import GeneralLoss, general_loss
 from sebp_edge.insight.samples import Sample, continue_each, find_beginnings
-from sebp_edge.models.adaptation import load
+from sebp_edge.models.adaptation import Adaptation, load
 from sebp_edge.texts.documents import Document
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.gate import ActiveVersion, GateResult
@@ -140,8 +140,12 @@ class Assessor:
         for check in self._checks:
             check()
 
+    def _load(self, folder: Path) -> Adaptation:
+        """Attaches an earlier adapter, rounded as the new one is."""
+        return load(self._run.base, folder, self._run.recipe.merge_for)
+
     def _continue_before(self, folder: Path) -> None:
-        adaptation = load(self._run.base, folder)
+        adaptation = self._load(folder)
         try:
             self._continued_before = continue_each(self._run.base, self._beginnings, self._check)
         finally:
@@ -156,7 +160,7 @@ class Assessor:
         ]
         if not examples:
             return HeldOutLoss()
-        adaptation = load(self._run.base, folder)
+        adaptation = self._load(folder)
         try:
             return self._run.score(adaptation, examples)
         finally:

@@ -35,7 +35,7 @@ from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.memory.plan import MemoryBudget, Plan
 from sebp_edge.model_in_use import ModelInUse
-from sebp_edge.models.adaptation import saved_bytes
+from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import generate_text
 from sebp_edge.models.loading import BaseModel
@@ -149,6 +149,8 @@ class Personalizer:
                 base = self._load(recipe)
                 dataset = preparation.encode(reading, base, planned)
                 schedules = preparation.schedule(dataset, planned)
+                if recipe.merge_for:
+                    self._notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
                 self.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), out)
                 run = TrainingRun(base, dataset, schedules, recipe, self.seed, self._notify, options, guard)
                 with self._run_attached(run, name, interruptions, in_store=in_store):
@@ -343,9 +345,10 @@ class Personalizer:
             to: the folder to make, which must not exist.
             format: "gguf", a quantised model for llama.cpp and LM Studio; "ollama", the same with a Modelfile;
                 "merged", a model folder of transformers; "peft", "gguf-lora" or "mlx", the adapter alone.
-            quant: of gguf and ollama: "q4_0", "q4_1", "q5_0", "q5_1", "q8_0" (the default), "bf16" or "f16"; "q4_k_m"
-                and others of that kind need llama.cpp's llama-quantize on the path. "smallest" chooses the first of
-                these that keeps 90 % of the adapter's gain on `texts`.
+            quant: of gguf and ollama: "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "bf16" or "f16"; by default the one that
+                the adapter was trained for, or else "q8_0". "q4_k_m" and others of that kind need llama.cpp's
+                llama-quantize on the path. "smallest" chooses the first that keeps 90 % of the adapter's gain on
+                `texts`.
             version: of the stored adapter; by default the active one.
             texts: texts to measure the gain on, as for `adapt`; those that the adapter was made from, for example.
             stop_when: an event that stops this call once it is set (see `stop`).
@@ -514,7 +517,7 @@ class Personalizer:
             self._discard_run(run)
             raise
         if result.kept or keep_anyway:
-            self.in_use.use_adapter(run.adaptation, saved.path, record)
+            self.in_use.use_adapter(_as_saved(run, saved), saved.path, record)
             saved = self.store.activate(saved) if out is None else saved
         else:
             self._discard_run(run)
@@ -547,3 +550,11 @@ class Personalizer:
         if self.memory_budget is not None:
             advice = f"{smaller}, {others}, or raise the memory budget of {self.memory_budget}"
         return MachineError(f"Out of {self.device.type.upper()} memory {when}; nothing was saved. {advice}.")
+
+
+def _as_saved(run: TrainingRun, saved: SavedAdapter) -> Adaptation:
+    """Returns a run's adaptation, which computes as other programs do with the saved one: nothing is rounded."""
+    if run.adaptation.merge_for is None:
+        return run.adaptation
+    run.detach()
+    return load(run.base, saved.path)

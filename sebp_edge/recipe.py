@@ -11,13 +11,14 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from types import UnionType
+from types import NoneType
 from typing import Literal, get_args
 
 from sebp_edge.errors import OptionError, RecipeError, suggest
 from sebp_edge.sparsity import Sparsity
 
 Method = Literal["lora", "full"]
+Quantisation = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
 RANK = 16
 # Far above any useful value; fp32 overflows from about 1e38 on.
 MAX_LORA_ALPHA = 2**20
@@ -49,6 +50,9 @@ class Recipe:
             `[sparsity]`. None, the default: no pruning.
         refit: whether to train on all documents after the gate has kept an adapter of 20 documents or more. None, the
             default: with method "lora". Below 20 documents, the last training is always on all of them.
+        merge_for: "q4_0", "q4_1", "q5_0", "q5_1" or "q8_0" trains and judges an adapter as it will be once it is merged
+            into the base model and rounded to that quantisation; the base model it is compared with is rounded too, and
+            not loaded in 4 bits. None, the default: nothing is rounded.
 
     Raises:
         RecipeError: a value is of the wrong type or out of range, or 4 bits are combined with method "full".
@@ -72,6 +76,7 @@ class Recipe:
     margin: float = 0.01
     refit: bool | None = None
     sparsity: Sparsity | None = None
+    merge_for: Quantisation | None = None
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -86,6 +91,22 @@ class Recipe:
                 f"Recipe {self.name!r}: an adapter is dense, so a pruned model with one would not be "
                 f"{self.sparsity.pattern} any more; use method 'full', or leave out sparsity."
             )
+        if self.merge_for:
+            self._check_merge()
+
+    def _check_merge(self) -> None:
+        if self.method == "full":
+            raise RecipeError(
+                f"Recipe {self.name!r}: only an adapter can be trained for {self.merge_for}; use method 'lora', or "
+                "leave out merge_for."
+            )
+        if self.load_in_4bit:
+            raise RecipeError(
+                f"Recipe {self.name!r}: weights in 4 bits cannot be rounded to {self.merge_for} as an export rounds "
+                "them; leave out load_in_4bit or merge_for."
+            )
+        # A plan must not choose 4 bits.
+        object.__setattr__(self, "load_in_4bit", False)
 
     @classmethod
     def load(cls, name: "str | Path | Recipe") -> "Recipe":
@@ -162,7 +183,7 @@ _AT_MOST_ANY = {float: 1e30, int: 2**62}
 def _validate(recipe: str, field: dataclasses.Field, value):
     """Returns `value` in the field's type; raises a RecipeError that names the key and the expected value."""
     kind = field.type
-    if isinstance(kind, UnionType):
+    if NoneType in get_args(kind):
         # None: the key is left out.
         if value is None:
             return None
@@ -171,8 +192,8 @@ def _validate(recipe: str, field: dataclasses.Field, value):
         value = float(value)
     if kind is Sparsity:
         return _validate_sparsity(recipe, value)
-    if kind == Method:
-        is_valid, expected = value in get_args(Method), " or ".join(map(repr, get_args(Method)))
+    if get_args(kind):
+        is_valid, expected = value in get_args(kind), " or ".join(map(repr, get_args(kind)))
     else:
         is_valid, expected = type(value) is kind, {int: "a whole number", float: "a number", bool: "true or false"}
         expected = expected.get(kind, "a string")

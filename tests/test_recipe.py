@@ -86,6 +86,19 @@ def test_an_unknown_key_suggests_the_closest(tmp_path):
         ("load_in_4bit = 4", "load_in_4bit must be true or false, but is 4."),
         ('method = "qlora"', "method must be 'lora' or 'full', but is 'qlora'."),
         ("method = [1]", "method must be 'lora' or 'full', but is [1]."),
+        (
+            'merge_for = "q4_k_m"',
+            "merge_for must be 'q4_0' or 'q4_1' or 'q5_0' or 'q5_1' or 'q8_0', but is 'q4_k_m'.",
+        ),
+        (
+            'merge_for = "q4_0"\nmethod = "full"',
+            "only an adapter can be trained for q4_0; use method 'lora', or leave out merge_for.",
+        ),
+        (
+            'merge_for = "q4_0"\nload_in_4bit = true',
+            "weights in 4 bits cannot be rounded to q4_0 as an export rounds them; leave out load_in_4bit or "
+            "merge_for.",
+        ),
     ],
 )
 def test_an_invalid_value_names_its_key_and_what_is_expected(tmp_path, line, message):
@@ -142,3 +155,8 @@ def test_replace_validates_values_and_ignores_none():
 def test_a_recipe_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Recipe.load("notes").epochs = 5
+
+
+def test_no_plan_may_choose_4_bits_for_an_adapter_that_is_trained_for_an_export():
+    assert Recipe.load("notes").load_in_4bit is None
+    assert Recipe.load("notes").replace(merge_for="q8_0").load_in_4bit is False

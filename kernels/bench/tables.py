@@ -367,6 +367,31 @@ def four_bit_quality() -> str:
     )
 
 
+def export_gain() -> str:
+    """How much of an adapter's gain each quantisation keeps, trained as usual and for it: means over seeds."""
+    groups: dict[tuple, dict[str | None, list[Row]]] = {}
+    for row in rows("export-gain"):
+        group = groups.setdefault((row["model"], row["texts"], row["quant"]), {})
+        group.setdefault(row["trained_for"], []).append(row)
+    body = []
+    for group, found in groups.items():
+        usual, own = found[None], found.get(group[-1], [])
+        gains = [row["base"] - row["adapter"] for row in usual]
+        losses = [mean(row[name] for row in usual) for name in ("base", "adapter", "rounded_base", "rounded")]
+        losses += [mean(row["rounded"] for row in own)] if own else []
+        cells = [f"{loss:.3f}" for loss in losses]
+        shares = (
+            [(row["rounded_base"] - row["rounded"]) / gain for row, gain in zip(each, gains, strict=True)]
+            for each in (usual, own)
+            if each
+        )
+        kept = [", ".join(f"{100 * share:.0f}" for share in each) for each in shares]
+        body.append([*group, *cells, *[""] * (5 - len(cells)), *kept, *[""] * (2 - len(kept))])
+    head = ["model", "notes", "file", "base", "adapter", "rounded base", "rounded", "rounded, trained for it"]
+    head += ["gain kept, %", "trained for it, %"]
+    return f"{markdown(head, body)}\n\n{recorded('export-gain')}"
+
+
 def recipes() -> str:
     by_recipe: dict[tuple, list[Row]] = {}
     for row in rows("recipes"):
@@ -501,6 +526,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "attention": attention,
     "cpu-steps": cpu_steps,
     "end-to-end": end_to_end,
+    "export-gain": export_gain,
     "families": families,
     "four-bit-quality": four_bit_quality,
     "gate-active": gate_active,

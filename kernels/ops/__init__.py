@@ -8,6 +8,7 @@ public.
 from .adamw import AdamW, Moments, adamw_
 from .attention import Scores, sequence_attention_
 from .backend import runs_flash_attention, runs_kernels
+from .fake_quantise import fake_quantise_
 from .gated import ACTIVATIONS, Gate, gated
 from .gated_lora_linear import gated_lora_linear
 from .gpu.gemm import tuning  # needs neither Triton nor a GPU
@@ -37,6 +38,7 @@ __all__ = [
     "Selector",
     "adamw_",
     "detect",
+    "fake_quantise_",
     "gated",
     "gated_lora_linear",
     "gather_rows",

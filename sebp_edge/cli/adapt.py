@@ -38,6 +38,10 @@ def adapt(
     load_in_4bit: Annotated[
         bool | None, typer.Option("--4bit/--no-4bit", help="Load the model in 4 bits; by default as in the recipe.")
     ] = None,
+    merge_for: Annotated[
+        str | None,
+        typer.Option("--for", metavar="QUANT", help="Train for an export with this --quant, such as q4_0 or q8_0."),
+    ] = None,
     epochs: Epochs = None,
     context: Context = None,
     keep_anyway: Annotated[
@@ -59,7 +63,9 @@ def adapt(
             from sebp_edge.personalizer import Personalizer
             from sebp_edge.recipe import Recipe
 
-        chosen = Recipe.load(recipe).replace(load_in_4bit=load_in_4bit, epochs=epochs, context_length=context)
+        chosen = Recipe.load(recipe).replace(
+            load_in_4bit=load_in_4bit, merge_for=merge_for, epochs=epochs, context_length=context
+        )
         result = None
         try:
             with show_progress(as_json) as sink:

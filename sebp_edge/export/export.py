@@ -27,7 +27,7 @@ ENOUGH = 0.9
 
 
 def check_options(format: str, quant: str | None, *, has_texts: bool) -> str | None:
-    """Returns the quantisation to write; None for formats without one.
+    """Returns the quantisation to write; None for formats without one, and to let the adapter's record decide.
 
     Raises:
         OptionError: an option has an invalid value, or does not go with another one.
@@ -45,7 +45,7 @@ def check_options(format: str, quant: str | None, *, has_texts: bool) -> str | N
         raise OptionError("The smallest quantisation is found by the adapter's gain; give the texts it was made from.")
     if quant in K_QUANTS:
         find_program(quant)
-    return quant or DEFAULT_QUANT
+    return quant
 
 
 def export(
@@ -67,7 +67,8 @@ def export(
         folder, record: the adapter.
         reference: the base model.
         to: the new folder.
-        format, quant: from `check_options`.
+        format, quant: from `check_options`. Without one, quantised formats get the one that the adapter was trained
+            for, or else q8_0.
         reading: texts to measure the gain on; None for general text, and no gain.
         on_event: receives every event; may raise to stop.
         check: called wherever the export can stop; may raise.
@@ -77,6 +78,8 @@ def export(
     """
     begin, target = time.perf_counter(), check_target(to)
     source, warnings, kept = Source.open(name, folder, record, reference), [], []
+    if format in QUANTISED and quant is None:
+        quant = source.trained_for or DEFAULT_QUANT
     # Refuses what cannot be written before the model is loaded.
     written = _make(source, format, QUANTISATIONS[-1] if quant == SMALLEST else quant)
     check_space(target, written.num_bytes)
@@ -107,7 +110,7 @@ def export(
         loss_adapter=comparison and comparison.loss_adapter,
         loss=found.loss,
         gain_kept=tuple(kept),
-        warnings=(*warnings, *_warnings(written, kept)),
+        warnings=(*warnings, *_warnings(written, kept, source.trained_for)),
     )
 
 
@@ -144,8 +147,10 @@ def measure(source: Source, comparison: Comparison, formats: Iterable[Gguf]) -> 
     return found
 
 
-def _warnings(written: Format, kept: list[GainKept]) -> Iterator[str]:
+def _warnings(written: Format, kept: list[GainKept], trained_for: str | None) -> Iterator[str]:
     """Yields what the user should know about the exported files."""
+    if isinstance(written, Gguf) and trained_for not in (None, written.quant):
+        yield f"This adapter was trained for {trained_for}, and may gain less in {written.quant}."
     if isinstance(written, Gguf) and written.is_shortened:
         yield (
             f"The file says that the model reads {written.context_length:,} tokens, since llama.cpp has no sliding "

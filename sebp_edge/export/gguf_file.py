@@ -25,6 +25,7 @@ from torch import Tensor
 from sebp_edge.errors import ExportError
 from sebp_edge.export.families import GgufModel
 from sebp_edge.export.weights import MergedWeights
+from sebp_edge.gguf.quantised import quantisation_of_head
 from sebp_edge.models.lora import LoraFactors
 
 # From the smallest to the largest, by bits a weight.
@@ -102,7 +103,7 @@ def kind_of(name: str, shape: torch.Size, quantisation: Quantisation, names: Ite
     if len(shape) < 2:
         return GGMLQuantizationType.F32
     head = "lm_head.weight" if "lm_head.weight" in names else "model.embed_tokens.weight"
-    kind = "q8_0" if name == head and quantisation.startswith(("q4", "q5")) else quantisation
+    kind = quantisation_of_head(quantisation) if name == head else quantisation
     if kind.startswith("q") and shape[-1] % _BLOCK:
         kind = "f16"
     return GGMLQuantizationType[kind.upper()]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from torch import nn
 
@@ -12,6 +13,7 @@ from sebp_edge.models import hub
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.fingerprint import file_fingerprint, fingerprint
 from sebp_edge.models.loading import local_tokenizer, model_from_config, raising_model_error
+from sebp_edge.recipe import Quantisation
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,12 @@ class Source:
     @property
     def is_lora(self) -> bool:
         return self.weights.factors is not None
+
+    @property
+    def trained_for(self) -> str | None:
+        """The quantisation that the adapter was trained for, if any."""
+        trained_for = self.record.recipe.get("merge_for")
+        return trained_for if trained_for in get_args(Quantisation) else None
 
     @property
     def merged_into(self) -> str | None:

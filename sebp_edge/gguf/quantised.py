@@ -51,6 +51,11 @@ def dequantise(raw: Tensor, kind: QuantType, out: Tensor) -> Tensor:
     return out
 
 
+def quantisation_of_head(quantisation: str) -> str:
+    """Returns how files of a quantisation have the head, which is the embedding in many models."""
+    return "q8_0" if quantisation.startswith(("q4", "q5")) else quantisation
+
+
 def _fp16(blocks: Tensor, start: int) -> Tensor:
     """Returns a block's scale at byte `start`, fp32 [G, 1]."""
     return blocks[:, start : start + 2].contiguous().view(torch.float16).float()

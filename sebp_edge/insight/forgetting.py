@@ -61,7 +61,7 @@ def general_loss(
         collator = Collator(CONTEXT_LENGTH, base.pad_token_id)
         return score(adaptation.model, examples, collator, base.device, on_event, options).mean
 
-    key = _key(base, examples)
+    key = _key(base, adaptation, examples)
     known = _read(key)
     if known is None:
         with adaptation.disabled():
@@ -93,12 +93,12 @@ def _without_end(example: Example, eos: int | None) -> Example:
 # -------------------------------------------------------------------------------------------------------------- cache
 
 
-def _key(base: BaseModel, examples: list[Example]) -> dict[str, str]:
+def _key(base: BaseModel, adaptation: Adaptation, examples: list[Example]) -> dict[str, str]:
     """What the base model's loss depends on: weights, precision, and the probe's tokens."""
     tokens = json.dumps([[example.input_ids, example.labels] for example in examples])
     return {
         "model": base.fingerprint,
-        "dtype": "nf4" if base.in_4bit else str(base.dtype),
+        "dtype": "nf4" if base.in_4bit else adaptation.merge_for or str(base.dtype),
         "probe": hashlib.sha256(tokens.encode()).hexdigest(),
     }
 

@@ -91,7 +91,7 @@ class Footprint:
             "adapter": _adapter(setup, num_trainings),
             "gradients": _gradients(setup),
             "optimizer": _optimizer(setup),
-            "activations": largest.activations + _dequantised(setup),
+            "activations": largest.activations + _one_matrix(setup),
             "loss": largest.loss,
             "graphs": _graphs(setup, max(trained)),
         }
@@ -107,7 +107,7 @@ def host_bytes(setup: TrainingSetup, trained: list[Bucket], *, num_trainings: in
         return 0
     state = setup.num_trained * (FP32 if setup.is_lora else setup.itemsize)
     offloaded = setup.offloaded_per_token * max(sizes.tokens for sizes in trained)
-    return (num_states_kept(setup, num_trainings) + 1) * state + offloaded
+    return (num_states_kept(setup, num_trainings) + 1) * state + offloaded + _rounded_in_place(setup)
 
 
 def num_states_kept(setup: TrainingSetup, num_trainings: int) -> int:
@@ -121,7 +121,14 @@ def num_states_kept(setup: TrainingSetup, num_trainings: int) -> int:
 def _weights(setup: TrainingSetup) -> int:
     in_4bit = setup.shape.linear_parameters if setup.recipe.load_in_4bit else 0
     dense = setup.itemsize * _num_pruned(setup)
-    return int(setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit) + dense
+    originals = 0 if setup.on_gpu else _rounded_in_place(setup)
+    return int(setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit) + dense + originals
+
+
+def _rounded_in_place(setup: TrainingSetup) -> int:
+    """Counts the matrices without an adapter that are rounded for a training, whose originals the host keeps."""
+    shape = setup.shape
+    return setup.itemsize * (shape.parameters - shape.linear_parameters) if setup.recipe.merge_for else 0
 
 
 def _num_pruned(setup: TrainingSetup) -> int:
@@ -153,12 +160,16 @@ def _optimizer(setup: TrainingSetup) -> int:
     return (2 if setup.has_8_bit_moments else 2 * FP32) * setup.num_trained
 
 
-def _dequantised(setup: TrainingSetup) -> int:
-    """Counts the largest 4-bit matrix while it is dequantised; on the CPU there is another copy of it."""
-    if not setup.recipe.load_in_4bit:
+def _one_matrix(setup: TrainingSetup) -> int:
+    """Counts the largest matrix that is dequantised, or rounded in fp32; on the CPU 4 bits have another copy of it."""
+    if setup.recipe.merge_for:
+        itemsize = setup.itemsize + FP32
+    elif setup.recipe.load_in_4bit:
+        itemsize = setup.itemsize * (1 if setup.on_gpu else 2)
+    else:
         return 0
     sizes = (linear.size for block in setup.shape.distinct_blocks for linear in block.linears.values())
-    return (1 if setup.on_gpu else 2) * setup.itemsize * max(sizes, default=0)
+    return itemsize * max(sizes, default=0)
 
 
 def _graphs(setup: TrainingSetup, largest: Bucket) -> int:

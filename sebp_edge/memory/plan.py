@@ -37,6 +37,9 @@ CHUNKED_BLOCKS_SLOWDOWN = 1.1
 # Cost of dequantising the weights in every pass, in tokens: it moves 2.5 bytes per weight; a token takes 2
 # floating-point operations per weight, of which GPUs do some 200 in the time that they move a byte.
 TOKENS_PER_DEQUANTISATION = 250
+# Cost of merging and rounding the weights in every pass, in tokens: on a GPU it moves 22 bytes per weight; a core takes
+# 1 s for 10^8 weights, in which it multiplies them by some 300 tokens.
+TOKENS_PER_ROUNDING_GPU, TOKENS_PER_ROUNDING_CPU = 2200, 300
 # Bytes per second to the host or back, over PCI Express 4.0 x16; an H100's 5.0 reaches 55e9.
 HOST_RATE = 24e9
 # Ranks that a plan may lower an adapter to.
@@ -210,7 +213,7 @@ def make_plan(
         raise _host_is_full(candidates, recipe)
     if chosen is None:
         raise _nothing_fits(candidates, larger, budget)
-    may_be_full = recipe.method == "lora" and not recipe.load_in_4bit
+    may_be_full = recipe.method == "lora" and not recipe.load_in_4bit and not recipe.merge_for
     fulls = candidates.for_recipe(recipe.replace(method="full")) if may_be_full else []
     full = next((each for each in fulls if each.peak <= budget.size and each.host_memory <= target.host), None)
     chosen, larger, smaller, full = (_without_unknown_time(each, target) for each in (chosen, larger, smaller, full))
@@ -318,9 +321,10 @@ def _seconds(setup: TrainingSetup, work: Work, rate: float) -> float:
     parameters, num_recomputed = setup.shape.parameters, setup.recomputed_parameters
     passes = (2 if setup.is_lora else 3) * parameters + num_recomputed
     tokens = work.trained_tokens
-    if setup.recipe.load_in_4bit:
+    if setup.recipe.load_in_4bit or setup.recipe.merge_for:
         times = -(-setup.options.max_rows // CHUNK_ROWS) if setup.options.chunked_blocks else 1
-        tokens += TOKENS_PER_DEQUANTISATION * work.micro_batches * times
+        rounding = TOKENS_PER_ROUNDING_GPU if setup.on_gpu else TOKENS_PER_ROUNDING_CPU
+        tokens += (rounding if setup.recipe.merge_for else TOKENS_PER_DEQUANTISATION) * work.micro_batches * times
     if setup.options.small_buffers:
         tokens *= SMALL_BUFFERS_SLOWDOWN
     if setup.options.chunked_blocks:
@@ -383,7 +387,7 @@ def _nothing_fits(candidates: _Candidates, smallest: Choice, budget: MemoryBudge
     if budget.size > outside:
         share = (budget.size - outside) / (smallest.peak - outside)
         alternatives.append(f"choose a model of at most about {share * shape.parameters / 1e9:.2g} billion parameters")
-    if recipe.method == "lora" and not recipe.load_in_4bit:
+    if recipe.method == "lora" and not recipe.load_in_4bit and not recipe.merge_for:
         in_4_bits = candidates.for_recipe(recipe.replace(load_in_4bit=True))
         if candidates.takes_4_bits and any(choice.peak <= budget.size for choice in in_4_bits):
             install = "" if target.has_bitsandbytes else f", after {INSTALL_4_BITS}"

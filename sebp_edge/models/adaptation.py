@@ -21,9 +21,11 @@ class Adaptation(Protocol):
 
     Attributes:
         model: the model to train and to generate with.
+        merge_for: the quantisation that it computes as, with or without the trained weights (see `Recipe.merge_for`).
     """
 
     model: nn.Module
+    merge_for: str | None
 
     def save(self, folder: Path) -> None:
         """Writes the trained weights into an existing folder, as safetensors."""
@@ -42,15 +44,19 @@ def attach(base: BaseModel, recipe: Recipe, seed: int) -> Adaptation:
     return FullWeights.fresh(base, recipe.sparsity)
 
 
-def load(base: BaseModel, folder: Path) -> Adaptation:
+def load(base: BaseModel, folder: Path, merge_for: str | None = None) -> Adaptation:
     """Attaches saved weights to `base`.
+
+    Args:
+        merge_for: rounds a model with an adapter as `Recipe.merge_for` does.
 
     Raises:
         AdapterError: the folder contains no trained weights.
     """
-    for kind in (LoraAdapter, FullWeights):
-        if any((folder / name).is_file() for name in kind.MARKERS):
-            return kind.from_folder(base, folder)
+    if any((folder / name).is_file() for name in LoraAdapter.MARKERS):
+        return LoraAdapter.from_folder(base, folder, merge_for)
+    if any((folder / name).is_file() for name in FullWeights.MARKERS):
+        return FullWeights.from_folder(base, folder)
     expected = ", ".join(LoraAdapter.MARKERS + FullWeights.MARKERS)
     raise AdapterError(f"{folder.name!r} contains no adapter; expected one of {expected}.")
 

@@ -23,6 +23,7 @@ class FullWeights:
     """
 
     MARKERS = ("model.safetensors", COMPRESSED)
+    merge_for = None
 
     def __init__(self, base: BaseModel, pattern: Pattern | None = None):
         if base.in_4bit:

@@ -14,11 +14,18 @@ from transformers import AutoModelForCausalLM
 
 from sebp_edge import Personalizer
 from sebp_edge.errors import ExportError, OptionError
-from sebp_edge.events import TensorWritten
+from sebp_edge.events import TensorWritten, silent
 from sebp_edge.export import export as main_path
 from sebp_edge.export import llama_cpp, mlx_lm
+from sebp_edge.export.gguf_file import QUANTISATIONS
+from sebp_edge.models.adaptation import load
 from sebp_edge.models.compressed import COMPRESSED
+from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.examples import encode
+from sebp_edge.texts.readers import read_texts
+from sebp_edge.training.scoring import score
 
+RECIPE = {"name": "notes", "method": "lora"}
 IDS = torch.tensor([[0, 40, 50, 60, 70]])
 
 
@@ -210,6 +217,44 @@ def test_the_gain_is_measured_on_rounded_weights(llama, tmp_path):
     assert kept.loss_base != result.loss_base
     gain = result.loss_base - result.loss_adapter
     assert kept.share == (pytest.approx((kept.loss_base - kept.loss) / gain) if gain > 0 else None)
+
+
+def judged_loss(personalizer, adapter):
+    """The loss of the rounded model, on what an export compares models on."""
+    base = personalizer.in_use.load(silent)
+    examples, _ = encode(read_texts(long_texts()).documents, base.tokenizer, base.model.config.max_position_embeddings)
+    adaptation = load(base, adapter, "q4_0")
+    try:
+        return score(adaptation.model, examples, Collator(256, base.pad_token_id), base.device, silent).mean
+    finally:
+        adaptation.detach()
+
+
+def test_the_file_has_the_loss_that_was_judged(llama, tmp_path):
+    model, _ = llama
+    adapter = make_adapter(tmp_path / "trained", model, recipe=RECIPE | {"merge_for": "q4_0"})
+    personalizer = Personalizer(model, device="cpu")
+    judged = judged_loss(personalizer, adapter)
+    result = personalizer.export(adapter, tmp_path / "out", texts=long_texts())
+    assert (result.quant, result.warnings) == ("q4_0", _without_gain(result))
+    assert result.loss == pytest.approx(judged, abs=2e-6)
+
+
+def _without_gain(result):
+    return tuple(warning for warning in result.warnings if "trained for" not in warning)
+
+
+@pytest.mark.parametrize(
+    ("trained_for", "quant"), [("q4_0", None), ("q8_0", None), ("../q4_0", None), ("q4_0", "q8_0")]
+)
+def test_an_adapter_is_exported_as_it_was_trained_unless_another_quantisation_is_asked_for(
+    llama, tmp_path, trained_for, quant
+):
+    adapter = make_adapter(tmp_path / "trained", llama[0], recipe=RECIPE | {"merge_for": trained_for})
+    result = Personalizer(llama[0], device="cpu").export(adapter, tmp_path / "out", quant=quant)
+    assert result.quant == (quant or (trained_for if trained_for in QUANTISATIONS else "q8_0"))
+    warned = ("This adapter was trained for q4_0, and may gain less in q8_0.",) if quant else ()
+    assert result.warnings == warned
 
 
 def test_k_quants_need_llama_quantize(llama, tmp_path, monkeypatch):

@@ -49,6 +49,16 @@ def structure(model):
     return {name: type(module) for name, module in model.named_modules()}, set(vars(model))
 
 
+def test_a_loaded_adapter_is_in_fp32_whatever_the_base_models_dtype(base, saved):
+    folder, _ = saved
+    state = load(base, folder)
+    expected = snapshot(state)
+    state.detach()
+    base.model.bfloat16()
+    loaded = load(base, folder)
+    assert all(torch.equal(one, other) for one, other in zip(snapshot(loaded), expected, strict=True))
+
+
 def test_an_adapter_is_loaded_disabled_and_detached_without_copying_the_weights(base, saved):
     folder, with_adapter = saved
     addresses, without = {p.data_ptr() for p in base.model.parameters()}, logits(base.model)

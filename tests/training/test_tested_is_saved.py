@@ -21,6 +21,7 @@ RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, patience=3, batch_tokens=20
 METHODS = {
     "lora": {},
     "lora, 4 bits": {"load_in_4bit": True},
+    "lora, for q4_0": {"merge_for": "q4_0"},
     # With this learning rate, updates are smaller than the spacing of bf16.
     "full": {"method": "full", "learning_rate": 1e-5},
     "full, large updates": {"method": "full", "learning_rate": 1e-2},
@@ -60,7 +61,7 @@ def loss_on_test_documents(personalizer, texts, folders) -> float:
     collator = Collator(dataset.context_length, base.pad_token_id)
     judged = [schedule for schedule in make_schedules(dataset, recipe, seed=0) if not schedule.trains_on_all]
     for folder, schedule in zip(folders, judged, strict=True):
-        adaptation = load(base, folder)
+        adaptation = load(base, folder, recipe.merge_for)
         if recipe.method == "full":
             adaptation.model.requires_grad_(True)
         with RecoveringLearner(adaptation, recipe, dataset.examples, collator, silent) as learner:
