@@ -48,6 +48,7 @@ from sebp_edge.saving import NewVersion, describe_location, make_record, save, s
 from sebp_edge.stopping import StopRequested, StopSignal
 from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
 from sebp_edge.texts.readers import Reading, read_texts
+from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.range_test import run_range_test
 from sebp_edge.training.run import TrainingRun
@@ -393,9 +394,9 @@ class Personalizer:
 
     def _preparation(self, signal: StopSignal, name: str | None = None) -> Preparation:
         """Returns a preparation; documents keep their splits of earlier versions of the adapter `name`, if given."""
-        earlier, salt = (None, b"") if name is None else (latest_history(self.store, name), self.store.salt())
+        earlier = SplitHistory() if name is None else latest_history(self.store, name)
         return Preparation(
-            self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal, self._notify, earlier, salt
+            self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal, self._notify, earlier
         )
 
     def _plan_within_budget(

@@ -344,7 +344,7 @@ def test_an_interruption_of_out_leaves_no_unsalted_hashes_in_the_store(make, not
     with pytest.raises(Interrupted, match="saved as version 1 of the adapter 'default'"):
         personalizer.adapt(notes_folder, out=tmp_path / "out")
     assert not (personalizer.store.open("default", 1).path / "documents.json").exists()
-    assert latest_history(personalizer.store, "default") is None
+    assert latest_history(personalizer.store, "default").documents == ()
 
 
 def after_training(last_phase, do):
