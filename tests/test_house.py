@@ -94,6 +94,7 @@ OTHER_ERRORS = {
     "sebp_edge/cli/": "typer.Exit typer.BadParameter KeyboardInterrupt",
     # Reasons to refuse a file, which become an AdapterError, a ModelError or an entry of `left_out`.
     "sebp_edge/adapters/archive.py": "ValueError _Damaged",
+    "sebp_edge/adapters/documents.py": "ValueError",
     "sebp_edge/adapters/record.py": "ValueError",
     "sebp_edge/files.py": "ValueError",
     "sebp_edge/gguf/file.py": "_Damaged",

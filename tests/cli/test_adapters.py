@@ -125,7 +125,7 @@ def test_the_documents_of_versions_are_shown_and_compared(adapt, notes_folder, o
     assert shown["packages"].keys() == {"python", "torch", "transformers", "peft", "safetensors"}
     assert shown["explanation"]
     assert shown["compared_with"] == 1
-    assert [document["name"] for document in shown["manifest"]] == sorted(os.listdir(notes_folder))
+    assert [document["name"] for document in shown["manifest"]] == sorted(path.name for path in notes_folder.iterdir())
     assert (
         "\tfold 1\t" in run("adapters", "show", "default", "--version", 2).stdout
         or "\ttest\t" in run("adapters", "show", "default", "--version", 2).stdout
