@@ -9,7 +9,7 @@ neither salt nor names, it is the store's.
 import base64
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sebp_edge.adapters.names import check_name
-from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.adapters.store import DOCUMENTS, AdapterStore
 from sebp_edge.errors import AdapterError
 from sebp_edge.files import read_json
 from sebp_edge.texts.near_duplicates import SKETCH_SIZE, Shingles
 from sebp_edge.texts.split_history import NUM_FOLDS, ROLES, SPLITS, Remembered, SplitHistory
 
-DOCUMENTS = "documents.json"
 _FORMAT = 2
 # The size limit of the file, in bytes; a long document takes 400.
 _MAX_BYTES = 2**29
@@ -52,6 +51,11 @@ class KnownDocument:
     tokens: int | None
     split: str
     sketch: Shingles = field(repr=False)
+
+    @property
+    def label(self) -> str:
+        """What a person calls it: its name, else its number."""
+        return self.name or str(self.number or "")
 
     def to_dict(self) -> dict:
         """Returns it as JSON-ready values, without the sketch."""
@@ -84,6 +88,10 @@ def write_history(folder: Path, history: SplitHistory, entries: Mapping[int, Ent
     Raises:
         OSError: it cannot be written.
     """
+    (folder / DOCUMENTS).write_text(_text_of(history, entries), encoding="utf-8")
+
+
+def _text_of(history: SplitHistory, entries: Mapping[int, Entry] | None) -> str:
     documents = history.documents
     values = {
         "format": _FORMAT,
@@ -98,9 +106,11 @@ def write_history(folder: Path, history: SplitHistory, entries: Mapping[int, Ent
         "roles": _to_characters([document.role for document in documents], ROLES),
     }
     if entries is not None:
-        numbers, tokens, names = zip(*(entries.get(document.key, Entry()) for document in documents), strict=True)
-        values |= {"numbers": _to_base64(numbers, _NUMBER), "tokens": _to_base64(tokens, _NUMBER), "names": names}
-    (folder / DOCUMENTS).write_text(_to_text(values), encoding="utf-8")
+        own = [entries.get(document.key, Entry()) for document in documents]
+        values["numbers"] = _to_base64([entry.number for entry in own], _NUMBER)
+        values["tokens"] = _to_base64([entry.tokens for entry in own], _NUMBER)
+        values["names"] = [entry.name for entry in own]
+    return _to_text(values)
 
 
 def read_history(folder: Path, store_salt: bytes = b"") -> SplitHistory | None:
@@ -141,6 +151,32 @@ def without_names(folder: Path, store_salt: bytes) -> str | None:
         salt = _history(values, store_salt).salt
         kept = {key: value for key, value in values.items() if key != "names"}
         return _to_text(kept | {"format": _FORMAT, "salt": salt.hex()})
+
+    return _read(folder, convert)
+
+
+def without_documents(folder: Path, keys: Mapping[bytes, Collection[int]], store_salt: bytes) -> str | None:
+    """Returns the text of the file without documents of earlier versions; None if it has none of them.
+
+    Args:
+        keys: the documents' keys, by salt.
+        store_salt: see `read_history`.
+
+    Raises:
+        AdapterError: see `read_history`.
+    """
+
+    def convert(values: dict) -> str | None:
+        history, manifest = _history(values, store_salt), _manifest(values, store_salt)
+        own = {int(document.hash, 16) for document in manifest.documents}
+        kept = history.without(set(keys.get(history.salt, ())) - own)
+        if len(kept.documents) == len(history.documents):
+            return None
+        entries = {
+            int(document.hash, 16): Entry(document.number, document.tokens, document.name)
+            for document in manifest.documents
+        }
+        return _text_of(kept, entries if "numbers" in values else None)
 
     return _read(folder, convert)
 

@@ -6,6 +6,7 @@
                                                 documents.json (names, salted hashes and splits of the documents),
                                                 judged/<number>/ (the states that the gate judged, if the version was
                                                 trained on all documents afterwards)
+    <data folder>/adapters/<folder>/forgotten-<number>.json     receipts of `forget`
     <data folder>/adapters/.lock                the lock for all changes
     <data folder>/adapters/.numbers/<hash>      the highest version number that an adapter's name has had
     <data folder>/adapters/.salt                the salt of the hashes of names
@@ -21,6 +22,7 @@ import re
 import secrets
 import shutil
 import tempfile
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from sebp_edge.adapters.documents import KnownDocument
 
 JUDGED = "judged"
+DOCUMENTS = "documents.json"
 _ACTIVE = "active"
 _LOCK = ".lock"
 _NUMBERS = ".numbers"
@@ -339,6 +342,23 @@ class AdapterStore:
             self._sweep()
         return self.active_version(name)
 
+    def erase(self, name: str, versions: list[int], lists: Mapping[int, str]) -> None:
+        """Deletes versions of an adapter, not all of them, and writes lists of documents anew.
+
+        Args:
+            lists: the content of documents.json, by version.
+
+        Raises:
+            StorageError: not all of it could be deleted.
+        """
+        folder = self._existing_folder(name)
+        with storage_errors("Cannot delete all versions in", folder, "; run this again"), self._locked():
+            if versions:
+                self._remove(check_name(name), versions)
+            for version, text in lists.items():
+                write_atomically(folder / str(version) / DOCUMENTS, text)
+            self._sweep()
+
     def garbage(self, keep: int = KEPT_VERSIONS) -> Garbage:
         """Returns what `gc` would delete: see `sebp_edge.adapters.garbage`.
 
@@ -408,7 +428,7 @@ class AdapterStore:
             OptionError: the file already exists.
             StorageError: the file could not be written.
         """
-        from sebp_edge.adapters.documents import DOCUMENTS, without_names
+        from sebp_edge.adapters.documents import without_names
 
         saved = self.open(name, version)
         documents = None if with_names else without_names(saved.path, self.salt())

@@ -223,13 +223,8 @@ def import_archive(
 
 def _print_documents(rows: list[tuple]) -> None:
     def cells(what, document):
-        name = document.number if document.name is None else printable(document.name)
-        return [
-            what,
-            *("" if cell is None else str(cell) for cell in (name, document.tokens)),
-            document.split,
-            document.hash,
-        ]
+        tokens = "" if document.tokens is None else str(document.tokens)
+        return [what, printable(document.label), tokens, document.split, document.hash]
 
     print_table(["", "document", "tokens", "split", "hash"], [cells(*row) for row in rows])
 

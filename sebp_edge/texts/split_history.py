@@ -3,7 +3,7 @@
 Nothing here contains text: documents are recognised by salted hashes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
@@ -96,6 +96,10 @@ class SplitHistory:
         """Returns the history of a version that may have been trained on all its documents; their splits stay."""
         documents = tuple(replace(document, role=document.role and TRAIN) for document in self.documents)
         return SplitHistory(documents, self.salt)
+
+    def without(self, keys: Collection[int]) -> "SplitHistory":
+        """Returns the history without the documents of these keys."""
+        return SplitHistory(tuple(document for document in self.documents if document.key not in keys), self.salt)
 
     def unseen(self, current: Mapping[int, Fingerprint]) -> Unseen:
         """Returns which of the current documents this version has not seen, not even a near-duplicate of them."""
