@@ -23,6 +23,7 @@ _HOMES = {
     "LearningRateRange": "sebp_edge.insight.lr_range",
     "Personalizer": "sebp_edge.personalizer",
     "Plan": "sebp_edge.memory.plan",
+    "Receipt": "sebp_edge.adapters.erasure",
     "Recipe": "sebp_edge.recipe",
     "SavedAdapter": "sebp_edge.adapters.store",
     "SebpEdgeError": "sebp_edge.errors",
@@ -39,6 +40,7 @@ __all__ = [
     "LearningRateRange",
     "Personalizer",
     "Plan",
+    "Receipt",
     "Recipe",
     "SavedAdapter",
     "SebpEdgeError",
@@ -47,6 +49,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from sebp_edge.adapters.erasure import Receipt
     from sebp_edge.adapters.record import AdapterRecord
     from sebp_edge.adapters.store import AdapterStore, SavedAdapter
     from sebp_edge.errors import SebpEdgeError

@@ -5,14 +5,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
 from sebp_edge.adapters.documents import latest_history
+from sebp_edge.adapters.erasure import Receipt
+from sebp_edge.adapters.forgetting import Forgetting, Remaining, forget
 from sebp_edge.adapters.names import is_plain
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.assessment import Assessment, Assessor
 from sebp_edge.errors import (
+    BaseModelMismatch,
     BudgetExceeded,
     BusyError,
     Interrupted,
@@ -46,8 +50,10 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
 from sebp_edge.saving import NewVersion, describe_location, make_record, save, save_best_state
 from sebp_edge.stopping import StopRequested, StopSignal
+from sebp_edge.texts.folders import Folder
 from sebp_edge.texts.prompts import Messages, check_prompt, encode_prompt
 from sebp_edge.texts.readers import Reading, read_texts
+from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.range_test import run_range_test
 from sebp_edge.training.run import TrainingRun
@@ -62,9 +68,10 @@ class Personalizer:
 
         result = Personalizer("llama-3.2-3b").adapt(Path("notes"))
 
-    Only one call at a time may use the model: during a call, `adapt`, `analyze`, `lr_range`, `generate`, `export` and
-    `load_adapter` raise BusyError. `stop()` ends the running call from another thread; that call raises Interrupted. To
-    stop a call that may not have started yet, pass an event to it and set it: `adapt(texts, stop_when=event)`.
+    Only one call at a time may use the model: during a call, `adapt`, `forget`, `analyze`, `lr_range`, `generate`,
+    `export` and `load_adapter` raise BusyError. `stop()` ends the running call from another thread; that call raises
+    Interrupted. To stop a call that may not have started yet, pass an event to it and set it: `adapt(texts,
+    stop_when=event)`.
 
     A training runs on one device, in one process: `adapt` raises a MachineError if torchrun or accelerate has started
     several. On several GPUs, researchers train with `sparsify` in a loop of their own.
@@ -136,34 +143,76 @@ class Personalizer:
                 StorageError at the end says where the adapter was saved instead.
         """
         begin, out = time.perf_counter(), None if out is None else expand_user(out)
-        in_store = out is None
         devices.refuse_several_processes()
         self.store.check_writable(name, out)
         with Interruptions() as interruptions, self._exclusive_call(stop_when):
-            if (unused := devices.unused_gpus(self.device)) is not None:
-                self._notify(Notice(unused))
-            preparation = self._preparation(self._signal, name if in_store else None)
+            preparation = self._preparation(self._signal, name if out is None else None)
             reading = preparation.read(texts)
-            planned, recipe, options = self._plan_within_budget(preparation, reading)
-            with self._make_guard(planned) as guard:
-                base = self._load(recipe)
-                dataset = preparation.encode(reading, base, planned)
-                schedules = preparation.schedule(dataset, planned)
-                if recipe.merge_for:
-                    self._notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
-                self.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), out)
-                run = TrainingRun(base, dataset, schedules, recipe, self.seed, self._notify, options, guard)
-                with self._run_attached(run, name, interruptions, in_store=in_store):
-                    checks = (self._signal.check, interruptions.deliver)
-                    assessor = Assessor(run, reading.documents, self.on_event, checks)
-                    active = assessor.examine_active(self.store, name) if in_store else None
-                    result = run.train(Gate(recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
-                    interruptions.defer()
-                    assessment = self._assess(assessor, result)
-            saved = self._save(run, result, assessment, name, out, interruptions, keep_anyway=keep_anyway)
-            if assessment is None:
-                raise interruptions.outcome
-            return AdaptResult.of(run, result, assessment, saved, self.store, time.perf_counter() - begin)
+            return self._adapt(
+                preparation, reading, name, out, interruptions, begin, keep_anyway=keep_anyway, compares=out is None
+            )
+
+    def forget(
+        self,
+        documents: str | Path | Sequence[str | Path],
+        texts,
+        *,
+        name: str = "default",
+        near_duplicates: bool = False,
+        keep_anyway: bool = False,
+        on_found: Callable[[Forgetting], None] | None = None,
+        stop_when: threading.Event | None = None,
+    ) -> Receipt:
+        """Makes an adapter forget documents: trains without them, then removes every version that knew them.
+
+        If the active version knows them, a new one is trained from the base model on its other documents, with its
+        splits, recipe and seed. The gate compares that one with the base model only, and activates it if it is better.
+        If it is not, it stays inactive, and the older versions are removed nevertheless: active is then one that was
+        active before and never knew the documents, or none. A call that was killed is completed by the same call.
+
+        Args:
+            documents: paths of files, or names, numbers or hashes as in `AdapterStore.documents`, or a list of these.
+            texts: as for `adapt`: the other documents, unchanged; these may be there or not. What the active version
+                has not learnt is left out.
+            name: the adapter's name in the store.
+            near_duplicates: whether to forget near-duplicates too, and documents that hold parts of them.
+            keep_anyway: whether to activate the new version whatever the gate says.
+            on_found: receives what will be removed, before anything is changed; an error that it raises ends the call.
+            stop_when: an event that stops this call once it is set (see `stop`).
+
+        Raises:
+            AdapterError: there is no such adapter, no version knows a document, or it is not known what versions know.
+            TextsError: another document has changed or cannot be read, or none would remain.
+            BaseModelMismatch: the adapter was made for another base model.
+            SebpEdgeError: as for `adapt`; nothing is forgotten then.
+        """
+        devices.refuse_several_processes()
+        self.store.check_writable(name, None)
+        if isinstance(documents, str | Path):
+            documents = [documents]
+        texts = [texts] if isinstance(texts, str | Path | Folder | dict) else list(texts)
+        with Interruptions() as interruptions, self._exclusive_call(stop_when):
+            preparation = self._preparation(self._signal)
+
+            def train(remaining: Remaining) -> SavedAdapter:
+                return self._train_again(preparation, remaining, name, interruptions, keep_anyway=keep_anyway)
+
+            receipt = forget(
+                self.store,
+                name,
+                documents,
+                texts,
+                preparation.read,
+                train,
+                with_near_duplicates=near_duplicates,
+                is_exact=self.device.type == "cpu",
+                on_found=on_found,
+            )
+            if self.in_use.adapter_folder is not None and not self.in_use.adapter_folder.exists():
+                self.in_use.detach_adapter()
+                self.in_use.restore_adapter(self.on_event)
+            interruptions.outcome = Interrupted(f"Interrupted after forgetting; the receipt is {receipt.path!r}.")
+            return receipt
 
     def stop(self) -> None:
         """Stops the call that runs in another thread, as Ctrl-C would; that call raises Interrupted.
@@ -384,6 +433,65 @@ class Personalizer:
 
     # -------------------------------------------------------------------------------------------------------- private
 
+    def _adapt(
+        self,
+        preparation: Preparation,
+        reading: Reading,
+        name: str,
+        out: Path | None,
+        interruptions: Interruptions,
+        begin: float,
+        *,
+        keep_anyway: bool,
+        compares: bool,
+    ) -> AdaptResult:
+        """Trains on texts that were read, judges the result and saves it; `compares` it with the active version."""
+        if (unused := devices.unused_gpus(self.device)) is not None:
+            self._notify(Notice(unused))
+        planned, recipe, options = self._plan_within_budget(preparation, reading)
+        with self._make_guard(planned) as guard:
+            base = self._load(recipe)
+            dataset = preparation.encode(reading, base, planned)
+            schedules = preparation.schedule(dataset, planned)
+            if recipe.merge_for:
+                self._notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
+            self.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), out)
+            run = TrainingRun(base, dataset, schedules, recipe, preparation.seed, self._notify, options, guard)
+            with self._run_attached(run, name, interruptions, in_store=out is None):
+                checks = (self._signal.check, interruptions.deliver)
+                assessor = Assessor(run, reading.documents, self.on_event, checks)
+                active = assessor.examine_active(self.store, name) if compares else None
+                result = run.train(Gate(recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
+                interruptions.defer()
+                assessment = self._assess(assessor, result)
+        saved = self._save(run, result, assessment, name, out, interruptions, keep_anyway=keep_anyway)
+        if assessment is None:
+            raise interruptions.outcome
+        return AdaptResult.of(run, result, assessment, saved, self.store, time.perf_counter() - begin)
+
+    def _train_again(
+        self,
+        preparation: Preparation,
+        remaining: Remaining,
+        name: str,
+        interruptions: Interruptions,
+        *,
+        keep_anyway: bool,
+    ) -> SavedAdapter:
+        """Trains from the base model on the documents that remain, and saves that as a version; see `forget`."""
+        begin, record = time.perf_counter(), remaining.record
+        recipe = Recipe.of_record(record.recipe)
+        if self._load(recipe).fingerprint != record.fingerprint:
+            raise BaseModelMismatch(
+                f"The adapter was made for {record.base_model}, not for these weights of {self.reference.public_name}; "
+                f"use {record.model!r}."
+            )
+        preparation = replace(preparation, recipe=recipe, seed=record.seed, earlier=remaining.history)
+        result = self._adapt(
+            preparation, remaining.reading, name, None, interruptions, begin, keep_anyway=keep_anyway, compares=False
+        )
+        return self.store.open(name, result.version)
+
     def _load(self, recipe: Recipe | None = None) -> BaseModel:
         self._signal.check()
         return self.in_use.load(self._notify, recipe)
@@ -396,9 +504,9 @@ class Personalizer:
 
     def _preparation(self, signal: StopSignal, name: str | None = None) -> Preparation:
         """Returns a preparation; documents keep their splits of earlier versions of the adapter `name`, if given."""
-        earlier, salt = (None, b"") if name is None else (latest_history(self.store, name), self.store.salt())
+        earlier = SplitHistory() if name is None else latest_history(self.store, name)
         return Preparation(
-            self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal, self._notify, earlier, salt
+            self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal, self._notify, earlier
         )
 
     def _plan_within_budget(
@@ -406,7 +514,7 @@ class Personalizer:
     ) -> tuple[PlannedTraining | None, Recipe, MemoryOptions]:
         """Returns the plan, None without a memory budget; and the recipe and options to train with."""
         if self.memory_budget is None:
-            return None, self.recipe.with_defaults(), FASTEST
+            return None, preparation.recipe.with_defaults(), FASTEST
         planned = preparation.plan(reading, loaded_bytes=self.in_use.loaded_bytes)
         preparation.announce(planned.plan)
         return planned, planned.plan.chosen.recipe, planned.plan.chosen.options
@@ -510,7 +618,7 @@ class Personalizer:
     ) -> SavedAdapter:
         """Saves the run's adapter; if it is kept, uses it from now on and activates it, unless it is saved to `out`."""
         version = NewVersion.of(run, in_store=out is None)
-        record = make_record(run, assessment.general_loss if assessment else None, self.seed)
+        record = make_record(run, assessment.general_loss if assessment else None, run.seed)
         try:
             saved = save(self.store, version, record, name, out=out)
         except BaseException:
@@ -530,7 +638,7 @@ class Personalizer:
     def _stopped_error(self, stop: BaseException, run: TrainingRun, name: str, *, in_store: bool) -> TrainingStopped:
         """Saves the best state so far as a version that is not active; returns the error that says so."""
         try:
-            error, saved = save_best_state(self.store, run, stop, name, self.seed, in_store=in_store)
+            error, saved = save_best_state(self.store, run, stop, name, run.seed, in_store=in_store)
         finally:
             self._discard_run(run)
         if saved is not None:

@@ -1,6 +1,6 @@
 """Prepares a training: reads and encodes texts, makes schedules and plans the memory."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 
 import torch
@@ -52,8 +52,7 @@ class Preparation:
         device: the device that the model will run on.
         budget: how much memory this process may use; None sets no limit.
         signal: stops the preparation.
-        earlier: the splits of earlier versions, which stay; None if there are none.
-        salt: makes what is remembered of documents useless elsewhere.
+        earlier: the splits of earlier versions, which stay, and the salt of what is remembered of documents.
         on_event: receives the events.
     """
 
@@ -64,8 +63,7 @@ class Preparation:
     budget: MemoryBudget | None
     signal: StopSignal
     on_event: Sink
-    earlier: SplitHistory | None = None
-    salt: bytes = b""
+    earlier: SplitHistory = field(default_factory=SplitHistory)
 
     def parse_gpu_memory(self, gpu: str | int) -> int:
         """Returns the memory of an absent GPU in bytes.
@@ -96,9 +94,7 @@ class Preparation:
         """
         shape = read_shape(self.reference)
         tokenizer = Stoppable(local_tokenizer(self.reference), self.signal)
-        dataset = make_dataset(
-            reading, tokenizer, self.recipe, shape.longest, Drawing(self.seed, self.salt, self.earlier)
-        )
+        dataset = make_dataset(reading, tokenizer, self.recipe, shape.longest, Drawing(self.seed, self.earlier))
         schedules = self.schedule(dataset)
         if gpu is None:
             target, budget = self._target_and_budget(loaded_bytes)
@@ -128,7 +124,7 @@ class Preparation:
         else:
             limit = longest_sequence(base.model)
             tokenizer = Stoppable(base.tokenizer, self.signal)
-            data = make_dataset(reading, tokenizer, self.recipe, limit, Drawing(self.seed, self.salt, self.earlier))
+            data = make_dataset(reading, tokenizer, self.recipe, limit, Drawing(self.seed, self.earlier))
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))
         self._notify_concerns(data)
         left_out = tuple(asdict(item) for item in data.left_out)

@@ -125,6 +125,20 @@ class Recipe:
         return _parse(str(name), (bundled / f"{name}.toml").read_text(encoding="utf-8"))
 
     @classmethod
+    def of_record(cls, values: dict) -> "Recipe":
+        """Returns the recipe whose values an adapter's record has.
+
+        Raises:
+            RecipeError: a value is unknown or invalid, as in a record of another version.
+        """
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise RecipeError(
+                "The recipe in the adapter's record has values that this sebp-edge does not know; upgrade sebp-edge."
+            ) from error
+
+    @classmethod
     def names(cls) -> list[str]:
         """Returns the names of the bundled recipes, the default first."""
         files = resources.files("sebp_edge.recipes").iterdir()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sebp_edge.adapters.documents import write_history
+from sebp_edge.adapters.documents import Entry, write_history
 from sebp_edge.adapters.names import folder_of
 from sebp_edge.adapters.store import JUDGED, AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.errors import Interrupted, NonFiniteLoss, SebpEdgeError, StorageError, TrainingStopped
@@ -30,13 +30,13 @@ class NewVersion:
         adaptation: the trained weights.
         judged_states: the states that the gate judged, for later comparisons; empty if the only one is `adaptation`'s.
         splits: the split of each document; None outside the store.
-        counts: the number and the tokens of each document, by the key of its fingerprint.
+        entries: what the list of documents says of each, by the key of its fingerprint.
     """
 
     adaptation: Adaptation
     judged_states: list[list[Tensor]]
     splits: SplitHistory | None
-    counts: dict[int, tuple[int, int]]
+    entries: dict[int, Entry]
 
     @classmethod
     def of(cls, run: TrainingRun, *, in_store: bool) -> "NewVersion":
@@ -46,10 +46,11 @@ class NewVersion:
         tokens = Counter()
         for example in run.dataset.examples:
             tokens[example.document] += len(example.input_ids)
-        counts = {
-            fingerprint.key: (number + 1, tokens[number]) for number, fingerprint in run.dataset.fingerprints.items()
+        entries = {
+            fingerprint.key: Entry(number + 1, tokens[number], run.dataset.names.get(number))
+            for number, fingerprint in run.dataset.fingerprints.items()
         }
-        return cls(run.adaptation, judged, history if in_store else None, counts)
+        return cls(run.adaptation, judged, history if in_store else None, entries)
 
     def save(self, folder: Path) -> None:
         """Writes the weights, the judged states in `judged/1` and so on, and `documents.json`."""
@@ -65,7 +66,7 @@ class NewVersion:
                 restore(self.adaptation, final)
         self.adaptation.save(folder)
         if self.splits is not None:
-            write_history(folder, self.splits, self.counts)
+            write_history(folder, self.splits, self.entries)
 
 
 def save(

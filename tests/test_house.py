@@ -61,8 +61,8 @@ HOMES = {
 # What apps and researchers import. All else is internal.
 PUBLIC = {
     "sebp_edge": """
-        AdaptResult AdapterRecord AdapterStore Analysis ExportResult Folder LearningRateRange Personalizer Plan Recipe
-        SavedAdapter SebpEdgeError __version__ sparsify
+        AdaptResult AdapterRecord AdapterStore Analysis ExportResult Folder LearningRateRange Personalizer Plan Receipt
+        Recipe SavedAdapter SebpEdgeError __version__ sparsify
     """,
     "sebp_edge.errors": """
         AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ExportError Interrupted
@@ -94,6 +94,9 @@ OTHER_ERRORS = {
     "sebp_edge/cli/": "typer.Exit typer.BadParameter KeyboardInterrupt",
     # Reasons to refuse a file, which become an AdapterError, a ModelError or an entry of `left_out`.
     "sebp_edge/adapters/archive.py": "ValueError _Damaged",
+    "sebp_edge/adapters/documents.py": "ValueError",
+    "sebp_edge/adapters/erasure.py": "ValueError",
+    "sebp_edge/adapters/forgetting.py": "UnknownDocument",
     "sebp_edge/adapters/record.py": "ValueError",
     "sebp_edge/files.py": "ValueError",
     "sebp_edge/gguf/file.py": "_Damaged",

@@ -13,7 +13,7 @@ import re
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +34,11 @@ _PATH = re.compile(rf"(?=.{{1,100}}$){_PART}(?:/{_PART}){{0,3}}")
 _SUM = re.compile("[0-9a-f]{64}")
 
 
-def write(folder: Path, name: str, to: Path) -> None:
+def write(folder: Path, name: str, to: Path, replaced: Mapping[str, bytes]) -> None:
     """Writes a version's folder into a new file, which only its owner can read.
+
+    Args:
+        replaced: contents that are written in place of those of some files, by their names.
 
     Raises:
         OptionError: the file already exists.
@@ -48,7 +51,7 @@ def write(folder: Path, name: str, to: Path) -> None:
         descriptor, temporary = tempfile.mkstemp(prefix=".sebp-edge-", dir=to.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                _write(folder, name, file)
+                _write(folder, name, file, replaced)
             flush(Path(temporary))
             _name(temporary, to)
             flush(to.parent)
@@ -72,27 +75,27 @@ def _taken(to: Path) -> OptionError:
     return OptionError(f"{str(to)!r} already exists; choose a new file, so that nothing is overwritten.")
 
 
-def _write(folder: Path, name: str, archive: BinaryIO) -> None:
+def _write(folder: Path, name: str, archive: BinaryIO, replaced: Mapping[str, bytes]) -> None:
     paths = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     names = [path.relative_to(folder).as_posix() for path in paths]
     are_regular = all(stat.S_ISREG(path.lstat().st_mode) for path in paths)
     if len(names) > _MAX_FILES or not are_regular or not all(map(_PATH.fullmatch, names)):
         raise AdapterError(f"{str(folder)!r} has files that sebp-edge did not write; move them elsewhere.")
-    files = [
-        {"path": path, "size": source.stat().st_size, "sha256": _sum(source)}
-        for path, source in zip(names, paths, strict=True)
-    ]
+    files = []
+    for path, source in zip(names, paths, strict=True):
+        with _opened(path, source, replaced) as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+            files.append({"path": path, "size": content.seek(0, os.SEEK_END), "sha256": digest})
     listed = json.dumps({"format": _FORMAT, "name": name, "files": files}, indent=1).encode()
     _write_member(_LIST, len(listed), io.BytesIO(listed), archive)
     for values, source in zip(files, paths, strict=True):
-        with source.open("rb") as content:
+        with _opened(values["path"], source, replaced) as content:
             _write_member(values["path"], values["size"], content, archive)
     archive.write(bytes(2 * tarfile.BLOCKSIZE))
 
 
-def _sum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _opened(path: str, source: Path, replaced: Mapping[str, bytes]) -> BinaryIO:
+    return io.BytesIO(replaced[path]) if path in replaced else source.open("rb")
 
 
 def _write_member(path: str, size: int, content: BinaryIO, archive: BinaryIO) -> None:

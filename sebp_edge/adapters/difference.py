@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from sebp_edge.adapters.documents import KnownDocument, read_documents
+from sebp_edge.adapters.documents import KnownDocument, Manifest, read_manifest
 from sebp_edge.adapters.store import SavedAdapter
 from sebp_edge.errors import AdapterError
 from sebp_edge.texts.near_duplicates import SKETCH_SIZE
@@ -45,13 +45,22 @@ class Difference:
         }
 
 
-def compare_versions(old: SavedAdapter, new: SavedAdapter) -> Difference:
+def compare_versions(old: SavedAdapter, new: SavedAdapter, store_salt: bytes) -> Difference:
     """Compares the documents of two versions.
 
+    Args:
+        store_salt: the salt of versions that do not have their own.
+
     Raises:
-        AdapterError: a version has no list of documents, or it is damaged.
+        AdapterError: a version has no list of documents, or it is damaged; or their hashes have different salts.
     """
-    before, after = map(_documents_of, (old, new))
+    manifests = [_manifest_of(saved, store_salt) for saved in (old, new)]
+    if manifests[0].salt != manifests[1].salt:
+        raise AdapterError(
+            f"Versions {old.version} and {new.version} of the adapter {new.name!r} cannot be compared: one of them "
+            "came from another store, where hashes have another salt; compare it with versions that were made after it."
+        )
+    before, after = ({document.hash: document for document in manifest.documents} for manifest in manifests)
     went = [document for key, document in before.items() if key not in after]
     came = [document for key, document in after.items() if key not in before]
     pairs = _pairs(went, came)
@@ -67,14 +76,14 @@ def compare_versions(old: SavedAdapter, new: SavedAdapter) -> Difference:
     )
 
 
-def _documents_of(saved: SavedAdapter) -> dict[str, KnownDocument]:
-    documents = read_documents(saved.path)
-    if documents is None:
+def _manifest_of(saved: SavedAdapter, store_salt: bytes) -> Manifest:
+    manifest = read_manifest(saved.path, store_salt)
+    if manifest is None:
         raise AdapterError(
             f"Version {saved.version} of the adapter {saved.name!r} was saved before sebp-edge recorded its documents; "
             "compare later versions."
         )
-    return {document.hash: document for document in documents}
+    return manifest
 
 
 def _pairs(went: Sequence[KnownDocument], came: Sequence[KnownDocument]) -> list[tuple[int, int]]:

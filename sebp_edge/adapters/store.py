@@ -3,16 +3,17 @@
     <data folder>/adapters/<folder>/active      the number of the active version; below it, those active before
     <data folder>/adapters/<folder>/<version>/  adapter_model.safetensors, adapter_config.json (PEFT's layout),
                                                 sebp_edge.json (the record), README.md,
-                                                documents.json (salted hashes of the documents, and their splits),
+                                                documents.json (names, salted hashes and splits of the documents),
                                                 judged/<number>/ (the states that the gate judged, if the version was
                                                 trained on all documents afterwards)
+    <data folder>/adapters/<folder>/forgotten-<number>.json     receipts of `forget`
     <data folder>/adapters/.lock                the lock for all changes
     <data folder>/adapters/.numbers/<hash>      the highest version number that an adapter's name has had
-    <data folder>/adapters/.salt                the salt of the hashes in documents.json and of names
+    <data folder>/adapters/.salt                the salt of the hashes of names
 
 `sebp_edge.adapters.names` says which folder has which adapter. A version is written into a temporary folder beside the
 adapters' folders, flushed to the disk, and renamed under the lock. Reading takes no lock. A version contains none of
-the user's texts or paths.
+the user's texts.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ import re
 import secrets
 import shutil
 import tempfile
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from sebp_edge.adapters.documents import KnownDocument
 
 JUDGED = "judged"
+DOCUMENTS = "documents.json"
 _ACTIVE = "active"
 _LOCK = ".lock"
 _NUMBERS = ".numbers"
@@ -220,8 +223,8 @@ class AdapterStore:
             if _SALT_TEXT.fullmatch(salt := read_text(path)):
                 return salt.encode()
         raise StorageError(
-            f"{str(path)!r} is damaged, so the documents of earlier versions cannot be recognised; restore the file, "
-            "or delete it to draw new splits."
+            f"{str(path)!r} is damaged, so the numbers of removed versions are not known; restore the file, or delete "
+            "it to count anew."
         )
 
     def judged_states(self, saved: SavedAdapter) -> list[Path]:
@@ -339,6 +342,23 @@ class AdapterStore:
             self._sweep()
         return self.active_version(name)
 
+    def erase(self, name: str, versions: list[int], lists: Mapping[int, str]) -> None:
+        """Deletes versions of an adapter, not all of them, and writes lists of documents anew.
+
+        Args:
+            lists: the content of documents.json, by version.
+
+        Raises:
+            StorageError: not all of it could be deleted.
+        """
+        folder = self._existing_folder(name)
+        with storage_errors("Cannot delete all versions in", folder, "; run this again"), self._locked():
+            if versions:
+                self._remove(check_name(name), versions)
+            for version, text in lists.items():
+                write_atomically(folder / str(version) / DOCUMENTS, text)
+            self._sweep()
+
     def garbage(self, keep: int = KEPT_VERSIONS) -> Garbage:
         """Returns what `gc` would delete: see `sebp_edge.adapters.garbage`.
 
@@ -376,12 +396,13 @@ class AdapterStore:
         """Returns which documents came, went and changed from one version of an adapter to another one.
 
         Raises:
-            AdapterError: there is no such version, or it was saved before sebp-edge recorded documents.
+            AdapterError: there is no such version, it was saved before sebp-edge recorded documents, or one of the two
+                came from another store.
         """
         # Imported here, since the other methods need no numpy.
         from sebp_edge.adapters.difference import compare_versions
 
-        return compare_versions(self.open(name, old), self.open(name, new))
+        return compare_versions(self.open(name, old), self.open(name, new), self.salt())
 
     def documents(self, name: str, version: int) -> list["KnownDocument"]:
         """Returns the documents of a version, without their texts; none if it was saved before they were recorded.
@@ -389,20 +410,30 @@ class AdapterStore:
         Raises:
             AdapterError: there is no such version, or its list of documents is damaged.
         """
-        from sebp_edge.adapters.documents import read_documents
+        from sebp_edge.adapters.documents import read_manifest
 
-        return read_documents(self.version_folder(name, version)) or []
+        manifest = read_manifest(self.version_folder(name, version))
+        return list(manifest.documents) if manifest else []
 
-    def export_archive(self, name: str, to: str | Path, version: int | None = None) -> SavedAdapter:
+    def export_archive(
+        self, name: str, to: str | Path, version: int | None = None, *, with_names: bool = False
+    ) -> SavedAdapter:
         """Writes a version, by default the active one, with its record into a new file; returns the version.
 
+        Args:
+            with_names: whether the file has the names of the documents; only their numbers otherwise.
+
         Raises:
-            AdapterError: there is no such name or version, or no version is active.
+            AdapterError: there is no such name or version, no version is active, or its list of documents is damaged.
             OptionError: the file already exists.
             StorageError: the file could not be written.
         """
+        from sebp_edge.adapters.documents import without_names
+
         saved = self.open(name, version)
-        archive.write(saved.path, saved.name, expand_user(to))
+        documents = None if with_names else without_names(saved.path, self.salt())
+        replaced = {} if documents is None else {DOCUMENTS: documents.encode()}
+        archive.write(saved.path, saved.name, expand_user(to), replaced)
         return saved
 
     def import_archive(self, file: str | Path, name: str | None = None) -> SavedAdapter:

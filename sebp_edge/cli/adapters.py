@@ -197,10 +197,11 @@ def export_archive(
     name: Name,
     to: Annotated[Path, typer.Option(parser=parse_path, metavar="FILE", help="The new file to write.")],
     version: Version = None,
+    names: Annotated[bool, typer.Option("--names", help="Include the names of the documents.")] = False,
 ) -> None:
     """Write one version with its record into one file, to move it to another machine."""
     with one_sentence_errors():
-        saved = _store().export_archive(name, to, version)
+        saved = _store().export_archive(name, to, version, with_names=names)
         out.print(f"Version {saved.version} of {saved.name!r} is in {str(to)!r}.", markup=False)
 
 
@@ -222,8 +223,8 @@ def import_archive(
 
 def _print_documents(rows: list[tuple]) -> None:
     def cells(what, document):
-        numbers = ("" if number is None else str(number) for number in (document.number, document.tokens))
-        return [what, *numbers, document.split, document.hash]
+        tokens = "" if document.tokens is None else str(document.tokens)
+        return [what, printable(document.label), tokens, document.split, document.hash]
 
     print_table(["", "document", "tokens", "split", "hash"], [cells(*row) for row in rows])
 

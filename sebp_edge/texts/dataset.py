@@ -1,6 +1,6 @@
 """Makes the dataset of a user's texts: its examples, their splits, and what was left out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.boilerplate import common_lines
@@ -18,13 +18,11 @@ class Drawing:
 
     Attributes:
         seed: decides about new documents.
-        salt: makes what is remembered of documents useless elsewhere.
-        earlier: the documents of earlier versions of the adapter, which keep their splits; None if there are none.
+        earlier: the documents of earlier versions of the adapter, which keep their splits, and the salt.
     """
 
     seed: int
-    salt: bytes = b""
-    earlier: SplitHistory | None = None
+    earlier: SplitHistory = field(default_factory=SplitHistory)
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,7 @@ class Dataset:
         fingerprints: what each document is recognised by, in later versions.
         concerns: what makes a gain on these texts meaningless, a sentence each.
         is_chat: whether the chat template rendered more than half of these documents.
+        names: the names of documents that have one.
     """
 
     examples: list[Example]
@@ -48,6 +47,7 @@ class Dataset:
     fingerprints: dict[int, Fingerprint]
     concerns: tuple[str, ...] = ()
     is_chat: bool = False
+    names: dict[int, str] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -81,7 +81,7 @@ def make_dataset(
     """
     context_length = min(recipe.context_length, model_limit or recipe.context_length)
     texts = {number: own_text(document.content) for number, document in enumerate(reading.documents)}
-    fingerprints = take_fingerprints(texts, drawing.salt)
+    fingerprints = take_fingerprints(texts, drawing.earlier.salt)
     draw = draw_splits(fingerprints, drawing.seed, drawing.earlier)
     lines = common_lines(texts, draw.cluster_of)
     examples, left_out = encode(
@@ -101,4 +101,5 @@ def make_dataset(
         fingerprints,
         find_concerns({number: texts[number] for number in used}, draw.cluster_of, reading.num_equal, tokenizer),
         is_chat=2 * sum(isinstance(content, Conversation) for content in chats) > len(used),
+        names={number: name for number in used if (name := reading.documents[number].name) is not None},
     )

@@ -26,12 +26,14 @@ class Document:
     """One source text.
 
     Attributes:
-        source: the name of its origin; shown in the report, never saved.
+        source: the name of its origin, for the report.
         content: a plain text, a prompt with its completion, or a conversation.
+        name: the source, if that is a name by which its owner knows the document; None if it is a number only.
     """
 
     source: str
     content: Content
+    name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

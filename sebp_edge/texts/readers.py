@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +18,7 @@ from sebp_edge.texts.documents import (
     Unreadable,
     clean_content,
     num_bytes,
+    printable,
 )
 from sebp_edge.texts.folders import Folder, expand_user, find_files
 from sebp_edge.texts.formats import FORMATS, read_file, text_size
@@ -25,6 +28,9 @@ from sebp_edge.units import gigabytes
 # Peak memory per byte of text while it is read, compared and tokenised: the maximum over notes in one file and in 2,000
 # files, and records of one sentence.
 MEMORY_PER_BYTE = 45
+
+# The maximum length of a record's name, in characters.
+_MAX_NAME = 200
 
 
 @dataclass
@@ -45,8 +51,8 @@ def read_texts(texts, memory: int | None = None) -> Reading:
 
     Args:
         texts: a text as a string, the `pathlib.Path` of a file or folder, a `Folder` with patterns, a record
-            (`{"text"}`, `{"prompt", "completion"}`, `{"messages"}`, or as `record_content` takes), or an iterable of
-            these. Strings are texts, never paths.
+            (`{"text"}`, `{"prompt", "completion"}`, `{"messages"}`, or as `record_content` takes; its "name", if it is
+            a string, names the document), or an iterable of these. Strings are texts, never paths.
         memory: the bytes of memory that reading and tokenising the texts may take; None for no limit.
 
     Raises:
@@ -55,7 +61,7 @@ def read_texts(texts, memory: int | None = None) -> Reading:
         MachineError: the texts would take more than `memory`; nothing was read but .docx and .pdf files before.
     """
     reading = Reading()
-    sources = list(_sources(texts, reading.left_out))
+    sources = _with_different_names(list(_sources(texts, reading.left_out)))
     size = sum(source.size for source in sources)
     _refuse_too_large(size, memory)
     seen: dict[bytes, str] = {}
@@ -69,7 +75,7 @@ def read_texts(texts, memory: int | None = None) -> Reading:
             size += sum(num_bytes(content) for content in contents if not isinstance(content, Unreadable))
             _refuse_too_large(size, memory)
         for position, content in enumerate(contents, start=1):
-            name = source.name if len(contents) == 1 else f"{source.name}#{position}"
+            name = source.name if len(contents) == 1 else f"{source.name}, record {position}"
             try:
                 content = clean_content(content)
                 if (key := _digest(content)) in seen:
@@ -79,7 +85,7 @@ def read_texts(texts, memory: int | None = None) -> Reading:
                 reading.left_out.append(LeftOut(name, str(reason)))
             else:
                 seen[key] = name
-                reading.documents.append(Document(name, content))
+                reading.documents.append(Document(name, content, name if source.is_named else None))
     if not reading.documents:
         raise TextsError(_nothing_readable(reading.left_out))
     return reading
@@ -116,11 +122,15 @@ class _Source(NamedTuple):
         name: its name in the report.
         size: the size of its text, in bytes.
         load: reads its contents; raises Unreadable if it cannot be used.
+        is_named: whether its owner knows it by this name.
+        folder: the folder that the name of a file is relative to.
     """
 
     name: str
     size: int
     load: Callable[[], Iterable[Content | Unreadable]]
+    is_named: bool = False
+    folder: Path | None = None
 
 
 def _sources(texts, left_out: list[LeftOut]) -> Iterator[_Source]:
@@ -141,7 +151,7 @@ def _sources(texts, left_out: list[LeftOut]) -> Iterator[_Source]:
         if isinstance(item, str):
             yield _source_of(f"text {number}", item)
         elif isinstance(item, dict):
-            yield _record_source(f"record {number}", item)
+            yield _record_source(number, item)
         elif isinstance(item, Folder | Path):
             yield from _folder_sources(item if isinstance(item, Folder) else Folder(item), left_out)
         else:
@@ -158,11 +168,14 @@ def _source_of(name: str, content: Content) -> _Source:
     return _Source(name, num_bytes(content), lambda: [content])
 
 
-def _record_source(name: str, record: dict) -> _Source:
+def _record_source(number: int, record: dict) -> _Source:
+    name = record.get("name")
+    name = printable(name.strip())[:_MAX_NAME] if isinstance(name, str) else ""
     try:
-        return _source_of(name, record_content(record))
+        source = _source_of(name or f"record {number}", record_content(record))
     except Unreadable as reason:
-        return _Source(name, 0, partial(iter, [reason]))
+        source = _Source(name or f"record {number}", 0, partial(iter, [reason]))
+    return source._replace(is_named=bool(name))
 
 
 def _existing_path(text: str) -> Path | None:
@@ -175,5 +188,25 @@ def _existing_path(text: str) -> Path | None:
 
 
 def _folder_sources(folder: Folder, left_out: list[LeftOut]) -> Iterator[_Source]:
+    path = expand_user(Path(folder.path))
     for file in find_files(folder, lambda name, reason: left_out.append(LeftOut(name, reason))):
-        yield _Source(file.name, text_size(file.path), partial(read_file, file.path, file.vault))
+        root = (path if path.is_dir() else path.parent).absolute()
+        load = partial(read_file, file.path, file.vault)
+        yield _Source(file.name, text_size(file.path), load, is_named=True, folder=root)
+
+
+def _with_different_names(sources: list[_Source]) -> list[_Source]:
+    """Puts the last parts of the given folders before files' names, as many as it takes to tell the files apart."""
+    names = [source.name for source in sources]
+    for depth in count(1):
+        found = {(name, source.folder) for name, source in zip(names, sources, strict=True) if source.folder}
+        folders_of = Counter(name for name, _ in found)
+        longer = [
+            index
+            for index, source in enumerate(sources)
+            if folders_of[names[index]] > 1 and source.folder and depth < len(source.folder.parts)
+        ]
+        if not longer:
+            return [source._replace(name=name) for source, name in zip(sources, names, strict=True)]
+        for index in longer:
+            names[index] = printable("/".join([*sources[index].folder.parts[-depth:], sources[index].name]))

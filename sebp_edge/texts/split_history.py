@@ -3,7 +3,7 @@
 Nothing here contains text: documents are recognised by salted hashes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
@@ -83,13 +83,23 @@ class Unseen:
 
 @dataclass(frozen=True)
 class SplitHistory:
-    """The documents of a version of an adapter, and those of earlier versions that it did not have."""
+    """The documents of a version of an adapter, and those of earlier versions that it did not have.
+
+    Attributes:
+        salt: the salt of their fingerprints.
+    """
 
     documents: tuple[Remembered, ...] = ()
+    salt: bytes = b""
 
     def all_trained_on(self) -> "SplitHistory":
         """Returns the history of a version that may have been trained on all its documents; their splits stay."""
-        return SplitHistory(tuple(replace(document, role=document.role and TRAIN) for document in self.documents))
+        documents = tuple(replace(document, role=document.role and TRAIN) for document in self.documents)
+        return SplitHistory(documents, self.salt)
+
+    def without(self, keys: Collection[int]) -> "SplitHistory":
+        """Returns the history without the documents of these keys."""
+        return SplitHistory(tuple(document for document in self.documents if document.key not in keys), self.salt)
 
     def unseen(self, current: Mapping[int, Fingerprint]) -> Unseen:
         """Returns which of the current documents this version has not seen, not even a near-duplicate of them."""

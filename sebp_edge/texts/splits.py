@@ -107,7 +107,8 @@ def draw_splits(current: Mapping[int, Fingerprint], seed: int, history: SplitHis
     Args:
         current: the documents' fingerprints by number, from `take_fingerprints`.
         seed: draws the sides of clusters that are not in the history.
-        history: the history of the version before, with fingerprints of the same salt; None for the first version.
+        history: the history of the version before, with fingerprints of the same salt; without documents, or None, for
+            the first version.
     """
     fingerprints = list(current.values())
     remembered = history.documents if history else ()
@@ -143,7 +144,7 @@ def draw_splits(current: Mapping[int, Fingerprint], seed: int, history: SplitHis
         fold_of={number: fold[own] for number, own in numbered if own in fold},
         num_bridging=num_bridging,
         num_retired=num_retired,
-        history=SplitHistory(tuple(documents)),
+        history=SplitHistory(tuple(documents), history.salt if history else b""),
     )
 
 

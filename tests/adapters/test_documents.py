@@ -9,7 +9,15 @@ import pytest
 from random_texts import words
 from stored_adapter import RECORD, FakeAdaptation
 
-from sebp_edge.adapters.documents import DOCUMENTS, latest_history, read_history, write_history
+from sebp_edge.adapters.documents import (
+    DOCUMENTS,
+    Entry,
+    latest_history,
+    read_history,
+    read_manifest,
+    without_names,
+    write_history,
+)
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore
 from sebp_edge.errors import AdapterError
 from sebp_edge.texts.near_duplicates import Shingles
@@ -47,14 +55,37 @@ def random_history(count: int, number: int = 500) -> SplitHistory:
 def history() -> SplitHistory:
     """A history of long and short documents, of two versions."""
     texts = dict(enumerate([words(size, size) for size in range(1, 100, 3)] + ["", "港"]))
-    first = draw_splits(take_fingerprints(texts, b"salt"), 0)
+    first = draw_splits(take_fingerprints(texts, b"salt"), 0, SplitHistory(salt=b"salt"))
     return draw_splits(take_fingerprints({5: texts[5], 6: texts[6]}, b"salt"), 0, first.history).history
 
 
 def test_a_history_is_read_as_it_was_written(history, tmp_path):
-    for written in (history, SplitHistory(), random_history(300)):
+    for written in (history, SplitHistory(salt=b"salt"), random_history(300)):
         write_history(tmp_path, written)
-        assert values_of(read_history(tmp_path)) == values_of(written)
+        found = read_history(tmp_path, b"the store's")
+        assert (values_of(found), found.salt) == (values_of(written), written.salt)
+
+
+def test_a_file_of_format_1_is_read_with_the_stores_salt_and_without_names(history, tmp_path):
+    write_history(tmp_path, history, {history.documents[0].key: Entry(1, 5, "a.md")})
+    path = tmp_path / DOCUMENTS
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({key: values[key] for key in values if key not in ("salt", "names")} | {"format": 1}))
+    assert values_of(read_history(tmp_path)) == values_of(history)
+    assert read_history(tmp_path, b"store").salt == read_manifest(tmp_path, b"store").salt == b"store"
+    assert {document.name for document in read_manifest(tmp_path).documents} == {None}
+
+
+def test_names_are_removed_and_nothing_else(history, tmp_path):
+    write_history(tmp_path, history, {document.key: Entry(1, 5, "a.md") for document in history.documents})
+    assert {document.name for document in read_manifest(tmp_path).documents} == {"a.md"}
+    text = without_names(tmp_path, b"")
+    assert "a.md" not in text
+    (tmp_path / DOCUMENTS).write_text(text)
+    found = read_history(tmp_path)
+    assert (values_of(found), found.salt) == (values_of(history), history.salt)
+    assert {(document.name, document.number) for document in read_manifest(tmp_path).documents} == {(None, 1)}
+    assert without_names(tmp_path / "elsewhere", b"") is None
 
 
 def test_a_history_that_was_read_draws_the_same(tmp_path):
@@ -89,7 +120,7 @@ def test_the_file_has_no_text_and_no_unsalted_hash(tmp_path):
     texts = {number: words(100, number) for number in range(30)}
 
     def content(salt: bytes) -> dict:
-        write_history(tmp_path, draw_splits(take_fingerprints(texts, salt), 0).history)
+        write_history(tmp_path, draw_splits(take_fingerprints(texts, salt), 0, SplitHistory(salt=salt)).history)
         return json.loads((tmp_path / DOCUMENTS).read_text())
 
     first, second = content(b"a"), content(b"b")
@@ -123,9 +154,12 @@ def without(name):
         lambda path: path.write_bytes(path.read_bytes()[:-100]),
         lambda path: path.write_bytes(b"\xff" + path.read_bytes()),
         lambda path: path.write_text("{}"),
-        *map(without, ("format", "keys", "num_shingles", "sketches", "splits", "folds", "roles")),
+        *map(without, ("format", "salt", "keys", "num_shingles", "sketches", "splits", "folds", "roles")),
         damaged(format="1"),
         damaged(format=0),
+        damaged(salt=5),
+        damaged(salt="xy"),
+        damaged(salt="00" * 65),
         damaged(keys=""),
         damaged(keys=5),
         damaged(keys=None),
@@ -166,8 +200,8 @@ def test_a_file_that_this_user_may_not_read_is_refused_with_the_reason(history, 
 
 def test_a_file_of_a_newer_format_is_refused_with_what_to_do(history, tmp_path):
     write_history(tmp_path, history)
-    damaged(format=2)(tmp_path / DOCUMENTS)
-    with pytest.raises(AdapterError, match=r"newer sebp-edge, in format 2.*Upgrade"):
+    damaged(format=3)(tmp_path / DOCUMENTS)
+    with pytest.raises(AdapterError, match=r"newer sebp-edge, in format 3.*Upgrade"):
         read_history(tmp_path)
 
 
@@ -184,7 +218,7 @@ def test_the_next_version_continues_the_history_of_the_active_one_else_of_the_la
     def latest():
         return [document.key for document in latest_history(store, "mine").documents]
 
-    assert latest_history(store, "mine") is None
+    assert latest_history(store, "mine").documents == ()
     save(1)
     # A version without a history, as those of 0.1.0.
     save(None, activate=True)

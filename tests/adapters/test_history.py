@@ -9,10 +9,10 @@ import pytest
 from random_texts import words
 from stored_adapter import RECORD, FakeAdaptation
 
-from sebp_edge.adapters.documents import write_history
+from sebp_edge.adapters.documents import Entry, latest_history, write_history
 from sebp_edge.adapters.store import AdapterRecord, AdapterStore
 from sebp_edge.errors import AdapterError, OptionError, StorageError
-from sebp_edge.texts.split_history import take_fingerprints
+from sebp_edge.texts.split_history import SplitHistory, take_fingerprints
 from sebp_edge.texts.splits import draw_splits
 
 INTERRUPTED = {"verdict": None, "trained_on_all": False}
@@ -245,15 +245,18 @@ def test_another_process_that_never_ends_is_reported(store, monkeypatch):
 
 @pytest.fixture
 def save_texts(store):
-    history = None
+    history = SplitHistory(salt=b"salt")
 
     def save_them(texts):
         nonlocal history
-        fingerprints = take_fingerprints(dict(enumerate(texts)), store.salt())
+        fingerprints = take_fingerprints(dict(enumerate(texts)), history.salt)
         history = draw_splits(fingerprints, 0, history).history
         saved = save(store)
-        counts = {fingerprint.key: (number + 1, 10 * number) for number, fingerprint in fingerprints.items()}
-        write_history(saved.path, history, counts)
+        entries = {
+            fingerprint.key: Entry(number + 1, 10 * number, f"{number}.md")
+            for number, fingerprint in fingerprints.items()
+        }
+        write_history(saved.path, history, entries)
         return saved
 
     return save_them
@@ -266,9 +269,10 @@ def test_a_difference_names_what_came_went_and_changed(store, save_texts):
     save_texts([*texts[:3], edited, *texts[5:], words(100, 99)])
     found = store.diff("mine", 1, 2)
     assert found.unchanged == 6
-    assert [document.number for document in found.went] == [5]
+    assert [(document.number, document.name) for document in found.went] == [(5, "4.md")]
     assert [(document.number, document.tokens) for document in found.came] == [(8, 70)]
     assert [(before.number, after.number) for before, after in found.changed] == [(4, 4)]
+    assert [before["name"] for before, _ in found.to_dict()["changed"]] == ["3.md"]
     assert {document.split for document in (*found.came, *found.went)} <= {"train", "fold 1", "fold 2", "fold 3"}
     values = json.dumps(found.to_dict())
     assert not any(word in values for word in texts[3].split() if len(word) > 3)
@@ -292,6 +296,52 @@ def test_the_documents_of_a_version_are_listed_in_their_order(store, save_texts)
     assert [document.number for document in documents] == list(range(1, 9))
     assert [document.tokens for document in documents] == list(range(0, 80, 10))
     assert all(len(document.hash) == 16 for document in documents)
+
+
+def test_versions_of_two_stores_are_not_compared_but_those_made_after_an_import_are(store, save_texts, tmp_path):
+    save_texts([words(100, number) for number in range(8)])
+    other = AdapterStore(tmp_path / "other")
+    texts = dict(enumerate(words(100, number) for number in range(9)))
+
+    def save_in_other(history):
+        drawn = draw_splits(take_fingerprints(texts, history.salt), 0, history)
+        saved = other.save(FakeAdaptation(), AdapterRecord(**RECORD), "mine", activate=True)
+        write_history(saved.path, drawn.history)
+        return drawn.split_of or drawn.fold_of
+
+    own = save_in_other(SplitHistory(salt=b"another"))
+    store.export_archive("mine", tmp_path / "moved")
+    imported = other.import_archive(tmp_path / "moved")
+    with pytest.raises(
+        AdapterError, match="Versions 1 and 2 of the adapter 'mine' cannot be compared: one of them came"
+    ):
+        other.diff("mine", 1, 2)
+    other.activate(imported)
+    history = latest_history(other, "mine")
+    assert history.salt == b"salt"
+    drawn = save_in_other(history)
+    found = other.diff("mine", 2, 3)
+    assert (len(found.came), len(found.went), found.unchanged) == (1, 0, 8)
+    kept = {document.key: document.fold for document in history.documents}
+    keys = {number: each.key for number, each in take_fingerprints(texts, b"salt").items()}
+    assert all(drawn[number] == kept[keys[number]] for number in range(8))
+    assert own.keys() == drawn.keys()
+
+
+def test_an_archive_has_names_of_documents_only_if_asked(store, save_texts, tmp_path):
+    save_texts([words(100, number) for number in range(8)])
+    store.export_archive("mine", tmp_path / "without")
+    store.export_archive("mine", tmp_path / "with", with_names=True)
+    other = AdapterStore(tmp_path / "other")
+    found = [other.import_archive(tmp_path / name) for name in ("without", "with")]
+    assert b"3.md" not in (tmp_path / "without").read_bytes()
+    assert [document.name for document in other.documents("mine", 1)] == [None] * 8
+    assert [document.name for document in other.documents("mine", 2)] == [f"{number}.md" for number in range(8)]
+    assert [document.number for document in other.documents("mine", 1)] == list(range(1, 9))
+    assert [saved.version for saved in found] == [1, 2]
+    (store.version_folder("mine", 1) / "documents.json").write_text("damaged")
+    with pytest.raises(AdapterError, match=r"documents\.json' cannot be read"):
+        store.export_archive("mine", tmp_path / "third")
 
 
 def test_versions_without_a_list_of_documents_cannot_be_compared(store, save_texts):

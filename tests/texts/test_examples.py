@@ -237,7 +237,7 @@ def test_a_completion_with_an_empty_prompt_is_encoded_like_a_text(tokenizer):
 def dataset_of(texts: list, tokenizer, seed: int = 0, earlier: SplitHistory | None = None, **recipe):
     reading = Reading([Document(str(number), text) for number, text in enumerate(texts)], [LeftOut("x", "empty")])
     recipe = Recipe.load("notes").replace(**recipe)
-    return make_dataset(reading, tokenizer, recipe, 128, Drawing(seed, b"salt", earlier))
+    return make_dataset(reading, tokenizer, recipe, 128, Drawing(seed, earlier or SplitHistory(salt=b"salt")))
 
 
 def test_the_dataset_reports_what_was_used_and_what_was_left_out(tokenizer):

@@ -97,7 +97,7 @@ def test_json_is_a_text_a_record_or_a_list_of_them(tmp_path):
     several = ["One.", {"text": "Two."}, {"prompt": "a", "completion": "b"}, {"messages": HELLO}]
     path = write_file(tmp_path, "c.json", json.dumps(several, indent=1))
     assert contents(path) == ["One.", "Two.", Completion("a", "b"), Conversation(tuple(HELLO))]
-    assert [document.source for document in read_texts(path).documents] == [f"c.json#{n}" for n in (1, 2, 3, 4)]
+    assert [document.source for document in read_texts(path).documents] == [f"c.json, record {n}" for n in (1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_only_the_invalid_record_is_left_out(tmp_path, record, reason):
     reading = read_texts(path)
     assert [document.content for document in reading.documents] == ["Before.", "After."]
     [item] = reading.left_out
-    assert item.source == "a.json#2"
+    assert item.source == "a.json, record 2"
     assert item.reason.startswith(reason)
     if isinstance(record, dict):  # the same record given in Python
         assert left_out(["Before.", record])["record 2"] == item.reason
@@ -154,9 +154,9 @@ def test_only_the_invalid_lines_of_jsonl_are_left_out(tmp_path):
     reading = read_texts(write_file(tmp_path, "a.jsonl", "\n".join(lines)))
     assert [document.content for document in reading.documents] == ["First.", "Last\u2028line."]
     assert {item.source: item.reason for item in reading.left_out} == {
-        "a.jsonl#2": "not valid JSON (line 3)",
-        "a.jsonl#4": "not valid JSON (line 5)",
-        "a.jsonl#5": '"text" is not a string',
+        "a.jsonl, record 2": "not valid JSON (line 3)",
+        "a.jsonl, record 4": "not valid JSON (line 5)",
+        "a.jsonl, record 5": '"text" is not a string',
     }
 
 
@@ -172,8 +172,8 @@ def test_ragged_csv_rows_are_left_out(tmp_path):
     reading = read_texts(path)
     assert [document.content for document in reading.documents] == ["whole"]
     assert [(item.source, item.reason) for item in reading.left_out] == [
-        ("a.csv#1", "more fields than columns"),
-        ("a.csv#2", "empty"),
+        ("a.csv, record 1", "more fields than columns"),
+        ("a.csv, record 2", "empty"),
     ]
 
 

@@ -301,17 +301,49 @@ def test_an_unsupported_type_is_refused(texts):
     assert refusal(texts).startswith(("Texts must be strings", "Text 1 must be", "Text 2 must be"))
 
 
+def test_files_of_several_folders_have_different_names_and_no_longer_ones_than_that_takes(tmp_path):
+    for path in ("a/x/same.md", "b/x/same.md", "b/x/other.md", "c/same.md"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(f"The text of {path}.")
+    documents = read_texts([tmp_path / "a/x", tmp_path / "b/x", tmp_path / "c/same.md"]).documents
+    names = ["a/x/same.md", "other.md", "b/x/same.md", "c/same.md"]
+    assert [document.name for document in documents] == [document.source for document in documents] == names
+    # The same folder or file twice is one.
+    documents = read_texts([tmp_path / "b/x", tmp_path / "b/x", tmp_path / "b/x/other.md"]).documents
+    assert [document.name for document in documents] == ["other.md", "same.md"]
+
+
+def test_texts_have_numbers_and_records_may_have_names(tmp_path):
+    (tmp_path / "r.jsonl").write_text('{"text": "One.", "name": "n"}\n{"text": "Two."}\n')
+    records = [
+        {"text": "b", "name": " Diary\x1b 3 "},
+        {"text": "c", "name": 5},
+        {"text": "d", "name": " "},
+        {"text": "e"},
+    ]
+    documents = read_texts(["a", *records, tmp_path / "r.jsonl"]).documents
+    assert [document.name for document in documents] == [
+        None,
+        "Diary? 3",
+        None,
+        None,
+        None,
+        "r.jsonl, record 1",
+        "r.jsonl, record 2",
+    ]
+
+
 def test_duplicates_are_dropped_and_named_across_formats(tmp_path):
     write_file(tmp_path, "1.md", "---\ndate: 1\n---\nSoup.\n")
     write_file(tmp_path, "2.txt", "\r\nSoup.\r\n")
     write_file(tmp_path, "3.jsonl", '{"text": "Soup."}\n{"text": "Tart."}\n{"prompt": "", "completion": "Soup."}\n')
     write_file(tmp_path, "4.csv", "text\nTart.\n")
     reading = read_texts(tmp_path)
-    assert [document.source for document in reading.documents] == ["1.md", "3.jsonl#2", "3.jsonl#3"]
+    assert [document.source for document in reading.documents] == ["1.md", "3.jsonl, record 2", "3.jsonl, record 3"]
     assert {item.source: item.reason for item in reading.left_out} == {
         "2.txt": "the same as 1.md",
-        "3.jsonl#1": "the same as 1.md",
-        "4.csv": "the same as 3.jsonl#2",
+        "3.jsonl, record 1": "the same as 1.md",
+        "4.csv": "the same as 3.jsonl, record 2",
     }
 
 

@@ -1,0 +1,133 @@
+"""Removes the versions that knew forgotten documents, and the documents from the lists of others; writes the receipt.
+
+What is to be removed is written down first, in the adapter's folder, so that a removal that was interrupted can be
+completed. It ends with the receipt, so that no receipt claims what did not happen.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import sebp_edge
+from sebp_edge.adapters.documents import without_documents
+from sebp_edge.adapters.names import folder_of
+from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.errors import AdapterError
+from sebp_edge.files import flush, read_json, storage_errors, write_atomically
+
+_PENDING = ".forgetting"
+_RECEIPT = re.compile(r"forgotten-([1-9]\d{0,8})\.json")
+_FORMAT = 1
+NOT_REACHED = (
+    "Not reached: exported models, archives, backups and other copies of removed versions, other adapters, programs "
+    "that have a removed version in memory, trainings that are running, and what killed ones left in the last hour."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """What was forgotten, and how; contains no text and no name of a document.
+
+    Attributes:
+        name: the adapter's name.
+        documents: the salted hashes of the forgotten documents.
+        near_duplicates: those of near-duplicates that were found and are still known.
+        versions_removed: the versions that were removed.
+        replaced_by: the version that was trained without the documents; None if the active one did not know them.
+        active: the version that is active now; None if there is none.
+        exact: what the new version is equal to.
+        not_reached: what may still know the documents.
+        forgotten: when they were forgotten, in UTC, as an ISO 8601 string.
+        path: the file of this receipt, in the adapter's folder.
+        sebp_edge: the version of sebp-edge.
+        format: the format of the file.
+    """
+
+    name: str
+    documents: tuple[str, ...]
+    near_duplicates: tuple[str, ...]
+    versions_removed: tuple[int, ...]
+    replaced_by: int | None
+    exact: str
+    active: int | None = None
+    not_reached: str = NOT_REACHED
+    forgotten: str = ""
+    path: str = ""
+    sebp_edge: str = sebp_edge.__version__
+    format: int = _FORMAT
+
+    def to_dict(self) -> dict:
+        """Returns it as JSON-ready values."""
+        return asdict(self)
+
+
+def erase(store: AdapterStore, receipt: Receipt, keys: Mapping[bytes, set[int]]) -> Receipt:
+    """Removes the receipt's versions, and documents that others remember; returns the completed receipt.
+
+    Args:
+        keys: the hashes of the forgotten documents, by salt.
+
+    Raises:
+        StorageError: something could not be removed; `complete` does that later.
+    """
+    folder = store.folder / folder_of(receipt.name)
+    with storage_errors("Nothing was removed: cannot write to", folder):
+        taken = [int(found[1]) for path in folder.iterdir() if (found := _RECEIPT.fullmatch(path.name))]
+        values = receipt.to_dict() | {"path": f"forgotten-{1 + max(taken, default=0)}.json"}
+        hashes = {salt.hex(): sorted(f"{key:016x}" for key in own) for salt, own in keys.items()}
+        write_atomically(folder / _PENDING, json.dumps({"receipt": values, "hashes": hashes}))
+    return complete(store, receipt.name)
+
+
+def complete(store: AdapterStore, name: str) -> Receipt | None:
+    """Completes a removal that was interrupted; returns its receipt, or None if there was none to complete.
+
+    Raises:
+        AdapterError: the file that says what to remove is damaged.
+        StorageError: something could not be removed.
+    """
+    folder = store.folder / folder_of(name)
+    if not (folder / _PENDING).exists():
+        return None
+    receipt, keys = _read(folder / _PENDING)
+    versions = store.versions(name)
+    lists = {}
+    for version in set(versions) - set(receipt.versions_removed):
+        with suppress(AdapterError):  # one that cannot be read remembers nothing that can be found
+            lists[version] = without_documents(folder / str(version), keys, store.salt())
+    removed = [version for version in receipt.versions_removed if version in versions]
+    store.erase(name, removed, {version: text for version, text in lists.items() if text is not None})
+    path = folder / receipt.path
+    receipt = replace(
+        receipt,
+        name=name,
+        active=store.active_version(name),
+        forgotten=datetime.now(UTC).isoformat(timespec="seconds"),
+        path=str(path),
+    )
+    with storage_errors("The documents are forgotten, but the receipt cannot be written:", path):
+        write_atomically(path, json.dumps(receipt.to_dict() | {"path": path.name}, indent=2) + "\n")
+        (folder / _PENDING).unlink()
+        flush(folder)
+    return receipt
+
+
+def _read(path: Path) -> tuple[Receipt, dict[bytes, set[int]]]:
+    try:
+        values = read_json(path)
+        receipt = Receipt(
+            **{key: tuple(value) if type(value) is list else value for key, value in values["receipt"].items()}
+        )
+        keys = {bytes.fromhex(salt): {int(hash, 16) for hash in own} for salt, own in values["hashes"].items()}
+        if not _RECEIPT.fullmatch(receipt.path) or not all(type(one) is int for one in receipt.versions_removed):
+            raise ValueError("receipt")
+    except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise AdapterError(
+            f"{str(path)!r}, which says what is still to be forgotten, cannot be read; delete it and forget the "
+            "document again."
+        ) from error
+    return receipt, keys

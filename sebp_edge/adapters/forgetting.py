@@ -1,0 +1,360 @@
+"""Makes an adapter forget documents: trains a version without them, then removes every version that knew them.
+
+A version knows a document if it was trained, validated or tested on it. The new version is saved and activated before
+anything is removed, so that a process that is killed loses no adapter. `erasure` removes, and can be completed later.
+"""
+
+import difflib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sebp_edge.adapters.documents import KnownDocument, Manifest, read_history, read_manifest
+from sebp_edge.adapters.erasure import Receipt, complete, erase
+from sebp_edge.adapters.names import check_name
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.store import AdapterStore, SavedAdapter
+from sebp_edge.errors import AdapterError, TextsError
+from sebp_edge.files import expand_user
+from sebp_edge.texts.documents import own_text, printable
+from sebp_edge.texts.folders import Folder
+from sebp_edge.texts.readers import Reading, read_texts
+from sebp_edge.texts.split_history import Fingerprint, SplitHistory, match, take_fingerprints
+
+# The number of documents that a message names.
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """What the new version is trained on.
+
+    Attributes:
+        version: the version that it takes the place of.
+        record: that version's record: its model, recipe and seed.
+        reading: that version's other documents.
+        history: their splits.
+        num_new: how many documents of the texts that version has not learnt; they are left out.
+    """
+
+    version: int
+    record: AdapterRecord
+    reading: Reading
+    history: SplitHistory
+    num_new: int
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """What it takes to forget documents; nothing has been changed yet.
+
+    Attributes:
+        name: the adapter's name.
+        documents: the documents, as the newest version that knows them lists them.
+        near_duplicates: documents that are near-duplicates of them, hold parts of them, or are parts of them.
+        with_near_duplicates: whether these are forgotten too.
+        versions: the versions that are removed.
+        unlisted: those among them of which it is not known what they know.
+        remaining: what a new version is trained on; None if the active version does not know the documents.
+        keys: the documents' hashes by salt.
+    """
+
+    name: str
+    documents: tuple[KnownDocument, ...]
+    near_duplicates: tuple[KnownDocument, ...]
+    with_near_duplicates: bool
+    versions: tuple[int, ...]
+    unlisted: tuple[int, ...]
+    remaining: Remaining | None
+    keys: Mapping[bytes, set[int]]
+
+
+def forget(
+    store: AdapterStore,
+    name: str,
+    documents: Sequence[str | Path],
+    texts: list,
+    read: Callable[[list], Reading],
+    train: Callable[[Remaining], SavedAdapter],
+    *,
+    with_near_duplicates: bool,
+    is_exact: bool,
+    on_found: Callable[[Forgetting], None] | None = None,
+) -> Receipt:
+    """Forgets documents of an adapter; returns the receipt, which is also saved in the adapter's folder.
+
+    Args:
+        documents: paths of files, or names, numbers or hashes as in the lists of documents.
+        texts: the texts that have the other documents; may have these, too.
+        read: reads `texts`.
+        train: trains on what remains from the base model, and saves a new version, which it activates or not.
+        is_exact: whether equal trainings give equal bits here.
+        on_found: receives what will be removed, before anything is changed.
+
+    Raises:
+        AdapterError: no version knows a document, it is not known what the active version knows, or a version that
+            knows a document was saved meanwhile.
+        TextsError: other documents have changed or cannot be read, or none would remain.
+        StorageError: something could not be removed; the same call completes it.
+    """
+    name = check_name(name)
+    completed = complete(store, name)
+    try:
+        found = find_forgetting(store, name, documents, texts, read(texts), with_near_duplicates=with_near_duplicates)
+    except UnknownDocument:
+        if completed is None:
+            raise
+        return completed
+    if on_found is not None:
+        on_found(found)
+    new = None if found.remaining is None else train(found.remaining)
+    hidden = set(_versions_that_know(store, found)) - set(found.versions)
+    if hidden:
+        raise AdapterError(
+            f"Nothing was removed: version {max(hidden)} of the adapter {name!r} was saved meanwhile, and knows what "
+            "is to be forgotten; run this again."
+        )
+    near = () if with_near_duplicates else found.near_duplicates
+    receipt = Receipt(
+        name=name,
+        documents=tuple(document.hash for document in found.documents)
+        + tuple(document.hash for document in found.near_duplicates if with_near_duplicates),
+        near_duplicates=tuple(document.hash for document in near),
+        versions_removed=found.versions,
+        replaced_by=new.version if new else None,
+        exact=_exactness(found.remaining, new, is_exact=is_exact),
+    )
+    return erase(store, receipt, found.keys)
+
+
+class UnknownDocument(AdapterError):
+    """No version of the adapter knows the document."""
+
+
+def find_forgetting(
+    store: AdapterStore,
+    name: str,
+    documents: Sequence[str | Path],
+    texts: list,
+    reading: Reading,
+    *,
+    with_near_duplicates: bool,
+) -> Forgetting:
+    """Finds what has to go, and what to train on; see `forget`."""
+    versions = list(_read_versions(store, name))
+    base = _base(versions, store.active_version(name))
+    folders = [_folder_of(item) for item in texts if isinstance(item, Path | Folder)]
+    found = defaultdict(set)
+    for document in documents:
+        for salt, hash in _find(str(document), versions, base, folders, name):
+            found[salt].add(hash)
+    numbered = {number: own_text(document.content) for number, document in enumerate(reading.documents)}
+    fingerprints = take_fingerprints(numbered, base.salt)
+    near = _relatives(versions, base.salt, fingerprints, found[base.salt])
+    if with_near_duplicates:
+        found[base.salt] |= near
+    # A text that is there is found in versions from other stores, too.
+    given = {number: numbered[number] for number, one in fingerprints.items() if one.key in found[base.salt]}
+    for salt in {version.salt for version in versions if version.is_listed} - {base.salt}:
+        found[salt] |= {one.key for one in take_fingerprints(given, salt).values()}
+    keys = {salt: hashes for salt, hashes in found.items() if hashes}
+    if base.salt not in keys:
+        raise TextsError(
+            f"Only versions from another store are known to have these documents, and version {base.number} can be "
+            "searched for them only by their texts; give these with the others."
+        )
+    listed = {
+        int(one.hash, 16): one for version in [*versions, base] if version.salt == base.salt for one in version.own
+    }
+    everywhere = {int(one.hash, 16): one for version in versions for one in version.own} | listed
+    chosen = {hash for hashes in keys.values() for hash in hashes if hash in everywhere} - near
+    unlisted = tuple(version.number for version in versions if not version.is_listed or version.salt not in keys)
+    known = {version.number for version in versions if version.knows(keys)}
+    return Forgetting(
+        name=name,
+        documents=_sorted(everywhere[hash] for hash in chosen),
+        near_duplicates=_sorted(listed[hash] for hash in near),
+        with_near_duplicates=with_near_duplicates,
+        versions=tuple(sorted({*known, *unlisted})),
+        unlisted=unlisted,
+        remaining=_remaining(base, keys.get(base.salt, set()), reading, fingerprints) if base.knows(keys) else None,
+        keys=keys,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ versions
+
+
+@dataclass(frozen=True)
+class _Version:
+    """A version, with what its list of documents says; nothing if that cannot be read."""
+
+    number: int
+    folder: Path
+    history: SplitHistory
+    own: tuple[KnownDocument, ...]
+    is_listed: bool
+
+    @property
+    def salt(self) -> bytes:
+        return self.history.salt
+
+    def knows(self, keys: Mapping[bytes, set[int]]) -> bool:
+        hashes = keys.get(self.salt, set())
+        return any(int(document.hash, 16) in hashes for document in self.own)
+
+
+def _read_versions(store: AdapterStore, name: str) -> Iterator[_Version]:
+    for number in store.versions(name):
+        folder = store.version_folder(name, number)
+        try:
+            history, manifest = read_history(folder, store.salt()), read_manifest(folder, store.salt())
+        except AdapterError:
+            history = manifest = None
+        own = (manifest or Manifest((), b"")).documents
+        yield _Version(number, folder, history or SplitHistory(), own, manifest is not None)
+
+
+def _versions_that_know(store: AdapterStore, found: Forgetting) -> list[int]:
+    return [version.number for version in _read_versions(store, found.name) if version.knows(found.keys)]
+
+
+def _base(versions: list[_Version], active: int | None) -> _Version:
+    """Returns the version that is made again: the active one, else the newest whose documents are known."""
+    candidates = [version for version in versions if version.is_listed and active in (None, version.number)]
+    if candidates:
+        return candidates[-1]
+    raise AdapterError(
+        "It is not known which documents this adapter was made from, so it cannot be made again without one; adapt to "
+        "the other documents under a new name, and remove this adapter."
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- documents
+
+
+def _find(
+    wanted: str, versions: list[_Version], base: _Version, folders: list[Path], name: str
+) -> list[tuple[bytes, int]]:
+    """Returns the salts and hashes of what is meant: a name, number or hash, else a path, else a file's content."""
+
+    def listed(is_meant: Callable[[_Version, KnownDocument], bool]) -> list[tuple[bytes, int]]:
+        return [
+            (version.salt, int(one.hash, 16)) for version in versions for one in version.own if is_meant(version, one)
+        ]
+
+    def is_called(name: str, document: KnownDocument) -> bool:
+        return document.name is not None and (document.name == name or document.name.startswith(f"{name}, record "))
+
+    def is_exactly(version: _Version, document: KnownDocument) -> bool:
+        number = document.number if version is base and document.name is None else None
+        return is_called(wanted, document) or wanted in (document.hash, str(number))
+
+    paths = set(_names_of(wanted, folders))
+    found = listed(is_exactly) or listed(lambda _, document: any(is_called(path, document) for path in paths))
+    if not found and (path := expand_user(wanted)).is_file():
+        texts = [own_text(document.content) for document in read_texts(path).documents]
+        hashes = {
+            version.salt: {one.key for one in take_fingerprints(dict(enumerate(texts)), version.salt).values()}
+            for version in versions
+        }
+        if listed(lambda version, document: int(document.hash, 16) in hashes[version.salt]):
+            found = [(salt, hash) for salt, own in hashes.items() for hash in own]
+    if found:
+        return found
+    names = {one.name for version in versions for one in version.own if one.name is not None}
+    close = difflib.get_close_matches(wanted, names, n=_NAMED)
+    advice = (
+        f"did you mean {' or '.join(map(repr, close))}?" if close else "`sebp-edge adapters show` lists what it knows."
+    )
+    raise UnknownDocument(f"No version of the adapter {name!r} knows a document {wanted!r}; {advice}")
+
+
+def _folder_of(item: Path | Folder) -> Path:
+    path = expand_user(item.path if isinstance(item, Folder) else item)
+    return (path.parent if path.is_file() else path).absolute()
+
+
+def _names_of(wanted: str, folders: list[Path]) -> Iterator[str]:
+    """Yields the names that a file at this path has, relative to one of the folders; it need not be there any more."""
+    path = expand_user(wanted).absolute()
+    for folder in folders:
+        if path.is_relative_to(folder) and path != folder:
+            relative = path.relative_to(folder).as_posix()
+            for begin in range(1, len(folder.parts) + 1):
+                yield printable("/".join([*folder.parts[begin:], relative]))
+
+
+def _relatives(
+    versions: list[_Version], salt: bytes, fingerprints: Mapping[int, Fingerprint], hashes: set[int]
+) -> set[int]:
+    """Returns the hashes of near-duplicates that a version knows; of each two, one must be among the texts."""
+    known = {
+        document.key: document
+        for version in versions
+        if version.salt == salt
+        for document in version.history.documents
+        if document.role is not None
+    }
+    forgotten = [document for key, document in known.items() if key in hashes]
+    others = [document for key, document in known.items() if key not in hashes]
+    here = [one for one in fingerprints.values() if one.key in known and one.key not in hashes]
+    own = [one for one in fingerprints.values() if one.key in hashes]
+    found = {one.key for one, near in zip(here, match(here, forgotten).relatives, strict=True) if near}
+    return found | {others[index].key for near in match(own, others).relatives for index in near}
+
+
+def _remaining(
+    base: _Version, hashes: set[int], reading: Reading, fingerprints: Mapping[int, Fingerprint]
+) -> Remaining:
+    """Returns what the new version is trained on.
+
+    Raises:
+        TextsError: other documents have changed or cannot be read, or none would remain.
+    """
+    others = {int(document.hash, 16): document for document in base.own}
+    others = {hash: document for hash, document in others.items() if hash not in hashes}
+    if not others:
+        raise TextsError(
+            "No other document would remain to train on; to forget everything, remove the adapter with `sebp-edge "
+            "adapters remove`."
+        )
+    given = {one.key for one in fingerprints.values()}
+    if missing := _sorted(document for hash, document in others.items() if hash not in given):
+        named = ", ".join(document.label for document in missing[:_NAMED])
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        raise TextsError(
+            f"Nothing was forgotten: of the {len(others)} other documents of version {base.number}, {len(missing)} are "
+            f"not among these texts as they were then ({named}{more}). Give all texts and restore these, or first "
+            "learn the texts as they are now with `sebp-edge adapt`."
+        )
+    kept = [document for number, document in enumerate(reading.documents) if fingerprints[number].key in others]
+    gone = {
+        document.source for number, document in enumerate(reading.documents) if fingerprints[number].key not in others
+    }
+    copies = {f"the same as {source}" for source in gone}
+    left_out = [item for item in reading.left_out if item.reason not in copies]
+    num_equal = reading.num_equal - (len(reading.left_out) - len(left_out))
+    return Remaining(
+        version=base.number,
+        record=AdapterRecord.read(base.folder),
+        reading=replace(reading, documents=kept, left_out=left_out, num_equal=num_equal),
+        history=base.history.without(hashes),
+        num_new=len({one.key for one in fingerprints.values()} - others.keys() - hashes),
+    )
+
+
+def _sorted(documents: Iterator[KnownDocument]) -> tuple[KnownDocument, ...]:
+    return tuple(sorted(documents, key=lambda document: (document.number or 0, document.label)))
+
+
+def _exactness(remaining: Remaining | None, new: SavedAdapter | None, *, is_exact: bool) -> str:
+    if remaining is None:
+        return "The version that stays was never trained, validated or tested on the documents."
+    bits = "bit for bit" if is_exact else "up to this device's rounding"
+    return (
+        f"Version {new.version} was trained from the base model on the other documents only, with the splits, recipe "
+        f"and seed of version {remaining.version}: on this machine, its weights are {bits} those of a training that "
+        "never had the documents."
+    )

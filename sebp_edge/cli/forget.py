@@ -1,0 +1,142 @@
+"""`sebp-edge forget DOCUMENT...`: makes an adapter forget documents."""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sebp_edge.cli.adapt import NOT_KEPT
+from sebp_edge.cli.base_model import find_base_model
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, printable, quick_imports
+from sebp_edge.cli.options import Device, Exclude, Include, Json, parse_path, select
+from sebp_edge.errors import OptionError
+
+
+def forget(
+    documents: Annotated[
+        list[str],
+        typer.Argument(metavar="DOCUMENT", help="Path of a file, or name, number or hash as in `adapters show`."),
+    ],
+    texts: Annotated[
+        list[Path],
+        typer.Option(
+            parser=parse_path, metavar="PATH", help="File or folder with the adapter's other texts; may be repeated."
+        ),
+    ],
+    name: Annotated[str, typer.Option(help="Name of the adapter.")] = "default",
+    near_duplicates: Annotated[
+        bool, typer.Option("--near-duplicates", help="Forget near-duplicates too, and texts that hold parts of it.")
+    ] = False,
+    include: Include = None,
+    exclude: Exclude = None,
+    keep_anyway: Annotated[
+        bool, typer.Option("--keep-anyway", help="Activate the new version whatever the gate says.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
+    device: Device = None,
+    memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train an adapter again without DOCUMENT, and remove every version that knew it. This cannot be undone.
+
+    The other documents must be unchanged, and are read from --texts. A receipt is saved beside the adapter.
+
+    Exit codes: 0 forgotten, 3 forgotten but the new version is not better than the base model and not active, 130
+    interrupted, 2 invalid option, 1 any other error.
+    """
+    with one_sentence_errors(as_json=as_json), contextlib.ExitStack() as stack:
+        with quick_imports():
+            from sebp_edge.adapters.store import AdapterStore
+            from sebp_edge.cli.progress import show_progress
+            from sebp_edge.personalizer import Personalizer
+
+        sinks = []
+
+        def ask(found) -> None:
+            _ask(found, yes=yes, keep_anyway=keep_anyway, as_json=as_json)
+            # A progress bar would be drawn over the question.
+            sinks.append(stack.enter_context(show_progress(as_json)))
+
+        store = AdapterStore()
+        newest = store.active_version(name) or max(store.versions(name))
+        base = model or find_base_model(store.open(name, newest).record)
+        personalizer = Personalizer(
+            base, store=store, device=device, memory_budget=memory, on_event=lambda event: sinks[0](event)
+        )
+        receipt = personalizer.forget(
+            documents,
+            select(texts, include, exclude),
+            name=name,
+            near_duplicates=near_duplicates,
+            keep_anyway=keep_anyway,
+            on_found=ask,
+        )
+    if as_json:
+        print_json({"event": "result"} | receipt.to_dict())
+    else:
+        _show(receipt)
+    if receipt.replaced_by not in (None, receipt.active):
+        raise typer.Exit(NOT_KEPT)
+
+
+def _ask(found, *, yes: bool, keep_anyway: bool, as_json: bool) -> None:
+    """Says what will be removed, and asks for a yes.
+
+    Raises:
+        OptionError: nobody can be asked.
+        typer.Exit: the answer is no.
+    """
+    if not as_json:
+        _show_found(found, keep_anyway=keep_anyway)
+    if yes:
+        return
+    if as_json or not sys.stdin.isatty():
+        count = len(found.versions)
+        raise OptionError(
+            f"This removes {count} version{'s' * (count != 1)} of {found.name!r} for good. Nothing was changed; pass "
+            "--yes to go on without a question."
+        )
+    if not typer.confirm("Forget, for good?"):
+        raise typer.Exit(1)
+
+
+def _show_found(found, *, keep_anyway: bool) -> None:
+    near = "forgotten too" if found.with_near_duplicates else "still known; --near-duplicates forgets it too"
+    rows = [["to forget", document] for document in found.documents]
+    rows += [[f"near-duplicate, {near}", document] for document in found.near_duplicates]
+    print_table(["document", "hash", ""], [[printable(document.label), document.hash, what] for what, document in rows])
+    out.print(f"Removed: {_listed(found.versions)} of {found.name!r}.", markup=False)
+    if found.unlisted:
+        out.print(f"Of {_listed(found.unlisted)} it is not known what they were trained on.")
+    if found.remaining is None:
+        return
+    documents, new = len(found.remaining.reading.documents), found.remaining.num_new
+    out.print(
+        f"First, a new version is trained on the other {documents} documents of version {found.remaining.version}."
+    )
+    if new:
+        out.print(f"{new} documents that it has not learnt are left out; `sebp-edge adapt` learns them.")
+    if not keep_anyway:
+        out.print("If the new version is not better than the base model, it will not be active.")
+
+
+def _listed(versions: tuple[int, ...]) -> str:
+    return f"version{'s' * (len(versions) != 1)} {', '.join(map(str, versions))}"
+
+
+def _show(receipt) -> None:
+    removed = _listed(receipt.versions_removed) if receipt.versions_removed else "no version"
+    out.print(f"Forgotten: {removed} of {receipt.name!r} removed.", style="green", markup=False)
+    out.print(receipt.exact, markup=False)
+    if receipt.active is None:
+        again = (
+            f"; `sebp-edge adapters activate` can activate version {receipt.replaced_by}" if receipt.replaced_by else ""
+        )
+        out.print(f"No version is active now{again}.", markup=False)
+    else:
+        out.print(f"Version {receipt.active} is active now.")
+    out.print(receipt.not_reached)
+    out.print(f"Receipt: {receipt.path}", markup=False)

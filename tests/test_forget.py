@@ -1,0 +1,124 @@
+"""`Personalizer.forget` and `sebp-edge forget`: the new version is, bit for bit, one that never had the document."""
+
+import dataclasses
+import json
+import threading
+
+import pytest
+from builders import make_llama, make_sentences
+from command import assert_one_sentence, records, run
+from stored_adapter import RECORD, FakeAdaptation
+
+from sebp_edge import AdapterStore
+from sebp_edge.adapters.documents import read_history, write_history
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.errors import BaseModelMismatch, Interrupted
+from sebp_edge.texts.split_history import SplitHistory
+
+
+def weights(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.safetensors")}
+
+
+def train_without(make, folder, earlier, forgotten, tmp_path):
+    """A fresh training, in a store that has only the splits of the other documents."""
+    store = AdapterStore(tmp_path / "fresh")
+    saved = store.save(FakeAdaptation(), AdapterRecord(**RECORD), "default", activate=False)
+    kept = [document for document in earlier.documents if f"{document.key:016x}" != forgotten.hash]
+    write_history(saved.path, SplitHistory(tuple(kept), earlier.salt))
+    (folder / forgotten.name).unlink()
+    return make(store=store, seed=5).adapt(folder)
+
+
+@pytest.mark.parametrize(("count", "split"), [(24, "train"), (24, "test"), (15, "fold 1")])
+def test_the_weights_are_those_of_a_fresh_training_on_the_other_documents(make, notes_folder, tmp_path, count, split):
+    for path in sorted(notes_folder.iterdir())[count:]:
+        path.unlink()
+    personalizer = make(seed=5)
+    first = personalizer.adapt(notes_folder)
+    store, history = personalizer.store, read_history(first.adapter_path)
+    forgotten = next(document for document in store.documents("default", 1) if document.split == split)
+    # The recipe and the seed are those of the version, whatever this Personalizer's are.
+    receipt = make(seed=0, recipe="notes").forget(forgotten.name, notes_folder, keep_anyway=True)
+    assert (receipt.versions_removed, receipt.replaced_by, receipt.active) == ((1,), 2, 2)
+    assert not first.adapter_path.exists()
+    found, fresh = store.open("default"), train_without(make, notes_folder, history, forgotten, tmp_path)
+    assert weights(found.path) == weights(fresh.adapter_path)
+    assert len(weights(found.path)) == (2 if count == 24 else 4)
+    for name, value in dataclasses.asdict(found.record).items():
+        if name != "created":
+            assert value == getattr(AdapterRecord.read(fresh.adapter_path), name), name
+
+
+def test_the_adapter_in_use_is_the_new_one_or_none(make, notes_folder):
+    personalizer = make()
+    personalizer.adapt(notes_folder, keep_anyway=True)
+    personalizer.forget("note-03.md", notes_folder, keep_anyway=True)
+    assert personalizer.in_use.adapter_folder.name == "2"
+    assert make().generate("the ferry", adapter="default", temperature=0, max_new_tokens=8) == personalizer.generate(
+        "the ferry", temperature=0, max_new_tokens=8
+    )
+    events = []
+    personalizer.on_event = events.append
+    texts = make_sentences(7, seed=9, words=60)
+    personalizer.adapt(texts, name="few", keep_anyway=True)
+    # Too few documents remain to be judged.
+    receipt = personalizer.forget(["1", "2"], texts, name="few")
+    assert (receipt.active, receipt.replaced_by) == (None, 2)
+    assert personalizer.in_use.adapter_folder is None
+    assert any("base model is used" in getattr(event, "message", "") for event in events)
+
+
+def test_a_stop_forgets_nothing(make, notes_folder):
+    personalizer, event = make(), threading.Event()
+    personalizer.adapt(notes_folder, keep_anyway=True)
+
+    def stop(seen):
+        if seen.event == "step":
+            event.set()
+
+    personalizer.on_event = stop
+    with pytest.raises(Interrupted):
+        personalizer.forget("note-03.md", notes_folder, stop_when=event)
+    assert personalizer.store.active_version("default") == 1
+    assert "note-03.md" in {document.name for document in personalizer.store.documents("default", 1)}
+
+
+def test_another_base_model_is_refused_before_anything_is_removed(make, notes_folder, tokenizer, tmp_path):
+    make().adapt(notes_folder)
+    folder = tmp_path / "other-llama"
+    model = make_llama()
+    model.model.embed_tokens.weight.data.mul_(1.5)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    from sebp_edge import Personalizer
+
+    store = make().store
+    with pytest.raises(BaseModelMismatch, match="was made for micro-llama, not for these weights of other-llama"):
+        Personalizer(folder, store=store, device="cpu").forget("note-03.md", notes_folder)
+    assert store.versions("default") == [1]
+
+
+def test_the_command_says_first_what_it_removes_and_needs_a_yes(adapt, notes_folder, model_folder, own_data_folder):
+    assert run(*adapt).exit_code == 0
+    command = ["forget", notes_folder / "note-03.md", "--texts", notes_folder, "--model", model_folder]
+    refused = run(*command)
+    assert refused.exit_code == 2
+    assert "note-03.md\t" in refused.stdout
+    assert "Removed: version 1 of 'default'." in refused.stdout
+    assert "trained on the other 23 documents of version 1" in refused.stdout
+    assert "If the new version is not better than the base model, it will not be active." in refused.stdout
+    assert "Nothing was changed; pass --yes" in refused.stderr
+    assert_one_sentence(
+        run("forget", "nothing", *command[2:], "--yes"), "knows a document 'nothing'; `sebp-edge adapters"
+    )
+    assert AdapterStore().versions("default") == [1]
+    *_, receipt = records(run(*command, "--yes", "--json").stdout)
+    assert (receipt["event"], receipt["versions_removed"], receipt["active"]) == ("result", [1], 2)
+    assert "note-03" not in json.dumps(receipt | {"path": ""})
+    done = run("forget", "note-04.md", *command[2:], "--yes")
+    assert done.exit_code == 0, done.output
+    assert "Forgotten: version 2 of 'default' removed." in done.stdout
+    assert "Version 3 is active now." in done.stdout
+    assert "Not reached: exported models, archives" in done.stdout
+    assert "Receipt: " in done.stdout
