@@ -166,8 +166,9 @@ class Personalizer:
     def stop(self) -> None:
         """Stops the call that runs in another thread, as Ctrl-C would; that call raises Interrupted.
 
-        The call checks for a stop before each text is tokenised, before and after the model is loaded, and after each
-        micro-batch of an evaluation, each step of a training, each example of an analysis and each generated token.
+        The call checks for a stop several times a second while texts are read, compared and tokenised, before and
+        after the model is loaded, and after each micro-batch of an evaluation, each step of a training, each example of
+        an analysis and each generated token.
         `adapt` saves its best state so far as a version that is not active. Once the training is over, a stop ends only
         the assessment of the adapter, which is saved, and activated if the gate keeps it.
 

@@ -71,8 +71,8 @@ PUBLIC = {
     """,
     "sebp_edge.events": """
         AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JsonLines MemoryPlanned
-        MemoryPressure MemoryProbed MemoryRanOut ModelLoaded Notice Sink StepDone TensorWritten TextsRead
-        TrainingStarted silent
+        MemoryPressure MemoryProbed MemoryRanOut ModelLoaded Notice PreparationProgress Sink StepDone TensorWritten
+        TextsRead TrainingStarted silent
     """,
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW Gate LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores
