@@ -18,6 +18,7 @@ from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokeniz
 from sebp_edge.recipe import Recipe
 from sebp_edge.stopping import StopSignal
 from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
+from sebp_edge.texts.learnable import refuse_unlearnable
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.schedule import Schedule, make_schedules
@@ -88,15 +89,23 @@ class Preparation:
         left = self.budget.size - memory_of(self.device).used
         return read_texts(texts, max(left, MIN_TEXT_BYTES), self.progress)
 
-    def plan(self, reading: Reading, *, loaded_bytes: int = 0, gpu: int | None = None) -> PlannedTraining:
+    def make_dataset(self, reading: Reading) -> Dataset:
+        """Returns the dataset for a model that is not loaded."""
+        return self._make_dataset(reading, local_tokenizer(self.reference), read_shape(self.reference).longest)
+
+    def plan(
+        self, reading: Reading, *, dataset: Dataset | None = None, loaded_bytes: int = 0, gpu: int | None = None
+    ) -> PlannedTraining:
         """Plans a training within the budget, or else within the free memory; loads no model.
 
         Args:
+            dataset: the dataset of `make_dataset`, if it is made already.
             loaded_bytes: bytes of the model's weights, if the model is loaded already.
             gpu: memory of an absent GPU to plan for, in bytes.
         """
         shape = read_shape(self.reference)
-        dataset = self._make_dataset(reading, local_tokenizer(self.reference), shape.longest)
+        dataset = dataset or self.make_dataset(reading)
+        self._refuse_unlearnable(dataset, reading, local_tokenizer(self.reference))
         schedules = self.schedule(dataset)
         if gpu is None:
             target, budget = self._target_and_budget(loaded_bytes)
@@ -126,6 +135,7 @@ class Preparation:
             data = planned.dataset
         else:
             data = self._make_dataset(reading, base.tokenizer, longest_sequence(base.model))
+        self._refuse_unlearnable(data, reading, base.tokenizer)
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))
         self._notify_concerns(data)
         left_out = tuple(asdict(item) for item in data.left_out)
@@ -140,6 +150,9 @@ class Preparation:
     def _make_dataset(self, reading: Reading, tokenizer, longest: int | None) -> Dataset:
         drawing = Drawing(self.seed, self.salt, self.earlier)
         return make_dataset(reading, tokenizer, self.recipe, longest, drawing, self.progress)
+
+    def _refuse_unlearnable(self, dataset: Dataset, reading: Reading, tokenizer) -> None:
+        refuse_unlearnable(dataset.examples, reading.documents, tokenizer, chat_template=self.recipe.chat_template)
 
     def _notify_concerns(self, dataset: Dataset) -> None:
         """Says before the training why the gate will judge nothing, if so."""

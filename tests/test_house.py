@@ -61,8 +61,8 @@ HOMES = {
 # What apps and researchers import. All else is internal.
 PUBLIC = {
     "sebp_edge": """
-        AdaptResult AdapterRecord AdapterStore Analysis ExportResult Folder LearningRateRange Personalizer Plan Recipe
-        SavedAdapter SebpEdgeError __version__ sparsify
+        AdaptResult AdapterRecord AdapterStore Analysis ExportResult Folder Inspection LearningRateRange Personalizer
+        Plan Recipe SavedAdapter SebpEdgeError __version__ sparsify
     """,
     "sebp_edge.errors": """
         AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ExportError Interrupted

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from sebp_edge.cli import adapt, adapters, analyze, bench, doctor, export, generate, listings, lr_range, plan
+from sebp_edge.cli import adapt, adapters, analyze, bench, doctor, export, generate, inspect, listings, lr_range, plan
 from sebp_edge.interruptions import SIGNALS, Interruptions
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(adapt.adapt)
+app.command()(inspect.inspect)
 app.command()(plan.plan)
 app.command()(analyze.analyze)
 app.command()(lr_range.lr_range)
