@@ -20,6 +20,7 @@ _HOMES = {
     "Analysis": "sebp_edge.insight.analysis",
     "ExportResult": "sebp_edge.export.result",
     "Folder": "sebp_edge.texts.folders",
+    "Inspection": "sebp_edge.insight.inspection",
     "LearningRateRange": "sebp_edge.insight.lr_range",
     "Personalizer": "sebp_edge.personalizer",
     "Plan": "sebp_edge.memory.plan",
@@ -37,6 +38,7 @@ __all__ = [
     "Analysis",
     "ExportResult",
     "Folder",
+    "Inspection",
     "LearningRateRange",
     "Personalizer",
     "Plan",
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from sebp_edge.errors import SebpEdgeError
     from sebp_edge.export.result import ExportResult
     from sebp_edge.insight.analysis import Analysis
+    from sebp_edge.insight.inspection import Inspection
     from sebp_edge.insight.lr_range import LearningRateRange
     from sebp_edge.memory.plan import Plan
     from sebp_edge.personalizer import Personalizer

@@ -25,6 +25,7 @@ __all__ = [
     "MemoryRanOut",
     "ModelLoaded",
     "Notice",
+    "PreparationProgress",
     "Sink",
     "StepDone",
     "TensorWritten",
@@ -107,6 +108,19 @@ class ModelLoaded(Event):
     parameters: int
     device: str
     dtype: str
+
+
+@dataclass(frozen=True)
+class PreparationProgress(Event):
+    """The progress of the preparation: `done` of `total`, several times a second.
+
+    `stage` is "reading" (in bytes), "comparing" or "tokenising" (in characters), or "planning" (in layouts).
+    """
+
+    event: ClassVar[str] = "preparing"
+    stage: str
+    done: int
+    total: int
 
 
 @dataclass(frozen=True)

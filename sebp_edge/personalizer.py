@@ -21,6 +21,7 @@ from sebp_edge.errors import (
     BusyError,
     Interrupted,
     MachineError,
+    ModelError,
     NonFiniteLoss,
     OptionError,
     TextsError,
@@ -32,17 +33,19 @@ from sebp_edge.export.result import ExportResult
 from sebp_edge.files import expand_user
 from sebp_edge.insight import lr_range
 from sebp_edge.insight.analysis import Analysis, analyze
+from sebp_edge.insight.inspection import Inspection
 from sebp_edge.insight.lr_range import LearningRateRange
 from sebp_edge.interruptions import Interruptions
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.memory.plan import MemoryBudget, Plan
+from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.model_in_use import ModelInUse
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.generation import generate_text
-from sebp_edge.models.loading import BaseModel
+from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer
 from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.preparation import PlannedTraining, Preparation
 from sebp_edge.pruning.semi_structured import semi_structured
@@ -217,8 +220,9 @@ class Personalizer:
     def stop(self) -> None:
         """Stops the call that runs in another thread, as Ctrl-C would; that call raises Interrupted.
 
-        The call checks for a stop before each text is tokenised, before and after the model is loaded, and after each
-        micro-batch of an evaluation, each step of a training, each example of an analysis and each generated token.
+        The call checks for a stop several times a second while texts are read, compared and tokenised, before and
+        after the model is loaded, and after each micro-batch of an evaluation, each step of a training, each example of
+        an analysis and each generated token.
         `adapt` saves its best state so far as a version that is not active. Once the training is over, a stop ends only
         the assessment of the adapter, which is saved, and activated if the gate keeps it.
 
@@ -245,6 +249,42 @@ class Personalizer:
         preparation = self._preparation(StopSignal())
         size = None if gpu is None else preparation.parse_gpu_memory(gpu)
         return preparation.plan(preparation.read(texts), loaded_bytes=self.in_use.loaded_bytes, gpu=size).plan
+
+    def inspect(self, texts, *, name: str = "default", stop_when: threading.Event | None = None) -> Inspection:
+        """Shows what `adapt` would do with `texts`: what is read, the split, examples, memory and time, what to expect.
+
+        Loads no weights and changes nothing. Texts that `adapt` would refuse are inspected too, and the reason is in
+        `refusal`.
+
+        Args:
+            texts: as for `adapt`.
+            name: the adapter whose next version this would be; documents keep their splits of earlier versions.
+            stop_when: an event that stops this call once it is set (see `stop`).
+
+        Raises:
+            SebpEdgeError: one of its subclasses, if nothing can be read or the model cannot be used.
+        """
+        with self._exclusive_call(stop_when):
+            # The store's salt is made at the first adaptation.
+            is_known = latest_history(self.store, name) is not None
+            preparation = self._preparation(self._signal, name if is_known else None)
+            reading = preparation.read(texts)
+            dataset, planned, refusal = preparation.make_dataset(reading), None, ""
+            try:
+                planned = preparation.plan(reading, dataset=dataset, loaded_bytes=self.in_use.loaded_bytes)
+            except (MachineError, ModelError, TextsError) as error:
+                refusal = str(error)
+            return Inspection.of(
+                self.reference,
+                read_shape(self.reference).parameters,
+                self.recipe,
+                reading,
+                dataset,
+                local_tokenizer(self.reference),
+                planned and planned.plan,
+                refusal=refusal,
+                own_tokenizer=has_own_tokenizer(self.reference),
+            )
 
     def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> Analysis:
         """Measures how sparse the base model's gradients are on `texts`, without an adapter; changes nothing.

@@ -16,8 +16,10 @@ from sebp_edge.models.architecture import longest_sequence
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer, refuse_unknown_tokens
 from sebp_edge.recipe import Recipe
-from sebp_edge.stopping import Stoppable, StopSignal
+from sebp_edge.stopping import StopSignal
 from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
+from sebp_edge.texts.learnable import refuse_unlearnable
+from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.schedule import Schedule, make_schedules
 from sebp_edge.texts.split_history import SplitHistory
@@ -81,26 +83,34 @@ class Preparation:
     def read(self, texts) -> Reading:
         """Reads `texts`; on the CPU with a budget, refuses texts that would exceed it by themselves."""
         if self.budget is None or self.device.type == "cuda":
-            return read_texts(texts)
+            return read_texts(texts, progress=self.progress)
         left = self.budget.size - memory_of(self.device).used
-        return read_texts(texts, max(left, MIN_TEXT_BYTES))
+        return read_texts(texts, max(left, MIN_TEXT_BYTES), self.progress)
 
-    def plan(self, reading: Reading, *, loaded_bytes: int = 0, gpu: int | None = None) -> PlannedTraining:
+    def make_dataset(self, reading: Reading) -> Dataset:
+        """Returns the dataset for a model that is not loaded."""
+        return self._make_dataset(reading, local_tokenizer(self.reference), read_shape(self.reference).longest)
+
+    def plan(
+        self, reading: Reading, *, dataset: Dataset | None = None, loaded_bytes: int = 0, gpu: int | None = None
+    ) -> PlannedTraining:
         """Plans a training within the budget, or else within the free memory; loads no model.
 
         Args:
+            dataset: the dataset of `make_dataset`, if it is made already.
             loaded_bytes: bytes of the model's weights, if the model is loaded already.
             gpu: memory of an absent GPU to plan for, in bytes.
         """
         shape = read_shape(self.reference)
-        tokenizer = Stoppable(local_tokenizer(self.reference), self.signal)
-        dataset = make_dataset(reading, tokenizer, self.recipe, shape.longest, Drawing(self.seed, self.earlier))
+        dataset = dataset or self.make_dataset(reading)
+        self._refuse_unlearnable(dataset, reading, local_tokenizer(self.reference))
         schedules = self.schedule(dataset)
         if gpu is None:
             target, budget = self._target_and_budget(loaded_bytes)
         else:
             target, budget = Target.absent_gpu(gpu), self.budget or MemoryBudget(gpu)
-        return PlannedTraining(dataset, schedules, make_plan(shape, dataset, schedules, self.recipe, target, budget))
+        plan = make_plan(shape, dataset, schedules, self.recipe, target, budget, self.progress)
+        return PlannedTraining(dataset, schedules, plan)
 
     def announce(self, plan: Plan) -> None:
         """Emits the MemoryPlanned event of the plan that is carried out, and the budget as a notice."""
@@ -122,14 +132,25 @@ class Preparation:
         if planned is not None and has_own_tokenizer(self.reference):
             data = planned.dataset
         else:
-            limit = longest_sequence(base.model)
-            tokenizer = Stoppable(base.tokenizer, self.signal)
-            data = make_dataset(reading, tokenizer, self.recipe, limit, Drawing(self.seed, self.earlier))
+            data = self._make_dataset(reading, base.tokenizer, longest_sequence(base.model))
+        self._refuse_unlearnable(data, reading, base.tokenizer)
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))
         self._notify_concerns(data)
         left_out = tuple(asdict(item) for item in data.left_out)
         self.on_event(TextsRead(data.num_documents, len(data.examples), data.num_tokens, data.padding_share, left_out))
         return data
+
+    @property
+    def progress(self) -> Progress:
+        """Reports the progress, and lets the preparation be stopped."""
+        return Progress(self.on_event, self.signal.check)
+
+    def _make_dataset(self, reading: Reading, tokenizer, longest: int | None) -> Dataset:
+        drawing = Drawing(self.seed, self.earlier)
+        return make_dataset(reading, tokenizer, self.recipe, longest, drawing, self.progress)
+
+    def _refuse_unlearnable(self, dataset: Dataset, reading: Reading, tokenizer) -> None:
+        refuse_unlearnable(dataset.examples, reading.documents, tokenizer, chat_template=self.recipe.chat_template)
 
     def _notify_concerns(self, dataset: Dataset) -> None:
         """Says before the training why the gate will judge nothing, if so."""

@@ -35,17 +35,3 @@ class StopSignal:
         if not self._has_raised and any(event.is_set() for event in self._events):
             self._has_raised = True
             raise StopRequested
-
-
-class Stoppable:
-    """Wraps a callable to check a signal before each call; keeps the callable's attributes."""
-
-    def __init__(self, function: Callable, signal: StopSignal):
-        self._function, self._signal = function, signal
-
-    def __call__(self, *arguments, **options):
-        self._signal.check()
-        return self._function(*arguments, **options)
-
-    def __getattr__(self, name: str):
-        return getattr(self._function, name)

@@ -61,8 +61,8 @@ HOMES = {
 # What apps and researchers import. All else is internal.
 PUBLIC = {
     "sebp_edge": """
-        AdaptResult AdapterRecord AdapterStore Analysis ExportResult Folder LearningRateRange Personalizer Plan Receipt
-        Recipe SavedAdapter SebpEdgeError __version__ sparsify
+        AdaptResult AdapterRecord AdapterStore Analysis ExportResult Folder Inspection LearningRateRange Personalizer
+        Plan Receipt Recipe SavedAdapter SebpEdgeError __version__ sparsify
     """,
     "sebp_edge.errors": """
         AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ExportError Interrupted
@@ -71,8 +71,8 @@ PUBLIC = {
     """,
     "sebp_edge.events": """
         AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JsonLines MemoryPlanned
-        MemoryPressure MemoryProbed MemoryRanOut ModelLoaded Notice Sink StepDone TensorWritten TextsRead
-        TrainingStarted silent
+        MemoryPressure MemoryProbed MemoryRanOut ModelLoaded Notice PreparationProgress Sink StepDone TensorWritten
+        TextsRead TrainingStarted silent
     """,
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW Gate LoraGroup LoraProjection Moments QuantisedWeight Recompute Rows Scores

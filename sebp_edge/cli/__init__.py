@@ -10,7 +10,20 @@ import sys
 
 import typer
 
-from sebp_edge.cli import adapt, adapters, analyze, bench, doctor, export, forget, generate, listings, lr_range, plan
+from sebp_edge.cli import (
+    adapt,
+    adapters,
+    analyze,
+    bench,
+    doctor,
+    export,
+    forget,
+    generate,
+    inspect,
+    listings,
+    lr_range,
+    plan,
+)
 from sebp_edge.interruptions import SIGNALS, Interruptions
 
 app = typer.Typer(
@@ -23,6 +36,7 @@ app = typer.Typer(
 )
 app.command()(adapt.adapt)
 app.command()(forget.forget)
+app.command()(inspect.inspect)
 app.command()(plan.plan)
 app.command()(analyze.analyze)
 app.command()(lr_range.lr_range)

@@ -22,6 +22,7 @@ from sebp_edge.events import (
     MemoryRanOut,
     ModelLoaded,
     Notice,
+    PreparationProgress,
     Sink,
     StepDone,
     TensorWritten,
@@ -34,6 +35,7 @@ from sebp_edge.units import duration, gigabytes
 
 MAX_LEFT_OUT_LINES = 10
 SECONDS_BETWEEN_LINES = 5
+SECONDS_BETWEEN_PREPARATION_LINES = 2
 # In characters; a progress bar in a narrower window leaves out the tokens per second.
 MIN_WIDTH_FOR_SPEED = 60
 
@@ -107,6 +109,8 @@ class ProgressPrinter:
                 millions = f"{event.parameters / 1e6:,.1f} million parameters"
                 out.print(f"[bold]{escape(event.model)}[/]: {millions} on {event.device}, {event.dtype}")
                 self._start_task("reading the texts")
+            case PreparationProgress():
+                self._preparing(event)
             case TextsRead():
                 self._texts_read(event)
             case TrainingStarted():
@@ -141,6 +145,20 @@ class ProgressPrinter:
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task(what, total=total, figures=figures)
+
+    def _preparing(self, event: PreparationProgress) -> None:
+        what = "planning the memory" if event.stage == "planning" else f"{event.stage} the texts"
+        percent = 100 * event.done // max(1, event.total)
+        if event.done == 0:
+            self._last_print = time.monotonic()
+            self._start_task(what, total=100)
+        elif event.done == event.total and event.stage in ("reading", "planning"):
+            self._start_task("loading the model")
+        elif self._bar is not None:
+            self._bar.update(self._task, completed=percent)
+        elif time.monotonic() - self._last_print > SECONDS_BETWEEN_PREPARATION_LINES:
+            self._last_print = time.monotonic()
+            out.print(f"{what}: {percent} %")
 
     def _texts_read(self, event: TextsRead) -> None:
         out.print(

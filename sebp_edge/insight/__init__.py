@@ -4,6 +4,7 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 samples         continues the beginnings of a few documents, before and after
 expectations    says what to expect of an adapted model of this size
+inspection      inspects texts before a training; rendered shows examples as the model gets them
 forgetting      measures the loss on general text (probe/), before and after
 copying         finds training text that the adapted model repeats word for word
 analysis        counts the rows of gradients that are zero or small; gradients, heat_maps and figures are parts of it

@@ -1,6 +1,11 @@
 """Says what to expect of an adapted model, and what a model of its size will not do."""
 
+from collections.abc import Sequence
+from statistics import median
+
 from sebp_edge.models.catalog import ModelReference
+from sebp_edge.recipe import Recipe
+from sebp_edge.texts.documents import Completion, Content, Conversation
 
 # Below these numbers of parameters.
 SMALL, MEDIUM = 500_000_000, 2_000_000_000
@@ -13,6 +18,44 @@ def expectation(reference: ModelReference, num_parameters: int, *, is_chat: bool
         is_chat: whether more than half of the documents are conversations.
     """
     return f"{_what_is_learnt(is_chat)} {_limits(reference, num_parameters)}"
+
+
+def what_the_kind_can_do(contents: Sequence[Content], recipe: Recipe, *, has_template: bool) -> str:
+    """Returns what this kind of model makes of these contents, in one or two sentences.
+
+    Args:
+        has_template: whether the model has a chat template.
+    """
+    if not _mostly(contents, Completion | Conversation):
+        return (
+            "It will continue texts in your voice. It will not answer questions about them; for answers, give "
+            "questions with answers to an instruct model, with the recipe 'instruct'."
+        )
+    if not has_template:
+        return (
+            "This base model has no chat template: it learns to continue each prompt with its completion, and is no "
+            "assistant; choose an instruct model for answers."
+        )
+    if recipe.chat_template or _mostly(contents, Conversation):
+        return "It will answer in chats, as your records do. It will not know what they do not say."
+    return (
+        f"The recipe {recipe.name!r} trains on prompts without the model's chat template, so it will continue prompts, "
+        "and not answer in chats; the recipe 'instruct' uses the template."
+    )
+
+
+def fitting_recipe(contents: Sequence[Content], num_tokens: Sequence[int]) -> str:
+    """Returns the name of the bundled recipe that fits documents with these numbers of tokens."""
+    if _mostly(contents, Conversation):
+        return "chat"
+    if _mostly(contents, Completion | Conversation):
+        return "instruct"
+    is_long = median(num_tokens or [0]) > 4 * Recipe.load("notes").context_length
+    return "long" if is_long else "notes"
+
+
+def _mostly(contents: Sequence[Content], kind) -> bool:
+    return 2 * sum(isinstance(content, kind) for content in contents) > len(contents)
 
 
 def _what_is_learnt(is_chat: bool) -> str:

@@ -95,7 +95,7 @@ def _without_end(example: Example, eos: int | None) -> Example:
 
 def _key(base: BaseModel, adaptation: Adaptation, examples: list[Example]) -> dict[str, str]:
     """What the base model's loss depends on: weights, precision, and the probe's tokens."""
-    tokens = json.dumps([[example.input_ids, example.labels] for example in examples])
+    tokens = json.dumps([[example.input_ids.tolist(), example.labels.tolist()] for example in examples])
     return {
         "model": base.fingerprint,
         "dtype": "nf4" if base.in_4bit else adaptation.merge_for or str(base.dtype),

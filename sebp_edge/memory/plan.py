@@ -20,6 +20,7 @@ from sebp_edge.models.shape import DecoderShape
 from sebp_edge.patches.mlp_chunks import CHUNK_ROWS
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.dataset import Dataset
+from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.schedule import RowLimit, Schedule
 from sebp_edge.units import gigabytes
 
@@ -186,6 +187,7 @@ def make_plan(
     recipe: Recipe,
     target: Target,
     budget: MemoryBudget,
+    progress: Progress | None = None,
 ) -> Plan:
     """Returns a plan with the first choice that fits, in order from the fastest to the one with the least memory.
 
@@ -194,11 +196,12 @@ def make_plan(
         schedules: the schedules of its trainings; they stay laid out for the smallest micro-batches of all choices.
         recipe: the recipe; the values that it states are kept, the others are chosen.
         target: the device to train on.
+        progress: of the preparation.
 
     Raises:
         MachineError: nothing fits; the message says what would.
     """
-    candidates = _Candidates(shape, dataset, schedules, recipe, target)
+    candidates = _Candidates(shape, dataset, schedules, recipe, target, progress or Progress())
     larger = chosen = smaller = None
     fitting_host = (choice for choice in candidates.for_recipe(recipe) if choice.host_memory <= target.host)
     for choice in _ever_smaller(fitting_host):
@@ -239,7 +242,13 @@ class _Candidates:
     """Enumerates all choices for training on one dataset."""
 
     def __init__(
-        self, shape: DecoderShape, dataset: Dataset, schedules: list[Schedule], recipe: Recipe, target: Target
+        self,
+        shape: DecoderShape,
+        dataset: Dataset,
+        schedules: list[Schedule],
+        recipe: Recipe,
+        target: Target,
+        progress: Progress,
     ):
         self.shape, self.target = shape, target
         self.takes_4_bits = takes_4_bits(
@@ -250,10 +259,13 @@ class _Candidates:
         setup = self._setup(recipe)
         padded_to = None if setup.is_hoisted else dataset.context_length
         self._work_by_max_rows: dict[int, Work] = {}
-        for max_rows in _limits(setup, dataset):
+        limits = list(_limits(setup, dataset))
+        progress.begin("planning", len(limits) * len(schedules))
+        for max_rows in limits:
             limit = RowLimit.on(target.device, max_rows, padded_to)
             for schedule in schedules:
                 schedule.lay_out(limit)
+                progress.advance(1)
             self._work_by_max_rows[max_rows] = Work.of(
                 schedules, on_gpu=setup.on_gpu, has_graphs=setup.on_gpu and setup.is_hoisted
             )

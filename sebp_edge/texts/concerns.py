@@ -37,18 +37,21 @@ def find_concerns(
         num_exact_duplicates: how many documents were left out since they equal others.
         tokenizer: a fast transformers tokenizer.
     """
-    pieces = _sample([text[begin : begin + PIECE] for text in texts.values() for begin in range(0, len(text), PIECE)])
+    places = [(text, begin) for text in texts.values() for begin in range(0, len(text), PIECE)]
+    step = _step(sum(map(len, texts.values())), SAMPLE)
+    pieces = [text[begin : begin + PIECE] for text, begin in places[::step]]
+    sample = pieces[:: _step(sum(map(len, pieces)), TOKENISED_SAMPLE)]
     return (
         *_concerns_about_order(pieces),
         *_concerns_about_duplicates(texts, cluster_of, num_exact_duplicates),
         *_concerns_about_repetition(pieces),
-        *_concerns_about_tokens("\n".join(_sample(pieces, TOKENISED_SAMPLE)), tokenizer),
+        *_concerns_about_tokens("\n".join(sample), tokenizer),
     )
 
 
-def _sample(pieces: list[str], size: int = SAMPLE) -> list[str]:
-    """Returns every n-th piece, `size` characters or fewer if the pieces are of one size."""
-    return pieces[:: max(1, -(-sum(map(len, pieces)) // size))]
+def _step(size: int, sample: int) -> int:
+    """Returns n so that every n-th piece makes `sample` characters or fewer, if the pieces are of one size."""
+    return max(1, -(-size // sample))
 
 
 def _concerns_about_order(pieces: list[str]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from sebp_edge.texts.boilerplate import common_lines
 from sebp_edge.texts.concerns import find_concerns
 from sebp_edge.texts.documents import Conversation, LeftOut, as_chat, own_text
 from sebp_edge.texts.examples import Example, encode
+from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.split_history import Fingerprint, SplitHistory, take_fingerprints
 from sebp_edge.texts.splits import Draw, draw_splits
@@ -66,6 +67,7 @@ def make_dataset(
     recipe: Recipe,
     model_limit: int | None,
     drawing: Drawing,
+    progress: Progress | None = None,
 ) -> Dataset:
     """Encodes documents as examples and draws their splits.
 
@@ -75,17 +77,23 @@ def make_dataset(
         recipe: sets the context length and whether to use the chat template.
         model_limit: the maximum sequence length that the model supports; None if it has no limit.
         drawing: what the splits of the documents are drawn from.
+        progress: of the preparation.
 
     Raises:
         ModelError: see `encode`.
     """
     context_length = min(recipe.context_length, model_limit or recipe.context_length)
     texts = {number: own_text(document.content) for number, document in enumerate(reading.documents)}
-    fingerprints = take_fingerprints(texts, drawing.earlier.salt)
+    fingerprints = take_fingerprints(texts, drawing.earlier.salt, progress)
     draw = draw_splits(fingerprints, drawing.seed, drawing.earlier)
     lines = common_lines(texts, draw.cluster_of)
     examples, left_out = encode(
-        reading.documents, tokenizer, context_length, chat_template=recipe.chat_template, common_lines=lines
+        reading.documents,
+        tokenizer,
+        context_length,
+        chat_template=recipe.chat_template,
+        common_lines=lines,
+        progress=progress,
     )
     used = sorted({example.document for example in examples})
     if len(used) < len(texts):

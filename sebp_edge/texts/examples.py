@@ -5,21 +5,25 @@ between sentences, else between words. Each loss token is in exactly one example
 dropped.
 """
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+import numpy as np
 
 from sebp_edge.errors import ModelError
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.boilerplate import common_spans
 from sebp_edge.texts.conversations import render_conversation
-from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut, Unreadable, as_chat
-from sebp_edge.texts.tokens import Span, Tokenised, tokenise
+from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut, Unreadable, as_chat, texts_of
+from sebp_edge.texts.progress import Progress
+from sebp_edge.texts.tokens import Span, Spans, Tokenised, tokenise
 
 
 @dataclass(frozen=True)
 class Example:
-    """One training sequence.
+    """One training sequence; any sequences of numbers are kept as arrays, which are compact.
 
     Attributes:
         input_ids: its token ids, after the tokenizer's BOS. If the tokenizer sets none, each later chunk of a text
@@ -30,15 +34,19 @@ class Example:
             if its text has no such line.
     """
 
-    input_ids: list[int]
-    labels: list[int]
+    input_ids: Sequence[int]
+    labels: Sequence[int]
     document: int
     in_boilerplate: bytes = b""
+
+    def __post_init__(self):
+        for name in ("input_ids", "labels"):
+            object.__setattr__(self, name, array("i", getattr(self, name)))
 
     @cached_property
     def num_loss_tokens(self) -> int:
         """The number of loss tokens. The first token is never one, since no token predicts it."""
-        return sum(label != IGNORE for label in self.labels[1:])
+        return len(self.labels[1:]) - self.labels[1:].count(IGNORE)
 
     @cached_property
     def loss_in_boilerplate(self) -> bytes:
@@ -59,6 +67,7 @@ def encode(
     *,
     chat_template: bool = False,
     common_lines: frozenset[str] = frozenset(),
+    progress: Progress | None = None,
 ) -> tuple[list[Example], list[LeftOut]]:
     """Encodes documents as examples of at most `context_length` tokens.
 
@@ -69,6 +78,7 @@ def encode(
         chat_template: whether to render prompt/completion records with the tokenizer's chat template.
         common_lines: the lines that are boilerplate, from `boilerplate.common_lines`. A completion or an assistant's
             message of such lines only is no boilerplate.
+        progress: of the preparation.
 
     Returns:
         The examples in order, and the documents that gave none, each with the reason.
@@ -80,16 +90,17 @@ def encode(
         raise ModelError(
             "This model's tokenizer has no fast version, which is needed to cut texts; choose another model."
         )
-    examples, left_out = [], []
+    examples, left_out, progress = [], [], progress or Progress()
     bos = first_tokens(tokenizer)
     capacity = context_length - max(1, len(bos))
+    progress.begin("tokenising", sum(_num_characters(document) for document in documents))
     for number, document in enumerate(documents):
         try:
             found = [
                 example
-                for tokenised, in_boilerplate in _tokenised(document, tokenizer, chat_template, common_lines)
-                for chunk in _chunks(tokenised, capacity)
-                if (example := _example(tokenised, in_boilerplate, chunk, bos, number)).num_loss_tokens
+                for parts, boilerplate in _tokenised(document, tokenizer, chat_template, common_lines, progress)
+                for tokenised, chunk in _chunks(parts, capacity)
+                if (example := _example(tokenised, chunk, boilerplate, bos, number)).num_loss_tokens
             ]
         except Unreadable as reason:
             left_out.append(LeftOut(document.source, str(reason)))
@@ -97,47 +108,60 @@ def encode(
         if not found:
             left_out.append(LeftOut(document.source, "no tokens to train on"))
         examples += found
+    progress.end()
     return examples, left_out
 
 
-def _example(tokenised: Tokenised, in_boilerplate: bytes, chunk: slice, bos: list[int], document: int) -> Example:
-    ids, loss_mask, in_boilerplate = tokenised.ids[chunk].tolist(), tokenised.loss_mask[chunk], in_boilerplate[chunk]
+def _num_characters(document: Document) -> int:
+    return sum(map(len, texts_of(document.content)))
+
+
+def _example(tokenised: Tokenised, chunk: slice, boilerplate: Spans, bos: list[int], document: int) -> Example:
+    ids, loss_mask = tokenised.ids[chunk].tolist(), tokenised.loss_mask[chunk]
     # Without a BOS, the token before the chunk takes its place, since the first token needs one that predicts it.
     prefix = bos or tokenised.ids[max(0, chunk.start - 1) : chunk.start].tolist()
     if bos and ids[: len(bos)] == bos:
         prefix = []
     labels = [token if keep else IGNORE for token, keep in zip(ids, loss_mask, strict=True)]
-    if in_boilerplate:
-        in_boilerplate = bytes(len(prefix)) + in_boilerplate
+    in_boilerplate = b""
+    if boilerplate:
+        starts = np.array(tokenised.starts[chunk])
+        in_boilerplate = bytes(len(prefix)) + boilerplate.overlap(starts, starts + 1)
     return Example(prefix + ids, [IGNORE] * len(prefix) + labels, document, in_boilerplate)
 
 
 def _tokenised(
-    document: Document, tokenizer, chat_template: bool, common_lines: frozenset[str]
-) -> Iterator[tuple[Tokenised, bytes]]:
-    """Yields the tokens of each text of a document, and which of them begin in boilerplate."""
+    document: Document, tokenizer, chat_template: bool, common_lines: frozenset[str], progress: Progress
+) -> Iterator[tuple[Iterator[Tokenised], Spans]]:
+    """Yields the tokens of each text of a document, a part at a time, and the text's boilerplate."""
     content = as_chat(document.content, chat_template=chat_template)
     if isinstance(content, Conversation):
         answers = (message["content"].strip() for message in content.messages if message["role"] == "assistant")
         for text, spans in render_conversation(content.messages, tokenizer):
-            tokenised = tokenise(text, spans, tokenizer, split_special_tokens=False)
             # Each span holds the next answer.
             pairs = zip(spans, answers, strict=False)
             common = [each for span, answer in pairs for each in _spans_in_answer(answer, text, span, common_lines)]
-            yield tokenised, _begins_in(tokenised, common)
+            yield tokenise(text, spans, tokenizer, split_special_tokens=False), Spans(common)
+        # Rendered texts are longer.
+        progress.advance(_num_characters(document))
         return
     prompt, completion = content if isinstance(content, Completion) else ("", content)
     text = prompt + completion
     loss_span = (len(prompt), len(text))
     # In a user's text, "<|eos|>" is text, not the control token.
-    tokenised = tokenise(text, [loss_span], tokenizer, split_special_tokens=True)
-    if tokenizer.eos_token_id is not None:
-        tokenised.append(tokenizer.eos_token_id)
+    parts = tokenise(text, [loss_span], tokenizer, split_special_tokens=True, advance=progress.advance)
     if isinstance(content, Completion):
         common = _spans_in_answer(completion, text, loss_span, common_lines)
     else:
         common = common_spans(text, common_lines)
-    yield tokenised, _begins_in(tokenised, common)
+    yield _with_end(parts, text, tokenizer.eos_token_id), Spans(common)
+
+
+def _with_end(parts: Iterator[Tokenised], text: str, eos: int | None) -> Iterator[Tokenised]:
+    """Yields the parts, and the token that ends the text, if there is one."""
+    yield from parts
+    if eos is not None:
+        yield Tokenised(text, array("i", [eos]), array("q", [len(text)]), bytearray([1]))
 
 
 def _spans_in_answer(answer: str, text: str, span: Span, common_lines: frozenset[str]) -> list[Span]:
@@ -150,16 +174,6 @@ def _spans_in_answer(answer: str, text: str, span: Span, common_lines: frozenset
     if len(spans) == num_lines or begin < 0:  # a chat template may change an answer
         return []
     return [(begin + first, begin + last) for first, last in spans]
-
-
-def _begins_in(tokenised: Tokenised, spans: list[Span]) -> bytes:
-    """Returns 1 for each token that begins in one of the spans, else 0; empty without spans."""
-    if not spans:
-        return b""
-    marked = bytearray(len(tokenised.text) + 1)  # EOS begins at the end
-    for begin, end in spans:
-        marked[begin:end] = b"\1" * (end - begin)
-    return bytes(map(marked.__getitem__, tokenised.starts))
 
 
 def first_tokens(tokenizer) -> list[int]:
@@ -175,17 +189,30 @@ def first_tokens(tokenizer) -> list[int]:
 # ------------------------------------------------------------------------------------------------------------ cutting
 
 
-def _chunks(tokenised: Tokenised, capacity: int) -> Iterator[slice]:
+def _chunks(parts: Iterable[Tokenised], capacity: int) -> Iterator[tuple[Tokenised, slice]]:
     """Yields consecutive slices of at most `capacity` tokens, each cut at the best boundary in its last three quarters.
 
-    The last token, EOS, is never alone in a slice.
+    The last token, EOS, is never alone in a slice. A slice is one of the tokens that it comes with, which are few; they
+    have the token before it, and are valid until the next slice.
     """
-    begin, total = 0, len(tokenised.ids)
-    while total - begin > capacity:
+    tokenised, begin = None, 0
+    for part in parts:
+        if tokenised is None:
+            tokenised = Tokenised.none(part.text)
+        tokenised.extend(part)
+        # Whether more tokens follow makes no difference to these cuts.
+        while len(tokenised.ids) - begin > capacity + 1:
+            cut = _best_cut(tokenised, range(begin + max(1, capacity // 4), begin + capacity + 1))
+            yield tokenised, slice(begin, cut)
+            begin = cut
+        passed = max(0, begin - 1)
+        tokenised.drop(passed)
+        begin -= passed
+    while (total := len(tokenised.ids)) - begin > capacity:
         cut = _best_cut(tokenised, range(begin + max(1, capacity // 4), min(begin + capacity, total - 2) + 1))
-        yield slice(begin, cut)
+        yield tokenised, slice(begin, cut)
         begin = cut
-    yield slice(begin, total)
+    yield tokenised, slice(begin, total)
 
 
 def _best_cut(tokenised: Tokenised, candidates: range) -> int:

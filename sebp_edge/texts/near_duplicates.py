@@ -7,6 +7,7 @@ all the same, and spaces and punctuation do not count, so that a template with a
 import re
 import unicodedata
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -36,6 +37,10 @@ _PAIRS_AT_ONCE = 100_000
 # Chinese and Japanese have no spaces between words; each of their characters counts as one.
 _WIDE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_WIDE}]|\d+|[^\W\d_{_WIDE}]+")
+_SIGN = re.compile(r"\S")
+_BLANK = re.compile(r"[ \n。]")
+# The least characters of a piece of a text, and the most words whose hashes are kept; both limit the memory.
+_PIECE, _MAX_WORDS = 250_000, 100_000
 # Odd numbers without a pattern, one for each word of a shingle.
 _FACTORS = [np.uint64(factor) for factor in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)]
 
@@ -65,16 +70,49 @@ class Shingler:
     def __init__(self, salt: bytes):
         self._hash_of = _WordHashes(salt)
 
-    def shingles(self, text: str) -> Shingles:
-        """Returns the shingles of a text, which are one at least."""
-        text = unicodedata.normalize("NFKC", text).lower()
-        words = _WORD.findall(text) or re.findall(r"\S", text) or [""]
-        hashes = np.fromiter(map(self._hash_of.__getitem__, words), np.uint64, len(words))
-        hashes = np.pad(hashes, (0, max(0, 3 - len(hashes))))
-        first, second, third = _FACTORS
-        mixed = hashes[:-2] * first + hashes[1:-1] * second + hashes[2:] * third
-        hashes = np.unique((mixed >> np.uint64(32)).astype(np.uint32))
+    def shingles(self, text: str, advance: Callable[[int], None] = lambda amount: None) -> Shingles:
+        """Returns the shingles of a text, which are one at least.
+
+        Args:
+            advance: is called with the number of characters of each piece that is done.
+        """
+        for pattern in (_WORD, _SIGN):
+            carried, found = np.empty(0, np.uint64), [np.empty(0, np.uint32)]
+            for piece in _pieces(text):
+                words = pattern.finditer(unicodedata.normalize("NFKC", piece).lower())
+                hashes = np.append(carried, np.fromiter((self._hash_of[word[0]] for word in words), np.uint64))
+                found.append(_mix(hashes))
+                carried = hashes[-2:]
+                if pattern is _WORD:
+                    advance(len(piece))
+            if len(carried):
+                break
+        else:
+            carried = np.array([self._hash_of[""]], np.uint64)
+        hashes = np.concatenate(found)
+        if not len(hashes):
+            hashes = _mix(np.pad(carried, (0, 3 - len(carried))))
+        # NumPy's unique() takes several times the memory.
+        hashes.sort()
+        hashes = hashes[np.append(True, hashes[1:] != hashes[:-1])]
         return Shingles(hashes, len(hashes))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cuts a text after blanks and full stops, which are in no word and in no character of several code points."""
+    begin = 0
+    while begin < len(text):
+        blank = _BLANK.search(text, begin + _PIECE)
+        end = blank.end() if blank else len(text)
+        yield text[begin:end]
+        begin = end
+
+
+def _mix(hashes: np.ndarray) -> np.ndarray:
+    """Returns a hash of each three neighbours."""
+    first, second, third = _FACTORS
+    mixed = hashes[:-2] * first + hashes[1:-1] * second + hashes[2:] * third
+    return (mixed >> np.uint64(32)).astype(np.uint32)
 
 
 class _WordHashes(dict):
@@ -84,6 +122,8 @@ class _WordHashes(dict):
         self._salt = salt
 
     def __missing__(self, word: str) -> int:
+        if len(self) >= _MAX_WORDS:
+            self.clear()
         plain = "0" if word[:1].isdecimal() else word
         digest = blake2b(plain.encode(errors="surrogatepass"), digest_size=8, key=self._salt).digest()
         self[word] = found = int.from_bytes(digest, "little")

@@ -79,10 +79,10 @@ def encode_prompt(prompt: str | Messages, tokenizer, *, chat: bool) -> EncodedPr
         raise TextsError(f"The model's chat template cannot be used for this prompt: {reason}.") from None
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     prefix = [] if ids[: len(bos)] == bos else bos
-    return EncodedPrompt(prefix + ids, ends + _end_of_turn(tokenizer))
+    return EncodedPrompt(prefix + ids, ends + end_of_turn(tokenizer))
 
 
-def _end_of_turn(tokenizer) -> list[int]:
+def end_of_turn(tokenizer) -> list[int]:
     """Returns the control token that ends the assistant's turn, which need not be the EOS; [] if there is none."""
     ids = tokenizer(render_end_of_turn(tokenizer), add_special_tokens=False)["input_ids"]
     control = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}

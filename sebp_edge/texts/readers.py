@@ -22,6 +22,7 @@ from sebp_edge.texts.documents import (
 )
 from sebp_edge.texts.folders import Folder, expand_user, find_files
 from sebp_edge.texts.formats import FORMATS, read_file, text_size
+from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.records import record_content
 from sebp_edge.units import gigabytes
 
@@ -46,7 +47,7 @@ class Reading:
     num_equal: int = 0
 
 
-def read_texts(texts, memory: int | None = None) -> Reading:
+def read_texts(texts, memory: int | None = None, progress: Progress | None = None) -> Reading:
     """Reads a user's texts.
 
     Args:
@@ -54,6 +55,7 @@ def read_texts(texts, memory: int | None = None) -> Reading:
             (`{"text"}`, `{"prompt", "completion"}`, `{"messages"}`, or as `record_content` takes; its "name", if it is
             a string, names the document), or an iterable of these. Strings are texts, never paths.
         memory: the bytes of memory that reading and tokenising the texts may take; None for no limit.
+        progress: of the preparation.
 
     Raises:
         TextsError: a path does not exist, an item has another type, nothing readable was found, or `texts` is a string
@@ -64,7 +66,9 @@ def read_texts(texts, memory: int | None = None) -> Reading:
     sources = _with_different_names(list(_sources(texts, reading.left_out)))
     size = sum(source.size for source in sources)
     _refuse_too_large(size, memory)
-    seen: dict[bytes, str] = {}
+    progress = progress or Progress()
+    progress.begin("reading", size)
+    seen: dict[tuple[type, bytes], str] = {}
     for source in sources:
         try:
             contents = list(source.load()) or [Unreadable("empty")]
@@ -74,8 +78,11 @@ def read_texts(texts, memory: int | None = None) -> Reading:
             # Unpacked texts have a size only now.
             size += sum(num_bytes(content) for content in contents if not isinstance(content, Unreadable))
             _refuse_too_large(size, memory)
-        for position, content in enumerate(contents, start=1):
-            name = source.name if len(contents) == 1 else f"{source.name}, record {position}"
+        is_alone = len(contents) == 1
+        for position in range(len(contents)):
+            name = source.name if is_alone else f"{source.name}, record {position + 1}"
+            # A large text is not kept beside its clean copy.
+            content, contents[position] = contents[position], None
             try:
                 content = clean_content(content)
                 if (key := _digest(content)) in seen:
@@ -86,6 +93,8 @@ def read_texts(texts, memory: int | None = None) -> Reading:
             else:
                 seen[key] = name
                 reading.documents.append(Document(name, content, name if source.is_named else None))
+        progress.advance(source.size)
+    progress.end()
     if not reading.documents:
         raise TextsError(_nothing_readable(reading.left_out))
     return reading
@@ -99,8 +108,9 @@ def _refuse_too_large(size: int, memory: int | None) -> None:
         )
 
 
-def _digest(content: Content) -> bytes:
-    return hashlib.sha256(json.dumps(content).encode()).digest()
+def _digest(content: Content) -> tuple[type, bytes]:
+    text = content if isinstance(content, str) else json.dumps(content)
+    return type(content), hashlib.sha256(text.encode()).digest()
 
 
 def _nothing_readable(left_out: list[LeftOut]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from sebp_edge.texts.near_duplicates import Relations, Shingler, Shingles, compare
+from sebp_edge.texts.progress import Progress
 
 NUM_FOLDS = 3
 SPLITS = TRAIN, VALIDATION, TEST = "train", "validation", "test"
@@ -30,20 +31,31 @@ class Fingerprint:
     shingles: Shingles
 
 
-def take_fingerprints(texts: Mapping[int, str], salt: bytes) -> dict[int, Fingerprint]:
+def take_fingerprints(
+    texts: Mapping[int, str], salt: bytes, progress: Progress | None = None
+) -> dict[int, Fingerprint]:
     """Returns the documents' fingerprints by number, in an order that depends on the texts only.
 
     Args:
         texts: the texts of the documents by number. They should be those that have examples.
         salt: up to 64 secret bytes, the same for all versions of an adapter.
+        progress: of the preparation.
     """
-    shingler = Shingler(salt)
-    found = {}
-    for number, text in texts.items():
-        content = text.encode(errors="surrogatepass")
-        key = int.from_bytes(blake2b(content, digest_size=8, key=salt).digest(), "little")
-        found[number] = Fingerprint(blake2b(content, digest_size=16).digest(), key, shingler.shingles(text))
+    shingler, progress = Shingler(salt), progress or Progress()
+    progress.begin("comparing", sum(map(len, texts.values())))
+    found = {
+        number: Fingerprint(*_digests(text, salt), shingler.shingles(text, progress.advance))
+        for number, text in texts.items()
+    }
+    progress.end()
     return dict(sorted(found.items(), key=lambda item: item[1].digest))
+
+
+def _digests(text: str, salt: bytes) -> tuple[bytes, int]:
+    """Returns the digest and the key of a text."""
+    content = text.encode(errors="surrogatepass")
+    key = int.from_bytes(blake2b(content, digest_size=8, key=salt).digest(), "little")
+    return blake2b(content, digest_size=16).digest(), key
 
 
 @dataclass(frozen=True, slots=True)

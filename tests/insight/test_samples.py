@@ -59,7 +59,7 @@ def test_a_beginning_has_the_tokens_of_the_training(base, content, chat_template
     (beginning,) = beginnings_of(base, content, chat_template=chat_template)
     (example,), _ = encode([Document("", content)], base.tokenizer, 64, chat_template=chat_template)
     prompt = beginning.prompt.input_ids
-    assert example.input_ids[: len(prompt)] == prompt
+    assert list(example.input_ids[: len(prompt)]) == prompt
     if not isinstance(content, str):
         assert set(example.labels[: len(prompt)]) == {-100} and example.labels[len(prompt)] != -100
 

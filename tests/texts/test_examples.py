@@ -101,7 +101,7 @@ def test_chunks_hold_every_token_once_in_order_within_the_context_length(any_tok
 def test_the_last_token_is_never_alone(tokenizer):
     for length in range(1, 80):
         for example in encode_one("a" * length, tokenizer, context_length=8):
-            assert example.input_ids != [BOS, EOS]
+            assert list(example.input_ids) != [BOS, EOS]
 
 
 def test_short_texts_stay_one_example_each_and_keep_their_order(tokenizer):
@@ -109,15 +109,15 @@ def test_short_texts_stay_one_example_each_and_keep_their_order(tokenizer):
     examples, _ = encode(documents, tokenizer, 64)
     assert [example.document for example in examples] == [0, 1, 2, 3, 4]
     for example, document in zip(examples, documents, strict=True):
-        assert example.input_ids == [BOS, *tokens_of(document.content, tokenizer), EOS]
-        assert example.labels == [IGNORE, *example.input_ids[1:]]
+        assert list(example.input_ids) == [BOS, *tokens_of(document.content, tokenizer), EOS]
+        assert list(example.labels) == [IGNORE, *example.input_ids[1:]]
         assert example.num_loss_tokens == len(example.input_ids) - 1
 
 
 @pytest.mark.parametrize("text", ["a", "日", "🙂", "\u05d0"])
 def test_one_character_is_a_document(tokenizer, text):
     [example] = encode_one(text, tokenizer)
-    assert example.input_ids == [BOS, *tokens_of(text, tokenizer), EOS]
+    assert list(example.input_ids) == [BOS, *tokens_of(text, tokenizer), EOS]
 
 
 def test_a_document_without_loss_tokens_is_left_out():
@@ -198,7 +198,7 @@ def test_only_the_completion_has_loss(any_tokenizer):
     [example] = encode_one(Completion("the wind: ", " west  \n "), any_tokenizer)
     eos = [EOS] if any_tokenizer.eos_token else []
     joint = tokens_of("the wind:  west  \n ", any_tokenizer)
-    assert example.input_ids[-len(joint + eos) :] == joint + eos
+    assert list(example.input_ids[-len(joint + eos) :]) == joint + eos
     labels = labelled([example])
     assert any_tokenizer.decode(labels[: len(labels) - len(eos)]) == " west  \n "
     assert labels[len(labels) - len(eos) :] == eos
@@ -206,7 +206,7 @@ def test_only_the_completion_has_loss(any_tokenizer):
 
 def test_a_token_across_the_boundary_has_loss(tokenizer):
     [example] = encode_one(Completion("so th", "e map"), tokenizer)
-    assert example.input_ids == [BOS, *tokens_of("so the map", tokenizer), EOS]
+    assert list(example.input_ids) == [BOS, *tokens_of("so the map", tokenizer), EOS]
     assert tokenizer.decode(labelled([example])) == " the map<|eos|>"
 
 

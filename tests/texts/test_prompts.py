@@ -50,7 +50,7 @@ def test_a_prompt_is_a_prefix_of_the_training_example(own_tokenizer, has_bos):
     document = Document("chat", Conversation((*CHAT, ANSWER)))
     ((example,), _) = encode([document], own_tokenizer, 128)
     prompt = encode_prompt(CHAT, own_tokenizer, chat=True)
-    assert example.input_ids[: len(prompt.input_ids)] == prompt.input_ids
+    assert list(example.input_ids[: len(prompt.input_ids)]) == prompt.input_ids
     assert set(example.labels[: len(prompt.input_ids)]) != {-100}  # the first answer has loss too
     assert example.input_ids[-1] in prompt.end_ids
 

@@ -92,7 +92,9 @@ def tokenizer(request):
 
 
 def tokenised(text, tokenizer, split_special_tokens=True):
-    found = tokenise(text, [(10, len(text) // 2)], tokenizer, split_special_tokens=split_special_tokens)
+    found = tokens.Tokenised.none(text)
+    for part in tokenise(text, [(10, len(text) // 2)], tokenizer, split_special_tokens=split_special_tokens):
+        found.extend(part)
     return found.ids, found.starts, found.loss_mask
 
 
@@ -118,6 +120,6 @@ def test_if_windows_agree_one_window_at_a_time_is_tokenised(monkeypatch):
         return tokenizer(text, **options)
 
     text = "\n\n".join(NOTES) * 4
-    tokenise(text, [], watched, split_special_tokens=True)
+    assert list(tokenise(text, [], watched, split_special_tokens=True))
     assert max(lengths) == tokens.WINDOW < len(text)
     assert len(lengths) == 1 + -(-(len(text) - tokens.WINDOW) // (tokens.WINDOW - tokens.OVERLAP))

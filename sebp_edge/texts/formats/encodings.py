@@ -77,7 +77,8 @@ def decode_bytes(data: bytes) -> str:
 
 
 def _not_empty(text: str) -> str:
-    if not text.strip():
+    # strip() would copy a large text.
+    if not text or text.isspace():
         raise Unreadable("empty")
     return text
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from sebp_edge.texts.documents import Unreadable
 
 # Of one file, in seconds; and of the text and drawing instructions of a page, in bytes.
-MAX_SECONDS, MAX_PAGE = 60, 4_000_000
+MAX_SECONDS, MAX_PAGE = 15, 4_000_000
 # Of the text of one file, in characters.
 MAX_TEXT = 64_000_000
 

@@ -1,0 +1,123 @@
+"""`sebp-edge inspect PATH...`: shows what an adaptation to these texts would do, and changes nothing."""
+
+from typing import Annotated
+
+import typer
+
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, printable, quick_imports
+from sebp_edge.cli.options import (
+    Context,
+    Device,
+    Epochs,
+    Exclude,
+    Include,
+    Json,
+    ModelName,
+    Paths,
+    RecipeName,
+    Seed,
+    select,
+)
+
+# Lines of a list, and characters of a rendered run; JSON has all.
+MAX_LINES, MAX_RUN = 8, 400
+
+
+def inspect(
+    paths: Paths,
+    include: Include = None,
+    exclude: Exclude = None,
+    model: ModelName = "tiny",
+    recipe: RecipeName = "notes",
+    name: Annotated[str, typer.Option(help="Name of the adapter, whose documents keep their splits.")] = "default",
+    memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default the free memory.")] = None,
+    epochs: Epochs = None,
+    context: Context = None,
+    seed: Seed = 0,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Show what `adapt` would do with the texts in PATH: what is read, the split, examples, memory and time.
+
+    Loads no weights and changes nothing.
+    """
+    with one_sentence_errors(as_json=as_json):
+        with quick_imports():
+            from sebp_edge.cli.progress import show_progress
+            from sebp_edge.personalizer import Personalizer
+            from sebp_edge.recipe import Recipe
+
+        chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
+        with show_progress(as_json) as sink:
+            personalizer = Personalizer(
+                model, recipe=chosen, device=device, memory_budget=memory, seed=seed, on_event=sink
+            )
+            found = personalizer.inspect(select(paths, include, exclude), name=name)
+        if as_json:
+            print_json(found.to_dict())
+        else:
+            show_inspection(found)
+
+
+def show_inspection(found) -> None:
+    """Prints an inspection."""
+    from rich.markup import escape
+
+    from sebp_edge.cli.plan import show_plan
+
+    tokenizer = "" if found.own_tokenizer else ", counted with the bundled model's tokenizer"
+    out.print(
+        f"{found.documents:,} documents, {found.characters:,} characters: {found.examples:,} examples, "
+        f"{found.tokens:,} tokens{tokenizer}"
+    )
+    for group in found.left_out:
+        _show_list(f"left out, {group.reason}", group.sources)
+    _show_list("near-duplicates, groups", [", ".join(group) for group in found.near_duplicates])
+    _show_list("look like templates, but would be read", found.templates)
+    _show_list("look like drawings, but would be read", found.drawings)
+    if found.boilerplate_share:
+        out.print(f"boilerplate: {found.boilerplate_share:.0%} of the tokens are in lines of many documents")
+    rates = [f"{each.document} ({each.tokens_per_character:.2f})" for each in found.badly_read]
+    usual = f"{found.tokens_per_character:.2f}"
+    _show_list(f"read badly by this tokenizer, tokens per character (usually {usual})", rates)
+    print_table(["split", "documents", "tokens"], [[p.name, f"{p.documents:,}", f"{p.tokens:,}"] for p in found.split])
+    for number, example in enumerate(found.rendered, start=1):
+        _show_example(number, example)
+    if found.plan is not None:
+        show_plan(found.plan)
+    for concern in found.concerns:
+        out.print(f"[yellow]concern:[/] {escape(concern)}")
+    for sentence in found.expectations:
+        out.print(escape(sentence), style="dim")
+    out.print(f"[{'yellow' if found.refusal else 'green'}]{escape(found.summary)}[/]")
+
+
+def _show_list(title: str, lines) -> None:
+    from rich.markup import escape
+
+    if lines:
+        out.print(f"{escape(title)}: {len(lines):,}")
+        for line in lines[:MAX_LINES]:
+            out.print(f"  {escape(printable(line))}", style="dim")
+        if len(lines) > MAX_LINES:
+            out.print(f"  and {len(lines) - MAX_LINES:,} more (--json lists them all)", style="dim")
+
+
+def _show_example(number: int, example) -> None:
+    """Prints an example; runs are marked by words, and by colours on a terminal."""
+    from rich.markup import escape
+
+    counts = f"{example.trained_tokens:,} of {example.tokens:,} tokens trained"
+    out.print(f"\n[bold]example {number}[/] [dim]{escape(printable(example.document))}, {counts}[/]")
+    for piece in example.pieces:
+        word, style = ("trained", "green") if piece.trained else ("given", "dim")
+        out.print(f"  {word:<8} [{style}]{escape(_one_line(piece.text))}[/]")
+    out.print()
+
+
+def _one_line(text: str) -> str:
+    """Returns a run in one line, without its middle if it is long."""
+    if len(text) > MAX_RUN:
+        left_out = f" [... {len(text) - MAX_RUN:,} characters ...] "
+        text = text[: MAX_RUN // 2] + left_out + text[-MAX_RUN // 2 :]
+    return printable(text.replace("\n", " ⏎ "))
