@@ -111,6 +111,10 @@ class GgufFile:
             raise ModelError(f"{self.name!r} has {key} of type {type(value).__name__}; expected {kind.__name__}.")
         return value
 
+    def forget_tokenizer(self) -> None:
+        """Frees the tokenizer's values, tens of bytes for each token and each merge."""
+        self.metadata = {key: value for key, value in self.metadata.items() if not key.startswith("tokenizer.")}
+
     def refuse_unreadable_types(self) -> None:
         """Raises a ModelError if tensors cannot be dequantised."""
         unknown = sorted({tensor.type_name for tensor in self.tensors.values() if tensor.kind is None})

@@ -17,8 +17,13 @@ from sebp_edge.errors import ModelError
 from sebp_edge.gguf.families import config_of, read_weight, weight_names
 from sebp_edge.gguf.file import GgufFile
 from sebp_edge.gguf.tokenizer import chat_template_of, special_tokens_of, tokenizer_of
+from sebp_edge.machine.devices import release_memory
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.soundness import refuse_too_many_modules
+
+_CPU = torch.device("cpu")
+# Smaller weights do not matter for memory, in bytes.
+_LARGE = 2**16
 
 
 @contextmanager
@@ -94,7 +99,8 @@ def lazy_weights(file: GgufFile, on_meta: nn.Module, dtype: torch.dtype) -> dict
 class _LazyWeight:
     """A weight that transformers reads, by slicing it, when it needs it.
 
-    It does so from several threads; the lock keeps what they hold at one weight.
+    It does so from several threads; the lock keeps what they hold at one weight. What reading and quantising the one
+    before has taken is released first: the heap would keep it, and scatter the weights that stay over it.
     """
 
     def __init__(self, file: GgufFile, name: str, dtype: torch.dtype, lock: threading.Lock):
@@ -102,4 +108,6 @@ class _LazyWeight:
 
     def __getitem__(self, _) -> Tensor:
         with self._lock:
+            if self._file.tensors[self._name].size > _LARGE:
+                release_memory(_CPU)
             return read_weight(self._file, self._name, self._dtype)

