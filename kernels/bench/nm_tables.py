@@ -10,7 +10,7 @@ from functools import partial
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from tables import Row, index, markdown, recorded, rows
+from tables import NOT_RECORDED, Row, index, markdown, recorded, rows
 
 SETTINGS = ("digits", "tiny", "sst2", "notes")
 PARTS = 10
@@ -27,7 +27,6 @@ DENSE, SR_STE, COUPLED, EXPONENTIAL, STEPWISE = (
 HIGH, LOW = "1:16", "2:4"
 # How much worse counts as equal quality, and the paper's saving in training FLOPs.
 MARGIN, SAVING = 1.0, 0.3
-NOT_RECORDED = "Not recorded yet."
 
 
 class Interval(NamedTuple):

@@ -15,6 +15,7 @@ import evidence
 Row = dict[str, str | int | float | None]
 
 LIBRARIES = ("torch", "triton", "transformers", "peft")
+NOT_RECORDED = "Not recorded yet."
 
 # The trainers of peers.py in plain English, in the order of the tables. Others follow under their own names.
 ARMS = {
@@ -369,6 +370,8 @@ def four_bit_quality() -> str:
 
 def export_gain() -> str:
     """How much of an adapter's gain each quantisation keeps, trained as usual and for it: means over seeds."""
+    if "export-gain" not in index():
+        return NOT_RECORDED
     groups: dict[tuple, dict[str | None, list[Row]]] = {}
     for row in rows("export-gain"):
         group = groups.setdefault((row["model"], row["texts"], row["quant"]), {})

@@ -53,18 +53,19 @@ def forget(
             from sebp_edge.cli.progress import show_progress
             from sebp_edge.personalizer import Personalizer
 
-        sinks = []
+        sink = stack.enter_context(show_progress(as_json))
 
         def ask(found) -> None:
+            nonlocal sink
+            stack.close()  # a progress bar would be drawn over the question
             _ask(found, yes=yes, keep_anyway=keep_anyway, as_json=as_json)
-            # A progress bar would be drawn over the question.
-            sinks.append(stack.enter_context(show_progress(as_json)))
+            sink = stack.enter_context(show_progress(as_json))
 
         store = AdapterStore()
         newest = store.active_version(name) or max(store.versions(name))
         base = model or find_base_model(store.open(name, newest).record)
         personalizer = Personalizer(
-            base, store=store, device=device, memory_budget=memory, on_event=lambda event: sinks[0](event)
+            base, store=store, device=device, memory_budget=memory, on_event=lambda event: sink(event)
         )
         receipt = personalizer.forget(
             documents,
