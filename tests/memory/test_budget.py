@@ -25,6 +25,7 @@ from sebp_edge.memory.target import Target
 from sebp_edge.models.catalog import resolve
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
+from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.schedule import make_schedules
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -62,7 +63,7 @@ def plan_of(shape, dataset, recipe, target, budget):
 
 def candidates(shape, dataset, target):
     schedules = make_schedules(dataset, RECIPE, seed=0)
-    return memory_plan._Candidates(shape, dataset, schedules, RECIPE, target)
+    return memory_plan._Candidates(shape, dataset, schedules, RECIPE, target, Progress())
 
 
 def plan_3b(shape, size, dataset=None, recipe=RECIPE):

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, LlamaConfig
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import MachineError, OptionError, TextsError
-from sebp_edge.events import MemoryPlanned, ModelLoaded, StepDone
+from sebp_edge.events import MemoryPlanned, ModelLoaded, PreparationProgress, StepDone
 from sebp_edge.machine import devices, process
 from sebp_edge.models import hub
 from sebp_edge.sparse.hoist import Hoisted
@@ -136,6 +136,7 @@ def test_a_training_runs_the_planned_micro_batches_and_the_same_steps(make, note
         rows.clear()
         events = []
         make(on_event=events.append, **options).adapt(notes_folder)
+        events = [event for event in events if not isinstance(event, PreparationProgress)]
         return events, max(rows)
 
     events, most = adapt()
