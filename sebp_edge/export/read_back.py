@@ -79,7 +79,7 @@ class Texts:
         rows, left = [], NUM_TOKENS
         for example in _longest_first(examples):
             if left > 0:
-                rows.append(example.input_ids[:left])
+                rows.append(list(example.input_ids[:left]))
                 left -= len(rows[-1])
         return cls(examples, rows, texts, context_length)
 

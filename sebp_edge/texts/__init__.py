@@ -12,5 +12,6 @@ dataset                          examples of all documents, with the figures for
 prompts                          a prompt or messages -> tokens, as in training
 near_duplicates, split_history   texts -> clusters of near-duplicates; what earlier versions did with documents
 splits, schedule                 examples -> splits -> epochs, steps and micro-batches
+progress                         events while texts are read, compared and tokenised
 batches                          a micro-batch -> packed active tokens, or a padded batch
 """
