@@ -369,6 +369,8 @@ def four_bit_quality() -> str:
 
 def export_gain() -> str:
     """How much of an adapter's gain each quantisation keeps, trained as usual and for it: means over seeds."""
+    if "export-gain" not in index():
+        return "Not recorded yet."
     groups: dict[tuple, dict[str | None, list[Row]]] = {}
     for row in rows("export-gain"):
         group = groups.setdefault((row["model"], row["texts"], row["quant"]), {})
