@@ -1,6 +1,6 @@
 """Measures an export's time and peak memory, on a model with random weights, and a random LoRA adapter.
 
-    python kernels/bench/export.py [--model llama-3.2-1b] [--quants q8_0 q4_0] [--folder FOLDER] [--read-back]
+    python kernels/bench/export.py [--model llama-3.2-3b] [--quants q8_0 q4_0] [--folder FOLDER] [--read-back]
                                    [--record [FILE]]
 
 Each file is written by a process of its own, without and, with --read-back, with reading it back. The peak is of the
@@ -30,16 +30,16 @@ from sebp_edge.export.formats import Gguf
 from sebp_edge.export.source import Source
 from sebp_edge.models.catalog import BUNDLED_FOLDER, resolve
 from sebp_edge.models.fingerprint import fingerprint
-from sebp_edge.models.loading import BaseModel, local_tokenizer, model_from_config
+from sebp_edge.models.loading import BaseModel, local_tokenizer, model_from_config, without_progress_bars
 from sebp_edge.models.lora import LoraAdapter
 
-SOURCES = ("sebp_edge/export", "sebp_edge/models", __file__)
+SOURCES = ("sebp_edge/export", "sebp_edge/gguf", "sebp_edge/models", __file__)
 _SECONDS_BETWEEN_SAMPLES = 0.02
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="llama-3.2-1b")
+    parser.add_argument("--model", default="llama-3.2-3b")
     parser.add_argument("--quants", nargs="+", default=["q8_0", "q4_0"])
     parser.add_argument("--folder", type=Path, help="where to write; by default the system's temporary folder")
     parser.add_argument("--read-back", action="store_true")
@@ -71,20 +71,35 @@ def prepare(folder: Path, name: str) -> int:
     """Writes the base model in bf16 and the adapter; returns the number of parameters."""
     torch.manual_seed(0)
     model = model_from_config(resolve(name), torch.device("cpu"), torch.bfloat16)
-    model.save_pretrained(folder / "model")
+    with without_progress_bars():
+        model.save_pretrained(folder / "model")
     for file in Path(BUNDLED_FOLDER).glob("tokenizer*"):
         shutil.copy(file, folder / "model")
     reference = resolve(folder / "model")
     identity = fingerprint(type(model).__name__, folder / "model")
-    device = torch.device("cpu")
-    base = BaseModel(reference, model, local_tokenizer(reference), device, torch.bfloat16, identity)
+    base = BaseModel(reference, model, local_tokenizer(reference), torch.device("cpu"), torch.bfloat16, identity)
+    write_adapter(folder / "adapter", base, 0.01)
+    return model.num_parameters()
+
+
+def write_adapter(folder: Path, base: BaseModel, spread: float) -> None:
+    """Writes a random adapter into a new folder, as a version of the store is.
+
+    Args:
+        spread: the standard deviation of lora_B.
+    """
     adapter = LoraAdapter.fresh(base, Recipe.load("notes"), seed=0)
-    (folder / "adapter").mkdir()
-    adapter.save(folder / "adapter")
+    torch.manual_seed(1)
+    for name, parameter in adapter.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=spread)
+    folder.mkdir()
+    adapter.save(folder)
+    adapter.detach()
     record = AdapterRecord(
-        base_model="model",
-        model="model",
-        fingerprint=identity,
+        base_model=base.reference.public_name,
+        model=base.reference.name,
+        fingerprint=base.fingerprint,
         recipe=asdict(Recipe.load("notes")),
         documents=1,
         examples=1,
@@ -93,8 +108,7 @@ def prepare(folder: Path, name: str) -> int:
         heldout_loss_after=None,
         seed=0,
     )
-    (folder / "adapter" / RECORD).write_text(json.dumps(asdict(record)))
-    return model.num_parameters()
+    (folder / RECORD).write_text(json.dumps(asdict(record)))
 
 
 def measure(folder: Path, quant: str, *, read_back: bool) -> dict:

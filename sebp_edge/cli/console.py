@@ -4,10 +4,13 @@ import contextlib
 import errno
 import gc
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import typer
 from rich.console import Console
@@ -46,7 +49,8 @@ def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
     """
     try:
         silence_libraries()
-        yield
+        with _interrupts_despite_libraries():
+            yield
     except SebpEdgeError as error:
         _fail(type(error).__name__, str(error), error.exit_code, as_json)
     except KeyboardInterrupt:
@@ -60,6 +64,31 @@ def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
             raise
         discard_output()
         _fail("StorageError", f"The output could not be written: {error.strerror}.", 1, as_json=False)
+
+
+@contextlib.contextmanager
+def _interrupts_despite_libraries() -> Iterator[None]:
+    """Raises KeyboardInterrupt for an unexpected error after Ctrl-C: native code may replace it by an error of its own."""
+    received = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        signal.default_int_handler(number, frame)
+
+    # A background job ignores SIGINT, and only the main thread may change handlers.
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except Exception as error:
+        if received and not isinstance(error, SebpEdgeError | OSError | typer.Exit):
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def discard_output() -> None:

@@ -175,4 +175,5 @@ def _write_header(writer: GGUFWriter) -> None:
     writer.write_ti_data_to_file()
 
 
-_FILE_TYPES = {name: LlamaFileType[f"MOSTLY_{name.upper()}"] for name in QUANTISATIONS}
+# f32, which no export has, is for comparisons: llama.cpp rounds nothing there.
+_FILE_TYPES = {name: LlamaFileType[f"MOSTLY_{name.upper()}"] for name in QUANTISATIONS} | {"f32": LlamaFileType.ALL_F32}

@@ -114,10 +114,19 @@ class Comparison:
         else:
             self.expected, self.loss_adapter = self.with_weights(source.weights.read)
 
+    @property
+    def model(self) -> nn.Module:
+        """The model, with its present weights."""
+        return self._base.model
+
     def with_weights(self, read: Read) -> tuple[list[Tensor], float]:
         """Replaces the weights, a tensor at a time; returns the log-probabilities and the loss."""
         self.fill(read)
-        return self._log_probabilities(self._base.model), self._loss(self._base.model)
+        return self.log_probabilities(), self._loss(self._base.model)
+
+    def log_probabilities(self) -> list[Tensor]:
+        """Returns the log-probabilities with the present weights."""
+        return self._log_probabilities(self._base.model)
 
     def loss_with_weights(self, read: Read) -> float:
         """Replaces the weights, a tensor at a time; returns the loss."""
@@ -144,7 +153,7 @@ class Comparison:
         gc.collect()
         reference = ModelReference(self._source.name, "local", str(folder))
         self._base = load_base_model(reference, Recipe.load("notes"), CPU)
-        return self._log_probabilities(self._base.model), self._loss(self._base.model)
+        return self.log_probabilities(), self._loss(self._base.model)
 
     def _loss(self, model: nn.Module) -> float:
         collator = Collator(self.texts.context_length, self._base.pad_token_id)

@@ -8,11 +8,13 @@ from gguf import GGMLQuantizationType, GGUFReader, dequantize, quantize
 from safetensors.torch import load_file
 from transformers import CohereConfig, MistralConfig, Qwen2Config
 
-from sebp_edge import Personalizer
+from sebp_edge import Personalizer, Recipe
 from sebp_edge.errors import ExportError
 from sebp_edge.export.families import GgufModel
 from sebp_edge.export.gguf_file import QUANTISATIONS, dequantised, quantised
 from sebp_edge.export.read_back import MAX_DIFFERENCE
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import load_base_model
 
 pytest.importorskip("xllamacpp", reason="llama.cpp is not installed: pip install 'sebp-edge[verify]'")
 
@@ -36,6 +38,23 @@ def test_llama_cpp_computes_what_we_do_with_a_merged_file(source, tmp_path, fami
     assert result.largest_difference <= MAX_DIFFERENCE
     assert result.loss_adapter != pytest.approx(result.loss_base, abs=1e-6)
     assert abs(result.loss - result.loss_adapter) < 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_exported_file_is_a_base_model_that_computes_the_same(source, tmp_path, family):
+    """Reading and writing have tables of families of their own, so that each checks the other."""
+    model, adapter = source(family)
+    personalizer = Personalizer(model, device="cpu")
+    personalizer.export(adapter, tmp_path / "out", quant="f16", texts=long_texts())
+    personalizer.export(adapter, tmp_path / "merged", format="merged", texts=long_texts())
+    found, expected = (
+        load_base_model(resolve(path), Recipe.load("notes"), torch.device("cpu")).model
+        for path in (tmp_path / "out" / "adapter-f16.gguf", tmp_path / "merged")
+    )
+    ids = torch.arange(3, 103)[None]
+    with torch.no_grad():
+        difference = found(ids).logits - expected(ids).logits
+    assert difference.abs().max() < 0.02
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])

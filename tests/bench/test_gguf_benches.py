@@ -1,0 +1,58 @@
+"""The benchmarks of GGUF files and of exports, on small shapes."""
+
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from builders import make_llama
+from gguf_files import Kind, write_gguf
+
+import export
+import export_differences
+import gguf_loading
+import gguf_training
+
+
+@pytest.fixture
+def gguf_file(tokenizer, tmp_path):
+    model = make_llama(hidden_size=64, intermediate_size=128, head_dim=16, max_position_embeddings=512)
+    return write_gguf(tmp_path / "small.gguf", model, tokenizer, Kind.Q8_0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc elsewhere")
+def test_a_file_of_a_shape_is_written_and_loaded(tmp_path):
+    file = gguf_loading.write_shape(tmp_path, "tiny", "q4_0")
+    rows = list(gguf_loading.loading(file, 1, "bfloat16"))
+    assert [row["to"] for row in rows] == ["bfloat16", "NF4"]
+    assert rows[0]["weight_bytes"] > rows[1]["weight_bytes"] > 0
+    assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 for row in rows)
+
+
+def test_types_are_timed(monkeypatch):
+    monkeypatch.setattr(gguf_loading, "NUM_WEIGHTS", 2**12)
+    threads = torch.get_num_threads()
+    try:
+        assert gguf_loading.dequantising(gguf_loading.TYPES[2], 1)["seconds_per_billion"] > 0
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_steps_on_both_bases_have_the_same_loss(gguf_file):
+    ours, theirs = gguf_training.measure(gguf_file, rounds=1)
+    assert (ours["base"], theirs["base"]) == ("GGUF", "safetensors")
+    assert ours["loss"] == theirs["loss"] and ours["step_ms"] > 0
+
+
+def test_an_export_is_measured(tmp_path):
+    export.prepare(tmp_path, "tiny")
+    row = export.measure(tmp_path, "q4_0", read_back=False)
+    assert row["file_bytes"] > 0 and row["peak_bytes"] > 0
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed")
+def test_rounding_activations_as_llama_cpp_does_explains_its_difference(tmp_path):
+    model = export_differences.make_model(tmp_path / "llama", "llama")
+    theirs, rounded = export_differences.differences(model, 0.05, ["q8_0"])
+    assert theirs["first_token"] > 100 * theirs["first_token_rounded"]
+    assert rounded["mean_difference"] == pytest.approx(theirs["mean_difference"], rel=0.5)
