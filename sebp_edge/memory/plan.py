@@ -260,15 +260,15 @@ class _Candidates:
         padded_to = None if setup.is_hoisted else dataset.context_length
         self._work_by_max_rows: dict[int, Work] = {}
         limits = list(_limits(setup, dataset))
-        progress.begin("planning", len(limits) * len(schedules))
+        progress.begin("planning", len(limits) * sum(schedule.last_epoch for schedule in schedules))
         for max_rows in limits:
             limit = RowLimit.on(target.device, max_rows, padded_to)
             for schedule in schedules:
-                schedule.lay_out(limit)
-                progress.advance(1)
+                schedule.lay_out(limit, advance=progress.advance)
             self._work_by_max_rows[max_rows] = Work.of(
                 schedules, on_gpu=setup.on_gpu, has_graphs=setup.on_gpu and setup.is_hoisted
             )
+        progress.end()
 
     def for_recipe(self, recipe: Recipe) -> Iterator[Choice]:
         """Yields all choices, the fastest first; then those with less precision or a lower rank, step by step."""

@@ -57,7 +57,7 @@ class Example:
     @cached_property
     def num_active_tokens(self) -> int:
         """The number of active rows: those up to the last token that predicts a loss token."""
-        return max((position for position, label in enumerate(self.labels) if label != IGNORE), default=0)
+        return next((position for position in range(len(self.labels) - 1, 0, -1) if self.labels[position] != IGNORE), 0)
 
 
 def encode(

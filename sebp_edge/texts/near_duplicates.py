@@ -152,6 +152,9 @@ def compare(documents: list[Shingles]) -> Relations:
     Args:
         documents: the shingles of each document, or a sketch of them. Two sketches are not compared.
     """
+    if len(documents) < 2:
+        # The search for pairs would take eight times the memory of a large document's shingles.
+        return Relations([], [])
     numbers = np.array([shingles.number for shingles in documents], np.int64)
     parts = np.array([len(shingles.hashes) for shingles in documents], np.int64)
     firsts, seconds = _candidates(documents, parts, parts < numbers)

@@ -5,7 +5,7 @@ into smaller micro-batches if memory runs out.
 """
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
@@ -139,16 +139,25 @@ class Schedule:
         self.epochs: list[list[Group]] = []
         self.validation = self.test = Group([], RowLimit(1))
 
-    def lay_out(self, limit: RowLimit, *, one_micro_batch_each: bool = False) -> None:
+    def lay_out(
+        self,
+        limit: RowLimit,
+        *,
+        one_micro_batch_each: bool = False,
+        advance: Callable[[int], None] = lambda amount: None,
+    ) -> None:
         """Makes the steps and evaluations, cut into micro-batches.
 
         Args:
             one_micro_batch_each: whether each step has a single micro-batch; larger batches become several steps.
+            advance: is called with 1 after each epoch.
         """
         self._one_micro_batch_each = one_micro_batch_each
-        self.epochs = [
-            list(chain.from_iterable(self._steps_of(batch, limit) for batch in epoch)) for epoch in self._batches
-        ]
+        # Frees the layout before, so that only one is in memory.
+        self.epochs = []
+        for epoch in self._batches:
+            self.epochs.append(list(chain.from_iterable(self._steps_of(batch, limit) for batch in epoch)))
+            advance(1)
         self.validation, self.test = (Group(part, limit, is_evaluated=True) for part in (self._validation, self._test))
 
     def cut(self, limit: RowLimit) -> None:

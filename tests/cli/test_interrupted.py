@@ -18,6 +18,20 @@ def store(own_data_folder):
     return AdapterStore()
 
 
+def test_ctrl_c_that_native_code_reports_as_an_error_of_its_own_is_an_interruption(monkeypatch, store):
+    def read(store):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ValueError("could not determine the shape") from None
+
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.default_int_handler)
+    monkeypatch.setattr(AdapterStore, "list", read)
+    result = run("adapters", "list", "--json")
+    assert result.exit_code == 130
+    assert result.stderr == "sebp-edge: Interrupted; nothing was changed.\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(adapt, recipe, store, number):
     assert run(*adapt).exit_code == 0

@@ -240,3 +240,19 @@ def test_shingles_need_the_salt():
     first, again, other = (Shingler(salt).shingles(text).hashes for salt in (b"a", b"a", b"b"))
     assert np.array_equal(first, again)
     assert not np.isin(first, other).any()
+
+
+# Letters that change at the end of a word or beside a combining mark, wide and full-width ones, blanks of many kinds.
+ODD = [*"aΣσ1日。,- \n\t\u3000", "\u0301", "é", "Å", "ﬁ", "ｶﾞ", "각", "İ", "\u00a8", "…", "🙂"]
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64])
+def test_a_text_in_pieces_has_the_shingles_of_the_whole(piece, monkeypatch):
+    draw = random.Random(piece)
+    texts = ["".join(draw.choices(ODD, k=draw.randrange(400))) for _ in range(60)] + ["", ".", "? ?", "word", "a b"]
+    whole = [Shingler(b"salt").shingles(text) for text in texts]
+    monkeypatch.setattr(near_duplicates, "_PIECE", piece)
+    monkeypatch.setattr(near_duplicates, "_MAX_WORDS", 5)
+    for text, expected in zip(texts, whole, strict=True):
+        found = Shingler(b"salt").shingles(text)
+        assert found.hashes.tolist() == expected.hashes.tolist() and found.number == expected.number

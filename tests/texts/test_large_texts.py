@@ -1,0 +1,119 @@
+"""A large text is prepared in bounded memory, with progress and stops; its examples are those of the whole text."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+
+import pytest
+from builders import make_tokenizer
+from command import process
+
+from large_text import make_text
+from sebp_edge.events import PreparationProgress
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import local_tokenizer
+from sebp_edge.recipe import Recipe
+from sebp_edge.texts import progress, tokens
+from sebp_edge.texts.dataset import Drawing, make_dataset
+from sebp_edge.texts.documents import Completion, Document
+from sebp_edge.texts.examples import encode
+from sebp_edge.texts.progress import Progress
+from sebp_edge.texts.readers import read_texts
+
+# Characters of one to four bytes, scripts of both directions, joined emoji, blanks, a control token's text.
+ODD = ["👨‍👩‍👧", "e\u0301", "日本", "。", "שלום", "नमस्ते", "\u00a0", "\u3000", "<|eos|>", "12", "\n", "\n\n", "🙂"]
+ALPHABET = [*"abcdefghij the and. , !?\n\t  ", *"åéß", *ODD]
+
+PREPARE = """
+import sys, warnings
+warnings.simplefilter("ignore")
+from pathlib import Path
+from sebp_edge.machine.process import peak_resident, resident
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.loading import local_tokenizer
+from sebp_edge.recipe import Recipe
+from sebp_edge.texts.dataset import Drawing, make_dataset
+from sebp_edge.texts.readers import read_texts
+recipe, tokenizer = Recipe.load("notes"), local_tokenizer(resolve("tiny"))
+def prepare(path):
+    return make_dataset(read_texts(Path(path)), tokenizer, recipe, None, Drawing(seed=0))
+prepare(sys.argv[1])
+before = resident()
+kept = prepare(sys.argv[2])
+print(peak_resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="measures the peak memory as Linux does")
+@pytest.mark.parametrize("end", ["", " 🙂"], ids=["one byte a character", "four bytes a character"])
+def test_a_text_takes_ten_times_its_size_at_most(end, tmp_path):
+    # The short one fills the caches, and has the windows that a long one has.
+    (tmp_path / "short.txt").write_text(make_text(250_000, end, seed=1), encoding="utf-8")
+    (tmp_path / "long.txt").write_text(make_text(4_000_000, end), encoding="utf-8")
+    command = [sys.executable, "-c", PREPARE, tmp_path / "short.txt", tmp_path / "long.txt"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 10 * 4_000_000
+
+
+@pytest.mark.parametrize("make", [make_tokenizer, lambda: local_tokenizer(resolve("tiny"))], ids=["small", "tiny"])
+def test_windows_give_the_examples_of_the_whole_text(make, monkeypatch):
+    tokenizer, draw = make(), random.Random(0)
+    texts = ["".join(draw.choices(ALPHABET, k=draw.randrange(1, 6000))) for _ in range(12)]
+    texts += ["1234567890" * 300, "\n\n" * 900 + "a", "日記。" * 700]
+    contents = [*texts, *(Completion(text[: len(text) // 3], text[len(text) // 3 :] + "x") for text in texts)]
+    documents = [Document(str(number), content) for number, content in enumerate(contents)]
+    lines = frozenset({"a", "the", ""})
+    for context_length in (8, 61, 512):
+        monkeypatch.setattr(tokens, "WINDOW", 100_000)
+        monkeypatch.setattr(tokens, "OVERLAP", 2_000)
+        whole = encode(documents, tokenizer, context_length, common_lines=lines)
+        for window, overlap in ((300, 120), (1001, 333)):
+            monkeypatch.setattr(tokens, "WINDOW", window)
+            monkeypatch.setattr(tokens, "OVERLAP", overlap)
+            assert encode(documents, tokenizer, context_length, common_lines=lines) == whole
+
+
+def test_a_text_whose_windows_agree_nowhere_is_left_out_and_the_reason_is_told(monkeypatch):
+    for name, value in (("WINDOW", 100), ("OVERLAP", 10), ("MAX_WINDOW", 400)):
+        monkeypatch.setattr(tokens, name, value)
+    documents = [Document("long", make_text(3000, "")), Document("short", make_text(200, "")[:100])]
+    examples, left_out = encode(documents, make_tokenizer(), 64)
+    assert {example.document for example in examples} == {1}
+    assert [(item.source, item.reason) for item in left_out] == [
+        ("long", "the tokenizer finds no boundary within 400 characters; break it into lines to use it")
+    ]
+
+
+def test_each_piece_of_a_text_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS", 0)
+    path, events = tmp_path / "a.txt", []
+    path.write_text(make_text(600_000, ""))
+    report, tokenizer = Progress(events.append), local_tokenizer(resolve("tiny"))
+    make_dataset(read_texts(path, progress=report), tokenizer, Recipe.load("notes"), None, Drawing(0), report)
+    assert all(isinstance(event, PreparationProgress) for event in events)
+    for stage, most in (("reading", 1), ("comparing", 0.5), ("tokenising", 0.2)):
+        found = [event for event in events if event.stage == stage]
+        assert found[0].done == 0 and found[-1].done == found[-1].total > 0
+        steps = [after.done - before.done for before, after in pairwise(found)]
+        assert min(steps) >= 0 and max(steps) <= most * found[-1].total
+
+
+@pytest.mark.parametrize("stage", ["comparing", "tokenising"])
+def test_a_signal_stops_the_preparation_within_two_seconds(stage, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text(make_text(4_000_000, ""))
+    with process("adapt", path, "--device", "cpu", "--json") as one:
+        for line in one.stdout:
+            event = json.loads(line)
+            if event["event"] == "preparing" and event["stage"] == stage and event["done"]:
+                break
+        begin = time.monotonic()
+        one.send_signal(signal.SIGINT)
+        assert one.wait(timeout=60) == 130
+        last = json.loads(one.stdout.read().splitlines()[-1])
+    assert last["error"] == "Interrupted"
+    assert time.monotonic() - begin < 2
