@@ -68,7 +68,7 @@ def one_sentence_errors(*, as_json: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupts_despite_libraries() -> Iterator[None]:
-    """Raises KeyboardInterrupt for an unexpected error after Ctrl-C: native code may replace it by an error of its own."""
+    """Raises KeyboardInterrupt for unexpected errors after Ctrl-C, since native code may replace it by its own."""
     received = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -19,14 +19,14 @@ def store(own_data_folder):
 
 
 def test_ctrl_c_that_native_code_reports_as_an_error_of_its_own_is_an_interruption(monkeypatch, store):
-    def read(store):
+    def read_names(store):
         try:
             signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt:
             raise ValueError("could not determine the shape") from None
 
     monkeypatch.setattr(signal, "getsignal", lambda number: signal.default_int_handler)
-    monkeypatch.setattr(AdapterStore, "list", read)
+    monkeypatch.setattr(AdapterStore, "names", read_names)
     result = run("adapters", "list", "--json")
     assert result.exit_code == 130
     assert result.stderr == "sebp-edge: Interrupted; nothing was changed.\n"
