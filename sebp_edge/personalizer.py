@@ -30,6 +30,9 @@ from sebp_edge.insight import lr_range
 from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.insight.lr_range import LearningRateRange
 from sebp_edge.interruptions import Interruptions
+from sebp_edge.learning_on.comparison import TextsComparison, compare_with_active
+from sebp_edge.learning_on.memory import TextsMemory
+from sebp_edge.learning_on.unchanged import UnchangedResult
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
@@ -114,19 +117,28 @@ class Personalizer:
         name: str = "default",
         out: str | Path | None = None,
         keep_anyway: bool = False,
+        fresh: bool = False,
+        sync: bool = False,
         stop_when: threading.Event | None = None,
-    ) -> AdaptResult:
+    ) -> AdaptResult | UnchangedResult:
         """Adapts the model to `texts`, judges the result, saves it, and activates it if the gate keeps it.
 
         The gate keeps an adapter if, with 95 % confidence, its loss on test documents is below the base model's by at
         least the recipe's margin, and not above the active version's by more than 2 %. What it does not keep is saved
         as a version that is not active.
 
+        If a version of that name is active, the adaptation learns on from it: it trains on new and changed documents
+        and on a few others, and does nothing if there are none. Documents that are gone stay known. It starts over if
+        the model, the recipe or the seed is another one, if the version has no judged state to learn on from, or if all
+        weights are trained; a notice says why.
+
         Args:
             texts: a string, the `pathlib.Path` of a file or folder, a record, or a list of these (see `read_texts`).
             name: the adapter's name in the store; each adaptation is a new version of it.
             out: a new folder to save to instead of the store; there is no active version then.
             keep_anyway: whether to activate the adapter whatever the gate says.
+            fresh: whether to start over, and learn all documents again.
+            sync: whether to forget documents that are gone: if there are any, the adaptation starts over.
             stop_when: an event that stops this call once it is set (see `stop`).
 
         Raises:
@@ -144,24 +156,38 @@ class Personalizer:
                 self._notify(Notice(unused))
             preparation = self._preparation(self._signal, name if in_store else None)
             reading = preparation.read(texts)
+            active = self._compare_with_active(name, reading) if in_store and not fresh else None
+            if active is not None and active.is_unchanged(sync=sync):
+                return UnchangedResult.of(active)
+            preparation = preparation.starting_at(active, self.store, sync=sync)
             planned, recipe, options = self._plan_within_budget(preparation, reading)
             with self._make_guard(planned) as guard:
                 base = self._load(recipe)
                 dataset = preparation.encode(reading, base, planned)
+                beginning = preparation.begin(dataset)
+                if beginning.has_nothing_new:
+                    return UnchangedResult.of(active)
+                preparation.announce_beginning(beginning, active)
                 schedules = preparation.schedule(dataset, planned)
                 self.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), out)
-                run = TrainingRun(base, dataset, schedules, recipe, self.seed, self._notify, options, guard)
-                with self._run_attached(run, name, interruptions, in_store=in_store):
+                run = TrainingRun(
+                    base, dataset, schedules, recipe, self.seed, self._notify, options, guard, beginning.folders
+                )
+                memory = TextsMemory()
+                if in_store:
+                    memory = TextsMemory.of(reading, dataset, beginning, self.reference, preparation.salt)
+                with self._run_attached(run, name, interruptions, memory):
                     checks = (self._signal.check, interruptions.deliver)
                     assessor = Assessor(run, reading.documents, self.on_event, checks)
                     active = assessor.examine_active(self.store, name) if in_store else None
                     result = run.train(Gate(recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
                     interruptions.defer()
                     assessment = self._assess(assessor, result)
-            saved = self._save(run, result, assessment, name, out, interruptions, keep_anyway=keep_anyway)
+            saved = self._save(run, result, assessment, memory, name, out, interruptions, keep_anyway=keep_anyway)
             if assessment is None:
                 raise interruptions.outcome
-            return AdaptResult.of(run, result, assessment, saved, self.store, time.perf_counter() - begin)
+            seconds = time.perf_counter() - begin
+            return AdaptResult.of(run, result, assessment, saved, self.store, beginning, seconds)
 
     def stop(self) -> None:
         """Stops the call that runs in another thread, as Ctrl-C would; that call raises Interrupted.
@@ -398,12 +424,15 @@ class Personalizer:
             self.reference, self.recipe, self.seed, self.device, self.memory_budget, signal, self._notify, earlier, salt
         )
 
+    def _compare_with_active(self, name: str, reading: Reading) -> TextsComparison | None:
+        return compare_with_active(self.store, name, self.reference, self.recipe, self.seed, reading)
+
     def _plan_within_budget(
         self, preparation: Preparation, reading: Reading
     ) -> tuple[PlannedTraining | None, Recipe, MemoryOptions]:
         """Returns the plan, None without a memory budget; and the recipe and options to train with."""
         if self.memory_budget is None:
-            return None, self.recipe.with_defaults(), FASTEST
+            return None, preparation.recipe.with_defaults(), FASTEST
         planned = preparation.plan(reading, loaded_bytes=self.in_use.loaded_bytes)
         preparation.announce(planned.plan)
         return planned, planned.plan.chosen.recipe, planned.plan.chosen.options
@@ -437,7 +466,7 @@ class Personalizer:
 
     @contextmanager
     def _run_attached(
-        self, run: TrainingRun, name: str, interruptions: Interruptions, *, in_store: bool
+        self, run: TrainingRun, name: str, interruptions: Interruptions, memory: TextsMemory
     ) -> Iterator[None]:
         """Context in which a run's adapter replaces the one in use; restores that on an error.
 
@@ -450,7 +479,7 @@ class Personalizer:
         except (KeyboardInterrupt, NonFiniteLoss, BudgetExceeded) as stop:
             interruptions.defer()
             devices.clear_frames(stop, outer_error)
-            raise self._stopped_error(stop, run, name, in_store=in_store) from stop
+            raise self._stopped_error(stop, run, name, memory) from stop
         except BaseException as error:
             out_of_memory = devices.ran_out_of_memory(error)
             if out_of_memory:
@@ -499,6 +528,7 @@ class Personalizer:
         run: TrainingRun,
         result: GateResult,
         assessment: Assessment | None,
+        memory: TextsMemory,
         name: str,
         out: Path | None,
         interruptions: Interruptions,
@@ -506,8 +536,8 @@ class Personalizer:
         keep_anyway: bool,
     ) -> SavedAdapter:
         """Saves the run's adapter; if it is kept, uses it from now on and activates it, unless it is saved to `out`."""
-        version = NewVersion.of(run, in_store=out is None)
-        record = make_record(run, assessment.general_loss if assessment else None, self.seed)
+        version = NewVersion.of(run, memory)
+        record = make_record(run, assessment.general_loss if assessment else None, self.seed, memory)
         try:
             saved = save(self.store, version, record, name, out=out)
         except BaseException:
@@ -524,10 +554,10 @@ class Personalizer:
         self._notify_saved(saved)
         return saved
 
-    def _stopped_error(self, stop: BaseException, run: TrainingRun, name: str, *, in_store: bool) -> TrainingStopped:
+    def _stopped_error(self, stop: BaseException, run: TrainingRun, name: str, memory: TextsMemory) -> TrainingStopped:
         """Saves the best state so far as a version that is not active; returns the error that says so."""
         try:
-            error, saved = save_best_state(self.store, run, stop, name, self.seed, in_store=in_store)
+            error, saved = save_best_state(self.store, run, stop, name, self.seed, memory)
         finally:
             self._discard_run(run)
         if saved is not None:

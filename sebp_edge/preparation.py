@@ -1,12 +1,15 @@
 """Prepares a training: reads and encodes texts, makes schedules and plans the memory."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
 import torch
 
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import OptionError
-from sebp_edge.events import MemoryPlanned, Notice, Sink, TextsRead
+from sebp_edge.events import LearningOn, MemoryPlanned, Notice, Sink, TextsRead
+from sebp_edge.learning_on.comparison import TextsComparison
+from sebp_edge.learning_on.start import Beginning, Start
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.plan import MemoryBudget, Plan, make_plan
@@ -54,6 +57,8 @@ class Preparation:
         signal: stops the preparation.
         earlier: the splits of earlier versions, which stay; None if there are none.
         salt: makes what is remembered of documents useless elsewhere.
+        start: the version to learn on from; or why there is none, as the end of a sentence.
+        sync: whether to forget documents that are gone.
         on_event: receives the events.
     """
 
@@ -66,6 +71,8 @@ class Preparation:
     on_event: Sink
     earlier: SplitHistory | None = None
     salt: bytes = b""
+    start: Start | str = ""
+    sync: bool = False
 
     def parse_gpu_memory(self, gpu: str | int) -> int:
         """Returns the memory of an absent GPU in bytes.
@@ -150,7 +157,30 @@ class Preparation:
         """
         if planned is not None and dataset is planned.dataset:
             return planned.schedules
-        return make_schedules(dataset, self.recipe, self.seed)
+        return make_schedules(dataset, self.recipe, self.seed, self.begin(dataset).lessons)
+
+    def starting_at(self, active: TextsComparison | None, store: AdapterStore, *, sync: bool) -> "Preparation":
+        """Returns the preparation of a training that learns on from the active version, if it can."""
+        if active is None:
+            return replace(self, sync=sync)
+        start = Start.at(active, store)
+        recipe = self.recipe if isinstance(start, str) else start.fill_in(self.recipe)
+        return replace(self, recipe=recipe, start=start, sync=sync)
+
+    def announce_beginning(self, beginning: Beginning, active: TextsComparison | None) -> None:
+        """Says what is trained on, or why the training starts over."""
+        lessons = beginning.lessons
+        if beginning.obstacle:
+            self.on_event(
+                Notice(f"All documents are learnt again, not on top of version {active.version}: {beginning.obstacle}.")
+            )
+        if lessons is not None:
+            numbers = (len(each) for each in (lessons.new, lessons.changed, lessons.unchanged, lessons.replayed))
+            self.on_event(LearningOn(active.version, *numbers, len(lessons.gone)))
+
+    def begin(self, dataset: Dataset) -> Beginning:
+        """Decides whether the trainings learn on from an earlier version, and what they train on then."""
+        return Beginning.of(self.start, dataset, self.seed, sync=self.sync)
 
     def _target_and_budget(self, loaded_bytes: int) -> tuple[Target, MemoryBudget]:
         """Returns this machine and its current budget, without the loaded weights, which the plan includes."""

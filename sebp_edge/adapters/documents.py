@@ -27,6 +27,7 @@ _MAX_BYTES = 2**29
 _KEY, _NUMBER = "<u8", "<u4"
 _NO_HASHES = np.empty(0, np.uint32)
 _FOLDS = tuple(range(NUM_FOLDS))
+_NO_OR_YES = (False, True)
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def write_history(folder: Path, history: SplitHistory, counts: Mapping[int, tupl
         "splits": _to_characters([document.split for document in documents], SPLITS),
         "folds": _to_characters([document.fold for document in documents], _FOLDS),
         "roles": _to_characters([document.role for document in documents], ROLES),
+        "absent": _to_characters([document.absent for document in documents], _NO_OR_YES),
     }
     if counts is not None:
         for index, name in enumerate(("numbers", "tokens")):
@@ -147,6 +149,7 @@ def _history(values: dict) -> SplitHistory:
         _from_characters(values["splits"], SPLITS),
         _from_characters(values["folds"], _FOLDS),
         _from_characters(values["roles"], ROLES),
+        _from_characters(values.get("absent", "0" * len(keys)), _NO_OR_YES),
         strict=True,
     )
     return SplitHistory(tuple(Remembered(*document) for document in documents))
@@ -162,7 +165,7 @@ def _known_documents(values: dict) -> list[KnownDocument]:
     known = [
         KnownDocument(f"{document.key:016x}", *count, document.role, document.sketch)
         for document, count in zip(documents, counts, strict=True)
-        if document.role is not None
+        if document.role is not None and not document.absent
     ]
     return sorted(known, key=lambda document: document.number or 0)
 

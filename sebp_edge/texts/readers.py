@@ -46,7 +46,7 @@ def read_texts(texts, memory: int | None = None) -> Reading:
     Args:
         texts: a text as a string, the `pathlib.Path` of a file or folder, a `Folder` with patterns, a record
             (`{"text"}`, `{"prompt", "completion"}`, `{"messages"}`, or as `record_content` takes), or an iterable of
-            these. Strings are texts, never paths.
+            these. Strings are texts, never paths. What was read already is returned as it is.
         memory: the bytes of memory that reading and tokenising the texts may take; None for no limit.
 
     Raises:
@@ -54,6 +54,9 @@ def read_texts(texts, memory: int | None = None) -> Reading:
             that names an existing file or folder.
         MachineError: the texts would take more than `memory`; nothing was read but .docx and .pdf files before.
     """
+    if isinstance(texts, Reading):
+        _refuse_too_large(sum(num_bytes(document.content) for document in texts.documents), memory)
+        return texts
     reading = Reading()
     sources = list(_sources(texts, reading.left_out))
     size = sum(source.size for source in sources)
