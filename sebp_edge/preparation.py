@@ -180,7 +180,7 @@ class Preparation:
 
     def begin(self, dataset: Dataset) -> Beginning:
         """Decides whether the trainings learn on from an earlier version, and what they train on then."""
-        return Beginning.of(self.start, dataset, self.seed, sync=self.sync)
+        return Beginning.of(self.start, dataset, self.recipe, self.seed, sync=self.sync)
 
     def _target_and_budget(self, loaded_bytes: int) -> tuple[Target, MemoryBudget]:
         """Returns this machine and its current budget, without the loaded weights, which the plan includes."""

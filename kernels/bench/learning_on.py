@@ -1,6 +1,7 @@
 """Measures what learning on saves: the time and the test loss beside those of learning all documents again.
 
-    python kernels/bench/learning_on.py [--sizes 60 1000] [--seeds 0 1 2] [--model tiny] [--device cpu] [--record [FILE]]
+    python kernels/bench/learning_on.py [--sizes 60 1000] [--seeds 0 1 2] [--model tiny] [--device cpu]
+                                        [--record [FILE]]
 
 A first version learns the notes. Then some change and some are new, and two adaptations begin at that version: one
 learns on, one starts over. Both run in this process, in turns, after a first one that is not timed. Time is that of
@@ -18,6 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import evidence
@@ -119,8 +121,8 @@ def chain_notes(number: int, seed: int) -> Iterator[str]:
     following, draw = defaultdict(list), random.Random(seed)
     for document in read_texts(evidence.ROOT / "examples" / "notes").documents:
         words = document.content.split()
-        for word, following_word in zip(words, words[1:], strict=False):
-            following[word].append(following_word)
+        for word, next_word in pairwise(words):
+            following[word].append(next_word)
     beginnings = sorted(word for word in following if word[:1].isupper())
     for _ in range(number):
         words = [draw.choice(beginnings)]

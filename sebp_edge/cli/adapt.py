@@ -61,8 +61,8 @@ def adapt(
 
     If the adapter exists, train on what is new or has changed, and do nothing if there is no such document.
 
-    Exit codes: 0 kept or nothing to do, 3 saved but not kept (the active version stays), 130 interrupted, 2 invalid option, 1 any other
-    error.
+    Exit codes: 0 kept or nothing to do, 3 saved but not kept (the active version stays), 130 interrupted, 2 invalid
+    option, 1 any other error.
     """
     with one_sentence_errors(as_json=as_json):
         from sebp_edge.recipe import Recipe

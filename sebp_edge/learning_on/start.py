@@ -52,7 +52,7 @@ class Start:
         own = self.comparison.saved.record.recipe
         return recipe.replace(r=own["r"], load_in_4bit=own["load_in_4bit"])
 
-    def lessons(self, dataset: Dataset, seed: int) -> Lessons | None:
+    def lessons(self, dataset: Dataset, recipe: Recipe, seed: int) -> Lessons | None:
         """Returns what the trainings train on; None if they cannot learn on (see `plan_lessons`)."""
         return plan_lessons(
             dataset.draw,
@@ -61,6 +61,7 @@ class Start:
             self.comparison.learnt,
             seed,
             trained_on_all=bool(self.comparison.saved.record.trained_on_all),
+            refits=recipe.refits,
         )
 
 
@@ -82,7 +83,7 @@ class Beginning:
     forgets: bool = False
 
     @classmethod
-    def of(cls, start: Start | str, dataset: Dataset, seed: int, *, sync: bool) -> "Beginning":
+    def of(cls, start: Start | str, dataset: Dataset, recipe: Recipe, seed: int, *, sync: bool) -> "Beginning":
         """Decides how to begin.
 
         Args:
@@ -91,7 +92,7 @@ class Beginning:
         """
         if isinstance(start, str):
             return cls(obstacle=start, forgets=sync)
-        lessons = start.lessons(dataset, seed)
+        lessons = start.lessons(dataset, recipe, seed)
         if lessons is None:
             return cls(obstacle="its judged state has seen documents that are needed for tests now", forgets=sync)
         if sync and lessons.gone:

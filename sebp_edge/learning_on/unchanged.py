@@ -38,9 +38,10 @@ class UnchangedResult:
     @property
     def summary(self) -> str:
         """What was found."""
+        documents = f"{self.documents:,} document{'s' * (self.documents != 1)}"
         found = (
-            f"Nothing is new in {self.documents:,} document{'s' * (self.documents != 1)}: version {self.version} of the "
-            f"adapter {self.name!r} has learnt all of them, and stays active."
+            f"Nothing is new in {documents}: version {self.version} of the adapter {self.name!r} has learnt all of "
+            "them, and stays active."
         )
         if not self.gone:
             return found

@@ -44,7 +44,7 @@ class Lessons:
 
     Attributes:
         judged: the lessons of the trainings that are judged, one for each split.
-        last: the lesson of the training on all documents, if there is one.
+        last: the lesson of the last training, on all documents; None if there is none.
         new, changed: the documents that the version does not know; those that have changed are related to some that it
             knows.
         unchanged: those that it knows.
@@ -53,7 +53,7 @@ class Lessons:
     """
 
     judged: tuple[Lesson, ...]
-    last: Lesson
+    last: Lesson | None
     new: frozenset[int]
     changed: frozenset[int]
     unchanged: frozenset[int]
@@ -81,6 +81,7 @@ def plan_lessons(
     seed: int,
     *,
     trained_on_all: bool,
+    refits: bool,
 ) -> Lessons | None:
     """Plans the trainings that follow on from those of a version.
 
@@ -91,6 +92,7 @@ def plan_lessons(
         learnt: the numbers of the documents whose content the version has learnt, in whichever split.
         seed: draws the replayed documents.
         trained_on_all: whether the version's final state was trained on all its documents.
+        refits: whether a training on all documents follows a single split; it always follows folds.
 
     Returns:
         The lessons; None if a judged state of the version has seen a document that it would be judged by now, or has
@@ -127,9 +129,11 @@ def plan_lessons(
     for each, (trained, _) in zip(sides, seen, strict=True):
         chosen = choose(_on(each, TRAIN), trained)
         judged.append(Lesson(chosen, sample(_on(each, VALIDATION), len(chosen))))
-    validated = frozenset().union(*(lesson.validated for lesson in judged))
-    last = Lesson(choose(current, ROLES if trained_on_all else {TRAIN}), validated)
-    replayed = frozenset().union(*(lesson.trained for lesson in (*judged, last))) - unknown
+    last = None
+    if refits or len(judged) > 1:
+        validated = frozenset().union(*(lesson.validated for lesson in judged))
+        last = Lesson(choose(current, ROLES if trained_on_all else {TRAIN}), validated)
+    replayed = frozenset().union(*(lesson.trained for lesson in (*judged, last) if lesson)) - unknown
     gone = frozenset(known[index].key for index in matches.absent)
     return Lessons(
         judged=tuple(judged),

@@ -225,7 +225,7 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
     splits, examples, learns_on = dataset.draw.splits(dataset.examples), dataset.examples, lessons is not None
     if lessons is not None:
         splits = [_only(split, lesson) for split, lesson in zip(splits, lessons.judged, strict=True)]
-        examples = _of_documents(examples, lessons.last.trained)
+        examples = _of_documents(examples, lessons.last.trained if lessons.last else ())
     schedules = [Schedule(batches(split.train), split.validation, split.test, learns_on=learns_on) for split in splits]
     if len(splits) != 1 or recipe.refits:
         validation = list(chain.from_iterable(split.validation for split in splits))
