@@ -167,6 +167,7 @@ class Personalizer:
                 beginning = preparation.begin(dataset)
                 if beginning.has_nothing_new:
                     return UnchangedResult.of(active)
+                beginning.refuse_other_base(base.fingerprint)
                 preparation.announce_beginning(beginning, active)
                 schedules = preparation.schedule(dataset, planned)
                 self.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), out)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sebp_edge.adapters.documents import read_history
 from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.errors import AdapterError
+from sebp_edge.errors import AdapterError, BaseModelMismatch
 from sebp_edge.learning_on.comparison import TextsComparison
 from sebp_edge.models.lora import read_factors
 from sebp_edge.recipe import Recipe
@@ -110,6 +110,14 @@ class Beginning:
     def version(self) -> int | None:
         """The number of the version that is learnt on from; None if there is none."""
         return self.start and self.start.comparison.version
+
+    def refuse_other_base(self, fingerprint: str) -> None:
+        """Raises a BaseModelMismatch if the loaded base model is not the version's, although most of its files are."""
+        if self.start is not None and self.start.comparison.saved.record.fingerprint != fingerprint:
+            raise BaseModelMismatch(
+                f"The base model has other weights than version {self.version} was made for; start over with --fresh "
+                "(fresh=True)."
+            )
 
     @property
     def folders(self) -> list[Path]:

@@ -200,7 +200,7 @@ class TrainingRun:
         recipe = self.recipe.learning_on() if schedule.learns_on else self.recipe
         trainer = Trainer(learner, recipe, self._on_event, phase)
         self.progress.append(trainer.progress)
-        self._on_event(TrainingStarted(phase, self.recipe.epochs, *schedule.num_documents))
+        self._on_event(TrainingStarted(phase, recipe.epochs, *schedule.num_documents))
         learner.prepare(schedule, self._schedules[self._schedules.index(schedule) + 1 :])
         return trainer
 
