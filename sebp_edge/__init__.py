@@ -28,6 +28,7 @@ _HOMES = {
     "Recipe": "sebp_edge.recipe",
     "SavedAdapter": "sebp_edge.adapters.store",
     "SebpEdgeError": "sebp_edge.errors",
+    "UnchangedResult": "sebp_edge.learning_on.unchanged",
     "sparsify": "sebp_edge.sparse.sparsify",
 }
 
@@ -46,6 +47,7 @@ __all__ = [
     "Recipe",
     "SavedAdapter",
     "SebpEdgeError",
+    "UnchangedResult",
     "__version__",
     "sparsify",
 ]
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from sebp_edge.insight.analysis import Analysis
     from sebp_edge.insight.inspection import Inspection
     from sebp_edge.insight.lr_range import LearningRateRange
+    from sebp_edge.learning_on.unchanged import UnchangedResult
     from sebp_edge.memory.plan import Plan
     from sebp_edge.personalizer import Personalizer
     from sebp_edge.recipe import Recipe

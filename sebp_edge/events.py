@@ -19,6 +19,7 @@ __all__ = [
     "ExamplesEvaluated",
     "GraphCaptured",
     "JsonLines",
+    "LearningOn",
     "MemoryPlanned",
     "MemoryPressure",
     "MemoryProbed",
@@ -133,6 +134,27 @@ class TextsRead(Event):
     tokens: int
     padding_share: float
     left_out: tuple[dict, ...]
+
+
+@dataclass(frozen=True)
+class LearningOn(Event):
+    """The adaptation learns on from the active version. All but `version` are numbers of documents.
+
+    Attributes:
+        version: the active version.
+        new, changed: those that it does not know; a changed document is related to one that it knows.
+        unchanged: those that it knows.
+        replayed: those of the unchanged ones that are trained on again.
+        gone: those that are gone, but that the new version still knows.
+    """
+
+    event: ClassVar[str] = "learning_on"
+    version: int
+    new: int
+    changed: int
+    unchanged: int
+    replayed: int
+    gone: int
 
 
 @dataclass(frozen=True)

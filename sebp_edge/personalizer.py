@@ -36,6 +36,9 @@ from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.insight.inspection import Inspection
 from sebp_edge.insight.lr_range import LearningRateRange
 from sebp_edge.interruptions import Interruptions
+from sebp_edge.learning_on.comparison import compare_with_active
+from sebp_edge.learning_on.memory import TextsMemory
+from sebp_edge.learning_on.unchanged import UnchangedResult
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
@@ -124,19 +127,28 @@ class Personalizer:
         name: str = "default",
         out: str | Path | None = None,
         keep_anyway: bool = False,
+        fresh: bool = False,
+        sync: bool = False,
         stop_when: threading.Event | None = None,
-    ) -> AdaptResult:
+    ) -> AdaptResult | UnchangedResult:
         """Adapts the model to `texts`, judges the result, saves it, and activates it if the gate keeps it.
 
         The gate keeps an adapter if, with 95 % confidence, its loss on test documents is below the base model's by at
         least the recipe's margin, and not above the active version's by more than 2 %. What it does not keep is saved
         as a version that is not active.
 
+        If a version of that name is active, the adaptation learns on from it: it trains on new and changed documents
+        and on a few others, and does nothing if there are none. Documents that are gone stay known. It starts over if
+        the model, the recipe or the seed is another one, if the version has no judged state to learn on from, or if all
+        weights are trained; a notice says why.
+
         Args:
             texts: a string, the `pathlib.Path` of a file or folder, a record, or a list of these (see `read_texts`).
             name: the adapter's name in the store; each adaptation is a new version of it.
             out: a new folder to save to instead of the store; there is no active version then.
             keep_anyway: whether to activate the adapter whatever the gate says.
+            fresh: whether to start over, and learn all documents again.
+            sync: whether to forget documents that are gone: if there are any, the adaptation starts over.
             stop_when: an event that stops this call once it is set (see `stop`).
 
         Raises:
@@ -151,6 +163,11 @@ class Personalizer:
         with Interruptions() as interruptions, self._exclusive_call(stop_when):
             preparation = self._preparation(self._signal, name if out is None else None)
             reading = preparation.read(texts)
+            if out is None and not fresh:
+                active = compare_with_active(self.store, name, self.reference, self.recipe, self.seed, reading)
+                if active is not None and active.is_unchanged(sync=sync):
+                    return UnchangedResult.of(active)
+                preparation = preparation.starting_at(active, self.store, sync=sync)
             return self._adapt(
                 preparation, reading, name, out, interruptions, begin, keep_anyway=keep_anyway, compares=out is None
             )
@@ -484,7 +501,7 @@ class Personalizer:
         *,
         keep_anyway: bool,
         compares: bool,
-    ) -> AdaptResult:
+    ) -> AdaptResult | UnchangedResult:
         """Trains on texts that were read, judges the result and saves it; `compares` it with the active version."""
         if (unused := devices.unused_gpus(self.device)) is not None:
             self._notify(Notice(unused))
@@ -492,22 +509,30 @@ class Personalizer:
         with self._make_guard(planned) as guard:
             base = self._load(recipe)
             dataset = preparation.encode(reading, base, planned)
+            beginning = preparation.begin(dataset)
+            if beginning.has_nothing_new:
+                return UnchangedResult.of(preparation.active)
+            beginning.refuse_other_base(base.fingerprint)
+            preparation.announce_beginning(beginning)
             schedules = preparation.schedule(dataset, planned)
             if recipe.merge_for:
                 self._notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
             self.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), out)
-            run = TrainingRun(base, dataset, schedules, recipe, preparation.seed, self._notify, options, guard)
-            with self._run_attached(run, name, interruptions, in_store=out is None):
+            run = TrainingRun(
+                base, dataset, schedules, recipe, preparation.seed, self._notify, options, guard, beginning.folders
+            )
+            memory = TextsMemory() if out else TextsMemory.of(reading, dataset, beginning, self.reference)
+            with self._run_attached(run, name, interruptions, memory):
                 checks = (self._signal.check, interruptions.deliver)
                 assessor = Assessor(run, reading.documents, self.on_event, checks)
                 active = assessor.examine_active(self.store, name) if compares else None
                 result = run.train(Gate(recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
                 interruptions.defer()
                 assessment = self._assess(assessor, result)
-        saved = self._save(run, result, assessment, name, out, interruptions, keep_anyway=keep_anyway)
+        saved = self._save(run, result, assessment, memory, name, out, interruptions, keep_anyway=keep_anyway)
         if assessment is None:
             raise interruptions.outcome
-        return AdaptResult.of(run, result, assessment, saved, self.store, time.perf_counter() - begin)
+        return AdaptResult.of(run, result, assessment, saved, self.store, beginning, time.perf_counter() - begin)
 
     def _train_again(
         self,
@@ -588,7 +613,7 @@ class Personalizer:
 
     @contextmanager
     def _run_attached(
-        self, run: TrainingRun, name: str, interruptions: Interruptions, *, in_store: bool
+        self, run: TrainingRun, name: str, interruptions: Interruptions, memory: TextsMemory
     ) -> Iterator[None]:
         """Context in which a run's adapter replaces the one in use; restores that on an error.
 
@@ -601,7 +626,7 @@ class Personalizer:
         except (KeyboardInterrupt, NonFiniteLoss, BudgetExceeded) as stop:
             interruptions.defer()
             devices.clear_frames(stop, outer_error)
-            raise self._stopped_error(stop, run, name, in_store=in_store) from stop
+            raise self._stopped_error(stop, run, name, memory) from stop
         except BaseException as error:
             out_of_memory = devices.ran_out_of_memory(error)
             if out_of_memory:
@@ -650,6 +675,7 @@ class Personalizer:
         run: TrainingRun,
         result: GateResult,
         assessment: Assessment | None,
+        memory: TextsMemory,
         name: str,
         out: Path | None,
         interruptions: Interruptions,
@@ -657,8 +683,8 @@ class Personalizer:
         keep_anyway: bool,
     ) -> SavedAdapter:
         """Saves the run's adapter; if it is kept, uses it from now on and activates it, unless it is saved to `out`."""
-        version = NewVersion.of(run, in_store=out is None)
-        record = make_record(run, assessment.general_loss if assessment else None, run.seed)
+        version = NewVersion.of(run, memory)
+        record = make_record(run, assessment.general_loss if assessment else None, run.seed, memory)
         try:
             saved = save(self.store, version, record, name, out=out)
         except BaseException:
@@ -675,10 +701,10 @@ class Personalizer:
         self._notify_saved(saved)
         return saved
 
-    def _stopped_error(self, stop: BaseException, run: TrainingRun, name: str, *, in_store: bool) -> TrainingStopped:
+    def _stopped_error(self, stop: BaseException, run: TrainingRun, name: str, memory: TextsMemory) -> TrainingStopped:
         """Saves the best state so far as a version that is not active; returns the error that says so."""
         try:
-            error, saved = save_best_state(self.store, run, stop, name, run.seed, in_store=in_store)
+            error, saved = save_best_state(self.store, run, stop, name, run.seed, memory)
         finally:
             self._discard_run(run)
         if saved is not None:

@@ -1,12 +1,15 @@
 """Prepares a training: reads and encodes texts, makes schedules and plans the memory."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 
 import torch
 
+from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import OptionError
-from sebp_edge.events import MemoryPlanned, Notice, Sink, TextsRead
+from sebp_edge.events import LearningOn, MemoryPlanned, Notice, Sink, TextsRead
+from sebp_edge.learning_on.comparison import TextsComparison
+from sebp_edge.learning_on.start import Beginning, Start
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.plan import MemoryBudget, Plan, make_plan
@@ -55,6 +58,9 @@ class Preparation:
         budget: how much memory this process may use; None sets no limit.
         signal: stops the preparation.
         earlier: the splits of earlier versions, which stay, and the salt of what is remembered of documents.
+        active: the active version beside the texts, if it is to be learnt on from.
+        start: the version to learn on from; or why there is none, as the end of a sentence.
+        sync: whether to forget documents that are gone.
         on_event: receives the events.
     """
 
@@ -66,6 +72,9 @@ class Preparation:
     signal: StopSignal
     on_event: Sink
     earlier: SplitHistory = field(default_factory=SplitHistory)
+    active: TextsComparison | None = None
+    start: Start | str = ""
+    sync: bool = False
 
     def parse_gpu_memory(self, gpu: str | int) -> int:
         """Returns the memory of an absent GPU in bytes.
@@ -167,7 +176,31 @@ class Preparation:
         """
         if planned is not None and dataset is planned.dataset:
             return planned.schedules
-        return make_schedules(dataset, self.recipe, self.seed)
+        return make_schedules(dataset, self.recipe, self.seed, self.begin(dataset).lessons)
+
+    def starting_at(self, active: TextsComparison | None, store: AdapterStore, *, sync: bool) -> "Preparation":
+        """Returns the preparation of a training that learns on from the active version, if it can."""
+        if active is None:
+            return replace(self, sync=sync)
+        start = Start.at(active, store)
+        recipe = self.recipe if isinstance(start, str) else start.fill_in(self.recipe)
+        return replace(self, recipe=recipe, active=active, start=start, sync=sync)
+
+    def announce_beginning(self, beginning: Beginning) -> None:
+        """Says what is trained on, or why the training starts over."""
+        lessons = beginning.lessons
+        if beginning.obstacle:
+            version = self.active.version
+            self.on_event(
+                Notice(f"All documents are learnt again, not on top of version {version}: {beginning.obstacle}.")
+            )
+        if lessons is not None:
+            numbers = (len(each) for each in (lessons.new, lessons.changed, lessons.unchanged, lessons.replayed))
+            self.on_event(LearningOn(beginning.version, *numbers, len(lessons.gone)))
+
+    def begin(self, dataset: Dataset) -> Beginning:
+        """Decides whether the trainings learn on from an earlier version, and what they train on then."""
+        return Beginning.of(self.start, dataset, self.recipe, self.seed, sync=self.sync)
 
     def _target_and_budget(self, loaded_bytes: int) -> tuple[Target, MemoryBudget]:
         """Returns this machine and its current budget, without the loaded weights, which the plan includes."""

@@ -20,6 +20,8 @@ from sebp_edge.sparsity import Sparsity
 Method = Literal["lora", "full"]
 Quantisation = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
 RANK = 16
+# The learning rate of a training that learns on, as a share of the recipe's (kernels/bench/learning_on.py).
+LEARNING_ON_RATE = 0.5
 # Far above any useful value; fp32 overflows from about 1e38 on.
 MAX_LORA_ALPHA = 2**20
 
@@ -153,6 +155,10 @@ class Recipe:
     def refits(self) -> bool:
         """Whether an adapter that the gate has kept is trained again, on all documents."""
         return self.method == "lora" if self.refit is None else self.refit
+
+    def learning_on(self) -> "Recipe":
+        """Returns the recipe of a training that learns on: it has fewer documents, and must not forget the others."""
+        return self.replace(learning_rate=LEARNING_ON_RATE * self.learning_rate)
 
     def replace(self, **changes) -> "Recipe":
         """Returns a copy with some values changed; None keeps the recipe's own value.

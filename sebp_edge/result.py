@@ -9,6 +9,7 @@ from sebp_edge.adapters.store import AdapterStore, SavedAdapter
 from sebp_edge.assessment import Assessment, Copied
 from sebp_edge.insight.forgetting import MAX_RISE
 from sebp_edge.insight.samples import Sample
+from sebp_edge.learning_on.start import Beginning
 from sebp_edge.texts.documents import LeftOut
 from sebp_edge.training.gate import TOLERANCE, GateResult
 from sebp_edge.training.run import TrainingRun
@@ -51,6 +52,9 @@ class AdaptResult:
         trained_on_all: whether the adapter was trained on all documents after the gate had judged it; this training is
             not judged by itself.
         refit_loss: the loss on the validation documents after that training, which has seen them.
+        learnt_on_from: the version that it learnt on from; None if it learnt all documents.
+        new, changed, gone: with `learnt_on_from`, how many documents that version did not know, and how many that it
+            knew are gone; they stay known. A changed document is related to one that it knew.
         concerns: what makes a gain on these texts meaningless, a sentence each; the gate then judges nothing.
         samples: continuations of test documents by the base model, the version before and the judged state; they
             contain the user's text, so `repr` leaves them out.
@@ -90,6 +94,10 @@ class AdaptResult:
     not_comparable: str
     trained_on_all: bool
     refit_loss: float | None
+    learnt_on_from: int | None
+    new: int
+    changed: int
+    gone: int
     concerns: tuple[str, ...]
     samples: tuple[Sample, ...] = field(repr=False)
     expectation: str
@@ -116,9 +124,11 @@ class AdaptResult:
         assessment: Assessment,
         saved: SavedAdapter,
         store: AdapterStore,
+        beginning: Beginning,
         seconds: float,
     ) -> "AdaptResult":
         """Collects the figures of a training run."""
+        lessons = beginning.lessons
         data, trainings, gain, over_active = run.dataset, run.progress, gate.gain, gate.gain_over_active
         trained = sum(training.tokens for training in trainings)
         return cls(
@@ -142,6 +152,10 @@ class AdaptResult:
             not_comparable=gate.active.reason if gate.active else "",
             trained_on_all=gate.is_refit,
             refit_loss=gate.refit_loss,
+            learnt_on_from=beginning.version,
+            new=len(lessons.new) if lessons else 0,
+            changed=len(lessons.changed) if lessons else 0,
+            gone=len(lessons.gone) if lessons else 0,
             concerns=data.concerns,
             samples=assessment.samples,
             expectation=assessment.expectation,
@@ -160,6 +174,11 @@ class AdaptResult:
             seconds=seconds,
             command=_command(saved, run, store),
         )
+
+    @property
+    def unchanged(self) -> bool:
+        """False; True in an `UnchangedResult`."""
+        return False
 
     @property
     def perplexity_before(self) -> float | None:
@@ -215,6 +234,7 @@ class AdaptResult:
         """Returns the result as JSON-ready values: the last line of `sebp-edge adapt --json`."""
         return {
             "event": "result",
+            "unchanged": self.unchanged,
             **asdict(self),
             "adapter_path": str(self.adapter_path),
             "warnings": self.warnings,

@@ -6,16 +6,18 @@ import secrets
 import tempfile
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from sebp_edge.adapters.documents import Entry, write_history
+from sebp_edge.adapters.known_texts import KnownTexts
 from sebp_edge.adapters.names import folder_of
 from sebp_edge.adapters.store import JUDGED, AdapterRecord, AdapterStore, SavedAdapter
 from sebp_edge.errors import Interrupted, NonFiniteLoss, SebpEdgeError, StorageError, TrainingStopped
 from sebp_edge.insight.forgetting import GeneralLoss
+from sebp_edge.learning_on.memory import TextsMemory
 from sebp_edge.models.adaptation import Adaptation, restore, snapshot
 from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.training.loop import Progress
@@ -31,17 +33,21 @@ class NewVersion:
         judged_states: the states that the gate judged, for later comparisons; empty if the only one is `adaptation`'s.
         splits: the split of each document; None outside the store.
         entries: what the list of documents says of each, by the key of its fingerprint.
+        known: the texts that it has learnt; None if it cannot be learnt on from.
     """
 
     adaptation: Adaptation
     judged_states: list[list[Tensor]]
     splits: SplitHistory | None
     entries: dict[int, Entry]
+    known: KnownTexts | None
 
     @classmethod
-    def of(cls, run: TrainingRun, *, in_store: bool) -> "NewVersion":
+    def of(cls, run: TrainingRun, memory: TextsMemory) -> "NewVersion":
         """Collects a run's states. One that the gate has not judged is no state to compare later versions with."""
-        history = run.dataset.draw.history if run.result else run.dataset.draw.history.all_trained_on()
+        history = memory.history
+        if history is not None and run.result is None:
+            history = history.all_trained_on()
         judged = run.judged_states if run.result and run.result.is_refit else []
         tokens = Counter()
         for example in run.dataset.examples:
@@ -50,10 +56,10 @@ class NewVersion:
             fingerprint.key: Entry(number + 1, tokens[number], run.dataset.names.get(number))
             for number, fingerprint in run.dataset.fingerprints.items()
         }
-        return cls(run.adaptation, judged, history if in_store else None, entries)
+        return cls(run.adaptation, judged, history, memory.entries | entries, memory.known)
 
     def save(self, folder: Path) -> None:
-        """Writes the weights, the judged states in `judged/1` and so on, and `documents.json`."""
+        """Writes the weights, the judged states in `judged/1` and so on, and what the version knows of its texts."""
         if self.judged_states:
             final = snapshot(self.adaptation)
             try:
@@ -67,6 +73,8 @@ class NewVersion:
         self.adaptation.save(folder)
         if self.splits is not None:
             write_history(folder, self.splits, self.entries)
+        if self.known is not None:
+            self.known.write(folder)
 
 
 def save(
@@ -96,13 +104,18 @@ def save(
 
 
 def save_best_state(
-    store: AdapterStore, run: TrainingRun, stop: BaseException, name: str, seed: int, *, in_store: bool
+    store: AdapterStore,
+    run: TrainingRun,
+    stop: BaseException,
+    name: str,
+    seed: int,
+    memory: TextsMemory,
 ) -> tuple[TrainingStopped, SavedAdapter | None]:
     """Saves the best state of a stopped run as a version of `name` that is not active, if it has learnt anything.
 
     Args:
         stop: what ended the training: a KeyboardInterrupt, NonFiniteLoss or BudgetExceeded.
-        in_store: whether the whole run was to be saved in the store, whose salt is in what it remembers of documents.
+        memory: what the whole run was to remember of its texts.
 
     Returns:
         The error to raise, which says what was saved; and the saved adapter, or None.
@@ -116,7 +129,9 @@ def save_best_state(
     progress = run.progress[-1] if run.progress else Progress()
     if run.result is None and (not progress.steps or (error_type is NonFiniteLoss and not progress.best_epoch)):
         return error_type(f"{reason} No state better than the start was found, so nothing was saved."), None
-    saved = save(store, NewVersion.of(run, in_store=in_store), make_record(run, None, seed), name, prefix=reason)
+    # It has not learnt all texts, so that no training can learn on from it.
+    memory = replace(memory, known=None)
+    saved = save(store, NewVersion.of(run, memory), make_record(run, None, seed, memory), name, prefix=reason)
     state = "best state so far" if run.result is None else "state that was tested"
     message = f"{reason} The {state} is saved as version {saved.version} of the adapter {name!r}; it is not active."
     return error_type(message, name=name, version=saved.version), saved
@@ -130,7 +145,7 @@ def describe_location(saved: SavedAdapter) -> str:
     return f"version {saved.version} of the adapter {saved.name!r} is saved {state}"
 
 
-def make_record(run: TrainingRun, general: GeneralLoss | None, seed: int) -> AdapterRecord:
+def make_record(run: TrainingRun, general: GeneralLoss | None, seed: int, memory: TextsMemory) -> AdapterRecord:
     """Makes the record of a run's adapter; `general` is None if it was not measured, because the run was stopped."""
     base, data, result = run.base, run.dataset, run.result
     gain, over_active = (result.gain, result.gain_over_active) if result else (None, None)
@@ -155,6 +170,7 @@ def make_record(run: TrainingRun, general: GeneralLoss | None, seed: int) -> Ada
         general_loss_after=general.adapted if general else None,
         seed=seed,
         chat=data.is_chat,
+        learnt_on_from=memory.learnt_on_from,
     )
 
 

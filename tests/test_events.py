@@ -16,6 +16,7 @@ KINDS = {
     "memory_probed": events.MemoryProbed,
     "model_loaded": events.ModelLoaded,
     "texts_read": events.TextsRead,
+    "learning_on": events.LearningOn,
     "training_started": events.TrainingStarted,
     "graph_captured": events.GraphCaptured,
     "memory_ran_out": events.MemoryRanOut,

@@ -431,7 +431,7 @@ def test_without_a_refit_the_judged_state_is_saved(make, model, tokenizer):
     assert [event.phase for event in events if isinstance(event, TrainingStarted)] == ["train"]
     assert_is_judged_state(result, personalizer.store, model, tokenizer)
     # It is what later versions are compared with.
-    again = personalizer.adapt(NOTES)
+    again = personalizer.adapt(NOTES, fresh=True)
     assert (again.verdict, again.gain_over_active) == ("kept", 0)
 
 

@@ -22,6 +22,7 @@ LAYERS = [
     ["cli", "frozen"],
     ["personalizer", "research"],
     ["result", "saving", "preparation", "assessment", "model_in_use"],
+    ["learning_on"],
     ["export"],
     ["insight"],
     ["adapters"],
@@ -62,7 +63,7 @@ HOMES = {
 PUBLIC = {
     "sebp_edge": """
         AdaptResult AdapterRecord AdapterStore Analysis ExportResult Folder Inspection LearningRateRange Personalizer
-        Plan Receipt Recipe SavedAdapter SebpEdgeError __version__ sparsify
+        Plan Receipt Recipe SavedAdapter SebpEdgeError UnchangedResult __version__ sparsify
     """,
     "sebp_edge.errors": """
         AdapterError BaseModelMismatch BudgetExceeded BusyError CannotCapture ExportError Interrupted
@@ -70,7 +71,7 @@ PUBLIC = {
         SebpEdgeError SparsityError StorageError TextsError TrainingStopped
     """,
     "sebp_edge.events": """
-        AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JsonLines MemoryPlanned
+        AdapterSaved Evaluated Event ExampleAnalyzed ExamplesEvaluated GraphCaptured JsonLines LearningOn MemoryPlanned
         MemoryPressure MemoryProbed MemoryRanOut ModelLoaded Notice PreparationProgress Sink StepDone TensorWritten
         TextsRead TrainingStarted silent
     """,

@@ -347,6 +347,29 @@ def notes_quality() -> str:
     return f"{markdown(head, body)}\n\n{recorded('notes-quality')}"
 
 
+def learning_on() -> str:
+    """Time and loss of learning on beside learning all again, for each number of notes, seed by seed."""
+    found = rows("learning-on")
+    body = []
+    for notes in sorted({row["notes"] for row in found}):
+        on, again = (
+            [row for row in found if (row["notes"], row["arm"]) == (notes, arm)] for arm in ("learning on", "all again")
+        )
+        pairs = list(zip(on, again, strict=True))
+        body.append(
+            [
+                f"{notes:,.0f}",
+                ", ".join(f"{first['seconds']:.1f} / {second['seconds']:.1f}" for first, second in pairs),
+                ", ".join(f"1/{second['seconds'] / first['seconds']:.1f}" for first, second in pairs),
+                ", ".join(f"{100 * (first['test_loss'] / second['test_loss'] - 1):+.2f}" for first, second in pairs),
+                ", ".join(f"{first['loss_of_new']:.2f} / {second['loss_of_new']:.2f}" for first, second in pairs),
+                ", ".join(row["verdict"] for row in on),
+            ]
+        )
+    head = ("notes", "seconds", "share of the time", "test loss, %", "loss on what is new", "verdict")
+    return f"{markdown(head, body)}\n\n{recorded('learning-on')}"
+
+
 def _losses(found: list[Row]) -> str:
     return ", ".join(f"{row['before']:.3f} -> {row['after']:.3f}" for row in found)
 
@@ -537,6 +560,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gate-power": gate_power,
     "gate-verdicts": gate_verdicts,
     "layers": layers,
+    "learning-on": learning_on,
     "layers-summary": layers_summary,
     "lora-groups": lora_groups,
     "memory": memory,

@@ -60,7 +60,9 @@ def compare_versions(old: SavedAdapter, new: SavedAdapter, store_salt: bytes) ->
             f"Versions {old.version} and {new.version} of the adapter {new.name!r} cannot be compared: one of them "
             "came from another store, where hashes have another salt; compare it with versions that were made after it."
         )
-    before, after = ({document.hash: document for document in manifest.documents} for manifest in manifests)
+    before, after = (
+        {document.hash: document for document in manifest.documents if not document.absent} for manifest in manifests
+    )
     went = [document for key, document in before.items() if key not in after]
     came = [document for key, document in after.items() if key not in before]
     pairs = _pairs(went, came)

@@ -30,6 +30,7 @@ _MAX_BYTES = 2**29
 _KEY, _NUMBER = "<u8", "<u4"
 _NO_HASHES = np.empty(0, np.uint32)
 _FOLDS = tuple(range(NUM_FOLDS))
+_NO_OR_YES = (False, True)
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class KnownDocument:
         tokens: how many tokens its examples have; None in versions saved before.
         split: how the version used it: "train", "validation", "test", or "fold 1" and so on, which tested it.
         sketch: a sketch of its shingles.
+        absent: whether it was gone from the texts; the version knows it from the version that it learnt on from.
     """
 
     hash: str
@@ -51,6 +53,7 @@ class KnownDocument:
     tokens: int | None
     split: str
     sketch: Shingles = field(repr=False)
+    absent: bool = False
 
     @property
     def label(self) -> str:
@@ -59,7 +62,7 @@ class KnownDocument:
 
     def to_dict(self) -> dict:
         """Returns it as JSON-ready values, without the sketch."""
-        names = ("name", "number", "hash", "tokens", "split")
+        names = ("name", "number", "hash", "tokens", "split", "absent")
         return {name: getattr(self, name) for name in names}
 
 
@@ -104,6 +107,7 @@ def _text_of(history: SplitHistory, entries: Mapping[int, Entry] | None) -> str:
         "splits": _to_characters([document.split for document in documents], SPLITS),
         "folds": _to_characters([document.fold for document in documents], _FOLDS),
         "roles": _to_characters([document.role for document in documents], ROLES),
+        "absent": _to_characters([document.absent for document in documents], _NO_OR_YES),
     }
     if entries is not None:
         own = [entries.get(document.key, Entry()) for document in documents]
@@ -235,6 +239,7 @@ def _history(values: dict, store_salt: bytes) -> SplitHistory:
         _from_characters(values["splits"], SPLITS),
         _from_characters(values["folds"], _FOLDS),
         _from_characters(values["roles"], ROLES),
+        _from_characters(values.get("absent", "0" * len(keys)), _NO_OR_YES),
         strict=True,
     )
     return SplitHistory(tuple(Remembered(*document) for document in documents), salt)
@@ -250,11 +255,11 @@ def _manifest(values: dict, store_salt: bytes) -> Manifest:
     if "numbers" in values:
         numbers, tokens = (_from_base64(values[key], _NUMBER).tolist() for key in ("numbers", "tokens"))
     known = [
-        KnownDocument(f"{document.key:016x}", *entry, document.role, document.sketch)
+        KnownDocument(f"{document.key:016x}", *entry, document.role, document.sketch, document.absent)
         for document, *entry in zip(history.documents, names, numbers, tokens, strict=True)
         if document.role is not None
     ]
-    return Manifest(tuple(sorted(known, key=lambda document: document.number or 0)), history.salt)
+    return Manifest(tuple(sorted(known, key=lambda document: (document.absent, document.number or 0))), history.salt)
 
 
 def _to_text(values: dict) -> str:

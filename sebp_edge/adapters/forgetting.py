@@ -36,6 +36,7 @@ class Remaining:
         reading: that version's other documents.
         history: their splits.
         num_new: how many documents of the texts that version has not learnt; they are left out.
+        num_gone: how many documents it knew only from the version that it learnt on from; they are left out, too.
     """
 
     version: int
@@ -43,6 +44,7 @@ class Remaining:
     reading: Reading
     history: SplitHistory
     num_new: int
+    num_gone: int
 
 
 @dataclass(frozen=True)
@@ -313,14 +315,16 @@ def _remaining(
     Raises:
         TextsError: other documents have changed or cannot be read, or none would remain.
     """
+    given = {one.key for one in fingerprints.values()}
     others = {int(document.hash, 16): document for document in base.own}
     others = {hash: document for hash, document in others.items() if hash not in hashes}
+    gone = {hash for hash, document in others.items() if document.absent and hash not in given}
+    others = {hash: document for hash, document in others.items() if hash not in gone}
     if not others:
         raise TextsError(
             "No other document would remain to train on; to forget everything, remove the adapter with `sebp-edge "
             "adapters remove`."
         )
-    given = {one.key for one in fingerprints.values()}
     if missing := _sorted(document for hash, document in others.items() if hash not in given):
         named = ", ".join(document.label for document in missing[:_NAMED])
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
@@ -330,18 +334,19 @@ def _remaining(
             "learn the texts as they are now with `sebp-edge adapt`."
         )
     kept = [document for number, document in enumerate(reading.documents) if fingerprints[number].key in others]
-    gone = {
+    unused = {
         document.source for number, document in enumerate(reading.documents) if fingerprints[number].key not in others
     }
-    copies = {f"the same as {source}" for source in gone}
+    copies = {f"the same as {source}" for source in unused}
     left_out = [item for item in reading.left_out if item.reason not in copies]
     num_equal = reading.num_equal - (len(reading.left_out) - len(left_out))
     return Remaining(
         version=base.number,
         record=AdapterRecord.read(base.folder),
         reading=replace(reading, documents=kept, left_out=left_out, num_equal=num_equal),
-        history=base.history.without(hashes),
-        num_new=len({one.key for one in fingerprints.values()} - others.keys() - hashes),
+        history=base.history.without(hashes | gone),
+        num_new=len(given - others.keys() - hashes),
+        num_gone=len(gone),
     )
 
 

@@ -37,6 +37,7 @@ class AdapterRecord:
         compared_with: the version that was active before; None if there was none.
         compared_loss_before, compared_loss_after: the losses of that version's judged states and of this one's, on the
             test documents that neither has been trained on; None if the two were not compared.
+        learnt_on_from: the version that it learnt on from; None if it began at the base model, and in older records.
         packages: the versions of Python and of the packages that compute; None in older records.
         seed: the random seed of the adaptation.
         chat: whether prompts are rendered with the model's chat template, as most of the documents were; None in
@@ -65,6 +66,7 @@ class AdapterRecord:
     compared_with: int | None = None
     compared_loss_before: float | None = None
     compared_loss_after: float | None = None
+    learnt_on_from: int | None = None
     packages: dict | None = None
     created: str = dataclasses.field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     sebp_edge: str = sebp_edge.__version__

@@ -1,11 +1,12 @@
 """`sebp-edge adapt PATH...`: trains an adapter on texts and saves it."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sebp_edge.cli.console import one_sentence_errors, print_json, quick_imports
+from sebp_edge.cli.console import out as console
 from sebp_edge.cli.options import (
     Context,
     Device,
@@ -21,6 +22,10 @@ from sebp_edge.cli.options import (
     select,
 )
 from sebp_edge.errors import Interrupted
+
+if TYPE_CHECKING:
+    from sebp_edge.learning_on.unchanged import UnchangedResult
+    from sebp_edge.recipe import Recipe
 
 NOT_KEPT = 3
 
@@ -47,6 +52,10 @@ def adapt(
     keep_anyway: Annotated[
         bool, typer.Option("--keep-anyway", help="Activate the adapter whatever the gate says.")
     ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over: learn all documents again.")] = False,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="Forget documents that are gone; if there are any, start over.")
+    ] = False,
     seed: Seed = 0,
     device: Device = None,
     memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")] = None,
@@ -54,27 +63,38 @@ def adapt(
 ) -> None:
     """Train an adapter on the texts in PATH; activate it if it is better than the base and the active version.
 
-    Exit codes: 0 kept, 3 saved but not kept (the active version stays), 130 interrupted, 2 invalid option, 1 any other
-    error.
+    If the adapter exists, train on what is new or has changed, and do nothing if there is no such document.
+
+    Exit codes: 0 kept or nothing to do, 3 saved but not kept (the active version stays), 130 interrupted, 2 invalid
+    option, 1 any other error.
     """
     with one_sentence_errors(as_json=as_json):
-        with quick_imports():
-            from sebp_edge.cli.progress import show_progress, show_result
-            from sebp_edge.personalizer import Personalizer
-            from sebp_edge.recipe import Recipe
+        from sebp_edge.recipe import Recipe
 
         chosen = Recipe.load(recipe).replace(
             load_in_4bit=load_in_4bit, merge_for=merge_for, epochs=epochs, context_length=context
         )
+        texts = select(paths, include, exclude)
+        if out is None and not fresh:
+            texts, unchanged = _compare(texts, name, model, chosen, seed, sync=sync)
+            if unchanged is not None:
+                _show_unchanged(unchanged, as_json=as_json)
+                return
+
+        with quick_imports():
+            from sebp_edge.cli.progress import show_progress, show_result
+            from sebp_edge.personalizer import Personalizer
+
         result = None
         try:
             with show_progress(as_json) as sink:
                 personalizer = Personalizer(
                     model, recipe=chosen, device=device, memory_budget=memory, seed=seed, on_event=sink
                 )
-                result = personalizer.adapt(
-                    select(paths, include, exclude), name=name, out=out, keep_anyway=keep_anyway
-                )
+                result = personalizer.adapt(texts, name=name, out=out, keep_anyway=keep_anyway, fresh=fresh, sync=sync)
+            if result.unchanged:
+                _show_unchanged(result, as_json=as_json)
+                return
             if as_json:
                 print_json(result.to_dict())
             else:
@@ -85,3 +105,32 @@ def adapt(
             raise Interrupted(f"Interrupted after the training. {result.summary}") from stop
         if not (result.kept or keep_anyway):
             raise typer.Exit(NOT_KEPT)
+
+
+def _compare(texts, name: str, model: str, recipe: "Recipe", seed: int, *, sync: bool):
+    """Compares texts with those that the active version has learnt, without importing torch.
+
+    Returns:
+        The texts, or what was read of them; and the result if nothing is new, else None.
+    """
+    from sebp_edge.adapters.store import AdapterStore
+    from sebp_edge.learning_on.comparison import compare_with_active
+    from sebp_edge.learning_on.unchanged import UnchangedResult
+    from sebp_edge.models.catalog import resolve
+    from sebp_edge.texts.readers import read_texts
+
+    store = AdapterStore()
+    if store.active_version(name) is None:
+        return texts, None
+    reading = read_texts(texts)
+    active = compare_with_active(store, name, resolve(model), recipe, seed, reading)
+    if active is None or not active.is_unchanged(sync=sync):
+        return reading, None
+    return reading, UnchangedResult.of(active)
+
+
+def _show_unchanged(result: "UnchangedResult", *, as_json: bool) -> None:
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        console.print(result.summary, markup=False)

@@ -224,7 +224,8 @@ def import_archive(
 def _print_documents(rows: list[tuple]) -> None:
     def cells(what, document):
         tokens = "" if document.tokens is None else str(document.tokens)
-        return [what, printable(document.label), tokens, document.split, document.hash]
+        split = f"{document.split}, gone" if document.absent else document.split
+        return [what, printable(document.label), tokens, split, document.hash]
 
     print_table(["", "document", "tokens", "split", "hash"], [cells(*row) for row in rows])
 

@@ -120,6 +120,8 @@ def _show_found(found, *, keep_anyway: bool) -> None:
     )
     if new:
         out.print(f"{new} documents that it has not learnt are left out; `sebp-edge adapt` learns them.")
+    if gone := found.remaining.num_gone:
+        out.print(f"{gone} documents that were gone before, but still known, are forgotten too.")
     if not keep_anyway:
         out.print("If the new version is not better than the base model, it will not be active.")
 

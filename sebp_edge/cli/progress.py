@@ -16,6 +16,7 @@ from sebp_edge.events import (
     ExampleAnalyzed,
     ExamplesEvaluated,
     JsonLines,
+    LearningOn,
     MemoryPlanned,
     MemoryPressure,
     MemoryProbed,
@@ -113,6 +114,8 @@ class ProgressPrinter:
                 self._preparing(event)
             case TextsRead():
                 self._texts_read(event)
+            case LearningOn():
+                self._learning_on(event)
             case TrainingStarted():
                 self._training_started(event)
             case MemoryRanOut():
@@ -172,6 +175,15 @@ class ProgressPrinter:
         if len(event.left_out) > MAX_LEFT_OUT_LINES:
             out.print(f"  and {len(event.left_out) - MAX_LEFT_OUT_LINES} more (--json lists them all)", style="dim")
         self._start_task("preparing")
+
+    def _learning_on(self, event: LearningOn) -> None:
+        what = (
+            f"{event.new:,} new, {event.changed:,} changed, {event.replayed:,} of the other {event.unchanged:,} again"
+        )
+        out.print(f"learning on from version {event.version}: {what}")
+        if event.gone:
+            documents = f"{_plural(event.gone, 'document')} {'is' if event.gone == 1 else 'are'}"
+            self._print_note(f"{documents} gone, but still known; --sync learns again without")
 
     def _training_started(self, event: TrainingStarted) -> None:
         documents = f"{_plural(event.train_documents, 'document')} for training"

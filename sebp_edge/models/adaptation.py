@@ -61,6 +61,19 @@ def load(base: BaseModel, folder: Path, merge_for: str | None = None) -> Adaptat
     raise AdapterError(f"{folder.name!r} contains no adapter; expected one of {expected}.")
 
 
+def read_state(base: BaseModel, folder: Path) -> list[Tensor]:
+    """Reads saved weights as a snapshot; `base` is unchanged.
+
+    Raises:
+        AdapterError: see `load`.
+    """
+    adaptation = load(base, folder)
+    try:
+        return snapshot(adaptation)
+    finally:
+        adaptation.detach()
+
+
 def saved_bytes(base: BaseModel, recipe: Recipe) -> int:
     """Returns the size on disk of an adaptation's saved weights, in bytes."""
     if recipe.method == "full":

@@ -1,7 +1,9 @@
 """Documents and their contents: a plain text, a prompt with its completion, or a conversation."""
 
+import json
 import re
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import NamedTuple
 
 
@@ -60,6 +62,11 @@ def texts_of(content: Content) -> list[str]:
     if isinstance(content, Conversation):
         return [message["content"] for message in content.messages]
     return [content] if isinstance(content, str) else list(content)
+
+
+def content_hash(content: Content, salt: bytes) -> str:
+    """Returns a salted hash of a content and its kind, of 128 bits, as hexadecimal digits."""
+    return blake2b(json.dumps(content).encode(), digest_size=16, key=salt).hexdigest()
 
 
 def num_bytes(content: Content) -> int:

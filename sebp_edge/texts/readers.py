@@ -53,7 +53,8 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
     Args:
         texts: a text as a string, the `pathlib.Path` of a file or folder, a `Folder` with patterns, a record
             (`{"text"}`, `{"prompt", "completion"}`, `{"messages"}`, or as `record_content` takes; its "name", if it is
-            a string, names the document), or an iterable of these. Strings are texts, never paths.
+            a string, names the document), or an iterable of these. Strings are texts, never paths. What was read
+            already is returned as it is.
         memory: the bytes of memory that reading and tokenising the texts may take; None for no limit.
         progress: of the preparation.
 
@@ -62,6 +63,9 @@ def read_texts(texts, memory: int | None = None, progress: Progress | None = Non
             that names an existing file or folder.
         MachineError: the texts would take more than `memory`; nothing was read but .docx and .pdf files before.
     """
+    if isinstance(texts, Reading):
+        _refuse_too_large(sum(num_bytes(document.content) for document in texts.documents), memory)
+        return texts
     reading = Reading()
     sources = _with_different_names(list(_sources(texts, reading.left_out)))
     size = sum(source.size for source in sources)

@@ -5,7 +5,7 @@ into smaller micro-batches if memory runs out.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
@@ -16,6 +16,8 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.rows.buckets import Bucket
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
+from sebp_edge.texts.lessons import Lesson, Lessons
+from sebp_edge.texts.splits import Split
 
 # Maximum rows of a micro-batch without gradients on a CPU. Larger ones are no faster, and take longer to stop.
 MAX_EVALUATED_ROWS_CPU = 1024
@@ -117,6 +119,8 @@ class Schedule:
         test: the test split, which decides whether to keep the result.
         trains_on_all: whether this is the last training, on all documents. `test` then holds the validation documents
             of the other trainings, and is evaluated only after this one.
+        learns_on: whether it begins in a state that was trained before. That state is not evaluated, and never the best
+            one, since it has not learnt what is new.
 
     Attributes:
         epochs: the steps of each epoch.
@@ -132,9 +136,10 @@ class Schedule:
         test: Sequence[Example] = (),
         *,
         trains_on_all: bool = False,
+        learns_on: bool = False,
     ):
         self._batches, self._validation, self._test = batches, list(validation), list(test)
-        self.trains_on_all, self.last_epoch = trains_on_all, len(batches)
+        self.trains_on_all, self.learns_on, self.last_epoch = trains_on_all, learns_on, len(batches)
         self._one_micro_batch_each = False
         self.epochs: list[list[Group]] = []
         self.validation = self.test = Group([], RowLimit(1))
@@ -199,7 +204,8 @@ class Schedule:
     @property
     def evaluated(self) -> Iterator[tuple[int, MicroBatch]]:
         """Pairs of the number of times that a micro-batch is evaluated, and the micro-batch."""
-        for group, times in ((self.validation, self.last_epoch + 1), (self.test, 1 if self.trains_on_all else 2)):
+        evaluations = self.last_epoch + (not self.learns_on)
+        for group, times in ((self.validation, evaluations), (self.test, 1 if self.trains_on_all else 2)):
             yield from ((times, micro_batch) for micro_batch in group.micro_batches)
 
     def _steps_of(self, batch: list[Example], limit: RowLimit) -> list[Group]:
@@ -209,11 +215,14 @@ class Schedule:
         return [Group(micro_batch.examples, limit) for micro_batch in step.micro_batches]
 
 
-def make_schedules(dataset: Dataset, recipe: Recipe, seed: int) -> list[Schedule]:
+def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons | None = None) -> list[Schedule]:
     """Returns the schedules of an adaptation: those of its splits, and a last one on all documents.
 
     There is one split, one for each fold, or none if there are too few documents to judge. A single split is followed
     by a training on all documents if the recipe says so.
+
+    Args:
+        lessons: the documents of each training if it learns on from an earlier version; None to train on all.
 
     Raises:
         TextsError: see `Draw.splits`.
@@ -222,12 +231,26 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int) -> list[Schedule
     def batches(train: list[Example]) -> list[list[list[Example]]]:
         return shuffled_batches(train, recipe.batch_tokens, recipe.epochs, seed)
 
-    splits = dataset.draw.splits(dataset.examples)
-    schedules = [Schedule(batches(split.train), split.validation, split.test) for split in splits]
+    splits, examples, learns_on = dataset.draw.splits(dataset.examples), dataset.examples, lessons is not None
+    if lessons is not None:
+        splits = [_only(split, lesson) for split, lesson in zip(splits, lessons.judged, strict=True)]
+        examples = _of_documents(examples, lessons.last.trained if lessons.last else ())
+    schedules = [Schedule(batches(split.train), split.validation, split.test, learns_on=learns_on) for split in splits]
     if len(splits) != 1 or recipe.refits:
         validation = list(chain.from_iterable(split.validation for split in splits))
-        schedules.append(Schedule(batches(dataset.examples), test=validation, trains_on_all=True))
+        last = Schedule(batches(examples), test=validation, trains_on_all=True, learns_on=learns_on)
+        schedules.append(last)
     return schedules
+
+
+def _only(split: Split, lesson: Lesson) -> Split:
+    """Returns a split with the train and validation examples of a lesson, and all test examples."""
+    train, validation = _of_documents(split.train, lesson.trained), _of_documents(split.validation, lesson.validated)
+    return replace(split, train=train, validation=validation)
+
+
+def _of_documents(examples: Iterable[Example], documents: Container[int]) -> list[Example]:
+    return [example for example in examples if example.document in documents]
 
 
 def shuffled_batches(examples: list[Example], batch_tokens: int, epochs: int, seed: int) -> list[list[list[Example]]]:

@@ -67,7 +67,8 @@ class Remembered:
         split: its split, one of SPLITS; None if none was drawn.
         fold: the fold that tests it; None if none was drawn.
         role: how this version used it: one of ROLES, where "fold 1" is tested by the first fold and trained on by
-            another; None if this version did not have it.
+            another; None if this version does not know it.
+        absent: whether this version knows it only from the version that it learnt on from.
     """
 
     key: int
@@ -75,6 +76,7 @@ class Remembered:
     split: str | None
     fold: int | None
     role: str | None
+    absent: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,19 @@ class SplitHistory:
         """Returns the history without the documents of these keys."""
         return SplitHistory(tuple(document for document in self.documents if document.key not in keys), self.salt)
 
+    def only_known(self) -> "SplitHistory":
+        """Returns the history without the documents that this version does not know."""
+        documents = tuple(document for document in self.documents if document.role is not None)
+        return SplitHistory(documents, self.salt)
+
+    def learnt_on_from(self, before: "SplitHistory") -> "SplitHistory":
+        """Returns the history of a version that knows all that the version `before` knew."""
+        own = {document.key for document in self.documents if document.role is not None}
+        known = [document for document in before.documents if document.role is not None and document.key not in own]
+        keys = {document.key for document in known}
+        others = [document for document in self.documents if document.role is not None or document.key not in keys]
+        return SplitHistory((*others, *(replace(document, absent=True) for document in known)), self.salt)
+
     def unseen(self, current: Mapping[int, Fingerprint]) -> Unseen:
         """Returns which of the current documents this version has not seen, not even a near-duplicate of them."""
         used = [document for document in self.documents if document.role is not None]
@@ -126,7 +141,8 @@ class SplitHistory:
                 states[number] = 0
             elif len(roles) == 1 and roles.issubset(FOLD_ROLES):
                 states[number] = FOLD_ROLES.index(roles.pop())
-        tests = {index for index, document in enumerate(used) if document.role in (TEST, *FOLD_ROLES)}
+        own = ((index, document.role) for index, document in enumerate(used) if not document.absent)
+        tests = {index for index, role in own if role in (TEST, *FOLD_ROLES)}
         return Unseen(states, len(tests), len(tests - matches.absent))
 
 

@@ -85,9 +85,13 @@ class Draw:
                 f"Too little text: {num_tokens} tokens to train on, but at least {MIN_TOKENS} are needed; give more "
                 "text."
             )
+        return [_select(examples, sides) for sides in self.sides()]
+
+    def sides(self) -> list[dict[int, str]]:
+        """Returns the split that each document is in, for each of the splits."""
         if self.split_of:
-            return [_select(examples, self.split_of)]
-        return [_select(examples, self._splits_in(fold)) for fold in range(NUM_FOLDS) if self.fold_of]
+            return [self.split_of]
+        return [self._splits_in(fold) for fold in range(NUM_FOLDS) if self.fold_of]
 
     def _splits_in(self, fold: int) -> dict[int, str]:
         name_of = {fold: TEST, (fold + 1) % NUM_FOLDS: VALIDATION}
@@ -136,7 +140,8 @@ def draw_splits(current: Mapping[int, Fingerprint], seed: int, history: SplitHis
             old = remembered[unchanged]
             is_retired = old.split in (VALIDATION, TEST) and new_split == TRAIN
             num_retired += is_retired or (old.fold is not None and new_fold is None)
-    documents += [dataclasses.replace(remembered[index], role=None) for index in sorted(matches.absent)]
+    absent = (remembered[index] for index in sorted(matches.absent))
+    documents += [dataclasses.replace(document, role=None, absent=False) for document in absent]
     numbered = list(zip(current, clusters.cluster_of, strict=True))
     return Draw(
         cluster_of=dict(numbered),

@@ -90,7 +90,10 @@ class Trainer:
         self.learner.begin_training(schedule.num_steps)
         pruning, last_dense_epoch = self.learner.pruning, 0
         try:
-            self._evaluate(schedule.validation, 0)
+            if schedule.learns_on:
+                progress.best_state = snapshot(self.learner.adaptation)
+            else:
+                self._evaluate(schedule.validation, 0)
             for epoch, steps in enumerate(epochs, start=1):
                 self._train_epoch(epoch, steps, rates)
                 self._evaluate(schedule.validation, epoch)

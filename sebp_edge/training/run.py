@@ -1,18 +1,19 @@
 """Trains and tests one adaptation on a split of the documents, or on folds; then trains it on all of them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import median_low
 
 from torch import Tensor
 
-from sebp_edge.errors import NonFiniteLoss
+from sebp_edge.errors import AdapterError, NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
-from sebp_edge.models.adaptation import Adaptation, attach, restore, snapshot
+from sebp_edge.models.adaptation import Adaptation, attach, read_state, restore, snapshot
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
@@ -35,6 +36,8 @@ class TrainingRun:
 
     Args:
         schedules: those of the splits, and perhaps a last one on all documents (see `make_schedules`).
+        starts: the folders of the states that the trainings begin in, that of the training on all documents last; by
+            default, they begin with fresh weights.
 
     Attributes:
         adaptation: the trained adaptation; None before the first training.
@@ -57,11 +60,13 @@ class TrainingRun:
         on_event: Sink,
         options: MemoryOptions,
         guard: MemoryGuard,
+        starts: Sequence[Path] = (),
     ):
         self.base, self.dataset, self.recipe, self.guard = base, dataset, recipe, guard
         self.seed, self.options, self._schedules, self._on_event = seed, options, schedules, on_event
         self._collator = Collator(dataset.context_length, base.pad_token_id)
         self._judged = [schedule for schedule in schedules if not schedule.trains_on_all]
+        self._folders = starts
         self.adaptation: Adaptation | None = None
         self.progress: list[Progress] = []
         self.result: GateResult | None = None
@@ -77,8 +82,12 @@ class TrainingRun:
         With one split, it follows if the gate keeps the adapter. It has as many epochs as the median of the judged
         states. If the loss on the validation documents, which it has seen, is not lower than before, a single judged
         state is used instead; so it is after a stop, or if the loss becomes NaN or infinite.
+
+        Raises:
+            AdapterError: a state to begin in cannot be read, or is not one of this recipe's.
         """
         self._announce_slow_run()
+        starts = [read_state(self.base, folder) for folder in self._folders]
         self.adaptation = attach(self.base, self.recipe, self.seed)
         with RecoveringLearner(
             self.adaptation,
@@ -89,16 +98,20 @@ class TrainingRun:
             self.options,
             self.guard,
         ) as learner:
-            fresh, tests = snapshot(self.adaptation) if len(self._schedules) > 1 else [], []
+            # With fresh weights, the adaptation computes what the base model does.
+            fresh, tests = snapshot(self.adaptation) if len(self._schedules) > 1 or starts else [], []
+            self._refuse_other_shapes(fresh, starts)
             for number, schedule in enumerate(self._judged, start=1):
                 if number > 1:
                     learner.start_again(fresh)
-                tests.append(self._train_and_test(learner, schedule, f"fold {number}" if self._has_folds else "train"))
+                phase = f"fold {number}" if self._has_folds else "train"
+                tests.append(self._train_and_test(learner, schedule, phase, starts[number - 1] if starts else None))
             result = gate.judge(*map(HeldOutLoss.merged, zip(*tests, strict=True))) if tests else gate.judge(None, None)
             if self._has_judged_state:
                 self.result = result
             if len(self._schedules) > len(self._judged) and (result.kept or not self._has_judged_state):
-                result = self.result = self._refit(learner, self._schedules[-1], fresh, result)
+                start = starts[-1] if starts else fresh
+                result = self.result = self._refit(learner, self._schedules[-1], start, result)
             return result
 
     @property
@@ -133,29 +146,38 @@ class TrainingRun:
             self.adaptation.detach()
             self.adaptation = None
 
+    def _refuse_other_shapes(self, fresh: list[Tensor], starts: list[list[Tensor]]) -> None:
+        shapes = [value.shape for value in fresh]
+        if any([value.shape for value in start] != shapes for start in starts):
+            raise AdapterError(
+                "The active version adapts other modules than this recipe; start over with --fresh (fresh=True)."
+            )
+
     def _train_and_test(
-        self, learner: RecoveringLearner, schedule: Schedule, phase: str
+        self, learner: RecoveringLearner, schedule: Schedule, phase: str, start: list[Tensor] | None
     ) -> tuple[HeldOutLoss, HeldOutLoss]:
-        """Returns the test losses before and after a training."""
+        """Returns the test losses of the base model and after a training, which begins in `start` if given."""
         trainer = self._prepare_trainer(learner, schedule, phase)
         before = evaluate(learner, schedule.test)
         self._on_event(Evaluated(phase, "test", 0, before.mean, False))
+        if start is not None:
+            learner.start_again(start)
         best = trainer.train(schedule)
         after = evaluate(learner, schedule.test)
         self._on_event(Evaluated(phase, "test", best.best_epoch, after.mean, True))
         return before, after
 
     def _refit(
-        self, learner: RecoveringLearner, schedule: Schedule, fresh: list[Tensor], result: GateResult
+        self, learner: RecoveringLearner, schedule: Schedule, start: list[Tensor], result: GateResult
     ) -> GateResult:
-        """Trains on all documents; restores the judged state after a stop or if the loss is not lower."""
+        """Trains on all documents from `start`; restores the judged state after a stop or if the loss is not lower."""
         judged = list(self.progress)
         if judged:
             schedule.last_epoch = max(1, median_low([progress.best_epoch for progress in judged]))
         phase = "all documents"
         try:
             if judged:
-                learner.start_again(fresh)
+                learner.start_again(start)
             self._prepare_trainer(learner, schedule, phase).train(schedule)
             if not judged:
                 return result.with_refit(None, None, has_judged_state=False)
@@ -175,9 +197,10 @@ class TrainingRun:
 
     def _prepare_trainer(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> Trainer:
         # Before the learner prepares, so that an interruption finds this training's progress, not the last fold's.
-        trainer = Trainer(learner, self.recipe, self._on_event, phase)
+        recipe = self.recipe.learning_on() if schedule.learns_on else self.recipe
+        trainer = Trainer(learner, recipe, self._on_event, phase)
         self.progress.append(trainer.progress)
-        self._on_event(TrainingStarted(phase, self.recipe.epochs, *schedule.num_documents))
+        self._on_event(TrainingStarted(phase, recipe.epochs, *schedule.num_documents))
         learner.prepare(schedule, self._schedules[self._schedules.index(schedule) + 1 :])
         return trainer
 

@@ -1,0 +1,51 @@
+"""Tells without loading a base model whether its files are those of an earlier adaptation; imports no torch."""
+
+from hashlib import blake2b
+from pathlib import Path
+
+from sebp_edge.models.catalog import ModelReference
+
+# Parts of each weight file that are read, and their size in bytes.
+_NUM_PARTS, _PART = 64, 4096
+_OTHERS = ("*.json", "*.model", "*.jinja", "*.txt")
+
+
+def files_digest(reference: ModelReference) -> str | None:
+    """Returns a digest of a model's small files, and of a sample of its weights; None if they are not on this machine.
+
+    The same files have the same digest wherever they are. After loading, `BaseModel.fingerprint` has the last word.
+    """
+    try:
+        path = _path(reference)
+        if path is None:
+            return None
+        if not path.is_dir():
+            return _digest([], [path])
+        names = {file.name: file for pattern in _OTHERS for file in path.glob(pattern)}
+        return _digest([names[name] for name in sorted(names)], sorted(path.glob("*.safetensors")))
+    except OSError:
+        return None
+
+
+def _path(reference: ModelReference) -> Path | None:
+    if reference.kind != "hub":
+        return Path(reference.location)
+    # Imported here, since importing huggingface_hub takes as long as all else.
+    from sebp_edge.models.hub import cached_folder
+
+    return cached_folder(reference.location)
+
+
+def _digest(whole: list[Path], sampled: list[Path]) -> str:
+    digest = blake2b(digest_size=16)
+    for path in whole:
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)} ".encode(errors="surrogateescape") + content)
+    for path in sampled:
+        size = path.stat().st_size
+        digest.update(f"weights {size} ".encode())
+        with path.open("rb") as file:
+            for part in range(_NUM_PARTS):
+                file.seek(max(0, size - _PART) * part // (_NUM_PARTS - 1))
+                digest.update(file.read(_PART))
+    return digest.hexdigest()

@@ -1,0 +1,488 @@
+"""Learning on: what `adapt` does with a name that exists, what it trains on, and what it starts over for."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+from builders import make_llama, make_sentences
+from command import records, run
+from failing_memory import RECIPE as SMALL
+from random_texts import edit
+from safetensors.torch import load_file
+
+from sebp_edge import AdapterStore, Personalizer
+from sebp_edge.adapters.documents import read_history
+from sebp_edge.adapters.known_texts import KNOWN_TEXTS
+from sebp_edge.errors import Interrupted
+from sebp_edge.events import LearningOn, Notice, StepDone
+from sebp_edge.insight.forgetting import GeneralLoss
+from sebp_edge.texts.split_history import take_fingerprints
+from sebp_edge.training.run import TrainingRun
+
+RECIPE = SMALL.replace(learning_rate=2e-2, epochs=3, batch_tokens=200)
+NOTES = make_sentences(40)
+OLD, NEW = NOTES[:30], NOTES[30:]
+FEW = NOTES[:13]
+WEIGHTS = "adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, tokenizer):
+    """A model with random weights so large that a few steps lower its loss by a tenth."""
+    folder = tmp_path_factory.mktemp("models") / "large-weights"
+    make_llama(initializer_range=0.1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Leaves out the assessment, which takes longer than these trainings."""
+    monkeypatch.setattr("sebp_edge.assessment.continue_each", lambda base, beginnings, check: [""] * len(beginnings))
+    monkeypatch.setattr("sebp_edge.assessment.general_loss", lambda *_: GeneralLoss(1.0, 1.0))
+    monkeypatch.setattr("sebp_edge.assessment.longest_copies", lambda *_: [])
+
+
+@pytest.fixture
+def make(model, tmp_path):
+    """A function that makes a Personalizer whose events are in `personalizer.events`."""
+
+    def personalizer(store="store", **options):
+        events = []
+        made = Personalizer(
+            model, **{"recipe": RECIPE, "device": "cpu", "store": tmp_path / store, "on_event": events.append} | options
+        )
+        made.events = events
+        return made
+
+    return personalizer
+
+
+def of_kind(personalizer, kind):
+    return [event for event in personalizer.events if isinstance(event, kind)]
+
+
+def forget_events(personalizer):
+    personalizer.events.clear()
+    return personalizer
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The documents that each training has trained on, by phase, as numbers of the given texts."""
+    found, prepare = {}, TrainingRun._prepare_trainer
+
+    def prepare_trainer(self, learner, schedule, phase):
+        trainer = prepare(self, learner, schedule, phase)
+        steps = [step for epoch in schedule.epochs for step in epoch]
+        found[phase] = {example.document for step in steps for example in step.examples}
+        return trainer
+
+    monkeypatch.setattr(TrainingRun, "_prepare_trainer", prepare_trainer)
+    return found
+
+
+def role_of(saved_path, texts, salt):
+    roles = {document.key: document.role for document in read_history(saved_path).documents if not document.absent}
+    fingerprints = take_fingerprints(dict(enumerate(texts)), salt)
+    return {number: roles[fingerprint.key] for number, fingerprint in fingerprints.items()}
+
+
+# ------------------------------------------------------------------------------------------------------ nothing is new
+
+
+def test_nothing_is_trained_or_saved_if_nothing_is_new(make):
+    personalizer = make()
+    first = personalizer.adapt(OLD)
+    forget_events(personalizer)
+    again = personalizer.adapt([*reversed(OLD)])
+    assert again.unchanged and not first.unchanged
+    assert (again.version, again.adapter_path, again.active, again.kept) == (1, first.adapter_path, True, True)
+    assert (again.documents, again.gone) == (30, 0)
+    assert again.to_dict()["event"] == "result" and json.dumps(again.to_dict())
+    assert personalizer.store.versions("default") == [1]
+    assert personalizer.events == []
+
+
+def test_documents_that_are_gone_are_reported_and_still_known(make):
+    personalizer = make()
+    personalizer.adapt(OLD)
+    result = personalizer.adapt(OLD[2:])
+    assert result.unchanged and result.gone == 2
+    assert "knows 2 documents that are gone; --sync" in result.summary
+    assert personalizer.adapt(OLD).gone == 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 1}, {"recipe": RECIPE.replace(learning_rate=1e-2)}], ids=["seed", "recipe"]
+)
+def test_another_seed_or_recipe_starts_over(make, change):
+    make().adapt(OLD)
+    personalizer = make(**change)
+    result = personalizer.adapt(OLD)
+    assert not result.unchanged and result.learnt_on_from is None
+    (notice,) = of_kind(personalizer, Notice)
+    assert notice.message.startswith("All documents are learnt again, not on top of version 1: its ")
+
+
+def test_a_recipe_of_another_name_and_margin_learns_the_same(make):
+    make().adapt(OLD)
+    assert make(recipe=dataclasses.replace(RECIPE, name="other", margin=0.005)).adapt(OLD).unchanged
+
+
+def test_another_base_model_starts_over(make, model, tokenizer, tmp_path):
+    make().adapt(OLD)
+    other = tmp_path / "others" / model.name
+    make_llama(initializer_range=0.11).save_pretrained(other)
+    tokenizer.save_pretrained(other)
+    personalizer = Personalizer(other, recipe=RECIPE, device="cpu", store=tmp_path / "store")
+    events = []
+    personalizer.on_event = events.append
+    assert not personalizer.adapt(OLD).unchanged
+    assert "the files of its base model, large-weights, differ" in next(e.message for e in events if type(e) is Notice)
+
+
+def test_the_same_base_model_elsewhere_is_the_same(make, model, tmp_path):
+    make().adapt(OLD)
+    moved = tmp_path / "moved" / model.name
+    moved.mkdir(parents=True)
+    for file in model.iterdir():
+        (moved / file.name).write_bytes(file.read_bytes())
+    assert Personalizer(moved, recipe=RECIPE, device="cpu", store=tmp_path / "store").adapt(OLD).unchanged
+
+
+def test_a_changed_system_message_is_a_change(make):
+    def chats(system):
+        return [
+            {"messages": [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]}
+            for roles in [("system", "user", "assistant")]
+            for contents in ((system, *texts) for texts in zip(OLD[:24], reversed(OLD[:24]), strict=True))
+        ]
+
+    personalizer = make(recipe=RECIPE.replace(context_length=128))
+    personalizer.adapt(chats("the wind"), keep_anyway=True)
+    assert personalizer.adapt(chats("the wind")).unchanged
+    changed = personalizer.adapt([*chats("the wind")[:23], chats("the ferry")[23]])
+    assert not changed.unchanged and (changed.new, changed.changed) == (0, 1)
+
+
+@pytest.fixture
+def adapted(notes_folder, model, recipe):
+    """The command that has adapted a model to a folder of notes."""
+    command = ["adapt", str(notes_folder), "--model", str(model), "--recipe", str(recipe)]
+    assert run(*command, "--keep-anyway").exit_code == 0
+    return command
+
+
+def test_the_command_says_that_nothing_is_new_without_torch(adapted):
+    code = (
+        "import sys; from sebp_edge.cli import main\n"
+        "try: main()\n"
+        "finally: print(sorted({'torch', 'numpy', 'transformers'} & sys.modules.keys()), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *adapted], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Nothing is new in 24 documents: version 1 of the adapter 'default' has learnt all")
+    assert done.stderr == "[]\n"
+
+
+def test_the_command_prints_that_nothing_is_new_as_json(adapted):
+    (result,) = records(run(*adapted, "--json").stdout)
+    assert (result["event"], result["unchanged"], result["version"]) == ("result", True, 1)
+
+
+def test_the_command_learns_on_and_starts_over_if_asked(adapted, notes_folder):
+    (notes_folder / "new.md").write_text(NEW[0])
+    learnt = run(*adapted, "--keep-anyway")
+    assert learnt.exit_code == 0, learnt.output
+    assert "learning on from version 1: 1 new, 0 changed, " in learnt.stdout
+    (notes_folder / "new.md").unlink()
+    assert "It also knows 1 document that is gone; --sync" in run(*adapted).stdout
+    synced = run(*adapted, "--sync", "--keep-anyway")
+    assert "not on top of version 2: it knows 1 document that must be" in synced.stderr
+    assert AdapterStore().active_version("default") == 3
+    assert run(*adapted, "--fresh", "--keep-anyway").exit_code == 0
+    assert AdapterStore().active_version("default") == 4
+
+
+def test_learning_on_by_command_reads_the_texts_once(adapted, notes_folder, monkeypatch):
+    (notes_folder / "new.md").write_text(NEW[0])
+    calls = []
+    from sebp_edge.texts import readers
+
+    read_file = readers.read_file
+    monkeypatch.setattr(readers, "read_file", lambda path, *more: calls.append(path) or read_file(path, *more))
+    run(*adapted, "--keep-anyway")
+    assert len(calls) == len({*calls}) == 25
+
+
+# --------------------------------------------------------------------------------------------------------- learning on
+
+
+def test_it_learns_on_and_improves(make, trained):
+    """The new notes' vocabulary and order of words are those of the old ones."""
+    personalizer = make(recipe=RECIPE.replace(learning_rate=5e-3))
+    first = personalizer.adapt(OLD[:24])
+    result = personalizer.adapt([*OLD, *NEW])
+    assert (first.verdict, result.verdict, result.learnt_on_from, result.new) == ("kept", "kept", 1, 16)
+    assert result.gain_over_active > 0
+    assert trained["all documents"] >= {*range(24, 40)}
+    assert result.trained_on_all and result.active
+    record = personalizer.store.open("default").record
+    assert (record.learnt_on_from, record.compared_with) == (1, 1)
+    assert personalizer.adapt(NOTES).unchanged
+
+
+@pytest.mark.parametrize("texts", [OLD, FEW], ids=["split", "folds"])
+def test_no_judged_state_is_ever_trained_on_its_test_or_validation_documents(make, trained, texts):
+    """Through a chain of versions, by the roles that each has recorded."""
+    personalizer, current = make(), list(texts)
+    assert personalizer.adapt(current, keep_anyway=True).learnt_on_from is None
+    learnt = {phase: {current[number] for number in numbers} for phase, numbers in trained.items()}
+    for number, new in enumerate(NEW[:3]):
+        trained.clear()
+        current = [edit(current[0], 0.1, seed=number), *current[1:], new]
+        result = personalizer.adapt(current, keep_anyway=True)
+        assert (result.learnt_on_from, result.new, result.changed) == (number + 1, 1, 1)
+        roles = role_of(result.adapter_path, current, personalizer.store.salt())
+        for phase, numbers in trained.items():
+            learnt[phase] |= {current[each] for each in numbers}
+            if phase == "all documents":
+                continue
+            held_out = {"train": {"test", "validation"}}.get(phase)
+            if held_out is None:
+                fold = int(phase[-1])
+                held_out = {f"fold {fold}", f"fold {fold % 3 + 1}"}
+            assert {current[each] for each, role in roles.items() if role in held_out}.isdisjoint(learnt[phase])
+        assert {0, len(current) - 1} <= trained.get("all documents", {0, len(current) - 1})
+
+
+def test_it_trains_on_few_documents_and_on_the_same_splits(make, trained):
+    personalizer = make()
+    personalizer.adapt(OLD)
+    before = role_of(personalizer.store.open("default").path, OLD, personalizer.store.salt())
+    forget_events(personalizer)
+    trained.clear()
+    result = personalizer.adapt([*OLD, NEW[0]], keep_anyway=True)
+    (event,) = of_kind(personalizer, LearningOn)
+    assert (event.version, event.new, event.changed, event.unchanged, event.gone) == (1, 1, 0, 30, 0)
+    assert event.replayed >= 1
+    assert all(len(numbers) <= 2 + event.replayed for numbers in trained.values())
+    after = role_of(result.adapter_path, [*OLD, NEW[0]], personalizer.store.salt())
+    assert {number: after[number] for number in before} == before
+
+
+@pytest.mark.parametrize("texts", [OLD, FEW], ids=["split", "folds"])
+def test_the_same_seed_gives_the_same_weights_bit_for_bit(make, texts):
+    """Also in another store, whose hashes differ, and from a fresh process' state."""
+    found = []
+    for store in ("one", "other"):
+        make(store).adapt(texts, keep_anyway=True)
+        path = make(store).adapt([*texts, *NEW[:2]], keep_anyway=True).adapter_path
+        found.append({file.relative_to(path): load_file(file) for file in sorted(path.rglob(WEIGHTS))})
+    assert found[0].keys() == found[1].keys()
+    for file, weights in found[0].items():
+        assert all(tensor.equal(found[1][file][name]) for name, tensor in weights.items())
+
+
+def test_the_next_judged_state_begins_where_the_last_one_ended(make, monkeypatch):
+    """With a learning rate of nothing, both tracks stay where they were."""
+    personalizer = make()
+    first = personalizer.adapt(OLD)
+    monkeypatch.setattr("sebp_edge.recipe.LEARNING_ON_RATE", 1e-30)
+    second = personalizer.adapt([*OLD, NEW[0]], keep_anyway=True)
+    paths = first.adapter_path, second.adapter_path
+    assert second.learnt_on_from == 1
+    for own in ("", "judged/1"):
+        before, after = (load_file(path / own / WEIGHTS) for path in paths)
+        if own or second.trained_on_all:
+            assert all(tensor.equal(after[name]) for name, tensor in before.items())
+
+
+def test_conversations_learn_on(make):
+    chats = [{"prompt": prompt, "completion": text} for prompt, text in zip(NOTES, reversed(NOTES), strict=True)]
+    personalizer = make(recipe=RECIPE.replace(chat_template=True, context_length=128))
+    personalizer.adapt(chats[:30], keep_anyway=True)
+    result = personalizer.adapt(chats, keep_anyway=True)
+    assert (result.learnt_on_from, result.new + result.changed) == (1, 10)
+    assert personalizer.store.open("default").record.chat
+
+
+def test_a_budget_holds_and_keeps_the_rank_of_the_version(make):
+    make(recipe=dataclasses.replace(RECIPE, r=4)).adapt(OLD, keep_anyway=True)
+    personalizer = make(recipe=dataclasses.replace(RECIPE, r=None), memory_budget="8GB")
+    result = personalizer.adapt([*OLD, NEW[0]], keep_anyway=True)
+    assert result.learnt_on_from == 1
+    assert 0 < result.peak_memory_bytes <= 8e9 and result.predicted_peak_bytes <= 8e9
+    assert json.loads((result.adapter_path / "adapter_config.json").read_text())["r"] == 4
+
+
+def test_an_interruption_leaves_the_active_version_whole(make):
+    personalizer = make()
+    first = personalizer.adapt(OLD)
+    files = {path: path.read_bytes() for path in first.adapter_path.rglob("*") if path.is_file()}
+
+    def stop_at_a_step(event):
+        if isinstance(event, StepDone):
+            personalizer.stop()
+
+    personalizer.on_event = stop_at_a_step
+    with pytest.raises(Interrupted) as stopped:
+        personalizer.adapt(NOTES)
+    assert personalizer.store.active_version("default") == 1
+    assert {path: path.read_bytes() for path in first.adapter_path.rglob("*") if path.is_file()} == files
+    # What was stopped has not learnt all texts, so nothing learns on from it, even if it is activated.
+    saved = personalizer.store.open("default", stopped.value.version)
+    assert saved.record.learnt_on_from == 1 and not (saved.path / KNOWN_TEXTS).exists()
+    personalizer.on_event = personalizer.events.append
+    assert personalizer.adapt(NOTES, keep_anyway=True).learnt_on_from == 1
+
+
+# ------------------------------------------------------------------------------------------------------- starting over
+
+
+def test_sync_makes_what_fresh_makes_of_the_remaining_documents(make):
+    found = {}
+    for store, options in {"sync": {"sync": True}, "fresh": {"fresh": True}}.items():
+        personalizer = make(store)
+        personalizer.adapt(OLD)
+        personalizer.adapt([*OLD, NEW[0]], keep_anyway=True)
+        result = personalizer.adapt(OLD[3:], keep_anyway=True, **options)
+        assert (result.version, result.learnt_on_from) == (3, None)
+        found[store] = load_file(result.adapter_path / WEIGHTS)
+        history = read_history(result.adapter_path).documents
+        assert sum(document.role is not None for document in history) == 27
+        assert len(history) == (27 if store == "sync" else 31)
+    assert all(tensor.equal(found["fresh"][name]) for name, tensor in found["sync"].items())
+
+
+def test_sync_learns_on_if_nothing_is_gone(make):
+    personalizer = make()
+    personalizer.adapt(OLD)
+    assert personalizer.adapt(OLD, sync=True).unchanged
+    changed = personalizer.adapt([edit(OLD[0], 0.1), *OLD[1:], NEW[0]], sync=True, keep_anyway=True)
+    assert (changed.learnt_on_from, changed.new, changed.changed, changed.gone) == (1, 1, 1, 0)
+
+
+def test_sync_forgets_what_earlier_versions_have_passed_on(make):
+    personalizer = make()
+    personalizer.adapt(OLD)
+    second = personalizer.adapt([*OLD[1:], NEW[0]], keep_anyway=True)
+    assert (second.learnt_on_from, second.gone) == (1, 1)
+    texts = [*OLD[1:], NEW[0], NEW[1]]
+    third = personalizer.adapt(texts, keep_anyway=True)
+    assert (third.learnt_on_from, third.gone) == (2, 1)
+    known = [document for document in read_history(third.adapter_path).documents if document.role is not None]
+    assert len(known) == 32
+    assert len(personalizer.store.documents("default", 3)) == 31
+    forgotten = personalizer.adapt(texts, sync=True, keep_anyway=True)
+    assert (forgotten.learnt_on_from, forgotten.version) == (None, 4)
+    assert personalizer.adapt(texts, sync=True).unchanged
+
+
+def test_a_document_that_comes_back_is_known(make):
+    personalizer = make()
+    personalizer.adapt(OLD)
+    personalizer.adapt([*OLD[1:], NEW[0]], keep_anyway=True)
+    assert personalizer.adapt([*OLD, NEW[0]]).unchanged
+
+
+def test_fresh_learns_all_again(make):
+    personalizer = make()
+    first = personalizer.adapt(OLD)
+    forget_events(personalizer)
+    again = personalizer.adapt(OLD, fresh=True)
+    assert (again.version, again.learnt_on_from) == (2, None)
+    assert of_kind(personalizer, Notice) == []
+    before, after = (load_file(result.adapter_path / WEIGHTS) for result in (first, again))
+    assert all(tensor.equal(after[name]) for name, tensor in before.items())
+
+
+def damage(version):
+    (version / "judged" / "1" / WEIGHTS).write_bytes(b"no weights")
+
+
+def forget_the_texts(version):
+    (version / KNOWN_TEXTS).unlink()
+
+
+def lose_the_judged_state(version):
+    for file in (version / "judged" / "1").iterdir():
+        file.unlink()
+    (version / "judged" / "1").rmdir()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (damage, "its files are damaged"),
+        (forget_the_texts, "it does not say which texts it has learnt"),
+        (lose_the_judged_state, "its judged state is missing"),
+    ],
+)
+def test_it_starts_over_and_says_why(make, change, why):
+    personalizer = make()
+    change(personalizer.adapt(OLD).adapter_path)
+    forget_events(personalizer)
+    result = personalizer.adapt([*OLD, NEW[0]])
+    assert result.learnt_on_from is None
+    (notice,) = of_kind(personalizer, Notice)
+    assert notice.message == f"All documents are learnt again, not on top of version 1: {why}."
+
+
+def test_an_imported_version_of_another_store_is_not_learnt_on_from(make, tmp_path):
+    first = make()
+    first.adapt(OLD)
+    first.store.export_archive("default", tmp_path / "one.tar")
+    second = make("second")
+    second.store.activate(second.store.import_archive(tmp_path / "one.tar"))
+    result = second.adapt(OLD)
+    assert not result.unchanged and result.learnt_on_from is None
+    assert "it was imported from another store" in of_kind(second, Notice)[0].message
+
+
+def test_a_version_that_went_through_an_archive_is_learnt_on_from(make, tmp_path):
+    personalizer = make()
+    personalizer.adapt(OLD)
+    personalizer.store.export_archive("default", tmp_path / "one.tar")
+    personalizer.store.activate(personalizer.store.import_archive(tmp_path / "one.tar", "copy"))
+    assert personalizer.adapt(OLD, name="copy").unchanged
+    assert personalizer.adapt([*OLD, NEW[0]], name="copy", keep_anyway=True).learnt_on_from == 1
+
+
+def test_full_fine_tuning_starts_over(make):
+    personalizer = make(recipe=RECIPE.replace(method="full", learning_rate=1e-3, epochs=1))
+    personalizer.adapt(OLD, keep_anyway=True)
+    assert personalizer.adapt([*OLD, NEW[0]], keep_anyway=True).learnt_on_from is None
+    assert "all weights were trained" in of_kind(personalizer, Notice)[-1].message
+
+
+def test_it_starts_over_if_a_document_that_it_was_trained_on_is_needed_for_tests(make):
+    """Most test documents are gone, so that others take their places."""
+    personalizer = make()
+    personalizer.adapt(OLD)
+    roles = role_of(personalizer.store.open("default").path, OLD, personalizer.store.salt())
+    remaining = [OLD[number] for number, role in sorted(roles.items()) if role == "train"]
+    result = personalizer.adapt([*remaining, NEW[0]], keep_anyway=True)
+    assert result.learnt_on_from is None
+    assert (
+        "its judged state has seen documents that are needed for tests now" in of_kind(personalizer, Notice)[0].message
+    )
+
+
+def test_outside_the_store_nothing_is_learnt_on_from(make, tmp_path):
+    personalizer = make()
+    personalizer.adapt(OLD)
+    result = personalizer.adapt(OLD, out=tmp_path / "out")
+    assert not result.unchanged and result.learnt_on_from is None
+    assert not (tmp_path / "out" / KNOWN_TEXTS).exists()
+
+
+def test_known_texts_hold_no_text_and_no_path(make, model):
+    path = make().adapt(OLD).adapter_path
+    content = (path / KNOWN_TEXTS).read_text()
+    assert "ferry" not in content and str(model) not in content
+    assert (path / KNOWN_TEXTS).stat().st_mode & 0o077 == 0
+    assert len(json.loads(content)["texts"]) == 30
