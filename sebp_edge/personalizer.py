@@ -114,6 +114,7 @@ class Personalizer:
         name: str = "default",
         out: str | Path | None = None,
         keep_anyway: bool = False,
+        keep_samples: bool = False,
         stop_when: threading.Event | None = None,
     ) -> AdaptResult:
         """Adapts the model to `texts`, judges the result, saves it, and activates it if the gate keeps it.
@@ -127,6 +128,8 @@ class Personalizer:
             name: the adapter's name in the store; each adaptation is a new version of it.
             out: a new folder to save to instead of the store; there is no active version then.
             keep_anyway: whether to activate the adapter whatever the gate says.
+            keep_samples: whether to save the result's samples and the names of documents with the version, for its
+                page; they are user text. Otherwise no text is saved.
             stop_when: an event that stops this call once it is set (see `stop`).
 
         Raises:
@@ -151,14 +154,15 @@ class Personalizer:
                 schedules = preparation.schedule(dataset, planned)
                 self.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), out)
                 run = TrainingRun(base, dataset, schedules, recipe, self.seed, self._notify, options, guard)
-                with self._run_attached(run, name, interruptions, in_store=in_store):
+                with self._run_attached(run, name, interruptions, in_store=in_store, keep_samples=keep_samples):
                     checks = (self._signal.check, interruptions.deliver)
                     assessor = Assessor(run, reading.documents, self.on_event, checks)
                     active = assessor.examine_active(self.store, name) if in_store else None
                     result = run.train(Gate(recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
                     interruptions.defer()
                     assessment = self._assess(assessor, result)
-            saved = self._save(run, result, assessment, name, out, interruptions, keep_anyway=keep_anyway)
+            version = NewVersion.of(run, assessment, in_store=in_store, keep_samples=keep_samples)
+            saved = self._save(run, version, result, assessment, name, out, interruptions, keep_anyway=keep_anyway)
             if assessment is None:
                 raise interruptions.outcome
             return AdaptResult.of(run, result, assessment, saved, self.store, time.perf_counter() - begin)
@@ -437,7 +441,7 @@ class Personalizer:
 
     @contextmanager
     def _run_attached(
-        self, run: TrainingRun, name: str, interruptions: Interruptions, *, in_store: bool
+        self, run: TrainingRun, name: str, interruptions: Interruptions, *, in_store: bool, keep_samples: bool
     ) -> Iterator[None]:
         """Context in which a run's adapter replaces the one in use; restores that on an error.
 
@@ -450,7 +454,7 @@ class Personalizer:
         except (KeyboardInterrupt, NonFiniteLoss, BudgetExceeded) as stop:
             interruptions.defer()
             devices.clear_frames(stop, outer_error)
-            raise self._stopped_error(stop, run, name, in_store=in_store) from stop
+            raise self._stopped_error(stop, run, name, in_store=in_store, keep_samples=keep_samples) from stop
         except BaseException as error:
             out_of_memory = devices.ran_out_of_memory(error)
             if out_of_memory:
@@ -497,6 +501,7 @@ class Personalizer:
     def _save(
         self,
         run: TrainingRun,
+        version: NewVersion,
         result: GateResult,
         assessment: Assessment | None,
         name: str,
@@ -506,7 +511,6 @@ class Personalizer:
         keep_anyway: bool,
     ) -> SavedAdapter:
         """Saves the run's adapter; if it is kept, uses it from now on and activates it, unless it is saved to `out`."""
-        version = NewVersion.of(run, in_store=out is None)
         record = make_record(run, assessment.general_loss if assessment else None, self.seed)
         try:
             saved = save(self.store, version, record, name, out=out)
@@ -524,10 +528,14 @@ class Personalizer:
         self._notify_saved(saved)
         return saved
 
-    def _stopped_error(self, stop: BaseException, run: TrainingRun, name: str, *, in_store: bool) -> TrainingStopped:
+    def _stopped_error(
+        self, stop: BaseException, run: TrainingRun, name: str, *, in_store: bool, keep_samples: bool
+    ) -> TrainingStopped:
         """Saves the best state so far as a version that is not active; returns the error that says so."""
         try:
-            error, saved = save_best_state(self.store, run, stop, name, self.seed, in_store=in_store)
+            error, saved = save_best_state(
+                self.store, run, stop, name, self.seed, in_store=in_store, keep_samples=keep_samples
+            )
         finally:
             self._discard_run(run)
         if saved is not None:

@@ -11,9 +11,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from sebp_edge import reporting
 from sebp_edge.adapters.documents import write_history
 from sebp_edge.adapters.names import folder_of
 from sebp_edge.adapters.store import JUDGED, AdapterRecord, AdapterStore, SavedAdapter
+from sebp_edge.adapters.training_report import KeptSamples, TrainingReport, write_report
+from sebp_edge.assessment import Assessment
 from sebp_edge.errors import Interrupted, NonFiniteLoss, SebpEdgeError, StorageError, TrainingStopped
 from sebp_edge.insight.forgetting import GeneralLoss
 from sebp_edge.models.adaptation import Adaptation, restore, snapshot
@@ -31,16 +34,30 @@ class NewVersion:
         judged_states: the states that the gate judged, for later comparisons; empty if the only one is `adaptation`'s.
         splits: the split of each document; None outside the store.
         counts: the number and the tokens of each document, by the key of its fingerprint.
+        report: how it was trained and tested.
+        samples: words and names of the user's that are to be kept; None for none.
     """
 
     adaptation: Adaptation
     judged_states: list[list[Tensor]]
     splits: SplitHistory | None
     counts: dict[int, tuple[int, int]]
+    report: TrainingReport
+    samples: KeptSamples | None = None
 
     @classmethod
-    def of(cls, run: TrainingRun, *, in_store: bool) -> "NewVersion":
-        """Collects a run's states. One that the gate has not judged is no state to compare later versions with."""
+    def of(
+        cls,
+        run: TrainingRun,
+        assessment: Assessment | None = None,
+        *,
+        in_store: bool,
+        keep_samples: bool = False,
+    ) -> "NewVersion":
+        """Collects a run's states and its report; `assessment` is None if the run was stopped.
+
+        A state that the gate has not judged is no state to compare later versions with.
+        """
         history = run.dataset.draw.history if run.result else run.dataset.draw.history.all_trained_on()
         judged = run.judged_states if run.result and run.result.is_refit else []
         tokens = Counter()
@@ -49,10 +66,12 @@ class NewVersion:
         counts = {
             fingerprint.key: (number + 1, tokens[number]) for number, fingerprint in run.dataset.fingerprints.items()
         }
-        return cls(run.adaptation, judged, history if in_store else None, counts)
+        report = reporting.make_report(run, assessment)
+        samples = reporting.keep_samples(run, assessment) if keep_samples else None
+        return cls(run.adaptation, judged, history if in_store else None, counts, report, samples)
 
     def save(self, folder: Path) -> None:
-        """Writes the weights, the judged states in `judged/1` and so on, and `documents.json`."""
+        """Writes the weights, the judged states in `judged/1` and so on, `documents.json`, and the report."""
         if self.judged_states:
             final = snapshot(self.adaptation)
             try:
@@ -66,6 +85,7 @@ class NewVersion:
         self.adaptation.save(folder)
         if self.splits is not None:
             write_history(folder, self.splits, self.counts)
+        write_report(folder, self.report, self.samples)
 
 
 def save(
@@ -95,13 +115,21 @@ def save(
 
 
 def save_best_state(
-    store: AdapterStore, run: TrainingRun, stop: BaseException, name: str, seed: int, *, in_store: bool
+    store: AdapterStore,
+    run: TrainingRun,
+    stop: BaseException,
+    name: str,
+    seed: int,
+    *,
+    in_store: bool,
+    keep_samples: bool = False,
 ) -> tuple[TrainingStopped, SavedAdapter | None]:
     """Saves the best state of a stopped run as a version of `name` that is not active, if it has learnt anything.
 
     Args:
         stop: what ended the training: a KeyboardInterrupt, NonFiniteLoss or BudgetExceeded.
         in_store: whether the whole run was to be saved in the store, whose salt is in what it remembers of documents.
+        keep_samples: whether the names of what was left out may be saved.
 
     Returns:
         The error to raise, which says what was saved; and the saved adapter, or None.
@@ -115,7 +143,8 @@ def save_best_state(
     progress = run.progress[-1] if run.progress else Progress()
     if run.result is None and (not progress.steps or (error_type is NonFiniteLoss and not progress.best_epoch)):
         return error_type(f"{reason} No state better than the start was found, so nothing was saved."), None
-    saved = save(store, NewVersion.of(run, in_store=in_store), make_record(run, None, seed), name, prefix=reason)
+    version = NewVersion.of(run, in_store=in_store, keep_samples=keep_samples)
+    saved = save(store, version, make_record(run, None, seed), name, prefix=reason)
     state = "best state so far" if run.result is None else "state that was tested"
     message = f"{reason} The {state} is saved as version {saved.version} of the adapter {name!r}; it is not active."
     return error_type(message, name=name, version=saved.version), saved

@@ -14,8 +14,8 @@ import socket
 import subprocess
 import sys
 
-# The numbers of socket, connect, io_uring_setup, and the architecture in the kernel's headers.
-SYSCALLS = {"x86_64": (41, 42, 425, 0xC000003E), "aarch64": (198, 203, 425, 0xC00000B7)}
+# The numbers of socket and io_uring_setup, and the architecture's, in the kernel's headers.
+SYSCALLS = {"x86_64": (41, 425, 0xC000003E), "aarch64": (198, 425, 0xC00000B7)}
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 SYSCALL, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16
@@ -35,18 +35,17 @@ def is_supported() -> bool:
 
 
 def forbid() -> None:
-    """Kills this process, or one that it starts, when it makes an internet socket, or connects any socket at all."""
-    open_socket, connect, io_uring, architecture = SYSCALLS[platform.machine()]
-    kill, allow = 9, 10
+    """Kills this process, or one that it starts, when it makes an internet socket; without one, it cannot connect."""
+    open_socket, io_uring, architecture = SYSCALLS[platform.machine()]
+    kill, allow = 8, 9
     conditions = [
         (LOAD, ARCHITECTURE),
         (architecture, 2, kill),  # the calls of another architecture have other numbers
         (LOAD, SYSCALL),
-        (connect, kill, 4),
-        (io_uring, kill, 5),
-        (open_socket, 6, allow),
+        (io_uring, kill, 4),  # it could open sockets by another call
+        (open_socket, 5, allow),
         (LOAD, FIRST_ARGUMENT),
-        (socket.AF_INET, kill, 8),
+        (socket.AF_INET, kill, 7),
         (socket.AF_INET6, kill, allow),
     ]
     program = [_instruction(number, *each) for number, each in enumerate(conditions)]

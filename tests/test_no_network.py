@@ -32,7 +32,13 @@ def run_offline(commands, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     lines = "".join(json.dumps([str(each) for each in command]) + "\n" for command in commands)
     child = subprocess.run(
-        [sys.executable, RUNNER], input=lines, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False
+        [sys.executable, RUNNER],
+        input=lines,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        check=False,
     )
     return child.returncode, [json.loads(line) for line in child.stdout.splitlines()], child.stderr
 
@@ -51,6 +57,7 @@ def test_no_command_opens_an_internet_socket(notes_folder, model_folder, recipe,
         ("doctor",): [],
         ("adapters", "list"): [],
         ("adapters", "show"): ["default"],
+        ("adapters", "report"): ["default"],
         ("adapters", "diff"): ["default", 1, 1],
         ("adapters", "activate"): ["default", 1],
         ("adapters", "rollback"): ["default"],

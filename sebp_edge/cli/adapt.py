@@ -43,6 +43,9 @@ def adapt(
     keep_anyway: Annotated[
         bool, typer.Option("--keep-anyway", help="Activate the adapter whatever the gate says.")
     ] = False,
+    keep_samples: Annotated[
+        bool, typer.Option("--keep-samples", help="Save the samples, which contain your text, for the adapter's page.")
+    ] = False,
     seed: Seed = 0,
     device: Device = None,
     memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")] = None,
@@ -67,7 +70,11 @@ def adapt(
                     model, recipe=chosen, device=device, memory_budget=memory, seed=seed, on_event=sink
                 )
                 result = personalizer.adapt(
-                    select(paths, include, exclude), name=name, out=out, keep_anyway=keep_anyway
+                    select(paths, include, exclude),
+                    name=name,
+                    out=out,
+                    keep_anyway=keep_anyway,
+                    keep_samples=keep_samples,
                 )
             if as_json:
                 print_json(result.to_dict())
