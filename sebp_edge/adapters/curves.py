@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sebp_edge.adapters.training_report import Curve, Tested
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 480, 40, 12, 10, 34
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 480, 48, 12, 10, 34
 PLOT_WIDTH, PLOT_HEIGHT = WIDTH - LEFT - RIGHT, 150
 LABELS, ROW = 86, 30
 
