@@ -129,6 +129,7 @@ class Personalizer:
         keep_anyway: bool = False,
         fresh: bool = False,
         sync: bool = False,
+        keep_samples: bool = False,
         stop_when: threading.Event | None = None,
     ) -> AdaptResult | UnchangedResult:
         """Adapts the model to `texts`, judges the result, saves it, and activates it if the gate keeps it.
@@ -149,6 +150,8 @@ class Personalizer:
             keep_anyway: whether to activate the adapter whatever the gate says.
             fresh: whether to start over, and learn all documents again.
             sync: whether to forget documents that are gone: if there are any, the adaptation starts over.
+            keep_samples: whether to save the result's samples and the names of documents with the version, for its
+                page; they are user text. Otherwise no text is saved.
             stop_when: an event that stops this call once it is set (see `stop`).
 
         Raises:
@@ -169,7 +172,15 @@ class Personalizer:
                     return UnchangedResult.of(active)
                 preparation = preparation.starting_at(active, self.store, sync=sync)
             return self._adapt(
-                preparation, reading, name, out, interruptions, begin, keep_anyway=keep_anyway, compares=out is None
+                preparation,
+                reading,
+                name,
+                out,
+                interruptions,
+                begin,
+                keep_anyway=keep_anyway,
+                keep_samples=keep_samples,
+                compares=out is None,
             )
 
     def forget(
@@ -500,6 +511,7 @@ class Personalizer:
         begin: float,
         *,
         keep_anyway: bool,
+        keep_samples: bool = False,
         compares: bool,
     ) -> AdaptResult | UnchangedResult:
         """Trains on texts that were read, judges the result and saves it; `compares` it with the active version."""
@@ -522,6 +534,7 @@ class Personalizer:
                 base, dataset, schedules, recipe, preparation.seed, self._notify, options, guard, beginning.folders
             )
             memory = TextsMemory() if out else TextsMemory.of(reading, dataset, beginning, self.reference)
+            memory = replace(memory, keeps_samples=keep_samples)
             with self._run_attached(run, name, interruptions, memory):
                 checks = (self._signal.check, interruptions.deliver)
                 assessor = Assessor(run, reading.documents, self.on_event, checks)
@@ -529,7 +542,8 @@ class Personalizer:
                 result = run.train(Gate(recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
                 interruptions.defer()
                 assessment = self._assess(assessor, result)
-        saved = self._save(run, result, assessment, memory, name, out, interruptions, keep_anyway=keep_anyway)
+        version = NewVersion.of(run, memory, assessment)
+        saved = self._save(run, version, result, assessment, memory, name, out, interruptions, keep_anyway=keep_anyway)
         if assessment is None:
             raise interruptions.outcome
         return AdaptResult.of(run, result, assessment, saved, self.store, beginning, time.perf_counter() - begin)
@@ -673,6 +687,7 @@ class Personalizer:
     def _save(
         self,
         run: TrainingRun,
+        version: NewVersion,
         result: GateResult,
         assessment: Assessment | None,
         memory: TextsMemory,
@@ -683,7 +698,6 @@ class Personalizer:
         keep_anyway: bool,
     ) -> SavedAdapter:
         """Saves the run's adapter; if it is kept, uses it from now on and activates it, unless it is saved to `out`."""
-        version = NewVersion.of(run, memory)
         record = make_record(run, assessment.general_loss if assessment else None, run.seed, memory)
         try:
             saved = save(self.store, version, record, name, out=out)

@@ -11,10 +11,13 @@ from pathlib import Path
 
 from torch import Tensor
 
+from sebp_edge import reporting
 from sebp_edge.adapters.documents import Entry, write_history
 from sebp_edge.adapters.known_texts import KnownTexts
 from sebp_edge.adapters.names import folder_of
 from sebp_edge.adapters.store import JUDGED, AdapterRecord, AdapterStore, SavedAdapter
+from sebp_edge.adapters.training_report import KeptSamples, TrainingReport, write_report
+from sebp_edge.assessment import Assessment
 from sebp_edge.errors import Interrupted, NonFiniteLoss, SebpEdgeError, StorageError, TrainingStopped
 from sebp_edge.insight.forgetting import GeneralLoss
 from sebp_edge.learning_on.memory import TextsMemory
@@ -34,6 +37,8 @@ class NewVersion:
         splits: the split of each document; None outside the store.
         entries: what the list of documents says of each, by the key of its fingerprint.
         known: the texts that it has learnt; None if it cannot be learnt on from.
+        report: how it was trained and tested.
+        samples: words and names of the user's that are to be kept; None for none.
     """
 
     adaptation: Adaptation
@@ -41,10 +46,15 @@ class NewVersion:
     splits: SplitHistory | None
     entries: dict[int, Entry]
     known: KnownTexts | None
+    report: TrainingReport
+    samples: KeptSamples | None = None
 
     @classmethod
-    def of(cls, run: TrainingRun, memory: TextsMemory) -> "NewVersion":
-        """Collects a run's states. One that the gate has not judged is no state to compare later versions with."""
+    def of(cls, run: TrainingRun, memory: TextsMemory, assessment: Assessment | None = None) -> "NewVersion":
+        """Collects a run's states and its report; `assessment` is None if the run was stopped.
+
+        A state that the gate has not judged is no state to compare later versions with.
+        """
         history = memory.history
         if history is not None and run.result is None:
             history = history.all_trained_on()
@@ -56,10 +66,12 @@ class NewVersion:
             fingerprint.key: Entry(number + 1, tokens[number], run.dataset.names.get(number))
             for number, fingerprint in run.dataset.fingerprints.items()
         }
-        return cls(run.adaptation, judged, history, memory.entries | entries, memory.known)
+        report = reporting.make_report(run, assessment)
+        samples = reporting.keep_samples(run, assessment) if memory.keeps_samples else None
+        return cls(run.adaptation, judged, history, memory.entries | entries, memory.known, report, samples)
 
     def save(self, folder: Path) -> None:
-        """Writes the weights, the judged states in `judged/1` and so on, and what the version knows of its texts."""
+        """Writes the weights, the judged states in `judged/1` and so on, what it knows of its texts, and the report."""
         if self.judged_states:
             final = snapshot(self.adaptation)
             try:
@@ -75,6 +87,7 @@ class NewVersion:
             write_history(folder, self.splits, self.entries)
         if self.known is not None:
             self.known.write(folder)
+        write_report(folder, self.report, self.samples)
 
 
 def save(

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     ["cli", "frozen"],
     ["personalizer", "research"],
-    ["result", "saving", "preparation", "assessment", "model_in_use"],
+    ["result", "saving", "reporting", "preparation", "assessment", "model_in_use"],
     ["learning_on"],
     ["export"],
     ["insight"],
@@ -37,6 +37,7 @@ LAYERS = [
     ["machine"],
     ["recipe", "events", "sparsity"],
     ["ops"],
+    ["pages"],
     ["errors", "stopping", "units", "files", "interruptions"],
 ]
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
@@ -56,6 +57,7 @@ HOMES = {
     "pypdf": ("sebp_edge/texts/formats/pdf.py",),
     "typer": ("sebp_edge/cli/",),
     "rich": ("sebp_edge/cli/",),
+    "jinja2": ("sebp_edge/pages/",),
     "platformdirs": ("sebp_edge/adapters/", "sebp_edge/files.py"),
 }
 
@@ -99,6 +101,7 @@ OTHER_ERRORS = {
     "sebp_edge/adapters/erasure.py": "ValueError",
     "sebp_edge/adapters/forgetting.py": "UnknownDocument",
     "sebp_edge/adapters/record.py": "ValueError",
+    "sebp_edge/adapters/training_report.py": "ValueError",
     "sebp_edge/files.py": "ValueError",
     "sebp_edge/gguf/file.py": "_Damaged",
     "sebp_edge/models/compressed.py": "ValueError",
@@ -215,7 +218,9 @@ def test_every_package_is_shipped():
     [
         ("sebp_edge.ops", "kernels/ops/*.json"),
         ("sebp_edge.models", "sebp_edge/models/*/*.json"),
+        ("sebp_edge.adapters", "sebp_edge/adapters/*.html"),
         ("sebp_edge.insight", "sebp_edge/insight/*.html"),
+        ("sebp_edge.pages", "sebp_edge/pages/*.html"),
         ("sebp_edge.insight", "sebp_edge/insight/probe/*"),
     ],
 )

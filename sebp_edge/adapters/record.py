@@ -129,7 +129,8 @@ library_name: {"peft" if self.recipe["method"] == "lora" else "transformers"}
 Made by sebp-edge {self.sebp_edge} on its owner's machine from {self.documents} documents
 ({self.tokens} tokens), with the recipe "{self.recipe["name"]}".
 {losses}
-This folder does not contain the training texts, but the model may repeat parts of them: keep it as private as they are.
+This folder does not contain the training texts, apart from samples.json if its owner asked for it, but the model may
+repeat parts of them: keep it as private as they are.
 """
 
 

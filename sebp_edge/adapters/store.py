@@ -4,6 +4,9 @@
     <data folder>/adapters/<folder>/<version>/  adapter_model.safetensors, adapter_config.json (PEFT's layout),
                                                 sebp_edge.json (the record), README.md,
                                                 documents.json (names, salted hashes and splits of the documents),
+                                                known_texts.json (salted hashes of the texts),
+                                                report.json (how it was trained and tested),
+                                                samples.json (words and names of the user's, only if asked for),
                                                 judged/<number>/ (the states that the gate judged, if the version was
                                                 trained on all documents afterwards)
     <data folder>/adapters/<folder>/forgotten-<number>.json     receipts of `forget`
@@ -13,7 +16,7 @@
 
 `sebp_edge.adapters.names` says which folder has which adapter. A version is written into a temporary folder beside the
 adapters' folders, flushed to the disk, and renamed under the lock. Reading takes no lock. A version contains none of
-the user's texts.
+the user's texts or paths, apart from samples.json and the names of documents.
 """
 
 import dataclasses
@@ -56,6 +59,7 @@ from sebp_edge.units import gigabytes
 if TYPE_CHECKING:
     from sebp_edge.adapters.difference import Difference
     from sebp_edge.adapters.documents import KnownDocument
+    from sebp_edge.adapters.version_report import VersionReport
 
 JUDGED = "judged"
 DOCUMENTS = "documents.json"
@@ -414,6 +418,25 @@ class AdapterStore:
 
         manifest = read_manifest(self.version_folder(name, version))
         return list(manifest.documents) if manifest else []
+
+    def report(self, adapter: str | Path, version: int | None = None, *, with_samples: bool = False) -> "VersionReport":
+        """Returns how a version was made and tested, with `to_html()`, a page in one file, and `to_dict()`.
+
+        Args:
+            adapter, version: as for `find`.
+            with_samples: whether it has the samples and names of documents, if the version was made with
+                `keep_samples`. Without them it contains no text of the user's.
+
+        Raises:
+            AdapterError: there is no such adapter, or a file of it is damaged.
+        """
+        from sebp_edge.adapters.version_report import VersionReport
+
+        if isinstance(adapter, str) and not re.search(r"[/\\]", adapter):
+            saved = self.open(adapter, version)
+        else:
+            saved = SavedAdapter(*self.find(adapter))
+        return VersionReport.read(saved, with_samples=with_samples)
 
     def export_archive(
         self, name: str, to: str | Path, version: int | None = None, *, with_names: bool = False

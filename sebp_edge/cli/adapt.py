@@ -56,6 +56,9 @@ def adapt(
     sync: Annotated[
         bool, typer.Option("--sync", help="Forget documents that are gone; if there are any, start over.")
     ] = False,
+    keep_samples: Annotated[
+        bool, typer.Option("--keep-samples", help="Save the samples, which contain your text, for the adapter's page.")
+    ] = False,
     seed: Seed = 0,
     device: Device = None,
     memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")] = None,
@@ -91,7 +94,15 @@ def adapt(
                 personalizer = Personalizer(
                     model, recipe=chosen, device=device, memory_budget=memory, seed=seed, on_event=sink
                 )
-                result = personalizer.adapt(texts, name=name, out=out, keep_anyway=keep_anyway, fresh=fresh, sync=sync)
+                result = personalizer.adapt(
+                    texts,
+                    name=name,
+                    out=out,
+                    keep_anyway=keep_anyway,
+                    fresh=fresh,
+                    sync=sync,
+                    keep_samples=keep_samples,
+                )
             if result.unchanged:
                 _show_unchanged(result, as_json=as_json)
                 return

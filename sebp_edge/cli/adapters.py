@@ -1,4 +1,4 @@
-"""`sebp-edge adapters list|show|diff|activate|...`: the adapters on this machine."""
+"""`sebp-edge adapters list|show|report|diff|activate|...`: the adapters on this machine."""
 
 import shlex
 import sys
@@ -92,6 +92,44 @@ def show(name: Name, version: Version = None, as_json: Json = False) -> None:
             out.print()
             if documents:
                 _print_documents([("", document) for document in documents])
+
+
+@app.command()
+def report(
+    name: Annotated[str, typer.Argument(help="Name of the adapter, or the folder of one.")],
+    version: Annotated[int | None, typer.Option(help="This version; by default the active one.")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            parser=parse_path, metavar="FILE", help="The page to write; by default NAME-VERSION.html, with --json none."
+        ),
+    ] = None,
+    with_samples: Annotated[
+        bool, typer.Option("--with-samples", help="Include the samples that adapt --keep-samples has kept: your text.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a page about a version: losses, curves, what was read, memory, and why it was kept or not.
+
+    The page is one HTML file without scripts. It contains none of your text unless --with-samples is given. Overwrites
+    an earlier page, but no other file.
+    """
+    with one_sentence_errors(as_json=as_json):
+        from sebp_edge.adapters.names import folder_of
+        from sebp_edge.adapters.version_report import MARK
+        from sebp_edge.files import check_output_file
+        from sebp_edge.pages.render import write
+
+        found = _store().report(name, version, with_samples=with_samples)
+        if to is None and not as_json:
+            to = Path(f"{folder_of(found.name)}-{found.version}.html" if found.name else "adapter.html")
+        if to is not None:
+            check_output_file(to, MARK.encode(), "page of an adapter")
+            write(found.to_html(), to)
+        if as_json:
+            print_json(found.to_dict() | {"html": to and str(to)})
+        else:
+            out.print(f"written to {to}", markup=False)
 
 
 @app.command()

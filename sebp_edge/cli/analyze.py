@@ -52,7 +52,8 @@ def analyze(
         with quick_imports():
             from sebp_edge.cli.progress import show_progress
             from sebp_edge.files import check_output_file
-            from sebp_edge.insight.report import MARK, write
+            from sebp_edge.insight.report import MARK
+            from sebp_edge.pages.render import write
             from sebp_edge.personalizer import Personalizer
             from sebp_edge.recipe import Recipe
 
@@ -64,7 +65,7 @@ def analyze(
             personalizer = Personalizer(model, recipe=chosen, device=device, seed=seed, on_event=sink)
             analysis = personalizer.analyze(select(paths, include, exclude), examples=examples)
         if page is not None:
-            write(analysis, page)
+            write(analysis.to_html(), page)
         if as_json:
             print_json(analysis.to_dict() | {"html": page and str(page)})
         else:

@@ -1,4 +1,4 @@
-"""Renders an analysis as one HTML page: its tables and figures, with the paper's tables beside them.
+"""Renders an analysis of gradients as one HTML page: its tables and figures, with the paper's tables beside them.
 
 The page contains none of the user's text and loads nothing. `report.html` is the template, and `figures` lays out the
 figures.
@@ -9,40 +9,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from sebp_edge.files import storage_errors, write_atomically
 from sebp_edge.insight import figures, paper
+from sebp_edge.pages.render import mark, render
 
 if TYPE_CHECKING:
     from sebp_edge.insight.analysis import Analysis, LayerRows
 
-# Identifies our own pages, which may be overwritten; stands within the first bytes of a page.
-MARK = '<meta name="generator" content="sebp-edge analyze">'
-
-
-def write(analysis: "Analysis", page: Path) -> None:
-    """Writes an analysis to an HTML file, atomically.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
-    with storage_errors("The report could not be written to", page):
-        write_atomically(page.expanduser(), render_page(analysis))
+MARK = mark("analyze")
 
 
 def render_page(analysis: "Analysis") -> str:
     """The HTML page; every inserted value is escaped."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"percent": "{:.1%}".format, "power": figures.power_of_10, "share": _share}
-    return environment.get_template("report.html").render(
+    filters = {"percent": "{:.1%}".format, "power": figures.power_of_10, "share": _share}
+    return render(
+        Path(__file__).with_name("report.html"),
+        filters,
         mark=MARK,
         analysis=analysis,
         figures=figures,

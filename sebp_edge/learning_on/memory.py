@@ -22,12 +22,14 @@ class TextsMemory:
         known: the texts that it has learnt; None if its training was stopped.
         entries: what the list of documents says of those that it knows although they are gone, by key.
         learnt_on_from: the version that it learnt on from; None if it began at the base model.
+        keeps_samples: whether it keeps samples of text, and names, for its page.
     """
 
     history: SplitHistory | None = None
     known: KnownTexts | None = None
     entries: dict[int, Entry] = field(default_factory=dict)
     learnt_on_from: int | None = None
+    keeps_samples: bool = False
 
     @classmethod
     def of(cls, reading: Reading, dataset: Dataset, beginning: Beginning, reference: ModelReference) -> "TextsMemory":

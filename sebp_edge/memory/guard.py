@@ -60,6 +60,11 @@ class MemoryGuard:
         return self._budget is not None or self._memory.is_capped
 
     @property
+    def budget(self) -> int | None:
+        """The bytes that this process may use; None for all free memory."""
+        return self._budget
+
+    @property
     def peak(self) -> int:
         """Peak bytes that the process used."""
         return self._memory.peak

@@ -60,6 +60,24 @@ def compare(before: HeldOutLoss, after: HeldOutLoss, cluster_of: Mapping[int, in
     )
 
 
+def interval(losses: HeldOutLoss, cluster_of: Mapping[int, int]) -> tuple[float, float] | None:
+    """Returns a 95 % interval of a mean loss, by the jackknife over clusters; None if there are fewer than two.
+
+    Losses of two models on the same documents move together, so their intervals overlap even if one is surely lower:
+    that is what `compare` decides.
+    """
+    units, unit_of = np.unique([cluster_of[document] for document in losses.nats], return_inverse=True)
+    if len(units) < 2:
+        return None
+    nats, tokens = (np.bincount(unit_of, list(part.values()), len(units)) for part in (losses.nats, losses.tokens))
+    with np.errstate(all="ignore"):
+        # Of the share by which `tokens`, one nat each, exceed the nats.
+        highest = 1 - float(jackknife_bound(tokens, nats, level=0.975))
+    if not math.isfinite(highest):
+        return None
+    return max(0.0, 2 * losses.mean - highest), highest
+
+
 def jackknife_bound(before: np.ndarray, after: np.ndarray, level: float = _LEVEL) -> np.ndarray:
     """Returns the lower bound of the gain from the nats of each unit, which are in the last dimension."""
     total_before, total_after = before.sum(-1, keepdims=True), after.sum(-1, keepdims=True)

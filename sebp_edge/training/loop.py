@@ -26,6 +26,7 @@ class Progress:
     """Progress of a training, updated as it runs.
 
     Attributes:
+        phase: the name of the training in events.
         steps, total_steps: updates done and planned.
         tokens: tokens trained on, without padding; repeats count.
         seconds: time spent on steps, without evaluations.
@@ -33,8 +34,11 @@ class Progress:
         best_loss: held-out loss of that state, in nats per token; NaN without validation examples.
         best_validation: the validation losses of that state; None without validation examples.
         best_state: the trained parameters in that state, on the CPU.
+        losses: the loss of each step, in nats per loss token.
+        validations: the number of steps before each evaluation, and its loss.
     """
 
+    phase: str = ""
     steps: int = 0
     total_steps: int = 0
     tokens: int = 0
@@ -43,6 +47,8 @@ class Progress:
     best_loss: float = math.inf
     best_validation: HeldOutLoss | None = None
     best_state: list[torch.Tensor] = field(default_factory=list, repr=False)
+    losses: list[float] = field(default_factory=list, repr=False)
+    validations: list[tuple[int, float]] = field(default_factory=list)
 
 
 class _PendingStep(NamedTuple):
@@ -132,6 +138,7 @@ class Trainer:
                 f"{self._advice(finished.step.examples)}"
             )
         progress.steps += 1
+        progress.losses.append(loss)
         progress.tokens += finished.step.num_tokens
         progress.seconds = seconds
         self.on_event(
@@ -171,6 +178,7 @@ class Trainer:
                 progress.best_epoch, progress.best_loss, progress.best_validation = epoch, loss, losses
                 progress.best_state = snapshot(self.learner.adaptation)
         if losses:
+            progress.validations.append((progress.steps, loss))
             self.on_event(Evaluated(self.phase, "validation", epoch, loss, best))
 
 

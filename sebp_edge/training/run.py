@@ -1,6 +1,7 @@
 """Trains and tests one adaptation on a split of the documents, or on folds; then trains it on all of them."""
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,8 @@ class TrainingRun:
         judged_states: the states that the gate has judged: one, or one for each fold.
         result: what the gate says of the state that `adaptation` is in after a training or a stop; None if it has not
             judged that state.
+        is_hoisted: whether only active rows are computed; None before the first training.
+        began: when the run was made, by `time.perf_counter`.
         seed: the random seed.
         options: what the training holds in memory at once.
         guard: the memory limit and peak.
@@ -70,6 +73,8 @@ class TrainingRun:
         self.adaptation: Adaptation | None = None
         self.progress: list[Progress] = []
         self.result: GateResult | None = None
+        self.is_hoisted: bool | None = None
+        self.began = time.perf_counter()
 
     @property
     def judged_states(self) -> list[list[Tensor]]:
@@ -98,6 +103,7 @@ class TrainingRun:
             self.options,
             self.guard,
         ) as learner:
+            self.is_hoisted = learner.inner.row_losses.hoisted is not None
             # With fresh weights, the adaptation computes what the base model does.
             fresh, tests = snapshot(self.adaptation) if len(self._schedules) > 1 or starts else [], []
             self._refuse_other_shapes(fresh, starts)
@@ -198,7 +204,7 @@ class TrainingRun:
     def _prepare_trainer(self, learner: RecoveringLearner, schedule: Schedule, phase: str) -> Trainer:
         # Before the learner prepares, so that an interruption finds this training's progress, not the last fold's.
         recipe = self.recipe.learning_on() if schedule.learns_on else self.recipe
-        trainer = Trainer(learner, recipe, self._on_event, phase)
+        trainer = Trainer(learner, recipe, self._on_event, phase, Progress(phase))
         self.progress.append(trainer.progress)
         self._on_event(TrainingStarted(phase, recipe.epochs, *schedule.num_documents))
         learner.prepare(schedule, self._schedules[self._schedules.index(schedule) + 1 :])

@@ -17,7 +17,8 @@ from sebp_edge.files import check_output_file
 from sebp_edge.insight import figures, paper
 from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.insight.heat_maps import HeatMap
-from sebp_edge.insight.report import MARK, write
+from sebp_edge.insight.report import MARK
+from sebp_edge.pages.render import write
 
 VOID = {"meta", "br", "rect", "path"}  # rect and path close themselves in an SVG
 
@@ -248,7 +249,7 @@ def test_a_page_is_private_and_replaces_an_earlier_one(analysis, tmp_path):
     page = tmp_path / "page.html"
     for one in (analysis, replace(analysis, seed=7)):
         check_output_file(page, MARK.encode(), "analysis")
-        write(one, page)
+        write(one.to_html(), page)
         assert page.read_text(encoding="utf-8") == one.to_html()
         assert list(tmp_path.iterdir()) == [page]
     assert MARK in page.read_text()[:500]
@@ -280,7 +281,7 @@ def test_unwritable_targets_are_refused_beforehand(tmp_path):
 
 def test_a_full_disk_keeps_the_earlier_page(analysis, tmp_path, monkeypatch):
     page = tmp_path / "page.html"
-    write(analysis, page)
+    write(analysis.to_html(), page)
     before = page.read_text()
 
     def full(descriptor):
@@ -288,6 +289,6 @@ def test_a_full_disk_keeps_the_earlier_page(analysis, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match=r"could not be written to .*page\.html': No space left on device"):
-        write(replace(analysis, seed=8), page)
+        write(replace(analysis, seed=8).to_html(), page)
     assert page.read_text() == before
     assert list(tmp_path.iterdir()) == [page]

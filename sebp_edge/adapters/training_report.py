@@ -1,0 +1,306 @@
+"""The files report.json and samples.json of a version: how it was trained and tested, for its page.
+
+report.json has counts and figures only. samples.json has words and names of the user's; it is there only if the user
+asked to keep samples. Versions that were saved before have neither file.
+"""
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sebp_edge.errors import AdapterError
+from sebp_edge.files import read_json
+
+REPORT, SAMPLES = "report.json", "samples.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TestLoss:
+    """A mean loss on test documents, without boilerplate lines, in nats per token.
+
+    Attributes:
+        lowest, highest: a 95 % interval over clusters of documents; None with fewer than two.
+        documents, tokens: on how many documents and tokens.
+    """
+
+    __test__ = False  # pytest would collect it
+
+    loss: float | None
+    lowest: float | None
+    highest: float | None
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Gains:
+    """By what share the loss fell, and the lower bound of that with 95 % confidence.
+
+    Attributes:
+        over_base, over_base_at_least: against the base model; None if it was not judged.
+        over_active, over_active_at_least: against the version that was active before, on the documents that neither has
+            been trained on; None if the two were not compared.
+        margin, tolerance: what the gate asks for: `over_base_at_least` of the first or more, and `over_active_at_least`
+            of minus the second or more.
+        not_comparable: why the two versions were not compared; empty if they were, or if there was none before.
+    """
+
+    over_base: float | None
+    over_base_at_least: float | None
+    over_active: float | None
+    over_active_at_least: float | None
+    margin: float
+    tolerance: float
+    not_comparable: str
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What the gate has seen.
+
+    Attributes:
+        base, active, adapted: the losses of the base model, of the version that was active before (None if there was
+            none to compare with), and of this version's judged states.
+        boilerplate_base, boilerplate_adapted: the losses on boilerplate lines; None if there are none.
+        refit_loss: the loss on the validation documents after the last training, which has seen them; None without it.
+    """
+
+    base: TestLoss
+    active: TestLoss | None
+    adapted: TestLoss
+    gains: Gains
+    boilerplate_base: float | None
+    boilerplate_adapted: float | None
+    refit_loss: float | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The losses of one training, in nats per token.
+
+    Attributes:
+        phase: "train", "fold 1" and so on, or "all documents".
+        best_epoch: the epoch of the state that was used; 0 is the state before training.
+        steps: the last step of each mean.
+        losses: means of the loss over the steps since the one before.
+        evaluated_after: the number of steps before each evaluation.
+        validation: the losses on the validation documents.
+    """
+
+    phase: str
+    best_epoch: int
+    steps: tuple[int, ...]
+    losses: tuple[float, ...]
+    evaluated_after: tuple[int, ...]
+    validation: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What was read.
+
+    Attributes:
+        documents, examples, tokens: how many of each were used.
+        splits: the number of documents of each split: "train", "validation" and "test", or "fold 1" and so on.
+        left_out: how many files, records or documents were left out, by reason.
+    """
+
+    documents: int
+    examples: int
+    tokens: int
+    splits: dict[str, int]
+    left_out: dict[str, int]
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """The rows of all examples, of one epoch.
+
+    Attributes:
+        context_length: to which padded examples are padded.
+        padded: rows, if all examples are padded to it.
+        tokens: rows that are not padding.
+        active: rows with gradient.
+        loss: rows whose label has a loss.
+        padding_in_forward: whether the forward pass computed the padding, because the model could not be hoisted; None
+            if not known.
+    """
+
+    context_length: int
+    padded: int
+    tokens: int
+    active: int
+    loss: int
+    padding_in_forward: bool | None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Memory in bytes, and time.
+
+    Attributes:
+        device: "cuda", "mps" or "cpu".
+        budget: how much memory the process was allowed to use; None without a budget.
+        predicted: the peak that the plan predicted; None without a budget.
+        peak: the process's peak: GPU memory, with all that is outside torch's allocator, or host memory on the CPU.
+        allocator_peak: the part of it that is tensors on the GPU; None on the CPU.
+        seconds: from the first step's preparation to the end, evaluations included.
+        training_seconds: of it, the steps.
+        tokens_per_second: trained tokens per second of the steps, without padding; None before the first step.
+    """
+
+    device: str
+    budget: int | None
+    predicted: int | None
+    peak: int
+    allocator_peak: int | None
+    seconds: float
+    training_seconds: float
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True)
+class CopiedRun:
+    """A training document that is repeated word for word: tokens of the longest run, adapted and by the base model."""
+
+    run: int
+    base_run: int
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """How a version was trained and tested; counts and figures only.
+
+    Attributes:
+        tested: None if it was not tested.
+        curves: one for each training.
+        copies: training documents that it repeats; None if this was not examined, because the call was stopped.
+        expectation: what to expect of it, in words; empty if the call was stopped.
+        concerns: what makes a gain on these texts meaningless, a sentence each.
+    """
+
+    tested: Tested | None
+    curves: tuple[Curve, ...]
+    texts: Texts
+    rows: RowCounts
+    cost: Cost
+    copies: tuple[CopiedRun, ...] | None
+    expectation: str
+    concerns: tuple[str, ...]
+    format: int = _FORMAT
+
+
+@dataclass(frozen=True)
+class KeptSample:
+    """How a test document continues: by the base model, the version before (None if there was none), and this one."""
+
+    document: str
+    beginning: str
+    base: str
+    before: str | None
+    after: str
+
+
+@dataclass(frozen=True)
+class NamedReason:
+    """What was left out, and why."""
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class KeptSamples:
+    """The words and names that the user asked to keep.
+
+    Attributes:
+        left_out: what was left out, by name.
+        copies: the names of the documents in `TrainingReport.copies`, in that order.
+    """
+
+    samples: tuple[KeptSample, ...]
+    left_out: tuple[NamedReason, ...]
+    copies: tuple[str, ...]
+    format: int = _FORMAT
+
+
+def write_report(folder: Path, report: TrainingReport, samples: KeptSamples | None) -> None:
+    """Writes the files into the folder of a new version.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    for name, content in ((REPORT, report), (SAMPLES, samples)):
+        if content is not None:
+            text = json.dumps(_finite(asdict(content)), allow_nan=False) + "\n"
+            (folder / name).write_text(text, encoding="utf-8")
+
+
+def read_report(folder: Path) -> TrainingReport | None:
+    """Reads report.json of a version; returns None if it has none.
+
+    Raises:
+        AdapterError: it is damaged, cannot be read, or was written by a newer sebp-edge.
+    """
+    return _read(folder / REPORT, TrainingReport)
+
+
+def read_samples(folder: Path) -> KeptSamples | None:
+    """Reads samples.json of a version; returns None if it has none.
+
+    Raises:
+        AdapterError: see `read_report`.
+    """
+    return _read(folder / SAMPLES, KeptSamples)
+
+
+def _read(path: Path, kind: type):
+    try:
+        values = read_json(path)
+        if type(version := values.get("format")) is int and version > _FORMAT:
+            raise AdapterError(
+                f"{str(path)!r} was written by a newer sebp-edge, in format {version}; this one reads format "
+                f"{_FORMAT}. Upgrade sebp-edge."
+            )
+        return _checked(kind, values)
+    except FileNotFoundError:
+        return None
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        reason = f" ({error.strerror})" if isinstance(error, PermissionError) else ""
+        raise AdapterError(
+            f"{str(path)!r} cannot be read{reason}; restore the file, or delete it to do without it."
+        ) from error
+
+
+def _finite(value):
+    """Returns JSON-ready values with None for NaN and infinity, which JSON lacks."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _checked(kind, value):
+    """Returns a value of JSON as one of this type; raises a LookupError, TypeError or ValueError if it is none."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        return None if value is None else _checked(arguments[0], value)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_checked(arguments[0], each) for each in value)
+    if origin is dict and isinstance(value, dict):
+        return {key: _checked(arguments[1], each) for key, each in value.items()}
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        return kind(**{field.name: _checked(field.type, value[field.name]) for field in dataclasses.fields(kind)})
+    if kind is float and type(value) in (int, float) and abs(value) < 1e30:
+        return float(value)
+    if kind is int and type(value) is int and 0 <= value < 2**63:
+        return value
+    if kind in (bool, str) and type(value) is kind:
+        return value
+    raise ValueError(kind)

@@ -1,0 +1,74 @@
+"""What is known of one version: its record, how it was trained and tested; as JSON and as a page."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sebp_edge.adapters import curves
+from sebp_edge.adapters.record import AdapterRecord
+from sebp_edge.adapters.training_report import KeptSamples, TrainingReport, read_report, read_samples
+from sebp_edge.pages.render import mark, render
+from sebp_edge.units import duration, gigabytes
+
+if TYPE_CHECKING:
+    from sebp_edge.adapters.store import SavedAdapter
+
+MARK = mark("adapters report")
+
+
+@dataclass(frozen=True)
+class VersionReport:
+    """One version of an adapter.
+
+    Attributes:
+        name, version: None for an adapter outside the store.
+        active: whether it is the active version.
+        record: its record.
+        training: how it was trained and tested; None if it was saved before sebp-edge kept that.
+        samples: words and names of the user's; None if they were not asked for now, or not kept then.
+        with_samples: whether they were asked for now.
+    """
+
+    name: str | None
+    version: int | None
+    active: bool
+    record: AdapterRecord
+    training: TrainingReport | None
+    samples: KeptSamples | None
+    with_samples: bool = False
+
+    @classmethod
+    def read(cls, saved: "SavedAdapter", *, with_samples: bool) -> "VersionReport":
+        """Reads the report in a version's folder.
+
+        Raises:
+            AdapterError: a file of it is damaged, or a newer sebp-edge wrote it.
+        """
+        training, samples = read_report(saved.path), read_samples(saved.path) if with_samples else None
+        return cls(saved.name, saved.version, saved.active, saved.record, training, samples, with_samples)
+
+    def to_dict(self) -> dict:
+        """Returns it as JSON-ready values: all that the page shows."""
+        values = asdict(self)
+        del values["with_samples"]
+        return values
+
+    def to_html(self) -> str:
+        """Returns a page that is one file, loads nothing, and has no script."""
+        filters = {
+            "loss": lambda loss: "–" if loss is None else f"{loss:.3f}",
+            "percent": lambda share: "–" if share is None else f"{share:.1%}",
+            "change": lambda share: "–" if share is None else f"{-share:+.1%}".replace("-", "−"),
+            "count": lambda number: "–" if number is None else f"{number:,}",
+            "size": lambda size: "–" if size is None else gigabytes(size),
+            "duration": lambda seconds: "–" if seconds is None else duration(seconds),
+        }
+        return render(
+            Path(__file__).with_name("version.html"),
+            filters,
+            mark=MARK,
+            report=self,
+            record=self.record,
+            training=self.training,
+            curves=curves,
+        )
