@@ -156,6 +156,14 @@ class LearningOn(Event):
     replayed: int
     gone: int
 
+    @property
+    def summary(self) -> str:
+        """What is trained on."""
+        return (
+            f"Learning on from version {self.version}: {self.new:,} new documents, {self.changed:,} changed, "
+            f"{self.replayed:,} of the other {self.unchanged:,} again."
+        )
+
 
 @dataclass(frozen=True)
 class TrainingStarted(Event):

@@ -286,20 +286,23 @@ class Personalizer:
 
         Args:
             texts: as for `adapt`.
-            name: the adapter whose next version this would be; documents keep their splits of earlier versions.
+            name: the adapter whose next version this would be. Documents keep their splits of earlier versions, and
+                `adapt` learns on from its active version.
             stop_when: an event that stops this call once it is set (see `stop`).
 
         Raises:
             SebpEdgeError: one of its subclasses, if nothing can be read or the model cannot be used.
         """
         with self._exclusive_call(stop_when):
-            # The store's salt is made at the first adaptation.
-            is_known = latest_history(self.store, name) is not None
-            preparation = self._preparation(self._signal, name if is_known else None)
+            preparation = self._preparation(self._signal, name)
             reading = preparation.read(texts)
+            active = compare_with_active(self.store, name, self.reference, self.recipe, self.seed, reading)
+            preparation = preparation.starting_at(active, self.store, sync=False)
             dataset, planned, refusal = preparation.make_dataset(reading), None, ""
+            beginning = preparation.begin(dataset)
             try:
-                planned = preparation.plan(reading, dataset=dataset, loaded_bytes=self.in_use.loaded_bytes)
+                if not beginning.has_nothing_new:
+                    planned = preparation.plan(reading, dataset=dataset, loaded_bytes=self.in_use.loaded_bytes)
             except (MachineError, ModelError, TextsError) as error:
                 refusal = str(error)
             return Inspection.of(
@@ -310,6 +313,7 @@ class Personalizer:
                 dataset,
                 local_tokenizer(self.reference),
                 planned and planned.plan,
+                beginning=preparation.describe_beginning(beginning),
                 refusal=refusal,
                 own_tokenizer=has_own_tokenizer(self.reference),
             )

@@ -10,6 +10,7 @@ from sebp_edge.errors import OptionError
 from sebp_edge.events import LearningOn, MemoryPlanned, Notice, Sink, TextsRead
 from sebp_edge.learning_on.comparison import TextsComparison
 from sebp_edge.learning_on.start import Beginning, Start
+from sebp_edge.learning_on.unchanged import UnchangedResult
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.plan import MemoryBudget, Plan, make_plan
@@ -186,17 +187,25 @@ class Preparation:
         recipe = self.recipe if isinstance(start, str) else start.fill_in(self.recipe)
         return replace(self, recipe=recipe, active=active, start=start, sync=sync)
 
-    def announce_beginning(self, beginning: Beginning) -> None:
-        """Says what is trained on, or why the training starts over."""
-        lessons = beginning.lessons
+    def describe_beginning(self, beginning: Beginning) -> str:
+        """Returns what is trained on, or why the training starts over, in words; empty if no version is active."""
+        if beginning.has_nothing_new:
+            return UnchangedResult.of(self.active).summary
         if beginning.obstacle:
-            version = self.active.version
-            self.on_event(
-                Notice(f"All documents are learnt again, not on top of version {version}: {beginning.obstacle}.")
-            )
-        if lessons is not None:
-            numbers = (len(each) for each in (lessons.new, lessons.changed, lessons.unchanged, lessons.replayed))
-            self.on_event(LearningOn(beginning.version, *numbers, len(lessons.gone)))
+            return f"All documents are learnt again, not on top of version {self.active.version}: {beginning.obstacle}."
+        return self._learning_on(beginning).summary if beginning.lessons else ""
+
+    def announce_beginning(self, beginning: Beginning) -> None:
+        """Emits the event that says what is trained on, or why the training starts over."""
+        if beginning.lessons is not None:
+            self.on_event(self._learning_on(beginning))
+        elif beginning.obstacle:
+            self.on_event(Notice(self.describe_beginning(beginning)))
+
+    def _learning_on(self, beginning: Beginning) -> LearningOn:
+        lessons = beginning.lessons
+        numbers = (len(each) for each in (lessons.new, lessons.changed, lessons.unchanged, lessons.replayed))
+        return LearningOn(beginning.version, *numbers, len(lessons.gone))
 
     def begin(self, dataset: Dataset) -> Beginning:
         """Decides whether the trainings learn on from an earlier version, and what they train on then."""

@@ -57,7 +57,8 @@ HOMES = {
     "pypdf": ("sebp_edge/texts/formats/pdf.py",),
     "typer": ("sebp_edge/cli/",),
     "rich": ("sebp_edge/cli/",),
-    "jinja2": ("sebp_edge/pages/",),
+    # Chat templates raise its errors.
+    "jinja2": ("sebp_edge/pages/", "sebp_edge/texts/conversations.py"),
     "platformdirs": ("sebp_edge/adapters/", "sebp_edge/files.py"),
 }
 

@@ -16,7 +16,7 @@ from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.adapters.documents import read_history
 from sebp_edge.adapters.known_texts import KNOWN_TEXTS
 from sebp_edge.errors import Interrupted
-from sebp_edge.events import LearningOn, Notice, StepDone
+from sebp_edge.events import LearningOn, Notice, PreparationProgress, StepDone
 from sebp_edge.insight.forgetting import GeneralLoss
 from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.training.run import TrainingRun
@@ -84,9 +84,10 @@ def trained(monkeypatch):
     return found
 
 
-def role_of(saved_path, texts, salt):
-    roles = {document.key: document.role for document in read_history(saved_path).documents if not document.absent}
-    fingerprints = take_fingerprints(dict(enumerate(texts)), salt)
+def role_of(saved_path, texts):
+    history = read_history(saved_path)
+    roles = {document.key: document.role for document in history.documents if not document.absent}
+    fingerprints = take_fingerprints(dict(enumerate(texts)), history.salt)
     return {number: roles[fingerprint.key] for number, fingerprint in fingerprints.items()}
 
 
@@ -103,7 +104,7 @@ def test_nothing_is_trained_or_saved_if_nothing_is_new(make):
     assert (again.documents, again.gone) == (30, 0)
     assert again.to_dict()["event"] == "result" and json.dumps(again.to_dict())
     assert personalizer.store.versions("default") == [1]
-    assert personalizer.events == []
+    assert all(isinstance(event, PreparationProgress) for event in personalizer.events)
 
 
 def test_documents_that_are_gone_are_reported_and_still_known(make):
@@ -197,7 +198,7 @@ def test_the_command_learns_on_and_starts_over_if_asked(adapted, notes_folder):
     (notes_folder / "new.md").write_text(NEW[0])
     learnt = run(*adapted, "--keep-anyway")
     assert learnt.exit_code == 0, learnt.output
-    assert "learning on from version 1: 1 new, 0 changed, " in learnt.stdout
+    assert "Learning on from version 1: 1 new documents, 0 changed, " in learnt.stdout
     (notes_folder / "new.md").unlink()
     assert "It also knows 1 document that is gone; --sync" in run(*adapted).stdout
     synced = run(*adapted, "--sync", "--keep-anyway")
@@ -246,7 +247,7 @@ def test_no_judged_state_is_ever_trained_on_its_test_or_validation_documents(mak
         current = [edit(current[0], 0.1, seed=number), *current[1:], new]
         result = personalizer.adapt(current, keep_anyway=True)
         assert (result.learnt_on_from, result.new, result.changed) == (number + 1, 1, 1)
-        roles = role_of(result.adapter_path, current, personalizer.store.salt())
+        roles = role_of(result.adapter_path, current)
         for phase, numbers in trained.items():
             learnt[phase] |= {current[each] for each in numbers}
             if phase == "all documents":
@@ -262,7 +263,7 @@ def test_no_judged_state_is_ever_trained_on_its_test_or_validation_documents(mak
 def test_it_trains_on_few_documents_and_on_the_same_splits(make, trained):
     personalizer = make()
     personalizer.adapt(OLD)
-    before = role_of(personalizer.store.open("default").path, OLD, personalizer.store.salt())
+    before = role_of(personalizer.store.open("default").path, OLD)
     forget_events(personalizer)
     trained.clear()
     result = personalizer.adapt([*OLD, NEW[0]], keep_anyway=True)
@@ -270,7 +271,7 @@ def test_it_trains_on_few_documents_and_on_the_same_splits(make, trained):
     assert (event.version, event.new, event.changed, event.unchanged, event.gone) == (1, 1, 0, 30, 0)
     assert event.replayed >= 1
     assert all(len(numbers) <= 2 + event.replayed for numbers in trained.values())
-    after = role_of(result.adapter_path, [*OLD, NEW[0]], personalizer.store.salt())
+    after = role_of(result.adapter_path, [*OLD, NEW[0]])
     assert {number: after[number] for number in before} == before
 
 
@@ -376,7 +377,7 @@ def test_sync_forgets_what_earlier_versions_have_passed_on(make):
     assert (third.learnt_on_from, third.gone) == (2, 1)
     known = [document for document in read_history(third.adapter_path).documents if document.role is not None]
     assert len(known) == 32
-    assert len(personalizer.store.documents("default", 3)) == 31
+    assert [document.absent for document in personalizer.store.documents("default", 3)] == [False] * 31 + [True]
     forgotten = personalizer.adapt(texts, sync=True, keep_anyway=True)
     assert (forgotten.learnt_on_from, forgotten.version) == (None, 4)
     assert personalizer.adapt(texts, sync=True).unchanged
@@ -432,15 +433,29 @@ def test_it_starts_over_and_says_why(make, change, why):
     assert notice.message == f"All documents are learnt again, not on top of version 1: {why}."
 
 
-def test_an_imported_version_of_another_store_is_not_learnt_on_from(make, tmp_path):
+def test_a_version_that_was_imported_into_another_store_is_learnt_on_from(make, tmp_path):
     first = make()
     first.adapt(OLD)
     first.store.export_archive("default", tmp_path / "one.tar")
     second = make("second")
     second.store.activate(second.store.import_archive(tmp_path / "one.tar"))
-    result = second.adapt(OLD)
-    assert not result.unchanged and result.learnt_on_from is None
-    assert "it was imported from another store" in of_kind(second, Notice)[0].message
+    assert second.adapt(OLD).unchanged
+    assert second.adapt([*OLD, NEW[0]], keep_anyway=True).learnt_on_from == 1
+
+
+def test_a_document_that_is_gone_is_forgotten_by_its_name(make):
+    """The text was gone before, but the second version still knows it."""
+    personalizer = make()
+    texts = [{"text": text, "name": f"note {number}"} for number, text in enumerate([*OLD, NEW[0]])]
+    personalizer.adapt(texts[:-1])
+    second = personalizer.adapt(texts[2:], keep_anyway=True)
+    assert (second.learnt_on_from, second.gone) == (1, 2)
+    receipt = personalizer.forget("note 0", texts[2:], keep_anyway=True)
+    assert receipt.versions_removed == (1, 2)
+    assert [document.name for document in personalizer.store.documents("default", 3)] == [
+        text["name"] for text in texts[2:]
+    ]
+    assert personalizer.adapt(texts[2:]).unchanged
 
 
 def test_a_version_that_went_through_an_archive_is_learnt_on_from(make, tmp_path):
@@ -463,13 +478,26 @@ def test_it_starts_over_if_a_document_that_it_was_trained_on_is_needed_for_tests
     """Most test documents are gone, so that others take their places."""
     personalizer = make()
     personalizer.adapt(OLD)
-    roles = role_of(personalizer.store.open("default").path, OLD, personalizer.store.salt())
+    roles = role_of(personalizer.store.open("default").path, OLD)
     remaining = [OLD[number] for number, role in sorted(roles.items()) if role == "train"]
     result = personalizer.adapt([*remaining, NEW[0]], keep_anyway=True)
     assert result.learnt_on_from is None
     assert (
         "its judged state has seen documents that are needed for tests now" in of_kind(personalizer, Notice)[0].message
     )
+
+
+def test_an_inspection_says_what_would_be_learnt_on(make):
+    personalizer = make()
+    assert personalizer.inspect(OLD).beginning == ""
+    personalizer.adapt(OLD)
+    nothing = personalizer.inspect(OLD)
+    assert nothing.plan is None and nothing.summary.startswith("Nothing is new in 30 documents")
+    found = personalizer.inspect([*OLD, NEW[0]])
+    assert found.beginning.startswith("Learning on from version 1: 1 new documents, 0 changed, ")
+    assert found.beginning in found.summary and found.plan is not None
+    other = make(seed=1).inspect(OLD)
+    assert "not on top of version 1: its seed is 0." in other.summary
 
 
 def test_outside_the_store_nothing_is_learnt_on_from(make, tmp_path):

@@ -34,11 +34,11 @@ _PATH = re.compile(rf"(?=.{{1,100}}$){_PART}(?:/{_PART}){{0,3}}")
 _SUM = re.compile("[0-9a-f]{64}")
 
 
-def write(folder: Path, name: str, to: Path, replaced: Mapping[str, bytes]) -> None:
+def write(folder: Path, name: str, to: Path, replaced: Mapping[str, bytes | None]) -> None:
     """Writes a version's folder into a new file, which only its owner can read.
 
     Args:
-        replaced: contents that are written in place of those of some files, by their names.
+        replaced: contents that are written in place of those of some files, by their names; None leaves a file out.
 
     Raises:
         OptionError: the file already exists.
@@ -75,8 +75,9 @@ def _taken(to: Path) -> OptionError:
     return OptionError(f"{str(to)!r} already exists; choose a new file, so that nothing is overwritten.")
 
 
-def _write(folder: Path, name: str, archive: BinaryIO, replaced: Mapping[str, bytes]) -> None:
+def _write(folder: Path, name: str, archive: BinaryIO, replaced: Mapping[str, bytes | None]) -> None:
     paths = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    paths = [path for path in paths if replaced.get(path.relative_to(folder).as_posix(), b"") is not None]
     names = [path.relative_to(folder).as_posix() for path in paths]
     are_regular = all(stat.S_ISREG(path.lstat().st_mode) for path in paths)
     if len(names) > _MAX_FILES or not are_regular or not all(map(_PATH.fullmatch, names)):
@@ -94,7 +95,7 @@ def _write(folder: Path, name: str, archive: BinaryIO, replaced: Mapping[str, by
     archive.write(bytes(2 * tarfile.BLOCKSIZE))
 
 
-def _opened(path: str, source: Path, replaced: Mapping[str, bytes]) -> BinaryIO:
+def _opened(path: str, source: Path, replaced: Mapping[str, bytes | None]) -> BinaryIO:
     return io.BytesIO(replaced[path]) if path in replaced else source.open("rb")
 
 

@@ -444,7 +444,8 @@ class AdapterStore:
         """Writes a version, by default the active one, with its record into a new file; returns the version.
 
         Args:
-            with_names: whether the file has the names of the documents; only their numbers otherwise.
+            with_names: whether the file has the names of the documents, and the version's samples, if it has kept any;
+                neither names nor text otherwise.
 
         Raises:
             AdapterError: there is no such name or version, no version is active, or its list of documents is damaged.
@@ -452,10 +453,12 @@ class AdapterStore:
             StorageError: the file could not be written.
         """
         from sebp_edge.adapters.documents import without_names
+        from sebp_edge.adapters.training_report import SAMPLES
 
-        saved = self.open(name, version)
-        documents = None if with_names else without_names(saved.path, self.salt())
-        replaced = {} if documents is None else {DOCUMENTS: documents.encode()}
+        saved, replaced = self.open(name, version), {}
+        if not with_names:
+            documents = without_names(saved.path, self.salt())
+            replaced = {SAMPLES: None} | ({} if documents is None else {DOCUMENTS: documents.encode()})
         archive.write(saved.path, saved.name, expand_user(to), replaced)
         return saved
 

@@ -235,7 +235,9 @@ def export_archive(
     name: Name,
     to: Annotated[Path, typer.Option(parser=parse_path, metavar="FILE", help="The new file to write.")],
     version: Version = None,
-    names: Annotated[bool, typer.Option("--names", help="Include the names of the documents.")] = False,
+    names: Annotated[
+        bool, typer.Option("--names", help="Include the names of the documents, and samples that were kept.")
+    ] = False,
 ) -> None:
     """Write one version with its record into one file, to move it to another machine."""
     with one_sentence_errors():

@@ -177,10 +177,7 @@ class ProgressPrinter:
         self._start_task("preparing")
 
     def _learning_on(self, event: LearningOn) -> None:
-        what = (
-            f"{event.new:,} new, {event.changed:,} changed, {event.replayed:,} of the other {event.unchanged:,} again"
-        )
-        out.print(f"learning on from version {event.version}: {what}")
+        out.print(event.summary)
         if event.gone:
             documents = f"{_plural(event.gone, 'document')} {'is' if event.gone == 1 else 'are'}"
             self._print_note(f"{documents} gone, but still known; --sync learns again without")

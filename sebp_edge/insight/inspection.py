@@ -70,8 +70,10 @@ class Inspection:
         own_tokenizer: whether the model's own tokenizer was used; else the bundled model's.
         split: the parts of the split.
         concerns: what makes a gain on these texts meaningless, a sentence each.
+        beginning: what `adapt` would learn on from, why it would learn all again, or that nothing is new; empty if no
+            version is active.
         refusal: why `adapt` would refuse these texts; empty if it would not.
-        plan: the predicted memory and time; None if `adapt` would refuse.
+        plan: the predicted memory and time; None if `adapt` would refuse, or if nothing is new.
         expectations: what this model will and will not be able to do with these texts, a sentence or two each.
         fitting_recipe: the bundled recipe that fits these texts.
         rendered: two examples with the trained part marked; they contain the user's text, so `repr` leaves them out.
@@ -94,6 +96,7 @@ class Inspection:
     own_tokenizer: bool
     split: tuple[Part, ...]
     concerns: tuple[str, ...]
+    beginning: str
     refusal: str
     plan: Plan | None
     expectations: tuple[str, ...]
@@ -111,6 +114,7 @@ class Inspection:
         tokenizer,
         plan: Plan | None,
         *,
+        beginning: str,
         refusal: str,
         own_tokenizer: bool,
     ) -> "Inspection":
@@ -142,6 +146,7 @@ class Inspection:
             own_tokenizer=own_tokenizer,
             split=_parts(dataset, tokens),
             concerns=dataset.concerns,
+            beginning=beginning,
             refusal=refusal,
             plan=plan,
             expectations=(expectation(reference, parameters, is_chat=dataset.is_chat), kind),
@@ -154,6 +159,8 @@ class Inspection:
         """What `adapt` would do, in one or two sentences."""
         if self.refusal:
             return f"adapt would refuse these texts: {self.refusal}"
+        if self.plan is None:
+            return self.beginning
         chosen = self.plan.chosen
         time = "" if chosen.seconds is None else f", about {duration(chosen.seconds)}"
         recipe = ""
@@ -161,7 +168,7 @@ class Inspection:
             recipe = f" The recipe {self.fitting_recipe!r} fits these texts better than {self.recipe!r}."
         return (
             f"adapt would train {self.model} on {self.documents:,} documents, {self.tokens:,} tokens: at most "
-            f"{gigabytes(chosen.peak)}{time}.{recipe}"
+            f"{gigabytes(chosen.peak)}{time}.{f' {self.beginning}' if self.beginning else ''}{recipe}"
         )
 
     def to_dict(self) -> dict:

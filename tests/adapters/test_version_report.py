@@ -71,7 +71,7 @@ def store(tmp_path):
 
 def test_the_page_has_the_figures_of_the_result(personalizer, notes_folder):
     personalizer.adapt(notes_folder, keep_anyway=True)
-    result = personalizer.adapt(notes_folder, keep_anyway=True)
+    result = personalizer.adapt(notes_folder, keep_anyway=True, fresh=True)
     report = personalizer.store.report("default", 2)
     values, page = report.to_dict(), Page(report.to_html())
     assert values["name"] == "default"
@@ -120,7 +120,7 @@ def test_a_page_and_its_data_contain_no_text_and_no_name(personalizer, secret_no
         assert SECRET not in written
         assert str(tmp_path) not in written
     assert not (result.adapter_path / SAMPLES).exists()
-    assert report.training.texts.left_out == {"the same as another one": 1, "unsupported file type .png": 1}
+    assert report.training.texts.left_out == {"the same as another one": 1, "binary file": 1}
     assert "--keep-samples" in report.to_html()
 
 
@@ -200,7 +200,7 @@ def test_adapters_of_0_1_0_have_a_page(store, tmp_path):
 
 def test_an_imported_version_has_the_same_page(personalizer, notes_folder, store, tmp_path):
     personalizer.adapt(notes_folder, keep_samples=True)
-    personalizer.store.export_archive("default", tmp_path / "archive", 1)
+    personalizer.store.export_archive("default", tmp_path / "archive", 1, with_names=True)
     store.import_archive(tmp_path / "archive")
     there, here = (each.report("default", 1, with_samples=True) for each in (personalizer.store, store))
     assert dataclasses.replace(here, active=there.active) == there
@@ -290,6 +290,14 @@ def test_the_command_writes_a_page_and_the_same_as_json(own_data_folder, tmp_pat
     result = run("adapters", "report", "my notes")
     assert result.exit_code == OptionError.exit_code
     assert page.read_text() == "mine"
+
+
+def test_an_archive_has_no_samples_unless_asked_for(personalizer, secret_notes, tmp_path):
+    personalizer.adapt(secret_notes, keep_anyway=True, keep_samples=True)
+    personalizer.store.export_archive("default", tmp_path / "archive")
+    assert SECRET.encode() not in (tmp_path / "archive").read_bytes()
+    personalizer.store.export_archive("default", tmp_path / "whole", with_names=True)
+    assert SECRET.encode() in (tmp_path / "whole").read_bytes()
 
 
 def test_the_guide_documents_every_key_of_the_json():
