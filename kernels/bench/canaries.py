@@ -1,7 +1,7 @@
 """Plants canaries in one note, learns all notes, forgets that one, and measures what the adapter still knows of them.
 
-    python kernels/bench/canaries.py [FOLDER] [--model tiny] [--recipe notes] [--learning-rate 2e-3] [--epochs 6]
-                                     [--notes 20] [--canaries 4] [--seed 0] [--record [FILE]]
+    python kernels/bench/canaries.py [FOLDER] [--model tiny] [--recipe notes] [--learning-rate 5e-3] [--epochs 6]
+                                     [--notes 20] [--canaries 2] [--seed 0] [--record [FILE]]
 
 A canary is a sentence with a random number (Carlini et al. 2019). Its exposure is log2 of the number of sentences that
 differ from it in the number only, less log2 of its rank among them by loss: 7 if it is the likeliest of 128, 1.4 on
@@ -28,7 +28,7 @@ NOTE = "canaries.md"
 # The number of sentences that a canary is ranked among, itself included.
 CANDIDATES = 128
 # How often each canary stands in the note.
-REPEATED = 16
+REPEATED = 64
 
 
 def main() -> None:
@@ -36,11 +36,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=evidence.ROOT / "examples" / "notes")
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--recipe", default="notes")
-    # Above the recipe's, so that a short training learns the numbers.
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    # Above the recipe's, and with smaller batches, so that a short training learns the numbers.
+    parser.add_argument("--learning-rate", type=float, default=5e-3)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--notes", type=int, default=20)
-    parser.add_argument("--canaries", type=int, default=4)
+    parser.add_argument("--canaries", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     evidence.add_record_option(parser)
     options = parser.parse_args()
@@ -61,7 +61,9 @@ def measure(options: argparse.Namespace, folder: Path) -> list[dict]:
     store, rows = AdapterStore(folder / "store"), []
 
     def make(store: AdapterStore) -> Personalizer:
-        recipe = Recipe.load(options.recipe).replace(epochs=options.epochs, learning_rate=options.learning_rate)
+        recipe = Recipe.load(options.recipe).replace(
+            epochs=options.epochs, patience=options.epochs, learning_rate=options.learning_rate, batch_tokens=256
+        )
         return Personalizer(options.model, recipe=recipe, seed=options.seed, device="cpu", store=store)
 
     def add_row(adapter: str, personalizer: Personalizer) -> None:
