@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from tables import Row, index, markdown, ms, recorded, rows
+from tables import Row, if_recorded, markdown, ms, recorded, rows
 
 
 def gguf_types() -> str:
@@ -79,14 +79,10 @@ def _difference(row: Row) -> str:
     return f"{row['mean_difference']:.1e} ({row['largest_difference']:.1e})"
 
 
-def _if_recorded(result: str, table: Callable[[], str]) -> str:
-    return table() if result in index() else "Not recorded yet."
-
-
 TABLES: dict[str, Callable[[], str]] = {
-    "export-costs": partial(_if_recorded, "export", export_costs),
-    "export-differences": partial(_if_recorded, "export-differences", export_differences),
-    "gguf-files": partial(_if_recorded, "gguf-loading", gguf_files),
-    "gguf-training": partial(_if_recorded, "gguf-training", gguf_training),
-    "gguf-types": partial(_if_recorded, "gguf-loading", gguf_types),
+    "export-costs": partial(if_recorded, "export", export_costs),
+    "export-differences": partial(if_recorded, "export-differences", export_differences),
+    "gguf-files": partial(if_recorded, "gguf-loading", gguf_files),
+    "gguf-training": partial(if_recorded, "gguf-training", gguf_training),
+    "gguf-types": partial(if_recorded, "gguf-loading", gguf_types),
 }

@@ -15,7 +15,6 @@ import evidence
 Row = dict[str, str | int | float | None]
 
 LIBRARIES = ("torch", "triton", "transformers", "peft")
-NOT_RECORDED = "Not recorded yet."
 
 # The trainers of peers.py in plain English, in the order of the tables. Others follow under their own names.
 ARMS = {
@@ -80,6 +79,11 @@ def _value(cell: str) -> str | int | float | None:
         except ValueError:
             pass
     return cell or None
+
+
+def if_recorded(result: str, table: Callable[[], str]) -> str:
+    """The table of a result, or a sentence if nothing was recorded yet."""
+    return table() if result in index() else "Not recorded yet."
 
 
 def recorded(*names: str, libraries: Iterable[str] = LIBRARIES) -> str:
@@ -347,29 +351,6 @@ def notes_quality() -> str:
     return f"{markdown(head, body)}\n\n{recorded('notes-quality')}"
 
 
-def learning_on() -> str:
-    """Time and loss of learning on beside learning all again, for each number of notes, seed by seed."""
-    found = rows("learning-on")
-    body = []
-    for notes in sorted({row["notes"] for row in found}):
-        on, again = (
-            [row for row in found if (row["notes"], row["arm"]) == (notes, arm)] for arm in ("learning on", "all again")
-        )
-        pairs = list(zip(on, again, strict=True))
-        body.append(
-            [
-                f"{notes:,.0f}",
-                ", ".join(f"{first['seconds']:.1f} / {second['seconds']:.1f}" for first, second in pairs),
-                ", ".join(f"1/{second['seconds'] / first['seconds']:.1f}" for first, second in pairs),
-                ", ".join(f"{100 * (first['test_loss'] / second['test_loss'] - 1):+.2f}" for first, second in pairs),
-                ", ".join(f"{first['loss_of_new']:.2f} / {second['loss_of_new']:.2f}" for first, second in pairs),
-                ", ".join(row["verdict"] for row in on),
-            ]
-        )
-    head = ("notes", "seconds", "share of the time", "test loss, %", "loss on what is new", "verdict")
-    return f"{markdown(head, body)}\n\n{recorded('learning-on')}"
-
-
 def _losses(found: list[Row]) -> str:
     return ", ".join(f"{row['before']:.3f} -> {row['after']:.3f}" for row in found)
 
@@ -393,8 +374,6 @@ def four_bit_quality() -> str:
 
 def export_gain() -> str:
     """How much of an adapter's gain each quantisation keeps, trained as usual and for it: means over seeds."""
-    if "export-gain" not in index():
-        return NOT_RECORDED
     groups: dict[tuple, dict[str | None, list[Row]]] = {}
     for row in rows("export-gain"):
         group = groups.setdefault((row["model"], row["texts"], row["quant"]), {})
@@ -552,7 +531,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "attention": attention,
     "cpu-steps": cpu_steps,
     "end-to-end": end_to_end,
-    "export-gain": export_gain,
+    "export-gain": partial(if_recorded, "export-gain", export_gain),
     "families": families,
     "four-bit-quality": four_bit_quality,
     "gate-active": gate_active,
@@ -560,7 +539,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "gate-power": gate_power,
     "gate-verdicts": gate_verdicts,
     "layers": layers,
-    "learning-on": learning_on,
     "layers-summary": layers_summary,
     "lora-groups": lora_groups,
     "memory": memory,

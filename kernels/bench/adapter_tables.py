@@ -1,0 +1,75 @@
+"""The documents' tables of saved adapters and their texts: learning on, forgetting, large texts."""
+
+from collections.abc import Callable
+from functools import partial
+
+from tables import if_recorded, markdown, recorded, rows
+
+
+def learning_on() -> str:
+    """Time and loss of learning on beside learning all again, for each number of notes, seed by seed."""
+    found = rows("learning-on")
+    body = []
+    for notes in sorted({row["notes"] for row in found}):
+        on, again = (
+            [row for row in found if (row["notes"], row["arm"]) == (notes, arm)] for arm in ("learning on", "all again")
+        )
+        pairs = list(zip(on, again, strict=True))
+        body.append(
+            [
+                f"{notes:,.0f}",
+                ", ".join(f"{first['seconds']:.1f} / {second['seconds']:.1f}" for first, second in pairs),
+                ", ".join(f"1/{second['seconds'] / first['seconds']:.1f}" for first, second in pairs),
+                ", ".join(f"{100 * (first['test_loss'] / second['test_loss'] - 1):+.2f}" for first, second in pairs),
+                ", ".join(f"{first['loss_of_new']:.2f} / {second['loss_of_new']:.2f}" for first, second in pairs),
+                ", ".join(row["verdict"] for row in on),
+            ]
+        )
+    head = ("notes", "seconds", "share of the time", "test loss, %", "loss on what is new", "verdict")
+    return f"{markdown(head, body)}\n\n{recorded('learning-on')}"
+
+
+def nothing_new() -> str:
+    """Time of `adapt` if nothing is new, beside `--help`."""
+    body = [
+        [
+            f"{row['notes']:,.0f}",
+            f"{1000 * row['help_seconds']:.0f} ms",
+            f"{1000 * row['seconds']:.0f} ms",
+            f"{row['ratio']:.2f}",
+        ]
+        for row in rows("nothing-new")
+    ]
+    return f"{markdown(('notes', '`--help`', '`adapt`', 'ratio'), body)}\n\n{recorded('nothing-new')}"
+
+
+def canaries() -> str:
+    """Loss and exposure of planted sentences before and after they are forgotten."""
+    body = [[row["adapter"], f"{row['loss']:.6f}", f"{row['exposure']:.2f}"] for row in rows("canaries")]
+    return f"{markdown(('model', 'loss of the canaries', 'exposure, bits'), body)}\n\n{recorded('canaries')}"
+
+
+def large_text() -> str:
+    """Time and memory of preparing one large text."""
+    body = [
+        [
+            row["text"],
+            f"{row['bytes'] / 1e6:.0f} MB",
+            f"{row['seconds']:.0f} s",
+            f"{row['peak'] / row['bytes']:.1f}x",
+            f"{row['peak_with_plan'] / row['bytes']:.1f}x",
+            f"{row['silence']:.1f} s",
+            f"{row['stop']:.2f} s",
+        ]
+        for row in rows("large-text")
+    ]
+    head = ("text", "size", "time", "peak memory / size", "with the plan", "longest silence", "stops within")
+    return f"{markdown(head, body)}\n\n{recorded('large-text')}"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "canaries": partial(if_recorded, "canaries", canaries),
+    "large-text": partial(if_recorded, "large-text", large_text),
+    "learning-on": partial(if_recorded, "learning-on", learning_on),
+    "nothing-new": partial(if_recorded, "nothing-new", nothing_new),
+}
