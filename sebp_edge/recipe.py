@@ -15,6 +15,7 @@ from types import NoneType
 from typing import Literal, get_args
 
 from sebp_edge.errors import OptionError, RecipeError, suggest
+from sebp_edge.files import read_text
 from sebp_edge.sparsity import Sparsity
 
 Method = Literal["lora", "full"]
@@ -174,8 +175,8 @@ class Recipe:
 
 def _read_file(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:  # not UTF-8, or a path with a null byte
+        return read_text(path).removeprefix("\ufeff")
+    except (OSError, ValueError) as error:  # not UTF-8, not a regular file, or a path with a null byte
         raise RecipeError(f"The recipe file {path} cannot be read: {getattr(error, 'strerror', error)}.") from error
 
 

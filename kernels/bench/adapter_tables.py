@@ -1,4 +1,4 @@
-"""The documents' tables of saved adapters and their texts: learning on, forgetting, large texts."""
+"""The documents' tables of saved adapters and their texts: learning on, forgetting, damaged input, large texts."""
 
 from collections.abc import Callable
 from functools import partial
@@ -49,6 +49,31 @@ def canaries() -> str:
     return f"{markdown(('model', 'loss of the canaries', 'exposure, bits'), body)}\n\n{recorded('canaries')}"
 
 
+def fuzz() -> str:
+    """What became of damaged input."""
+    found = rows("fuzz")
+    body = [
+        [
+            row["kind"],
+            f"{row['inputs']:,.0f}",
+            f"{row['read']:,.0f}",
+            f"{row['refused']:,.0f}",
+            f"{row['slowest']:.1f} s",
+        ]
+        for row in found
+    ]
+    body.append(
+        [
+            "all",
+            *(f"{sum(row[name] for row in found):,.0f}" for name in ("inputs", "read", "refused")),
+            f"{max(row['slowest'] for row in found):.1f} s",
+        ]
+    )
+    peak = max(row["peak"] for row in found)
+    table = markdown(("input", "number", "read", "refused in one sentence", "slowest"), body)
+    return f"{table}\n\nThe process took {peak / 1e9:.2f} GB more than before. {recorded('fuzz')}"
+
+
 def large_text() -> str:
     """Time and memory of preparing one large text."""
     body = [
@@ -69,6 +94,7 @@ def large_text() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "canaries": partial(if_recorded, "canaries", canaries),
+    "fuzz": partial(if_recorded, "fuzz", fuzz),
     "large-text": partial(if_recorded, "large-text", large_text),
     "learning-on": partial(if_recorded, "learning-on", learning_on),
     "nothing-new": partial(if_recorded, "nothing-new", nothing_new),

@@ -15,6 +15,7 @@ import evidence
 Row = dict[str, str | int | float | None]
 
 LIBRARIES = ("torch", "triton", "transformers", "peft")
+NOT_RECORDED = "Not recorded yet."
 
 # The trainers of peers.py in plain English, in the order of the tables. Others follow under their own names.
 ARMS = {
@@ -83,7 +84,7 @@ def _value(cell: str) -> str | int | float | None:
 
 def if_recorded(result: str, table: Callable[[], str]) -> str:
     """The table of a result, or a sentence if nothing was recorded yet."""
-    return table() if result in index() else "Not recorded yet."
+    return table() if result in index() else NOT_RECORDED
 
 
 def recorded(*names: str, libraries: Iterable[str] = LIBRARIES) -> str:

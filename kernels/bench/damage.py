@@ -28,7 +28,13 @@ def damage(path: Path, draw: random.Random) -> str:
         path.write_bytes(_damage_bytes(content, draw))
         return "other bytes"
     if path.suffix == ".json":
-        path.write_text(json.dumps(_damage_values(json.loads(content), draw)))
+        values = json.loads(content)
+        if isinstance(values, list):
+            index = draw.randrange(len(values))
+            values[index] = damage_values(values[index], draw)
+        else:
+            values = damage_values(values, draw)
+        path.write_text(json.dumps(values))
         return "other values"
     if path.suffix == ".safetensors":
         path.write_bytes(_damage_tensors(content, draw))
@@ -62,12 +68,13 @@ def _damage_bytes(content: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
-def _damage_values(values: dict, draw: random.Random) -> dict:
+def damage_values(values: dict, draw: random.Random) -> dict:
+    """Returns a JSON object with another value, without one, or with a strange one."""
     key = draw.choice([*values, *KEYS[:2]])
     if draw.random() < 0.1:
         return {name: value for name, value in values.items() if name != key}
     if isinstance(values.get(key), dict) and values[key] and draw.random() < 0.6:
-        return values | {key: _damage_values(values[key], draw)}
+        return values | {key: damage_values(values[key], draw)}
     if draw.random() < 0.1:
         key = draw.choice(KEYS)
     return values | {key: draw.choice(VALUES)}
