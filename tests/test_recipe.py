@@ -1,6 +1,7 @@
 """Recipes are validated strictly: every error is one sentence that names the key."""
 
 import dataclasses
+import os
 
 import pytest
 
@@ -140,6 +141,8 @@ def test_unreadable_files_are_named(tmp_path):
     )
     (tmp_path / "folder.toml").mkdir()
     assert "cannot be read: Is a directory." in refusal(lambda: Recipe.load(tmp_path / "folder.toml"))
+    (tmp_path / "device.toml").symlink_to(os.devnull)
+    assert "cannot be read: it is not a regular file." in refusal(lambda: Recipe.load(tmp_path / "device.toml"))
     assert "cannot be read: 'utf-8' codec" in refusal(lambda: Recipe.load(recipe_file(tmp_path, b"\xff")))
     assert "'mine' is not valid TOML: " in refusal(lambda: Recipe.load(recipe_file(tmp_path, "r = = 4")))
 

@@ -63,8 +63,8 @@ FILES = {
     "a.ipynb": '{"cells": [{"cell_type": "markdown", "source": ["# a\\n", "b"]}], "metadata": {}, "nbformat": 4}',
     "a.docx": None,
     "a.pdf": "%PDF-1.4\n1 0 obj\n<</Type/Catalog/Pages 2 0 R>>\nendobj\n2 0 obj\n<</Type/Pages/Kids[3 0 R]/Count 1>>\n"
-    "endobj\n3 0 obj\n<</Type/Page/Parent 2 0 R/Contents 4 0 R>>\nendobj\n4 0 obj\n<</Length 20>>stream\nBT (Soup) Tj ET\n"
-    "endstream\nendobj\ntrailer<</Root 1 0 R/Size 5>>\n%%EOF",
+    "endobj\n3 0 obj\n<</Type/Page/Parent 2 0 R/Contents 4 0 R>>\nendobj\n4 0 obj\n"
+    "<</Length 20>>stream\nBT (Soup) Tj ET\nendstream\nendobj\ntrailer<</Root 1 0 R/Size 5>>\n%%EOF",
     ".gitignore": "*.tmp\n!a.md\n/b/**\n[a-z",
 }
 RECORDS = [
