@@ -98,7 +98,7 @@ def test_another_personalizer_loads_the_same_adapter_by_name(make, notes_folder)
 
 
 def test_two_runs_with_one_seed_are_bitwise_equal(make, notes_folder):
-    paths = [make().adapt(notes_folder).adapter_path for _ in range(2)]
+    paths = [make().adapt(notes_folder, fresh=True).adapter_path for _ in range(2)]
     one, other = ((path / "adapter_model.safetensors").read_bytes() for path in paths)
     assert paths[0] != paths[1]
     assert one == other
@@ -225,7 +225,7 @@ def test_an_interruption_saves_the_best_state_as_an_inactive_version(make, notes
     make().adapt(notes_folder)
     stopped = make(on_event=interrupt_at(step))
     with pytest.raises(Interrupted, match="version 2 of the adapter 'default'; it is not active") as error:
-        stopped.adapt(notes_folder)
+        stopped.adapt(notes_folder, fresh=True)
     assert error.value.exit_code == 130
     store = stopped.store
     assert store.active_version("default") == 1
@@ -610,7 +610,7 @@ def test_a_users_text_is_only_in_the_result_and_names_of_documents_in_their_list
         path.unlink()
     caplog.set_level(logging.NOTSET)
     events = []
-    results = [make(on_event=events.append).adapt(secret_notes, keep_anyway=True) for _ in range(2)]
+    results = [make(on_event=events.append).adapt(secret_notes, keep_anyway=True, fresh=True) for _ in range(2)]
     assert all("swordfish" in sample.beginning for result in results for sample in result.samples)
     assert len(results[1].samples) == 3
     assert json.dumps(results[1].to_dict()).count("swordfish") >= 3

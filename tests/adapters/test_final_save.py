@@ -127,7 +127,7 @@ def test_a_signal_at_any_instant_of_the_end_loses_nothing(make, notes_folder):
         previous_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             personalizer = make(on_event=after_training(begin_timer))
-            result = personalizer.adapt(notes_folder)
+            result = personalizer.adapt(notes_folder, fresh=True)
             signal.setitimer(signal.ITIMER_REAL, 0)
             assert result.version == attempt + 1
         except Interrupted as stop:

@@ -111,7 +111,7 @@ def test_a_later_version_is_compared_with_the_tested_states(method, count, make_
     """The same adaptation once more gains exactly nothing, although the first was trained on all documents."""
     texts = make_sentences(count, words=60)
     first = make_wide(torch.float32, method, refit=True).adapt(texts)
-    second = make_wide(torch.float32, method, refit=True).adapt(texts)
+    second = make_wide(torch.float32, method, refit=True).adapt(texts, fresh=True)
     assert (first.trained_on_all, second.compared_with, second.not_comparable) == (True, 1, "")
     assert (second.gain, second.gain_over_active, second.gain_over_active_at_least) == (first.gain, 0.0, 0.0)
     assert second.kept
