@@ -24,6 +24,7 @@ from sebp_edge.export.formats import Gguf
 from sebp_edge.export.gguf_file import QUANTISATIONS
 from sebp_edge.export.read_back import CPU, Comparison
 from sebp_edge.export.source import Source
+from sebp_edge.learning_on.memory import TextsMemory
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST
 from sebp_edge.models.architecture import longest_sequence
@@ -89,8 +90,8 @@ def train(model: str, recipe: Recipe, documents: list, seed: int, store: Adapter
     with MemoryGuard(CPU) as guard:
         run = TrainingRun(base, dataset, schedules, recipe, seed, silent, FASTEST, guard)
         run.train(Gate(recipe.margin, dataset.draw.cluster_of, False, None))
-    record = make_record(run, None, seed)
-    saved = store.save(NewVersion(run.adaptation, [], None, {}), record, "notes", activate=True)
+    record = make_record(run, None, seed, TextsMemory())
+    saved = store.save(NewVersion.of(run, TextsMemory()), record, "notes", activate=True)
     return Source.open("notes", saved.path, record, base.reference)
 
 

@@ -120,12 +120,16 @@ def test_the_documents_of_versions_are_shown_and_compared(adapt, notes_folder, o
     ]
     assert re.fullmatch(r"1 came, 1 went, 1 changed, \d+ unchanged from version 1 to version 2\.", lines[-1])
     (shown,) = records(run("adapters", "show", "default", "--version", 2, "--json").stdout)
-    assert len(shown["manifest"]) == shown["documents"]
-    assert sum(document["tokens"] for document in shown["manifest"]) == shown["tokens"]
+    there = [document for document in shown["manifest"] if not document["absent"]]
+    assert len(there) == shown["documents"]
+    assert sum(document["tokens"] for document in there) == shown["tokens"]
+    # It also knows the earlier text of the note that has changed.
+    gone = [document["name"] for document in shown["manifest"] if document["absent"]]
+    assert sorted(gone) == [paths[0].name, paths[1].name]
     assert shown["packages"].keys() == {"python", "torch", "transformers", "peft", "safetensors"}
     assert shown["explanation"]
     assert shown["compared_with"] == 1
-    assert [document["name"] for document in shown["manifest"]] == sorted(path.name for path in notes_folder.iterdir())
+    assert [document["name"] for document in there] == sorted(path.name for path in notes_folder.iterdir())
     assert (
         "\tfold 1\t" in run("adapters", "show", "default", "--version", 2).stdout
         or "\ttest\t" in run("adapters", "show", "default", "--version", 2).stdout

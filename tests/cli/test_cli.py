@@ -213,7 +213,7 @@ def test_an_unwritable_store_is_one_sentence_before_any_work(adapt, own_data_fol
 def test_an_adapter_is_listed_shown_used_and_removed(adapt, store, tokenizer):
     assert run("adapters", "list").stdout == "There are no adapters yet; make one with: sebp-edge adapt ./notes\n"
     for _ in range(2):
-        assert run(*adapt).exit_code == 0
+        assert run(*adapt, "--fresh").exit_code == 0
 
     listed = run("adapters", "list").stdout.splitlines()
     assert [line.split("\t")[:4] for line in listed] == [
