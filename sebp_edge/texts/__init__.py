@@ -11,7 +11,7 @@ concerns                         what makes a gain on these texts meaningless, f
 dataset                          examples of all documents, with the figures for the report
 prompts                          a prompt or messages -> tokens, as in training
 near_duplicates, split_history   texts -> clusters of near-duplicates; what earlier versions did with documents
-splits, schedule                 examples -> splits -> epochs, steps and micro-batches
+splits, lessons, schedule        examples -> splits -> what is trained on -> epochs, steps and micro-batches
 progress                         events while texts are read, compared and tokenised
 batches                          a micro-batch -> packed active tokens, or a padded batch
 """
