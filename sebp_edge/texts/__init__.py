@@ -7,7 +7,7 @@ patterns, vaults, folders        which files of a folder are read
 formats, readers                 strings, files, folders and records -> documents
 conversations, tokens, examples  documents -> tokens -> examples of at most the context length
 boilerplate                      lines that stand in many documents
-concerns                         what makes a gain on these texts meaningless, found before training
+concerns, learnable              what makes a gain on these texts meaningless, or a training; found before it
 dataset                          examples of all documents, with the figures for the report
 prompts                          a prompt or messages -> tokens, as in training
 near_duplicates, split_history   texts -> clusters of near-duplicates; what earlier versions did with documents
