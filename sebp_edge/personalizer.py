@@ -544,6 +544,7 @@ class Personalizer:
                 assessor = Assessor(run, reading.documents, self.on_event, checks)
                 active = assessor.examine_active(self.store, name) if compares else None
                 result = run.train(Gate(recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
+                result = assessor.ask_quiz(result)
                 interruptions.defer()
                 assessment = self._assess(assessor, result)
         version = NewVersion.of(run, memory, assessment)

@@ -19,9 +19,10 @@ from sebp_edge.memory.target import Target
 from sebp_edge.models.architecture import longest_sequence
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer, refuse_unknown_tokens
+from sebp_edge.questions.examples import add_questions
 from sebp_edge.recipe import Recipe
 from sebp_edge.stopping import StopSignal
-from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
+from sebp_edge.texts.dataset import Asked, Dataset, Drawing, make_dataset
 from sebp_edge.texts.learnable import refuse_unlearnable
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import Reading, read_texts
@@ -37,6 +38,7 @@ TOO_FEW = (
     f"The gate needs at least {MIN_CLUSTERS} documents that are not copies of each other to judge an adapter; give "
     "more documents."
 )
+ASKED_TOGETHER = "questions about all documents are learnt together"
 SAVED_INACTIVE = "The adapter will be saved, but not activated, unless keep_anyway is set."
 
 
@@ -157,7 +159,10 @@ class Preparation:
 
     def _make_dataset(self, reading: Reading, tokenizer, longest: int | None) -> Dataset:
         drawing = Drawing(self.seed, self.earlier)
-        return make_dataset(reading, tokenizer, self.recipe, longest, drawing, self.progress)
+        dataset = make_dataset(reading, tokenizer, self.recipe, longest, drawing, self.progress)
+        if not (self.recipe.questions and dataset.examples):
+            return dataset
+        return add_questions(dataset, reading, tokenizer, self.recipe, self.seed, self.progress)
 
     def _refuse_unlearnable(self, dataset: Dataset, reading: Reading, tokenizer) -> None:
         refuse_unlearnable(dataset.examples, reading.documents, tokenizer, chat_template=self.recipe.chat_template)
@@ -166,8 +171,19 @@ class Preparation:
         """Says before the training why the gate will judge nothing, if so."""
         for concern in dataset.concerns:
             self.on_event(Notice(f"{concern} {SAVED_INACTIVE}"))
-        if dataset.draw.kind == "none":
+        if dataset.asked is not None:
+            self._notify_asked(dataset.asked)
+        elif dataset.draw.kind == "none":
             self.on_event(Notice(f"{TOO_FEW} {SAVED_INACTIVE}"))
+
+    def _notify_asked(self, asked: Asked) -> None:
+        """Says what was made of the documents, and about how many nothing could be asked."""
+        message = f"{asked.num_questions:,} questions were made of the documents, in {len(asked.trained):,} examples."
+        if asked.without:
+            message += (
+                f" About {len(asked.without):,} of the documents none could be made: no facts were recognised in them."
+            )
+        self.on_event(Notice(message))
 
     def schedule(self, dataset: Dataset, planned: PlannedTraining | None = None) -> list[Schedule]:
         """Returns the schedules of a dataset: the plan's, if the dataset is the plan's.
@@ -183,7 +199,7 @@ class Preparation:
         """Returns the preparation of a training that learns on from the active version, if it can."""
         if active is None:
             return replace(self, sync=sync)
-        start = Start.at(active, store)
+        start = ASKED_TOGETHER if self.recipe.questions else Start.at(active, store)
         recipe = self.recipe if isinstance(start, str) else start.fill_in(self.recipe)
         return replace(self, recipe=recipe, active=active, start=start, sync=sync)
 

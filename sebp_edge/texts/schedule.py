@@ -231,7 +231,7 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
     def batches(train: list[Example]) -> list[list[list[Example]]]:
         return shuffled_batches(train, recipe.batch_tokens, recipe.epochs, seed)
 
-    splits, examples, learns_on = dataset.draw.splits(dataset.examples), dataset.examples, lessons is not None
+    splits, examples, learns_on = dataset.splits(), dataset.trained, lessons is not None
     if lessons is not None:
         splits = [_only(split, lesson) for split, lesson in zip(splits, lessons.judged, strict=True)]
         examples = _of_documents(examples, lessons.last.trained if lessons.last else ())
