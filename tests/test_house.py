@@ -30,6 +30,7 @@ LAYERS = [
     ["memory"],
     ["sparse", "pruning"],
     ["patches"],
+    ["questions"],
     ["texts"],
     ["rows"],
     ["models"],
