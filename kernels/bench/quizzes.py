@@ -40,6 +40,7 @@ TENS_AND_ONES = re.compile(rf"\b{_any(TENS)}[- ]{_any(ONES[1:10] + ORDINALS[1:10
 NUMBER_WORD = re.compile(rf"\b{_any(NUMBER_OF)}\b")
 HUNDREDS = re.compile(r"\b(\d+|a) hundred(?:(?: and)? (\d{1,2})\b)?")
 THOUSANDS = re.compile(r"\b(\d+|a) thousand(?:(?: and)? (\d{1,3})\b)?")
+HALF = re.compile(r"\b(\d+) and a half\b")
 THOUSANDS_COMMA = re.compile(r"(?<=\d),(?=\d{3}\b)")
 ORDINAL_END = re.compile(r"\b(\d+)(?:st|nd|rd|th)\b")
 LEADING_ZEROS = re.compile(r"(?<![\d.:])0+(?=\d)")
@@ -110,6 +111,7 @@ def _with_digits(text: str) -> str:
     """Number words and ordinals as digits, amounts without ".00"."""
     text = TENS_AND_ONES.sub(lambda found: str(NUMBER_OF[found[1]] + NUMBER_OF[found[2]]), text)
     text = NUMBER_WORD.sub(lambda found: str(NUMBER_OF[found[1]]), text)
+    text = HALF.sub(r"\1.5", text)
     text = PENCE.sub(r"\1", ORDINAL_END.sub(r"\1", THOUSANDS_COMMA.sub("", text)))
     for pattern, unit in ((HUNDREDS, 100), (THOUSANDS, 1000)):
         text = pattern.sub(lambda found, unit=unit: _sum(found, unit), text)
