@@ -1,5 +1,12 @@
 """Questions about a user's notes: made on the machine, trained on, and asked again. Internal.
 
-question      what a question is
-rules         questions that rules make of a text
+question                what a question is
+rules                   questions that rules make of a text
+notes, subjects         the structure of a note; what it is about
+facts                   what a rule finds
+structures              facts from lines of "Key: value", lists and tables
+clauses, sentences      English sentences taken apart; facts from them
+wordings                a fact -> many wordings
+values, verbs           kinds of values; forms of English verbs
+word_lists              sets of words
 """
