@@ -49,7 +49,8 @@ ISO_DATE = re.compile(r"\b\d{4}-(0[1-9]|1[0-2])-(\d\d)\b")
 DAY_FIRST = re.compile(rf"\b(\d\d?) (?:day )?(?:of )?{_any(MONTH_OF)}\b")
 MONTH_FIRST = re.compile(rf"\b{_any(MONTH_OF)}\.? (?:the )?(\d\d?)\b(?![.:]\d)")
 CLOCK = re.compile(r"\b(\d\d?)(?:[.:](\d\d))? ?([ap])\.?m\b")
-WORD = re.compile(r"[a-z]+_\d+|\d+(?:\.\d+)*|[^\W\d_]+")
+# "1930s" is not 1930.
+WORD = re.compile(r"[a-z]+_\d+|\d+s\b|\d+(?:\.\d+)*|[^\W\d_]+")
 # The end of these words is not the end of a sentence: titles, initials, the number of a list's first line.
 NO_END = re.compile(r"(?:dr|mr|mrs|ms|st|no|approx|\w)\.", re.IGNORECASE)
 OPENING = re.compile(r"(?:yes|sure|of course|certainly|okay|answer)[,.:!]+\s*", re.IGNORECASE)

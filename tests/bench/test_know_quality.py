@@ -131,6 +131,7 @@ def test_a_right_reply_is_right_however_it_is_written(reply, answer):
         ("At 3:15", "3"),
         ("3.5", "3"),
         ("1250", "250"),
+        ("In the 1930s", "1930"),
         ("12,500", "500"),
         ("7:05", "7:50"),
         ("6:40", "18:40"),
