@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from sebp_edge.questions.facts import genitive, lower_first
 from sebp_edge.questions.notes import Note
-from sebp_edge.questions.subjects import DETERMINERS, FUNCTION_WORDS, Words, is_person_name
+from sebp_edge.questions.subjects import DETERMINERS, FUNCTION_WORDS, Words, is_person_name, is_surely_person
 from sebp_edge.questions.values import has_date, is_time, kind_of
 from sebp_edge.questions.verbs import (
     AUXILIARIES,
@@ -71,11 +71,20 @@ _PARTICLES = listed(
 )
 _FIRST_PERSONS = frozenset({"i", "we", "you"})
 _THIRD_PERSONS = frozenset({"he", "she", "it", "they"})
+_DURATION = re.compile(
+    r"(?:about |around |almost |over )?(?:\d[\d.,]*|half an|an|a|one|two|three|four|five|six|seven|eight|nine|ten"
+    r"|eleven|twelve|fifteen|twenty|thirty|forty|fifty|sixty|ninety)(?: or \w+| to \w+|-\w+)? "
+    r"(?:seconds?|minutes?|hours?|days?|nights?|weeks?|months?|years?)\b"
+)
 _IDIOMS = listed(
     """
     case fact time least most all full order general particular foot touch charge use work once course total advance
+    english german french spanish italian swedish danish norwegian dutch portuguese
     it them him her this that which what whom me us you mind sight love part
     """
+)
+PRONOUNS = listed(
+    "nothing everything something anything nobody everybody somebody anybody everyone someone anyone none both most"
 )
 _SPEAKERS = frozenset({"say", "think", "know", "hope", "believe", "tell", "claim", "mean", "ask", "wonder", "decide"})
 
@@ -128,12 +137,21 @@ class Clause:
         return self.auxiliary in BE and not self.main
 
 
-def clause_of(sentence: str, note: Note, antecedent: str | None) -> Clause | None:
-    """Takes a sentence apart; None if it is not surely understood.
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What pronouns at the beginning of a sentence stand for.
 
-    Args:
-        antecedent: the person whom the sentences before are about.
+    Attributes:
+        person: whom the sentences before are about.
+        is_on_title: whether "it" is what the note's title names.
     """
+
+    person: str | None
+    is_on_title: bool
+
+
+def clause_of(sentence: str, note: Note, antecedent: Before) -> Clause | None:
+    """Takes a sentence apart; None if it is not surely understood."""
     tokens = sentence.strip().strip("\"“”'()*").rstrip(".!").split()
     if not 3 <= len(tokens) <= MAX_SENTENCE_WORDS or sentence.rstrip().endswith(("?", "…", ":")) or "http" in sentence:
         return None
@@ -192,7 +210,7 @@ def _imperative(tokens: list[str], words: Words) -> Clause | None:
     return Clause("I", True, False, True, "should", main, Verb(base, "plain"), chunks)
 
 
-def _statement(tokens: list[str], note: Note, antecedent: str | None) -> Clause | None:
+def _statement(tokens: list[str], note: Note, antecedent: Before) -> Clause | None:
     apposition = ""
     end = _subject_end(tokens, note.words)
     if end is None:
@@ -218,6 +236,10 @@ def _statement(tokens: list[str], note: Note, antecedent: str | None) -> Clause 
     if finite in AUXILIARIES or (finite in HAVE and _follows_participle(rest)):
         return _with_auxiliary(subject, is_person, is_plural, pronoun, finite, rest, adverbs, note.words, apposition)
     verb = known_form(finite, plain=is_plural or low == "i") or likely_form(finite)
+    if finite in ("do", "does", "did") and rest and _bare(rest[0]).lower() in BASES:
+        return None
+    if (finite in HAVE and rest[:1] == ["to"]) or tokens[end].endswith((",", ";", ":")):
+        return None
     if verb is None or (adverbs and adverbs[0] in ("last", "first")):
         return None
     if low == "there":
@@ -234,7 +256,7 @@ def _with_auxiliary(subject, is_person, is_plural, pronoun, finite, rest, adverb
     main = list(adverbs)
     while rest and _bare(rest[0]).lower() in _ADVERBS:
         main.append(rest.pop(0))
-    if not rest:
+    if not rest or rest[0] in ("rather", "to"):
         return None
     word, base = _bare(rest[0]).lower(), None
     if finite in BE:
@@ -265,11 +287,7 @@ def _follows_participle(rest: list[str]) -> bool:
     words = [_bare(token).lower() for token in rest[:3]]
     while words and words[0] in _ADVERBS:
         words.pop(0)
-    return (
-        bool(words)
-        and (is_participle(words[0]) or words[0] == "been")
-        and words[0] not in ("set", "put", "cut", "cost")
-    )
+    return bool(words) and (is_participle(words[0]) or words[0] == "been") and words[0] not in ("set", "cut")
 
 
 def _with_particle(main: str, chunks: tuple[Chunk, ...]) -> tuple[str, tuple[Chunk, ...]]:
@@ -277,6 +295,8 @@ def _with_particle(main: str, chunks: tuple[Chunk, ...]) -> tuple[str, tuple[Chu
     first, _, rest = chunks[0].text.partition(" ")
     if chunks[0].kind == "object" and first in _PARTICLES and rest and rest.split()[0] not in PREPOSITIONS:
         return f"{main} {first}", (Chunk(rest, "object", "", rest), *chunks[1:])
+    if chunks[0].text in _PARTICLES and len(chunks) > 1:
+        return f"{main} {chunks[0].text}", chunks[1:]
     if chunks[0].text in ("place", "part") and main.split()[-1] in ("take", "takes", "took", "taken"):
         return f"{main} {chunks[0].text}", chunks[1:]
     return main, chunks
@@ -367,7 +387,7 @@ def _is_plural_noun(word: str) -> bool:
     )
 
 
-def _named_subject(tokens: list[str], finite: str, note: Note, antecedent: str | None) -> tuple[str, bool] | None:
+def _named_subject(tokens: list[str], finite: str, note: Note, antecedent: Before) -> tuple[str, bool] | None:
     """Returns the subject as it stands within a sentence, and whether it is a person; None if it is not clear."""
     text = " ".join(tokens).strip('"“”,')
     low = text.lower()
@@ -376,22 +396,26 @@ def _named_subject(tokens: list[str], finite: str, note: Note, antecedent: str |
     if low == "there":
         return "there", False
     title = note.subject
+    person, thing = antecedent.person, title.phrase if antecedent.is_on_title else None
     if low in ("he", "she"):
-        return (
-            (antecedent, True) if antecedent else ((title.phrase, True) if title.is_person and title.phrase else None)
-        )
+        person = person or (title.phrase if title.phrase and is_surely_person(title.phrase) else None)
+        return (person, True) if person else None
     if low in ("it", "they"):
         is_plural = title.phrase is not None and _is_plural_noun(title.phrase)
-        clear = title.phrase and not title.is_person and is_plural == (low == "they")
+        clear = thing and " and " not in thing and not title.is_person and is_plural == (low == "they")
         return (title.phrase, False) if clear else None
     first = _bare(tokens[0])
-    owner = {"his": antecedent, "her": antecedent, "its": None if title.is_person else title.phrase}.get(first.lower())
+    owner = {"his": person, "her": person, "its": None if title.is_person else thing}.get(first.lower())
     if owner and len(tokens) > 1:
         return f"{genitive(owner)} {' '.join(tokens[1:])}", False
     if first.lower() in ("his", "her", "its", "their", "this", "that", "these", "those", "what", "who", "how", "why"):
         return None
+    if first.lower() in PRONOUNS | _TIME_WORDS or "/" in text or "@" in text:
+        return None
     if first.lower() in PREPOSITIONS | FUNCTION_WORDS - DETERMINERS - {"all", "every", "each", "one"}:
         return None
+    if len(tokens) > 1 and tokens[1].lower() in PREPOSITIONS and note.words.is_name(first) and not first.islower():
+        return text, is_person_name(first, note.words)
     is_third = finite in THIRD or finite in ("is", "was", "has")
     if len(tokens) == 1 and not is_third and text not in note.words.names and _is_plural_noun(text):
         return lower_first(text), False
@@ -399,7 +423,7 @@ def _named_subject(tokens: list[str], finite: str, note: Note, antecedent: str |
         return f"the {lower_first(text)}", False
     is_person = is_person_name(text, note.words)
     if is_person or (first.lower() not in DETERMINERS and not _is_common_start(tokens, note.words)):
-        return text, is_person
+        return (lower_first(text) if first.lower() in DETERMINERS else text), is_person
     return lower_first(text), False
 
 
@@ -450,6 +474,8 @@ def _chunks(tokens: list[str], base: str, words: Words) -> tuple[Chunk, ...]:
             text = re.split(r"[,;:]", " ".join(tokens[index:]))[0].strip()
             return (*made, Chunk(text, "time", word, text)) if made else ()
         if before.endswith(",") and not _continues(tokens, index, current):
+            if word in DETERMINERS or kind_of(word) == "number":
+                return ()  # More items, so that those before are not the whole answer.
             break
         begins = word in PREPOSITIONS or word in _TIME_WORDS or _TIME_STARTS.match(" ".join(tokens[index : index + 3]))
         if begins and current and current[-1].lower() != "and" and not _attaches(word, current, base):
@@ -468,6 +494,8 @@ def _begins_clause(tokens: list[str]) -> bool:
     if words[0] in _FIRST_PERSONS | _THIRD_PERSONS | AUXILIARIES | HAVE | {"there", "then"} | _ADVERBS:
         return True
     if words[0] in PAST or words[0] in THIRD or (words[0] in BASES and len(words) > 1 and words[1] in DETERMINERS):
+        return True
+    if len(words) > 1 and words[1] in THIRD and tokens[0][:1].isupper():
         return True
     return any(word in AUXILIARIES | HAVE or (word in PAST and word not in BASES) for word in words[1:])
 
@@ -545,16 +573,18 @@ def _kind_of_phrase(word: str, content: str, words: Words) -> str:
         return "other"
     if word == "to" and content.split()[0] in BASES and not content[:1].isupper():
         return "other"
-    if word == "for" and kind in ("duration",):
+    if word == "for" and _DURATION.match(content):
         return "duration"
     if kind == "temperature":
         return "temperature" if word == "at" else "other"
     if kind == "money":
         return "price" if word in ("for", "at") else "other"
-    if (is_time(content) or kind in ("date", "time", "year", "weekday")) and word not in ("with", "to", "about"):
+    if (is_time(content) or kind in ("date", "time", "year", "weekday")) and word not in ("with", "to", "about", "for"):
         return "time"
     if kind == "duration":
         return "time" if word in ("in", "within", "after") else "other"
+    if len(content.split()) > 8:
+        return "other"
     if word in ("during", "since", "until", "till", "before", "after"):
         return "time"
     if word in ("with", "by", "for", "from", "to"):

@@ -13,10 +13,12 @@ class Core:
     Attributes:
         direct: the question, "When does the shop open?".
         indirect: the same within a sentence, "when the shop opens".
+        is_whole: whether it has all that determines the answer; a shorter one may hold for other facts too.
     """
 
     direct: str
     indirect: str
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from sebp_edge.questions.subjects import Subject, Words, is_english, subject_of, title_from_name, words_of
+from sebp_edge.questions.subjects import Subject, Words, is_common, is_english, subject_of, title_from_name, words_of
 from sebp_edge.questions.word_lists import listed
 
 # Of a longer note, only the beginning is asked about.
@@ -20,8 +20,8 @@ _ROW = re.compile(r"^\s*\|.*\|\s*$")
 _RULE_ROW = re.compile(r"^[\s|:+-]+$")
 _SIMPLE_MARKUP = re.compile(r"(\*\*\*|\*\*|__|~~|==|``?)(?=\S)([^\n]{1,300}?)(?<=\S)\1")
 _ITALIC = re.compile(r"(?<![\w*])[*_](?=[^\s*_])([^*_\n]{1,200}?)(?<=\S)[*_](?![\w*])")
-_IMAGE = re.compile(r"!\[[^\]\n]*\]\([^)\n]*\)|<!--.{0,2000}?-->|!\[\[[^\]\n]*\]\]", re.DOTALL)
-_LINK = re.compile(r"\[\[(?:[^\]|\n]*\|)?([^\]\n]+)\]\]|\[([^\]\n]+)\]\([^)\n]*\)")
+_IMAGE = re.compile(r"!\[[^\[\]\n]{0,200}\]\([^()\n]{0,300}\)|<!--.{0,2000}?-->|!\[\[[^\[\]\n]{0,200}\]\]", re.DOTALL)
+_LINK = re.compile(r"\[\[(?:[^\[\]|\n]{0,200}\|)?([^\[\]\n]{1,200})\]\]|\[([^\[\]\n]{1,200})\]\([^()\n]{0,300}\)")
 _FOOTNOTE = re.compile(r"\[\^\w+\]:?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufeff\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
 _BOLD_HEADS = re.compile(r"\*\*([^*\n]{2,60})\*\*,? ")
@@ -72,6 +72,11 @@ class Note:
     words: Words
     text: str
     is_english: bool
+
+    def is_on_title(self, sentence: str) -> bool:
+        """Whether "it" after a sentence is what the title names: if that is a thing, or the sentence speaks of it."""
+        phrase = (self.subject.phrase or "").lower()
+        return bool(phrase) and (is_common(phrase.split()[-1]) or self.subject.bare.lower() in sentence.lower())
 
 
 def read_note(text: str, name: str | None) -> Note:

@@ -5,6 +5,7 @@ import unicodedata
 from collections import Counter
 from dataclasses import replace
 
+from sebp_edge.questions.clauses import PRONOUNS
 from sebp_edge.questions.facts import Core, Fact
 from sebp_edge.questions.notes import Note, read_note
 from sebp_edge.questions.question import Question
@@ -44,7 +45,7 @@ def _gist(note: Note) -> Fact | None:
     long = [
         sentence
         for sentence in sentences
-        if sentence[-1] in ".!" and 6 <= len(sentence.split()) <= _MAX_GIST_WORDS // 2
+        if sentence[-1] in ".!" and sentence[0].isupper() and 6 <= len(sentence.split()) <= _MAX_GIST_WORDS // 2
     ]
     if not topic or not note.is_english or not long:
         return None
@@ -57,7 +58,7 @@ def _gist(note: Note) -> Fact | None:
 
 def _is_good(fact: Fact, note: str) -> bool:
     answer = _words(fact.answer)
-    trivial = FUNCTION_WORDS | DETERMINERS | {"me", "us", "him", "them", "place", "something", "everything"}
+    trivial = FUNCTION_WORDS | DETERMINERS | {"me", "us", "him", "them", "place"} | PRONOUNS
     return (
         0 < len(answer) <= MAX_ANSWER_WORDS
         and not all(word in trivial for word in answer)

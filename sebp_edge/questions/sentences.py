@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
-from sebp_edge.questions.clauses import Chunk, Clause, as_third_person, clause_of
+from sebp_edge.questions.clauses import Before, Chunk, Clause, as_third_person, clause_of
 from sebp_edge.questions.facts import Core, Fact, lower_first, upper_first
 from sebp_edge.questions.notes import Note
-from sebp_edge.questions.subjects import FUNCTION_WORDS, is_person_name
+from sebp_edge.questions.subjects import FUNCTION_WORDS, is_person_name, is_relation, is_surely_person
 from sebp_edge.questions.values import NUMBER, has_date, kind_of
-from sebp_edge.questions.verbs import PAST_OF_PARTICIPLE, Verb, known_form, likely_form
+from sebp_edge.questions.verbs import BE, PAST_OF_PARTICIPLE, Verb, known_form, likely_form
 from sebp_edge.questions.word_lists import listed
 
 _UNRESOLVED = re.compile(r"\b(?:it|its|they|them|their|he|him|his|she|her|this|that|these|those|here|there|one|ones)\b")
@@ -27,13 +28,14 @@ def facts_of_sentences(note: Note) -> Iterator[Fact]:
     if not note.is_english:
         return
     for section in note.sections:
-        antecedent = None
+        person, before = None, ""
         for sentence in section.sentences:
-            clause = clause_of(sentence, note, antecedent)
+            clause = clause_of(sentence, note, Before(person, not before or note.is_on_title(before)))
+            before = sentence
             if clause is None:
                 continue
             if clause.is_person and not clause.is_pronoun:
-                antecedent = clause.subject
+                person = clause.subject
             yield from _Asker(clause, note).facts()
 
 
@@ -160,10 +162,20 @@ class _Asker:
             )
         elif self.clause.main in ("called", "named"):
             yield self._fact(text, self._cores(["What"], index, ""), self._statement(index, "___"), 8)
-        elif len(text.split()) <= 10 and text.split()[0].lower() not in FUNCTION_WORDS - _NOUN_STARTS:
+        elif (
+            len(text.split()) <= 10
+            and not self._is_adverb(text)
+            and text.split()[0].lower() not in FUNCTION_WORDS - _NOUN_STARTS
+        ):
             yield self._fact(
                 text, self._cores(["Who" if person else "What"], index, ""), self._statement(index, "___"), 6
             )
+
+    def _is_adverb(self, text: str) -> bool:
+        """Whether a single word after the verb is probably no object."""
+        is_single = text.isalpha() and text.islower()
+        after_be = self.clause.auxiliary in BE and bool(self.clause.main)
+        return is_single and (after_be or len(text) < 4 or text.endswith(("ing", "ed", "ly")))
 
     def _of_subject(self) -> Fact:
         clause = self.clause
@@ -177,7 +189,7 @@ class _Asker:
             cores.append(Core(f"Which person {rest}?", f"which person {rest}"))
         if len(clause.chunks) > 1 and len(clause.chunks[0].text.split()) > 1:
             short = f"{verb} {clause.chunks[0].text}"
-            cores.append(Core(f"{who} {short}?", f"{who.lower()} {short}"))
+            cores.append(Core(f"{who} {short}?", f"{who.lower()} {short}", is_whole=False))
         return self._fact(clause.subject, tuple(cores), self._statement(None, "", subject="___"), 5)
 
     def _of_task(self) -> Iterator[Fact]:
@@ -250,11 +262,12 @@ class _Asker:
             )
         if kind == "colour" and not re.search(r"colou?r", clause.subject):
             return list(self._cores(["What colour", "Which colour"], 0, ""))
+        if clause.is_person and not clause.is_pronoun and words[0].lower() in _NOUN_STARTS:
+            who = "Who" if is_relation(value) or is_surely_person(clause.subject) else "Who or what"
+            return list(self._cores([who], 0, ""))
         if is_person_name(value, self.note.words):
             return list(self._cores(["Who"], 0, "")) if not clause.is_person else []
         if clause.is_person and not clause.is_pronoun:
-            if words[0].lower() in ("my", "our", "the", "a", "an", "his", "her"):
-                return list(self._cores(["Who", "What"], 0, ""))
             return [] if len(words) == 1 and words[0].isalpha() else list(self._cores(["What"], 0, ""))
         if len(words) == 1 and words[0].isalpha() and words[0].islower():
             be, subject = clause.auxiliary, clause.subject
@@ -290,14 +303,20 @@ class _Asker:
 
     def _cores(self, asked: list[str], index: int, stranded: str) -> tuple[Core, ...]:
         cores = []
-        for number, question in enumerate(asked):
-            rests = [self._rest(index)]
-            if number == 0 and len(self.clause.chunks) > 2:
-                rests.append(self._rest(index, only_first=True))
-            for rest in dict.fromkeys(rests):
-                end = "" if question.split()[0].lower() == stranded else stranded
-                cores.append(self._core(question, " ".join(filter(None, [rest, end]))))
+        for question in asked:
+            end = "" if question.split()[0].lower() == stranded else stranded
+            cores.append(self._core(question, " ".join(filter(None, [self._rest(index), end]))))
+        short = self._short_rest(index)
+        if short and short != self._rest(index):
+            end = "" if asked[0].split()[0].lower() == stranded else stranded
+            cores.append(replace(self._core(asked[0], " ".join(filter(None, [short, end]))), is_whole=False))
         return tuple(dict.fromkeys(cores))
+
+    def _short_rest(self, index: int) -> str:
+        """Returns what follows the verb as far as its object, if that is not what is asked for."""
+        chunks = self.clause.chunks
+        last = next((number for number, chunk in enumerate(chunks) if chunk.kind == "object"), index)
+        return " ".join(chunk.text for chunk in chunks[: last + 1]) if last < index else ""
 
     def _core(self, asked: str, rest: str) -> Core:
         clause = self.clause
@@ -322,9 +341,14 @@ class _Asker:
         verb = self.clause.verb
         return " ".join(verb.base if _is_form(word, verb) else word for word in self.clause.main.split())
 
-    def _rest(self, index: int | None, *, only_first: bool = False) -> str:
-        chunks = [chunk.text for number, chunk in enumerate(self.clause.chunks) if number != index]
-        return " ".join(chunks[:1] if only_first else chunks)
+    def _rest(self, index: int | None) -> str:
+        """Returns what follows the verb, without one chunk; reasons do not help to tell a fact from others."""
+        chunks = self.clause.chunks
+        return " ".join(
+            chunk.text
+            for number, chunk in enumerate(chunks)
+            if number != index and (chunk.kind != "reason" or len(chunks) == 1)
+        )
 
     def _statement(self, index: int | None, gap: str, subject: str | None = None) -> str:
         clause = self.clause

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from sebp_edge.questions.facts import Core, Fact, genitive, lower_first
 from sebp_edge.questions.notes import Note, Pair, Section
-from sebp_edge.questions.subjects import DETERMINERS, Subject, is_person_name, subject_of
+from sebp_edge.questions.subjects import DETERMINERS, Subject, is_person_name, is_surely_person, subject_of
 from sebp_edge.questions.values import has_date, kind_of
 from sebp_edge.questions.verbs import BASES, PAST, THIRD, is_participle
 from sebp_edge.questions.word_lists import listed
@@ -50,6 +50,8 @@ _PLACES = listed(
     """
 )
 _PHONE = re.compile(r"(?:\+|\b0)\d[\d ()/-]{5,18}\d")
+# Keys that are rather the beginning of a sentence.
+_SENTENCE_KEY = re.compile(r"(?:next|last|this) time$|(?:what|how|why|when|where|who) ", re.IGNORECASE)
 _PLURAL_OF = re.compile(r"(?<![su])s$")
 _GENERIC_HEADINGS = listed(
     """
@@ -104,34 +106,37 @@ def _pair_facts(pair: Pair, where: _Where) -> Iterator[Fact]:
     if not where.note.is_english:
         yield Fact(value, keywords=f"{where.path}: {pair.key}", rank=8)
         return
-    last, words = pair.key.split()[-1].lower(), pair.key.split()
-    number_of = re.fullmatch(r"(\w+)\s*\(.*\)", pair.key)
-    if number_of:
-        last = number_of[1].lower()
-    subject = where.subject
-    singular = _PLURAL_OF.sub("", last)
-    if (len(words) > 1 and is_participle(last)) or (is_participle(last) and kind_of(value) in ("date", "year")):
+    words = pair.key.lower().split()
+    is_dated = kind_of(value) in ("date", "year")
+    if _SENTENCE_KEY.match(pair.key):
+        yield _written_under(pair.key, value, where)
+    elif is_participle(words[-1]) and (len(words) > 1 or is_dated):
         yield _happened(pair.key, value, where)
-    elif (
-        (last in _ATTRIBUTES or singular in _ATTRIBUTES or _is_dated(pair, value))
-        and not _is_verb(words[0])
-        and subject.topic
-    ):
-        yield attribute(_lowered(pair.key, where), value, subject, where.topic)
+    elif _is_attribute(pair, value) and where.subject.topic:
+        yield attribute(_lowered(pair.key, where), value, where.subject, where.topic)
     elif pair.in_list and not _is_verb(words[0]):
         yield _entry(pair.key, value, where)
     else:
         yield _written_under(pair.key, value, where)
 
 
-def _is_dated(pair: Pair, value: str) -> bool:
-    """Whether a line says when something is, such as "Last oil change"."""
-    return not pair.in_list and kind_of(value) == "date" and len(pair.key.split()) <= 4
+def _is_attribute(pair: Pair, value: str) -> bool:
+    words = pair.key.lower().split()
+    is_known = words[-1] in _ATTRIBUTES or _PLURAL_OF.sub("", words[-1]) in _ATTRIBUTES
+    return (is_known or _is_measured(pair, value)) and not _is_verb(words[0])
+
+
+def _is_measured(pair: Pair, value: str) -> bool:
+    """Whether a line says when something is, or how much, such as "Last oil change"."""
+    return not pair.in_list and kind_of(value) in ("date", "money", "phone", "email") and len(pair.key.split()) <= 4
 
 
 def short_value(value: str) -> str:
     """Returns a value, or its beginning, if that is short enough for an answer; otherwise an empty text."""
     value = value.strip().rstrip(".,;")
+    first = value.split(", ")[0]
+    if kind_of(first) in ("number", "date", "money", "time", "phone", "email"):
+        return first
     for cut in (r"$", r"(?<=[a-z)])\. ", r"; ", r" [–—-] ", r" \(", r", "):
         part = re.split(cut, value)[0].strip() if cut != "$" else value
         if len(part.split()) <= MAX_ANSWER_WORDS and len(part) <= 100:
@@ -144,10 +149,14 @@ def _is_verb(word: str) -> bool:
     return low in THIRD or (low in PAST and low not in BASES) or low in ("do", "did", "took", "call", "ask", "remember")
 
 
-def _lowered(key: str, where: _Where) -> str:
-    """Returns a key as it stands within a sentence."""
-    first = key.split()[0]
-    return key if first.rstrip("'s’") in where.note.words.names else lower_first(key)
+def _lowered(key: str, where: _Where, *, may_be_name: bool = False) -> str:
+    """Returns a key as it stands within a sentence; one that `may_be_name` keeps its capital if it is unknown."""
+    first, _, rest = key.partition(" ")
+    words = where.note.words
+    is_name = first in words.names or (first.endswith(("'s", "’s")) and words.is_name(first))
+    if may_be_name and words.is_name(first) and (not rest or rest.split()[0] in _PLACES):
+        is_name = True
+    return key if is_name else lower_first(key)
 
 
 def attribute(key: str, value: str, subject: Subject, topic: str | None, rank: int = 10) -> Fact:
@@ -161,12 +170,14 @@ def attribute(key: str, value: str, subject: Subject, topic: str | None, rank: i
     if subject.phrase is None:
         named = f"the {key} in the note {subject.topic}"
         phrases = [named, f"the {key} in my note {subject.topic}"]
-    elif (subject.is_person or subject.phrase.split()[0] in ("my", "our")) and not re.search(r"['’]s ", subject.phrase):
+    elif (is_surely_person(subject.phrase) or subject.phrase.split()[0] in ("my", "our")) and not re.search(
+        r"['’]s ", subject.phrase
+    ):
         phrases = [f"{genitive(subject.phrase)} {key}", f"the {key} of {subject.phrase}"]
     else:
         phrases = [f"the {key} of {subject.phrase}", f"the {key} for {subject.phrase}"]
-    if key.split()[0] in DETERMINERS:
-        phrases = [f"{key} of {subject.topic}"]
+    if key.split()[0] in DETERMINERS or key.split()[0].endswith(("'s", "’s")):
+        phrases = [f"{key} of {subject.topic}", f"{key} for {subject.topic}"]
     elif last == "date" and " " not in key and not subject.is_person:
         phrases = [f"the date of my note on {subject.topic}", f"the date in my note on {subject.topic}"]
     cores = [Core(f"What {be} {phrase}?", f"what {phrase} {be}") for phrase in phrases]
@@ -178,6 +189,8 @@ def attribute(key: str, value: str, subject: Subject, topic: str | None, rank: i
         happened = {"is": "was", "are": "were"}[be] if key.split()[0].lower() in ("last", "first", "previous") else be
         cores[:1] = [Core(f"When {happened} {phrase}?", f"when {phrase} {happened}") for phrase in phrases]
         cores.append(Core(f"Which date is noted for {phrases[0]}?", f"which date is noted for {phrases[0]}"))
+    elif kind == "time" and last not in ("time", "hours"):
+        cores[:1] = [Core(f"What time {be} {phrase}?", f"what time {phrase} {be}") for phrase in phrases]
     elif kind == "money":
         cores.append(Core(f"How much {be} {phrases[0]}?", f"how much {phrases[0]} {be}"))
     elif last in ("phone", "telephone", "mobile") or key.endswith("phone number"):
@@ -190,7 +203,7 @@ def attribute(key: str, value: str, subject: Subject, topic: str | None, rank: i
 
 def _happened(key: str, value: str, where: _Where) -> Fact:
     """A key such as "Last serviced"."""
-    subject = where.subject
+    subject, original = where.subject, key
     key = lower_first(key)
     if subject.phrase and has_date(value):
         adverb = " ".join(key.split()[:-1])
@@ -203,7 +216,7 @@ def _happened(key: str, value: str, where: _Where) -> Fact:
                 Core(f"What is the date on which {what}?", f"the date on which {what}"),
             )
             return Fact(value, cores, f"{subject.bare} {key}", None, f"{what} on ___.", where.topic, 10)
-    return _written_under(key, value, where)
+    return _written_under(original, value, where)
 
 
 def _is_plural_phrase(phrase: str) -> bool:
@@ -265,13 +278,13 @@ def _entry_facts(head: str, rest: str, where: _Where) -> Iterator[Fact]:
         yield attribute("phone number", phone[0], person, where.note.subject.topic, rank=9)
         value = value.replace(phone[0], "").strip(" ,")
     parts = value.split(", ")
-    value = ", ".join(part for part in parts if part.split() and part.split()[0].lower() not in THIRD)
+    value = ", ".join(part for part in parts if part.split() and part.split()[0].lower() not in {*THIRD, "and"})
     if not value or not where.path or value.split()[0].lower() in THIRD:
         return
     if not where.note.is_english:
         yield Fact(value, keywords=f"{where.path}: {head}", rank=7)
         return
-    head = head if is_person_name(head, where.note.words) else _lowered(head, where)
+    head = head if is_person_name(head, where.note.words) else _lowered(head, where, may_be_name=True)
     who = "Who or what" if head[:1].isupper() else "What"
     cores = (
         Core(f"{who} is {head}?", f"{lower_first(who)} {head} is"),

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from sebp_edge.questions.facts import lower_first
+from sebp_edge.questions.facts import lower_first, upper_first
 from sebp_edge.questions.word_lists import listed
 
 _FIRST_DATE = re.compile(r"^\d{4}[-_.]?\d{2}[-_.]?\d{2}[-_ ]*")
@@ -119,7 +119,8 @@ def subject_of(title: str, words: Words, *, is_english: bool) -> Subject:
     if not title or len(title) > 90:
         return Subject("")
     if title.isupper() and (len(title) > 5 or title.lower() in words.lower):
-        title = title.capitalize()
+        parts = [part if part in words.names else part.lower() for part in title.title().split()]
+        title = upper_first(" ".join(parts))
     if not is_english or len(title.split()) > 6 or not _PLAIN_TITLE.fullmatch(title) or any(map(str.isdigit, title)):
         return Subject(title)
     return Subject(title, _phrase(title, words), is_person_name(title, words))
@@ -136,6 +137,23 @@ def is_person_name(text: str, words: Words) -> bool:
         and all(words.is_name(part) for part in parts)
         and not _COMMON_END.search(text)
     )
+
+
+def is_common(word: str) -> bool:
+    """Whether a word is surely the name of a kind of thing."""
+    return word in _COMMON
+
+
+def is_relation(text: str) -> bool:
+    """Whether a text says what someone is, as "my sister" or "the captain of the ferry"."""
+    return bool(_KIN.match(text))
+
+
+def is_surely_person(name: str) -> bool:
+    """Whether a name is a person's rather than that of a place or a book."""
+    if _PERSON_TITLE.match(name) or _KIN.fullmatch(name):
+        return True
+    return " " in name and not name.lower().startswith(("the ", "a ", "my ", "our ")) and name.istitle()
 
 
 def _phrase(title: str, words: Words) -> str | None:

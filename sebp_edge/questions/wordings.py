@@ -4,6 +4,7 @@ import re
 
 from sebp_edge.questions.facts import Core, Fact, upper_first
 from sebp_edge.questions.question import Question
+from sebp_edge.questions.subjects import FUNCTION_WORDS
 from sebp_edge.questions.word_lists import listed
 
 MAX_WORDINGS = 14
@@ -45,6 +46,8 @@ def worded(fact: Fact) -> Question:
         return Question(_different(_filled(_GIST, fact.cores, fact.topic)), (), fact.answer)
     prefix = _prefix(fact, 0)
     made = [_prefixed(core.direct, _prefix(fact, turn)) for turn, core in enumerate(fact.cores[:4])]
+    if fact.topic and _says_enough(fact.cores[0].direct):
+        made.append(fact.cores[0].direct)
     made += _filled(_OF_CORES, fact.cores, fact.topic)
     if fact.keywords:
         made.insert(2, _keywords(fact))
@@ -54,8 +57,9 @@ def worded(fact: Fact) -> Question:
     if fact.cloze:
         clozes = [template.format(c=upper_first(fact.cloze)) for template in _OF_CLOZES]
         made[6:6] = [_prefixed(cloze, f"About {fact.topic}. " if fact.topic else "", lowers=False) for cloze in clozes]
+    whole = [core for core in fact.cores if core.is_whole]
     kept_out = [
-        _prefixed(template.format(i=fact.cores[min(turn, len(fact.cores) - 1)].indirect), prefix)
+        _prefixed(template.format(i=whole[turn % len(whole)].indirect), prefix)
         for turn, template in enumerate(_KEPT_OUT)
     ]
     return Question(_different(made), tuple(kept_out), fact.answer)
@@ -69,6 +73,12 @@ def _filled(templates: tuple[str, ...], cores: tuple[Core, ...], topic: str | No
         text = template.format(d=_lower_start(core.direct), i=core.indirect)
         made.append(_prefixed(upper_first(text), _PREFIXES[turn % len(_PREFIXES)].format(t=topic) if topic else ""))
     return made
+
+
+def _says_enough(question: str) -> bool:
+    """Whether a question is likely to be clear without its topic."""
+    words = re.findall(r"[\w'’-]+", question.lower())
+    return sum(word not in FUNCTION_WORDS for word in words) >= 4 and not {"it", "they", "them"}.intersection(words)
 
 
 def _lower_start(text: str) -> str:
