@@ -349,6 +349,8 @@ def _subject_end(tokens: list[str], words: Words) -> int | None:
             and words.is_name(_bare(before))
         ):
             verb = likely_form(word) if index <= 3 else None
+        if verb is None and first in DETERMINERS and following in PREPOSITIONS | DETERMINERS and word.endswith("ed"):
+            verb = likely_form(word)
         if verb is None:
             continue
         if verb.tense == "third" and is_plural and " of " not in f" {' '.join(tokens[:index])} ":
@@ -589,6 +591,8 @@ def _kind_of_phrase(word: str, content: str, words: Words) -> str:
         return "time"
     if word in ("with", "by", "for", "from", "to"):
         return word
+    if word == "at" and re.match(r"\d+ [A-Z]", content):
+        return "place"
     return "place" if word in _PLACE and not re.match(r"(?:least|most|once|first|all|\d+)\b", low) else "other"
 
 

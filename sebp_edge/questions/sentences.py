@@ -86,7 +86,7 @@ class _Asker:
             return ["At what temperature", "At how many degrees"], content, ""
         if kind == "price":
             return [f"{upper_first(word)} how much", f"{upper_first(word)} what price"], content, ""
-        if kind == "place" and (numbered := _NUMBERED.fullmatch(content)):
+        if kind == "place" and (numbered := _NUMBERED.fullmatch(content)) and (numbered[1] not in FUNCTION_WORDS):
             return (
                 [f"{upper_first(word)} which {numbered[1]}", f"{upper_first(word)} what {numbered[1]}"],
                 numbered[2],
@@ -96,6 +96,8 @@ class _Asker:
             return ["Where", "In which place" if word == "in" else "Where exactly"], chunk.text, ""
         if kind == "reason":
             return ["Why", "For what reason"], content, ""
+        if kind == "content" and content.split()[0].lower() in BE:
+            return [], "", ""
         if kind == "content":
             return ["What"], content, ""
         if kind in ("with", "from", "to", "for", "by"):
@@ -266,7 +268,8 @@ class _Asker:
             who = "Who" if is_relation(value) or is_surely_person(clause.subject) else "Who or what"
             return list(self._cores([who], 0, ""))
         if is_person_name(value, self.note.words):
-            return list(self._cores(["Who"], 0, "")) if not clause.is_person else []
+            is_name = clause.is_person and not is_relation(clause.subject)
+            return [] if is_name else list(self._cores(["Who"], 0, ""))
         if clause.is_person and not clause.is_pronoun:
             return [] if len(words) == 1 and words[0].isalpha() else list(self._cores(["What"], 0, ""))
         if len(words) == 1 and words[0].isalpha() and words[0].islower():

@@ -263,7 +263,7 @@ def _written_under(key: str, value: str, where: _Where) -> Fact:
         Core(f'What did I write after "{key}"{at}?', f'what I wrote after "{key}"{at}'),
         Core(f'What comes after "{key}:"{at}?', f'what comes after "{key}:"{at}'),
     )
-    cloze = f"{key}: ___"
+    cloze = f'my notes on {subject.topic} say "{key}: ___".'
     phrase = f'the line "{key}" of my notes on {subject.topic}'
     return Fact(value, cores, f"{subject.bare} {lower_first(key)}", phrase, cloze, None, 6)
 

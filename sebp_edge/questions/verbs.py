@@ -20,21 +20,21 @@ HAVE = frozenset({"has", "have", "had"})
 
 # Base form, past tense, past participle.
 _IRREGULAR = """
-be was been, become became become, begin began begun, bend bent bent, bite bit bitten, blow blew blown,
-break broke broken, beat beat beaten, bring brought brought, build built built, burn burnt burnt, buy bought bought,
-catch caught caught, choose chose chosen, come came come, cost cost cost, cut cut cut, deal dealt dealt, dig dug dug,
-do did done, draw drew drawn, dream dreamt dreamt, drink drank drunk, drive drove driven, eat ate eaten,
-fall fell fallen, feed fed fed, feel felt felt, find found found, fit fitted fitted, fly flew flown,
-forget forgot forgotten, freeze froze frozen, get got got, give gave given, go went gone, grow grew grown,
-hang hung hung, have had had, hear heard heard, hide hid hidden, hit hit hit, hold held held, hurt hurt hurt,
-keep kept kept, know knew known, lay laid laid, lead led led, learn learnt learnt, leave left left, lend lent lent,
-let let let, lie lay lain, light lit lit, lose lost lost, make made made, mean meant meant, meet met met,
-pay paid paid, put put put, read read read, ride rode ridden, ring rang rung, rise rose risen, run ran run,
-say said said, see saw seen, sell sold sold, send sent sent, set set set, sew sewed sewn, shake shook shaken,
-shine shone shone, shoot shot shot, show showed shown, shut shut shut, sing sang sung, sink sank sunk, sit sat sat,
-sleep slept slept, sow sowed sown, speak spoke spoken, spend spent spent, split split split, spread spread spread,
-stand stood stood, steal stole stolen, stick stuck stuck, swim swam swum, take took taken, teach taught taught,
-tear tore torn, tell told told, think thought thought, throw threw thrown, understand understood understood,
+be was been, become became become, begin began begun, bind bound bound, bend bent bent, bite bit bitten, blow blew
+blown, break broke broken, beat beat beaten, bring brought brought, build built built, burn burnt burnt, buy bought
+bought, catch caught caught, choose chose chosen, come came come, cost cost cost, cut cut cut, deal dealt dealt, dig
+dug dug, do did done, draw drew drawn, dream dreamt dreamt, drink drank drunk, drive drove driven, eat ate eaten,
+fall fell fallen, feed fed fed, feel felt felt, find found found, fit fitted fitted, fly flew flown, forget forgot
+forgotten, freeze froze frozen, get got got, give gave given, go went gone, grind ground ground, grow grew grown,
+hang hung hung, have had had, hear heard heard, hide hid hidden, hit hit hit, hold held held, hurt hurt hurt, keep
+kept kept, know knew known, lay laid laid, lead led led, learn learnt learnt, leave left left, lend lent lent, let
+let let, lie lay lain, light lit lit, lose lost lost, make made made, mean meant meant, meet met met, pay paid paid,
+put put put, read read read, ride rode ridden, ring rang rung, rise rose risen, run ran run, say said said, see saw
+seen, sell sold sold, send sent sent, set set set, sew sewed sewn, shake shook shaken, shine shone shone, shoot shot
+shot, show showed shown, shut shut shut, sing sang sung, sink sank sunk, sit sat sat, sleep slept slept, sow sowed
+sown, speak spoke spoken, spend spent spent, split split split, spread spread spread, stand stood stood, steal stole
+stolen, stick stuck stuck, sweep swept swept, swell swelled swollen, swim swam swum, take took taken, teach taught
+taught, tear tore torn, tell told told, think thought thought, throw threw thrown, understand understood understood,
 wake woke woken, wear wore worn, win won won, wind wound wound, write wrote written
 """
 _REGULAR = sorted(
@@ -55,6 +55,10 @@ _REGULAR = sorted(
     season seem serve service settle share shop sign simmer smell smoke soak sort sound spill spray start stay stir
     stock stop store stretch study suffer suggest supply support suspect switch talk taste test thank tie tighten
     touch train transfer travel treat trim try tune turn type unlock update upgrade use visit vote wait walk want
+    aim appear avoid bark bloom brew carve cough dance end escape exist face fade float flood glue grill guard hatch
+    hunt iron knit lack lick melt nail name owe phone polish process promote protect rake rub scan scrub seal ship
+    shovel skip slice slip sneeze solve sprout stain steam stitch strain swap swarm tap toast trade translate trust
+    tutor unpack vacuum whistle yield germinate graze ripen
     wash watch water weed weigh welcome whisk wipe work worry wrap
     """
     )
