@@ -1,6 +1,10 @@
-"""Questions about a user's notes: made on the machine, trained on, and asked again. Internal.
+"""Questions about a user's notes: made on the machine, trained on, and asked again.
+
+Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 question                what a question is
+asking, examples        a question -> a conversation; questions -> examples to train on, and a quiz
+answers                 whether a reply gives an answer
 rules                   questions that rules make of a text
 notes, subjects         the structure of a note; what it is about
 facts                   what a rule finds

@@ -83,6 +83,8 @@ _IDIOMS = listed(
     it them him her this that which what whom me us you mind sight love part
     """
 )
+# Words that what follows belongs to.
+_OPEN = PREPOSITIONS | DETERMINERS | {"and", "of"}
 PRONOUNS = listed(
     "nothing everything something anything nobody everybody somebody anybody everyone someone anyone none both most"
 )
@@ -480,7 +482,7 @@ def _chunks(tokens: list[str], base: str, words: Words) -> tuple[Chunk, ...]:
                 return ()  # More items, so that those before are not the whole answer.
             break
         begins = word in PREPOSITIONS or word in _TIME_WORDS or _TIME_STARTS.match(" ".join(tokens[index : index + 3]))
-        if begins and current and current[-1].lower() != "and" and not _attaches(word, current, base):
+        if begins and current and current[-1].lower() not in _OPEN and not _attaches(word, current, base):
             groups.append(current)
             current = []
         current.append(token)
@@ -573,7 +575,7 @@ def _kind_of_phrase(word: str, content: str, words: Words) -> str:
     kind, low = kind_of(content), content.lower()
     if not content or low in _IDIOMS or word in ("without", "about", "through", "around"):
         return "other"
-    if word == "to" and content.split()[0] in BASES and not content[:1].isupper():
+    if word == "to" and (content.split()[0] in BASES or (content.isalpha() and content.islower())):
         return "other"
     if word == "for" and _DURATION.match(content):
         return "duration"

@@ -94,6 +94,11 @@ class _Where:
         return self.note.subject.topic if self.within.title else None
 
     @property
+    def is_collection(self) -> bool:
+        """Whether the title names many things, so that a line's key belongs to none of them."""
+        return self.subject.title.lower() in _GENERIC_HEADINGS | {"people", "people and places", "addresses"}
+
+    @property
     def path(self) -> str:
         """The title and the heading in the note's own words."""
         return ", ".join(filter(None, (self.note.subject.title, self.within.title)))
@@ -112,9 +117,9 @@ def _pair_facts(pair: Pair, where: _Where) -> Iterator[Fact]:
         yield _written_under(pair.key, value, where)
     elif is_participle(words[-1]) and (len(words) > 1 or is_dated):
         yield _happened(pair.key, value, where)
-    elif _is_attribute(pair, value) and where.subject.topic:
+    elif _is_attribute(pair, value) and where.subject.topic and not where.is_collection:
         yield attribute(_lowered(pair.key, where), value, where.subject, where.topic)
-    elif pair.in_list and not _is_verb(words[0]):
+    elif (pair.in_list or where.is_collection) and not _is_verb(words[0]):
         yield _entry(pair.key, value, where)
     else:
         yield _written_under(pair.key, value, where)

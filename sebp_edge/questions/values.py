@@ -63,6 +63,7 @@ _TIME_CONTENT = re.compile(
     rf"(?:{_DATE}|{_DAY}s?|{_MONTH}(?: \d{{4}})?|(?:19|20)\d\d|{_CLOCK}|(?:the )?(?:spring|summer|autumn|winter|weekend"
     rf"|weekends|morning|mornings|evening|evenings|afternoon|afternoons|night|end|beginning|start|middle) ?.*|Easter"
     rf"|Christmas|{_NUMBER_WORD}(?: o['’]clock| in the \w+| sharp)?|half past \w+|quarter (?:past|to) \w+"
+    rf"|the (?:first|second|third|fourth|last) {_DAY}"
     rf"|(?:last|next|this|every|each|early|late|mid) .*|the \d{{1,2}}(?:st|nd|rd|th))"
     r"(?:,? (?:at|from|on|in|of|until|and|or) .*)?"
 )

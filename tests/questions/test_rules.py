@@ -49,6 +49,11 @@ def notes() -> list[str]:
         ("# Boiler\n\nAnna repairs the boiler.", "Who repairs the boiler?", "Anna"),
         ("# Boiler\n\nAnna repairs the boiler.", "What does Anna repair?", "the boiler"),
         ("# Boiler\n\nThe boiler was last serviced on 3 May 2024.", "When was the boiler last serviced?", "3 May 2024"),
+        (
+            "# Club\n\nThe club meets on the last Friday of each month.",
+            "When does the club meet?",
+            "the last Friday of each month",
+        ),
         ("# Boiler\n\nIt stands behind the shed.", "Where does the boiler stand?", "behind the shed"),
         ("# Garden gate\n\nCode: 4711", "What is the code of the garden gate?", "4711"),
         ("# Garden gate\n\nCode: 4711", "garden gate code?", "4711"),
