@@ -187,7 +187,7 @@ def _without_leading_time(tokens: list[str]) -> tuple[list[str], Chunk | None]:
         following = tokens[end].lower()
         if tokens[end - 1].endswith(",") or following in ("i", "we", "he", "she", "they"):
             text = lower_first(" ".join(tokens[:end]).rstrip(","))
-            first = text.split()[0].lower()
+            first = text.split(" ")[0].lower()
             rest = text.split(" ", 1)[-1]
             if first in PREPOSITIONS and is_time(rest):
                 return tokens[end:], _chunk(text, Words(frozenset(), frozenset()))

@@ -182,6 +182,7 @@ def test_contradicting_facts_are_not_asked_for():
         "He said so.",
         "It is.",
         "\x00\x00",
+        ", Anna repairs the boiler.",
     ],
 )
 def test_notes_without_facts_have_no_questions(text):
