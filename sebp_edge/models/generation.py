@@ -109,7 +109,7 @@ class _StopAtEnd(StoppingCriteria):
         return torch.full((1,), self._done, device=input_ids.device)
 
 
-def _end_ids(model: PreTrainedModel) -> list[int]:
+def end_ids_of(model: PreTrainedModel) -> list[int]:
     """Returns the tokens that end a text according to the model's generation config."""
     ids = model.generation_config.eos_token_id
     ids = ids if isinstance(ids, list) else [ids]
