@@ -45,6 +45,9 @@ class Recipe:
         epochs: maximum number of epochs.
         patience: epochs without a better validation loss before training stops.
         batch_tokens: loss tokens per step; if bf16 weights are trained, no more than fit into one micro-batch.
+        batch_rows: rows with gradient per step, which bound a step of examples that have few loss tokens, as short
+            answers to long prompts. None, the default: no bound.
+        min_steps: the least number of steps of an epoch, as far as there are examples.
         weight_decay: decoupled weight decay of AdamW.
         max_grad_norm: maximum global gradient norm; for bf16 weights the maximum norm of each weight's gradient.
         context_length: tokens per example, padding included; capped by the model's own limit.
@@ -77,6 +80,8 @@ class Recipe:
     epochs: int = 3
     patience: int = 1
     batch_tokens: int = 1024
+    batch_rows: int | None = None
+    min_steps: int = 1
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     context_length: int = 512

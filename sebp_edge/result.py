@@ -270,7 +270,7 @@ def _perplexity(loss: float) -> float:
 
 def _command(saved: SavedAdapter, run: TrainingRun, store: AdapterStore) -> str:
     """Returns the command that uses the adapter: by name if it is in the default store, else by folder."""
-    first = "A question about your notes" if run.dataset.asked else "A question" if run.dataset.is_chat else "The first words"
+    first = "A question" if run.dataset.is_chat or run.dataset.asked else "The first words"
     words = ["sebp-edge", "generate", first]
     if saved.name is not None and store.folder == AdapterStore().folder:
         words += ["--name", saved.name]

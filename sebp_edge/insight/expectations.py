@@ -5,8 +5,8 @@ from statistics import median
 
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.recipe import Recipe
-from sebp_edge.training.quiz import QuizResult
 from sebp_edge.texts.documents import Completion, Content, Conversation
+from sebp_edge.training.quiz import QuizResult
 
 # Below these numbers of parameters.
 SMALL, MEDIUM = 500_000_000, 2_000_000_000
