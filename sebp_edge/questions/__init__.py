@@ -4,6 +4,7 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 question                what a question is
 asking, examples        a question -> a conversation; questions -> examples to train on, and a quiz
+general_texts           general text that keeps what the model could do before
 answers                 whether a reply gives an answer
 rules                   questions that rules make of a text
 notes, subjects         the structure of a note; what it is about

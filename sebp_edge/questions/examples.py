@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from sebp_edge.errors import TextsError
 from sebp_edge.questions.asking import prompt_for, with_answer
+from sebp_edge.questions.general_texts import general_examples
 from sebp_edge.questions.question import Question
 from sebp_edge.questions.rules import ask
 from sebp_edge.recipe import Recipe
@@ -78,9 +79,11 @@ def _with_examples(
             "'notes'."
         )
     length = dataset.context_length
+    trained = _encode(_trained(asked), tokenizer, length)
+    num_tokens = sum(len(example.input_ids) for example in trained)
     made = Asked(
-        trained=_encode(_trained(asked), tokenizer, length),
-        general=[],
+        trained=trained,
+        general=general_examples(tokenizer, length, round(recipe.general * num_tokens), seed),
         validation=_encode([(one, one.question.kept_out[0], None) for one, _ in quiz], tokenizer, length),
         test=_encode([(one, one.question.kept_out[1], None) for one, _ in quiz], tokenizer, length),
         quiz=tuple(question for _, question in quiz),

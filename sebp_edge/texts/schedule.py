@@ -15,7 +15,7 @@ import torch
 from sebp_edge.recipe import Recipe
 from sebp_edge.rows.buckets import Bucket
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.examples import Example
+from sebp_edge.texts.examples import NO_DOCUMENT, Example
 from sebp_edge.texts.lessons import Lesson, Lessons
 from sebp_edge.texts.splits import Split
 
@@ -175,10 +175,13 @@ class Schedule:
 
     @property
     def num_documents(self) -> tuple[int, int, int]:
-        """The number of train, validation and test documents; test documents that are also trained on do not count."""
+        """The number of train, validation and test documents; test documents that are also trained on do not count.
+
+        Examples of general text belong to no document.
+        """
         train = chain.from_iterable(self._batches[0])
         parts = (train, self._validation, [] if self.trains_on_all else self._test)
-        return tuple(len({example.document for example in part}) for part in parts)
+        return tuple(len({example.document for example in part} - {NO_DOCUMENT}) for part in parts)
 
     @property
     def num_tokens(self) -> int:
