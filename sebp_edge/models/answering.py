@@ -1,93 +1,256 @@
-"""Answers many prompts at once, with the likeliest token each time."""
+"""Answers many prompts at once, with the likeliest token each time.
+
+Prompts that begin with the same tokens, such as the questions about one note, compute these once. All rows of a batch
+then take one step together for each token, from keys and values in one `RowCache`.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from sebp_edge.errors import TextsError
-from sebp_edge.models.generation import end_ids_of, only_config, require_finite
+from sebp_edge.errors import CannotCapture, TextsError
+from sebp_edge.events import Notice, Sink, silent
+from sebp_edge.models.captured_step import CapturedSteps
+from sebp_edge.models.generation import NonFiniteLogits, end_ids_of, only_config, require_finite
 from sebp_edge.models.loading import pad_token_id_of, refuse_unknown_tokens
+from sebp_edge.models.prefix_groups import Batch, group_by_prefix, make_batches
+from sebp_edge.models.row_cache import RowCache, bytes_per_token, masks, why_not_rows
 
-# Rows of a batch, padding included; on a CPU, larger batches are no faster.
-MAX_ROWS = 8192
+# The most prompts that are decoded together; on a CPU, more are no faster.
+MAX_ROWS = 64
+# The most bytes of keys and values, unless a single prompt needs more.
+MAX_CACHE_BYTES = 2**29
+# The most tokens of one pass through the model before the first new token, filled up or not.
+FILL_TOKENS = 4096
+# Rows with more tokens than this after their prefix are computed by themselves, so that no others are filled up.
+MAX_FILLED_UP = 64
 
 
-@torch.no_grad()
-def answer_all(
-    model: PreTrainedModel,
-    tokenizer,
-    prompts: list[list[int]],
-    end_ids: list[int],
-    max_new_tokens: int,
-    check: Callable[[], None] = lambda: None,
-) -> list[str]:
-    """Returns the new text of each prompt. Prompts of about the same length are answered together.
+@dataclass
+class _Row:
+    """A prompt with its new tokens.
+
+    Attributes:
+        left: how many new tokens may follow; 0 once the row has ended.
+    """
+
+    prompt: list[int]
+    left: int
+    new: list[int] = field(default_factory=list)
+
+    @property
+    def last(self) -> int:
+        return self.new[-1] if self.new else self.prompt[-1]
+
+    @property
+    def position(self) -> int:
+        """The position of the last token."""
+        return len(self.prompt) + len(self.new) - 1
+
+    def add(self, token: int, ends: set[int]) -> None:
+        if token in ends:
+            self.left = 0
+        else:
+            self.new.append(token)
+            self.left -= 1
+
+
+class Answerer:
+    """Decodes prompts together, with the results of decoding each one alone.
+
+    On a GPU, steps are captured as CUDA graphs, unless the model cannot be captured, which a Notice says. Make a new
+    Answerer when the model's weights or its adapter were exchanged, since captured graphs read the old ones.
+
+    A model is decoded prompt by prompt instead, by transformers' `generate`, where rows of different lengths cannot
+    share a batch exactly: recurrent models, caches of other things than keys and values, chunked attention, positions
+    that are read from masks, rotary embeddings that depend on the batch's longest row, and attention implementations
+    that take no masks. `one_by_one` says so.
 
     Args:
-        prompts: the tokens of each prompt.
         end_ids: tokens that end a text, besides those of the model's generation config.
-        check: is called after each token; may raise to end the call.
+        pad_token_id: any token of the model.
+        max_rows: the most prompts that are decoded together.
+        max_cache_bytes: the most bytes of their keys and values, by the config; one prompt may need more.
+        check: is called after each pass through the model, which gives at most one token per prompt; may raise.
 
-    Raises:
-        TextsError: a prompt is empty, or leaves no room in the model's context.
-        NonFiniteLogits: the model, with its current adapter, computes NaN or infinite logits.
+    Attributes:
+        one_by_one: why the prompts are decoded one by one; None if they are decoded together.
     """
-    limit = getattr(model.config, "max_position_embeddings", None)
-    for prompt in prompts:
-        if not prompt or (limit is not None and len(prompt) + max_new_tokens > limit):
-            room = "any length" if limit is None else f"1 to {limit - max_new_tokens}"
-            raise TextsError(f"A prompt has {len(prompt)} tokens; expected {room} for this model.")
-        refuse_unknown_tokens(model, prompt)
-    ends = sorted({*end_ids, *end_ids_of(model)})
-    pad = pad_token_id_of(tokenizer, model)
-    config = GenerationConfig(
-        do_sample=False,
-        max_new_tokens=max_new_tokens,
-        eos_token_id=ends or None,
-        pad_token_id=pad,
-        bos_token_id=model.generation_config.bos_token_id,
-    )
-    answers: dict[int, str] = {}
-    with only_config(config, model):
-        for batch in _batches(prompts, max_new_tokens):
-            new = _generate(model, [prompts[number] for number in batch], pad, config, check)
-            for number, tokens in zip(batch, new.tolist(), strict=True):
-                until = next((at for at, token in enumerate(tokens) if token in ends), len(tokens))
-                answers[number] = tokenizer.decode(tokens[:until], skip_special_tokens=True).strip()
-    return [answers[number] for number in range(len(prompts))]
 
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        end_ids: list[int],
+        pad_token_id: int = 0,
+        *,
+        max_rows: int = MAX_ROWS,
+        max_cache_bytes: int = MAX_CACHE_BYTES,
+        check: Callable[[], None] = lambda: None,
+        on_event: Sink = silent,
+    ):
+        self._model, self._pad_token_id = model, pad_token_id
+        self._ends = {*end_ids, *end_ids_of(model)}
+        self._max_rows, self._max_cache_bytes = max_rows, max_cache_bytes
+        self._check, self._on_event = check, on_event
+        self.one_by_one = why_not_rows(model)
+        self._cache: RowCache | None = None
+        self._captured: CapturedSteps | None = None
+        self._captures = model.device.type == "cuda"
 
-def _batches(prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
-    """Returns the numbers of the prompts that are answered together, longest first."""
-    batches, rows = [], 0
-    for number in sorted(range(len(prompts)), key=lambda each: -len(prompts[each])):
-        if not batches or (len(batches[-1]) + 1) * rows > MAX_ROWS:
-            rows = len(prompts[number]) + max_new_tokens
-            batches.append([])
-        batches[-1].append(number)
-    return batches
+    @torch.no_grad()
+    def answer(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
+        """Returns the new tokens of each prompt, without the one that ended it.
 
+        Raises:
+            TextsError: a prompt is empty, or leaves no room in the model's context.
+            ModelError: a prompt has tokens unknown to the model.
+            NonFiniteLogits: the model, with its current adapter, computes NaN or infinite logits.
+        """
+        limit = getattr(self._model.config, "max_position_embeddings", None)
+        for prompt in prompts:
+            if not prompt or (limit is not None and len(prompt) >= limit):
+                room = "at least 1" if limit is None else f"1 to {limit - 1}"
+                raise TextsError(f"A prompt has {len(prompt)} tokens; expected {room} for this model.")
+            refuse_unknown_tokens(self._model, prompt)
+        rows = [
+            _Row(prompt, max_new_tokens if limit is None else min(max_new_tokens, limit - len(prompt)))
+            for prompt in prompts
+        ]
+        if self.one_by_one is not None:
+            for row in rows:
+                self._generate(row)
+        elif rows:
+            try:
+                for batch in self._batches(rows):
+                    self._decode(batch, [rows[number] for number in batch.numbers])
+            finally:
+                if self._captured is None:
+                    self._cache = None
+        return [row.new for row in rows]
 
-def _generate(
-    model: PreTrainedModel, prompts: list[list[int]], pad: int, config: GenerationConfig, check: Callable[[], None]
-) -> Tensor:
-    """Returns the new tokens of prompts that are padded on the left, [prompts, new tokens]."""
-    longest = max(map(len, prompts))
-    input_ids = torch.full((len(prompts), longest), pad)
-    attention_mask = torch.zeros_like(input_ids)
-    for row, prompt in enumerate(prompts):
-        input_ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-        attention_mask[row, longest - len(prompt) :] = 1
-    generated = model.generate(
-        input_ids.to(model.device),
-        attention_mask=attention_mask.to(model.device),
-        generation_config=config,
-        logits_processor=require_finite(),
-        stopping_criteria=StoppingCriteriaList([_Check(check)]),
-    )
-    return generated[:, longest:].cpu()
+    def _batches(self, rows: list[_Row]) -> list[Batch]:
+        columns = [len(row.prompt) + row.left for row in rows]
+        max_cells = self._max_cache_bytes // bytes_per_token(self._model)
+        largest_group = max(1, min(self._max_rows, max_cells // max(columns)))
+        groups = group_by_prefix([row.prompt for row in rows], largest_group)
+        return make_batches(groups, columns, self._max_rows, max_cells)
+
+    def _decode(self, batch: Batch, rows: list[_Row]) -> None:
+        self._take_cache(len(rows), batch.columns)
+        self._fill_prompts(batch, rows)
+        while rows:
+            tokens = self._step(rows)
+            self._check()
+            for row, token in zip(rows, tokens, strict=True):
+                if row.left and token < 0:
+                    raise NonFiniteLogits
+                if row.left:
+                    row.add(token, self._ends)
+            kept = [at for at, row in enumerate(rows) if row.left]
+            if 2 * len(kept) <= len(rows):
+                rows = [rows[at] for at in kept]
+                self._cache.keep(kept)
+
+    def _take_cache(self, rows: int, columns: int) -> None:
+        """Allocates the cache, unless the last one serves; captured graphs live with it."""
+        cache = self._cache
+        if cache is None or cache.columns < columns or cache.rows < rows or cache.columns > 2 * columns:
+            self._cache = self._captured = cache = None
+            self._cache = RowCache(rows, columns)
+            if self._captures:
+                self._captured = CapturedSteps(self._model.device, self._cache, self._next_tokens)
+
+    def _fill_prompts(self, batch: Batch, rows: list[_Row]) -> None:
+        """Computes keys and values of all prompts, except those of their last tokens."""
+        begin, rest = 0, []
+        for group in batch.groups:
+            end = begin + len(group.numbers)
+            if group.prefix:
+                self._fill(begin, [rows[begin].prompt[: group.prefix]], [0])
+                self._cache.share(begin, slice(begin + 1, end), group.prefix)
+            rest += [(row.prompt[group.prefix : -1], group.prefix) for row in rows[begin:end]]
+            begin = end
+        for at, (tokens, start) in enumerate(rest):
+            if len(tokens) > MAX_FILLED_UP:
+                self._fill(at, [tokens], [start])
+        short = [([] if len(tokens) > MAX_FILLED_UP else tokens, start) for tokens, start in rest]
+        if any(tokens for tokens, start in short):
+            self._fill(0, [tokens for tokens, start in short], [start for tokens, start in short])
+
+    def _fill(self, first: int, tokens: list[list[int]], starts: list[int]) -> None:
+        """Computes keys and values of rows' next tokens, in one or more passes.
+
+        Args:
+            first: the first of the rows.
+            starts: the position of each row's first token.
+        """
+        size = max(1, FILL_TOKENS // len(tokens))
+        for begin in range(0, max(map(len, tokens)), size):
+            parts = [row[begin : begin + size] for row in tokens]
+            longest = max(map(len, parts))
+            ids = torch.full((len(parts), longest), self._pad_token_id)
+            positions, columns = torch.zeros_like(ids), torch.full_like(ids, self._cache.columns)
+            for at, (part, start) in enumerate(zip(parts, starts, strict=True)):
+                ids[at, : len(part)] = torch.tensor(part)
+                positions[at, : len(part)] = columns[at, : len(part)] = torch.arange(len(part)) + start + begin
+            width = int(positions.max()) + 1
+            rows = slice(first, first + len(parts))
+            self._forward(rows, *(each.to(self._model.device) for each in (ids, positions, columns)), width)
+            self._check()
+
+    def _step(self, rows: list[_Row]) -> list[int]:
+        """Returns the likeliest token after each row's last one, -1 where logits are not finite."""
+        last, positions = [row.last for row in rows], [row.position for row in rows]
+        if self._captured is not None:
+            try:
+                return self._captured(last, positions)
+            except CannotCapture as error:
+                self._captured, self._captures = None, False
+                self._on_event(Notice(f"Prompts are answered without CUDA graphs, which is slower: {error.reason}"))
+        ids, at = (torch.tensor(each, device=self._model.device)[:, None] for each in (last, positions))
+        return self._next_tokens(ids, at, max(positions) + 1).tolist()
+
+    def _next_tokens(self, ids: Tensor, positions: Tensor, width: int) -> Tensor:
+        """Takes a step of the first rows: the likeliest next tokens, -1 where logits are not finite."""
+        logits = self._forward(slice(0, len(ids)), ids, positions, positions, width).float()
+        highest, tokens = logits.max(dim=1)  # NaN, if there is one
+        return torch.where(highest.isfinite(), tokens, -1)
+
+    def _forward(self, rows: slice, ids: Tensor, positions: Tensor, columns: Tensor, width: int) -> Tensor:
+        """Passes tokens through the model; returns the logits of the last column, [rows, vocabulary]."""
+        self._cache.select(rows, columns, width)
+        return self._model(
+            input_ids=ids,
+            attention_mask=masks(self._model, positions, width),
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+
+    def _generate(self, row: _Row) -> None:
+        """Decodes one prompt with transformers' own cache."""
+        config = GenerationConfig(
+            do_sample=False,
+            max_new_tokens=row.left,
+            eos_token_id=sorted(self._ends) or None,
+            pad_token_id=self._pad_token_id,
+            bos_token_id=self._model.generation_config.bos_token_id,
+        )
+        prompt = torch.tensor([row.prompt], device=self._model.device)
+        with only_config(config, self._model):
+            generated = self._model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                generation_config=config,
+                logits_processor=require_finite(),
+                stopping_criteria=StoppingCriteriaList([_Check(self._check)]),
+            )
+        for token in generated[0, len(row.prompt) :].tolist():
+            row.add(token, self._ends)
 
 
 class _Check(StoppingCriteria):
@@ -99,3 +262,17 @@ class _Check(StoppingCriteria):
     def __call__(self, input_ids: Tensor, scores: Tensor, **options) -> Tensor:
         self._check()
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+def answer_all(
+    model: PreTrainedModel,
+    tokenizer,
+    prompts: list[list[int]],
+    end_ids: list[int],
+    max_new_tokens: int,
+    check: Callable[[], None] = lambda: None,
+) -> list[str]:
+    """Returns the new text of each prompt; see `Answerer`."""
+    answerer = Answerer(model, end_ids, pad_token_id_of(tokenizer, model), check=check)
+    replies = answerer.answer(prompts, max_new_tokens)
+    return [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in replies]
