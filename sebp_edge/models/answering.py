@@ -16,6 +16,7 @@ from sebp_edge.events import Notice, Sink, silent
 from sebp_edge.models.captured_step import CapturedSteps
 from sebp_edge.models.generation import NonFiniteLogits, end_ids_of, only_config, require_finite
 from sebp_edge.models.loading import pad_token_id_of, refuse_unknown_tokens
+from sebp_edge.models.lora import without_adapter
 from sebp_edge.models.prefix_groups import Batch, group_by_prefix, make_batches
 from sebp_edge.models.row_cache import RowCache, bytes_per_token, masks, why_not_rows
 
@@ -70,6 +71,7 @@ class Answerer:
     that take no masks. `one_by_one` says so.
 
     Args:
+        model: a decoder, wrapped by PEFT or not.
         end_ids: tokens that end a text, besides those of the model's generation config.
         pad_token_id: any token of the model.
         max_rows: the most prompts that are decoded together.
@@ -91,6 +93,7 @@ class Answerer:
         check: Callable[[], None] = lambda: None,
         on_event: Sink = silent,
     ):
+        model = without_adapter(model)  # whose layers keep the adapter
         self._model, self._pad_token_id = model, pad_token_id
         self._ends = {*end_ids, *end_ids_of(model)}
         self._max_rows, self._max_cache_bytes = max_rows, max_cache_bytes

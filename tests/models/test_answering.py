@@ -11,6 +11,7 @@ from transformers import BloomConfig, FalconConfig, GenerationConfig
 from sebp_edge.errors import CannotCapture, ModelError, TextsError
 from sebp_edge.events import Notice
 from sebp_edge.models import answering
+from sebp_edge.models.adaptation import attach, trainable
 from sebp_edge.models.answering import Answerer, answer_all
 from sebp_edge.models.captured_step import size_holding
 from sebp_edge.models.catalog import resolve
@@ -112,6 +113,20 @@ def test_the_bundled_model_answers_as_alone(tiny):
     assert found == alone(tiny.model, prompts, 24, ends=[tiny.tokenizer.eos_token_id])
     texts = answer_all(tiny.model, tiny.tokenizer, prompts, [], 24)
     assert texts == [tiny.tokenizer.decode(new, skip_special_tokens=True).strip() for new in found]
+
+
+def test_an_adapter_takes_part_and_is_not_remembered(tiny):
+    prompts = [tiny.tokenizer(f"The ferry leaves at {hour}.")["input_ids"] for hour in ("six", "seven", "noon")]
+    before = Answerer(tiny.model, []).answer(prompts, 12)
+    adapter = attach(tiny, Recipe.load("notes").replace(r=4), seed=0)
+    with torch.no_grad():
+        for parameter in trainable(adapter):
+            parameter.add_(0.05)
+    found = [Answerer(model, []).answer(prompts, 12) for model in (adapter.model, tiny.model)]
+    expected = alone(tiny.model, prompts, 12, ends=[])
+    adapter.detach()
+    assert found == [expected] * 2
+    assert expected != before == Answerer(tiny.model, []).answer(prompts, 12)
 
 
 @pytest.mark.parametrize("reason", ALONE)
