@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import PreTrainedModel
 
 from sebp_edge.errors import CannotCapture, TextsError
 from sebp_edge.events import Notice, Sink, silent
 from sebp_edge.models.captured_step import CapturedSteps
-from sebp_edge.models.generation import NonFiniteLogits, end_ids_of, only_config, require_finite
+from sebp_edge.models.generation import NonFiniteLogits, end_ids_of
+from sebp_edge.models.greedy import decode_alone
 from sebp_edge.models.loading import pad_token_id_of, refuse_unknown_tokens
 from sebp_edge.models.lora import without_adapter
 from sebp_edge.models.prefix_groups import Batch, group_by_prefix, make_batches
@@ -62,13 +63,13 @@ class _Row:
 class Answerer:
     """Decodes prompts together, with the results of decoding each one alone.
 
-    On a GPU, steps are captured as CUDA graphs, unless the model cannot be captured, which a Notice says. Make a new
-    Answerer when the model's weights or its adapter were exchanged, since captured graphs read the old ones.
+    Rows that have ended leave their batch as soon as they are half of it. On a GPU, steps are captured as CUDA graphs
+    in each call, unless the model cannot be captured, which a Notice says.
 
-    A model is decoded prompt by prompt instead, by transformers' `generate`, where rows of different lengths cannot
-    share a batch exactly: recurrent models, caches of other things than keys and values, chunked attention, positions
-    that are read from masks, rotary embeddings that depend on the batch's longest row, and attention implementations
-    that take no masks. `one_by_one` says so.
+    Where rows of different lengths cannot share a batch exactly, prompts are decoded one by one instead, with
+    transformers' `generate`: in models with a recurrent state, chunked attention or caches of other things than keys
+    and values, and if positions are read from masks, a rotary embedding depends on the batch's longest row, or an
+    attention implementation takes no masks. `one_by_one` says so.
 
     Args:
         model: a decoder, wrapped by PEFT or not.
@@ -124,14 +125,14 @@ class Answerer:
         ]
         if self.one_by_one is not None:
             for row in rows:
-                self._generate(row)
+                new = decode_alone(self._model, row.prompt, self._ends, row.left, self._pad_token_id, self._check)
+                row.new = [token for token in new if token not in self._ends]
         elif rows:
             try:
                 for batch in self._batches(rows):
                     self._decode(batch, [rows[number] for number in batch.numbers])
             finally:
-                if self._captured is None:
-                    self._cache = None
+                self._cache = self._captured = None
         return [row.new for row in rows]
 
     def _batches(self, rows: list[_Row]) -> list[Batch]:
@@ -233,38 +234,6 @@ class Answerer:
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]
-
-    def _generate(self, row: _Row) -> None:
-        """Decodes one prompt with transformers' own cache."""
-        config = GenerationConfig(
-            do_sample=False,
-            max_new_tokens=row.left,
-            eos_token_id=sorted(self._ends) or None,
-            pad_token_id=self._pad_token_id,
-            bos_token_id=self._model.generation_config.bos_token_id,
-        )
-        prompt = torch.tensor([row.prompt], device=self._model.device)
-        with only_config(config, self._model):
-            generated = self._model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                generation_config=config,
-                logits_processor=require_finite(),
-                stopping_criteria=StoppingCriteriaList([_Check(self._check)]),
-            )
-        for token in generated[0, len(row.prompt) :].tolist():
-            row.add(token, self._ends)
-
-
-class _Check(StoppingCriteria):
-    """Calls `check` after each token."""
-
-    def __init__(self, check: Callable[[], None]):
-        self._check = check
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **options) -> Tensor:
-        self._check()
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
 def answer_all(

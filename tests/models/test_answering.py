@@ -10,7 +10,7 @@ from transformers import BloomConfig, FalconConfig, GenerationConfig
 
 from sebp_edge.errors import CannotCapture, ModelError, TextsError
 from sebp_edge.events import Notice
-from sebp_edge.models import answering
+from sebp_edge.models import answering, captured_step
 from sebp_edge.models.adaptation import attach, trainable
 from sebp_edge.models.answering import Answerer, answer_all
 from sebp_edge.models.captured_step import size_holding
@@ -264,15 +264,63 @@ def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model
     assert notices == [Notice("Prompts are answered without CUDA graphs, which is slower: it waits for the GPU.")]
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("column_step", [1, 7, 128])
+def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, monkeypatch):
+    sizes = []
+
+    class Eager:
+        def __init__(self, tokens, step, pool):
+            self._step = step
+            sizes.append((tokens.shape[1], step.keywords["width"]))
+
+        def __call__(self, tokens):
+            return self._step(*tokens[:, :, None]).tolist()
+
+    monkeypatch.setattr(captured_step, "_CapturedStep", Eager)
+    monkeypatch.setattr(captured_step, "COLUMN_STEP", column_step)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    model, prompts = MODELS[family]().eval(), make_prompts()
+    ends = some_ends(model, prompts)
+    answerer = Answerer(model, ends, max_rows=9)
+    answerer._captures = True
+    assert answerer.answer(prompts, 14) == alone(model, prompts, ends=ends)
+    assert max(sizes)[0] <= 9 and len({rows for rows, _ in sizes}) == 3
+    assert answerer._cache is None and answerer._captured is None
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 @pytest.mark.parametrize("family", [name for name in MODELS if name != "gemma2"])
 @pytest.mark.parametrize("max_rows", [3, 64])
-def test_captured_steps_give_the_tokens_of_eager_ones(family, max_rows):
-    model, notices = MODELS[family]().eval().cuda(), []
+def test_captured_steps_give_the_tokens_of_eager_ones(family, max_rows, monkeypatch):
+    captures, notices = [], []
+
+    class Counted(captured_step._CapturedStep):
+        def __init__(self, *given):
+            super().__init__(*given)
+            captures.append(1)
+
+    monkeypatch.setattr(captured_step, "_CapturedStep", Counted)
+    model, prompts = MODELS[family]().eval().cuda(), make_prompts()
     eager, captured = (Answerer(model, ENDS, max_rows=max_rows, on_event=notices.append) for _ in range(2))
     eager._captures = False
-    for seed in range(2):
-        prompts = make_prompts(seed)
-        assert captured.answer(prompts, 14) == eager.answer(prompts, 14)
-    assert captured._captured._captured and notices == []
+    expected = eager.answer(prompts, 14)
+    assert captures == []
+    assert captured.answer(prompts, 14) == expected
+    assert 1 <= len(captures) < 14
+    assert notices == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+def test_a_model_that_waits_for_the_gpu_is_answered_eagerly():
+    model, notices = make_llama().eval().cuda(), []
+    expected = Answerer(model, ENDS).answer(make_prompts(), 14)
+
+    def wait(module, arguments):
+        float(arguments[0].sum())
+
+    model.model.norm.register_forward_pre_hook(wait)
+    assert Answerer(model, ENDS, on_event=notices.append).answer(make_prompts(), 14) == expected
+    assert len(notices) == 1 and notices[0].message.startswith("Prompts are answered without CUDA graphs")
