@@ -1,15 +1,17 @@
 """Turns questions about documents into examples to train on, and into a quiz.
 
-Each question has wordings that are trained on, one that chooses the best epoch, and one that is in the quiz.
+The quiz asks in sentences what is trained on in keywords only: whoever learnt the trained words by heart fails it.
 """
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from sebp_edge.errors import TextsError
-from sebp_edge.questions.asking import prompt_for, with_answer
+from sebp_edge.questions.asking import prompt_for, with_answers
+from sebp_edge.questions.cues import ask_by_cues
 from sebp_edge.questions.general_texts import general_examples
 from sebp_edge.questions.question import Question
 from sebp_edge.questions.rules import ask
@@ -24,19 +26,42 @@ from sebp_edge.texts.readers import Reading
 QUIZ_SIZE = 60
 # The quiz cannot tell a gain from chance below this.
 MIN_QUESTIONS = 6
-# Wordings of each question that are also trained on after the document, so that reading does not get worse.
-READ_WORDINGS = 2
+# At most so large a part of the questions is asked in the quiz, since their sentences are not trained on.
+QUIZ_SHARE = 0.25
+# Questions of a conversation that begins with the document, so that reading does not get worse.
+READ_TOGETHER = 4
 # Room for the reply to a question in the quiz.
 REPLY_TOKENS = 32
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """A question about the document of a number."""
+    """A question about the document of a number.
+
+    Attributes:
+        in_keywords: whether another question asks for the same answer in keywords.
+    """
 
     document: int
     text: str
     question: Question
+    in_keywords: bool = False
+
+
+@dataclass(frozen=True)
+class _Quizzed:
+    """A question of the quiz.
+
+    Attributes:
+        validated: the wording that chooses the best epoch.
+        tested: the wording that is asked in the quiz.
+        trained: the wordings that may be trained on.
+    """
+
+    asked: _Asked
+    validated: str
+    tested: str
+    trained: tuple[str, ...]
 
 
 def add_questions(
@@ -58,20 +83,31 @@ def add_questions(
     # Records are questions with answers, or conversations, themselves.
     texts = {number: content for number, content in contents.items() if isinstance(content, str)}
     progress.begin("asking", sum(map(len, texts.values())))
-    asked = []
+    asked, in_keywords = [], []
     for number, text in texts.items():
-        asked += [_Asked(number, text, question) for question in ask(text, reading.documents[number].name)]
+        name = reading.documents[number].name
+        cues = ask_by_cues(text, name)
+        answers = {cue.answer.casefold() for cue in cues}
+        in_keywords += [_Asked(number, text, cue) for cue in cues]
+        asked += [_Asked(number, text, question, question.answer.casefold() in answers) for question in ask(text, name)]
         progress.advance(len(text))
     progress.end()
-    without = sorted(texts.keys() - {each.document for each in asked})
+    without = sorted(texts.keys() - {each.document for each in [*asked, *in_keywords]})
     sources = tuple(reading.documents[number].source for number in without)
-    return _with_examples(dataset, asked, sources, tokenizer, recipe, seed)
+    return _with_examples(dataset, asked, in_keywords, sources, tokenizer, recipe, seed)
 
 
 def _with_examples(
-    dataset: Dataset, asked: list[_Asked], without: tuple[str, ...], tokenizer, recipe: Recipe, seed: int
+    dataset: Dataset,
+    asked: list[_Asked],
+    in_keywords: list[_Asked],
+    without: tuple[str, ...],
+    tokenizer,
+    recipe: Recipe,
+    seed: int,
 ) -> Dataset:
-    quiz = list(_askable(_ordered(asked, seed), tokenizer, dataset.context_length))[:QUIZ_SIZE]
+    size = min(QUIZ_SIZE, max(MIN_QUESTIONS, round(QUIZ_SHARE * len(asked))))
+    quiz = _draw(asked, tokenizer, seed)[:size]
     if len(quiz) < MIN_QUESTIONS:
         raise TextsError(
             f"Only {len(quiz)} questions could be made of these documents, but the recipe {recipe.name!r} needs at "
@@ -79,42 +115,51 @@ def _with_examples(
             "'notes'."
         )
     length = dataset.context_length
-    trained = _encode(_trained(asked), tokenizer, length)
+    held_out = {id(each.asked.question): each.trained for each in quiz}
+    wordings = [(each, held_out.get(id(each.question), each.question.wordings)) for each in [*asked, *in_keywords]]
+    trained = _encode(chain(_alone(wordings), _after_documents(wordings, tokenizer, seed)), tokenizer, length)
     num_tokens = sum(len(example.input_ids) for example in trained)
     made = Asked(
         trained=trained,
         general=general_examples(tokenizer, length, round(recipe.general * num_tokens), seed),
-        validation=_encode([(one, one.question.kept_out[0], None) for one, _ in quiz], tokenizer, length),
-        test=_encode([(one, one.question.kept_out[1], None) for one, _ in quiz], tokenizer, length),
-        quiz=tuple(question for _, question in quiz),
-        num_questions=len(asked),
+        validation=_encode((_one(each.asked, each.validated) for each in quiz), tokenizer, length),
+        test=_encode((_one(each.asked, each.tested) for each in quiz), tokenizer, length),
+        quiz=tuple(_quiz_question(each, tokenizer, length) for each in quiz),
+        num_questions=len(asked) + len(in_keywords),
         without=without,
     )
     draw = replace(dataset.draw, split_of={}, fold_of={}, history=dataset.draw.history.all_trained_on())
     return replace(dataset, draw=draw, concerns=(), is_chat=bool(tokenizer.chat_template), asked=made)
 
 
-def _ordered(asked: list[_Asked], seed: int) -> list[_Asked]:
-    """Returns the questions in a random order in which those about different documents come first."""
-    seen, keys = Counter(), []
+def _draw(asked: list[_Asked], tokenizer, seed: int) -> list[_Quizzed]:
+    """Draws the questions of the quiz: first those that are trained on in keywords, about different documents."""
+    seen, ranked = Counter(), []
     for each in random.Random(seed).sample(asked, len(asked)):
+        quizzed = _quizzed(each)
+        if quizzed is None or _prompt(quizzed.tested, tokenizer) is None:
+            continue
         seen[each.document] += 1
-        keys.append((seen[each.document], each))
-    return [each for _, each in sorted(keys, key=lambda key: key[0])]
+        ranked.append((not each.in_keywords, seen[each.document], quizzed))
+    return [quizzed for *_, quizzed in sorted(ranked, key=lambda key: key[:2])]
 
 
-def _askable(asked: Iterable[_Asked], tokenizer, context_length: int) -> Iterator[tuple[_Asked, QuizQuestion]]:
-    """Yields the questions that the quiz can ask: those with enough wordings, whose tokens are no control tokens."""
-    for each in asked:
-        if len(each.question.kept_out) < 2:
-            continue
-        wording = each.question.kept_out[1]
-        alone, after = _prompt(wording, tokenizer), _prompt(wording, tokenizer, each.text)
-        if alone is None:
-            continue
-        if after is not None and len(after) + REPLY_TOKENS > context_length:
-            after = None
-        yield each, QuizQuestion(each.document, wording, each.question.answer, alone, after)
+def _quizzed(asked: _Asked) -> _Quizzed | None:
+    """Returns the question as the quiz asks it; None if it has too few wordings."""
+    question = asked.question
+    if asked.in_keywords and len(question.wordings) >= 2:
+        return _Quizzed(asked, question.wordings[1], question.wordings[0], ())
+    if len(question.kept_out) >= 2:
+        return _Quizzed(asked, *question.kept_out[:2], question.wordings)
+    return None
+
+
+def _quiz_question(quizzed: _Quizzed, tokenizer, context_length: int) -> QuizQuestion:
+    asked, wording = quizzed.asked, quizzed.tested
+    after = _prompt(wording, tokenizer, asked.text)
+    if after is not None and len(after) + REPLY_TOKENS > context_length:
+        after = None
+    return QuizQuestion(asked.document, wording, asked.question.answer, _prompt(wording, tokenizer), after)
 
 
 def _prompt(wording: str, tokenizer, document: str | None = None) -> tuple[int, ...] | None:
@@ -125,28 +170,49 @@ def _prompt(wording: str, tokenizer, document: str | None = None) -> tuple[int, 
         return None
 
 
-def _trained(asked: list[_Asked]) -> Iterable[tuple[_Asked, str, str | None]]:
-    """Yields each wording alone, and some after their document."""
-    for each in asked:
-        for position, wording in enumerate(each.question.wordings):
-            yield each, wording, None
-            if position < READ_WORDINGS:
-                yield each, wording, each.text
+_Conversation = tuple[_Asked, list[tuple[str, str]], str | None]
 
 
-def _encode(wordings: Iterable[tuple[_Asked, str, str | None]], tokenizer, context_length: int) -> list[Example]:
-    """Returns the examples of wordings with their answers, numbered as their documents are.
+def _one(asked: _Asked, wording: str) -> _Conversation:
+    return asked, [(wording, asked.question.answer)], None
 
-    Wordings after a document that is longer than the context are left out: cut, they would lack what is asked about.
+
+def _alone(wordings: list[tuple[_Asked, tuple[str, ...]]]) -> Iterator[_Conversation]:
+    """Yields each wording by itself."""
+    for asked, own in wordings:
+        yield from (_one(asked, wording) for wording in own)
+
+
+def _after_documents(wordings: list[tuple[_Asked, tuple[str, ...]]], tokenizer, seed: int) -> Iterator[_Conversation]:
+    """Yields one wording of each question after its document, a few in each conversation.
+
+    In the plain format only the last answer of a conversation has loss, so each is one by itself.
     """
-    wordings = list(wordings)
-    documents = [
-        Document("", with_answer(wording, each.question.answer, tokenizer, text)) for each, wording, text in wordings
-    ]
+    draw, of_document = random.Random(seed), defaultdict(list)
+    for asked, own in wordings:
+        if own:
+            of_document[asked.document].append((asked, (draw.choice(own), asked.question.answer)))
+    size = READ_TOGETHER if tokenizer.chat_template else 1
+    for found in of_document.values():
+        draw.shuffle(found)
+        for begin in range(0, len(found), size):
+            some = found[begin : begin + size]
+            yield some[0][0], [pair for _, pair in some], some[0][0].text
+
+
+def _encode(conversations: Iterable[_Conversation], tokenizer, context_length: int) -> list[Example]:
+    """Returns the examples of conversations, numbered as their documents are.
+
+    Those that are longer than the context are left out: cut, they would lack what is asked about.
+    """
+    conversations = list(conversations)
+    documents = [Document("", with_answers(pairs, tokenizer, text)) for _, pairs, text in conversations]
     examples, _ = encode(documents, tokenizer, context_length, chat_template=True)
-    pieces = {}
+    pieces = defaultdict(list)
     for example in examples:
-        pieces.setdefault(example.document, []).append(example)
+        pieces[example.document].append(example)
     return [
-        replace(found[0], document=wordings[number][0].document) for number, found in pieces.items() if len(found) == 1
+        replace(found[0], document=conversations[number][0].document)
+        for number, found in pieces.items()
+        if len(found) == 1
     ]
