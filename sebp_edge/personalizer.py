@@ -530,6 +530,9 @@ class Personalizer:
                 return UnchangedResult.of(preparation.active)
             beginning.refuse_other_base(base.fingerprint)
             preparation.announce_beginning(beginning)
+            if dataset.asked is not None:
+                with self._base_model_alone("while it reads general text"):
+                    dataset = preparation.teach(dataset, base, options)
             schedules = preparation.schedule(dataset, planned)
             if recipe.merge_for:
                 self._notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))

@@ -13,6 +13,7 @@ from sebp_edge.learning_on.start import Beginning, Start
 from sebp_edge.learning_on.unchanged import UnchangedResult
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
+from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.memory.plan import MemoryBudget, Plan, make_plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
@@ -22,6 +23,7 @@ from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokeniz
 from sebp_edge.questions.examples import add_questions
 from sebp_edge.recipe import Recipe
 from sebp_edge.stopping import StopSignal
+from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Asked, Dataset, Drawing, make_dataset
 from sebp_edge.texts.learnable import refuse_unlearnable
 from sebp_edge.texts.progress import Progress
@@ -29,6 +31,7 @@ from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.schedule import Schedule, make_schedules
 from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.texts.splits import MIN_CLUSTERS
+from sebp_edge.training.teacher import with_teacher
 from sebp_edge.units import gigabytes
 
 # Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
@@ -151,6 +154,14 @@ class Preparation:
         left_out = tuple(asdict(item) for item in data.left_out)
         self.on_event(TextsRead(data.num_documents, len(data.examples), data.num_tokens, data.padding_share, left_out))
         return data
+
+    def teach(self, dataset: Dataset, base: BaseModel, options: MemoryOptions) -> Dataset:
+        """Returns the dataset in which the base model, as it is now, is the teacher on general text."""
+        collator = Collator(dataset.context_length, base.pad_token_id)
+        general = with_teacher(
+            base.model, dataset.asked.general, collator, base.device, self.on_event, self.signal.check, options=options
+        )
+        return replace(dataset, asked=replace(dataset.asked, general=general))
 
     @property
     def progress(self) -> Progress:
