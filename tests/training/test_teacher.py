@@ -1,4 +1,4 @@
-"""A teacher's most probable tokens are those of its logits, and learning them is the cross-entropy with their shares."""
+"""A teacher's tokens stand for its probabilities, and learning them is the cross-entropy with their shares."""
 
 from contextlib import nullcontext
 from dataclasses import replace
