@@ -30,6 +30,8 @@ MIN_QUESTIONS = 6
 QUIZ_SHARE = 0.25
 # Questions of a conversation that begins with the document, so that reading does not get worse.
 READ_TOGETHER = 4
+# Wordings of a question that are trained on; more take longer and teach little (kernels/bench/README.md).
+MAX_WORDINGS = 6
 # Room for the reply to a question in the quiz.
 REPLY_TOKENS = 32
 
@@ -116,7 +118,10 @@ def _with_examples(
         )
     length = dataset.context_length
     held_out = {id(each.asked.question): each.trained for each in quiz}
-    wordings = [(each, held_out.get(id(each.question), each.question.wordings)) for each in [*asked, *in_keywords]]
+    wordings = [
+        (each, held_out.get(id(each.question), each.question.wordings)[:MAX_WORDINGS])
+        for each in [*asked, *in_keywords]
+    ]
     trained = _encode(chain(_alone(wordings), _after_documents(wordings, tokenizer, seed)), tokenizer, length)
     num_tokens = sum(len(example.input_ids) for example in trained)
     made = Asked(
