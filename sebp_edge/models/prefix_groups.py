@@ -67,27 +67,20 @@ def _common(one: list[int], other: list[int]) -> int:
 
 
 def make_batches(groups: list[Group], columns: list[int], max_rows: int, max_cells: int) -> list[Batch]:
-    """Packs groups into batches, the longest rows first; a group that is too large is split.
+    """Packs groups into batches, those with the longest rows first.
 
     Args:
         columns: the most tokens that the row of each prompt can have.
-        max_rows: the most rows of a batch.
-        max_cells: the most rows times columns of a batch, unless it has one row.
+        max_rows: the most rows of a batch, unless a single group has more.
+        max_cells: the most rows times columns of a batch, unless a single group has more.
     """
+    widths = [max(columns[number] for number in group.numbers) for group in groups]
     batches: list[Batch] = []
-    # The longest row first within a group too, so that the first row tells the batch's columns.
-    for group in sorted(groups, key=lambda group: -max(columns[number] for number in group.numbers)):
-        left = sorted(group.numbers, key=lambda number: -columns[number])
-        while left:
-            if batches and (room := _room(batches[-1], max_rows, max_cells)) > 0 and (len(left) <= room):
-                batches[-1].groups.append(Group(group.prefix, left))
-                break
-            widest = columns[left[0]]
-            taken = left[: _room(Batch([], widest), max_rows, max_cells)]
-            batches.append(Batch([Group(group.prefix, taken)], widest))
-            left = left[len(taken) :]
+    for width, group in sorted(zip(widths, groups, strict=True), key=lambda pair: -pair[0]):
+        if batches:
+            rows = len(batches[-1].numbers) + len(group.numbers)
+            if rows <= max_rows and rows * batches[-1].columns <= max_cells:
+                batches[-1].groups.append(group)
+                continue
+        batches.append(Batch([group], width))
     return batches
-
-
-def _room(batch: Batch, max_rows: int, max_cells: int) -> int:
-    return min(max_rows, max(max_cells // batch.columns, 1)) - len(batch.numbers)

@@ -59,14 +59,23 @@ def _layer_types(config: PretrainedConfig) -> list[str]:
     return ["full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"]
 
 
+class _Cells:
+    """What all layers of a cache share: its size, and where the next pass writes and reads."""
+
+    def __init__(self, rows: int, columns: int):
+        self.rows, self.columns = rows, columns
+        self.write_at: tuple[Tensor, Tensor]
+        self.read: tuple[slice, slice]
+
+
 class RowCache(Cache):
     """Keys and values of up to `rows` rows with up to `columns` tokens each."""
 
     def __init__(self, rows: int, columns: int):
-        super().__init__(layer_class_to_replicate=functools.partial(_Layer, self))
+        # Layers do not refer to their cache, so that its memory is freed without garbage collection.
+        self._cells = _Cells(rows, columns)
+        super().__init__(layer_class_to_replicate=functools.partial(_Layer, self._cells))
         self.rows, self.columns = rows, columns
-        self.write_at: tuple[Tensor, Tensor]
-        self.read: tuple[slice, slice]
 
     def select(self, rows: slice, columns: Tensor, width: int) -> None:
         """Chooses where the next pass writes, and what it reads: the first `width` columns of `rows`.
@@ -75,7 +84,7 @@ class RowCache(Cache):
             columns: where the pass writes each token, [rows, tokens]; `self.columns` for tokens that only fill up.
         """
         numbers = torch.arange(rows.start, rows.stop, device=columns.device)[:, None]
-        self.write_at, self.read = (numbers, columns), (rows, slice(width))
+        self._cells.write_at, self._cells.read = (numbers, columns), (rows, slice(width))
 
     def share(self, row: int, others: slice, columns: int) -> None:
         """Copies the first columns of one row to others."""
@@ -97,14 +106,14 @@ class _Layer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, cache: RowCache):
+    def __init__(self, cells: _Cells):
         super().__init__()
-        self._cache = cache
+        self._cells = cells
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         # A masked column has weight zero, but must be finite.
         self.keys, self.values = (
-            states.new_zeros(self._cache.rows, states.shape[1], self._cache.columns + 1, states.shape[3])
+            states.new_zeros(self._cells.rows, states.shape[1], self._cells.columns + 1, states.shape[3])
             for states in (key_states, value_states)
         )
         self.is_initialized = True
@@ -112,19 +121,19 @@ class _Layer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        (numbers, columns), (rows, width) = self._cache.write_at, self._cache.read
+        (numbers, columns), (rows, width) = self._cells.write_at, self._cells.read
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             buffer[numbers, :, columns] = states.transpose(1, 2)
         return self.keys[rows, :, width], self.values[rows, :, width]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._cache.read[1].stop, 0
+        return self._cells.read[1].stop, 0
 
     def get_seq_length(self) -> int:
         return 0
 
     def get_max_length(self) -> int:
-        return self._cache.columns
+        return self._cells.columns
 
 
 def masks(model: PreTrainedModel, positions: Tensor, width: int) -> Tensor | dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Many prompts answered together: the tokens of each one alone, within the context, whatever the lengths."""
 
 import random
+import weakref
 
 import pytest
 import torch
@@ -231,6 +232,21 @@ def test_the_cache_is_within_its_bytes(model, monkeypatch):
         held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
         assert rows * columns * bytes_per_token(model) <= most
         assert held == rows * (columns + 1) * bytes_per_token(model)
+
+
+def test_the_cache_is_freed_at_once(model, monkeypatch):
+    caches = []
+
+    class Recorded(RowCache):
+        def __init__(self, rows, columns):
+            super().__init__(rows, columns)
+            assert all(cache() is None for cache in caches)
+            caches.append(weakref.ref(self))
+
+    monkeypatch.setattr(answering, "RowCache", Recorded)
+    Answerer(model, ENDS, max_cache_bytes=20 * 58 * bytes_per_token(model)).answer(make_prompts() * 3, 14)
+    assert len(caches) > 1
+    assert all(cache() is None for cache in caches)
 
 
 def test_a_window_of_one_kind_of_layers_is_masked_in_those_only():
