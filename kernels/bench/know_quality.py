@@ -5,7 +5,7 @@
 
 The notes are those of invented people (know_people.py), or with --examples those of examples/notes, with the questions
 of example_questions.toml. "Closed" is the share of right replies to the question alone, "with note" to the question
-below its note. The seed sets the splits, the shuffling and the initial weights.
+below its note. "Own" is the adaptation's own quiz. The seed sets the quiz, the shuffling and the initial weights.
 """
 
 import argparse
@@ -21,6 +21,8 @@ import quizzes
 from quizzes import Question
 from sebp_edge import AdapterStore, AdaptResult, Personalizer, Recipe
 from sebp_edge.machine.devices import pick_device
+from sebp_edge.models.answering import answer_all
+from sebp_edge.texts.prompts import encode_prompt
 
 EXAMPLES = evidence.ROOT / "examples" / "notes"
 EXAMPLE_QUESTIONS = Path(__file__).with_name("example_questions.toml")
@@ -28,6 +30,7 @@ SOURCES = (
     *evidence.OPS,
     "sebp_edge",
     "recipes/notes.toml",
+    "recipes/know.toml",
     "examples/notes",
     EXAMPLE_QUESTIONS,
     know_people.KINDS,
@@ -38,6 +41,7 @@ SOURCES = (
 # Functions, so that an arm is only loaded when it is asked for.
 ARMS: dict[str, Callable[[], Recipe]] = {
     "raw notes": lambda: Recipe.load("notes").replace(epochs=10),
+    "questions": lambda: Recipe.load("know").replace(general=0.0),
     "know": lambda: Recipe.load("know"),
 }
 MAX_NEW_TOKENS = 24
@@ -100,7 +104,8 @@ def main(arguments: list[str] | None = None) -> None:
                     print(start, *figures, record["verdict"], flush=True)
                     records.append(record)
     if options.record:
-        evidence.record("know-quality", SOURCES, records, options.record, pick_device(options.device).type == "cpu")
+        on_cpu = pick_device(options.device).type == "cpu"
+        evidence.record(f"know-quality-{'cpu' if on_cpu else 'gpu'}", SOURCES, records, options.record, on_cpu)
 
 
 @contextmanager
@@ -147,12 +152,18 @@ def cost(result: AdaptResult) -> dict:
         "general_after": result.general_loss_after,
         "general_rise": result.general_loss_after / result.general_loss_before - 1,
         "seconds": round(result.seconds, 1),
+        "own_questions": result.quiz.questions if result.quiz else None,
+        "own_right": result.quiz.right_after if result.quiz else None,
     }
 
 
 def ask_all(personalizer: Personalizer, prompts: list[Messages]) -> list[str]:
     """The replies to the prompts, each the most likely tokens."""
-    return [personalizer.generate(prompt, max_new_tokens=MAX_NEW_TOKENS, temperature=0) for prompt in prompts]
+    base = personalizer.in_use.load(personalizer.on_event)
+    encoded = [encode_prompt(prompt, base.tokenizer, chat=True) for prompt in prompts]
+    tokens = [list(each.input_ids) for each in encoded]
+    with personalizer.in_use.generating(with_adapter=True):
+        return answer_all(base.model, base.tokenizer, tokens, encoded[0].end_ids, MAX_NEW_TOKENS)
 
 
 def _written(person: know_people.Person, folder: Path) -> Case:
