@@ -152,7 +152,9 @@ class ProgressPrinter:
         self._task = self._bar.add_task(what, total=total, figures=figures)
 
     def _preparing(self, event: PreparationProgress) -> None:
-        what = "planning the memory" if event.stage == "planning" else f"{event.stage} the texts"
+        what = {"planning": "planning the memory", "asking": "making questions"}.get(
+            event.stage, f"{event.stage} the texts"
+        )
         percent = 100 * event.done // max(1, event.total)
         if event.done == 0:
             self._last_print = time.monotonic()
