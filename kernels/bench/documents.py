@@ -26,12 +26,13 @@ from typing import NamedTuple
 
 import adapter_tables
 import gguf_tables
+import know_tables
 import nm_tables
 import paper_tables
 import tables
 from evidence import ROOT
 
-TABLES = tables.TABLES | paper_tables.TABLES | nm_tables.TABLES | gguf_tables.TABLES | adapter_tables.TABLES
+TABLES = tables.TABLES | paper_tables.TABLES | nm_tables.TABLES | gguf_tables.TABLES | adapter_tables.TABLES | know_tables.TABLES
 DOCUMENTS = [
     document
     for folder in (".", "kernels", "kernels/bench", "recipes", "sebp_edge", "sebp_edge/models/tiny")
