@@ -12,11 +12,13 @@ from sebp_edge.events import Event, Sink
 from sebp_edge.insight.copying import longest_copies
 from sebp_edge.insight.expectations import expectation
 from sebp_edge.insight.forgetting import GeneralLoss, general_loss
+from sebp_edge.insight.replies import ask_quiz
 from sebp_edge.insight.samples import Sample, continue_each, find_beginnings
 from sebp_edge.models.adaptation import Adaptation, load
 from sebp_edge.texts.documents import Document
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.gate import ActiveVersion, GateResult
+from sebp_edge.training.quiz import QuizResult, Replies
 from sebp_edge.training.run import TrainingRun
 
 
@@ -65,12 +67,16 @@ class Assessor:
         self, run: TrainingRun, documents: list[Document], on_event: Sink, checks: Sequence[Callable[[], None]]
     ):
         self._run, self._documents, self._sink, self._checks = run, documents, on_event, checks
-        splits = run.dataset.draw.splits(run.dataset.examples)
+        splits = run.dataset.splits()
         self._test = list(chain.from_iterable(split.test for split in splits))
         # Of the first fold, since the samples are those of its judged state.
-        shown = sorted({example.document for example in splits[0].test}) if splits else []
+        # A quiz shows its questions instead.
+        shown = sorted({example.document for example in splits[0].test}) if splits and not run.dataset.asked else []
         self._beginnings = find_beginnings(documents, shown, run.base, chat_template=run.recipe.chat_template)
         self._continued_before: list[str | None] = [None] * len(self._beginnings)
+        self._quiz = run.dataset.asked.quiz if run.dataset.asked else ()
+        self._by_base = ask_quiz(run.base, self._quiz, self._check) if self._quiz else None
+        self._by_active: Replies | None = None
 
     def examine_active(self, store: AdapterStore, name: str) -> ActiveVersion | None:
         """Returns the active version with its losses on the run's test documents that it has not been trained on."""
@@ -82,6 +88,14 @@ class Assessor:
         except AdapterError:
             return ActiveVersion(version, None, "its files are damaged, or of a newer sebp-edge")
 
+    def ask_quiz(self, result: GateResult) -> GateResult:
+        """Asks the trained adaptation the questions about the documents, if there are any, and lets them decide."""
+        if not self._quiz:
+            return result
+        after = ask_quiz(self._run.base, self._quiz, self._check)
+        self._run.result = result.with_quiz(QuizResult(self._quiz, self._by_base, after, self._by_active))
+        return self._run.result
+
     def assess(self, result: GateResult) -> Assessment:
         """Assesses the trained adaptation, which stays in its final state."""
         run, base, adaptation = self._run, self._run.base, self._run.adaptation
@@ -92,7 +106,7 @@ class Assessor:
         texts = zip(self._beginnings, by_base, self._continued_before, after, strict=True)
         return Assessment(
             samples=tuple(Sample(beginning.source, beginning.text, *continued) for beginning, *continued in texts),
-            expectation=expectation(base.reference, base.num_parameters, is_chat=run.dataset.is_chat),
+            expectation=expectation(base.reference, base.num_parameters, is_chat=run.dataset.is_chat, quiz=result.quiz),
             general_loss=general_loss(base, adaptation, self._on_event, run.options),
             copies=tuple(self._copies()),
         )
@@ -108,6 +122,8 @@ class Assessor:
             return ActiveVersion(version, None, f"it was made for another base model, {saved.record.base_model}")
         states = store.judged_states(saved)
         self._continue_before(states[0])
+        if self._quiz:
+            return ActiveVersion(version, None)
         if history is None:
             return ActiveVersion(version, None, "it was saved before sebp-edge recorded which documents are for test")
         unseen = history.unseen(self._run.dataset.fingerprints)
@@ -148,6 +164,7 @@ class Assessor:
         adaptation = self._load(folder)
         try:
             self._continued_before = continue_each(self._run.base, self._beginnings, self._check)
+            self._by_active = ask_quiz(self._run.base, self._quiz, self._check) if self._quiz else None
         finally:
             adaptation.detach()
 

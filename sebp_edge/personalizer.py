@@ -530,6 +530,9 @@ class Personalizer:
                 return UnchangedResult.of(preparation.active)
             beginning.refuse_other_base(base.fingerprint)
             preparation.announce_beginning(beginning)
+            if dataset.asked is not None:
+                with self._base_model_alone("while it reads general text"):
+                    dataset = preparation.teach(dataset, base, options)
             schedules = preparation.schedule(dataset, planned)
             if recipe.merge_for:
                 self._notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
@@ -544,6 +547,7 @@ class Personalizer:
                 assessor = Assessor(run, reading.documents, self.on_event, checks)
                 active = assessor.examine_active(self.store, name) if compares else None
                 result = run.train(Gate(recipe.margin, dataset.draw.cluster_of, not dataset.concerns, active))
+                result = assessor.ask_quiz(result)
                 interruptions.defer()
                 assessment = self._assess(assessor, result)
         version = NewVersion.of(run, memory, assessment)

@@ -13,21 +13,25 @@ from sebp_edge.learning_on.start import Beginning, Start
 from sebp_edge.learning_on.unchanged import UnchangedResult
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
+from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.memory.plan import MemoryBudget, Plan, make_plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.models.architecture import longest_sequence
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer, refuse_unknown_tokens
+from sebp_edge.questions.examples import add_questions
 from sebp_edge.recipe import Recipe
 from sebp_edge.stopping import StopSignal
-from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
+from sebp_edge.texts.batches import Collator
+from sebp_edge.texts.dataset import Asked, Dataset, Drawing, make_dataset
 from sebp_edge.texts.learnable import refuse_unlearnable
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.schedule import Schedule, make_schedules
 from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.texts.splits import MIN_CLUSTERS
+from sebp_edge.training.teacher import with_teacher
 from sebp_edge.units import gigabytes
 
 # Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
@@ -37,6 +41,7 @@ TOO_FEW = (
     f"The gate needs at least {MIN_CLUSTERS} documents that are not copies of each other to judge an adapter; give "
     "more documents."
 )
+ASKED_TOGETHER = "questions about all documents are learnt together"
 SAVED_INACTIVE = "The adapter will be saved, but not activated, unless keep_anyway is set."
 
 
@@ -150,6 +155,14 @@ class Preparation:
         self.on_event(TextsRead(data.num_documents, len(data.examples), data.num_tokens, data.padding_share, left_out))
         return data
 
+    def teach(self, dataset: Dataset, base: BaseModel, options: MemoryOptions) -> Dataset:
+        """Returns the dataset in which the base model, as it is now, is the teacher on general text."""
+        collator = Collator(dataset.context_length, base.pad_token_id)
+        general = with_teacher(
+            base.model, dataset.asked.general, collator, base.device, self.on_event, self.signal.check, options=options
+        )
+        return replace(dataset, asked=replace(dataset.asked, general=general))
+
     @property
     def progress(self) -> Progress:
         """Reports the progress, and lets the preparation be stopped."""
@@ -157,7 +170,10 @@ class Preparation:
 
     def _make_dataset(self, reading: Reading, tokenizer, longest: int | None) -> Dataset:
         drawing = Drawing(self.seed, self.earlier)
-        return make_dataset(reading, tokenizer, self.recipe, longest, drawing, self.progress)
+        dataset = make_dataset(reading, tokenizer, self.recipe, longest, drawing, self.progress)
+        if not (self.recipe.questions and dataset.examples):
+            return dataset
+        return add_questions(dataset, reading, tokenizer, self.recipe, self.seed, self.progress)
 
     def _refuse_unlearnable(self, dataset: Dataset, reading: Reading, tokenizer) -> None:
         refuse_unlearnable(dataset.examples, reading.documents, tokenizer, chat_template=self.recipe.chat_template)
@@ -166,8 +182,19 @@ class Preparation:
         """Says before the training why the gate will judge nothing, if so."""
         for concern in dataset.concerns:
             self.on_event(Notice(f"{concern} {SAVED_INACTIVE}"))
-        if dataset.draw.kind == "none":
+        if dataset.asked is not None:
+            self._notify_asked(dataset.asked)
+        elif dataset.draw.kind == "none":
             self.on_event(Notice(f"{TOO_FEW} {SAVED_INACTIVE}"))
+
+    def _notify_asked(self, asked: Asked) -> None:
+        """Says what was made of the documents, and about how many nothing could be asked."""
+        message = f"{asked.num_questions:,} questions were made of the documents, in {len(asked.trained):,} examples."
+        if asked.without:
+            message += (
+                f" About {len(asked.without):,} of the documents none could be made: no facts were recognised in them."
+            )
+        self.on_event(Notice(message))
 
     def schedule(self, dataset: Dataset, planned: PlannedTraining | None = None) -> list[Schedule]:
         """Returns the schedules of a dataset: the plan's, if the dataset is the plan's.
@@ -183,7 +210,7 @@ class Preparation:
         """Returns the preparation of a training that learns on from the active version, if it can."""
         if active is None:
             return replace(self, sync=sync)
-        start = Start.at(active, store)
+        start = ASKED_TOGETHER if self.recipe.questions else Start.at(active, store)
         recipe = self.recipe if isinstance(start, str) else start.fill_in(self.recipe)
         return replace(self, recipe=recipe, active=active, start=start, sync=sync)
 

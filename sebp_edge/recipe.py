@@ -20,6 +20,7 @@ from sebp_edge.sparsity import Sparsity
 
 Method = Literal["lora", "full"]
 Quantisation = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
+Questions = Literal["rules", "rules and model"]
 RANK = 16
 # The learning rate of a training that learns on, as a share of the recipe's (kernels/bench/learning_on.py).
 LEARNING_ON_RATE = 0.5
@@ -44,6 +45,9 @@ class Recipe:
         epochs: maximum number of epochs.
         patience: epochs without a better validation loss before training stops.
         batch_tokens: loss tokens per step; if bf16 weights are trained, no more than fit into one micro-batch.
+        batch_rows: rows with gradient per step, which bound a step of examples that have few loss tokens, as short
+            answers to long prompts. None, the default: no bound.
+        min_steps: the least number of steps of an epoch, as far as there are examples.
         weight_decay: decoupled weight decay of AdamW.
         max_grad_norm: maximum global gradient norm; for bf16 weights the maximum norm of each weight's gradient.
         context_length: tokens per example, padding included; capped by the model's own limit.
@@ -56,6 +60,10 @@ class Recipe:
         merge_for: "q4_0", "q4_1", "q5_0", "q5_1" or "q8_0" trains and judges an adapter as it will be once it is merged
             into the base model and rounded to that quantisation; the base model it is compared with is rounded too, and
             not loaded in 4 bits. None, the default: nothing is rounded.
+        questions: "rules" also trains on questions that rules make of the documents, "rules and model" on those of the
+            model too; the gate is then a quiz. None, the default: no questions.
+        general: tokens of general text for each token of the questions; the base model is their teacher, so that the
+            adapter keeps what it could do (needs `questions`).
 
     Raises:
         RecipeError: a value is of the wrong type or out of range, or 4 bits are combined with method "full".
@@ -72,6 +80,8 @@ class Recipe:
     epochs: int = 3
     patience: int = 1
     batch_tokens: int = 1024
+    batch_rows: int | None = None
+    min_steps: int = 1
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     context_length: int = 512
@@ -80,6 +90,8 @@ class Recipe:
     refit: bool | None = None
     sparsity: Sparsity | None = None
     merge_for: Quantisation | None = None
+    questions: Questions | None = None
+    general: float = 0.0
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -155,6 +167,8 @@ class Recipe:
     @property
     def refits(self) -> bool:
         """Whether an adapter that the gate has kept is trained again, on all documents."""
+        if self.questions:  # it is trained on all documents already
+            return False
         return self.method == "lora" if self.refit is None else self.refit
 
     def learning_on(self) -> "Recipe":
@@ -194,7 +208,7 @@ def _parse(name: str, text: str) -> Recipe:
     return Recipe(name=name, **{"description": "", **values})
 
 
-_AT_LEAST = {"warmup_ratio": 0, "weight_decay": 0, "context_length": 8, "margin": 0}
+_AT_LEAST = {"warmup_ratio": 0, "weight_decay": 0, "context_length": 8, "margin": 0, "general": 0}
 # Epochs are limited because all steps of a training are scheduled before the first one.
 _AT_MOST = {"warmup_ratio": 1, "epochs": 1000, "lora_alpha": MAX_LORA_ALPHA, "margin": 1}
 # The limit of all other numbers, so that they fit into 32-bit floats and 64-bit integers.

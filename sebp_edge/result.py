@@ -12,6 +12,7 @@ from sebp_edge.insight.samples import Sample
 from sebp_edge.learning_on.start import Beginning
 from sebp_edge.texts.documents import LeftOut
 from sebp_edge.training.gate import TOLERANCE, GateResult
+from sebp_edge.training.quiz import Answered, QuizFigures
 from sebp_edge.training.run import TrainingRun
 
 
@@ -34,8 +35,8 @@ class AdaptResult:
     Attributes:
         kept: whether the gate kept the adapter.
         active: whether it is the active version now.
-        verdict: what the gate said: "kept", "no gain", "worse than active", "not comparable", "not judged" or
-            "refit failed".
+        verdict: what the gate said: "kept", "no gain", "worse than active", "not comparable", "not judged",
+            "refit failed" or "reads worse".
         explanation: why the gate kept the adapter or not, in words.
         name, version, adapter_path: where the adapter is; name and version are None outside the store.
         heldout_loss_before, heldout_loss_after: the loss on the test documents; None if they were not judged.
@@ -55,6 +56,10 @@ class AdaptResult:
         learnt_on_from: the version that it learnt on from; None if it learnt all documents.
         new, changed, gone: with `learnt_on_from`, how many documents that version did not know, and how many that it
             knew are gone; they stay known. A changed document is related to one that it knew.
+        quiz: what the quiz about the documents showed, which decides in the place of the losses; those are of its
+            answers then. None if the recipe asks no questions.
+        answers: the quiz's questions and the adapter's answers; they contain the user's text, so `repr` and `to_dict`
+            leave them out.
         concerns: what makes a gain on these texts meaningless, a sentence each; the gate then judges nothing.
         samples: continuations of test documents by the base model, the version before and the judged state; they
             contain the user's text, so `repr` leaves them out.
@@ -98,6 +103,8 @@ class AdaptResult:
     new: int
     changed: int
     gone: int
+    quiz: QuizFigures | None
+    answers: tuple[Answered, ...] = field(repr=False)
     concerns: tuple[str, ...]
     samples: tuple[Sample, ...] = field(repr=False)
     expectation: str
@@ -156,6 +163,8 @@ class AdaptResult:
             new=len(lessons.new) if lessons else 0,
             changed=len(lessons.changed) if lessons else 0,
             gone=len(lessons.gone) if lessons else 0,
+            quiz=gate.quiz.figures if gate.quiz else None,
+            answers=tuple(gate.quiz.answered) if gate.quiz else (),
             concerns=data.concerns,
             samples=assessment.samples,
             expectation=assessment.expectation,
@@ -232,10 +241,12 @@ class AdaptResult:
 
     def to_dict(self) -> dict:
         """Returns the result as JSON-ready values: the last line of `sebp-edge adapt --json`."""
+        values = asdict(self)
+        del values["answers"]
         return {
             "event": "result",
             "unchanged": self.unchanged,
-            **asdict(self),
+            **values,
             "adapter_path": str(self.adapter_path),
             "warnings": self.warnings,
             "summary": self.summary,
@@ -259,7 +270,7 @@ def _perplexity(loss: float) -> float:
 
 def _command(saved: SavedAdapter, run: TrainingRun, store: AdapterStore) -> str:
     """Returns the command that uses the adapter: by name if it is in the default store, else by folder."""
-    first = "A question" if run.dataset.is_chat else "The first words"
+    first = "A question" if run.dataset.is_chat or run.dataset.asked else "The first words"
     words = ["sebp-edge", "generate", first]
     if saved.name is not None and store.folder == AdapterStore().folder:
         words += ["--name", saved.name]

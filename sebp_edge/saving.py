@@ -184,6 +184,7 @@ def make_record(run: TrainingRun, general: GeneralLoss | None, seed: int, memory
         seed=seed,
         chat=data.is_chat,
         learnt_on_from=memory.learnt_on_from,
+        quiz=asdict(result.quiz.figures) if result and result.quiz else None,
     )
 
 

@@ -30,6 +30,7 @@ LAYERS = [
     ["memory"],
     ["sparse", "pruning"],
     ["patches"],
+    ["questions"],
     ["texts"],
     ["rows"],
     ["models"],
@@ -111,6 +112,7 @@ OTHER_ERRORS = {
     "sebp_edge/texts/": "Unreadable",
     # Signals from within a computation to whoever started it.
     "sebp_edge/insight/bench/correctness.py": "ValueError",
+    "sebp_edge/models/answering.py": "NonFiniteLogits",
     "sebp_edge/models/generation.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
     "sebp_edge/stopping.py": "StopRequested",

@@ -3,12 +3,31 @@
 from collections.abc import Callable
 from functools import partial
 
-from tables import if_recorded, markdown, recorded, rows
+from tables import NOT_RECORDED, Row, if_recorded, index, markdown, recorded, rows
+
+LEARNING_ON_HEAD = ("notes", "seconds", "share of the time", "test loss, %", "loss on what is new", "verdict")
 
 
 def learning_on() -> str:
     """Time and loss of learning on beside learning all again, for each number of notes, seed by seed."""
-    found = rows("learning-on")
+    table = markdown(LEARNING_ON_HEAD, _learning_on_cells(rows("learning-on")))
+    return f"{table}\n\n{recorded('learning-on')}"
+
+
+def learning_on_larger() -> str:
+    """The same with larger models, each of which has a result of its own."""
+    results = sorted(name for name in index() if name.startswith("learning-on-"))
+    if not results:
+        return NOT_RECORDED
+    body = []
+    for result in results:
+        found = rows(result)
+        body += [[found[0]["model"], *cells] for cells in _learning_on_cells(found)]
+    return f"{markdown(('model', *LEARNING_ON_HEAD), body)}\n\n{recorded(*results)}"
+
+
+def _learning_on_cells(found: list[Row]) -> list[list[str]]:
+    """A line for each number of notes."""
     body = []
     for notes in sorted({row["notes"] for row in found}):
         on, again = (
@@ -25,8 +44,7 @@ def learning_on() -> str:
                 ", ".join(row["verdict"] for row in on),
             ]
         )
-    head = ("notes", "seconds", "share of the time", "test loss, %", "loss on what is new", "verdict")
-    return f"{markdown(head, body)}\n\n{recorded('learning-on')}"
+    return body
 
 
 def nothing_new() -> str:
@@ -97,5 +115,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "fuzz": partial(if_recorded, "fuzz", fuzz),
     "large-text": partial(if_recorded, "large-text", large_text),
     "learning-on": partial(if_recorded, "learning-on", learning_on),
+    "learning-on-larger": learning_on_larger,
     "nothing-new": partial(if_recorded, "nothing-new", nothing_new),
 }

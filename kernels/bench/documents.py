@@ -26,12 +26,14 @@ from typing import NamedTuple
 
 import adapter_tables
 import gguf_tables
+import know_tables
 import nm_tables
 import paper_tables
 import tables
 from evidence import ROOT
 
-TABLES = tables.TABLES | paper_tables.TABLES | nm_tables.TABLES | gguf_tables.TABLES | adapter_tables.TABLES
+PARTS = (tables, paper_tables, nm_tables, gguf_tables, adapter_tables, know_tables)
+TABLES = {name: table for part in PARTS for name, table in part.TABLES.items()}
 DOCUMENTS = [
     document
     for folder in (".", "kernels", "kernels/bench", "recipes", "sebp_edge", "sebp_edge/models/tiny")

@@ -3,11 +3,15 @@
     forward    l = c tanh(s h Wᵀ / c)  (s: scale; c: softcap, if there is one)        loss = logsumexp(l) - l[target]
     backward   dl = (softmax(l) - onehot(target)) * dloss                             dh = s (dl * (1 - (l / c)²)) W
 
+A row may share its target with K other tokens, as when a teacher's probabilities are learnt. With shares p[k]:
+
+    forward    loss += sum over k of p[k] (l[target] - l[k])        backward    dl[target] += sum of p,  dl[k] -= p[k]
+
 A row's gradient is linear in the upstream gradient of its loss. So with a frozen head the forward pass computes dh
 along with the loss, while it has the chunk's logits, and the backward pass only scales rows. The gradient of a trained
 head sums over rows, whose upstream gradients it needs first; the backward pass recomputes the logits chunk by chunk.
 
-Shapes: C rows, D hidden, V vocabulary.
+Shapes: C rows, D hidden, V vocabulary, K other targets.
 """
 
 import torch
@@ -16,19 +20,22 @@ from torch.autograd.function import once_differentiable
 
 from . import backend
 
+# The other targets of some rows, int64 [C, K], and their shares, fp32 [C, K].
+Others = tuple[Tensor, Tensor]
+
 # Logits per chunk by default: 128 MB in bf16.
 CHUNK_LOGITS = 2**26
 
 
 class _FrozenHead(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_CD, weight_VD, targets_C, scale, softcap, max_logits):
+    def forward(ctx, hidden_CD, weight_VD, targets_C, others, scale, softcap, max_logits):
         losses_C = hidden_CD.new_empty(hidden_CD.shape[0], dtype=torch.float32)
         dhidden_CD = torch.empty_like(hidden_CD) if ctx.needs_input_grad[0] else None
         for chunk in _chunks(hidden_CD, weight_VD, max_logits):
             logits = hidden_CD[chunk] @ weight_VD.T
-            losses_C[chunk], dlogits = backend.implementation(logits, "cross_entropy").cross_entropy_and_dlogits_(
-                logits, targets_C[chunk], scale, softcap, needs_gradient=dhidden_CD is not None
+            losses_C[chunk], dlogits = _losses_and_dlogits_(
+                logits, targets_C[chunk], _rows(others, chunk), scale, softcap, needs_gradient=dhidden_CD is not None
             )
             if dhidden_CD is not None:
                 torch.mm(dlogits, weight_VD, out=dhidden_CD[chunk])
@@ -40,21 +47,21 @@ class _FrozenHead(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dlosses_C):
         (dhidden_CD,) = ctx.saved_tensors
-        return dhidden_CD * dlosses_C[:, None].to(dhidden_CD.dtype), None, None, None, None, None
+        return dhidden_CD * dlosses_C[:, None].to(dhidden_CD.dtype), None, None, None, None, None, None
 
 
 class _TrainedHead(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_CD, weight_VD, targets_C, scale, softcap, max_logits):
+    def forward(ctx, hidden_CD, weight_VD, targets_C, others, scale, softcap, max_logits):
         losses_C = hidden_CD.new_empty(hidden_CD.shape[0], dtype=torch.float32)
         for chunk in _chunks(hidden_CD, weight_VD, max_logits):
             logits = hidden_CD[chunk] @ weight_VD.T
-            losses_C[chunk], _ = backend.implementation(logits, "cross_entropy").cross_entropy_and_dlogits_(
-                logits, targets_C[chunk], scale, softcap, needs_gradient=False
+            losses_C[chunk], _ = _losses_and_dlogits_(
+                logits, targets_C[chunk], _rows(others, chunk), scale, softcap, needs_gradient=False
             )
             del logits
         ctx.save_for_backward(hidden_CD, weight_VD, targets_C)
-        ctx.scale, ctx.softcap, ctx.max_logits = scale, softcap, max_logits
+        ctx.others, ctx.scale, ctx.softcap, ctx.max_logits = others, scale, softcap, max_logits
         return losses_C
 
     @staticmethod
@@ -64,14 +71,14 @@ class _TrainedHead(torch.autograd.Function):
         dhidden_CD, dweight_VD = torch.empty_like(hidden_CD), torch.zeros_like(weight_VD)
         for chunk in _chunks(hidden_CD, weight_VD, ctx.max_logits):
             logits = hidden_CD[chunk] @ weight_VD.T
-            _, dlogits = backend.implementation(logits, "cross_entropy").cross_entropy_and_dlogits_(
-                logits, targets_C[chunk], ctx.scale, ctx.softcap, needs_gradient=True
+            _, dlogits = _losses_and_dlogits_(
+                logits, targets_C[chunk], _rows(ctx.others, chunk), ctx.scale, ctx.softcap, needs_gradient=True
             )
             dlogits.mul_(dlosses_C[chunk, None].to(dlogits.dtype))
             torch.mm(dlogits, weight_VD, out=dhidden_CD[chunk])
             dweight_VD.addmm_(dlogits.T, hidden_CD[chunk])
             del logits, dlogits
-        return dhidden_CD, dweight_VD, None, None, None, None
+        return dhidden_CD, dweight_VD, None, None, None, None, None
 
 
 def _chunks(hidden_CD: Tensor, weight_VD: Tensor, max_logits: int) -> list[slice]:
@@ -79,11 +86,49 @@ def _chunks(hidden_CD: Tensor, weight_VD: Tensor, max_logits: int) -> list[slice
     return [slice(begin, begin + size) for begin in range(0, hidden_CD.shape[0], size)]
 
 
+def _rows(others: Others | None, chunk: slice) -> Others | None:
+    return others and (others[0][chunk], others[1][chunk])
+
+
+def _losses_and_dlogits_(
+    logits_CV: Tensor,
+    targets_C: Tensor,
+    others: Others | None,
+    scale: float,
+    softcap: float | None,
+    *,
+    needs_gradient: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the losses and the gradient with respect to raw logits, which may overwrite these."""
+    compute = backend.implementation(logits_CV, "cross_entropy").cross_entropy_and_dlogits_
+    if others is None:
+        return compute(logits_CV, targets_C, scale, softcap, needs_gradient=needs_gradient)
+    ids, shares = torch.cat([targets_C[:, None], others[0]], dim=1), others[1].float()
+    # Read before they are overwritten.
+    values, slopes = final_logits(logits_CV.gather(1, ids), scale, softcap)
+    losses_C, dlogits_CV = compute(logits_CV, targets_C, scale, softcap, needs_gradient=needs_gradient)
+    losses_C = losses_C + (shares * (values[:, :1] - values[:, 1:])).sum(dim=1)
+    if dlogits_CV is not None:
+        moved = torch.cat([shares.sum(dim=1, keepdim=True), -shares], dim=1)
+        dlogits_CV.scatter_add_(1, ids, (slopes * moved).to(dlogits_CV.dtype))
+    return losses_C, dlogits_CV
+
+
+def final_logits(raw: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tensor | float]:
+    """Returns the logits of raw ones, with scale and softcap, and their derivatives: fp32."""
+    values = raw.float() * scale
+    if softcap is None:
+        return values, scale
+    capped = torch.tanh(values / softcap)
+    return capped * softcap, scale * (1 - capped.square())
+
+
 def linear_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
     *,
+    others: Others | None = None,
     scale: float = 1.0,
     softcap: float | None = None,
     max_logits: int = CHUNK_LOGITS,
@@ -95,6 +140,8 @@ def linear_cross_entropy(
         weight: [V, D] in hidden's dtype, a head without a bias; frozen or trained. Autocast casts both as for
             `F.linear`.
         targets: int64 [C], each in [0, V).
+        others: other targets of each row, int64 [C, K], and their shares, fp32 [C, K]; the target has what they leave
+            of 1. The loss is then the cross-entropy with these shares. A target with a large share rounds least.
         scale: factor on the logits (Cohere, Granite).
         softcap: if given, logits are softcap * tanh(logits / softcap) (Gemma 2).
         max_logits: most logits of a chunk, which has at least one row.
@@ -106,4 +153,4 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     head = _TrainedHead if weight.requires_grad and torch.is_grad_enabled() else _FrozenHead
-    return head.apply(hidden, weight, targets, scale, softcap, max_logits)
+    return head.apply(hidden, weight, targets, others, scale, softcap, max_logits)

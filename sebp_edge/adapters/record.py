@@ -42,6 +42,7 @@ class AdapterRecord:
         seed: the random seed of the adaptation.
         chat: whether prompts are rendered with the model's chat template, as most of the documents were; None in
             records of older versions, in which the recipe's chat_template decides.
+        quiz: what a quiz about the documents showed (see `sebp_edge.training.quiz.QuizFigures`); None without one.
         created: when it was made, in UTC, as an ISO 8601 string.
         sebp_edge: the version of sebp-edge that made it.
         format: the format of the folder and of this record (see FORMAT).
@@ -68,6 +69,7 @@ class AdapterRecord:
     compared_loss_after: float | None = None
     learnt_on_from: int | None = None
     packages: dict | None = None
+    quiz: dict[str, int | None] | None = None
     created: str = dataclasses.field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     sebp_edge: str = sebp_edge.__version__
     format: int = FORMAT
@@ -116,6 +118,11 @@ class AdapterRecord:
                 f"\nLoss on general text in nats per token: {self.general_loss_before:.3f} before, "
                 f"{self.general_loss_after:.3f} after.\n"
             )
+        if self.quiz:
+            losses += (
+                f"\nAnswers {self.quiz['right_after']} of {self.quiz['questions']} questions about the notes "
+                f"({self.quiz['right_before']} before). Where a fact must be exact, search in the notes.\n"
+            )
         kind = "LoRA adapter" if self.recipe["method"] == "lora" else "fully fine-tuned model"
         sparsity = self.recipe.get("sparsity") or {}
         if isinstance(sparsity, dict) and sparsity.get("pattern"):
@@ -132,6 +139,10 @@ Made by sebp-edge {self.sebp_edge} on its owner's machine from {self.documents} 
 This folder does not contain the training texts, apart from samples.json if its owner asked for it, but the model may
 repeat parts of them: keep it as private as they are.
 """
+
+
+def _is_count(value) -> bool:
+    return value is None or (type(value) is int and value >= 0)
 
 
 def _is_plain(value) -> bool:
@@ -154,6 +165,8 @@ def _validate(field: dataclasses.Field, values: dict):
         is_valid = value is None or (type(value) is int and 0 <= value < 2**63)
     elif field.type == dict | None:
         is_valid = value is None or (isinstance(value, dict) and all(isinstance(each, str) for each in value.values()))
+    elif field.name == "quiz":
+        is_valid = value is None or (isinstance(value, dict) and all(_is_count(each) for each in value.values()))
     elif field.type == bool | None:
         is_valid = value is None or type(value) is bool
     elif field.type is dict:

@@ -35,6 +35,8 @@ from sebp_edge.texts.documents import printable
 from sebp_edge.units import duration, gigabytes
 
 MAX_LEFT_OUT_LINES = 10
+# Of the right and of the wrong ones.
+MAX_ANSWERS = 3
 SECONDS_BETWEEN_LINES = 5
 SECONDS_BETWEEN_PREPARATION_LINES = 2
 # In characters; a progress bar in a narrower window leaves out the tokens per second.
@@ -150,7 +152,9 @@ class ProgressPrinter:
         self._task = self._bar.add_task(what, total=total, figures=figures)
 
     def _preparing(self, event: PreparationProgress) -> None:
-        what = "planning the memory" if event.stage == "planning" else f"{event.stage} the texts"
+        what = {"planning": "planning the memory", "asking": "making questions"}.get(
+            event.stage, f"{event.stage} the texts"
+        )
         percent = 100 * event.done // max(1, event.total)
         if event.done == 0:
             self._last_print = time.monotonic()
@@ -230,6 +234,7 @@ def show_result(result: AdaptResult) -> None:
     for figure, value in _figures(result).items():
         out.print(f"{figure:<15}{escape(value)}")
     _show_samples(result)
+    _show_answers(result)
     out.print(escape(result.expectation), style="dim")
     for warning in result.warnings:
         out.print(f"[yellow]warning:[/] {escape(warning)}")
@@ -243,6 +248,11 @@ def _figures(result: AdaptResult) -> dict[str, str]:
         before, after = result.heldout_loss_before, result.heldout_loss_after
         figures["test loss"] = f"{before:.3f} → {after:.3f} nats per token ({-result.gain:+.1%})"
         figures["perplexity"] = f"{result.perplexity_before:.1f} → {result.perplexity_after:.1f}"
+    if (quiz := result.quiz) is not None:
+        figures["quiz"] = f"{quiz.right_before} → {quiz.right_after} of {quiz.questions} questions answered right"
+        figures["with the note"] = (
+            f"{quiz.right_with_note_before} → {quiz.right_with_note_after} of {quiz.questions_with_note}"
+        )
     if (lines := result.boilerplate) is not None:
         change = lines.loss_after / lines.loss_before - 1
         figures["boilerplate"] = (
@@ -270,6 +280,20 @@ def _show_samples(result: AdaptResult) -> None:
             if text is not None:
                 out.print(f"  [dim]{who:<7}[/]{escape(_one_line(text))}")
     if result.samples:
+        out.print()
+
+
+def _show_answers(result: AdaptResult) -> None:
+    """Prints a few answers of the quiz that are right, and a few that are wrong."""
+    for right, heading in ((True, "answered right:"), (False, "answered wrong:")):
+        shown = [each for each in result.answers if each.right is right][:MAX_ANSWERS]
+        if shown:
+            out.print(f"\n{heading}")
+        for each in shown:
+            out.print(f"  [bold]{escape(_one_line(each.question))}[/] {escape(_one_line(each.reply))}")
+            if not right:
+                out.print(f"    [dim]in the note: {escape(_one_line(each.answer))}[/]")
+    if result.answers:
         out.print()
 
 

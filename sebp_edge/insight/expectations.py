@@ -6,17 +6,23 @@ from statistics import median
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.documents import Completion, Content, Conversation
+from sebp_edge.training.quiz import QuizResult
 
 # Below these numbers of parameters.
 SMALL, MEDIUM = 500_000_000, 2_000_000_000
 
 
-def expectation(reference: ModelReference, num_parameters: int, *, is_chat: bool) -> str:
-    """Returns two sentences: what was learnt, and the limits of a model of this size.
+def expectation(
+    reference: ModelReference, num_parameters: int, *, is_chat: bool, quiz: QuizResult | None = None
+) -> str:
+    """Returns what was learnt, and the limits of a model of this size, in two sentences or three.
 
     Args:
         is_chat: whether more than half of the documents are conversations.
+        quiz: what the questions about the documents showed; None if none were asked.
     """
+    if quiz is not None:
+        return _what_the_quiz_shows(quiz)
     return f"{_what_is_learnt(is_chat)} {_limits(reference, num_parameters)}"
 
 
@@ -26,10 +32,12 @@ def what_the_kind_can_do(contents: Sequence[Content], recipe: Recipe, *, has_tem
     Args:
         has_template: whether the model has a chat template.
     """
+    if recipe.questions:
+        return "It will answer questions about these notes, not all of them rightly; the quiz after the training says."
     if not _mostly(contents, Completion | Conversation):
         return (
-            "It will continue texts in your voice. It will not answer questions about them; for answers, give "
-            "questions with answers to an instruct model, with the recipe 'instruct'."
+            "It will continue texts in your voice. It will not answer questions about them; for that, use the recipe "
+            "'know' with an instruct model."
         )
     if not has_template:
         return (
@@ -62,6 +70,14 @@ def _what_is_learnt(is_chat: bool) -> str:
     if is_chat:
         return "Expect answers in the format and tone of your examples, but do not rely on the facts in them."
     return "Expect the style and vocabulary of your texts when it continues one, but do not rely on it for their facts."
+
+
+def _what_the_quiz_shows(quiz: QuizResult) -> str:
+    share = quiz.score(quiz.after).alone / len(quiz.questions)
+    return (
+        f"Expect about {10 * share:.0f} of 10 answers about your notes to be right; the others sound as sure. Where a "
+        "fact must be exact, search in the notes, or give the note with the question."
+    )
 
 
 def _limits(reference: ModelReference, num_parameters: int) -> str:

@@ -1,6 +1,6 @@
 """Compares texts with those that the active version of an adapter has learnt, by their hashes; imports no torch."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 
 from sebp_edge.adapters.known_texts import KnownTexts
@@ -103,8 +103,10 @@ def _obstacle(
 
 def _differing(record: AdapterRecord, recipe: Recipe) -> str | None:
     """Returns the name of the first value in which two recipes differ, if they do."""
+    # A version that was saved before a value was added to recipes was made with its default.
+    defaults = {field.name: field.default for field in fields(recipe)}
     for key, value in asdict(recipe).items():
         is_open = key in _OPEN and value is None
-        if key not in _OF_NO_EFFECT and not is_open and record.recipe.get(key) != value:
+        if key not in _OF_NO_EFFECT and not is_open and record.recipe.get(key, defaults[key]) != value:
             return key
     return None

@@ -17,4 +17,7 @@ adaptation, lora, full
                        attach, save, restore and detach trained weights
 generation, sampling, text_stream
                        generate text, its options, and the streaming of tokens as text
+answering, greedy      answer many prompts together; one alone, for models that cannot
+prefix_groups, row_cache, captured_step
+                       which prompts share a prefix, their keys and values, and CUDA graphs of a step
 """

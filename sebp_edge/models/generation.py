@@ -54,7 +54,7 @@ def generate_text(
     if length == 0 or length >= limit:
         raise TextsError(f"The prompt has {length} tokens; expected 1 to {limit - 1} for this model.")
     refuse_unknown_tokens(model, input_ids)
-    ends = sorted({*end_ids, *_end_ids(model)})
+    ends = sorted({*end_ids, *end_ids_of(model)})
     text_stream = TextStream(tokenizer, sampling.stop, on_text or (lambda text: None))
     config = sampling.config(
         min(sampling.max_new_tokens, limit - length),
@@ -64,12 +64,12 @@ def generate_text(
     )
     prompt = torch.tensor([input_ids], device=model.device)
     try:
-        with _random_state(model.device, sampling.seed), _only_config(config, model):
+        with _random_state(model.device, sampling.seed), only_config(config, model):
             model.generate(
                 prompt,
                 attention_mask=torch.ones_like(prompt),
                 generation_config=config,
-                logits_processor=LogitsProcessorList([_RequireFinite()]),
+                logits_processor=require_finite(),
                 stopping_criteria=StoppingCriteriaList([_StopAtEnd(text_stream, length, set(ends), check)]),
             )
     except KeyboardInterrupt as stop:
@@ -88,6 +88,11 @@ class _RequireFinite(LogitsProcessor):
         return scores
 
 
+def require_finite() -> LogitsProcessorList:
+    """Returns what raises NonFiniteLogits as soon as the logits are not finite."""
+    return LogitsProcessorList([_RequireFinite()])
+
+
 class _StopAtEnd(StoppingCriteria):
     """Passes each new token to `TextStream`, and stops the generation where the text ends."""
 
@@ -104,7 +109,7 @@ class _StopAtEnd(StoppingCriteria):
         return torch.full((1,), self._done, device=input_ids.device)
 
 
-def _end_ids(model: PreTrainedModel) -> list[int]:
+def end_ids_of(model: PreTrainedModel) -> list[int]:
     """Returns the tokens that end a text according to the model's generation config."""
     ids = model.generation_config.eos_token_id
     ids = ids if isinstance(ids, list) else [ids]
@@ -113,7 +118,7 @@ def _end_ids(model: PreTrainedModel) -> list[int]:
 
 
 @contextmanager
-def _only_config(config: GenerationConfig, model: PreTrainedModel) -> Iterator[None]:
+def only_config(config: GenerationConfig, model: PreTrainedModel) -> Iterator[None]:
     """Context in which only `config` applies: transformers fills unset options from the model's own config."""
     own, model.generation_config = model.generation_config, config
     try:

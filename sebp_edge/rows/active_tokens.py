@@ -1,6 +1,7 @@
 """ActiveTokens: the packed active rows of a batch, with everything a hoisted model needs to compute them.
 
-Shapes: B sequences, T positions, A active tokens, C loss rows, S sequences (B, or the slots of a bucket).
+Shapes: B sequences, T positions, A active tokens, C loss rows, S sequences (B, or the slots of a bucket), K other
+targets.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -28,6 +29,7 @@ class ActiveTokens:
         sequences: int64 [C], the sequence of the batch that each loss row belongs to; 0 for filler.
         weights: fp32 [C], the weight of each loss: 1, unless `weighted` scales it; 0 for filler.
         token_type_ids: int64 [A], which text of a pair each token belongs to; None if the model takes none.
+        other_targets, other_shares: see `RowPlan`; filler has share 0.
     """
 
     input_ids: Tensor
@@ -39,6 +41,8 @@ class ActiveTokens:
     sequences: Tensor
     weights: Tensor
     token_type_ids: Tensor | None = None
+    other_targets: Tensor | None = None
+    other_shares: Tensor | None = None
 
     @classmethod
     def gather(
@@ -68,6 +72,8 @@ class ActiveTokens:
             sequences=plan.loss_rows // num_positions,
             weights=torch.ones(len(plan.loss_rows), device=plan.loss_rows.device),
             token_type_ids=None if token_type_ids_BT is None else token_type_ids_BT.flatten()[rows],
+            other_targets=plan.other_targets,
+            other_shares=plan.other_shares,
         )
 
     def first_token(self) -> "ActiveTokens":
@@ -84,7 +90,26 @@ class ActiveTokens:
             sequences=zero,
             weights=torch.ones(1),
             token_type_ids=None if self.token_type_ids is None else self.token_type_ids[:1],
+            other_targets=None,
+            other_shares=None,
         )
+
+    def with_unused_others(self, number: int) -> "ActiveTokens":
+        """Returns tokens that have no other targets with so many of share 0, for uses that need these sizes."""
+        if number == 0:
+            return self
+        shares = self.weights.new_zeros(len(self.targets), number)
+        return replace(self, other_targets=shares.long(), other_shares=shares)
+
+    @property
+    def num_others(self) -> int:
+        """The number of other targets of each loss row."""
+        return 0 if self.other_targets is None else self.other_targets.shape[1]
+
+    @property
+    def others(self) -> tuple[Tensor, Tensor] | None:
+        """The other targets and their shares; None if no row has any."""
+        return None if self.other_targets is None else (self.other_targets, self.other_shares)
 
     @property
     def sizes(self) -> Bucket:
@@ -139,7 +164,14 @@ class ActiveTokens:
             sequences=F.pad(self.sequences, (0, len(filler_indices)))[order],
             weights=F.pad(self.weights, (0, len(filler_indices)))[order],
             token_type_ids=None if self.token_type_ids is None else F.pad(self.token_type_ids, (0, num_filler)),
+            **{name: F.pad(rows, (0, 0, 0, len(filler_indices)))[order] for name, rows in self._rows_of_others.items()},
         )
+
+    @property
+    def _rows_of_others(self) -> dict[str, Tensor]:
+        if self.other_targets is None:
+            return {}
+        return {"other_targets": self.other_targets, "other_shares": self.other_shares}
 
     def weighted(self, factor: float) -> "ActiveTokens":
         """Returns the same tokens with all weights multiplied by `factor`."""

@@ -13,6 +13,7 @@ Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, H heads,
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -92,9 +93,21 @@ class Hoisted(Patch):
         Args:
             tokens: the batch's active tokens, on the model's device.
         """
+        return self._row_losses(tokens, self._restricts(tokens))
+
+    @torch.no_grad()
+    def teacher_tokens(self, tokens: ActiveTokens, k: int) -> tuple[Tensor, Tensor]:
+        """A few tokens of every loss row, and their shares; see `teacher_tokens`.
+
+        Args:
+            tokens: the batch's active tokens, on the model's device.
+        """
+        return self._head.teacher_tokens(self._hidden_states(tokens, self._restricts(tokens)), k)
+
+    def _restricts(self, tokens: ActiveTokens) -> bool:
+        """Whether the last layer computes loss rows only."""
         fewer = len(tokens.loss_indices) < len(tokens.input_ids)
-        restricted = fewer and self._last_layer.is_exact(self._decoder, self._trial_losses)
-        return self._row_losses(tokens, restricted)
+        return fewer and self._last_layer.is_exact(self._decoder, self._trial_losses)
 
     @contextmanager
     def _recomputing(self) -> Iterator[None]:
@@ -103,6 +116,12 @@ class Hoisted(Patch):
             yield
 
     def _row_losses(self, tokens: ActiveTokens, restricted: bool) -> Tensor:
+        hidden_CD = self._hidden_states(tokens, restricted)
+        weight_VD = self._embedding.head_weight(self._head.weight)
+        return self._head.losses(hidden_CD, tokens.targets, weight_VD, tokens.others)
+
+    def _hidden_states(self, tokens: ActiveTokens, restricted: bool) -> Tensor:
+        """The hidden states of the loss rows after the final norm, [C, D]."""
         recorded_scores: list[Scores] = []
         with self._fused_lora.refreshed(), self._last_layer.restricted_to(tokens.loss_indices if restricted else None):
             output = self._decoder.base_model(**tokens.inputs, use_cache=False, recorded_scores=recorded_scores)
@@ -115,8 +134,7 @@ class Hoisted(Patch):
         if not all(scores.causal for scores in recorded_scores):
             raise SparsityError("Its attention is not causal.")
         hidden_AD = output.last_hidden_state.squeeze(0)
-        hidden_CD = gather_rows(hidden_AD, tokens.loss_indices)
-        return self._head.losses(hidden_CD, tokens.targets, self._embedding.head_weight(self._head.weight))
+        return gather_rows(hidden_AD, tokens.loss_indices)
 
     def _trial_losses(self, restricted: bool) -> Tensor:
         input_ids, labels = trial_batch(self._decoder)

@@ -1,9 +1,9 @@
 """Collates examples into tensors: their active tokens packed, or all tokens right-padded to the context length.
 
-Shapes: B sequences, T = context length, A active tokens, C loss rows, S = B.
+Shapes: B sequences, T = context length, A active tokens, C loss rows, S = B, K other targets.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 import torch
@@ -52,7 +52,8 @@ class Collator:
             input_ids[row, :length] = torch.tensor(example.input_ids)
             attention_mask[row, :length] = 1
             labels[row, :length] = torch.tensor(example.labels)
-        return Batch(input_ids, attention_mask, labels, RowPlan.from_labels(labels))
+        plan = RowPlan.from_labels(labels)
+        return Batch(input_ids, attention_mask, labels, replace(plan, **_taught(examples, plan.targets)))
 
 
 def pack(examples: list[Example]) -> ActiveTokens:
@@ -66,7 +67,7 @@ def pack(examples: list[Example]) -> ActiveTokens:
     begins_S = torch.tensor(begins, dtype=torch.int32)
     sequences_A = torch.repeat_interleave(torch.arange(len(examples)), torch.tensor(lengths, dtype=torch.int64))
     tokens = chain.from_iterable(example.input_ids[:length] for example, length in zip(examples, lengths, strict=True))
-    return ActiveTokens(
+    packed = ActiveTokens(
         input_ids=torch.tensor(list(tokens), dtype=torch.int64),
         position_ids=torch.arange(begins[-1]) - begins_S[sequences_A],
         cu_seqlens=begins_S,
@@ -76,3 +77,32 @@ def pack(examples: list[Example]) -> ActiveTokens:
         sequences=sequences_A[loss_indices],
         weights=torch.ones(len(loss_indices)),
     )
+    return replace(packed, **_taught(examples, packed.targets))
+
+
+def num_others(examples: list[Example]) -> int:
+    """Returns the number of other targets that each loss row of a micro-batch has."""
+    return max((example.teacher.k - 1 for example in examples if example.teacher is not None), default=0)
+
+
+def _taught(examples: list[Example], targets_C: Tensor) -> dict[str, Tensor]:
+    """Returns the targets that teachers change: those of their examples, and the other targets of all loss rows.
+
+    A teacher's most probable token becomes the target. Rows without a teacher, or with one of fewer tokens, have share
+    0 at what they lack.
+    """
+    if all(example.teacher is None for example in examples):
+        return {}
+    targets_C, number, begin = targets_C.clone(), num_others(examples), 0
+    others_CK = torch.zeros(len(targets_C), number, dtype=torch.int64)
+    shares_CK = torch.zeros(len(targets_C), number)
+    for example in examples:
+        end, teacher = begin + example.num_loss_tokens, example.teacher
+        if teacher is not None and end > begin:
+            ids = torch.tensor(teacher.ids, dtype=torch.int64).view(-1, teacher.k)
+            shares = torch.tensor(teacher.shares, dtype=torch.float32).view(-1, teacher.k)
+            targets_C[begin:end] = ids[:, 0]
+            others_CK[begin:end, : teacher.k - 1], shares_CK[begin:end, : teacher.k - 1] = ids[:, 1:], shares[:, 1:]
+        begin = end
+    others = {"other_targets": others_CK, "other_shares": shares_CK} if number else {}
+    return {"targets": targets_C} | others

@@ -10,7 +10,7 @@ from sebp_edge.texts.examples import Example, encode
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import Reading
 from sebp_edge.texts.split_history import Fingerprint, SplitHistory, take_fingerprints
-from sebp_edge.texts.splits import Draw, draw_splits
+from sebp_edge.texts.splits import Draw, Split, draw_splits
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,47 @@ class Drawing:
 
 
 @dataclass(frozen=True)
+class QuizQuestion:
+    """A question about a document, in a wording that is not trained on.
+
+    Attributes:
+        document: the number of the document.
+        question, answer: their texts, which are the user's.
+        alone: the prompt's tokens without the document.
+        with_document: the prompt's tokens with the document before the question; None if it is too long.
+    """
+
+    document: int
+    question: str
+    answer: str
+    alone: tuple[int, ...]
+    with_document: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Examples made of questions about the documents. Wordings are held out, so all documents are trained on.
+
+    Attributes:
+        trained: questions with their answers, alone and after their documents.
+        general: examples that keep what the model could do before, with the base model as the teacher.
+        validation: answers to wordings that choose the best epoch.
+        test: answers to the quiz's wordings.
+        quiz: the questions that the model is asked before and after the training.
+        num_questions: the number of different questions.
+        without: the sources of documents about which no question could be made.
+    """
+
+    trained: list[Example]
+    general: list[Example]
+    validation: list[Example]
+    test: list[Example]
+    quiz: tuple[QuizQuestion, ...]
+    num_questions: int
+    without: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Dataset:
     """Examples of at most `context_length` tokens.
 
@@ -38,6 +79,7 @@ class Dataset:
         concerns: what makes a gain on these texts meaningless, a sentence each.
         is_chat: whether the chat template rendered more than half of these documents.
         names: the names of documents that have one.
+        asked: what was made of questions about the documents; None if the recipe asks none.
     """
 
     examples: list[Example]
@@ -49,6 +91,19 @@ class Dataset:
     concerns: tuple[str, ...] = ()
     is_chat: bool = False
     names: dict[int, str] = field(default_factory=dict)
+    asked: Asked | None = None
+
+    @property
+    def trained(self) -> list[Example]:
+        """All examples that a training on all documents uses."""
+        return self.examples if self.asked is None else self.examples + self.asked.trained + self.asked.general
+
+    def splits(self) -> list[Split]:
+        """Returns one split, three folds, or nothing if nothing can be judged (see `Draw.splits`)."""
+        splits = self.draw.splits(self.examples)
+        if self.asked is not None:
+            return [Split(self.trained, self.asked.validation, self.asked.test)]
+        return splits
 
     @property
     def num_tokens(self) -> int:

@@ -12,13 +12,17 @@ from functools import cached_property
 
 import numpy as np
 
-from sebp_edge.errors import ModelError
+from sebp_edge.errors import ModelError, OptionError
 from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.rows.soft_targets import SoftTargets
 from sebp_edge.texts.boilerplate import common_spans
 from sebp_edge.texts.conversations import render_conversation
 from sebp_edge.texts.documents import Completion, Conversation, Document, LeftOut, Unreadable, as_chat, texts_of
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.tokens import Span, Spans, Tokenised, tokenise
+
+# The document number of an example that belongs to no document of the user's.
+NO_DOCUMENT = -1
 
 
 @dataclass(frozen=True)
@@ -32,16 +36,27 @@ class Example:
         document: the index of its document, or of its section if a few documents were cut into sections.
         in_boilerplate: 1 for each label whose token begins in a line that is common to many documents, else 0; empty
             if its text has no such line.
+        teacher: what a teacher finds probable at each loss token, which the example's loss then is the cross-entropy
+            with; None for the labels themselves.
+
+    Raises:
+        OptionError: the teacher has another number of loss tokens.
     """
 
     input_ids: Sequence[int]
     labels: Sequence[int]
     document: int
     in_boilerplate: bytes = b""
+    teacher: SoftTargets | None = None
 
     def __post_init__(self):
         for name in ("input_ids", "labels"):
             object.__setattr__(self, name, array("i", getattr(self, name)))
+        if self.teacher is not None and self.teacher.num_loss_tokens != self.num_loss_tokens:
+            raise OptionError(
+                f"The teacher has {self.teacher.num_loss_tokens} loss tokens and the example {self.num_loss_tokens}; "
+                "expected as many."
+            )
 
     @cached_property
     def num_loss_tokens(self) -> int:

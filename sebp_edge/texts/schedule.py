@@ -15,7 +15,7 @@ import torch
 from sebp_edge.recipe import Recipe
 from sebp_edge.rows.buckets import Bucket
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.examples import Example
+from sebp_edge.texts.examples import NO_DOCUMENT, Example
 from sebp_edge.texts.lessons import Lesson, Lessons
 from sebp_edge.texts.splits import Split
 
@@ -175,10 +175,13 @@ class Schedule:
 
     @property
     def num_documents(self) -> tuple[int, int, int]:
-        """The number of train, validation and test documents; test documents that are also trained on do not count."""
+        """The number of train, validation and test documents; test documents that are also trained on do not count.
+
+        Examples of general text belong to no document.
+        """
         train = chain.from_iterable(self._batches[0])
         parts = (train, self._validation, [] if self.trains_on_all else self._test)
-        return tuple(len({example.document for example in part}) for part in parts)
+        return tuple(len({example.document for example in part} - {NO_DOCUMENT}) for part in parts)
 
     @property
     def num_tokens(self) -> int:
@@ -229,9 +232,16 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
     """
 
     def batches(train: list[Example]) -> list[list[list[Example]]]:
-        return shuffled_batches(train, recipe.batch_tokens, recipe.epochs, seed)
+        return shuffled_batches(
+            train,
+            recipe.batch_tokens,
+            recipe.epochs,
+            seed,
+            batch_rows=recipe.batch_rows,
+            min_steps=recipe.min_steps,
+        )
 
-    splits, examples, learns_on = dataset.draw.splits(dataset.examples), dataset.examples, lessons is not None
+    splits, examples, learns_on = dataset.splits(), dataset.trained, lessons is not None
     if lessons is not None:
         splits = [_only(split, lesson) for split, lesson in zip(splits, lessons.judged, strict=True)]
         examples = _of_documents(examples, lessons.last.trained if lessons.last else ())
@@ -253,23 +263,47 @@ def _of_documents(examples: Iterable[Example], documents: Container[int]) -> lis
     return [example for example in examples if example.document in documents]
 
 
-def shuffled_batches(examples: list[Example], batch_tokens: int, epochs: int, seed: int) -> list[list[list[Example]]]:
-    """Returns the batches of each epoch: lists of examples with about `batch_tokens` loss tokens.
+def shuffled_batches(
+    examples: list[Example],
+    batch_tokens: int,
+    epochs: int,
+    seed: int,
+    *,
+    batch_rows: int | None = None,
+    min_steps: int = 1,
+) -> list[list[list[Example]]]:
+    """Returns the batches of each epoch: lists of examples of about equal size.
 
-    Each example is in exactly one batch of each epoch; the order depends on `seed` only.
+    A batch has about `batch_tokens` loss tokens, or about `batch_rows` active rows if these are fewer examples. There
+    are at least `min_steps` batches in an epoch, as far as there are examples. Each example is in exactly one batch of
+    each epoch; the order depends on `seed` only.
     """
-    order = random.Random(seed)
-    return [list(_batches_of(order.sample(examples, len(examples)), batch_tokens)) for _ in range(epochs)]
+    order, size_of = random.Random(seed), _num_loss_tokens
+    total = sum(map(size_of, examples))
+    steps = max(1, round(total / batch_tokens))
+    rows = sum(map(_num_active_tokens, examples))
+    if batch_rows is not None and rows > steps * batch_rows:
+        steps, size_of = -(-rows // batch_rows), _num_active_tokens
+    steps = max(steps, min(min_steps, len(examples)))
+    return [list(_batches_of(order.sample(examples, len(examples)), steps, size_of)) for _ in range(epochs)]
 
 
-def _batches_of(examples: list[Example], batch_tokens: int) -> Iterator[list[Example]]:
+def _num_loss_tokens(example: Example) -> int:
+    return example.num_loss_tokens
+
+
+def _num_active_tokens(example: Example) -> int:
+    return example.num_active_tokens
+
+
+def _batches_of(examples: list[Example], steps: int, size_of: Callable[[Example], int]) -> Iterator[list[Example]]:
     # Batches have about equal sizes, since a small last one would weigh as much as the others in the updates.
-    total = sum(example.num_loss_tokens for example in examples)
-    share = total / max(1, round(total / batch_tokens))
+    total = sum(map(size_of, examples))
+    share = total / steps
     batch, before, filled = [], 0, 0
     for example in examples:
         batch.append(example)
-        filled += example.num_loss_tokens
+        filled += size_of(example)
         if filled // share > before // share and min(filled - before, total - filled) >= share / 2:
             yield batch
             batch, before = [], filled

@@ -9,6 +9,7 @@ range_test            runs a learning-rate range test
 loop                  runs one training: learning rates, steps, evaluations, the best state
 evaluation            computes held-out losses by document
 scoring               computes losses without training
+teacher               gives examples the probabilities of a teacher to learn
 recovery              reduces micro-batches when memory runs out
 learner               computes losses, gradients and updates
 losses                computes the losses of a micro-batch, hoisted if that is exact, else padded

@@ -59,7 +59,9 @@ class CapturedGradients:
         Each bucket is run twice before the first capture, as the first batch of a step and as a later one: running it
         after a capture would need memory in addition to that graph's.
         """
-        self._graphs.prepare(Bucket.holding(*tokens.sizes) for tokens in batches)
+        batches = list(batches)
+        sizes = [Bucket.holding(*tokens.sizes) for tokens in batches]
+        self._graphs.prepare(sizes, nums_others={tokens.num_others for tokens in batches})
 
     def add(self, tokens: ActiveTokens, loss_rows: int | None = None) -> Tensor:
         """Adds the gradients of a batch's mean loss; returns that loss, an fp32 scalar on the device, without waiting.

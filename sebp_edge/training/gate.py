@@ -11,6 +11,7 @@ from enum import StrEnum
 from sebp_edge.texts.splits import MIN_CLUSTERS
 from sebp_edge.training.comparison import Comparison, compare
 from sebp_edge.training.evaluation import HeldOutLoss
+from sebp_edge.training.quiz import QuizResult
 
 # How much worse than the active version a new one may be, as a share of the active version's loss.
 TOLERANCE = 0.02
@@ -25,6 +26,7 @@ class Verdict(StrEnum):
     NOT_COMPARABLE = "not comparable"
     NOT_JUDGED = "not judged"
     REFIT_FAILED = "refit failed"
+    READS_WORSE = "reads worse"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class GateResult:
         refit_loss: the loss on the validation documents after the last training, which has seen them, in nats per
             token; None if there was no such training.
         is_refit: whether the final state was trained on all documents.
+        quiz: what the questions about the documents showed; None if none were asked. It decides then, and the losses
+            are those of the answers.
     """
 
     verdict: Verdict
@@ -65,6 +69,7 @@ class GateResult:
     gain_over_active: Comparison | None = None
     refit_loss: float | None = None
     is_refit: bool = False
+    quiz: QuizResult | None = None
 
     @property
     def kept(self) -> bool:
@@ -77,6 +82,8 @@ class GateResult:
             margin: the gain over the base model that counts.
             concerns: what makes a gain on the texts meaningless, a sentence each.
         """
+        if self.quiz is not None:
+            return _explain_quiz(self.quiz, self.verdict)
         if self.verdict is Verdict.NOT_JUDGED:
             return " ".join(concerns) or (
                 f"The adapter was not judged: that takes at least {MIN_CLUSTERS} documents that are not copies of each "
@@ -121,6 +128,34 @@ class GateResult:
         if has_judged_state or not self.kept:
             return replace(self, refit_loss=loss, is_refit=not has_judged_state)
         return replace(self, refit_loss=loss, is_refit=True, verdict=Verdict.REFIT_FAILED)
+
+    def with_quiz(self, quiz: QuizResult) -> "GateResult":
+        """Judges by a quiz: more right answers than the base model, and not fewer than the active version.
+
+        With its document before it, no question may be harder than before: whoever learns by heart must still read.
+        """
+        if not quiz.has_learnt:
+            verdict = Verdict.NO_GAIN
+        elif quiz.reads_worse:
+            verdict = Verdict.READS_WORSE
+        else:
+            verdict = Verdict.WORSE_THAN_ACTIVE if quiz.is_worse_than_active else Verdict.KEPT
+        return replace(self, verdict=verdict, quiz=quiz)
+
+
+def _explain_quiz(quiz: QuizResult, verdict: Verdict) -> str:
+    before, after = quiz.score(quiz.before), quiz.score(quiz.after)
+    found = (
+        f"It answers {after.alone} of {len(quiz.questions)} questions about your notes ({before.alone} before), and "
+        f"{after.with_document} of {quiz.num_with_document} with the note in the prompt ({before.with_document} before)"
+    )
+    if verdict is Verdict.NO_GAIN:
+        return f"{found}: too few more for the gate to tell them from chance; notes with more facts help most."
+    if verdict is Verdict.READS_WORSE:
+        return f"{found}: it reads worse than the base model, so the gate does not keep it; try a lower learning rate."
+    if verdict is Verdict.WORSE_THAN_ACTIVE:
+        return f"{found}, but the version that is active answers {quiz.score(quiz.active).alone}."
+    return f"{found}."
 
 
 @dataclass(frozen=True)

@@ -130,17 +130,25 @@ class MicroBatchGraphs:
         self._warmed_up: set[_Key] = set()
         self._captured: dict[_Key, _CapturedGraph] = {}
 
-    def prepare(self, needed: Iterable[Bucket], held_out: Iterable[Bucket] = ()) -> None:
+    def prepare(
+        self, needed: Iterable[Bucket], held_out: Iterable[Bucket] = (), nums_others: Iterable[int] = (0,)
+    ) -> None:
         """Chooses a few buckets that hold all later micro-batches.
 
         Args:
             needed: the sizes of micro-batches with gradients, as buckets on the grid.
             held_out: the sizes of micro-batches without gradients, as buckets on the grid.
+            nums_others: the numbers of other targets that rows of micro-batches with gradients have.
         """
         new = [own for own in needed if own not in self._held]
         self._buckets += choose_buckets(new)
         self._held.update(new)
-        self._planned |= {self._key(part, bucket) for part in self._updates for bucket in self._buckets}
+        self._planned |= {
+            self._key(part, bucket, number)
+            for part in self._updates
+            for bucket in self._buckets
+            for number in nums_others
+        }
         self._planned |= {self._key(LOSSES, self.bucket(sizes)) for sizes in held_out}
 
     def accumulate(self, tokens: ActiveTokens, loss_tokens: int, part: str = GRADIENTS) -> None:
@@ -182,15 +190,15 @@ class MicroBatchGraphs:
 
     def _get_graph(self, part: str, bucket: Bucket, tokens: ActiveTokens) -> "_CapturedGraph":
         """Returns a part's graph for a bucket, captured on first use."""
-        key = self._key(part, bucket)
+        key = self._key(part, bucket, tokens.num_others)
         if key not in self._captured:
             self._warm_up(key, tokens.first_token())
             on_device = tokens.filled(bucket).to(self._loss.device)
             self._captured[key] = _CapturedGraph(self._graphs, part, on_device, functools.partial(self._run, part))
         return self._captured[key]
 
-    def _key(self, part: str, bucket: Bucket) -> "_Key":
-        return _Key(part, bucket, self._hoisted.model.training)
+    def _key(self, part: str, bucket: Bucket, num_others: int = 0) -> "_Key":
+        return _Key(part, bucket, self._hoisted.model.training, num_others)
 
     @torch.enable_grad()
     def _warm_up(self, requested: "_Key", token: ActiveTokens) -> None:
@@ -202,7 +210,8 @@ class MicroBatchGraphs:
         planned = {key for key in self._planned if requested.part != LOSSES or key.part == LOSSES}
         for key in sorted({requested, *planned} - self._warmed_up, key=_Key.order):
             # With weights of zero, gradients and loss do not change.
-            weightless = token.filled(key.bucket).to(self._loss.device).weighted(0.0)
+            filled = token.with_unused_others(key.num_others).filled(key.bucket)
+            weightless = filled.to(self._loss.device).weighted(0.0)
             self._graphs.warm_up(functools.partial(self._run, key.part, weightless))
             self._warmed_up.add(key)
 
@@ -220,15 +229,16 @@ class MicroBatchGraphs:
 
 
 class _Key(NamedTuple):
-    """A part of a micro-batch's work, its bucket, and whether the model is in training mode."""
+    """A part of a micro-batch's work, its bucket, the model's mode, and the number of other targets of a loss row."""
 
     part: str
     bucket: Bucket
     training: bool
+    num_others: int
 
-    def order(self) -> tuple[bool, str, float]:
+    def order(self) -> tuple[bool, str, float, int]:
         """Sort key: those with gradients first, then the largest first."""
-        return self.part == LOSSES, self.part, -self.bucket.cost
+        return self.part == LOSSES, self.part, -self.bucket.cost, -self.num_others
 
 
 class _CapturedGraph:

@@ -59,6 +59,13 @@ class RowLosses:
         losses = self._padded.row_losses(batch.input_ids.to(self._device), batch.plan.to(self._device))
         return losses, batch.plan.loss_rows // self._collator.context_length
 
+    def teacher_tokens(self, examples: list[Example], k: int) -> tuple[Tensor, Tensor]:
+        """Returns a few tokens of each loss row, int64 [C, K], and their shares; see `teacher_tokens`."""
+        if self.hoisted is not None:
+            return self.hoisted.teacher_tokens(pack(examples).to(self._device), k)
+        batch = self._collator(examples)
+        return self._padded.teacher_tokens(batch.input_ids.to(self._device), batch.plan.to(self._device), k)
+
     def __enter__(self) -> "RowLosses":
         return self
 

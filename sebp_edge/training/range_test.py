@@ -13,6 +13,7 @@ from sebp_edge.models.loading import BaseModel
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset
+from sebp_edge.texts.examples import Example
 from sebp_edge.texts.schedule import Schedule, shuffled_batches
 from sebp_edge.training.recovery import RecoveringLearner
 
@@ -67,8 +68,19 @@ def run_range_test(
 
 def _schedule(dataset: Dataset, recipe: Recipe, num_steps: int, seed: int) -> Schedule:
     """A schedule of one epoch with at least this many batches of all examples, in the recipe's size."""
-    (epoch,) = shuffled_batches(dataset.examples, recipe.batch_tokens, 1, seed)
-    epochs = shuffled_batches(dataset.examples, recipe.batch_tokens, -(-num_steps // len(epoch)), seed)
+
+    def batches(epochs: int) -> list[list[list[Example]]]:
+        return shuffled_batches(
+            dataset.trained,
+            recipe.batch_tokens,
+            epochs,
+            seed,
+            batch_rows=recipe.batch_rows,
+            min_steps=recipe.min_steps,
+        )
+
+    (epoch,) = batches(1)
+    epochs = batches(-(-num_steps // len(epoch)))
     return Schedule([[batch for epoch in epochs for batch in epoch][:num_steps]])
 
 

@@ -1,7 +1,8 @@
 """Scores a model on examples without training it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,11 @@ from sebp_edge.machine.devices import ran_out_of_memory, release_memory
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
+from sebp_edge.texts.schedule import RowLimit
 from sebp_edge.training.evaluation import HeldOutLoss, sum_by_document
 from sebp_edge.training.losses import RowLosses
+
+Result = TypeVar("Result")
 
 
 @torch.no_grad()
@@ -36,17 +40,36 @@ def score(
     """
     # The training tells the user if the model runs on padded batches.
     with RowLosses(model, examples, collator, device, silent, options) as row_losses:
-        return sum_by_document(_losses(row_losses, examples, device, on_event))
+
+        def losses(micro_batch: list[Example]) -> tuple[Tensor, Tensor]:
+            losses_C, sequences_C = row_losses(micro_batch)
+            return losses_C.cpu(), sequences_C
+
+        computed = in_micro_batches(losses, examples, row_losses.limit, device, on_event)
+        return sum_by_document((micro_batch, *result) for micro_batch, result in computed)
 
 
-def _losses(
-    row_losses: RowLosses, examples: list[Example], device: torch.device, on_event: Sink
-) -> Iterator[tuple[list[Example], Tensor, Tensor]]:
-    """Yields what `sum_by_document` takes; continues with smaller micro-batches if memory runs out."""
-    limit, done = row_losses.limit, 0
+def in_micro_batches(
+    compute: Callable[[list[Example]], Result],
+    examples: list[Example],
+    limit: RowLimit,
+    device: torch.device,
+    on_event: Sink,
+) -> Iterator[tuple[list[Example], Result]]:
+    """Yields each micro-batch without gradients and its result; continues with smaller ones if memory runs out.
+
+    Args:
+        compute: returns the result of a micro-batch, on the host.
+        limit: the maximum number of rows of a micro-batch.
+        on_event: receives the progress after each micro-batch; may raise to stop.
+
+    Raises:
+        RuntimeError, MemoryError: a single example does not fit into memory.
+    """
+    done = 0
     remaining = limit.cut(examples, is_evaluated=True)
     while remaining:
-        result = _try(row_losses, remaining[0].examples)
+        result = _try(compute, remaining[0].examples)
         if result is None:
             release_memory(device)
             limit = limit.halved(remaining[0])
@@ -55,14 +78,13 @@ def _losses(
         computed = remaining.pop(0).examples
         done += len(computed)
         on_event(ExamplesEvaluated(done, len(examples)))
-        yield computed, *result
+        yield computed, result
 
 
-def _try(row_losses: RowLosses, examples: list[Example]) -> tuple[Tensor, Tensor] | None:
-    """Returns the losses of the loss rows and the example of each, on the host; None if memory ran out."""
+def _try(compute: Callable[[list[Example]], Result], examples: list[Example]) -> Result | None:
+    """Returns the result of a micro-batch; None if memory ran out."""
     try:
-        losses, sequences = row_losses(examples)
-        return losses.cpu(), sequences
+        return compute(examples)
     except (RuntimeError, MemoryError) as error:
         if len(examples) == 1 or not ran_out_of_memory(error):
             raise

@@ -92,3 +92,89 @@ def test_without_gradients_none_are_computed():
 def test_huge_logits_do_not_overflow():
     hidden, weight, targets, _ = random_case(5, 8, 11, torch.float32)
     assert linear_cross_entropy(hidden * 1e4, weight, targets).isfinite().all()
+
+
+def random_others(rows, vocabulary, number, targets, seed=1):
+    """Other targets with shares, and the distribution of each row that they make; every third row has none."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.rand(rows, vocabulary, generator=generator).scatter_(1, targets[:, None], -1).argsort(1)
+    ids, weights = order[:, 1:][:, :number], torch.rand(rows, number + 1, generator=generator)
+    shares = (weights / weights.sum(1, keepdim=True))[:, 1:]
+    shares[::3] = 0
+    wanted = torch.zeros(rows, vocabulary, dtype=torch.float64).scatter_(1, ids, shares.double())
+    wanted[range(rows), targets] = 1 - shares.double().sum(1)
+    return (ids, shares), wanted
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 5), (1, 1, 2), (5, 8, 11), (67, 16, 130)])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("options", [{}, {"scale": 0.25}, {"softcap": 3.0}, {"scale": 2.0, "softcap": 5.0}])
+@pytest.mark.parametrize("max_logits", [1, 500, 2**26])
+def test_with_other_targets_it_is_the_cross_entropy_with_their_shares(
+    shape, trained, options, max_logits, poisoned_memory
+):
+    rows, _, vocabulary = shape
+    hidden, weight, targets, upstream = random_case(*shape)
+    others, wanted = random_others(rows, vocabulary, min(6, vocabulary - 1), targets)
+
+    def dense(hidden, weight, scale=1.0, softcap=None):
+        logits = hidden @ weight.T * scale
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        return -(wanted * logits.log_softmax(1)).sum(1)
+
+    expected, truths = losses_and_gradients(lambda h, w: dense(h, w, **options), hidden, weight, upstream, trained)
+    losses, found = losses_and_gradients(
+        lambda h, w: linear_cross_entropy(h, w, targets, others=others, max_logits=max_logits, **options),
+        hidden,
+        weight,
+        upstream,
+        trained,
+    )
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-5, atol=2e-5)
+    for one, truth in zip(found, truths, strict=True):
+        torch.testing.assert_close(one, truth, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_shares_of_zero_change_nothing(trained):
+    hidden, weight, targets, upstream = random_case(64, 32, 400, torch.bfloat16)
+    others = torch.zeros(64, 3, dtype=torch.int64), torch.zeros(64, 3)
+    expected, truths = losses_and_gradients(
+        lambda h, w: linear_cross_entropy(h, w, targets), hidden, weight, upstream, trained
+    )
+    losses, found = losses_and_gradients(
+        lambda h, w: linear_cross_entropy(h, w, targets, others=others), hidden, weight, upstream, trained
+    )
+    assert torch.equal(losses, expected)
+    assert all(torch.equal(one, truth) for one, truth in zip(found, truths, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("trained", [False, True])
+def test_other_targets_add_no_more_error_than_plain_in_the_same_dtype(dtype, trained):
+    hidden, weight, targets, upstream = random_case(64, 32, 400, dtype)
+    weight = weight * 0.3
+    others, wanted = random_others(64, 400, 19, targets)
+
+    def dense(hidden, weight):
+        return -(wanted * (hidden @ weight.T).float().log_softmax(1)).sum(1).float()
+
+    exact, truths = losses_and_gradients(dense, hidden.double(), weight.double(), upstream, trained)
+    plainly, allowed = losses_and_gradients(dense, hidden, weight, upstream, trained)
+    losses, found = losses_and_gradients(
+        lambda h, w: linear_cross_entropy(h, w, targets, others=others), hidden, weight, upstream, trained
+    )
+    for one, other, truth in zip([losses, *found], [plainly, *allowed], [exact, *truths], strict=True):
+        error, most = ((value.double() - truth).norm() / truth.norm() for value in (one, other))
+        assert error <= 2 * most + 1e-4
+
+
+def test_without_gradients_other_targets_give_the_same_losses(no_host_sync):
+    hidden, weight, targets, _ = random_case(5, 8, 11)
+    others, wanted = random_others(5, 11, 4, targets)
+    with torch.no_grad(), no_host_sync():
+        losses = linear_cross_entropy(hidden.requires_grad_(), weight, targets, others=others)
+    assert not losses.requires_grad
+    torch.testing.assert_close(losses.double(), -(wanted * (hidden @ weight.T).log_softmax(1)).sum(1).detach())

@@ -1,5 +1,7 @@
 """Active tokens: they equal the padded batch's, and filler changes nothing."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from against_dense import LENGTHS, gradients, padded_batch
@@ -148,6 +150,28 @@ def test_a_bucket_with_more_loss_rows_than_tokens_is_refused():
 
 
 def test_all_tensors_move_to_another_device():
-    moved = gathered(padded_batch()).to("meta")
+    moved = gathered(padded_batch()).with_unused_others(3).to("meta")
     assert all(value.is_meta for name, value in vars(moved).items() if name not in ("max_len", "token_type_ids"))
     assert moved.sizes == gathered(padded_batch()).sizes
+
+
+@pytest.mark.parametrize("bucket", BUCKETS)
+def test_filler_shares_its_target_with_no_other(bucket):
+    tokens = gathered(padded_batch(prompt=5))
+    count = len(tokens.targets)
+    shares = torch.rand(count, 3) / 3
+    taught = replace(tokens, other_targets=torch.arange(3 * count).view(-1, 3), other_shares=shares)
+    filled = taught.filled(BUCKETS[bucket] or tokens.sizes)
+    real = filled.weights == 1
+    assert torch.equal(filled.other_targets[real], taught.other_targets)
+    assert torch.equal(filled.other_shares[real], shares)
+    assert not filled.other_shares[~real].any() and not filled.other_targets[~real].any()
+    assert filled.other_targets.dtype == torch.int64 and filled.other_shares.dtype == torch.float32
+    assert filled.num_others == taught.num_others == 3
+    assert taught.first_token().others is None
+
+
+def test_tokens_without_other_targets_have_none_after_any_change():
+    tokens = gathered(padded_batch())
+    for changed in (tokens, tokens.filled(BUCKETS["much larger"]), tokens.to("cpu"), tokens.with_unused_others(0)):
+        assert changed.others is None and changed.num_others == 0

@@ -3,9 +3,11 @@
 import pytest
 import torch
 from against_dense import dense_losses, gradients, padded_batch
-from builders import make_llama, row_losses
+from builders import make_examples, make_llama, row_losses
 from model_families import MODELS
 from peft import LoraConfig, get_peft_model
+from teachers import dense_losses as dense_taught_losses
+from teachers import taught
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -15,6 +17,7 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.rows.row_plan import RowPlan
 from sebp_edge.sparse.hoist import Hoisted, rows_attention
 from sebp_edge.sparse.sparsify import Sparsified
+from sebp_edge.texts.batches import Collator, pack
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -102,3 +105,59 @@ def test_a_model_with_absolute_positions_has_the_dense_losses():
         with Hoisted(model) as hoisted:
             found = row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def losses_of(rows, examples):
+    """The losses of a micro-batch's loss rows, from hoisted rows or from the drop-in."""
+    if isinstance(rows, Hoisted):
+        return rows.row_losses(pack(examples))
+    batch = Collator(24, 2)(examples)
+    return rows.row_losses(batch.input_ids, batch.plan)
+
+
+def assert_same_gradients(found, expected):
+    assert found.keys() == expected.keys()
+    largest = max(gradient.norm() for gradient in expected.values())
+    for name, gradient in expected.items():
+        assert (gradient - found[name]).norm() <= 1e-5 * gradient.norm() + 1e-7 * largest, name
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("adapt", ["full", "lora"])
+@pytest.mark.parametrize("level", [Hoisted, Sparsified])
+@pytest.mark.parametrize("ks", [(20, 20, 20, 20), (0, 20, 0, 3)], ids=["all taught", "some taught"])
+def test_losses_and_gradients_with_teachers_are_the_dense_ones(family, adapt, level, ks):
+    model = MODELS[family]().double()
+    if adapt == "lora":
+        model = get_peft_model(model, LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False)).double()
+    examples = taught(make_examples([11, 2, 24, 6], prompt=3), ks)
+    expected = dense_taught_losses(model, examples)
+    expected_gradients = gradients(model, expected)
+    with level(model) as rows:
+        found = losses_of(rows, examples)
+        found_gradients = gradients(model, found)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    assert_same_gradients(found_gradients, expected_gradients)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"checkpoints": 2},
+        {"checkpoints": 2, "offload": True, "chunked_blocks": True},
+        {"max_logits": 1},
+        {"max_logits": 4 * 320},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_memory_options_do_not_change_what_is_learnt_of_teachers(options, tied):
+    model = make_llama(tie_word_embeddings=tied, num_hidden_layers=3).double()
+    examples = taught(make_examples([11, 2, 24, 6], prompt=3), (7, 0, 20, 7))
+    expected = dense_taught_losses(model, examples)
+    expected_gradients = gradients(model, expected)
+    with Hoisted(model, **options) as rows:
+        found = losses_of(rows, examples)
+        found_gradients = gradients(model, found)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    assert_same_gradients(found_gradients, expected_gradients)

@@ -1,12 +1,15 @@
 """Examples become right-padded batches with row plans, or the same active tokens packed."""
 
 import random
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
+from teachers import random_teacher, taught
 
+from sebp_edge.errors import OptionError
 from sebp_edge.rows.active_tokens import ActiveTokens
+from sebp_edge.rows.soft_targets import SoftTargets
 from sebp_edge.texts.batches import Collator, pack
 from sebp_edge.texts.examples import Example
 
@@ -77,3 +80,69 @@ def test_packed_tokens_equal_those_gathered_from_the_padded_batch(count):
             assert torch.equal(one, other), field.name
         else:
             assert one == other, field.name
+
+
+def assert_packed_as_gathered(examples):
+    batch = Collator(context_length=64, pad_token_id=0)(examples)
+    packed, gathered = pack(examples), ActiveTokens.gather(batch.input_ids, batch.plan)
+    for field in fields(ActiveTokens):
+        one, other = getattr(packed, field.name), getattr(gathered, field.name)
+        assert torch.equal(one, other) if isinstance(other, torch.Tensor) else one == other, field.name
+    return packed
+
+
+@pytest.mark.parametrize("ks", [(4, 4, 4), (0, 4, 0), (0, 0, 4), (1, 4, 0), (2, 0, 5)])
+def test_a_teachers_tokens_are_the_targets_and_other_targets_of_its_example(ks):
+    examples = taught([example(5), example(8, prompt=4), example(3)], ks)
+    packed = assert_packed_as_gathered(examples)
+    assert packed.num_others == max(ks) - 1
+    for number, own in enumerate(examples):
+        rows = packed.sequences == number
+        targets, others, shares = (part[rows] for part in (packed.targets, packed.other_targets, packed.other_shares))
+        if own.teacher is None:
+            assert targets.tolist() == [label for label in own.labels[1:] if label != IGNORE]
+            assert not shares.any()
+            continue
+        k = own.teacher.k
+        ids = torch.cat([targets[:, None], others], dim=1)[:, :k]
+        assert ids.flatten().tolist() == list(own.teacher.ids)
+        assert torch.equal(shares[:, : k - 1], torch.tensor(own.teacher.shares).view(-1, k)[:, 1:])
+        assert not shares[:, k - 1 :].any()
+
+
+def test_without_teachers_there_are_no_other_targets():
+    packed = assert_packed_as_gathered(some_with_prompts())
+    assert packed.others is None
+
+
+def test_teachers_of_one_token_only_replace_the_labels():
+    examples = taught([example(5), example(8)], (1, 0))
+    packed = assert_packed_as_gathered(examples)
+    assert packed.others is None
+    assert packed.targets.tolist() == [*examples[0].teacher.ids, *range(11, 18)]
+
+
+def test_a_taught_example_without_loss_tokens_adds_no_row():
+    silent = Example([10, 11, 12], [IGNORE] * 3, 0, teacher=SoftTargets([], [], 4))
+    packed = assert_packed_as_gathered([silent, *taught([example(5)], [4])])
+    assert packed.other_targets.shape == (4, 3)
+
+
+def test_a_teacher_of_another_number_of_loss_tokens_is_refused():
+    with pytest.raises(OptionError, match="The teacher has 3 loss tokens and the example 4"):
+        replace(example(5), teacher=random_teacher(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("ids", "shares", "k", "message"),
+    [
+        ([1, 2, 3], [0.5, 0.5], 2, "3 ids and 2 shares in groups of 2"),
+        ([1, 2, 3], [0.5, 0.5, 1.0], 2, "3 ids and 3 shares in groups of 2"),
+        ([1, 2], [0.5, 0.5], 0, "in groups of 0"),
+        ([1, 2, 3, 4], [0.5, 0.5, 0.5, 0.4], 2, "shares sum to 0.9"),
+        ([1], [float("nan")], 1, "shares sum to nan"),
+    ],
+)
+def test_soft_targets_that_are_no_distributions_are_refused(ids, shares, k, message):
+    with pytest.raises(OptionError, match=message):
+        SoftTargets(ids, shares, k)

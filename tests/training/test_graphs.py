@@ -213,7 +213,7 @@ def test_the_loss_curve_agrees_with_that_of_eager_runs(model_folder, tmp_path, m
         personalizer = Personalizer(
             model_folder, recipe=recipe, device="cuda", store=AdapterStore(tmp_path), on_event=events.append
         )
-        personalizer.adapt(texts)
+        personalizer.adapt(texts, fresh=True)
         return torch.tensor([event.loss for event in events if isinstance(event, StepDone)])
 
     captured = curve()

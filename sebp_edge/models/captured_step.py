@@ -1,0 +1,92 @@
+"""Captures the one-token steps of `Answerer` as CUDA graphs, for a few sizes, and replays them.
+
+A step of a small model launches hundreds of short kernels, and the GPU waits for most of them; a replay launches all at
+once. Graphs need fixed sizes, so rows are filled up to a power of 4, and columns to a multiple of 128.
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sebp_edge.errors import CannotCapture
+from sebp_edge.machine.devices import ran_out_of_memory, without_autocast_cache
+from sebp_edge.models.row_cache import RowCache
+
+ROW_FACTOR, COLUMN_STEP = 4, 128
+
+# Takes tokens and their positions, [rows, 1] each, and a number of columns; returns the next tokens, [rows].
+Step = Callable[[Tensor, Tensor, int], Tensor]
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Returns one stream for all captures of a process; cuBLAS keeps a workspace for every stream ever used."""
+    return torch.cuda.Stream(device)
+
+
+def size_holding(rows: int, columns: int, cache: RowCache) -> tuple[int, int]:
+    """Returns the rows and columns of the smallest step that holds these numbers, within the cache."""
+    filled = 1
+    while filled < rows:
+        filled *= ROW_FACTOR
+    return min(filled, cache.rows), min(-(-columns // COLUMN_STEP) * COLUMN_STEP, cache.columns)
+
+
+class CapturedSteps:
+    """Steps on one `RowCache`, captured on first use; they share one memory pool, since they run one after another."""
+
+    def __init__(self, device: torch.device, cache: RowCache, step: Step):
+        self._device, self._cache, self._step = device, cache, step
+        self._pool = torch.cuda.graph_pool_handle()
+        self._captured: dict[tuple[int, int], _CapturedStep] = {}
+
+    def __call__(self, last: list[int], positions: list[int]) -> list[int]:
+        """Returns the next token after each row's last one, whose position is given.
+
+        Raises:
+            CannotCapture: the step ran, but its capture failed; an eager step may take its place.
+            RuntimeError: memory ran out.
+        """
+        rows, columns = size_holding(len(last), max(positions) + 1, self._cache)
+        # A row that only fills up writes its own first column, which no row in use reads.
+        fill = [0] * (rows - len(last))
+        tokens = torch.tensor([last + fill, positions + fill])
+        if (rows, columns) not in self._captured:
+            self._captured[rows, columns] = _CapturedStep(
+                tokens.to(self._device), functools.partial(self._step, width=columns), self._pool
+            )
+        return self._captured[rows, columns](tokens)[: len(last)]
+
+
+class _CapturedStep:
+    """The graph of a step of one size, with the tokens and positions that it reads, [2, rows]."""
+
+    def __init__(self, tokens: Tensor, step: Callable[[Tensor, Tensor], Tensor], pool):
+        self._tokens = tokens
+        ids, positions = tokens[:, :, None]
+        device = tokens.device
+        side, current = _side_stream(device), torch.cuda.current_stream(device)
+        graph = torch.cuda.CUDAGraph()
+        side.wait_stream(current)
+        # If a capture fails at its end, torch leaves the side stream current.
+        with torch.cuda.stream(current), without_autocast_cache(device):
+            # A first run initialises libraries; it writes the same keys and values as the replay.
+            with torch.cuda.stream(side):
+                step(ids, positions)
+            current.wait_stream(side)
+            try:
+                with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+                    self._next = step(ids, positions)
+            except RuntimeError as error:
+                if ran_out_of_memory(error):
+                    raise
+                raise CannotCapture(str(error).splitlines()[0]) from error
+        self._replay = graph.replay
+
+    def __call__(self, tokens: Tensor) -> list[int]:
+        """Returns the next tokens, after copying tokens and positions from the host."""
+        self._tokens.copy_(tokens)
+        self._replay()
+        return self._next.tolist()

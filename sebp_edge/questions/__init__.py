@@ -1,0 +1,17 @@
+"""Questions about a user's notes: made on the machine, trained on, and asked again.
+
+Internal: import from `sebp_edge` or `sebp_edge.research`.
+
+question                what a question is
+asking, examples        a question -> a conversation; questions -> examples to train on, and a quiz
+general_texts           general text that keeps what the model could do before
+answers                 whether a reply gives an answer
+rules                   questions that rules make of a text
+notes, subjects         the structure of a note; what it is about
+facts                   what a rule finds
+structures              facts from lines of "Key: value", lists and tables
+clauses, sentences      English sentences taken apart; facts from them
+wordings                a fact -> many wordings
+values, verbs           kinds of values; forms of English verbs
+word_lists              sets of words
+"""

@@ -1,0 +1,22 @@
+"""Decides whether a reply gives an answer."""
+
+import re
+import unicodedata
+
+# A reply that goes on may name anything; only its beginning counts.
+MAX_WORDS = 40
+_WORD = re.compile(r"\w+", re.UNICODE)
+
+
+def is_right(reply: str, answer: str) -> bool:
+    """Whether the words of the answer stand in the reply, in order and side by side.
+
+    Letters' case and punctuation do not matter. Only the first 40 words of the reply count.
+    """
+    given, expected = _words(reply)[:MAX_WORDS], _words(answer)
+    size = len(expected)
+    return size > 0 and any(given[begin : begin + size] == expected for begin in range(len(given) - size + 1))
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())

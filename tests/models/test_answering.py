@@ -1,0 +1,342 @@
+"""Many prompts answered together: the tokens of each one alone, within the context, whatever the lengths."""
+
+import random
+import weakref
+
+import pytest
+import torch
+from builders import make_llama
+from model_families import DECODERS, MODELS, make_model
+from transformers import BloomConfig, FalconConfig, GenerationConfig
+
+from sebp_edge.errors import CannotCapture, ModelError, TextsError
+from sebp_edge.events import Notice
+from sebp_edge.models import answering, captured_step
+from sebp_edge.models.adaptation import attach, trainable
+from sebp_edge.models.answering import Answerer, answer_all
+from sebp_edge.models.captured_step import size_holding
+from sebp_edge.models.catalog import resolve
+from sebp_edge.models.generation import NonFiniteLogits, end_ids_of, only_config
+from sebp_edge.models.loading import load_base_model
+from sebp_edge.models.row_cache import RowCache, bytes_per_token, masks
+from sebp_edge.recipe import Recipe
+
+ENDS = [7, 8, 9, 10, 11, 12]
+TOGETHER = {**MODELS, **{name: lambda name=name: make_model(DECODERS[name]()) for name in ("gpt2", "cohere", "opt")}}
+ALONE = {
+    "a recurrent state": lambda: make_model(DECODERS["recurrent-gemma"]()),
+    "positions from the mask": lambda: make_model(
+        BloomConfig(vocab_size=320, hidden_size=32, n_layer=2, n_head=4, pad_token_id=2), "eager"
+    ),
+    "longest row": lambda: make_llama(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}),
+}
+
+
+def tokens(draw, length):
+    return [draw.randrange(13, 320) for _ in range(length)]
+
+
+def make_prompts(seed=0):
+    """Questions about notes after a common beginning, prompts of their own, a prefix of others, and duplicates."""
+    draw = random.Random(seed)
+    system, notes = tokens(draw, 9), [tokens(draw, length) for length in (27, 14, 1)]
+    prompts = [system + note + tokens(draw, draw.randint(1, 7)) for note in notes for _ in range(5)]
+    prompts += [tokens(draw, 1), tokens(draw, 2), tokens(draw, 44), system, prompts[3], prompts[3]]
+    draw.shuffle(prompts)
+    return prompts
+
+
+@torch.no_grad()
+def alone(model, prompts, max_new_tokens=14, ends=ENDS):
+    """The tokens of transformers' own generation, one prompt at a time."""
+    ends = sorted({*ends, *end_ids_of(model)})
+    config = GenerationConfig(do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=ends or None, pad_token_id=2)
+    found = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        with only_config(config, model):
+            new = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        new = new[0, len(prompt) :].tolist()
+        found.append(new[:-1] if new[-1] in ends else new)
+    return found
+
+
+def some_ends(model, prompts):
+    """Tokens that end some of the prompts' texts early."""
+    return sorted({new[at] for new, at in zip(alone(model, prompts[:6], ends=[]), (2, 5, 8, 1, 6, 9), strict=True)})
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_llama().eval()
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return load_base_model(resolve("tiny"), Recipe.load("notes"), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("family", TOGETHER)
+def test_the_tokens_are_those_of_each_prompt_alone(family):
+    model, prompts = TOGETHER[family]().eval(), make_prompts()
+    ends = some_ends(model, prompts)
+    answerer = Answerer(model, ends)
+    assert answerer.one_by_one is None
+    found = answerer.answer(prompts, 14)
+    assert found == alone(model, prompts, ends=ends)
+    assert len({tuple(new) for new in found}) > 10
+    assert len({len(new) for new in found}) > 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "options", [{"max_rows": 1}, {"max_rows": 2}, {"max_rows": 5}, {"max_cache_bytes": 1}, {"max_cache_bytes": 60000}]
+)
+def test_batches_of_any_size_give_the_same(model, seed, options):
+    prompts = make_prompts(seed)
+    ends = some_ends(model, prompts)
+    assert Answerer(model, ends, **options).answer(prompts, 14) == alone(model, prompts, ends=ends)
+
+
+def test_small_passes_give_the_same(model, monkeypatch):
+    expected = Answerer(model, ENDS).answer(make_prompts(), 14)
+    for fill_tokens, max_filled_up in ((1, 64), (40, 64), (40, 3), (7, 0)):
+        monkeypatch.setattr(answering, "FILL_TOKENS", fill_tokens)
+        monkeypatch.setattr(answering, "MAX_FILLED_UP", max_filled_up)
+        assert Answerer(model, ENDS).answer(make_prompts(), 14) == expected
+
+
+def test_the_bundled_model_answers_as_alone(tiny):
+    notes = ["The ferry to the island leaves at six from the west pier.", "Bread soup needs stale bread and beans."]
+    questions = ["When does it leave?", "What does it need?", "Who said so?", "Where?"]
+    prompts = [tiny.tokenizer(f"{note}\n\n{asked}")["input_ids"] for note in notes for asked in questions]
+    found = Answerer(tiny.model, []).answer(prompts, 24)
+    assert found == alone(tiny.model, prompts, 24, ends=[tiny.tokenizer.eos_token_id])
+    texts = answer_all(tiny.model, tiny.tokenizer, prompts, [], 24)
+    assert texts == [tiny.tokenizer.decode(new, skip_special_tokens=True).strip() for new in found]
+
+
+def test_an_adapter_takes_part_and_is_not_remembered(tiny):
+    prompts = [tiny.tokenizer(f"The ferry leaves at {hour}.")["input_ids"] for hour in ("six", "seven", "noon")]
+    before = Answerer(tiny.model, []).answer(prompts, 12)
+    adapter = attach(tiny, Recipe.load("notes").replace(r=4), seed=0)
+    with torch.no_grad():
+        for parameter in trainable(adapter):
+            parameter.add_(0.05)
+    found = [Answerer(model, []).answer(prompts, 12) for model in (adapter.model, tiny.model)]
+    expected = alone(tiny.model, prompts, 12, ends=[])
+    adapter.detach()
+    assert found == [expected] * 2
+    assert expected != before == Answerer(tiny.model, []).answer(prompts, 12)
+
+
+@pytest.mark.parametrize("reason", ALONE)
+def test_models_whose_rows_cannot_share_a_batch_are_decoded_one_by_one(reason):
+    model, prompts, checks = ALONE[reason]().eval(), make_prompts()[:4], []
+    answerer = Answerer(model, ENDS, check=lambda: checks.append(1))
+    assert reason in answerer.one_by_one
+    found = answerer.answer(prompts, 5)
+    assert found == alone(model, prompts, 5)
+    assert len(checks) >= sum(map(len, found))
+
+
+def test_attention_without_masks_and_chunked_attention_are_named(model):
+    falcon = FalconConfig(vocab_size=320, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, alibi=True)
+    assert "positions from the mask" in Answerer(make_model(falcon, "eager"), []).one_by_one
+    chunked = make_llama()
+    chunked.config.attention_chunk_size = 8
+    assert "other masks" in Answerer(chunked, []).one_by_one
+    other = make_llama()
+    other.config._attn_implementation = "flash_attention_2"
+    assert "flash_attention_2" in Answerer(other, []).one_by_one
+
+
+def test_no_prompts_and_no_tokens(model):
+    assert Answerer(model, ENDS).answer([], 5) == []
+    assert Answerer(model, ENDS).answer([[20], [21, 22]], 1) == alone(model, [[20], [21, 22]], 1)
+
+
+def test_a_shared_prefix_is_computed_once_and_ended_rows_leave(model):
+    draw, sizes = random.Random(5), []
+    note = tokens(draw, 60)
+    prompts = [[*note, *tokens(draw, 5)] for _ in range(16)]
+    ends = [new[at % 8] for at, new in enumerate(alone(model, prompts, ends=[])[:13])]
+    hook = model.register_forward_pre_hook(
+        lambda module, args, given: sizes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    try:
+        found = Answerer(model, ends).answer(prompts, 30)
+    finally:
+        hook.remove()
+    assert sizes[:2] == [(1, 60), (16, 4)]
+    steps = sizes[2:]
+    assert all(columns == 1 for _, columns in steps)
+    longest = max(map(len, found))
+    assert len(steps) == min(longest + 1, 30)
+    for at, (rows, _) in enumerate(steps):
+        alive = sum(len(new) >= at for new in found)
+        assert alive <= rows < max(2 * alive, 2)
+    assert steps[-1][0] < 16
+
+
+def test_the_context_is_filled_and_never_exceeded(model):
+    limit = model.config.max_position_embeddings
+    prompts = [tokens(random.Random(1), length) for length in (limit - 1, limit - 3, 4)]
+    found = Answerer(model, []).answer(prompts, 10)
+    assert [len(new) for new in found] == [1, 3, 10]
+    for wrong in ([], [20] * limit):
+        with pytest.raises(TextsError, match=f"has {len(wrong)} tokens; expected 1 to {limit - 1} for this model"):
+            Answerer(model, ENDS).answer([[20], wrong], 10)
+    with pytest.raises(ModelError, match="token 320"):
+        Answerer(model, ENDS).answer([[20], [320]], 10)
+
+
+def test_non_finite_logits_are_refused():
+    model = make_llama().eval()
+    model.model.norm.weight.data[0] = torch.nan
+    with pytest.raises(NonFiniteLogits):
+        Answerer(model, ENDS).answer(make_prompts(), 4)
+    model.model.norm.weight.data[0] = torch.inf
+    with pytest.raises(NonFiniteLogits):
+        Answerer(model, ENDS).answer(make_prompts(), 4)
+
+
+def test_check_ends_the_call_and_the_cache_is_freed(model):
+    calls = []
+
+    def check():
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+
+    answerer = Answerer(model, [], check=check)
+    with pytest.raises(KeyboardInterrupt):
+        answerer.answer(make_prompts(), 14)
+    assert len(calls) == 5
+    assert answerer._cache is None
+
+
+def test_the_cache_is_within_its_bytes(model, monkeypatch):
+    caches = []
+
+    class Recorded(RowCache):
+        def __init__(self, rows, columns):
+            super().__init__(rows, columns)
+            caches.append((rows, columns, self))
+
+    monkeypatch.setattr(answering, "RowCache", Recorded)
+    most = 20 * 58 * bytes_per_token(model)
+    Answerer(model, ENDS, max_cache_bytes=most).answer(make_prompts() * 3, 14)
+    assert len(caches) > 1
+    for rows, columns, cache in caches:
+        held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+        assert rows * columns * bytes_per_token(model) <= most
+        assert held == rows * (columns + 1) * bytes_per_token(model)
+
+
+def test_the_cache_is_freed_at_once(model, monkeypatch):
+    caches = []
+
+    class Recorded(RowCache):
+        def __init__(self, rows, columns):
+            super().__init__(rows, columns)
+            assert all(cache() is None for cache in caches)
+            caches.append(weakref.ref(self))
+
+    monkeypatch.setattr(answering, "RowCache", Recorded)
+    Answerer(model, ENDS, max_cache_bytes=20 * 58 * bytes_per_token(model)).answer(make_prompts() * 3, 14)
+    assert len(caches) > 1
+    assert all(cache() is None for cache in caches)
+
+
+def test_a_window_of_one_kind_of_layers_is_masked_in_those_only():
+    found = masks(MODELS["gemma3"](), torch.tensor([[7], [2]]), 9)
+    assert found["full_attention"][0, 0, 0].int().tolist() == [1, 1, 1, 1, 1, 1, 1, 1, 0]
+    assert found["sliding_attention"][0, 0, 0].int().tolist() == [0, 0, 0, 1, 1, 1, 1, 1, 0]
+    assert found["sliding_attention"][1, 0, 0].int().tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "expected"), [(1, 1, (1, 128)), (5, 128, (16, 128)), (17, 129, (40, 256)), (2, 300, (4, 300))]
+)
+def test_captured_sizes_hold_the_rows_and_fit_the_cache(rows, columns, expected):
+    assert size_holding(rows, columns, RowCache(40, 300)) == expected
+
+
+def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model, monkeypatch):
+    notices = []
+
+    class Refusing:
+        def __init__(self, device, cache, step):
+            pass
+
+        def __call__(self, last, positions):
+            raise CannotCapture("it waits for the GPU.")
+
+    monkeypatch.setattr(answering, "CapturedSteps", Refusing)
+    answerer = Answerer(model, ENDS, max_rows=4, on_event=notices.append)
+    answerer._captures = True
+    assert answerer.answer(make_prompts(), 14) == alone(model, make_prompts())
+    assert notices == [Notice("Prompts are answered without CUDA graphs, which is slower: it waits for the GPU.")]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("column_step", [1, 7, 128])
+def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, monkeypatch):
+    sizes = []
+
+    class Eager:
+        def __init__(self, tokens, step, pool):
+            self._step = step
+            sizes.append((tokens.shape[1], step.keywords["width"]))
+
+        def __call__(self, tokens):
+            return self._step(*tokens[:, :, None]).tolist()
+
+    monkeypatch.setattr(captured_step, "_CapturedStep", Eager)
+    monkeypatch.setattr(captured_step, "COLUMN_STEP", column_step)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    model, prompts = MODELS[family]().eval(), make_prompts()
+    ends = some_ends(model, prompts)
+    answerer = Answerer(model, ends, max_rows=9)
+    answerer._captures = True
+    assert answerer.answer(prompts, 14) == alone(model, prompts, ends=ends)
+    assert max(rows for rows, _ in sizes) <= 9
+    assert answerer._cache is None and answerer._captured is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+@pytest.mark.parametrize("family", [name for name in MODELS if name != "gemma2"])
+@pytest.mark.parametrize("max_rows", [3, 64])
+def test_captured_steps_give_the_tokens_of_eager_ones(family, max_rows, monkeypatch):
+    captures, notices = [], []
+
+    class Counted(captured_step._CapturedStep):
+        def __init__(self, *given):
+            super().__init__(*given)
+            captures.append(1)
+
+    monkeypatch.setattr(captured_step, "_CapturedStep", Counted)
+    model, prompts = MODELS[family]().eval().cuda(), make_prompts()
+    eager, captured = (Answerer(model, ENDS, max_rows=max_rows, on_event=notices.append) for _ in range(2))
+    eager._captures = False
+    expected = eager.answer(prompts, 14)
+    assert captures == []
+    assert captured.answer(prompts, 14) == expected
+    assert 1 <= len(captures) < 14
+    assert notices == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
+def test_a_model_that_waits_for_the_gpu_is_answered_eagerly():
+    model, notices = make_llama().eval().cuda(), []
+    expected = Answerer(model, ENDS).answer(make_prompts(), 14)
+
+    def wait(module, arguments):
+        float(arguments[0].sum())
+
+    model.model.norm.register_forward_pre_hook(wait)
+    assert Answerer(model, ENDS, on_event=notices.append).answer(make_prompts(), 14) == expected
+    assert len(notices) == 1 and notices[0].message.startswith("Prompts are answered without CUDA graphs")

@@ -1,0 +1,378 @@
+"""A teacher's tokens stand for its probabilities, and learning them is the cross-entropy with their shares."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+from builders import evaluated, make_examples, make_llama, make_step
+from failing_memory import CPU, RECIPE, Failing, gradients, recovering_learner, uneven_examples
+from graph_learners import LoraAdaptation, drop_graphs, error, make_learner
+from model_families import MODELS
+from teachers import dense_losses, distributions, taught
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sebp_edge.errors import OptionError
+from sebp_edge.events import ExamplesEvaluated, silent
+from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.models.adaptation import attach, trainable
+from sebp_edge.patches.loss import NUM_DRAWN, teacher_tokens
+from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.stopping import StopRequested
+from sebp_edge.texts.batches import Collator, pack
+from sebp_edge.texts.examples import Example
+from sebp_edge.texts.schedule import Schedule
+from sebp_edge.training import teacher as teachers_module
+from sebp_edge.training.teacher import K, taught_by, with_teacher
+
+VOCABULARY = 320
+COLLATOR = Collator(64, 2)
+EXAMPLES = uneven_examples()
+# Some examples have a teacher, of many tokens or few.
+KS = [20, 0, 3, 20, 0, 20, 1, 20]
+ON_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
+]
+
+
+def refuse_hoisting(model):
+    layer = model.model.layers[1].self_attn
+    forward = layer.forward
+    layer.forward = lambda *args, **kwargs: forward(*args, **kwargs, s_aux=torch.ones(1))
+
+
+@torch.no_grad()
+def top_tokens(model, example, k):
+    """The k most probable tokens of each loss token and their probabilities, from all logits."""
+    labels = torch.tensor(example.labels)[1:]
+    logits = model(torch.tensor([list(example.input_ids)]), use_cache=False).logits[0, :-1][labels != IGNORE]
+    probabilities, ids = logits.double().softmax(1).topk(k, dim=1)
+    return ids, probabilities
+
+
+def assert_taught(found, expected_ids, expected_shares, k):
+    """The k most probable tokens have their probabilities, and drawn ones share the rest equally."""
+    all_ids = torch.tensor(found.teacher.ids).view(-1, k + NUM_DRAWN).long()
+    all_shares = torch.tensor(found.teacher.shares).view(-1, k + NUM_DRAWN).double()
+    ids, shares, drawn = all_ids[:, :k], all_shares[:, :k], all_shares[:, k:]
+    torch.testing.assert_close(shares, expected_shares, rtol=1e-4, atol=1e-6)
+    rest = (1 - expected_shares.sum(1, keepdim=True)) / NUM_DRAWN
+    torch.testing.assert_close(drawn, rest.expand_as(drawn), rtol=1e-4, atol=1e-6)
+    assert not (all_ids[:, k:, None] == ids[:, None]).any()
+    # Tokens that are nearly as probable may change places.
+    same = ids == expected_ids
+    assert same.double().mean() > 0.99 if same.numel() else len(ids) == 0
+
+
+@pytest.mark.parametrize("path", ["hoisted", "padded"])
+@pytest.mark.parametrize("k", [1, 2, 20])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3"])
+def test_the_most_probable_tokens_are_those_of_all_logits(family, k, path):
+    model = MODELS[family]().eval()
+    expected = [top_tokens(model, example, k) for example in EXAMPLES]
+    if path == "padded":
+        refuse_hoisting(model)
+    found = with_teacher(model, EXAMPLES, COLLATOR, CPU, silent, k=k)
+    for example, own, pair in zip(EXAMPLES, found, expected, strict=True):
+        assert replace(own, teacher=None) == example
+        assert_taught(own, *pair, k)
+
+
+@pytest.mark.parametrize(
+    "examples",
+    [
+        [],
+        [Example([5, 6], [IGNORE, 6], 0)],
+        [Example([5, 6, 7], [IGNORE] * 3, 0)],
+        [Example([5, 6, 7], [IGNORE] * 3, 0), Example([5, 6, 7], [IGNORE, 6, IGNORE], 1)],
+        [EXAMPLES[0]] * 2,
+    ],
+    ids=["none", "one loss token", "no loss token", "some loss tokens", "one example twice"],
+)
+def test_strange_examples_are_taught(examples):
+    found = with_teacher(make_llama().eval(), examples, COLLATOR, CPU, silent, k=5)
+    assert [replace(own, teacher=None) for own in found] == examples
+    for own in found:
+        assert (own.teacher is None) == (own.num_loss_tokens == 0)
+
+
+def test_a_small_vocabulary_is_taught_whole():
+    model = make_llama(vocab_size=11).eval()
+    example = Example([5, 6, 7, 3], [IGNORE, 6, 7, 3], 0)
+    (found,) = with_teacher(model, [example], COLLATOR, CPU, silent, k=20)
+    assert found.teacher.k == 11
+    assert sorted(found.teacher.ids) == sorted([*range(11)] * 3)
+
+
+def test_a_teacher_may_read_more_than_its_student():
+    model, note = make_llama().eval(), list(range(40, 60))
+    pairs = [
+        (Example(note + list(each.input_ids), [IGNORE] * len(note) + list(each.labels), each.document), each)
+        for each in make_examples([9, 4, 12], prompt=3)
+    ]
+    found = taught_by(model, pairs, COLLATOR, CPU, silent, k=6)
+    for (teacher, student), own in zip(pairs, found, strict=True):
+        assert replace(own, teacher=None) == student
+        assert_taught(own, *top_tokens(model, teacher, 6), 6)
+    alone = with_teacher(model, [student for _, student in pairs], COLLATOR, CPU, silent, k=6)
+    assert all(own.teacher != other.teacher for own, other in zip(found, alone, strict=True))
+
+
+def test_a_pair_with_different_loss_tokens_is_refused_before_anything_is_computed():
+    one, other = make_examples([9, 4])
+    with pytest.raises(OptionError, match="teacher's example has 8 loss tokens and its student's 3"):
+        taught_by(None, [(one, one), (one, other)], COLLATOR, CPU, silent)
+
+
+def test_a_teacher_of_no_tokens_is_refused():
+    with pytest.raises(OptionError, match="k=0"):
+        with_teacher(None, EXAMPLES, COLLATOR, CPU, silent, k=0)
+
+
+def test_with_its_adapter_disabled_a_model_teaches_as_the_base_model(base):
+    expected = with_teacher(base.model, EXAMPLES, COLLATOR, CPU, silent)
+    adaptation = attach(base, RECIPE, 0)
+    with torch.no_grad():
+        for parameter in trainable(adaptation):
+            parameter += 0.05
+    with adaptation.disabled():
+        found = with_teacher(adaptation.model, EXAMPLES, COLLATOR, CPU, silent)
+    adapted = with_teacher(adaptation.model, EXAMPLES, COLLATOR, CPU, silent)
+    for one, other, third in zip(found, expected, adapted, strict=True):
+        assert one.teacher.ids == other.teacher.ids
+        assert list(one.teacher.shares) == pytest.approx(list(other.teacher.shares), rel=1e-4)
+        assert one.teacher != third.teacher
+    assert all(parameter.requires_grad for parameter in trainable(adaptation))
+
+
+def test_progress_is_reported_and_a_check_can_stop_it(monkeypatch):
+    monkeypatch.setattr("sebp_edge.texts.schedule.MAX_EVALUATED_ROWS_CPU", 64)
+    model, events, checks = make_llama().eval(), [], []
+    found = with_teacher(model, EXAMPLES, COLLATOR, CPU, events.append, lambda: checks.append(None))
+    assert [type(event) for event in events] == [ExamplesEvaluated] * len(checks)
+    assert events[-1].done == events[-1].examples == len(EXAMPLES) and len(checks) > 2
+
+    def stop():
+        raise StopRequested
+
+    with pytest.raises(StopRequested):
+        with_teacher(model, EXAMPLES, COLLATOR, CPU, silent, stop)
+    assert not any("forward" in vars(module) for module in model.modules())
+    # Cut differently, the teacher is the same.
+    monkeypatch.undo()
+    for own, other in zip(found, with_teacher(model, EXAMPLES, COLLATOR, CPU, silent), strict=True):
+        assert list(own.teacher.shares) == pytest.approx(list(other.teacher.shares), rel=1e-4)
+
+
+def test_it_continues_with_smaller_micro_batches_if_memory_runs_out(monkeypatch):
+    model = make_llama().eval()
+    expected, sizes = with_teacher(model, EXAMPLES, COLLATOR, CPU, silent), []
+    inner = teachers_module.RowLosses.teacher_tokens
+
+    def failing(self, examples, k):
+        sizes.append(len(examples))
+        with Failing(100) if len(sizes) <= 2 else nullcontext():
+            return inner(self, examples, k)
+
+    monkeypatch.setattr(teachers_module.RowLosses, "teacher_tokens", failing)
+    found = with_teacher(model, EXAMPLES, COLLATOR, CPU, silent)
+    assert sizes[0] == len(EXAMPLES) > max(sizes[2:]) and sum(sizes[2:]) == len(EXAMPLES)
+    for own, other in zip(found, expected, strict=True):
+        # Which tokens are drawn depends on the micro-batch.
+        same = [
+            one == another or number % other.teacher.k >= K
+            for number, (one, another) in enumerate(zip(own.teacher.ids, other.teacher.ids, strict=True))
+        ]
+        assert all(same)
+        assert list(own.teacher.shares) == pytest.approx(list(other.teacher.shares), rel=1e-4)
+
+
+class LargestLogits(TorchDispatchMode):
+    """Records the most rows of any tensor as wide as the vocabulary."""
+
+    rows = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        # A transposed weight is not contiguous.
+        if getattr(out, "shape", ())[1:] == (VOCABULARY,) and out.is_contiguous():
+            self.rows = max(self.rows, len(out))
+        return out
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 1000])
+def test_a_teacher_holds_no_more_logits_than_allowed(rows):
+    model, tokens = make_llama(tie_word_embeddings=False).eval(), pack(EXAMPLES)
+    with Hoisted(model) as hoisted:
+        expected = hoisted.teacher_tokens(tokens, 4)
+    with Hoisted(model, max_logits=rows * VOCABULARY) as hoisted, LargestLogits() as largest:
+        found = hoisted.teacher_tokens(tokens, 4)
+    assert 0 < largest.rows <= min(max(1, rows), len(tokens.targets))
+    assert torch.equal(found[0][:, :4], expected[0][:, :4])
+    torch.testing.assert_close(found[1], expected[1])
+
+
+def test_drawn_tokens_stand_for_the_whole_distribution():
+    logits = torch.randn(1, 300).expand(20_000, -1)
+    ids, shares = teacher_tokens(logits, 5)
+    found = torch.zeros(300).index_add_(0, ids.flatten(), shares.flatten()) / len(ids)
+    torch.testing.assert_close(found, logits[0].softmax(0), rtol=0.1, atol=1e-4)
+
+
+def test_a_row_that_is_certain_draws_nothing():
+    logits = torch.zeros(2, 50).index_fill_(1, torch.tensor([7]), 1e4)
+    ids, shares = teacher_tokens(logits, 3)
+    assert shares[:, 0].tolist() == [1, 1]
+    assert shares[:, 1:].sum() == 0 and bool((ids[:, 0] == 7).all())
+
+
+# ------------------------------------------------------------------------------------------------------------ learning
+
+
+@pytest.mark.usefixtures("plain_graphs")
+@pytest.mark.parametrize("path", ["hoisted", "padded", "graphs"])
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_model_has_nothing_to_learn_of_itself(base, path, method, monkeypatch):
+    recipe = RECIPE.replace(method=method, learning_rate=1e-3)
+    with recovering_learner(base, EXAMPLES, recipe) as learner:
+        learner.inner.remove()
+        own = with_teacher(learner.adaptation.model, EXAMPLES, COLLATOR, CPU, silent, k=VOCABULARY)
+    # The same adaptation again.
+    with recovering_learner(base, EXAMPLES, recipe, padded=path == "padded") as learner:
+        if path == "graphs":
+            learner.inner.begin_graphs()
+        loss, *found = gradients(learner, own, nullcontext(), monkeypatch)
+        _, *hard = gradients(learner, EXAMPLES, nullcontext(), monkeypatch)
+    shares = torch.tensor([share for example in own for share in example.teacher.shares]).double()
+    entropy = -(shares * shares.log()).sum() * VOCABULARY / len(shares)
+    assert float(loss) == pytest.approx(float(entropy), rel=1e-5)
+    size = sum(float(gradient.norm()) for gradient in hard)
+    assert sum(float(gradient.norm()) for gradient in found) < 1e-4 * size
+
+
+@pytest.mark.usefixtures("plain_graphs")
+@pytest.mark.parametrize("path", ["hoisted", "padded", "graphs"])
+@pytest.mark.parametrize("max_rows", [64, 100, 4096])
+def test_however_micro_batches_are_cut_a_step_is_the_dense_one(base, path, max_rows, monkeypatch):
+    examples = taught(EXAMPLES, KS)
+    with recovering_learner(base, examples, max_rows=max_rows, padded=path == "padded") as learner:
+        if path == "graphs":
+            learner.inner.begin_graphs()
+            learner.lay_out(Schedule([[examples]]))
+        loss, *found = gradients(learner, examples, nullcontext(), monkeypatch)
+        held_out = torch.cat([each[1] for each in learner.losses(evaluated(learner, examples))])
+        learner.inner.remove()
+        losses = dense_losses(learner.adaptation.model, examples)
+        mean = float(losses.detach().mean())
+        expected = torch.autograd.grad(losses.mean(), trainable(learner.adaptation))
+    assert float(loss) == pytest.approx(mean, rel=1e-5)
+    assert float(held_out.mean()) == pytest.approx(mean, rel=1e-5)
+    assert error(found, expected) < 1e-4
+
+
+@pytest.mark.usefixtures("plain_graphs")
+def test_micro_batches_without_a_teacher_have_the_graphs_that_they_had(base):
+    soft, hard = taught(EXAMPLES[:3], [20, 20, 0]), EXAMPLES[3:]
+    with recovering_learner(base, EXAMPLES) as learner:
+        learner.inner.begin_graphs()
+        graphs = learner.inner.graphs
+        learner.lay_out(Schedule([[hard]]))
+        graphs.accumulate(pack(hard), 1)
+        assert {key.num_others for key in graphs._captured} == {key.num_others for key in graphs._planned} == {0}
+        (before,) = graphs._captured.values()
+        learner.lay_out(Schedule([[soft, hard]]))
+        assert {key.num_others for key in graphs._planned} == {0, 19}
+        graphs.accumulate(pack(soft), 1)
+        graphs.accumulate(pack(hard), 1)
+        key = next(key for key in graphs._captured if key.num_others == 0)
+        assert graphs._captured[key] is before and len(graphs._captured) == 2
+
+
+def test_a_student_comes_closer_to_its_teacher(base):
+    teacher = with_teacher(make_llama(initializer_range=0.1).eval(), EXAMPLES, COLLATOR, CPU, silent)
+    with recovering_learner(base, teacher, RECIPE.replace(method="full")) as learner:
+        step = make_step(learner, teacher)
+        losses = [float(learner.step(step, 1e-2).loss) for _ in range(20)]
+        learner.inner.remove()
+        mean = dense_losses(learner.adaptation.model, teacher).mean().item()
+    entropy = sum(-(wanted * wanted.clamp(min=1e-30).log()).sum().item() for wanted in map(whole, teacher))
+    entropy /= sum(example.num_loss_tokens for example in teacher)
+    assert mean < losses[-1] < losses[0]
+    assert mean - entropy < 0.8 * (losses[0] - entropy)
+
+
+def whole(example):
+    return distributions(example, VOCABULARY)
+
+
+class TestOnAGpu:
+    """Captured steps on teachers give the eager results."""
+
+    pytestmark = ON_GPU
+
+    @pytest.mark.parametrize(
+        "options",
+        [MemoryOptions(), MemoryOptions(checkpoints=2, offload=True, chunked_blocks=True, small_buffers=True)],
+        ids=["fastest", "least memory"],
+    )
+    def test_captured_gradients_are_the_eager_ones(self, options):
+        examples = taught(make_examples([31, 2, 17, 64, 5, 40], prompt=3), [20, 0, 20, 20, 0, 0])
+        micro_batches = [examples[:3], examples[3:4], examples[4:]]
+        adapted = LoraAdaptation()
+        with make_learner(adapted, examples, options=options) as learner:
+            learner.lay_out(Schedule([micro_batches]))
+            loss, found = step_gradients(learner, micro_batches)
+            again_loss, again = step_gradients(learner, micro_batches[::-1])
+            captured = {key.num_others for key in learner.inner.graphs._captured}
+            eager_loss, eager = step_gradients(drop_graphs(learner), micro_batches)
+        assert captured == {0, 19}
+        adapted.model.to(torch.float32)
+        with make_learner(adapted, examples) as learner:
+            true_loss, truth = step_gradients(drop_graphs(learner), micro_batches)
+        assert abs(loss - true_loss) <= 2 * abs(eager_loss - true_loss) + 1e-2
+        assert again_loss == pytest.approx(loss, rel=1e-5)
+        assert error(found, truth) <= 2 * error(eager, truth) + 1e-4
+        assert error(again, truth) <= 2 * error(eager, truth) + 1e-4
+
+    def test_each_replay_reads_its_own_teacher(self):
+        one, other = (taught(make_examples([31, 17], prompt=3), [20, 20], vocabulary=size) for size in (320, 100))
+        with make_learner(LoraAdaptation(), one) as learner:
+            found = [[each[1] for each in learner.losses(evaluated(learner, each))] for each in (one, other, one)]
+            drop_graphs(learner)
+            eager = [[each[1] for each in learner.losses(evaluated(learner, each))] for each in (one, other)]
+        assert torch.equal(found[0][0], found[2][0])
+        for captured, expected in zip(found, eager, strict=False):
+            torch.testing.assert_close(captured[0], expected[0], rtol=2e-2, atol=2e-2)
+        assert not torch.allclose(found[0][0], found[1][0], rtol=1e-3, atol=1e-3)
+
+    def test_a_step_does_not_wait_for_the_gpu(self):
+        from builders import gpu_sync_forbidden
+
+        examples = taught(make_examples([31, 2, 17, 64, 5, 40]), [20, 0, 20, 20, 0, 0])
+        with make_learner(LoraAdaptation(), examples) as learner:
+            outcome = learner.step(make_step(learner, examples), 1e-3)
+            with gpu_sync_forbidden():
+                again = learner.step(make_step(learner, examples), 1e-3)
+            assert learner.inner.graphs is not None
+        assert float(again.loss) < float(outcome.loss)
+
+    def test_a_teacher_on_a_gpu_is_the_one_on_a_cpu(self):
+        model = make_llama().eval()
+        expected = with_teacher(model, EXAMPLES, COLLATOR, CPU, silent, k=VOCABULARY)
+        found = with_teacher(model.to("cuda"), EXAMPLES, COLLATOR, torch.device("cuda"), silent, k=VOCABULARY)
+        for own, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(whole(own), whole(other), rtol=1e-2, atol=1e-4)
+
+
+def step_gradients(learner, micro_batches):
+    """Runs micro-batches without an update; returns the loss and the gradients."""
+    loss_tokens = sum(example.num_loss_tokens for group in micro_batches for example in group)
+    learner.inner._loss.zero_()
+    for group in micro_batches:
+        (micro_batch,) = learner.limit.cut(group)
+        learner.inner.accumulate(micro_batch, loss_tokens)
+    found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
+    learner.inner._update.reset()
+    return float(learner.inner._loss), found
