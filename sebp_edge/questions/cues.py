@@ -54,7 +54,10 @@ _VALUES = [
     ("label", r"(?:^|[.;] )[A-Z][\w ]{2,24}: (?P<value>[^.;:]{2,50}?)(?=[.;,]|$)"),
     ("name", rf"(?P<value>{_NAME})"),
     ("thing", rf"\b(?P<value>{_PHRASE})"),
-    ("kind", rf"\b(?:is|was|are|were|eats|needs|takes|likes|wants|has|had|bought|got|called) (?P<value>{_NOUN})"),
+    (
+        "kind",
+        rf"\b(?:is|was|are|were|eats|needs|takes|likes|wants|has|had|bought|got) (?!called|named)(?P<value>{_NOUN})",
+    ),
 ]
 _PATTERN = re.compile(
     "|".join(f"(?P<{kind}>{pattern.replace('?P<value>', f'?P<{kind}_value>')})" for kind, pattern in _VALUES)
@@ -150,7 +153,8 @@ def _question(cue: _Cue, subject: str) -> Question | None:
     if not near or len(set(near + about)) < 2:
         return None
     draw, asks = random.Random(cue.sentence + cue.value), _ASKS[cue.kind]
-    title = subject.strip()
+    # A title that gives the answer away is left out.
+    title = "" if _content(subject, "") != about else subject.strip()
     gap = f"{cue.sentence[: cue.begin]}___{cue.sentence[cue.end :]}".strip()
     few = [word for word in whole if draw.random() < 0.6] or near
     first, second, third = asks[0], asks[1 % len(asks)], asks[2 % len(asks)]

@@ -212,7 +212,7 @@ def _encode(conversations: Iterable[_Conversation], tokenizer, context_length: i
     """
     conversations = list(conversations)
     documents = [Document("", with_answers(pairs, tokenizer, text)) for _, pairs, text in conversations]
-    examples, _ = encode(documents, tokenizer, context_length, chat_template=True)
+    examples, _ = encode(documents, tokenizer, context_length, chat_template=bool(tokenizer.chat_template))
     pieces = defaultdict(list)
     for example in examples:
         pieces[example.document].append(example)

@@ -232,3 +232,23 @@ def test_epochs_after_the_last_only_shape_the_learning_rates():
 def test_too_little_text_is_refused():
     with pytest.raises(TextsError, match="Too little text"):
         make_schedules(dataset_of([example(5)]), RECIPE, seed=0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_bound_a_step_and_an_epoch_has_its_least_number_of_steps(seed):
+    draw = random.Random(seed)
+    examples = [example(length := draw.randint(2, 90), draw.randint(1, length - 1)) for _ in range(draw.randint(1, 60))]
+    batch_rows, min_steps = draw.choice([40, 100, 400]), draw.choice([1, 4, 200])
+    (epoch,) = shuffled_batches(examples, 10**6, 1, seed, batch_rows=batch_rows, min_steps=min_steps)
+    assert sorted(map(id, chain.from_iterable(epoch))) == sorted(map(id, examples))
+    longest = max(each.num_active_tokens for each in examples)
+    assert max(sum(each.num_active_tokens for each in batch) for batch in epoch) <= 1.5 * batch_rows + longest
+    if min_steps <= len(examples) // 4:
+        assert len(epoch) >= min_steps / 2
+
+
+def test_few_loss_tokens_in_many_rows_make_several_steps():
+    answers = [example(50, 45, document=number) for number in range(160)]
+    assert len(shuffled_batches(answers, 1024, 1, 0)[0]) == 1
+    assert len(shuffled_batches(answers, 1024, 1, 0, batch_rows=1024)[0]) == 8
+    assert len(shuffled_batches(answers, 1024, 1, 0, min_steps=16)[0]) == 16
