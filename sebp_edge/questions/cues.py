@@ -84,6 +84,8 @@ _STOP = listed("""
     could should may might must if then than there here about into out up down off over under after before again
     too very just only also because who what when where which why how all some any each one
 """)
+# Values that say nothing without what follows them.
+_EMPTY = re.compile(r"(?:an? |the |some |one )?(?:kind|sort|type|lot|bit|few|thing|things|way|one|pair|number|part)")
 _LINE = re.compile(r"^\s*(?:[-*+•]|\d+[.)])?\s*(?:\[[ xX]\]\s*)?(?P<text>.*\S)\s*$")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+(?=[A-Z\d\"'“])")
 _WORD = re.compile(r"[\w'’-]+")
@@ -136,7 +138,7 @@ def _cues(sentence: str, subject: str) -> Iterator[_Cue]:
             at = begin + len(value)
             if not re.match(r"\s+[a-z]+(?:s|ed)\b", sentence[end:]) or value.casefold() in _STOP:
                 continue
-        if value.casefold() in _STOP or value.casefold() in subject.casefold():
+        if value.casefold() in _STOP or _EMPTY.fullmatch(value) or value.casefold() in subject.casefold():
             continue
         yield _Cue(kind, value, sentence, begin, end)
 
