@@ -117,6 +117,7 @@ class ModelInUse:
         """Takes the adapter in use, if any, off the base model, until `restore_adapter` or `use_adapter`."""
         if self.adaptation is not None:
             self.adaptation.detach()
+            self.adaptation = None
 
     def restore_adapter(self, on_event: Sink) -> None:
         """Puts the adapter in use back on the base model, unless there is none or it was deleted."""

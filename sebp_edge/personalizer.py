@@ -35,6 +35,7 @@ from sebp_edge.insight import lr_range
 from sebp_edge.insight.analysis import Analysis, analyze
 from sebp_edge.insight.inspection import Inspection
 from sebp_edge.insight.lr_range import LearningRateRange
+from sebp_edge.insight.replies import interview
 from sebp_edge.interruptions import Interruptions
 from sebp_edge.learning_on.comparison import compare_with_active
 from sebp_edge.learning_on.memory import TextsMemory
@@ -52,6 +53,7 @@ from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokeniz
 from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.preparation import PlannedTraining, Preparation
 from sebp_edge.pruning.semi_structured import semi_structured
+from sebp_edge.questions.interviews import InterviewCache
 from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
 from sebp_edge.saving import NewVersion, describe_location, make_record, save, save_best_state
@@ -224,6 +226,7 @@ class Personalizer:
         texts = [texts] if isinstance(texts, str | Path | Folder | dict) else list(texts)
         with Interruptions() as interruptions, self._exclusive_call(stop_when):
             preparation = self._preparation(self._signal)
+            self.store.delete_questions()  # so that those about the other documents are written without these
 
             def train(remaining: Remaining) -> SavedAdapter:
                 return self._train_again(preparation, remaining, name, interruptions, keep_anyway=keep_anyway)
@@ -521,6 +524,7 @@ class Personalizer:
         """Trains on texts that were read, judges the result and saves it; `compares` it with the active version."""
         if (unused := devices.unused_gpus(self.device)) is not None:
             self._notify(Notice(unused))
+        preparation = self._interviewed(preparation, reading)
         planned, recipe, options = self._plan_within_budget(preparation, reading)
         with self._make_guard(planned) as guard:
             base = self._load(recipe)
@@ -578,6 +582,20 @@ class Personalizer:
             preparation, remaining.reading, name, None, interruptions, begin, keep_anyway=keep_anyway, compares=False
         )
         return self.store.open(name, result.version)
+
+    def _interviewed(self, preparation: Preparation, reading: Reading) -> Preparation:
+        """Returns the preparation with questions that the model itself writes, if the recipe asks for these."""
+        recipe = preparation.recipe
+        if recipe.questions != "rules and model":
+            return preparation
+        if self.memory_budget is not None:  # a training that does not fit is refused before anything is loaded
+            recipe = preparation.plan(reading, loaded_bytes=self.in_use.loaded_bytes).plan.chosen.recipe
+        with self._make_guard(None):
+            base = self._load(recipe.with_defaults())
+            cache = InterviewCache(self.store.questions_folder, self.store.salt(), base.fingerprint)
+            with self._base_model_alone("while it writes questions"), self.in_use.generating(with_adapter=False):
+                written = interview(base, reading, recipe.context_length, cache, preparation.progress)
+        return replace(preparation, interviewed=written)
 
     def _load(self, recipe: Recipe | None = None) -> BaseModel:
         self._signal.check()

@@ -1,5 +1,6 @@
 """Prepares a training: reads and encodes texts, makes schedules and plans the memory."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 
@@ -21,6 +22,8 @@ from sebp_edge.models.architecture import longest_sequence
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer, refuse_unknown_tokens
 from sebp_edge.questions.examples import add_questions
+from sebp_edge.questions.interview import Interviewed
+from sebp_edge.questions.interviews import is_able, to_train
 from sebp_edge.recipe import Recipe
 from sebp_edge.stopping import StopSignal
 from sebp_edge.texts.batches import Collator
@@ -67,6 +70,7 @@ class Preparation:
         active: the active version beside the texts, if it is to be learnt on from.
         start: the version to learn on from; or why there is none, as the end of a sentence.
         sync: whether to forget documents that are gone.
+        interviewed: what the model itself wrote about the documents, by their numbers.
         on_event: receives the events.
     """
 
@@ -81,6 +85,7 @@ class Preparation:
     active: TextsComparison | None = None
     start: Start | str = ""
     sync: bool = False
+    interviewed: Mapping[int, Interviewed] = field(default_factory=dict)
 
     def parse_gpu_memory(self, gpu: str | int) -> int:
         """Returns the memory of an absent GPU in bytes.
@@ -173,7 +178,8 @@ class Preparation:
         dataset = make_dataset(reading, tokenizer, self.recipe, longest, drawing, self.progress)
         if not (self.recipe.questions and dataset.examples):
             return dataset
-        return add_questions(dataset, reading, tokenizer, self.recipe, self.seed, self.progress)
+        others = to_train(self.interviewed, self.seed)
+        return add_questions(dataset, reading, tokenizer, self.recipe, self.seed, self.progress, others)
 
     def _refuse_unlearnable(self, dataset: Dataset, reading: Reading, tokenizer) -> None:
         refuse_unlearnable(dataset.examples, reading.documents, tokenizer, chat_template=self.recipe.chat_template)
@@ -194,6 +200,15 @@ class Preparation:
             message += (
                 f" About {len(asked.without):,} of the documents none could be made: no facts were recognised in them."
             )
+        if self.interviewed:
+            written = sum(each.num_written for each in self.interviewed.values())
+            kept = sum(map(len, to_train(self.interviewed, self.seed).values()))
+            message += (
+                f" The model wrote {written:,} questions about {len(self.interviewed):,} documents; {kept:,} are used: "
+                "with the document, it answered these as it wrote."
+            )
+            if not is_able(self.interviewed.values()):
+                message += " Those are few, so it was not asked about more documents."
         self.on_event(Notice(message))
 
     def schedule(self, dataset: Dataset, planned: PlannedTraining | None = None) -> list[Schedule]:

@@ -13,10 +13,12 @@
     <data folder>/adapters/.lock                the lock for all changes
     <data folder>/adapters/.numbers/<hash>      the highest version number that an adapter's name has had
     <data folder>/adapters/.salt                the salt of the hashes of names
+    <data folder>/adapters/.questions/          questions that models wrote about documents, by the documents' hashes
 
 `sebp_edge.adapters.names` says which folder has which adapter. A version is written into a temporary folder beside the
 adapters' folders, flushed to the disk, and renamed under the lock. Reading takes no lock. A version contains none of
 the user's texts or paths, apart from samples.json and the names of documents.
+The questions are the user's text; `forget`, and removing an adapter, delete all of them.
 """
 
 import dataclasses
@@ -67,6 +69,7 @@ _ACTIVE = "active"
 _LOCK = ".lock"
 _NUMBERS = ".numbers"
 _SALT = ".salt"
+_QUESTIONS = ".questions"
 _SALT_TEXT = re.compile("[0-9a-f]{32}")
 # How many earlier versions a rollback can go back to.
 _MAX_ACTIVATED = 1000
@@ -231,6 +234,20 @@ class AdapterStore:
             "it to count anew."
         )
 
+    @property
+    def questions_folder(self) -> Path:
+        """The folder of the questions that models wrote; it may be deleted at any time, and they are written anew."""
+        return self.folder / _QUESTIONS
+
+    def delete_questions(self) -> None:
+        """Deletes the questions that models wrote.
+
+        Raises:
+            StorageError: they cannot be deleted.
+        """
+        with storage_errors("Cannot delete", self.questions_folder, ""), suppress(FileNotFoundError):
+            shutil.rmtree(self.questions_folder)
+
     def judged_states(self, saved: SavedAdapter) -> list[Path]:
         """Returns the folders of the states that the gate judged; the version's own if it was not trained again.
 
@@ -343,6 +360,8 @@ class AdapterStore:
             self._existing_folder(name)
             versions = self.versions(name) if version is None else [version]
             self._remove(name, versions)
+            if version is None:
+                delete(self.questions_folder)
             self._sweep()
         return self.active_version(name)
 

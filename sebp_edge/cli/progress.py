@@ -37,6 +37,11 @@ from sebp_edge.units import duration, gigabytes
 MAX_LEFT_OUT_LINES = 10
 # Of the right and of the wrong ones.
 MAX_ANSWERS = 3
+_STAGES = {
+    "planning": "planning the memory",
+    "asking": "making questions",
+    "interviewing": "letting the model write questions",
+}
 SECONDS_BETWEEN_LINES = 5
 SECONDS_BETWEEN_PREPARATION_LINES = 2
 # In characters; a progress bar in a narrower window leaves out the tokens per second.
@@ -152,9 +157,7 @@ class ProgressPrinter:
         self._task = self._bar.add_task(what, total=total, figures=figures)
 
     def _preparing(self, event: PreparationProgress) -> None:
-        what = {"planning": "planning the memory", "asking": "making questions"}.get(
-            event.stage, f"{event.stage} the texts"
-        )
+        what = _STAGES.get(event.stage, f"{event.stage} the texts")
         percent = 100 * event.done // max(1, event.total)
         if event.done == 0:
             self._last_print = time.monotonic()

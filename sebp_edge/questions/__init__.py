@@ -6,6 +6,8 @@ question                what a question is
 asking, examples        a question -> a conversation; questions -> examples to train on, and a quiz
 general_texts           general text that keeps what the model could do before
 answers                 whether a reply gives an answer
+interview, interviews   questions that a model writes about documents; about many of them, remembered
+cues                    questions in keywords, about values of known types
 rules                   questions that rules make of a text
 notes, subjects         the structure of a note; what it is about
 facts                   what a rule finds

@@ -17,25 +17,25 @@ def with_answers(pairs: Sequence[tuple[str, str]], tokenizer, document: str | No
     turns = [(_after(document, first), answer), *others]
     if not tokenizer.chat_template:
         *before, (last, answer) = turns
-        return Completion("".join(f"{_plain(q)} {a}\n\n" for q, a in before) + _plain(last), f" {answer}")
-    messages = [
-        {"role": role, "content": content}
-        for turn in turns
-        for role, content in zip(("user", "assistant"), turn, strict=True)
-    ]
-    return Conversation(tuple(messages))
+        return Completion(_plain_turns(before) + _plain(last), f" {answer}")
+    return Conversation(tuple(_messages(turns)))
 
 
-def prompt_for(question: str, tokenizer, document: str | None = None) -> EncodedPrompt:
+def prompt_for(
+    question: str, tokenizer, document: str | None = None, before: Sequence[tuple[str, str]] = ()
+) -> EncodedPrompt:
     """Returns the tokens of a question without its answer, as in `with_answers`.
+
+    Args:
+        before: questions and answers that come before it.
 
     Raises:
         TextsError: the template refuses the question, or it contains a control token.
     """
     asked = _after(document, question)
     if not tokenizer.chat_template:
-        return encode_prompt(_plain(asked), tokenizer, chat=False)
-    return encode_prompt([{"role": "user", "content": asked}], tokenizer, chat=True)
+        return encode_prompt(_plain_turns(before) + _plain(asked), tokenizer, chat=False)
+    return encode_prompt([*_messages(before), {"role": "user", "content": asked}], tokenizer, chat=True)
 
 
 def end_ids(tokenizer) -> list[int]:
@@ -46,6 +46,18 @@ def end_ids(tokenizer) -> list[int]:
 
 def _after(document: str | None, question: str) -> str:
     return question if document is None else f"{document}\n\n{question}"
+
+
+def _messages(turns: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [
+        {"role": role, "content": content}
+        for turn in turns
+        for role, content in zip(("user", "assistant"), turn, strict=True)
+    ]
+
+
+def _plain_turns(turns: Sequence[tuple[str, str]]) -> str:
+    return "".join(f"{_plain(asked)} {answer}\n\n" for asked, answer in turns)
 
 
 def _plain(asked: str) -> str:

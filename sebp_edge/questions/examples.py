@@ -5,7 +5,7 @@ The quiz asks in sentences what is trained on in keywords only: whoever learnt t
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -67,7 +67,13 @@ class _Quizzed:
 
 
 def add_questions(
-    dataset: Dataset, reading: Reading, tokenizer, recipe: Recipe, seed: int, progress: Progress | None = None
+    dataset: Dataset,
+    reading: Reading,
+    tokenizer,
+    recipe: Recipe,
+    seed: int,
+    progress: Progress | None = None,
+    others: Mapping[int, Sequence[Question]] | None = None,
 ) -> Dataset:
     """Returns the dataset with examples of questions about its documents; all documents are then trained on.
 
@@ -76,11 +82,12 @@ def add_questions(
         tokenizer: the base model's tokenizer. Without a chat template, questions are asked in a plain format.
         seed: draws the quiz.
         progress: of the preparation.
+        others: questions besides those of the rules, by the number of their document.
 
     Raises:
         TextsError: there are too few questions.
     """
-    progress = progress or Progress()
+    progress, others = progress or Progress(), others or {}
     contents = {example.document: reading.documents[example.document].content for example in dataset.examples}
     # Records are questions with answers, or conversations, themselves.
     texts = {number: content for number, content in contents.items() if isinstance(content, str)}
@@ -91,7 +98,10 @@ def add_questions(
         cues = ask_by_cues(text, name)
         answers = {cue.answer.casefold() for cue in cues}
         in_keywords += [_Asked(number, text, cue) for cue in cues]
-        asked += [_Asked(number, text, question, question.answer.casefold() in answers) for question in ask(text, name)]
+        asked += [
+            _Asked(number, text, question, question.answer.casefold() in answers)
+            for question in [*ask(text, name), *others.get(number, ())]
+        ]
         progress.advance(len(text))
     progress.end()
     without = sorted(texts.keys() - {each.document for each in [*asked, *in_keywords]})

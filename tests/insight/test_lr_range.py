@@ -8,6 +8,7 @@ import pytest
 import torch
 from builders import make_sentences
 
+from sebp_edge import Personalizer
 from sebp_edge.errors import MachineError, OptionError, TextsError
 from sebp_edge.events import StepDone
 from sebp_edge.insight.lr_range import LearningRateRange, growing_rates
@@ -84,9 +85,13 @@ def weights_of(personalizer):
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_the_model_is_unchanged_and_the_loss_falls_then_diverges(make, method):
+def test_the_model_is_unchanged_and_the_loss_falls_then_diverges(make, tmp_path, method):
     events = []
     personalizer = make(on_event=events.append)
+    if method == "lora":  # an adapter of a random model learns little and never diverges
+        personalizer = Personalizer(
+            "tiny", recipe=personalizer.recipe, device="cpu", store=tmp_path / "tiny", on_event=events.append
+        )
     personalizer.recipe = personalizer.in_use.recipe = personalizer.recipe.replace(method=method)
     personalizer.generate("the ferry", max_new_tokens=1)
     before, modules = weights_of(personalizer)
@@ -96,8 +101,7 @@ def test_the_model_is_unchanged_and_the_loss_falls_then_diverges(make, method):
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())
     assert not any(weight.grad is not None for weight in personalizer.in_use.base.model.parameters())
     assert found.diverged
-    if method == "full":  # an adapter of a random model learns too little
-        assert found.begins <= found.steepest <= found.lowest < found.steps[-1].learning_rate
+    assert found.begins <= found.steepest <= found.lowest < found.steps[-1].learning_rate
     smoothed = [step.smoothed for step in found.steps]
     assert all(loss <= DIVERGED * min(smoothed[: number + 1]) for number, loss in enumerate(smoothed[:-1]))
     average = 0.0
