@@ -1,0 +1,144 @@
+"""The recipe value "rules and model": the model's own questions are asked for, used, remembered and deleted."""
+
+import re
+
+import pytest
+import torch
+from builders import make_llama
+
+from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.errors import Interrupted, MachineError, ModelError
+from sebp_edge.events import ModelLoaded, Notice, PreparationProgress
+from sebp_edge.questions.interview import Interview, Interviewed
+from sebp_edge.questions.question import Question
+
+THINGS = ["boiler", "bicycle", "canoe", "piano", "kettle", "ladder", "lantern", "heap", "gate", "freezer"]
+NOTES = [
+    f"# The {thing}\n\nGreta repaired the {thing} on {day} May. It stands behind the shed. The code is {4000 + day}."
+    for day, thing in enumerate(THINGS, start=3)
+]
+RECIPE = Recipe.load("know").replace(questions="rules and model", epochs=1, general=0.01, r=2, min_steps=1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, tokenizer):
+    folder = tmp_path_factory.mktemp("models") / "long-context"
+    make_llama(max_position_embeddings=1024).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def make(model, tmp_path):
+    def personalizer(**options):
+        events = []
+        made = Personalizer(
+            model,
+            **{"recipe": RECIPE, "device": "cpu", "store": tmp_path / "store", "on_event": events.append} | options,
+        )
+        made.events = events
+        return made
+
+    return personalizer
+
+
+@pytest.fixture
+def able(monkeypatch):
+    """Lets every model write two questions about each document; the list of the documents it was asked about."""
+    asked = []
+
+    def about(_, documents):
+        asked.extend(documents)
+        questions = [
+            Question((f"Colour of item {text[6:9]}?", "Its colour?", f"Item {text[6:9]}, colour?"), (), "the shed")
+            for text in documents
+        ]
+        return [Interviewed((question, question), (), 3) for question in questions]
+
+    monkeypatch.setattr(Interview, "about", about)
+    return asked
+
+
+def notices(personalizer):
+    return " ".join(event.message for event in personalizer.events if isinstance(event, Notice))
+
+
+def num_questions(personalizer):
+    return int(re.search(r"(\d+) questions were made", notices(personalizer))[1])
+
+
+def test_the_models_questions_are_trained_on_and_asked_for_once(make, able):
+    personalizer = make()
+    personalizer.adapt(NOTES, keep_anyway=True)
+    assert sorted(able) == sorted(NOTES)
+    assert "The model wrote 30 questions about 10 documents; 20 are used" in notices(personalizer)
+    rules = make(recipe=RECIPE.replace(questions="rules"))
+    rules.adapt(NOTES, name="rules")
+    assert num_questions(personalizer) == num_questions(rules) + 20
+    again = make()
+    again.adapt(NOTES, fresh=True)
+    assert len(able) == len(NOTES)
+    stages = {event.stage for event in again.events if isinstance(event, PreparationProgress)}
+    assert "interviewing" in stages
+
+
+def test_a_model_that_is_not_able_is_trained_on_the_rules_questions(make):
+    personalizer = make()
+    result = personalizer.adapt(NOTES)
+    assert result.quiz.questions >= 6
+    assert "0 are used" in notices(personalizer) and "not asked about more documents" in notices(personalizer)
+
+
+def test_the_adapter_in_use_is_asked_nothing_and_stays(make, monkeypatch):
+    personalizer = make()
+    personalizer.adapt(NOTES, keep_anyway=True)
+    states = []
+
+    def about(_, documents):
+        states.append([name for name, _ in personalizer.in_use.base.model.named_parameters() if "lora" in name])
+        return [Interviewed((), (), 0) for _ in documents]
+
+    monkeypatch.setattr(Interview, "about", about)
+    personalizer.adapt([*NOTES, NOTES[0].replace("boiler", "kayak")])
+    assert states == [[]]
+    assert personalizer.in_use.adaptation is not None
+
+
+def test_forget_and_remove_delete_the_questions(make, able):
+    personalizer = make()
+    personalizer.adapt(NOTES, keep_anyway=True)
+    folder = personalizer.store.questions_folder
+    assert len(list(folder.iterdir())) == len(NOTES)
+    assert folder.stat().st_mode & 0o077 == 0
+    personalizer.forget("1", NOTES, keep_anyway=True)
+    assert len(list(folder.iterdir())) == len(NOTES) - 1
+    AdapterStore(personalizer.store.folder.parent).remove("default")
+    assert not folder.exists()
+
+
+def test_a_stop_while_the_model_writes_changes_nothing(make, monkeypatch):
+    personalizer = make()
+    personalizer.on_event = lambda event: (
+        personalizer.stop() if isinstance(event, PreparationProgress) and event.stage == "interviewing" else None
+    )
+    with pytest.raises(Interrupted):
+        personalizer.adapt(NOTES)
+    assert personalizer.store.names() == []
+    personalizer.on_event = lambda event: None
+    assert personalizer.adapt(NOTES).quiz is not None
+
+
+def test_a_training_that_does_not_fit_is_refused_before_the_model_is_loaded(make):
+    personalizer = make(memory_budget="1MB")
+    with pytest.raises(MachineError):
+        personalizer.adapt(NOTES)
+    assert not any(isinstance(event, ModelLoaded) for event in personalizer.events)
+
+
+def test_a_model_with_damaged_weights_is_said(make, model):
+    personalizer = make()
+    personalizer.generate("The", max_new_tokens=1)
+    with torch.no_grad():
+        next(personalizer.in_use.base.model.parameters()).fill_(float("nan"))
+    with pytest.raises(ModelError, match="its weights are damaged"):
+        personalizer.adapt(NOTES)
