@@ -6,18 +6,23 @@
 The notes are those of invented people (know_people.py), or with --examples those of examples/notes, with the questions
 of example_questions.toml. "Closed" is the share of right replies to the question alone, "with note" to the question
 below its note. "Own" is the adaptation's own quiz. The seed sets the quiz, the shuffling and the initial weights.
+
+The arms: "sentences" has no questions in keywords, "questions" no general text, "own model" also the model's own
+questions, and "distillation" the base model with the note in its prompt as the teacher of the answers.
 """
 
 import argparse
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import evidence
 import know_people
 import quizzes
+from know_distillation import distilled
 from quizzes import Question
 from sebp_edge import AdapterStore, AdaptResult, Personalizer, Recipe
 from sebp_edge.machine.devices import pick_device
@@ -36,13 +41,17 @@ SOURCES = (
     know_people.KINDS,
     know_people.__file__,
     quizzes.__file__,
+    Path(__file__).with_name("know_distillation.py"),
     __file__,
 )
-# Functions, so that an arm is only loaded when it is asked for.
-ARMS: dict[str, Callable[[], Recipe]] = {
-    "raw notes": lambda: Recipe.load("notes").replace(epochs=10),
-    "questions": lambda: Recipe.load("know").replace(general=0.0),
-    "know": lambda: Recipe.load("know"),
+# A recipe, and how an arm differs from it; see also `as_in`.
+ARMS: dict[str, tuple[str, dict]] = {
+    "raw notes": ("notes", {"epochs": 10}),
+    "sentences": ("know", {}),
+    "questions": ("know", {"general": 0.0}),
+    "know": ("know", {}),
+    "own model": ("know", {"questions": "rules and model"}),
+    "distillation": ("know", {}),
 }
 MAX_NEW_TOKENS = 24
 COLUMNS = {
@@ -92,13 +101,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device")
     evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
-    recipes = {arm: ARMS[arm]() for arm in options.arms}
     records = []
     print(f"{'model':>12}{'person':>14}{'arm':>12}{'seed':>6}", *(f"{name:>15}" for name in COLUMNS), "verdict")
     for model in options.model:
         with cases(options.people, options.notes, examples=options.examples) as found:
             for case in found:
-                for record in measure(model, case, recipes, options.seeds, options.device):
+                for record in measure(model, case, options.arms, options.seeds, options.device):
                     figures = (f"{record[column]:>15{form}}" for column, form in COLUMNS.items())
                     start = f"{record['model'][:11]:>12}{case.name:>14}{record['arm']:>12}{record['seed']:>6}"
                     print(start, *figures, record["verdict"], flush=True)
@@ -118,12 +126,14 @@ def cases(people: list[int], notes: int, *, examples: bool) -> Iterator[list[Cas
         yield [_written(know_people.person(seed, notes), Path(folder) / str(seed)) for seed in people]
 
 
-def measure(model: str, case: Case, recipes: dict[str, Recipe], seeds: list[int], device: str | None) -> Iterator[dict]:
-    """Yields the figures of each recipe and seed; the base model is asked once."""
+def measure(model: str, case: Case, arms: list[str], seeds: list[int], device: str | None) -> Iterator[dict]:
+    """Yields the figures of each arm and seed; the base model is asked once."""
     base_closed, base_with_note = case.ask(Personalizer(model, device=device))
-    for arm, recipe in recipes.items():
+    for arm in arms:
+        recipe, changes = ARMS[arm]
+        recipe = Recipe.load(recipe).replace(**changes)
         for seed in seeds:
-            with tempfile.TemporaryDirectory() as store:
+            with tempfile.TemporaryDirectory() as store, as_in(arm, case):
                 personalizer = Personalizer(model, recipe=recipe, device=device, seed=seed, store=AdapterStore(store))
                 result = personalizer.adapt(case.folder, keep_anyway=True)
                 closed, with_note = case.ask(personalizer)
@@ -139,6 +149,13 @@ def measure(model: str, case: Case, recipes: dict[str, Recipe], seeds: list[int]
                 "with_note": with_note,
                 **cost(result),
             }
+
+
+def as_in(arm: str, case: Case) -> AbstractContextManager:
+    """Context in which the product does what only this arm does."""
+    if arm == "sentences":
+        return patch("sebp_edge.questions.examples.ask_by_cues", lambda text, name: [])
+    return distilled(case.folder) if arm == "distillation" else nullcontext()
 
 
 def cost(result: AdaptResult) -> dict:

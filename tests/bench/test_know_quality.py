@@ -1,13 +1,20 @@
 """The benchmark of what an adapted model knows about notes: its people, its questions, and what counts as right."""
 
+import dataclasses
+
 import pytest
 
 import evidence
+import know_distillation
 import know_people
 import know_quality
 import quizzes
 from quizzes import Question, first_sentence, is_right, stands_in
-from sebp_edge import Recipe
+from sebp_edge import Personalizer, Recipe
+from sebp_edge.memory.options import FASTEST
+from sebp_edge.preparation import Preparation
+from sebp_edge.rows.soft_targets import SoftTargets
+from sebp_edge.stopping import StopSignal
 
 SEEDS = range(6)
 
@@ -208,7 +215,38 @@ def test_every_source_that_is_recorded_exists():
 
 
 def test_the_benchmark_runs(capsys, monkeypatch):
-    monkeypatch.setitem(know_quality.ARMS, "raw notes", lambda: Recipe.load("notes").replace(epochs=1))
+    monkeypatch.setitem(know_quality.ARMS, "raw notes", ("notes", {"epochs": 1}))
     know_quality.main(["--people", "1", "--notes", "5", "--arms", "raw notes", "--device", "cpu"])
     head, row = (line.split() for line in capsys.readouterr().out.splitlines())
     assert head[-1] == "verdict" and row[:5] == ["tiny", "gardener", "1", "raw", "notes"]
+
+
+def test_a_distilled_answer_has_a_teacher_that_agrees_with_it(monkeypatch, tmp_path):
+    person = know_people.person(1, 5)
+    person.write(tmp_path)
+    personalizer = Personalizer("tiny", recipe=Recipe.load("know"), device="cpu", store=tmp_path / "store")
+    base = personalizer.in_use.load(personalizer.on_event)
+    preparation = personalizer._preparation(StopSignal())
+    dataset = preparation.encode(preparation.read(tmp_path), base)
+    seen = []
+
+    def taught_by(model, pairs, *_, **options):
+        seen.extend(pairs)
+        return [with_likeliest(student, agrees=number % 2) for number, (_, student) in enumerate(pairs)]
+
+    monkeypatch.setattr(know_distillation, "taught_by", taught_by)
+    monkeypatch.setattr(Preparation, "teach", lambda self, dataset, base, options: dataset)
+    with know_distillation.distilled(tmp_path):
+        trained = preparation.teach(dataset, base, FASTEST).asked.trained
+    assert len(trained) == len(dataset.asked.trained) > 20
+    assert sum(example.teacher is not None for example in trained) == len(seen) // 2
+    texts = [document.content for document in preparation.read(tmp_path).documents]
+    for teacher, student in seen:
+        assert texts[student.document] in base.tokenizer.decode(teacher.input_ids)
+        assert teacher.num_loss_tokens == student.num_loss_tokens
+
+
+def with_likeliest(example, agrees):
+    answer = [label for label in example.labels if label >= 0]
+    ids = answer if agrees else [answer[0] + 1, *answer[1:]]
+    return dataclasses.replace(example, teacher=SoftTargets(ids, [1.0] * len(ids), 1))
