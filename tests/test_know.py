@@ -17,7 +17,7 @@ from command import records, run
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.adapters.documents import read_history
 from sebp_edge.adapters.record import AdapterRecord
-from sebp_edge.errors import Interrupted, TextsError
+from sebp_edge.errors import Interrupted, ModelError, TextsError
 from sebp_edge.events import (
     ExamplesEvaluated,
     JsonLines,
@@ -29,6 +29,7 @@ from sebp_edge.events import (
 from sebp_edge.insight import replies as asking
 from sebp_edge.insight.forgetting import GeneralLoss
 from sebp_edge.preparation import ASKED_TOGETHER
+from sebp_edge.questions.examples import REPLY_TOKENS
 from sebp_edge.texts.examples import NO_DOCUMENT
 from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.training.quiz import Replies
@@ -210,6 +211,17 @@ def test_all_notes_are_trained_on_and_the_quiz_is_not(learnt):
     assert {document.split for document in learnt.store.documents("default", 1)} == {"train"}
 
 
+def test_notes_that_are_alike_do_not_train_on_the_quiz_of_each_other(make, runs):
+    copies = [f"{note}\n\nSeen again on a walk." for note in NOTES]
+    result = make(recipe=NO_EFFECT).adapt([*NOTES, *copies])
+    asked = [answer.question for answer in result.answers]
+    assert len(asked) == len(set(asked)) > 6
+    texts = decoded(trained_examples(runs[0]), runs[0].base.tokenizer)
+    assert not [question for question in asked if any(question in text for text in texts)]
+    about = [thing for thing in THINGS if any(thing in question for question in asked)]
+    assert all(sum(f"{thing} stands?" in text for text in texts) >= 2 for thing in about)
+
+
 def test_general_text_is_taught_by_the_base_model_and_the_notes_by_themselves(learnt):
     for example in trained_examples(learnt.training):
         assert (example.teacher is not None) == (example.document == NO_DOCUMENT)
@@ -300,6 +312,18 @@ def test_an_adapter_that_answers_less_than_the_active_one_does_not_replace_it(ma
     assert "answers 6 of 12 questions" in result.summary
     assert "but the version that is active answers 12." in result.summary
     assert personalizer.store.active_version("default") == 1
+
+
+def test_an_active_version_that_cannot_be_asked_is_not_replaced(make, tmp_path):
+    other = save_model(tmp_path / "other", make_tokenizer(), initializer_range=0.11)
+    personalizer = make(after=True, model=other)
+    result = personalizer.adapt(NOTES)
+    assert (result.verdict, result.active, result.quiz.right_active) == ("not comparable", False, None)
+    assert result.quiz.right_after >= 5
+    words = "but version 1, which is active, could not be asked: it was made for another base model, micro."
+    assert words in result.summary
+    assert personalizer.store.active_version("default") == 1
+    assert personalizer.store.open("default", 2).record.explanation in result.summary
 
 
 # --------------------------------------------------------------------------------------------- again, and forgetting
@@ -484,6 +508,41 @@ def test_a_note_longer_than_the_context_is_asked_about_without_it(make, runs):
     assert result.quiz.questions_with_note == result.quiz.questions - too_long
 
 
+def test_a_question_longer_than_the_context_is_not_in_the_quiz(make, runs, tmp_path):
+    """The tokenizer makes almost a token of each letter."""
+    long = [f"# The {thing * 15}\n\nThe {thing * 15} stands {ANSWER}." for thing in THINGS]
+    model = save_model(tmp_path / "short", make_tokenizer(), max_position_embeddings=96)
+    result = make(model=model, recipe=NO_EFFECT).adapt([*NOTES, *long])
+    for question in runs[0].dataset.asked.quiz:
+        assert len(question.alone) + REPLY_TOKENS <= 96
+    assert result.quiz.questions_with_note < result.quiz.questions
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("<|end|>{% endgeneration %}", "{% endgeneration %}<|end|>", "leaves the token that ends an answer without"),
+        (
+            "<|end|>{% endgeneration %}",
+            "<|over|>{% endgeneration %}",
+            "The tokenizer returned token 3.., but the model has embeddings for 3.. tokens only",
+        ),
+    ],
+    ids=["end without loss", "unknown token"],
+)
+def test_a_chat_template_that_nothing_can_be_learnt_in_is_refused(make, tmp_path, old, new, words):
+    """Only the questions are rendered with it."""
+    tokenizer = make_tokenizer()
+    assert old in tokenizer.chat_template
+    tokenizer.chat_template = tokenizer.chat_template.replace(old, new)
+    known = len(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|over|>"]})
+    personalizer = make(model=save_model(tmp_path / "model", tokenizer, vocab_size=known), recipe=NO_EFFECT)
+    with pytest.raises(ModelError, match=words):
+        personalizer.adapt(NOTES)
+    assert personalizer.store.names() == []
+
+
 def test_records_are_trained_on_beside_the_questions(make, runs):
     pairs = [{"prompt": f"How much is {n}?", "completion": f"It is {n}, of course."} for n in range(5)]
     result = make().adapt([*NOTES, *pairs])
@@ -510,6 +569,31 @@ def test_the_plan_counts_the_examples_of_questions(make, runs):
     assert sum(len(example.input_ids) for example in trained_examples(training)) > 3 * training.dataset.num_tokens
 
 
+def test_an_inspection_says_what_would_be_asked(make, runs):
+    personalizer = make(after=True)
+    texts = [*NOTES, *OTHER, *WITHOUT_FACTS]
+    found = personalizer.inspect(texts)
+    assert re.fullmatch(r"\d+ questions .* in \d+ examples\. About 2 of the documents none .*", found.asked)
+    assert found.plan is not None and found.refusal == ""
+    assert found.beginning == f"All documents are learnt again, not on top of version 1: {ASKED_TOGETHER}."
+    assert found.expectations[0].startswith("It will answer questions about these notes, not all of them rightly;")
+    assert "fits these texts better" not in found.summary
+    personalizer.adapt(texts)
+    assert found.asked in notices(personalizer)
+
+
+def test_an_inspection_says_that_nothing_is_new(make):
+    found = make(after=True).inspect(NOTES)
+    assert found.plan is None and found.summary.startswith("Nothing is new in 12 documents: version 1 of the adapter")
+
+
+@pytest.mark.parametrize("texts", [WITHOUT_FACTS, GERMAN], ids=["no facts", "German"])
+def test_an_inspection_says_that_too_little_can_be_asked(make, texts):
+    found = make().inspect(texts)
+    assert found.refusal.startswith("Only 0 questions could be made of these documents, ")
+    assert found.plan is None and found.asked == "" and found.documents == len(texts)
+
+
 # ---------------------------------------------------------------------------------------------------- the command line
 
 
@@ -532,6 +616,11 @@ def command(folder, model, tmp_path):
     return ["adapt", folder, "--model", model, "--recipe", recipe]
 
 
+def one_line(output):
+    """Returns an output without its line breaks, which depend on the width of the terminal."""
+    return " ".join(output.split())
+
+
 def test_json_has_the_counts_and_no_word_of_the_notes(command, folder):
     result = run(*command, "--json")
     assert result.exit_code == 0, result.output
@@ -547,15 +636,15 @@ def test_json_has_the_counts_and_no_word_of_the_notes(command, folder):
 def test_the_command_shows_answers_on_the_terminal_and_answers_then(command, model, tmp_path):
     result = run(*command)
     assert result.exit_code == 0, result.output
-    plain = " ".join(result.stdout.split())
+    plain = one_line(result.stdout)
     assert "quiz 0 → 6 of 6 questions answered right" in plain
     assert "with the note 0 → 6 of 6" in plain
     assert "answered wrong:" not in plain
     shown = plain.partition("answered right:")[2]
     assert shown.count("Where does the ") == 3 and shown.count(f"stand? {ANSWER}") == 3
-    assert re.search(r" \d+ questions were made of the documents, in \d+ examples\. ", plain)
+    assert re.search(r"note: \d+ questions were made of the documents, in \d+ examples\.", one_line(result.stderr))
     assert "It answers 6 of 6 questions about your notes (0 before)" in plain
-    assert "It answers 6 of 6 questions about your notes" in " ".join(run("adapters", "show", "default").stdout.split())
+    assert "It answers 6 of 6 questions about your notes" in one_line(run("adapters", "show", "default").stdout)
     page = tmp_path / "page.html"
     assert run("adapters", "report", "default", "--to", page).exit_code == 0
     html = page.read_text(encoding="utf-8")
@@ -569,7 +658,7 @@ def test_the_command_shows_answers_on_the_terminal_and_answers_then(command, mod
 def test_the_command_shows_what_is_answered_wrong_and_exits_with_3(command):
     result = run(*command, "--epochs", 1, "--recipe", write_no_effect(command[-1]))
     assert result.exit_code == 3, result.output
-    plain = " ".join(result.stdout.split())
+    plain = one_line(result.stdout)
     assert "quiz 0 → 0 of 6 questions answered right" in plain
     wrong = plain.partition("answered wrong:")[2]
     assert wrong.count("Where does the ") == wrong.count(f"in the note: {ANSWER}") == 3
