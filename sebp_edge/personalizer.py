@@ -303,8 +303,10 @@ class Personalizer:
             preparation = preparation.starting_at(active, self.store, sync=False)
             dataset, planned, refusal = preparation.make_dataset(reading), None, ""
             beginning = preparation.begin(dataset)
+            is_unchanged = active is not None and active.is_unchanged(sync=False)
             try:
-                if not beginning.has_nothing_new:
+                if not (is_unchanged or beginning.has_nothing_new):
+                    dataset = preparation.ask(dataset, reading)
                     planned = preparation.plan(reading, dataset=dataset, loaded_bytes=self.in_use.loaded_bytes)
             except (MachineError, ModelError, TextsError) as error:
                 refusal = str(error)
@@ -316,7 +318,9 @@ class Personalizer:
                 dataset,
                 local_tokenizer(self.reference),
                 planned and planned.plan,
-                beginning=preparation.describe_beginning(beginning),
+                beginning=UnchangedResult.of(active).summary
+                if is_unchanged
+                else preparation.describe_beginning(beginning),
                 refusal=refusal,
                 own_tokenizer=has_own_tokenizer(self.reference),
             )

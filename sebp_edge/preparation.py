@@ -23,12 +23,12 @@ from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokenizer, refuse_unknown_tokens
 from sebp_edge.questions.examples import add_questions
 from sebp_edge.questions.interview import Interviewed
-from sebp_edge.questions.interviews import is_able, to_train
+from sebp_edge.questions.interviews import summary, to_train
 from sebp_edge.recipe import Recipe
 from sebp_edge.stopping import StopSignal
 from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.dataset import Asked, Dataset, Drawing, make_dataset
-from sebp_edge.texts.learnable import refuse_unlearnable
+from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
+from sebp_edge.texts.learnable import refuse_endless_answers, refuse_unlearnable
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import Reading, read_texts
 from sebp_edge.texts.schedule import Schedule, make_schedules
@@ -108,8 +108,16 @@ class Preparation:
         return read_texts(texts, max(left, MIN_TEXT_BYTES), self.progress)
 
     def make_dataset(self, reading: Reading) -> Dataset:
-        """Returns the dataset for a model that is not loaded."""
-        return self._make_dataset(reading, local_tokenizer(self.reference), read_shape(self.reference).longest)
+        """Returns the dataset for a model that is not loaded, without questions."""
+        return self._read_dataset(reading, local_tokenizer(self.reference), read_shape(self.reference).longest)
+
+    def ask(self, dataset: Dataset, reading: Reading) -> Dataset:
+        """Returns a dataset of `make_dataset` with questions, if the recipe asks any.
+
+        Raises:
+            TextsError: there are too few questions.
+        """
+        return self._ask(dataset, reading, local_tokenizer(self.reference))
 
     def plan(
         self, reading: Reading, *, dataset: Dataset | None = None, loaded_bytes: int = 0, gpu: int | None = None
@@ -117,12 +125,12 @@ class Preparation:
         """Plans a training within the budget, or else within the free memory; loads no model.
 
         Args:
-            dataset: the dataset of `make_dataset`, if it is made already.
+            dataset: the dataset with its questions, if it is made already.
             loaded_bytes: bytes of the model's weights, if the model is loaded already.
             gpu: memory of an absent GPU to plan for, in bytes.
         """
         shape = read_shape(self.reference)
-        dataset = dataset or self.make_dataset(reading)
+        dataset = dataset or self.ask(self.make_dataset(reading), reading)
         self._refuse_unlearnable(dataset, reading, local_tokenizer(self.reference))
         schedules = self.schedule(dataset)
         if gpu is None:
@@ -152,9 +160,10 @@ class Preparation:
         if planned is not None and has_own_tokenizer(self.reference):
             data = planned.dataset
         else:
-            data = self._make_dataset(reading, base.tokenizer, longest_sequence(base.model))
+            data = self._read_dataset(reading, base.tokenizer, longest_sequence(base.model))
+            data = self._ask(data, reading, base.tokenizer)
         self._refuse_unlearnable(data, reading, base.tokenizer)
-        refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.examples))
+        refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.trained))
         self._notify_concerns(data)
         left_out = tuple(asdict(item) for item in data.left_out)
         self.on_event(TextsRead(data.num_documents, len(data.examples), data.num_tokens, data.padding_share, left_out))
@@ -173,9 +182,11 @@ class Preparation:
         """Reports the progress, and lets the preparation be stopped."""
         return Progress(self.on_event, self.signal.check)
 
-    def _make_dataset(self, reading: Reading, tokenizer, longest: int | None) -> Dataset:
+    def _read_dataset(self, reading: Reading, tokenizer, longest: int | None) -> Dataset:
         drawing = Drawing(self.seed, self.earlier)
-        dataset = make_dataset(reading, tokenizer, self.recipe, longest, drawing, self.progress)
+        return make_dataset(reading, tokenizer, self.recipe, longest, drawing, self.progress)
+
+    def _ask(self, dataset: Dataset, reading: Reading, tokenizer) -> Dataset:
         if not (self.recipe.questions and dataset.examples):
             return dataset
         others = to_train(self.interviewed, self.seed)
@@ -183,33 +194,19 @@ class Preparation:
 
     def _refuse_unlearnable(self, dataset: Dataset, reading: Reading, tokenizer) -> None:
         refuse_unlearnable(dataset.examples, reading.documents, tokenizer, chat_template=self.recipe.chat_template)
+        if dataset.asked is not None:
+            refuse_endless_answers(dataset.asked.trained, tokenizer)
 
     def _notify_concerns(self, dataset: Dataset) -> None:
         """Says before the training why the gate will judge nothing, if so."""
         for concern in dataset.concerns:
             self.on_event(Notice(f"{concern} {SAVED_INACTIVE}"))
         if dataset.asked is not None:
-            self._notify_asked(dataset.asked)
+            self.on_event(Notice(dataset.asked.summary))
+            if self.interviewed:
+                self.on_event(Notice(summary(self.interviewed, self.seed)))
         elif dataset.draw.kind == "none":
             self.on_event(Notice(f"{TOO_FEW} {SAVED_INACTIVE}"))
-
-    def _notify_asked(self, asked: Asked) -> None:
-        """Says what was made of the documents, and about how many nothing could be asked."""
-        message = f"{asked.num_questions:,} questions were made of the documents, in {len(asked.trained):,} examples."
-        if asked.without:
-            message += (
-                f" About {len(asked.without):,} of the documents none could be made: no facts were recognised in them."
-            )
-        if self.interviewed:
-            written = sum(each.num_written for each in self.interviewed.values())
-            kept = sum(map(len, to_train(self.interviewed, self.seed).values()))
-            message += (
-                f" The model wrote {written:,} questions about {len(self.interviewed):,} documents; {kept:,} are used: "
-                "with the document, it answered these as it wrote."
-            )
-            if not is_able(self.interviewed.values()):
-                message += " Those are few, so it was not asked about more documents."
-        self.on_event(Notice(message))
 
     def schedule(self, dataset: Dataset, planned: PlannedTraining | None = None) -> list[Schedule]:
         """Returns the schedules of a dataset: the plan's, if the dataset is the plan's.

@@ -86,7 +86,7 @@ def test_a_model_that_is_not_able_is_trained_on_the_rules_questions(make):
     personalizer = make()
     result = personalizer.adapt(NOTES)
     assert result.quiz.questions >= 6
-    assert "0 are used" in notices(personalizer) and "not asked about more documents" in notices(personalizer)
+    assert "0 are used" in notices(personalizer) and "not asked about more" in notices(personalizer)
 
 
 def test_the_adapter_in_use_is_asked_nothing_and_stays(make, monkeypatch):

@@ -87,6 +87,8 @@ def show_inspection(found) -> None:
         show_plan(found.plan)
     for concern in found.concerns:
         out.print(f"[yellow]concern:[/] {escape(concern)}")
+    if found.asked:
+        out.print(found.asked)
     for sentence in found.expectations:
         out.print(escape(sentence), style="dim")
     out.print(f"[{'yellow' if found.refusal else 'green'}]{escape(found.summary)}[/]")

@@ -70,6 +70,7 @@ class Inspection:
         own_tokenizer: whether the model's own tokenizer was used; else the bundled model's.
         split: the parts of the split.
         concerns: what makes a gain on these texts meaningless, a sentence each.
+        asked: what would be asked about the documents, in counts; empty if nothing.
         beginning: what `adapt` would learn on from, why it would learn all again, or that nothing is new; empty if no
             version is active.
         refusal: why `adapt` would refuse these texts; empty if it would not.
@@ -96,6 +97,7 @@ class Inspection:
     own_tokenizer: bool
     split: tuple[Part, ...]
     concerns: tuple[str, ...]
+    asked: str
     beginning: str
     refusal: str
     plan: Plan | None
@@ -128,6 +130,9 @@ class Inspection:
             [documents[number].content for number in texts], recipe, has_template=bool(tokenizer.chat_template)
         )
         fits = fitting_recipe([documents[number].content for number in texts], list(tokens.values()))
+        if recipe.questions and fits not in ("chat", "instruct"):
+            fits = recipe.name  # which suits notes as well
+        learnt = expectation(reference, parameters, is_chat=dataset.is_chat)
         return cls(
             model=reference.public_name,
             recipe=recipe.name,
@@ -146,10 +151,11 @@ class Inspection:
             own_tokenizer=own_tokenizer,
             split=_parts(dataset, tokens),
             concerns=dataset.concerns,
+            asked=dataset.asked.summary if dataset.asked else "",
             beginning=beginning,
             refusal=refusal,
             plan=plan,
-            expectations=(expectation(reference, parameters, is_chat=dataset.is_chat), kind),
+            expectations=(kind,) if recipe.questions else (learnt, kind),
             fitting_recipe=fits,
             rendered=render_examples(dataset.examples, documents, tokenizer, NUM_EXAMPLES),
         )

@@ -57,13 +57,13 @@ class _Quizzed:
     Attributes:
         validated: the wording that chooses the best epoch.
         tested: the wording that is asked in the quiz.
-        trained: the wordings that may be trained on.
+        held_out: the wordings that are not trained on, whichever document they are about.
     """
 
     asked: _Asked
     validated: str
     tested: str
-    trained: tuple[str, ...]
+    held_out: tuple[str, ...]
 
 
 def add_questions(
@@ -119,17 +119,18 @@ def _with_examples(
     seed: int,
 ) -> Dataset:
     size = min(QUIZ_SIZE, max(MIN_QUESTIONS, round(QUIZ_SHARE * len(asked))))
-    quiz = _draw(asked, tokenizer, seed)[:size]
+    length = dataset.context_length
+    quiz = _draw(asked, tokenizer, length, seed)[:size]
     if len(quiz) < MIN_QUESTIONS:
         raise TextsError(
             f"Only {len(quiz)} questions could be made of these documents, but the recipe {recipe.name!r} needs at "
             f"least {MIN_QUESTIONS}; give documents with facts, such as names, dates and amounts, or use the recipe "
             "'notes'."
         )
-    length = dataset.context_length
-    held_out = {id(each.asked.question): each.trained for each in quiz}
+    # Notes that are alike ask the same.
+    held_out = {wording for each in quiz for wording in each.held_out}
     wordings = [
-        (each, held_out.get(id(each.question), each.question.wordings)[:MAX_WORDINGS])
+        (each, tuple(wording for wording in each.question.wordings if wording not in held_out)[:MAX_WORDINGS])
         for each in [*asked, *in_keywords]
     ]
     trained = _encode(chain(_alone(wordings), _after_documents(wordings, tokenizer, seed)), tokenizer, length)
@@ -147,13 +148,17 @@ def _with_examples(
     return replace(dataset, draw=draw, concerns=(), is_chat=bool(tokenizer.chat_template), asked=made)
 
 
-def _draw(asked: list[_Asked], tokenizer, seed: int) -> list[_Quizzed]:
+def _draw(asked: list[_Asked], tokenizer, context_length: int, seed: int) -> list[_Quizzed]:
     """Draws the questions of the quiz: first those that are trained on in keywords, about different documents."""
-    seen, ranked = Counter(), []
+    seen, ranked, drawn = Counter(), [], set()
     for each in random.Random(seed).sample(asked, len(asked)):
         quizzed = _quizzed(each)
-        if quizzed is None or _prompt(quizzed.tested, tokenizer) is None:
+        if quizzed is None or quizzed.tested in drawn:
             continue
+        prompt = _prompt(quizzed.tested, tokenizer)
+        if prompt is None or len(prompt) + REPLY_TOKENS > context_length:
+            continue
+        drawn.add(quizzed.tested)
         seen[each.document] += 1
         ranked.append((not each.in_keywords, seen[each.document], quizzed))
     return [quizzed for *_, quizzed in sorted(ranked, key=lambda key: key[:2])]
@@ -163,9 +168,9 @@ def _quizzed(asked: _Asked) -> _Quizzed | None:
     """Returns the question as the quiz asks it; None if it has too few wordings."""
     question = asked.question
     if asked.in_keywords and len(question.wordings) >= 2:
-        return _Quizzed(asked, question.wordings[1], question.wordings[0], ())
+        return _Quizzed(asked, question.wordings[1], question.wordings[0], question.wordings)
     if len(question.kept_out) >= 2:
-        return _Quizzed(asked, *question.kept_out[:2], question.wordings)
+        return _Quizzed(asked, *question.kept_out[:2], question.kept_out)
     return None
 
 

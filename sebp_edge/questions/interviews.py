@@ -111,6 +111,17 @@ def is_able(interviewed: Collection[Interviewed]) -> bool:
     return confirmed >= MIN_CONFIRMED * len(interviewed)
 
 
+def summary(interviewed: Mapping[int, Interviewed], seed: int) -> str:
+    """Returns what a model wrote and what of it is trained on, in counts."""
+    written = sum(each.num_written for each in interviewed.values())
+    used = sum(map(len, to_train(interviewed, seed).values()))
+    found = (
+        f"The model wrote {written:,} questions about {len(interviewed):,} documents; {used:,} are used: with the "
+        "document, it answered these as it wrote."
+    )
+    return found if is_able(interviewed.values()) else f"{found} Those are few, so it was not asked about more."
+
+
 def to_train(interviewed: Mapping[int, Interviewed], seed: int) -> dict[int, list[Question]]:
     """Returns the questions to train on about each document: what the model knows already is a small part of them."""
     chosen = {number: list(each.questions) for number, each in interviewed.items()}

@@ -66,6 +66,16 @@ class Asked:
     num_questions: int
     without: tuple[str, ...] = ()
 
+    @property
+    def summary(self) -> str:
+        """What was made of the documents, and about how many nothing could be asked, without text."""
+        made = f"{self.num_questions:,} questions were made of the documents, in {len(self.trained):,} examples."
+        if not self.without:
+            return made
+        return (
+            f"{made} About {len(self.without):,} of the documents none could be made: no facts were recognised in them."
+        )
+
 
 @dataclass(frozen=True)
 class Dataset:

@@ -30,6 +30,19 @@ def refuse_unlearnable(examples: list[Example], documents: list[Document], token
     for example in examples:
         content = as_chat(documents[example.document].content, chat_template=chat_template)
         (chats if isinstance(content, Conversation) else texts).append(example)
+    _refuse_endless(texts, chats, tokenizer)
+
+
+def refuse_endless_answers(examples: list[Example], tokenizer) -> None:
+    """Refuses answers to questions, in chats or without a chat template, that the model would never learn to end.
+
+    Raises:
+        ModelError: the end of an answer never has loss.
+    """
+    _refuse_endless(*(([], examples) if tokenizer.chat_template else (examples, [])), tokenizer)
+
+
+def _refuse_endless(texts: list[Example], chats: list[Example], tokenizer) -> None:
     ends = set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id}
     if texts and not _learns_one_of(ends, texts):
         raise ModelError(

@@ -83,7 +83,7 @@ class GateResult:
             concerns: what makes a gain on the texts meaningless, a sentence each.
         """
         if self.quiz is not None:
-            return _explain_quiz(self.quiz, self.verdict)
+            return _explain_quiz(self.quiz, self.verdict, self.active)
         if self.verdict is Verdict.NOT_JUDGED:
             return " ".join(concerns) or (
                 f"The adapter was not judged: that takes at least {MIN_CLUSTERS} documents that are not copies of each "
@@ -138,12 +138,14 @@ class GateResult:
             verdict = Verdict.NO_GAIN
         elif quiz.reads_worse:
             verdict = Verdict.READS_WORSE
+        elif self.active is not None and quiz.active is None:
+            verdict = Verdict.NOT_COMPARABLE
         else:
             verdict = Verdict.WORSE_THAN_ACTIVE if quiz.is_worse_than_active else Verdict.KEPT
         return replace(self, verdict=verdict, quiz=quiz)
 
 
-def _explain_quiz(quiz: QuizResult, verdict: Verdict) -> str:
+def _explain_quiz(quiz: QuizResult, verdict: Verdict, active: ActiveVersion | None) -> str:
     before, after = quiz.score(quiz.before), quiz.score(quiz.after)
     found = (
         f"It answers {after.alone} of {len(quiz.questions)} questions about your notes ({before.alone} before), and "
@@ -155,6 +157,8 @@ def _explain_quiz(quiz: QuizResult, verdict: Verdict) -> str:
         return f"{found}: it reads worse than the base model, so the gate does not keep it; try a lower learning rate."
     if verdict is Verdict.WORSE_THAN_ACTIVE:
         return f"{found}, but the version that is active answers {quiz.score(quiz.active).alone}."
+    if verdict is Verdict.NOT_COMPARABLE:
+        return f"{found}, but version {active.version}, which is active, could not be asked: {active.reason}."
     return f"{found}."
 
 

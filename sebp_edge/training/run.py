@@ -113,7 +113,8 @@ class TrainingRun:
                 phase = f"fold {number}" if self._has_folds else "train"
                 tests.append(self._train_and_test(learner, schedule, phase, starts[number - 1] if starts else None))
             result = gate.judge(*map(HeldOutLoss.merged, zip(*tests, strict=True))) if tests else gate.judge(None, None)
-            if self._has_judged_state:
+            # A quiz judges after the training.
+            if self._has_judged_state and self.dataset.asked is None:
                 self.result = result
             if len(self._schedules) > len(self._judged) and (result.kept or not self._has_judged_state):
                 start = starts[-1] if starts else fresh
