@@ -26,7 +26,7 @@ class ModelInUse:
         base: the base model; None until it is loaded.
         adaptation: the adapter in use; None if there is none, or if the base model was loaded again without it.
         adapter_folder: where the adapter in use is saved; None if there is none.
-        uses_chat_template: whether that adapter's prompts are rendered with the model's chat template.
+        prompts: how that adapter's prompts are rendered (see `AdapterRecord.prompts`).
     """
 
     def __init__(self, reference: ModelReference, recipe: Recipe, device: torch.device):
@@ -34,7 +34,7 @@ class ModelInUse:
         self.base: BaseModel | None = None
         self.adaptation: Adaptation | None = None
         self.adapter_folder: Path | None = None
-        self.uses_chat_template = False
+        self.prompts = "text"
 
     @property
     def loaded_bytes(self) -> int:
@@ -111,7 +111,7 @@ class ModelInUse:
     def use_adapter(self, adaptation: Adaptation, folder: Path, record: AdapterRecord) -> None:
         """Makes an adapter that is attached to the base model, and saved in `folder`, the one in use."""
         self.adaptation, self.adapter_folder = adaptation, folder
-        self.uses_chat_template = record.uses_chat_template
+        self.prompts = record.prompts
 
     def detach_adapter(self) -> None:
         """Takes the adapter in use, if any, off the base model, until `restore_adapter` or `use_adapter`."""
@@ -126,12 +126,12 @@ class ModelInUse:
             if self.adapter_folder is not None:
                 self.adaptation = load(self.base, self.adapter_folder)
         except AdapterError as error:
-            self.adapter_folder, self.uses_chat_template = None, False
+            self.adapter_folder, self.prompts = None, "text"
             on_event(Notice(f"{error} The base model is used from now on."))
 
     @contextmanager
-    def generating(self, *, with_adapter: bool) -> Iterator[bool]:
-        """Context in which the model has the adapter in use, or none; returns whether it expects the chat template.
+    def generating(self, *, with_adapter: bool) -> Iterator[str]:
+        """Context in which the model has the adapter in use, or none; returns how its prompts are rendered.
 
         Raises:
             AdapterError, ModelError: the logits are not finite, with an adapter or without one.
@@ -139,7 +139,7 @@ class ModelInUse:
         used = self.adaptation if with_adapter else None
         try:
             with nullcontext() if used is self.adaptation else self.adaptation.disabled():
-                yield used is not None and self.uses_chat_template
+                yield "text" if used is None else self.prompts
         except NonFiniteLogits as error:
             fault = "computes NaN or infinite logits"
             if used is None:

@@ -53,6 +53,7 @@ from sebp_edge.models.loading import BaseModel, has_own_tokenizer, local_tokeniz
 from sebp_edge.models.sampling import Sampling, check_seed
 from sebp_edge.preparation import PlannedTraining, Preparation
 from sebp_edge.pruning.semi_structured import semi_structured
+from sebp_edge.questions.asking import prompt_for
 from sebp_edge.questions.interviews import InterviewCache
 from sebp_edge.recipe import Recipe
 from sebp_edge.result import AdaptResult
@@ -404,7 +405,8 @@ class Personalizer:
         """Continues a text, or answers the last of several messages; returns the new text.
 
         Messages are rendered with the model's chat template. A text is continued as it is, unless the adapter was
-        trained on more conversations than other documents: then it is rendered as a user message.
+        trained on more conversations than other documents, or on questions: then it is rendered as a user message, or
+        as a question if the model has no chat template.
 
         Args:
             prompt: a text, or messages: `[{"role": "user", "content": "Where is the key?"}]`, with the roles "system",
@@ -444,10 +446,13 @@ class Personalizer:
                 self._load_adapter(adapter, version)
             base = self._load()
             with (
-                self.in_use.generating(with_adapter=adapter is not None) as is_chat,
+                self.in_use.generating(with_adapter=adapter is not None) as rendered_as,
                 semi_structured(base.model) if sparse_kernels else nullcontext(),
             ):
-                encoded = encode_prompt(prompt, base.tokenizer, chat=is_chat)
+                if rendered_as == "question" and isinstance(prompt, str):
+                    encoded = prompt_for(prompt, base.tokenizer)
+                else:
+                    encoded = encode_prompt(prompt, base.tokenizer, chat=rendered_as == "chat")
                 return generate_text(
                     base.model, base.tokenizer, *encoded, sampling, on_text=on_text, check=self._signal.check
                 )

@@ -222,8 +222,10 @@ class Preparation:
         """Returns the preparation of a training that learns on from the active version, if it can."""
         if active is None:
             return replace(self, sync=sync)
-        start = ASKED_TOGETHER if self.recipe.questions else Start.at(active, store)
+        start = Start.at(active, store)
         recipe = self.recipe if isinstance(start, str) else start.fill_in(self.recipe)
+        if self.recipe.questions and not isinstance(start, str):
+            start = ASKED_TOGETHER
         return replace(self, recipe=recipe, active=active, start=start, sync=sync)
 
     def describe_beginning(self, beginning: Beginning) -> str:

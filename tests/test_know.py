@@ -491,8 +491,22 @@ def test_a_model_without_a_chat_template_is_asked_in_the_plain_format(make, runs
     note = NOTES[quizzed.document]
     assert tokenizer.decode(quizzed.with_document) == f"<|bos|>Question: {note}\n\n{quizzed.question}\nAnswer:"
     assert all(text.startswith("<|bos|>Question: ") and "\nAnswer: " in text for text in decoded(asked, tokenizer))
-    prompt = "Question: Where does the samovar stand?\nAnswer:"
-    assert ANSWER in personalizer.generate(prompt, temperature=0, max_new_tokens=16)
+    # A text is asked as the adapter was trained, and the base model continues it.
+    asked = {"prompt": "Where does the samovar stand?", "temperature": 0, "max_new_tokens": 16}
+    assert personalizer.generate(**asked) == f" {ANSWER}"
+    assert ANSWER not in personalizer.generate(**asked, adapter=None)
+
+
+def test_records_alone_are_refused(make):
+    records = [{"prompt": f"Where is item {number}?", "completion": "Here."} for number in range(20)]
+    with pytest.raises(TextsError, match="use the recipe 'instruct' or 'chat'"):
+        make().adapt(records)
+
+
+def test_another_seed_is_the_reason_why_all_is_learnt_again(make, learnt):
+    personalizer = make(after=True, seed=1)
+    personalizer.adapt([*NOTES, NOTES[0].replace("samovar", "abacus")])
+    assert "All documents are learnt again, not on top of version 1: its seed is 0." in notices(personalizer)
 
 
 def test_a_note_longer_than_the_context_is_asked_about_without_it(make, runs):

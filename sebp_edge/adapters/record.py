@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import NoneType
+from typing import Literal
 
 import sebp_edge
 from sebp_edge.errors import AdapterError
@@ -78,6 +79,13 @@ class AdapterRecord:
     def uses_chat_template(self) -> bool:
         """Whether prompts are rendered with the model's chat template."""
         return self.recipe.get("chat_template", False) if self.chat is None else self.chat
+
+    @property
+    def prompts(self) -> Literal["text", "chat", "question"]:
+        """How prompts are rendered: as they are, with the chat template, or as a question in the plain format."""
+        if self.uses_chat_template:
+            return "chat"
+        return "question" if self.recipe.get("questions") else "text"
 
     @property
     def is_interrupted(self) -> bool:

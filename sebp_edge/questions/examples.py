@@ -85,12 +85,16 @@ def add_questions(
         others: questions besides those of the rules, by the number of their document.
 
     Raises:
-        TextsError: there are too few questions.
+        TextsError: there are too few questions, or only records.
     """
     progress, others = progress or Progress(), others or {}
     contents = {example.document: reading.documents[example.document].content for example in dataset.examples}
     # Records are questions with answers, or conversations, themselves.
     texts = {number: content for number, content in contents.items() if isinstance(content, str)}
+    if not texts:
+        raise TextsError(
+            "These documents are questions with answers or conversations already; use the recipe 'instruct' or 'chat'."
+        )
     progress.begin("asking", sum(map(len, texts.values())))
     asked, in_keywords = [], []
     for number, text in texts.items():
