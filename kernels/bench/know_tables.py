@@ -1,6 +1,8 @@
 """The documents' tables of questions about notes."""
 
+from collections import defaultdict
 from collections.abc import Callable
+from statistics import mean
 
 from tables import markdown, recorded, rows
 
@@ -8,20 +10,28 @@ HEAD = ("right answers", "with the note in the prompt", "general loss", "own qui
 
 
 def settings() -> str:
-    """What each value of the recipe know gains and costs."""
+    """What each value of the recipe know gains and costs, as means over seeds."""
+    of_setting = defaultdict(list)
+    for row in rows("know-settings"):
+        of_setting[row["setting"]].append(row)
     body = [
         [
-            row["setting"],
-            f"{row['notes']:.0f}",
-            f"{100 * row['base_closed']:.0f} → {100 * row['closed']:.0f} %",
-            f"{100 * row['base_with_note']:.0f} → {100 * row['with_note']:.0f} %",
-            f"{100 * row['general_rise']:+.1f} %",
-            f"{100 * row['own_right'] / row['own_questions']:.0f} %",
-            f"{row['seconds']:.0f}",
+            setting,
+            f"{mean(row['notes'] for row in own):.0f}",
+            f"{len(own)}",
+            _arrow(own, "base_closed", "closed"),
+            _arrow(own, "base_with_note", "with_note"),
+            f"{100 * mean(row['general_rise'] for row in own):+.1f} %",
+            f"{100 * mean(row['own_right'] / row['own_questions'] for row in own):.0f} %",
+            f"{mean(row['seconds'] for row in own):.0f}",
         ]
-        for row in rows("know-settings")
+        for setting, own in of_setting.items()
     ]
-    return f"{markdown(('setting', 'notes', *HEAD), body)}\n\n{recorded('know-settings')}"
+    return f"{markdown(('setting', 'notes', 'seeds', *HEAD), body)}\n\n{recorded('know-settings')}"
+
+
+def _arrow(own: list[dict], before: str, after: str) -> str:
+    return f"{100 * mean(row[before] for row in own):.0f} → {100 * mean(row[after] for row in own):.0f} %"
 
 
 def teachers() -> str:

@@ -384,6 +384,13 @@ def _head(subject: str) -> str:
     return words[-1]
 
 
+# Given names that look like plurals.
+_NAMES_IN_S = listed("""
+    Agnes Alexis Andreas Anders Barnabas Carlos Charles Dolores Elias Frances Hannes Hans Ines James Jens Jonas Lars
+    Lucas Lukas Marcos Mats Matthias Mercedes Nicholas Nicolas Niels Nils Phineas Rhys Silas Thomas Tobias Zacharias
+""")
+
+
 def _is_plural_noun(word: str) -> bool:
     low = _bare(word)
     return low in ("people", "children", "feet", "mice", "men", "women", "potatoes") or (
@@ -421,7 +428,8 @@ def _named_subject(tokens: list[str], finite: str, note: Note, antecedent: Befor
     if len(tokens) > 1 and tokens[1].lower() in PREPOSITIONS and note.words.is_name(first) and not first.islower():
         return text, is_person_name(first, note.words)
     is_third = finite in THIRD or finite in ("is", "was", "has")
-    if len(tokens) == 1 and not is_third and text not in note.words.names and _is_plural_noun(text):
+    is_known_name = text in note.words.names or text in _NAMES_IN_S
+    if len(tokens) == 1 and not is_third and not is_known_name and _is_plural_noun(text):
         return lower_first(text), False
     if first.lower() in ("next", "spare", "last", "current", "main"):
         return f"the {lower_first(text)}", False
