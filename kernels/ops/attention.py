@@ -12,6 +12,7 @@ memory is short. Elsewhere, and with a softcap, torch attends sequence by sequen
 Shapes: A rows, H heads, G key/value heads, E head size, S sequences, L rows of one sequence.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -54,6 +55,7 @@ def sequence_attention_(
     scores: Scores,
     rotary: tuple[Tensor, Tensor] | None = None,
     max_dq_bytes: int | None = None,
+    continues: Tensor | None = None,
 ) -> Tensor:
     """Attention of sequences that lie one after the other; may rotate `q` and `k` in place.
 
@@ -65,6 +67,8 @@ def sequence_attention_(
         rotary: cosine and sine of each row's angles, [A, E], if q and k are not rotated yet.
         max_dq_bytes: most bytes in which flash attention's backward pass accumulates dq, but never less than one
             key/value head's; None for no limit.
+        continues: int64 [S], the sequence whose keys and values come before those of each sequence, or -1; None if
+            there are none. That sequence continues none itself. Computed one sequence at a time on every device.
 
     Returns:
         [A, H, E]. First-order gradients only, on a GPU.
@@ -74,15 +78,15 @@ def sequence_attention_(
     """
     if scores.window is not None and not scores.causal:
         raise ValueError(f"A window of {scores.window} needs causal attention; leave it out, or ask for causal=True.")
-    if scores.softcap is None and not scores.dropout and backend.runs_short_attention(q_AHE, k_AGE, v_AGE, max_len):
+    if continues is None and scores.softcap is None:
         cos, sin = rotary or (None, None)
-        return _ShortAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores)
-    if backend.runs_flash_attention(q_AHE) and scores.softcap is None:
-        cos, sin = rotary or (None, None)
-        return _FlashAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores, max_dq_bytes)
+        if not scores.dropout and backend.runs_short_attention(q_AHE, k_AGE, v_AGE, max_len):
+            return _ShortAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores)
+        if backend.runs_flash_attention(q_AHE):
+            return _FlashAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores, max_dq_bytes)
     if rotary is not None:
         q_AHE, k_AGE = reference.rotate(q_AHE, *rotary), reference.rotate(k_AGE, *rotary)
-    return _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores)
+    return _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores, continues)
 
 
 class _ShortAttention(torch.autograd.Function):
@@ -182,10 +186,13 @@ def _head_groups(
     return [(slice(ratio * begin, ratio * end), slice(begin, end)) for begin, end in bounds]
 
 
-def _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores: Scores) -> Tensor:
+def _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores: Scores, continues: Tensor | None) -> Tensor:
     lengths = cu_seqlens.diff().tolist()
     attend = _torch_attention if scores.softcap is None else _capped_attention
-    parts = zip(lengths, *(states.split(lengths) for states in (q_AHE, k_AGE, v_AGE)), strict=True)
+    q_S, k_S, v_S = (states.split(lengths) for states in (q_AHE, k_AGE, v_AGE))
+    if continues is not None:
+        k_S, v_S = (_after(states_S, continues.tolist()) for states_S in (k_S, v_S))
+    parts = zip(lengths, q_S, k_S, v_S, strict=True)
     outputs = [
         attend(*(states.transpose(0, 1) for states in (q, k, v)), scores).transpose(0, 1)
         for length, q, k, v in parts
@@ -194,9 +201,17 @@ def _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores: Scores) -> T
     return torch.cat(outputs) if outputs else q_AHE
 
 
+def _after(states_S: Sequence[Tensor], continues: list[int]) -> list[Tensor]:
+    """Returns the keys or values that each sequence sees: its own after those of the one that it continues."""
+    return [
+        states if at < 0 else torch.cat([states_S[at], states]) for at, states in zip(continues, states_S, strict=True)
+    ]
+
+
 def _torch_attention(q_HLE, k_GLE, v_GLE, scores: Scores) -> Tensor:
-    length = q_HLE.shape[1]
-    mask = None if scores.window is None or length <= scores.window else _visible(length, scores, q_HLE.device)
+    length, num_keys = q_HLE.shape[1], k_GLE.shape[1]
+    sees_all_before = length == num_keys and (scores.window is None or length <= scores.window)
+    mask = None if sees_all_before else _visible(length, num_keys, scores, q_HLE.device)
     grouped = q_HLE.shape[0] != k_GLE.shape[0]
     states = (states[None] for states in (q_HLE, k_GLE, v_GLE))
     return F.scaled_dot_product_attention(
@@ -215,14 +230,14 @@ def _capped_attention(q_HLE, k_GLE, v_GLE, scores: Scores) -> Tensor:
     scale = head_size**-0.5 if scores.scale is None else scores.scale
     values_HLL = scores.softcap * torch.tanh(q_HLE @ k_HLE.transpose(1, 2) * (scale / scores.softcap))
     dtype = torch.promote_types(v_HLE.dtype, torch.float32)
-    visible = _visible(length, scores, q_HLE.device)
+    visible = _visible(length, k_HLE.shape[1], scores, q_HLE.device)
     weights_HLL = values_HLL.masked_fill(~visible, -torch.inf).softmax(dim=-1, dtype=dtype)
     return F.dropout(weights_HLL, scores.dropout).to(v_HLE.dtype) @ v_HLE
 
 
-def _visible(length: int, scores: Scores, device: torch.device) -> Tensor:
-    """Which keys each query sees; bool [L, L]."""
-    positions = torch.arange(length, device=device)
-    distance = positions[:, None] - positions[None, :]
-    below = -1 if scores.causal else -length
-    return (distance > below) & (distance < (scores.window or length))
+def _visible(length: int, num_keys: int, scores: Scores, device: torch.device) -> Tensor:
+    """Which keys each query sees; bool [L, K]. The last query is at the last key."""
+    positions = torch.arange(num_keys, device=device)
+    distance = positions[num_keys - length :, None] - positions[None, :]
+    below = -1 if scores.causal else -num_keys
+    return (distance > below) & (distance < (scores.window or num_keys))

@@ -15,6 +15,7 @@ import logging
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.errors import SparsityError
 from sebp_edge.models.shape import Block
 from sebp_edge.ops import Scores, sequence_attention_
 from sebp_edge.ops.attention import dq_buffer_bytes
@@ -89,6 +90,8 @@ class _Forward:
             return type(self._block).forward(self._block, hidden_states, position_embeddings, **inputs)
         if inputs.get("recorded_scores") is not None:
             inputs["recorded_scores"].append(self._scores)
+        if inputs.get("continues") is not None:
+            raise SparsityError("Fused attention does not share prefixes; compute all rows of each sequence.")
         out_1AD = _attend(
             self._block,
             hidden_states,

@@ -30,6 +30,8 @@ class ActiveTokens:
         weights: fp32 [C], the weight of each loss: 1, unless `weighted` scales it; 0 for filler.
         token_type_ids: int64 [A], which text of a pair each token belongs to; None if the model takes none.
         other_targets, other_shares: see `RowPlan`; filler has share 0.
+        continues: int64 [S], the sequence that each sequence continues, or -1; None if none does (see
+            `share_prefixes`).
     """
 
     input_ids: Tensor
@@ -43,6 +45,7 @@ class ActiveTokens:
     token_type_ids: Tensor | None = None
     other_targets: Tensor | None = None
     other_shares: Tensor | None = None
+    continues: Tensor | None = None
 
     @classmethod
     def gather(
@@ -92,6 +95,7 @@ class ActiveTokens:
             token_type_ids=None if self.token_type_ids is None else self.token_type_ids[:1],
             other_targets=None,
             other_shares=None,
+            continues=None,
         )
 
     def with_unused_others(self, number: int) -> "ActiveTokens":
@@ -120,16 +124,21 @@ class ActiveTokens:
     def inputs(self) -> dict[str, Tensor | int | None]:
         """The keyword arguments of a transformers model, with all sequences in one row [1, A]."""
         types = {} if self.token_type_ids is None else {"token_type_ids": self.token_type_ids[None]}
-        return types | {
-            "input_ids": self.input_ids[None],
-            "position_ids": self.position_ids[None],
-            # With a mask of ones, transformers would treat all sequences as one long document.
-            "attention_mask": None,
-            "cu_seq_lens_q": self.cu_seqlens,
-            "cu_seq_lens_k": self.cu_seqlens,
-            "max_length_q": self.max_len,
-            "max_length_k": self.max_len,
-        }
+        shared = {} if self.continues is None else {"continues": self.continues}
+        return (
+            types
+            | shared
+            | {
+                "input_ids": self.input_ids[None],
+                "position_ids": self.position_ids[None],
+                # With a mask of ones, transformers would treat all sequences as one long document.
+                "attention_mask": None,
+                "cu_seq_lens_q": self.cu_seqlens,
+                "cu_seq_lens_k": self.cu_seqlens,
+                "max_length_q": self.max_len,
+                "max_length_k": self.max_len,
+            }
+        )
 
     def filled(self, bucket: Bucket) -> "ActiveTokens":
         """Appends filler up to the sizes of `bucket`, in `bucket.slots` sequences; on the host.

@@ -15,20 +15,28 @@ from sebp_edge.models.small_copy import LONGEST, VOCABULARY, small_copy
 from sebp_edge.patches.agreement import FAILURES, gradients_agree
 from sebp_edge.rows.active_tokens import ActiveTokens
 from sebp_edge.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.rows.shared_prefixes import share_prefixes
 from sebp_edge.sparse.hoist import Hoisted
 
 # Beyond the copy's windows and limits, between the two, and below both.
 LENGTHS = (LONGEST - 4, 24, 7)
+# Tokens that all of them begin with, if prefixes are shared.
+NUM_SHARED = 4
 
 
-def find_copy_mismatch(decoder: nn.Module) -> str | None:
-    """Returns None if a small copy has the same gradients hoisted and padded, else a sentence with the reason."""
+def find_copy_mismatch(decoder: nn.Module, *, shares_prefixes: bool = False) -> str | None:
+    """Returns None if a small copy has the same gradients hoisted and padded, else a sentence with the reason.
+
+    Args:
+        shares_prefixes: whether the hoisted sequences begin alike and compute that once.
+    """
     try:
         model = small_copy(decoder.config, type(decoder)).model
-        input_ids_BT, plan = _batch()
+        input_ids_BT, plan = _batch(NUM_SHARED if shares_prefixes else 0)
         expected = _gradients(model, lambda: _padded_losses(model, input_ids_BT, plan))
         with Hoisted(model) as hoisted:
             tokens = ActiveTokens.gather(input_ids_BT, plan)
+            tokens = share_prefixes(tokens, NUM_SHARED) if shares_prefixes else tokens
             found = _gradients(model, lambda: hoisted.row_losses(tokens))
     except SparsityError as error:
         return str(error)
@@ -41,14 +49,15 @@ def find_copy_mismatch(decoder: nn.Module) -> str | None:
     return "gradients of a small copy differ between active rows and the padded batch."
 
 
-def _batch() -> tuple[Tensor, RowPlan]:
-    """Token ids [B, T], padded on the right with token 0, and their plan."""
+def _batch(num_shared: int) -> tuple[Tensor, RowPlan]:
+    """Token ids [B, T], padded on the right with token 0, and their plan; the first are the same, without loss."""
     draw = torch.Generator().manual_seed(0)
     input_ids_BT = torch.randint(1, VOCABULARY, (len(LENGTHS), max(LENGTHS)), generator=draw)
+    input_ids_BT[:, :num_shared] = input_ids_BT[0, :num_shared]
     is_padding_BT = torch.arange(max(LENGTHS)) >= torch.tensor(LENGTHS)[:, None]
-    return input_ids_BT.masked_fill(is_padding_BT, 0), RowPlan.from_labels(
-        input_ids_BT.masked_fill(is_padding_BT, IGNORE)
-    )
+    labels_BT = input_ids_BT.masked_fill(is_padding_BT, IGNORE)
+    labels_BT[:, : num_shared + 1] = IGNORE
+    return input_ids_BT.masked_fill(is_padding_BT, 0), RowPlan.from_labels(labels_BT)
 
 
 def _padded_losses(model: nn.Module, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:

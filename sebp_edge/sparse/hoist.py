@@ -175,6 +175,7 @@ def rows_attention(
     cu_seq_lens_k: Tensor | None = None,
     max_length_k: int | None = None,
     recorded_scores: list[Scores] | None = None,
+    continues: Tensor | None = None,
     **others,
 ) -> tuple[Tensor, None]:
     """Computes attention within each of the concatenated sequences; has the signature that transformers calls.
@@ -184,6 +185,7 @@ def rows_attention(
         cu_seq_lens_q: int32 [B + 1], where each sequence begins.
         max_length_q: the length of the longest sequence, or an upper bound of it.
         recorded_scores: a list to which the options of the layer's scores are appended.
+        continues: int64 [B], the sequence that each sequence continues, or -1; None if none does.
 
     Returns:
         [1, A, H, E], and None for the attention weights.
@@ -204,7 +206,7 @@ def rows_attention(
     if recorded_scores is not None:
         recorded_scores.append(scores)
     states = (states.squeeze(0).transpose(0, 1) for states in (query_1HAE, key_1GAE, value_1GAE))
-    return sequence_attention_(*states, cu_seq_lens_q, max_length_q, scores)[None], None
+    return sequence_attention_(*states, cu_seq_lens_q, max_length_q, scores, continues=continues)[None], None
 
 
 AttentionInterface.register(ATTENTION, rows_attention)

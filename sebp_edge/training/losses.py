@@ -5,6 +5,10 @@ from torch import Tensor, nn
 
 from sebp_edge.events import Notice, Sink
 from sebp_edge.memory.options import FASTEST, MAX_PADDED_LOGITS, MemoryOptions
+from sebp_edge.models.lora import without_adapter
+from sebp_edge.rows.active_tokens import ActiveTokens
+from sebp_edge.rows.shared_prefixes import share_prefixes
+from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.sparse.hoist_if_exact import hoist_if_exact
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.texts.batches import Collator, pack
@@ -43,6 +47,9 @@ class RowLosses:
             chunked_blocks=options.chunked_blocks,
             max_logits=options.max_logits,
         )
+        # GPUs have no kernels for attention to a shared prefix.
+        on_cpu = device.type == "cpu" and self.hoisted is not None
+        self._shares_prefixes = on_cpu and find_copy_mismatch(without_adapter(model), shares_prefixes=True) is None
         self._padded = Sparsified(model) if self.hoisted is None else None
         self.limit = RowLimit.on(device, options.max_rows)
         if reason is not None:
@@ -53,7 +60,7 @@ class RowLosses:
     def __call__(self, examples: list[Example]) -> tuple[Tensor, Tensor]:
         """Returns the losses of a micro-batch's loss rows in nats, fp32 [C], and the example of each, int64 [C]."""
         if self.hoisted is not None:
-            tokens = pack(examples)
+            tokens = self._pack(examples)
             return self.hoisted.row_losses(tokens.to(self._device)), tokens.sequences
         batch = self._collator(examples)
         losses = self._padded.row_losses(batch.input_ids.to(self._device), batch.plan.to(self._device))
@@ -62,9 +69,13 @@ class RowLosses:
     def teacher_tokens(self, examples: list[Example], k: int) -> tuple[Tensor, Tensor]:
         """Returns a few tokens of each loss row, int64 [C, K], and their shares; see `teacher_tokens`."""
         if self.hoisted is not None:
-            return self.hoisted.teacher_tokens(pack(examples).to(self._device), k)
+            return self.hoisted.teacher_tokens(self._pack(examples).to(self._device), k)
         batch = self._collator(examples)
         return self._padded.teacher_tokens(batch.input_ids.to(self._device), batch.plan.to(self._device), k)
+
+    def _pack(self, examples: list[Example]) -> ActiveTokens:
+        tokens = pack(examples)
+        return share_prefixes(tokens) if self._shares_prefixes else tokens
 
     def __enter__(self) -> "RowLosses":
         return self

@@ -150,7 +150,8 @@ def test_a_bucket_with_more_loss_rows_than_tokens_is_refused():
 
 
 def test_all_tensors_move_to_another_device():
-    moved = gathered(padded_batch()).with_unused_others(3).to("meta")
+    tokens = gathered(padded_batch()).with_unused_others(3)
+    moved = replace(tokens, continues=torch.tensor([-1, 0])).to("meta")
     assert all(value.is_meta for name, value in vars(moved).items() if name not in ("max_len", "token_type_ids"))
     assert moved.sizes == gathered(padded_batch()).sizes
 

@@ -19,8 +19,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from sebp_edge.events import Notice
+from sebp_edge.events import Notice, silent
 from sebp_edge.models.small_copy import LONGEST, SCALED_FROM, VOCABULARY, WINDOW, small_copy
+from sebp_edge.ops import sequence_attention_
+from sebp_edge.sparse import hoist
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
@@ -56,6 +58,35 @@ def make(config) -> PreTrainedModel:
 @pytest.mark.parametrize("family", HOISTED)
 def test_families_that_pass_windows_and_lengths_to_attention_are_exact(family):
     assert find_copy_mismatch(make(HOISTED[family])) is None
+    assert find_copy_mismatch(make(HOISTED[family]), shares_prefixes=True) is None
+
+
+def forgetting_prefixes(*states_and_lengths, continues):
+    return sequence_attention_(*states_and_lengths)
+
+
+def test_attention_that_ignores_a_shared_prefix_is_detected_and_not_used(monkeypatch):
+    model = make(HOISTED["llama"])
+    monkeypatch.setattr(hoist, "sequence_attention_", forgetting_prefixes)
+    assert "gradients of a small copy differ" in find_copy_mismatch(model, shares_prefixes=True)
+    assert find_copy_mismatch(model) is None
+    assert rows_computed(model) == 2 * 23
+
+
+def test_a_micro_batch_computes_what_its_sequences_begin_with_once():
+    assert rows_computed(make(HOISTED["llama"])) == 20 + 2 * 3
+
+
+def rows_computed(model) -> int:
+    """The rows of the embedding for two sequences of 24 tokens, of which the first 20 are the same."""
+    ids = [[*range(1, 21), *range(start, start + 4)] for start in (30, 40)]
+    examples = [Example(one, [-100] * 21 + one[21:], 0) for one in ids]
+    computed = []
+    with RowLosses(model, examples, Collator(96, 0), torch.device("cpu"), silent) as rows:
+        hook = model.get_input_embeddings().register_forward_hook(lambda _, inputs, out: computed.append(out.shape[1]))
+        rows(examples)
+        hook.remove()
+    return computed[-1]  # after trials
 
 
 def test_a_window_that_only_the_mask_applies_is_detected_at_any_length():
