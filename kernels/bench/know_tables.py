@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from statistics import mean
 
-from tables import markdown, recorded, rows
+from tables import NOT_RECORDED, if_recorded, index, markdown, recorded, rows
 
 HEAD = ("right answers", "with the note in the prompt", "general loss", "own quiz", "adapt, s")
 
@@ -40,4 +40,43 @@ def teachers() -> str:
     return f"{markdown(('teacher on general text', 'general loss'), body)}\n\n{recorded('know-teachers')}"
 
 
-TABLES: dict[str, Callable[[], str]] = {"know-settings": settings, "know-teachers": teachers}
+def decoding() -> str:
+    """Batched decoding beside one prompt at a time and beside padded batches."""
+    results = sorted(name for name in index() if name.startswith("batched-decoding-"))
+    if not results:
+        return NOT_RECORDED
+    body = [
+        [
+            row["method"],
+            row["dtype"],
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['times_alone']:.1f}",
+            f"{100 * row['equal']:.0f} %",
+        ]
+        for result in results
+        for row in rows(result)
+    ]
+    head = ("prompts are decoded", "dtype", "tokens per second", "times as fast", "equal replies")
+    return f"{markdown(head, body)}\n\n{recorded(*results)}"
+
+
+def prefixes() -> str:
+    """Steps with a system prompt that is computed once."""
+
+    def table() -> str:
+        body = [
+            [row["computed"], f"{row['rows']:,}", f"{row['seconds']:.1f}", f"{row['times_faster']:.2f}"]
+            for row in rows("shared-prefixes")
+        ]
+        head = ("the system prompt is computed", "rows", "s", "times as fast")
+        return f"{markdown(head, body)}\n\n{recorded('shared-prefixes')}"
+
+    return if_recorded("shared-prefixes", table)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "know-settings": settings,
+    "know-teachers": teachers,
+    "batched-decoding": decoding,
+    "shared-prefixes": prefixes,
+}

@@ -25,6 +25,7 @@ class RowLosses:
 
     Attributes:
         hoisted: the handle of a model that computes active rows only; None if it computes padded batches.
+        shares_prefixes: whether what sequences begin with in common is computed once.
         limit: the maximum number of rows of a micro-batch.
     """
 
@@ -49,7 +50,7 @@ class RowLosses:
         )
         # GPUs have no kernels for attention to a shared prefix.
         on_cpu = device.type == "cpu" and self.hoisted is not None
-        self._shares_prefixes = on_cpu and find_copy_mismatch(without_adapter(model), shares_prefixes=True) is None
+        self.shares_prefixes = on_cpu and find_copy_mismatch(without_adapter(model), shares_prefixes=True) is None
         self._padded = Sparsified(model) if self.hoisted is None else None
         self.limit = RowLimit.on(device, options.max_rows)
         if reason is not None:
@@ -75,7 +76,7 @@ class RowLosses:
 
     def _pack(self, examples: list[Example]) -> ActiveTokens:
         tokens = pack(examples)
-        return share_prefixes(tokens) if self._shares_prefixes else tokens
+        return share_prefixes(tokens) if self.shares_prefixes else tokens
 
     def __enter__(self) -> "RowLosses":
         return self

@@ -16,7 +16,10 @@ def data(tmp_path):
     """A folder like --data, with a few records of each kind that have to be left out."""
     said = [{"input": ENGLISH, "output": f"In a box that is {number} feet long."} for number in range(8)]
     said += [
-        {"input": "### Human: Wie halte ich Brot frisch? ### Assistant:", "output": "In einem Kasten aus Holz."},
+        {
+            "input": "### Human: Wie halte ich Brot frisch? ### Assistant:",
+            "output": "In einem Kasten aus Holz, der nicht ganz dicht ist und im Keller steht, wo es kühl ist.",
+        },
         {"input": f"### Human: And then? ### Assistant: Yes. {ENGLISH}", "output": "It is what I have said."},
         {"input": ENGLISH, "output": "It is so. " * 1000},
     ]
@@ -51,8 +54,9 @@ def test_the_seed_draws_the_records(data):
         assert draw(data, random.Random(0)) == draw(data, random.Random(0)) != draw(data, random.Random(1))
 
 
-def test_the_benchmark_runs(data, capsys):
+def test_the_benchmark_runs(data, capsys, monkeypatch):
+    monkeypatch.setattr(chat_settings, "NUM_RECORDS", 160)
+    monkeypatch.setitem(chat_settings.TEXTS, "instruct", {"short answers": chat_settings.short_answers})
     options = ["--model", "tiny", "--data", data, "--recipes", "instruct", "--seeds", "0", "--only", "2 epochs"]
     chat_settings.main([*map(str, options), "--device", "cpu"])
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("instruct choices 2 epochs 0 ") and second.startswith("instruct short answers 2 epochs 0 ")
+    assert capsys.readouterr().out.startswith("instruct short answers 2 epochs 0 ")
