@@ -5,6 +5,7 @@ document in its prompt it must give that answer again, whichever way it is asked
 """
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -98,12 +99,15 @@ class Interview:
         parts = [(number, part) for number, text in enumerate(documents) for part in self._parts(text)]
         written = [(number, each) for (number, _), own in zip(parts, self._write(parts), strict=True) for each in own]
         checked = self._keep_confirmed([each for _, each in written])
-        found = [([], [], []) for _ in documents]
+        new, known, num_written = defaultdict(list), defaultdict(list), Counter()
         for (number, _), question, is_known in zip(written, checked, self._are_known(checked), strict=True):
-            found[number][2].append(question)
+            num_written[number] += 1
             if question is not None:
-                found[number][is_known].append(question)
-        return [Interviewed(tuple(new), tuple(known), len(all_)) for new, known, all_ in found]
+                (known if is_known else new)[number].append(question)
+        return [
+            Interviewed(tuple(new[number]), tuple(known[number]), num_written[number])
+            for number in range(len(documents))
+        ]
 
     def _parts(self, text: str) -> Iterator[str]:
         """Yields paragraphs together, as many as fit into a prompt."""

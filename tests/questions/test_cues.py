@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sebp_edge.questions.cues import _ASKS, _COUNTED, MAX_QUESTIONS, NUM_WORDINGS, ask_by_cues
+from sebp_edge.questions.cue_values import Cue
+from sebp_edge.questions.cues import ASKS, MAX_QUESTIONS, NUM_WORDINGS, ask_by_cues
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "notes").rglob("*.md"))
 
@@ -80,9 +81,8 @@ def test_answers_stand_in_the_note_and_no_question_has_its_answer():
         assert 2 <= len(question.wordings) <= NUM_WORDINGS
         assert len(set(question.wordings)) == len(question.wordings)
         # An answer may be a clause, and "which thing" asks for a thing.
-        values = words(question.answer) - words(" ".join(ask for asks in _ASKS.values() for ask in asks))
-        if counted := _COUNTED.fullmatch(question.answer):  # "how many jars"
-            values -= words(counted["unit"])
+        values = words(question.answer) - words(" ".join(ask for asks in ASKS.values() for ask in asks))
+        values -= words(Cue("", question.answer, "", 0, 0).unit)  # "how many jars"
         keywords = [wording for wording in question.wordings if "___" not in wording]
         assert not any(values & words(wording) for wording in keywords), question
 

@@ -237,3 +237,10 @@ def test_long_notes_take_little_time(text):
 
 def test_null_bytes_do_not_matter():
     assert ask(HOUSE.replace("\n", "\x00\n")) == ask(HOUSE)
+
+
+@pytest.mark.parametrize("name", ["Jonas", "Ines", "Phineas", "James"])
+def test_names_that_look_like_plurals_are_persons(name):
+    questions = ask(f"# The freezer\n\n{name} repaired the freezer on 12 May. It is loud.", None)
+    about_the_name = [question for question in questions if question.answer == name]
+    assert about_the_name and all("Who" in question.wordings[0] for question in about_the_name)

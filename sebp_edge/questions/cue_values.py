@@ -1,0 +1,179 @@
+"""Finds the values of a sentence by their type and the words around them: dates, amounts, names, places, things."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sebp_edge.questions.values import is_time, kind_of
+from sebp_edge.questions.verbs import is_participle, known_form
+from sebp_edge.questions.word_lists import listed
+
+# Words that mean little by themselves.
+STOP = listed("""
+    a an the and or but so of to in on at by for with from as is are was were be been it its this that these those
+    i my me we our us he his him she her they them their you your not no do does did has have had will would can
+    could should may might must if then than there here about into out up down off over under after before again
+    too very just only also because who what when where which why how all some any each one
+""")
+_MONTH = "January|February|March|April|May|June|July|August|September|October|November|December"
+_WEEKDAY = "(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
+_NAME = r"(?:(?:Dr|Mr|Mrs|Ms|St)\.? )?[A-Z][\w'’-]+(?: (?:[A-Z][\w'’-]+|of [A-Z][\w'’-]+))*"
+_DETERMINER = r"(?:a|an|the|my|our|his|her|their|its|some|no|each|every|two|three|four|five|six)"
+_ENDS = (
+    r"(?=[.,;:!?)]|$| (?:and|or|but|as|in|on|at|of|to|for|from|with|by|who|which|that|because|when|is|was|are|were)\b)"
+)
+# Of a noun phrase, as many words as lead to an end; else one or two.
+_NOUN = rf"(?:(?:[\w'’-]+ ){{0,3}}?[\w'’-]+{_ENDS}|(?:[\w'’-]+ )?[\w'’-]+)"
+_STREET = r"(?:Street|Lane|Road|Row|Avenue|Close|Square|Place|Way|Drive|Terrace)"
+_PHRASE = rf"{_DETERMINER} {_NOUN}(?: of (?:{_DETERMINER} )?{_NOUN})?"
+# The first that matches at a place counts; each has a group "value".
+_VALUES = [
+    (
+        "date",
+        rf"(?P<value>\d{{4}}-\d\d-\d\d|\d{{1,2}}(?:st|nd|rd|th)? (?:{_MONTH})(?: \d{{4}})?"
+        rf"|(?:{_MONTH}) \d{{1,2}}(?:, \d{{4}})?|(?:every |each |on |next )?{_WEEKDAY}s?)",
+    ),
+    ("time", r"(?P<value>\d{1,2}[:.]\d\d(?: ?[ap]m)?|\d{1,2} ?(?:am|pm|o'clock)|half past \w+|noon|midnight)\b"),
+    ("share", r"(?P<value>\d[\d.,]* ?(?:%|per ?cent\b))"),
+    (
+        "money",
+        r"(?P<value>[€$£¥] ?\d[\d.,]*\d|[€$£¥] ?\d|\d[\d.,]* ?(?:euros?|dollars?|pounds?|kronor|kr|cents?|pence)\b)",
+    ),
+    ("code", r"\b(?P<value>[A-Z]{1,4}[- ]?\d{2,}[\w-]*|\d{2,}(?:-\d+)+|\+?\d[\d ]{6,}\d)\b"),
+    ("address", rf"\b(?P<value>\d+[a-z]? {_NAME} {_STREET})\b"),
+    ("amount", r"\b(?P<value>\d+(?:[.,]\d+)?(?: ?(?:x|×) ?\d+)?(?: [a-z][\w-]*)?)"),
+    ("reason", r"\b(?:because(?: of)?|since|so that) (?P<value>[^.;:!?]{4,60}?)(?=[.;:!?,]|$| and | but )"),
+    ("called", rf"\b(?:called|named|[Nn]ame(?:'s| is)) (?P<value>{_NAME}|{_NOUN})"),
+    (
+        "place",
+        rf"\b(?P<value>(?:in|at|on|under|behind|over|inside|beside|near|between|against|above|below|beneath|next to)"
+        rf" (?:{_PHRASE}|{_NAME}))",
+    ),
+    ("origin", rf"\b[Ff]rom (?P<value>{_PHRASE}|{_NAME})"),
+    ("agent", rf"\b(?:[Bb]y|[Ww]ith|[Ff]or) (?P<value>{_NAME})"),
+    ("target", rf"\bto (?P<value>{_NAME})"),
+    ("label", r"(?:^|[.;] )[A-Z][\w ]{2,24}: (?P<value>[^.;:]{2,50}?)(?=[.;,]|$)"),
+    ("name", rf"(?P<value>{_NAME})"),
+    ("thing", rf"\b(?P<value>{_PHRASE})"),
+    (
+        "kind",
+        r"\b(?:is|was|are|were|ha[sd] been|have been|eats|needs|takes|likes|wants|has|had|bought|got)"
+        rf" (?!called|named|been|to )(?P<value>{_NOUN})",
+    ),
+]
+_PATTERN = re.compile(
+    "|".join(f"(?P<{kind}>{pattern.replace('?P<value>', f'?P<{kind}_value>')})" for kind, pattern in _VALUES)
+)
+# The kinds of values by their own form (see `kind_of`), which are more certain than the words around them.
+_OWN_KINDS = {
+    "date": "date",
+    "weekday": "date",
+    "year": "date",
+    "time": "time",
+    "money": "money",
+    "duration": "duration",
+    "temperature": "temperature",
+    "colour": "colour",
+    "phone": "code",
+}
+_UNITS = {
+    "length": listed(
+        "mm cm m millimetres centimetres metres millimeters centimeters meters inch inches feet foot ft yards"
+    ),
+    "distance": listed("km kilometres kilometers mile miles"),
+    "weight": listed("mg g gram grams kg kilo kilos kilograms lb lbs ounces oz ton tons tonnes stone"),
+    "volume": listed("ml cl dl l litre litres liter liters pint pints gallons cup cups tablespoons teaspoons tbsp tsp"),
+    "speed": listed("knots mph rpm kph"),
+    "duration": listed("seconds minutes mins hours days nights weeks fortnights months years decades"),
+}
+_UNIT_KINDS = {unit: kind for kind, units in _UNITS.items() for unit in units}
+_COUNTED = re.compile(
+    r"(?:\d+(?:[.,]\d+)?|an?|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty)"
+    r" (?P<unit>[a-z][\w-]*)(?: [\w ]+)?"
+)
+_NOT_COUNTED = {"place", "reason", "called", "share", "money"}
+# Values that say nothing without what follows them.
+_EMPTY = re.compile(
+    r"(?:an? |the |some |one )?(?:right|back|kind|sort|type|lot|bit|few|thing|things|way|one|pair|number|part)"
+)
+
+
+@dataclass(frozen=True)
+class Cue:
+    """A value in a sentence, where it stands.
+
+    Attributes:
+        kind: what it is asked for as, one of `cues.ASKS`.
+    """
+
+    kind: str
+    value: str
+    sentence: str
+    begin: int
+    end: int
+
+    @property
+    def unit(self) -> str:
+        """What is counted, "jars" of "38 jars"; empty if nothing is."""
+        counted = _COUNTED.fullmatch(self.value)
+        return counted["unit"] if counted else ""
+
+
+def find_cues(sentence: str, subject: str) -> Iterator[Cue]:
+    """Yields the values of a sentence, without those that its note's subject says."""
+    at = 0
+    while (found := _PATTERN.search(sentence, at)) is not None:
+        kind = next(kind for kind, _ in _VALUES if found[kind] is not None)
+        begin, end = found.span(f"{kind}_value")
+        at = max(end, at + 1)
+        value = sentence[begin:end].strip(" ,")
+        if kind == "label" and re.search(r"\d.* ", value) and _refined(kind, value) == kind:
+            at = begin  # the value is in it
+            continue
+        if kind == "amount" and value.split()[-1] in STOP:
+            value = value.rsplit(" ", 1)[0]
+            end = begin + len(value)
+        is_start = not sentence[:begin].strip("\"'“ ")
+        if kind == "name" and is_start and " " not in value:
+            at = begin + len(value)
+            follows_verb = re.match(r"\s+(?:is|was|has|had|will|[a-z]+(?:s|ed))\b", sentence[end:])
+            if not follows_verb or _is_verb(value.casefold()):
+                continue
+        if kind == "name" and " " in value and is_start and _leads(value.split()[0].casefold()):
+            at = begin + len(value.split()[0])
+            continue
+        if value.endswith(("'s", "’s")):  # whose?
+            continue
+        if value.casefold() in STOP or _EMPTY.fullmatch(value) or value.casefold() in subject.casefold():
+            continue
+        yield Cue(_refined(kind, value), value, sentence, begin, end)
+
+
+def _leads(word: str) -> bool:
+    """Whether a word at the beginning of a sentence is no part of the name after it, as in "From Southdown"."""
+    return word in STOP or _is_verb(word)
+
+
+def _is_verb(word: str) -> bool:
+    """Whether a sentence that begins with this word lacks its subject, as "Lost about two"."""
+    return known_form(word, plain=True) is not None or is_participle(word)
+
+
+def _refined(kind: str, value: str) -> str:
+    """Returns the kind that a value is asked for as, by its own form and unit."""
+    own = kind_of(value)
+    if own in _OWN_KINDS and not (own == "time" and kind == "amount"):
+        return _OWN_KINDS[own]
+    if kind == "place" and _is_time(re.sub(r"^\w+ (?:an? )?", "", value)):
+        return "date"
+    if kind == "name" and re.search(rf" {_STREET}$", value):
+        return "address"
+    counted = _COUNTED.fullmatch(value)
+    if counted is None or counted["unit"] in STOP or kind in _NOT_COUNTED:
+        return kind
+    is_number = not re.match(r"an?\b", value)
+    return _UNIT_KINDS.get(counted["unit"], "number of" if is_number else kind)
+
+
+def _is_time(content: str) -> bool:
+    return is_time(content) or kind_of(content) == "duration"
