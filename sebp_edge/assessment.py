@@ -75,7 +75,6 @@ class Assessor:
         self._beginnings = find_beginnings(documents, shown, run.base, chat_template=run.recipe.chat_template)
         self._continued_before: list[str | None] = [None] * len(self._beginnings)
         self._quiz = run.dataset.asked.quiz if run.dataset.asked else ()
-        self._by_base = ask_quiz(run.base, self._quiz, self._check) if self._quiz else None
         self._by_active: Replies | None = None
 
     def examine_active(self, store: AdapterStore, name: str) -> ActiveVersion | None:
@@ -89,11 +88,14 @@ class Assessor:
             return ActiveVersion(version, None, "its files are damaged, or of a newer sebp-edge")
 
     def ask_quiz(self, result: GateResult) -> GateResult:
-        """Asks the trained adaptation the questions about the documents, if there are any, and lets them decide."""
+        """Asks the questions about the documents, if there are any, without the adaptation and with it; they decide."""
         if not self._quiz:
             return result
+        # Not before the training: a recipe's `merge_for` rounds the base model, too.
+        with self._run.adaptation.disabled():
+            before = ask_quiz(self._run.base, self._quiz, self._check)
         after = ask_quiz(self._run.base, self._quiz, self._check)
-        self._run.result = result.with_quiz(QuizResult(self._quiz, self._by_base, after, self._by_active))
+        self._run.result = result.with_quiz(QuizResult(self._quiz, before, after, self._by_active))
         return self._run.result
 
     def assess(self, result: GateResult) -> Assessment:

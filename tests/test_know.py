@@ -11,6 +11,7 @@ import threading
 from dataclasses import asdict, dataclass
 
 import pytest
+import torch
 from builders import make_llama, make_tokenizer
 from command import records, run
 
@@ -413,13 +414,13 @@ def test_a_stop_says_what_was_saved_and_loses_nothing(make, begins, message, ver
     ("asked", "message", "versions"),
     [
         (1, "Interrupted. No state better than the start was found, so nothing was saved.", [1]),
-        (2, "Interrupted. No state better than the start was found, so nothing was saved.", [1]),
+        (2, BEST_STATE, [1, 2]),
         (3, BEST_STATE, [1, 2]),
     ],
-    ids=["base model", "active version", "new version"],
+    ids=["active version", "base model", "new version"],
 )
 def test_a_quiz_can_be_stopped(make, monkeypatch, asked, message, versions):
-    """While it is asked: the base model, the active version, or the new one."""
+    """While it is asked: the active version before the training, or the base model or the new version after it."""
     personalizer, stop, answer_all, calls = make(after=True), threading.Event(), asking.answer_all, []
 
     def stopping(*arguments):
@@ -474,6 +475,21 @@ def test_a_notice_says_about_how_many_notes_nothing_can_be_asked(make, runs):
     )
     # They are trained on nevertheless, for the voice.
     assert {12, 13} < {example.document for example in trained_examples(runs[0])}
+
+
+def test_with_merge_for_the_base_model_is_asked_as_rounded_as_the_adapter(make, monkeypatch):
+    weights, answer_all = [], asking.answer_all
+
+    def answering(model, *arguments):
+        weights.append(model.get_input_embeddings().weight.detach().clone())
+        return answer_all(model, *arguments)
+
+    monkeypatch.setattr(asking, "answer_all", answering)
+    personalizer = make(recipe=NO_EFFECT.replace(merge_for="q4_0"))
+    result = personalizer.adapt(NOTES)
+    before, after = weights
+    assert torch.equal(before, after)
+    assert result.quiz.right_after == result.quiz.right_before
 
 
 # ------------------------------------------------------------------------------------------- other models and documents
