@@ -186,7 +186,7 @@ def _head_groups(
     return [(slice(ratio * begin, ratio * end), slice(begin, end)) for begin, end in bounds]
 
 
-def _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores: Scores, continues: Tensor | None) -> Tensor:
+def _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores: Scores, continues: Tensor | None = None) -> Tensor:
     lengths = cu_seqlens.diff().tolist()
     attend = _torch_attention if scores.softcap is None else _capped_attention
     q_S, k_S, v_S = (states.split(lengths) for states in (q_AHE, k_AGE, v_AGE))

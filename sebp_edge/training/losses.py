@@ -25,7 +25,7 @@ class RowLosses:
 
     Attributes:
         hoisted: the handle of a model that computes active rows only; None if it computes padded batches.
-        shares_prefixes: whether what sequences begin with in common is computed once.
+        shares_prefixes: whether a hoisted model computes what sequences begin with in common once.
         limit: the maximum number of rows of a micro-batch.
     """
 
@@ -39,6 +39,9 @@ class RowLosses:
         options: MemoryOptions = FASTEST,
     ):
         self._collator, self._device = collator, device
+        # GPUs have no kernels for attention to a shared prefix.
+        on_cpu = device.type == "cpu"
+        self.shares_prefixes = on_cpu and find_copy_mismatch(without_adapter(model), shares_prefixes=True) is None
         self.hoisted, reason = hoist_if_exact(
             model,
             [example.input_ids for example in examples],
@@ -48,9 +51,6 @@ class RowLosses:
             chunked_blocks=options.chunked_blocks,
             max_logits=options.max_logits,
         )
-        # GPUs have no kernels for attention to a shared prefix.
-        on_cpu = device.type == "cpu" and self.hoisted is not None
-        self.shares_prefixes = on_cpu and find_copy_mismatch(without_adapter(model), shares_prefixes=True) is None
         self._padded = Sparsified(model) if self.hoisted is None else None
         self.limit = RowLimit.on(device, options.max_rows)
         if reason is not None:
