@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -598,7 +598,8 @@ class Personalizer:
         if recipe.questions != "rules and model":
             return preparation
         if self.memory_budget is not None:  # a training that does not fit is refused before anything is loaded
-            recipe = preparation.plan(reading, loaded_bytes=self.in_use.loaded_bytes).plan.chosen.recipe
+            with suppress(TextsError):  # the rules alone may make too few questions
+                recipe = preparation.plan(reading, loaded_bytes=self.in_use.loaded_bytes).plan.chosen.recipe
         with self._make_guard(None):
             base = self._load(recipe.with_defaults())
             cache = InterviewCache(self.store.questions_folder, self.store.salt(), base.fingerprint)

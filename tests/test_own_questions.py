@@ -7,7 +7,7 @@ import torch
 from builders import make_llama
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.errors import Interrupted, MachineError, ModelError
+from sebp_edge.errors import Interrupted, MachineError, ModelError, TextsError
 from sebp_edge.events import ModelLoaded, Notice, PreparationProgress
 from sebp_edge.questions.interview import Interview, Interviewed
 from sebp_edge.questions.question import Question
@@ -142,3 +142,22 @@ def test_a_model_with_damaged_weights_is_said(make, model):
         next(personalizer.in_use.base.model.parameters()).fill_(float("nan"))
     with pytest.raises(ModelError, match="its weights are damaged"):
         personalizer.adapt(NOTES)
+
+
+@pytest.mark.parametrize("memory_budget", [None, "4GB"])
+def test_notes_that_the_rules_cannot_read_are_asked_about_by_the_model(make, monkeypatch, memory_budget):
+    def about(_, documents):
+        asked = [
+            Question(
+                (f"Wo steht {text[4:9]}?", f"Wo ist {text[4:9]}?"), (f"Wo, {text[4:9]}?", f"{text[4:9]}, wo?"), "Hof"
+            )
+            for text in documents
+        ]
+        return [Interviewed((question, question), (), 2) for question in asked]
+
+    monkeypatch.setattr(Interview, "about", about)
+    notes = [f"Das {thing} steht im Hof, und niemand weiß, wem es gehört und wer es holt." for thing in THINGS]
+    personalizer = make(memory_budget=memory_budget)
+    assert personalizer.adapt(notes).quiz.questions >= 6
+    with pytest.raises(TextsError, match="Only 0 questions could be made"):
+        make(recipe=RECIPE.replace(questions="rules"), memory_budget=memory_budget).adapt(notes, name="rules")

@@ -34,6 +34,32 @@ def _arrow(own: list[dict], before: str, after: str) -> str:
     return f"{100 * mean(row[before] for row in own):.0f} → {100 * mean(row[after] for row in own):.0f} %"
 
 
+def quality() -> str:
+    """What adapted models know, by arm, as means over people and seeds."""
+    results = sorted(name for name in index() if name.startswith("know-quality-"))
+    if not results:
+        return NOT_RECORDED
+    of_arm = defaultdict(list)
+    for result in results:
+        for row in rows(result):
+            of_arm[result, row["notes"], row["arm"]].append(row)
+    body = [
+        [
+            arm,
+            f"{notes:.0f}",
+            f"{len(own)}",
+            _arrow(own, "base_closed", "closed"),
+            _arrow(own, "base_with_note", "with_note"),
+            f"{100 * mean(row['general_rise'] for row in own):+.1f} %",
+            f"{mean(row['seconds'] for row in own):.0f}",
+            "CPU" if result.endswith("-cpu") else "GPU",
+        ]
+        for (result, notes, arm), own in of_arm.items()
+    ]
+    head = ("arm", "notes", "runs", *HEAD[:3], "adapt, s", "on a")
+    return f"{markdown(head, body)}\n\n{recorded(*results)}"
+
+
 def teachers() -> str:
     """What the loss on general text is with each kind of teacher on it."""
     body = [[row["teacher"], f"{100 * row['general_rise']:+.1f} %"] for row in rows("know-teachers")]
@@ -77,6 +103,7 @@ def prefixes() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "know-settings": settings,
     "know-teachers": teachers,
+    "know-quality": quality,
     "batched-decoding": decoding,
     "shared-prefixes": prefixes,
 }
