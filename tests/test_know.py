@@ -33,6 +33,7 @@ from sebp_edge.preparation import ASKED_TOGETHER
 from sebp_edge.questions.examples import REPLY_TOKENS
 from sebp_edge.texts.examples import NO_DOCUMENT
 from sebp_edge.texts.split_history import take_fingerprints
+from sebp_edge.texts.splits import MIN_TOKENS
 from sebp_edge.training.quiz import Replies
 from sebp_edge.training.run import TrainingRun
 
@@ -293,8 +294,8 @@ def reply(monkeypatch):
     ],
 )
 def test_the_base_model_and_the_active_version_are_asked_too(make, reply, active, after, verdict, words):
-    """In this order: the base model, the active version, the new one."""
-    left = reply((0, 6 if verdict == "reads worse" else 0), active, after)
+    """In this order: the active version, the base model, the new one."""
+    left = reply(active, (0, 6 if verdict == "reads worse" else 0), after)
     personalizer = make(after=True, recipe=NO_EFFECT)
     result = personalizer.adapt(NOTES)
     assert left == []
@@ -307,7 +308,7 @@ def test_the_base_model_and_the_active_version_are_asked_too(make, reply, active
 def test_an_adapter_that_answers_less_than_the_active_one_does_not_replace_it(make, reply, monkeypatch):
     monkeypatch.setattr("sebp_edge.questions.examples.QUIZ_SHARE", 1.0)
     personalizer = make(after=True, recipe=NO_EFFECT)
-    reply((0, 12), (12, 0), (6, 12))
+    reply((12, 0), (0, 12), (6, 12))
     result = personalizer.adapt(NOTES)
     assert (result.verdict, result.active, result.quiz.right_active) == ("worse than active", False, 12)
     assert "answers 6 of 12 questions" in result.summary
@@ -511,6 +512,13 @@ def test_a_model_without_a_chat_template_is_asked_in_the_plain_format(make, runs
     asked = {"prompt": "Where does the samovar stand?", "temperature": 0, "max_new_tokens": 16}
     assert personalizer.generate(**asked) == f" {ANSWER}"
     assert ANSWER not in personalizer.generate(**asked, adapter=None)
+
+
+def test_a_few_short_notes_are_enough_if_enough_can_be_asked(make, runs):
+    notes = [f"The {thing} is {ANSWER}." for thing in ("samovar", "abacus", "bassoon", "easel", "kayak", "loom")]
+    result = make(recipe=NO_EFFECT).adapt(notes)
+    assert sum(example.num_loss_tokens for example in runs[0].dataset.examples) < MIN_TOKENS
+    assert result.quiz.questions == 6
 
 
 def test_records_alone_are_refused(make):

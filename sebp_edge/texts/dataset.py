@@ -110,10 +110,9 @@ class Dataset:
 
     def splits(self) -> list[Split]:
         """Returns one split, three folds, or nothing if nothing can be judged (see `Draw.splits`)."""
-        splits = self.draw.splits(self.examples)
         if self.asked is not None:
             return [Split(self.trained, self.asked.validation, self.asked.test)]
-        return splits
+        return self.draw.splits(self.examples)
 
     @property
     def num_tokens(self) -> int:
