@@ -35,7 +35,7 @@ from sebp_edge.questions.asking import end_ids, prompt_for
 SOURCES = (
     "sebp_edge/models",
     "sebp_edge/questions/asking.py",
-    know_people.KINDS,
+    know_people.TUNING,
     know_people.__file__,
     __file__,
 )

@@ -30,7 +30,7 @@ SOURCES = (
     "sebp_edge",
     "recipes/chat.toml",
     "recipes/instruct.toml",
-    know_people.KINDS,
+    know_people.TUNING,
     know_people.__file__,
     __file__,
 )

@@ -1,14 +1,15 @@
 """Invents people with their notes, and a quiz about the notes: two facts of each note, each asked once.
 
-    python kernels/bench/know_people.py [SEED]        prints the person's notes and quiz
+    python kernels/bench/know_people.py [SEED] [--test]        prints the person's notes and quiz
 
-The kinds of note are written by hand in know_kinds.toml; names, places, dates, codes and amounts are drawn. A name or
-a date stands in one note of a person, so that no note answers another note's question.
+The kinds of note are written by hand; names, places, dates, codes and amounts are drawn. A name or a date stands in one
+note of a person, so that no note answers another note's question. Rules and settings were chosen with the people of
+know_kinds_tuning.toml; those of know_kinds_test.toml were written apart from the rules, and are for testing only.
 """
 
+import argparse
 import random
 import re
-import sys
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +19,7 @@ from string import ascii_uppercase
 
 from quizzes import MONTHS, Question
 
-KINDS = Path(__file__).with_name("know_kinds.toml")
+TUNING, TEST = (Path(__file__).with_name(f"know_kinds_{use}.toml") for use in ("tuning", "test"))
 SLOT = re.compile(r"\{(\w+)\}")
 STREET_ENDS = ("Street", "Lane", "Road", "Row")
 LAST_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
@@ -46,13 +47,16 @@ class Person:
             (folder / note.file).write_text(note.text, encoding="utf-8")
 
 
-def person(seed: int, notes: int = 60) -> Person:
+def person(seed: int, notes: int = 60, kinds_file: Path = TUNING) -> Person:
     """Invents a person; the same seed gives the same person, and fewer notes are the first of more.
+
+    Args:
+        kinds_file: TUNING or TEST.
 
     Raises:
         ValueError: there are not so many kinds and subjects.
     """
-    people, kinds, words = _written()
+    people, kinds, words = _written(kinds_file)
     who = sorted(people)[seed % len(people)]
     draw = random.Random(seed)
     subjects = _subjects([kind for kind in kinds if who in kind["who"]], draw)
@@ -68,7 +72,11 @@ def person(seed: int, notes: int = 60) -> Person:
 
 
 def main() -> None:
-    invented = person(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    parser.add_argument("--test", action="store_true", help="a person who is for testing only")
+    options = parser.parse_args()
+    invented = person(options.seed, kinds_file=TEST if options.test else TUNING)
     for note in invented.notes:
         print(f"--- {note.file}\n{note.text}")
         for asked in invented.quiz:
@@ -77,9 +85,9 @@ def main() -> None:
 
 
 @cache
-def _written() -> tuple[dict, list[dict], dict[str, list[str]]]:
+def _written(kinds_file: Path) -> tuple[dict, list[dict], dict[str, list[str]]]:
     """The people, the kinds of note and the general words, as they are in the file."""
-    content = tomllib.loads(KINDS.read_text(encoding="utf-8"))
+    content = tomllib.loads(kinds_file.read_text(encoding="utf-8"))
     words = {sort: text.split() for sort, text in content["general"].items()}
     return content["people"], content["kind"], words
 

@@ -1,11 +1,13 @@
 """Measures what a model adapted to notes knows about them: a quiz before and after, closed-book and with the note.
 
-    python kernels/bench/know_quality.py [--model FOLDER ...] [--people 0 1 2] [--notes 60] [--seeds 0] [--examples]
-                                         [--arms "raw notes" know] [--device cpu] [--record [FILE]]
+    python kernels/bench/know_quality.py [--model FOLDER] [--people 0 1 2] [--notes 60] [--examples] [--seeds 0]
+                                         [--arms know "raw notes"] [--device cpu] [--processes 14] [--minutes 8]
+                                         [--record [FILE]]
 
-The notes are those of invented people (know_people.py), or with --examples those of examples/notes, with the questions
-of example_questions.toml. "Closed" is the share of right replies to the question alone, "with note" to the question
-below its note. "Own" is the adaptation's own quiz. The seed sets the quiz, the shuffling and the initial weights.
+The notes are those of invented people who are for testing only (know_people.py), and with --examples those of
+examples/notes, with the questions of example_questions.toml. "Closed" is the share of right replies to the question
+alone, "with note" to the question below its note. "Own" is the adaptation's own quiz. The seed sets the quiz, the
+shuffling and the initial weights. With several processes the first run is alone, and only its time is shown.
 
 The arms: "sentences" has no questions in keywords, "questions" no general text, "own model" also the model's own
 questions, and "distillation" the base model with the note in its prompt as the teacher of the answers.
@@ -16,12 +18,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
 import evidence
 import know_people
 import quizzes
+import side_by_side
 from know_distillation import distilled
 from quizzes import Question
 from sebp_edge import AdapterStore, AdaptResult, Personalizer, Recipe
@@ -38,7 +42,8 @@ SOURCES = (
     "recipes/know.toml",
     "examples/notes",
     EXAMPLE_QUESTIONS,
-    know_people.KINDS,
+    know_people.TUNING,
+    know_people.TEST,
     know_people.__file__,
     quizzes.__file__,
     Path(__file__).with_name("know_distillation.py"),
@@ -90,65 +95,110 @@ class Case:
         return (self.folder / asked.document).read_text(encoding="utf-8").strip()
 
 
+@dataclass(frozen=True)
+class Notes:
+    """The notes of an invented person, or of examples/notes.
+
+    Attributes:
+        person: the person's seed; None for examples/notes.
+        number: of the person's notes.
+        kinds_file: see `know_people.person`.
+    """
+
+    person: int | None
+    number: int = 60
+    kinds_file: Path = know_people.TEST
+
+    @contextmanager
+    def written(self) -> Iterator[Case]:
+        """Context with the notes in a folder, and the questions about them."""
+        if self.person is None:
+            yield Case("examples", EXAMPLES, tuple(quizzes.read(EXAMPLE_QUESTIONS)))
+            return
+        person = know_people.person(self.person, self.number, self.kinds_file)
+        with tempfile.TemporaryDirectory() as folder:
+            person.write(Path(folder))
+            yield Case(person.name, Path(folder), person.quiz)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One adaptation, and the questions before and after it."""
+
+    model: str
+    notes: Notes
+    arm: str
+    seed: int
+    device: str | None
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", nargs="+", default=["tiny"])
-    parser.add_argument("--people", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--people", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--notes", type=int, default=60)
+    parser.add_argument("--examples", action="store_true", help="the notes of examples/notes, too")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--examples", action="store_true", help="the notes of examples/notes instead of people's")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["know"])
     parser.add_argument("--device")
+    side_by_side.add_options(parser)
     evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
-    records = []
-    print(f"{'model':>12}{'person':>14}{'arm':>12}{'seed':>6}", *(f"{name:>15}" for name in COLUMNS), "verdict")
-    for model in options.model:
-        with cases(options.people, options.notes, examples=options.examples) as found:
-            for case in found:
-                for record in measure(model, case, options.arms, options.seeds, options.device):
-                    figures = (f"{record[column]:>15{form}}" for column, form in COLUMNS.items())
-                    start = f"{record['model'][:11]:>12}{case.name:>14}{record['arm']:>12}{record['seed']:>6}"
-                    print(start, *figures, record["verdict"], flush=True)
-                    records.append(record)
-    if options.record:
-        on_cpu = pick_device(options.device).type == "cpu"
-        evidence.record(f"know-quality-{'cpu' if on_cpu else 'gpu'}", SOURCES, records, options.record, on_cpu)
+    notes = [Notes(person, options.notes) for person in options.people] + [Notes(None)] * options.examples
+    jobs = [
+        Job(options.model, each, arm, seed, options.device)
+        for arm in options.arms
+        for seed in options.seeds
+        for each in notes
+    ]
+    print(f"{'person':>12}{'arm':>14}{'seed':>6}", *(f"{name:>15}" for name in COLUMNS), "verdict")
+    rows = []
+    try:
+        for row, at_once in side_by_side.run(measure, jobs, options.processes, options.minutes):
+            figures = (f"{row[column]:>15{form}}" for column, form in COLUMNS.items())
+            print(f"{row['person']:>12}{row['arm']:>14}{row['seed']:>6}", *figures, row["verdict"], flush=True)
+            rows.append(row | {"at_once": at_once})
+    finally:
+        if options.record and rows:
+            device = pick_device(options.device).type
+            name = f"know-{'arms' if len(options.arms) > 1 else 'quality'}-{'cpu' if device == 'cpu' else 'gpu'}"
+            rows.sort(key=lambda row: [row[column] for column in ("arm", "person", "seed")])
+            evidence.record(name, SOURCES, rows, options.record, device == "cpu")
 
 
-@contextmanager
-def cases(people: list[int], notes: int, *, examples: bool) -> Iterator[list[Case]]:
-    """The notes of examples/notes, or those of invented people in temporary folders."""
-    if examples:
-        yield [Case("examples", EXAMPLES, tuple(quizzes.read(EXAMPLE_QUESTIONS)))]
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield [_written(know_people.person(seed, notes), Path(folder) / str(seed)) for seed in people]
+def measure(job: Job) -> dict:
+    """The figures of one adaptation."""
+    base_closed, base_with_note = ask_base(job.model, job.notes, job.device)
+    recipe, changes = ARMS[job.arm]
+    with job.notes.written() as case, tempfile.TemporaryDirectory() as store, as_in(job.arm, case):
+        personalizer = Personalizer(
+            job.model,
+            recipe=Recipe.load(recipe).replace(**changes),
+            device=job.device,
+            seed=job.seed,
+            store=AdapterStore(store),
+        )
+        result = personalizer.adapt(case.folder, keep_anyway=True)
+        closed, with_note = case.ask(personalizer)
+    return {
+        "model": Path(job.model).name,
+        "person": case.name,
+        "arm": job.arm,
+        "seed": job.seed,
+        "facts": len(case.questions),
+        "base_closed": base_closed,
+        "closed": closed,
+        "base_with_note": base_with_note,
+        "with_note": with_note,
+        **cost(result),
+    }
 
 
-def measure(model: str, case: Case, arms: list[str], seeds: list[int], device: str | None) -> Iterator[dict]:
-    """Yields the figures of each arm and seed; the base model is asked once."""
-    base_closed, base_with_note = case.ask(Personalizer(model, device=device))
-    for arm in arms:
-        recipe, changes = ARMS[arm]
-        recipe = Recipe.load(recipe).replace(**changes)
-        for seed in seeds:
-            with tempfile.TemporaryDirectory() as store, as_in(arm, case):
-                personalizer = Personalizer(model, recipe=recipe, device=device, seed=seed, store=AdapterStore(store))
-                result = personalizer.adapt(case.folder, keep_anyway=True)
-                closed, with_note = case.ask(personalizer)
-            yield {
-                "model": Path(model).name,
-                "person": case.name,
-                "arm": arm,
-                "seed": seed,
-                "facts": len(case.questions),
-                "base_closed": base_closed,
-                "closed": closed,
-                "base_with_note": base_with_note,
-                "with_note": with_note,
-                **cost(result),
-            }
+@cache
+def ask_base(model: str, notes: Notes, device: str | None) -> tuple[float, float]:
+    """The base model's shares of right replies."""
+    with notes.written() as case:
+        return case.ask(Personalizer(model, device=device))
 
 
 def as_in(arm: str, case: Case) -> AbstractContextManager:
@@ -181,12 +231,6 @@ def ask_all(personalizer: Personalizer, prompts: list[Messages]) -> list[str]:
     tokens = [list(each.input_ids) for each in encoded]
     with personalizer.in_use.generating(with_adapter=True):
         return answer_all(base.model, base.tokenizer, tokens, encoded[0].end_ids, MAX_NEW_TOKENS)
-
-
-def _written(person: know_people.Person, folder: Path) -> Case:
-    folder.mkdir()
-    person.write(folder)
-    return Case(person.name, folder, person.quiz)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ from statistics import mean
 
 from tables import NOT_RECORDED, if_recorded, index, markdown, recorded, rows
 
-HEAD = ("right answers", "with the note in the prompt", "general loss", "own quiz", "adapt, s")
+HEAD = ("right answers", "with the note in the prompt", "general loss", "own quiz")
 
 
 def settings() -> str:
-    """What each value of the recipe know gains and costs, as means over seeds."""
+    """What each value of the recipe know gains and costs, as means over people."""
     of_setting = defaultdict(list)
     for row in rows("know-settings"):
         of_setting[row["setting"]].append(row)
@@ -23,11 +23,10 @@ def settings() -> str:
             _arrow(own, "base_with_note", "with_note"),
             f"{100 * mean(row['general_rise'] for row in own):+.1f} %",
             f"{100 * mean(row['own_right'] / row['own_questions'] for row in own):.0f} %",
-            f"{mean(row['seconds'] for row in own):.0f}",
         ]
         for setting, own in of_setting.items()
     ]
-    return f"{markdown(('setting', 'notes', 'seeds', *HEAD), body)}\n\n{recorded('know-settings')}"
+    return f"{markdown(('setting', 'notes', 'people', *HEAD), body)}\n\n{recorded('know-settings')}"
 
 
 def _arrow(own: list[dict], before: str, after: str) -> str:
@@ -35,29 +34,55 @@ def _arrow(own: list[dict], before: str, after: str) -> str:
 
 
 def quality() -> str:
-    """What adapted models know, by arm, as means over people and seeds."""
-    results = sorted(name for name in index() if name.startswith("know-quality-"))
+    """What models adapted with the recipe know know, as means over seeds."""
+
+    def key(row: dict) -> tuple:
+        return row["person"], row["notes"]
+
+    return _quality("quality", ("notes of", "notes"), key)
+
+
+def arms() -> str:
+    """What models adapted with parts of the recipe know know, as means over people and seeds."""
+    return _quality("arms", ("arm", "notes"), lambda row: (row["arm"], row["notes"]))
+
+
+def _quality(what: str, head: tuple[str, str], key: Callable[[dict], tuple[str, float]]) -> str:
+    results = sorted(name for name in index() if name.startswith(f"know-{what}-"))
     if not results:
         return NOT_RECORDED
-    of_arm = defaultdict(list)
+    found = defaultdict(list)
     for result in results:
         for row in rows(result):
-            of_arm[result, row["notes"], row["arm"]].append(row)
+            found[result, *key(row)].append(row)
     body = [
         [
-            arm,
+            name,
             f"{notes:.0f}",
             f"{len(own)}",
             _arrow(own, "base_closed", "closed"),
+            _spread(own),
             _arrow(own, "base_with_note", "with_note"),
             f"{100 * mean(row['general_rise'] for row in own):+.1f} %",
-            f"{mean(row['seconds'] for row in own):.0f}",
+            _seconds(own),
             "CPU" if result.endswith("-cpu") else "GPU",
         ]
-        for (result, notes, arm), own in of_arm.items()
+        for (result, name, notes), own in found.items()
     ]
-    head = ("arm", "notes", "runs", *HEAD[:3], "adapt, s", "on a")
-    return f"{markdown(head, body)}\n\n{recorded(*results)}"
+    columns = (*head, "runs", "right answers", "from, to", *HEAD[1:3], "adapt, s", "on a")
+    return f"{markdown(columns, body)}\n\n{recorded(*results)}"
+
+
+def _spread(own: list[dict]) -> str:
+    """The worst and the best run."""
+    shares = [100 * row["closed"] for row in own]
+    return f"{min(shares):.0f}, {max(shares):.0f} %"
+
+
+def _seconds(own: list[dict]) -> str:
+    """The mean time of runs that had the device for themselves."""
+    alone = [row["seconds"] for row in own if row["at_once"] == 1]
+    return f"{mean(alone):.0f}" if alone else ""
 
 
 def teachers() -> str:
@@ -104,6 +129,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "know-settings": settings,
     "know-teachers": teachers,
     "know-quality": quality,
+    "know-arms": arms,
     "batched-decoding": decoding,
     "shared-prefixes": prefixes,
 }

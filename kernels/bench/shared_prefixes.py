@@ -32,7 +32,7 @@ from sebp_edge.texts.batches import Collator, pack
 from sebp_edge.texts.examples import Example
 from sebp_edge.training.losses import RowLosses
 
-SOURCES = (*evidence.STEP, "sebp_edge", "recipes/know.toml", know_people.KINDS, know_people.__file__, __file__)
+SOURCES = (*evidence.STEP, "sebp_edge", "recipes/know.toml", know_people.TUNING, know_people.__file__, __file__)
 COLUMNS = {"rows": "d", "seconds": ".2f", "times_faster": ".2f"}
 
 

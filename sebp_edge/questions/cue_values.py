@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sebp_edge.questions.values import is_time, kind_of
-from sebp_edge.questions.verbs import is_participle, known_form
+from sebp_edge.questions.verbs import AUXILIARIES, HAVE, is_participle, known_form
 from sebp_edge.questions.word_lists import listed
 
 # Words that mean little by themselves.
@@ -91,6 +91,7 @@ _COUNTED = re.compile(
     r"(?:\d+(?:[.,]\d+)?|an?|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty)"
     r" (?P<unit>[a-z][\w-]*)(?: [\w ]+)?"
 )
+_WORDS = re.compile(r"[\w'’-]+")
 _NOT_COUNTED = {"place", "reason", "called", "share", "money"}
 # Values that say nothing without what follows them.
 _EMPTY = re.compile(
@@ -136,15 +137,15 @@ def find_cues(sentence: str, subject: str) -> Iterator[Cue]:
         is_start = not sentence[:begin].strip("\"'“ ")
         if kind == "name" and is_start and " " not in value:
             at = begin + len(value)
-            follows_verb = re.match(r"\s+(?:is|was|has|had|will|[a-z]+(?:s|ed))\b", sentence[end:])
-            if not follows_verb or _is_verb(value.casefold()):
+            following = re.match(r"\s+([a-z]+)\b", sentence[end:])
+            if not following or not _is_finite(following[1]) or _is_verb(value.casefold()):
                 continue
         if kind == "name" and " " in value and is_start and _leads(value.split()[0].casefold()):
             at = begin + len(value.split()[0])
             continue
         if value.endswith(("'s", "’s")):  # whose?
             continue
-        if value.casefold() in STOP or _EMPTY.fullmatch(value) or value.casefold() in subject.casefold():
+        if value.casefold() in STOP or _EMPTY.fullmatch(value) or _says(subject, value):
             continue
         yield Cue(_refined(kind, value), value, sentence, begin, end)
 
@@ -152,6 +153,17 @@ def find_cues(sentence: str, subject: str) -> Iterator[Cue]:
 def _leads(word: str) -> bool:
     """Whether a word at the beginning of a sentence is no part of the name after it, as in "From Southdown"."""
     return word in STOP or _is_verb(word)
+
+
+def _says(subject: str, value: str) -> bool:
+    """Whether all words of a value that mean something stand in the subject."""
+    known, words = set(_WORDS.findall(subject.casefold())), _WORDS.findall(value.casefold())
+    return all(word in known for word in words if word not in STOP)
+
+
+def _is_finite(word: str) -> bool:
+    """Whether a word is a form of a verb that can follow a name, "leaves" and "was", but not "pieces"."""
+    return word in AUXILIARIES or word in HAVE or known_form(word, plain=False) is not None or word.endswith("ed")
 
 
 def _is_verb(word: str) -> bool:
@@ -162,6 +174,10 @@ def _is_verb(word: str) -> bool:
 def _refined(kind: str, value: str) -> str:
     """Returns the kind that a value is asked for as, by its own form and unit."""
     own = kind_of(value)
+    if own == "year" and kind == "date":
+        return "year"
+    if kind in ("label", "kind", "thing", "origin") and re.fullmatch(_NAME, value) and not value.isupper():
+        return "giver" if kind == "origin" else "name"
     if own in _OWN_KINDS and not (own == "time" and kind == "amount"):
         return _OWN_KINDS[own]
     if kind == "place" and _is_time(re.sub(r"^\w+ (?:an? )?", "", value)):

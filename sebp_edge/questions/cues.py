@@ -4,22 +4,23 @@ A person who asks about a note uses some of its words, a question word, and the 
 for all such questions. Fragments and sentences that no other rule understands are asked about in this way.
 """
 
-import random
 import re
 from collections.abc import Iterator
 
-from sebp_edge.questions.cue_values import STOP, Cue, find_cues
-from sebp_edge.questions.notes import read_note
+from sebp_edge.questions.cue_values import Cue, find_cues
+from sebp_edge.questions.cue_wordings import Title, content, word_cue
+from sebp_edge.questions.notes import Note, read_note
 from sebp_edge.questions.question import Question
+from sebp_edge.questions.subjects import subject_of, title_from_name
 
-# Wordings of each question, and questions of each note.
-NUM_WORDINGS = 6
+# Questions of each note.
 MAX_QUESTIONS = 16
 
 # Question words for each kind. In those with a unit, it stands for {}.
 ASKS = {
     "date": ("when", "on which date", "what date"),
-    "time": ("when", "at what time", "what time"),
+    "year": ("which year", "in what year", "when"),
+    "time": ("what time", "at what time", "when"),
     "money": ("how much", "what price", "how much money"),
     "share": ("what share", "how much", "what percentage"),
     "duration": ("how long", "how many {}", "for how long"),
@@ -36,19 +37,18 @@ ASKS = {
     "reason": ("why", "for what reason", "how come"),
     "called": ("what name", "what is it called", "who"),
     "place": ("where", "in which place", "whereabouts"),
-    "origin": ("where from", "from where", "from whom"),
+    "origin": ("where from", "from where", "from what"),
+    "giver": ("from whom", "who", "where from"),
     "agent": ("who", "whom", "which person"),
     "target": ("to whom", "where", "who"),
     "address": ("where", "at which address", "whereabouts"),
     "name": ("who", "which", "what"),
     "thing": ("what", "which thing", "what exactly"),
     "label": ("what", "which", "what exactly"),
-    "kind": ("what", "what kind of", "what exactly"),
+    "kind": ("what", "what sort", "what exactly"),
 }
 _LINE = re.compile(r"^\s*(?:[-*+•]|\d+[.)])?\s*(?:\[[ xX]\]\s*)?(?P<text>.*\S)\s*$")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+(?=[A-Z\d\"'“])")
-_CLAUSE_END = re.compile(r"[,;:.](?!\d)")
-_WORD = re.compile(r"\d+(?:[:.,]\d+)+|[\w'’-]+")
 
 
 def ask_by_cues(text: str, name: str | None = None) -> list[Question]:
@@ -56,14 +56,21 @@ def ask_by_cues(text: str, name: str | None = None) -> list[Question]:
     note = read_note(text, name)
     if not note.is_english:
         return []
-    subject = note.subject.title
+    titles = _titles(note, name)
     questions: dict[str, Question] = {}
     for sentence in _sentences(note.text):
-        for cue in find_cues(sentence, subject):
-            question = _question(cue, subject)
-            if question is not None:
-                questions.setdefault(question.wordings[0], question)
+        for cue in find_cues(sentence, note.subject.title):
+            if wordings := word_cue(cue, _asks(cue), titles, note.words):
+                questions.setdefault(wordings[0], Question(wordings, (), cue.value))
     return list(questions.values())[:MAX_QUESTIONS]
+
+
+def _titles(note: Note, name: str | None) -> list[Title]:
+    """Returns the note's title, and the name of its file if that has other words; those that are not empty."""
+    subject, file = note.subject, subject_of(title_from_name(name), note.words, is_english=True)
+    others = content(file.title, subject.title)
+    found = [subject] if not others or not subject.title else [subject, file]
+    return [Title(each.title, each.phrase or each.title) for each in found if each.title]
 
 
 def _sentences(text: str) -> Iterator[str]:
@@ -78,49 +85,3 @@ def _sentences(text: str) -> Iterator[str]:
 def _asks(cue: Cue) -> tuple[str, str, str]:
     """Returns three ways to begin a question for a value."""
     return tuple(ask.format(cue.unit).strip() for ask in ASKS[cue.kind])
-
-
-def _question(cue: Cue, subject: str) -> Question | None:
-    """Returns a question for a value, worded by the words around it; None if too few are left."""
-    before, after = cue.sentence[: cue.begin], cue.sentence[cue.end :]
-    near = _content(f"{_CLAUSE_END.split(before)[-1]} {_CLAUSE_END.split(after)[0]}", cue.value)
-    whole = _content(f"{before} {after}", cue.value)
-    near = near or whole
-    about = _content(subject, cue.value)
-    if not near or len(set(near + about)) < 2:
-        return None
-    draw, (first, second, third) = random.Random(cue.sentence + cue.value), _asks(cue)
-    # A title that gives the answer away is left out.
-    title = "" if _content(subject, "") != about else subject.strip()
-    gap = f"{before}___{after}".strip()
-    few = [word for word in whole if draw.random() < 0.6] or near
-    named = f"{title}: " if title else ""
-    wordings = [
-        f"{_capital(first)} {' '.join(near + _new(about, near))}?",
-        f"{named}{first} {' '.join(near)}?",
-        f"{_capital(second)} {' '.join(_new(about, few) + few)}?",
-        f"{named}{gap} What is missing?",
-        f"{' '.join(_new(about, near) + near)} – {third}?",
-        f"{_capital(first)} {' '.join(few)}?" if len(few) > 2 else f"{named}{second} {' '.join(whole[:6])}?",
-    ]
-    unique = tuple(dict.fromkeys(wordings))[:NUM_WORDINGS]
-    return Question(unique, (), cue.value)
-
-
-def _content(text: str, value: str) -> list[str]:
-    """Returns the words of a text that mean something, without those of the value."""
-    own = {word.casefold() for word in _WORD.findall(value)}
-    return [
-        word
-        for word in _WORD.findall(text)
-        if word.casefold() not in STOP and word.casefold() not in own and len(word) > 1
-    ]
-
-
-def _new(words: list[str], present: list[str]) -> list[str]:
-    known = {word.casefold() for word in present}
-    return [word for word in words if word.casefold() not in known]
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -30,8 +30,9 @@ MIN_QUESTIONS = 6
 QUIZ_SHARE = 0.25
 # Questions of a conversation that begins with the document, so that reading does not get worse.
 READ_TOGETHER = 4
-# Wordings of a question that are trained on; more take longer and teach little (kernels/bench/README.md).
+# Wordings of a question that are trained on, and those in sentences of one that is trained on in keywords, too.
 MAX_WORDINGS = 6
+MAX_BESIDE_KEYWORDS = 2
 # Room for the reply to a question in the quiz.
 REPLY_TOKENS = 32
 
@@ -48,6 +49,10 @@ class _Asked:
     text: str
     question: Question
     in_keywords: bool = False
+
+    @property
+    def max_wordings(self) -> int:
+        return MAX_BESIDE_KEYWORDS if self.in_keywords else MAX_WORDINGS
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,7 @@ def _with_examples(
     # Notes that are alike ask the same.
     held_out = {wording for each in quiz for wording in each.held_out}
     wordings = [
-        (each, tuple(wording for wording in each.question.wordings if wording not in held_out)[:MAX_WORDINGS])
+        (each, tuple(wording for wording in each.question.wordings if wording not in held_out)[: each.max_wordings])
         for each in [*asked, *in_keywords]
     ]
     trained = _encode(chain(_alone(wordings), _after_documents(wordings, tokenizer, seed)), tokenizer, length)

@@ -17,6 +17,7 @@ from sebp_edge.rows.soft_targets import SoftTargets
 from sebp_edge.stopping import StopSignal
 
 SEEDS = range(6)
+KINDS = (know_people.TUNING, know_people.TEST)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -38,9 +39,11 @@ def test_a_number_of_notes_that_cannot_be_invented_is_refused(notes):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("notes", [60, 96])
-def test_each_note_is_asked_twice_and_answers_its_own_questions_alone(seed, notes):
-    person = know_people.person(seed, notes)
+@pytest.mark.parametrize(
+    ("kinds", "notes"), [(know_people.TUNING, 60), (know_people.TUNING, 96), (know_people.TEST, 60)]
+)
+def test_each_note_is_asked_twice_and_answers_its_own_questions_alone(seed, kinds, notes):
+    person = know_people.person(seed, notes, kinds)
     texts = {note.file: note.text for note in person.notes}
     assert len(texts) == notes and len(set(texts.values())) == notes
     assert len({asked.question for asked in person.quiz}) == len(person.quiz) == 2 * notes
@@ -54,7 +57,7 @@ def test_each_note_is_asked_twice_and_answers_its_own_questions_alone(seed, note
 @pytest.mark.parametrize("seed", SEEDS)
 def test_names_and_dates_that_are_answers_stand_in_one_note(seed):
     person = know_people.person(seed, 96)
-    _, _, words = know_people._written()
+    _, _, words = know_people._written(know_people.TUNING)
     for asked in person.quiz:
         answer = asked.answers[0]
         if answer.split()[0] in words["first"] or answer.split()[-1].lower() in quizzes.MONTHS:
@@ -71,8 +74,9 @@ def test_people_are_different():
     assert len(answers[0] & answers[1]) < 30
 
 
-def test_every_kind_has_two_questions_about_its_subject_and_enough_values():
-    people, kinds, _ = know_people._written()
+@pytest.mark.parametrize("kinds_file", KINDS)
+def test_every_kind_has_two_questions_about_its_subject_and_enough_values(kinds_file):
+    people, kinds, _ = know_people._written(kinds_file)
     assert len(kinds) >= 40 and len(people) == 3
     for kind in kinds:
         assert len(kind["facts"]) == 2 and all("{subject}" in fact["ask"] for fact in kind["facts"]), kind["title"]
@@ -202,12 +206,22 @@ def test_the_note_is_above_the_question_or_left_out(tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("examples", [False, True])
-def test_cases_have_their_notes(examples):
-    with know_quality.cases([0, 1], 3, examples=examples) as cases:
-        assert [case.name for case in cases] == (["examples"] if examples else ["carpenter 0", "gardener 1"])
-        for case in cases:
-            assert all((case.folder / asked.document).is_file() for asked in case.questions)
+@pytest.mark.parametrize(("person", "name"), [(0, "baker 0"), (1, "student 1"), (None, "examples")])
+def test_cases_have_their_notes(person, name):
+    with know_quality.Notes(person, 3).written() as case:
+        assert case.name == name
+        assert all((case.folder / asked.document).is_file() for asked in case.questions)
+
+
+def test_people_for_testing_share_nothing_with_those_that_settings_were_chosen_with():
+    (_, tuning, words), (_, test, others) = map(know_people._written, KINDS)
+    for part in ("title", "text"):
+        assert not {kind[part] for kind in tuning} & {kind[part] for kind in test}
+    assert not {fact["ask"] for kind in tuning for fact in kind["facts"]} & {
+        fact["ask"] for kind in test for fact in kind["facts"]
+    }
+    for sort in ("first", "surname", "town", "street", "firm"):
+        assert not set(words[sort]) & set(others[sort])
 
 
 def test_every_source_that_is_recorded_exists():
@@ -218,7 +232,7 @@ def test_the_benchmark_runs(capsys, monkeypatch):
     monkeypatch.setitem(know_quality.ARMS, "raw notes", ("notes", {"epochs": 1}))
     know_quality.main(["--people", "1", "--notes", "5", "--arms", "raw notes", "--device", "cpu"])
     head, row = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert head[-1] == "verdict" and row[:5] == ["tiny", "gardener", "1", "raw", "notes"]
+    assert head[-1] == "verdict" and row[:5] == ["student", "1", "raw", "notes", "0"]
 
 
 def test_a_distilled_answer_has_a_teacher_that_agrees_with_it(monkeypatch, tmp_path):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sebp_edge.questions.cue_values import Cue
-from sebp_edge.questions.cues import ASKS, MAX_QUESTIONS, NUM_WORDINGS, ask_by_cues
+from sebp_edge.questions.cue_wordings import NUM_WORDINGS
+from sebp_edge.questions.cues import ASKS, MAX_QUESTIONS, ask_by_cues
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "notes").rglob("*.md"))
 
@@ -43,10 +44,10 @@ def test_values_are_asked_for(sentence, answer):
         ("Ready in three weeks, he says.", "in three weeks", "When"),
         ("Took 38 jars of honey off it.", "38 jars", "How many jars"),
         ("It used 15 litres of paint.", "15 litres", "How much"),
-        ("Left at 21:20 from the pier.", "21:20", "When"),
+        ("Left at 21:20 from the pier.", "21:20", "What time"),
         ("Amadou lives at 65 Pilgrim Street.", "65 Pilgrim Street", "Where"),
         ("Upstairs at Moonraker, Shambles Lane.", "Shambles Lane", "Where"),
-        ("From Southdown, for nothing.", "Southdown", "Where from"),
+        ("From Southdown, for nothing.", "Southdown", "From whom"),
         ("For Grainne only, never the others.", "Grainne", "Who"),
         ("Told Merle and nobody else.", "Merle", "Who"),
         ("Moved because of the auditors.", "the auditors", "Why"),
@@ -61,11 +62,33 @@ def test_a_value_is_asked_for_as_what_it_is(sentence, answer, begins):
 
 
 @pytest.mark.parametrize(
-    "sentence", ["Lost it on the way to Mr Hill's.", "Told nobody, it was right.", "The way back."]
+    "sentence", ["Lost it on the way to Mr Hill's.", "Told nobody, it was right.", "The way back.", "Two pieces broke."]
 )
 def test_verbs_owners_and_empty_words_are_no_values(sentence):
     answers = {each.answer for each in ask_by_cues(f"# The old shed\n\n{sentence} We went home in the rain that day.")}
-    assert not answers & {"Lost", "Told", "Mr Hill's", "to Mr Hill's", "right", "The way", "The way back", "back"}
+    assert not answers & {
+        "Lost",
+        "Told",
+        "Mr Hill's",
+        "to Mr Hill's",
+        "right",
+        "The way",
+        "The way back",
+        "back",
+        "Two",
+    }
+
+
+def test_the_title_is_no_value():
+    answers = {each.answer for each in ask_by_cues("# First week\n\nMoses had the first week on 23 August.")}
+    assert answers == {"Moses", "23 August"}
+
+
+def test_a_title_and_the_name_of_a_file_are_both_used():
+    questions = ask_by_cues("# First week\n\nMoses came by ferry on 23 August, late.", "apprentice-notes.md")
+    wordings = [wording for each in questions for wording in each.wordings]
+    assert any("first week" in wording.lower() for wording in wordings)
+    assert any("apprentice" in wording.lower() for wording in wordings)
 
 
 def notes() -> list[str]:

@@ -1,0 +1,145 @@
+"""Words a question for a value in keywords, in many ways.
+
+A person asks about a note from memory: with some of its words, in any order, and with the small words of a sentence
+between them. Wordings drawn at random stand for all of these.
+"""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sebp_edge.questions.cue_values import STOP, Cue
+from sebp_edge.questions.facts import lower_first, upper_first
+from sebp_edge.questions.subjects import DETERMINERS, Words
+from sebp_edge.questions.verbs import is_participle, known_form
+
+# Wordings of each question.
+NUM_WORDINGS = 6
+_AUXILIARIES = (
+    "",
+    "",
+    "is",
+    "was",
+    "are",
+    "did",
+    "did I",
+    "did we",
+    "do I",
+    "does",
+    "has",
+    "is the",
+    "was the",
+    "will",
+)
+_PREPOSITIONS = ("for", "of", "about", "on", "with", "in")
+_PREPOSITION_END = re.compile(r"(?:^| )(?:on|at|in|for|from|by|with|to|of|because(?: of)?)$")
+_CLAUSE_END = re.compile(r"[,;:.](?!\d)")
+_WORD = re.compile(r"\d+(?:[:.,]\d+)+|[\w'’-]+")
+
+
+@dataclass(frozen=True)
+class Title:
+    """A name of a note: the words, and how a sentence names it, "the garden gate"."""
+
+    words: str
+    phrase: str
+
+
+def word_cue(cue: Cue, asks: tuple[str, str, str], titles: Sequence[Title], words: Words) -> tuple[str, ...]:
+    """Returns wordings of the question for a value, all different; none if its sentence says too little.
+
+    Args:
+        asks: three ways to begin the question.
+        titles: what the note is about, if it says so, and the name of its file, if that says something else.
+        words: how the note writes its words.
+    """
+    worded = _Wordings(cue, titles, words)
+    if not worded.near or len(set(worded.near + worded.title)) < 2:
+        return ()
+    made = dict.fromkeys([worded.in_keywords(asks[0]), worded.with_gap(), *worded.in_place(asks[0])])
+    for number in range(4 * NUM_WORDINGS):
+        if len(made) >= NUM_WORDINGS:
+            break
+        made.setdefault(worded.drawn(asks[number % 3], number))
+    return tuple(made)
+
+
+class _Wordings:
+    """Makes wordings of the words around a value: without the value's own, and without those that mean little.
+
+    Attributes:
+        near: those of the value's clause; of the whole sentence if it has no others.
+        title: those of the note's title.
+    """
+
+    def __init__(self, cue: Cue, titles: Sequence[Title], words: Words):
+        self._draw, self._value = random.Random(cue.sentence + cue.value), cue.value
+        before, self._after = cue.sentence[: cue.begin], cue.sentence[cue.end :]
+        first = before.split(" ", 1)[0]
+        is_verb = known_form(first.lower(), plain=True) is not None or is_participle(first.lower())
+        self._before = before if words.is_name(first) and not is_verb else lower_first(before)
+        self._clause = (_CLAUSE_END.split(self._before)[-1].strip(), _CLAUSE_END.split(self._after)[0].strip())
+        self._whole = content(f"{self._before} {self._after}", cue.value)
+        self.near = content(" ".join(self._clause), cue.value) or self._whole
+        self.title = content(titles[0].words, cue.value) if titles else []
+        # A title that gives the answer away is left out.
+        self._titles = [each for each in titles if content(each.words, "") == content(each.words, cue.value)]
+
+    def in_keywords(self, ask: str) -> str:
+        """Such as "When clock brought in?"."""
+        return f"{upper_first(ask)} {' '.join(_joined(self.near, self.title))}?"
+
+    def with_gap(self) -> str:
+        gap = upper_first(f"{self._before}___{self._after}".strip())
+        return f"{self._named()}{gap} What is missing?"
+
+    def in_place(self, ask: str) -> Iterator[str]:
+        """Yields the value's clause with the question's first words in its place, "The clock: brought in when?".
+
+        Yields nothing if other words of the clause are the value's, too.
+        """
+        before, after = self._clause
+        if not (_words(self._value) & _words(f"{before} {after}")) - DETERMINERS:
+            before = _PREPOSITION_END.sub("", before)
+            yield upper_first(f"{self._named()}{f'{before} {ask} {after}'.strip()}?")
+
+    def drawn(self, ask: str, number: int) -> str:
+        """A wording that is drawn at random; one in four has words of the whole sentence."""
+        draw, is_wide = self._draw, number % 4 == 3
+        source = self._whole if is_wide else self.near
+        share = 0.4 if is_wide else draw.choice((0.4, 0.7, 1.0))
+        some = [word for word in source if draw.random() < share] or [draw.choice(source)]
+        start = upper_first(f"{ask} {draw.choice(_AUXILIARIES)}".strip())
+        if not self._titles:
+            return f"{start} {' '.join(some)}?"
+        title = draw.choice(self._titles)
+        if number % 3 == 0:
+            about = content(title.words, "")
+            return f"{start} {' '.join(_joined(some, about) if draw.random() < 0.5 else _joined(about, some))}?"
+        if number % 3 == 1:
+            return f"{start} {' '.join(some)} {draw.choice(_PREPOSITIONS)} {title.phrase}?"
+        return f"{upper_first(title.phrase)}: {lower_first(start)} {' '.join(some)}?"
+
+    def _named(self) -> str:
+        return f"{upper_first(self._draw.choice(self._titles).phrase)}: " if self._titles else ""
+
+
+def content(text: str, value: str) -> list[str]:
+    """Returns the words of a text that mean something, without those of the value."""
+    own = _words(value)
+    return [
+        word
+        for word in _WORD.findall(text)
+        if word.casefold() not in STOP and word.casefold() not in own and len(word) > 1
+    ]
+
+
+def _words(text: str) -> set[str]:
+    return {word.casefold() for word in _WORD.findall(text)}
+
+
+def _joined(words: list[str], others: list[str]) -> list[str]:
+    """Returns the words and then those of the others that are not among them."""
+    known = {word.casefold() for word in words}
+    return words + [word for word in others if word.casefold() not in known]
