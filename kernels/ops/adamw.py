@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw as torch_adamw
 
 from . import backend
 from .reference import BLOCK
@@ -119,5 +120,34 @@ def adamw_(
         raise ValueError(f"The seed must be from 0 to 2^31 - 1, but is {seed}.")
     if weight.numel():
         with torch.no_grad():
-            backend.implementation(weight, "adamw").adamw_(weight, gradient.contiguous(), moments, adamw, seed, factor)
+            if updates_by_torch(weight, moments):
+                _update_by_torch_(weight, gradient.contiguous(), moments, adamw, factor)
+            else:
+                implementation = backend.implementation(weight, "adamw")
+                implementation.adamw_(weight, gradient.contiguous(), moments, adamw, seed, factor)
         torch.autograd.graph.increment_version(weight)
+
+
+def updates_by_torch(weight: Tensor, moments: Moments) -> bool:
+    """Whether torch's own kernel computes the update: on a CPU, if nothing is stored in fewer bits than fp32."""
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and moments.exponents is None
+
+
+def _update_by_torch_(weight: Tensor, gradient: Tensor, moments: Moments, adamw: AdamW, factor: Tensor | None) -> None:
+    """The update of an fp32 weight by torch's own kernel, which takes one pass over a CPU's memory."""
+    torch_adamw(
+        [weight],
+        [gradient.float() if factor is None else gradient.float() * factor],
+        [moments.first],
+        [moments.second],
+        [],
+        [adamw.step.float() - 1],  # which torch counts up
+        fused=True,
+        amsgrad=False,
+        beta1=adamw.betas[0],
+        beta2=adamw.betas[1],
+        lr=adamw.learning_rate,
+        weight_decay=adamw.weight_decay,
+        eps=adamw.eps,
+        maximize=False,
+    )

@@ -9,13 +9,17 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SIZES = [(1,), (7,), (3, 85), (256,), (2, 5, 129)]
 
 
-@pytest.fixture(params=["reference", "kernel"])
-def path(request):
-    """Both implementations; on a GPU only its own, the kernel."""
+@pytest.fixture(params=["torch", "reference", "kernel"])
+def path(request, monkeypatch):
+    """Torch's own kernel, which a CPU uses for fp32 if it can, and both implementations; on a GPU not torch's."""
     if request.param == "kernel" and DEVICE.type == "cpu":
         request.getfixturevalue("kernels")
-    elif request.param == "reference" and DEVICE.type == "cuda":
-        request.getfixturevalue("monkeypatch").setattr("sebp_edge.ops.backend.runs_kernels", lambda tensor: False)
+    elif request.param == "torch" and DEVICE.type == "cuda":
+        pytest.skip("a GPU uses our kernel")
+    if request.param == "reference":
+        monkeypatch.setattr("sebp_edge.ops.backend.runs_kernels", lambda tensor: False)
+    if request.param != "torch":
+        monkeypatch.setattr("sebp_edge.ops.adamw.updates_by_torch", lambda weight, moments: False)
 
 
 def draw(*size, seed=0):
