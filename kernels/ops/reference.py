@@ -44,8 +44,7 @@ def lora_up(
     out_NM = down_NR.new_empty(down_NR.shape[0], weight_MR.shape[0])
     downs = down_NR.chunk(len(columns), dim=1)
     for out, down, lora_B in zip(out_NM.split(columns, dim=1), downs, weight_MR.split(columns), strict=True):
-        out.copy_(down @ lora_B.T)
-    out_NM.mul_(scaling)
+        torch.addmm(out, down, lora_B.T, beta=0, alpha=scaling, out=out)
     return out_NM if bias_M is None else out_NM.add_(bias_M)
 
 
@@ -53,12 +52,15 @@ def lora_up_backward(
     dout_AM: Tensor, down_AR: Tensor, weight_MR: Tensor, columns: tuple[int, ...], scaling: float
 ) -> tuple[Tensor, Tensor]:
     """U with U_i = s dY_i B_i, like D, and dB with dB_i = s dY_iᵀ D_i, like B; kernels may give dB in fp32."""
-    ups, dlora_Bs = [], []
-    downs = down_AR.chunk(len(columns), dim=1)
-    for dout, down, lora_B in zip(dout_AM.split(columns, dim=1), downs, weight_MR.split(columns), strict=True):
-        ups.append(dout @ lora_B)
-        dlora_Bs.append(dout.T @ down)
-    return torch.cat(ups, dim=1).mul_(scaling), torch.cat(dlora_Bs).mul_(scaling)
+    up_AR, dlora_B_MR = torch.empty_like(down_AR), torch.empty_like(weight_MR)
+    for dout, lora_B, dlora_B, down, up in zip(
+        *(dout_AM.split(columns, dim=1), weight_MR.split(columns), dlora_B_MR.split(columns)),
+        *(each.chunk(len(columns), dim=1) for each in (down_AR, up_AR)),
+        strict=True,
+    ):
+        torch.addmm(up, dout, lora_B, beta=0, alpha=scaling, out=up)
+        torch.addmm(dlora_B, dout.T, down, beta=0, alpha=scaling, out=dlora_B)
+    return up_AR, dlora_B_MR
 
 
 def multiply(a_NK: Tensor, b_KM: Tensor) -> Tensor:

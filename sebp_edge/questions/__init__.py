@@ -7,7 +7,8 @@ asking, examples        a question -> a conversation; questions -> examples to t
 general_texts           general text that keeps what the model could do before
 answers                 whether a reply gives an answer
 interview, interviews   questions that a model writes about documents; about many of them, remembered
-cues, cue_values        questions in keywords, about values of known types; how these are found
+cues                    questions in keywords, about values of known types
+cue_values, cue_wordings   how values are found; the wordings of a question about one
 rules                   questions that rules make of a text
 notes, subjects         the structure of a note; what it is about
 facts                   what a rule finds
