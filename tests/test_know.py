@@ -14,6 +14,7 @@ import pytest
 import torch
 from builders import make_llama, make_tokenizer
 from command import records, run
+from transformers import AutoTokenizer
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.adapters.documents import read_history
@@ -29,11 +30,15 @@ from sebp_edge.events import (
 )
 from sebp_edge.insight import replies as asking
 from sebp_edge.insight.forgetting import GeneralLoss
+from sebp_edge.models.adaptation import read_state, snapshot
 from sebp_edge.preparation import ASKED_TOGETHER
 from sebp_edge.questions.examples import REPLY_TOKENS
+from sebp_edge.questions.general_texts import general_examples, held_out_examples
 from sebp_edge.texts.examples import NO_DOCUMENT
 from sebp_edge.texts.split_history import take_fingerprints
 from sebp_edge.texts.splits import MIN_TOKENS
+from sebp_edge.training import restraint
+from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.quiz import Replies
 from sebp_edge.training.run import TrainingRun
 
@@ -227,6 +232,61 @@ def test_notes_that_are_alike_do_not_train_on_the_quiz_of_each_other(make, runs)
 def test_general_text_is_taught_by_the_base_model_and_the_notes_by_themselves(learnt):
     for example in trained_examples(learnt.training):
         assert (example.teacher is not None) == (example.document == NO_DOCUMENT)
+
+
+def test_an_adapter_that_forgets_general_text_is_scaled_down(make, monkeypatch):
+    def watched(self, learner, best, *others):
+        names = [name for name, parameter in self.adaptation.model.named_parameters() if parameter.requires_grad]
+        before = best.best_state
+        restrain(self, learner, best, *others)
+        states.extend(zip(names, before, best.best_state, snapshot(self.adaptation), strict=True))
+
+    states, restrain = [], TrainingRun._restrain
+    monkeypatch.setattr(TrainingRun, "_restrain", watched)
+    monkeypatch.setattr(restraint, "SCALES", (1.0, 0.5, 0.01))
+    monkeypatch.setattr(restraint, "MAX_RISE", -1.0)  # no loss is low enough
+    personalizer = make(recipe=RECIPE.replace(epochs=1))
+    personalizer.adapt(NOTES, keep_anyway=True)
+    assert "The adapter was scaled to 1%, since the loss on general text rose by more than 1%." in notices(personalizer)
+    for name, before, best, now in states:
+        expected = before * 0.01 if "lora_B" in name else before
+        assert torch.equal(best, expected) and torch.equal(now, expected), name
+
+
+def test_an_adapter_that_forgets_little_stays_as_it_is(make, monkeypatch):
+    monkeypatch.setattr(restraint, "MAX_RISE", 1e9)
+    personalizer = make(recipe=RECIPE.replace(epochs=1))
+    personalizer.adapt(NOTES, keep_anyway=True)
+    assert not any("scaled" in message for message in notices(personalizer))
+
+
+def test_a_stop_while_it_is_scaled_leaves_what_was_trained(make, runs, monkeypatch):
+    def evaluate(learner, general):
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        trained.append(snapshot(learner.adaptation))
+        return HeldOutLoss(nats={0: 1e9}, tokens={0: 1})
+
+    trained = []
+    monkeypatch.setattr(restraint, "evaluate", evaluate)
+    personalizer = make(recipe=RECIPE.replace(epochs=1))
+    with pytest.raises(Interrupted) as stopped:
+        personalizer.adapt(NOTES)
+    folder = personalizer.store.open("default", stopped.value.version).path
+    saved = read_state(runs[0].base, folder)
+    assert all(torch.equal(*pair) for pair in zip(saved, trained[0], strict=True))
+    assert not all(torch.equal(*pair) for pair in zip(saved, trained[1], strict=True))
+
+
+def test_held_out_general_text_is_not_trained_on(model, monkeypatch, tmp_path):
+    texts = [f"Text number {number} is of the wind and the ferry." for number in range(100)]
+    monkeypatch.setattr("sebp_edge.questions.general_texts.TEXTS", tmp_path / "texts.txt")
+    (tmp_path / "texts.txt").write_text("\n<|text|>\n".join(texts), encoding="utf-8")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    held_out = decoded(held_out_examples(tokenizer, 128), tokenizer)
+    trained = decoded(general_examples(tokenizer, 128, 10_000, 0), tokenizer)
+    assert held_out and not set(held_out) & set(trained)
+    assert len(set(held_out)) + len(set(trained)) == len(texts)
 
 
 # ------------------------------------------------------------------------------------------------------------ the gate

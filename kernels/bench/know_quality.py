@@ -7,7 +7,7 @@
 The notes are those of invented people who are for testing only (know_people.py), and with --examples those of
 examples/notes, with the questions of example_questions.toml. "Closed" is the share of right replies to the question
 alone, "with note" to the question below its note. "Own" is the adaptation's own quiz. The seed sets the quiz, the
-shuffling and the initial weights. With several processes the first run is alone, and only its time is shown.
+shuffling and the initial weights. Times count only with one process.
 
 The arms: "sentences" has no questions in keywords, "questions" no general text, "own model" also the model's own
 questions, and "distillation" the base model with the note in its prompt as the teacher of the answers.
@@ -152,18 +152,15 @@ def main(arguments: list[str] | None = None) -> None:
         for each in notes
     ]
     print(f"{'person':>12}{'arm':>14}{'seed':>6}", *(f"{name:>15}" for name in COLUMNS), "verdict")
-    rows = []
-    try:
-        for row, at_once in side_by_side.run(measure, jobs, options.processes, options.minutes):
-            figures = (f"{row[column]:>15{form}}" for column, form in COLUMNS.items())
-            print(f"{row['person']:>12}{row['arm']:>14}{row['seed']:>6}", *figures, row["verdict"], flush=True)
-            rows.append(row | {"at_once": at_once})
-    finally:
-        if options.record and rows:
-            device = pick_device(options.device).type
-            name = f"know-{'arms' if len(options.arms) > 1 else 'quality'}-{'cpu' if device == 'cpu' else 'gpu'}"
-            rows.sort(key=lambda row: [row[column] for column in ("arm", "person", "seed")])
-            evidence.record(name, SOURCES, rows, options.record, device == "cpu")
+    rows, device = [], pick_device(options.device).type
+    result = f"know-{'arms' if len(options.arms) > 1 else 'quality'}-{'cpu' if device == 'cpu' else 'gpu'}"
+    for row in side_by_side.run(measure, jobs, options.processes, options.minutes):
+        figures = (f"{row[column]:>15{form}}" for column, form in COLUMNS.items())
+        print(f"{row['person']:>12}{row['arm']:>14}{row['seed']:>6}", *figures, row["verdict"], flush=True)
+        rows.append(row | {"at_once": options.processes})
+        rows.sort(key=lambda row: [row[column] for column in ("arm", "person", "seed")])
+        if options.record:
+            evidence.record(result, SOURCES, rows, options.record, device == "cpu")
 
 
 def measure(job: Job) -> dict:

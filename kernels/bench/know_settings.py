@@ -35,8 +35,8 @@ SETTINGS: dict[str, dict] = {
     "r = 64": {"r": 64, "lora_alpha": 128},
     "learning rate 2.5e-4": {"learning_rate": 2.5e-4},
     "learning rate 1e-3": {"learning_rate": 1e-3},
-    "1 epoch": {"epochs": 1, "patience": 1},
-    "3 epochs": {"epochs": 3, "patience": 3},
+    "2 epochs": {"epochs": 2, "patience": 2},
+    "4 epochs": {"epochs": 4, "patience": 4},
     "64 rows a step": {"batch_rows": 64},
     "256 rows a step": {"batch_rows": 256},
     "512 rows a step, learning rate 1e-3": {"batch_rows": 512, "learning_rate": 1e-3},
@@ -70,17 +70,13 @@ def main(arguments: list[str] | None = None) -> None:
     evidence.add_record_option(parser)
     options = parser.parse_args(arguments)
     jobs = [Job(options.model, setting, each, options.device) for each in options.people for setting in options.only]
-    rows = []
-    try:
-        for row, at_once in side_by_side.run(measure, jobs, options.processes, options.minutes):
-            print(
-                f"{row['setting']:<30}", *(f"{name} {row[name]:{form}}" for name, form in COLUMNS.items()), flush=True
-            )
-            rows.append(row | {"at_once": at_once})
-    finally:
-        if options.record and rows:
-            rows.sort(key=lambda row: (list(SETTINGS).index(row["setting"]), row["person"]))
-            evidence.record("know-settings", SOURCES, rows, options.record, pick_device(options.device).type == "cpu")
+    rows, on_cpu = [], pick_device(options.device).type == "cpu"
+    for row in side_by_side.run(measure, jobs, options.processes, options.minutes):
+        print(f"{row['setting']:<30}", *(f"{name} {row[name]:{form}}" for name, form in COLUMNS.items()), flush=True)
+        rows.append(row | {"at_once": options.processes})
+        rows.sort(key=lambda row: (list(SETTINGS).index(row["setting"]), row["person"]))
+        if options.record:
+            evidence.record("know-settings", SOURCES, rows, options.record, on_cpu)
 
 
 def measure(job: Job) -> dict:

@@ -97,3 +97,11 @@ def restore(adaptation: Adaptation, state: list[Tensor]) -> None:
     """Restores a snapshot, bit for bit."""
     for parameter, value in zip(trainable(adaptation), state, strict=True):
         parameter.data.copy_(value)
+
+
+def restore_scaled(adapter: Adaptation, state: list[Tensor], scale: float) -> None:
+    """Restores a snapshot of a LoRA adapter, which then adds `scale` times as much to the weights."""
+    restore(adapter, state)
+    for name, parameter in adapter.model.named_parameters():
+        if parameter.requires_grad and "lora_B" in name:
+            parameter.data.mul_(scale)

@@ -20,11 +20,12 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
-from sebp_edge.texts.schedule import Schedule
+from sebp_edge.texts.schedule import Group, Schedule
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.loop import Progress, Trainer
 from sebp_edge.training.recovery import RecoveringLearner
+from sebp_edge.training.restraint import MAX_RISE, restrain
 from sebp_edge.training.scoring import score
 from sebp_edge.units import duration
 
@@ -167,12 +168,29 @@ class TrainingRun:
         trainer = self._prepare_trainer(learner, schedule, phase)
         before = evaluate(learner, schedule.test)
         self._on_event(Evaluated(phase, "test", 0, before.mean, False))
+        general = self._held_out_general_text(learner)
+        general_before = evaluate(learner, general).mean if general else math.nan
         if start is not None:
             learner.start_again(start)
         best = trainer.train(schedule)
+        if general:
+            self._restrain(learner, best, general, general_before)
         after = evaluate(learner, schedule.test)
         self._on_event(Evaluated(phase, "test", best.best_epoch, after.mean, True))
         return before, after
+
+    def _held_out_general_text(self, learner: RecoveringLearner) -> Group | None:
+        """Returns the general text that a trained adapter is restrained by; None if it is not."""
+        asked = self.dataset.asked
+        if asked is None or not asked.held_out or self.recipe.method != "lora":
+            return None
+        return Group(asked.held_out, learner.limit, is_evaluated=True)
+
+    def _restrain(self, learner: RecoveringLearner, best: Progress, general: Group, base_loss: float) -> None:
+        scale = restrain(learner, best, general, base_loss)
+        if scale < 1:
+            because = f"since the loss on general text rose by more than {MAX_RISE:.0%}"
+            self._on_event(Notice(f"The adapter was scaled to {scale:.0%}, {because}."))
 
     def _refit(
         self, learner: RecoveringLearner, schedule: Schedule, start: list[Tensor], result: GateResult

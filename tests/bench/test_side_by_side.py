@@ -1,0 +1,27 @@
+"""Jobs of a benchmark in several processes: every result arrives, and a failure is not lost."""
+
+import math
+from math import sqrt
+
+import pytest
+
+import side_by_side
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_all_results_arrive(processes):
+    assert sorted(side_by_side.run(sqrt, [4, 9, 16], processes, math.inf)) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_failed_job_is_printed_and_ends_the_run_after_the_others(processes, capsys):
+    found = []
+    with pytest.raises(RuntimeError, match="1 of 3 jobs have failed or were not started"):
+        found.extend(side_by_side.run(sqrt, [4, -1, 16], processes, math.inf))
+    assert sorted(found) == [2, 4] and "ValueError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_no_job_is_started_after_the_time(processes):
+    with pytest.raises(RuntimeError, match="2 of 2 jobs"):
+        list(side_by_side.run(sqrt, [4, 16], processes, 0.0))
