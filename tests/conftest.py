@@ -95,7 +95,7 @@ def probe_folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def short_assessment(probe_folder, monkeypatch):
     """Shortens the probe and the samples of adaptations in this process, which would take most of a tiny one's time."""
-    monkeypatch.setattr("sebp_edge.insight.forgetting.PROBE", probe_folder)
+    monkeypatch.setattr("sebp_edge.texts.general_probe.PROBE", probe_folder)
     monkeypatch.setattr("sebp_edge.insight.samples.SAMPLING", replace(samples.SAMPLING, max_new_tokens=2))
 
 

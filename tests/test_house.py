@@ -224,7 +224,7 @@ def test_every_package_is_shipped():
         ("sebp_edge.adapters", "sebp_edge/adapters/*.html"),
         ("sebp_edge.insight", "sebp_edge/insight/*.html"),
         ("sebp_edge.pages", "sebp_edge/pages/*.html"),
-        ("sebp_edge.insight", "sebp_edge/insight/probe/*"),
+        ("sebp_edge.texts", "sebp_edge/texts/probe/*"),
     ],
 )
 def test_every_data_file_is_shipped(package, files):

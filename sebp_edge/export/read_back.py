@@ -16,7 +16,6 @@ from sebp_edge.events import Sink
 from sebp_edge.export.child import TOP, Predicted
 from sebp_edge.export.source import Source
 from sebp_edge.export.weights import Read
-from sebp_edge.insight import forgetting
 from sebp_edge.models.adaptation import load
 from sebp_edge.models.architecture import longest_sequence
 from sebp_edge.models.catalog import ModelReference
@@ -26,6 +25,7 @@ from sebp_edge.stopping import Check
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.documents import own_text
 from sebp_edge.texts.examples import Example, encode
+from sebp_edge.texts.general_probe import read_probe
 from sebp_edge.texts.readers import Reading
 from sebp_edge.training.scoring import score
 
@@ -181,7 +181,7 @@ def memory_needed(source: Source) -> int:
 def _texts(source: Source, base: BaseModel, reading: Reading | None) -> Texts:
     """Encodes the user's texts, or else enough of the general text."""
     context = min(_CONTEXT_LENGTH, longest_sequence(base.model) or _CONTEXT_LENGTH)
-    documents = reading.documents if reading else forgetting.read_probe()
+    documents = reading.documents if reading else read_probe()
     chat = source.record.recipe.get("chat_template", False)
     examples, _ = encode(documents, source.tokenizer, context, chat_template=chat)
     if not examples:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -16,14 +16,11 @@ from sebp_edge.files import cache_folder, read_json, write_atomically
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation
 from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
-from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.documents import Document
-from sebp_edge.texts.examples import Example, encode
+from sebp_edge.texts.examples import Example
+from sebp_edge.texts.general_probe import CONTEXT_LENGTH, encode_probe
 from sebp_edge.training.scoring import score
 
-PROBE = Path(__file__).parent / "probe"
-CONTEXT_LENGTH = 512
 MAX_RISE = 0.01
 
 
@@ -70,24 +67,10 @@ def general_loss(
     return GeneralLoss(known, loss())
 
 
-def read_probe() -> list[Document]:
-    """Reads the bundled general text."""
-    return [Document(path.name, path.read_text(encoding="utf-8").strip()) for path in sorted(PROBE.glob("*.txt"))]
-
-
 def _encode_probe(base: BaseModel) -> list[Example]:
-    """Returns the probe's examples, in which the end of a text has no loss: which token ends it is no general text."""
-    documents = read_probe()
-    limit = getattr(base.model.config, "max_position_embeddings", None) or CONTEXT_LENGTH
-    examples, _ = encode(documents, base.tokenizer, min(CONTEXT_LENGTH, limit))
+    examples = encode_probe(base.tokenizer, getattr(base.model.config, "max_position_embeddings", None))
     refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in examples))
-    return [_without_end(example, base.tokenizer.eos_token_id) for example in examples]
-
-
-def _without_end(example: Example, eos: int | None) -> Example:
-    if example.input_ids[-1] != eos:
-        return example
-    return replace(example, labels=[*example.labels[:-1], IGNORE])
+    return examples
 
 
 # -------------------------------------------------------------------------------------------------------------- cache

@@ -12,13 +12,14 @@ from itertools import chain
 from sebp_edge.errors import TextsError
 from sebp_edge.questions.asking import prompt_for, with_answers
 from sebp_edge.questions.cues import ask_by_cues
-from sebp_edge.questions.general_texts import general_examples, held_out_examples
+from sebp_edge.questions.general_texts import general_examples
 from sebp_edge.questions.question import Question
 from sebp_edge.questions.rules import ask
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.dataset import Asked, Dataset, QuizQuestion
 from sebp_edge.texts.documents import Document
 from sebp_edge.texts.examples import Example, encode
+from sebp_edge.texts.general_probe import encode_probe
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import Reading
 
@@ -147,7 +148,7 @@ def _with_examples(
     made = Asked(
         trained=trained,
         general=general_examples(tokenizer, length, round(recipe.general * num_tokens), seed),
-        held_out=held_out_examples(tokenizer, length) if recipe.general else [],
+        probe=encode_probe(tokenizer, length) if recipe.general else [],
         validation=_encode((_one(each.asked, each.validated) for each in quiz), tokenizer, length),
         test=_encode((_one(each.asked, each.tested) for each in quiz), tokenizer, length),
         quiz=tuple(_quiz_question(each, tokenizer, length) for each in quiz),

@@ -12,6 +12,7 @@ dataset                          examples of all documents, with the figures for
 prompts                          a prompt or messages -> tokens, as in training
 near_duplicates, split_history   texts -> clusters of near-duplicates; what earlier versions did with documents
 splits, lessons, schedule        examples -> splits -> what is trained on -> epochs, steps and micro-batches
+general_probe                    general text on which the cost of an adaptation is measured
 progress                         events while texts are read, compared and tokenised
 batches                          a micro-batch -> packed active tokens, or a padded batch
 """

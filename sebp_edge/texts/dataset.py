@@ -51,7 +51,7 @@ class Asked:
     Attributes:
         trained: questions with their answers, alone and after their documents.
         general: examples that keep what the model could do before, with the base model as the teacher.
-        held_out: other general text, that tells how much was forgotten; none if the recipe has none.
+        probe: other general text, that tells how much was forgotten; none if the recipe has no general text.
         validation: answers to wordings that choose the best epoch.
         test: answers to the quiz's wordings.
         quiz: the questions that the model is asked before and after the training.
@@ -61,7 +61,7 @@ class Asked:
 
     trained: list[Example]
     general: list[Example]
-    held_out: list[Example]
+    probe: list[Example]
     validation: list[Example]
     test: list[Example]
     quiz: tuple[QuizQuestion, ...]

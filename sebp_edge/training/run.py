@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from statistics import median_low
 
@@ -15,7 +16,7 @@ from sebp_edge.machine import devices
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, attach, read_state, restore, snapshot
-from sebp_edge.models.loading import BaseModel
+from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset
@@ -168,7 +169,7 @@ class TrainingRun:
         trainer = self._prepare_trainer(learner, schedule, phase)
         before = evaluate(learner, schedule.test)
         self._on_event(Evaluated(phase, "test", 0, before.mean, False))
-        general = self._held_out_general_text(learner)
+        general = self._general_text(learner)
         general_before = evaluate(learner, general).mean if general else math.nan
         if start is not None:
             learner.start_again(start)
@@ -179,17 +180,18 @@ class TrainingRun:
         self._on_event(Evaluated(phase, "test", best.best_epoch, after.mean, True))
         return before, after
 
-    def _held_out_general_text(self, learner: RecoveringLearner) -> Group | None:
-        """Returns the general text that a trained adapter is restrained by; None if it is not."""
-        asked = self.dataset.asked
-        if asked is None or not asked.held_out or self.recipe.method != "lora":
+    def _general_text(self, learner: RecoveringLearner) -> Group | None:
+        """Returns the general text that tells how much a trained adapter has forgotten; None if that is not limited."""
+        probe = self.dataset.asked.probe if self.dataset.asked else []
+        if not probe or self.recipe.method != "lora":
             return None
-        return Group(asked.held_out, learner.limit, is_evaluated=True)
+        refuse_unknown_tokens(self.base.model, chain.from_iterable(example.input_ids for example in probe))
+        return Group(probe, learner.limit, is_evaluated=True)
 
     def _restrain(self, learner: RecoveringLearner, best: Progress, general: Group, base_loss: float) -> None:
         scale = restrain(learner, best, general, base_loss)
         if scale < 1:
-            because = f"since the loss on general text rose by more than {MAX_RISE:.0%}"
+            because = f"since the loss on general text rose by more than {MAX_RISE:.1%}"
             self._on_event(Notice(f"The adapter was scaled to {scale:.0%}, {because}."))
 
     def _refit(

@@ -10,12 +10,14 @@ from failing_memory import CPU, RECIPE
 from sebp_edge.events import silent
 from sebp_edge.files import cache_folder
 from sebp_edge.insight import forgetting
-from sebp_edge.insight.forgetting import MAX_RISE, PROBE, GeneralLoss, general_loss
+from sebp_edge.insight.forgetting import MAX_RISE, GeneralLoss, general_loss
 from sebp_edge.models.adaptation import attach, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.rows.row_plan import IGNORE
 from sebp_edge.stopping import StopRequested
+from sebp_edge.texts import general_probe
+from sebp_edge.texts.general_probe import PROBE
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +27,7 @@ def short_probe(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "one.txt").write_text("The ferry left at six, and the wind was from the west. " * 8)
     (folder / "two.txt").write_text("So we took the bread, the soup and the old map.\n")
-    monkeypatch.setattr(forgetting, "PROBE", folder)
+    monkeypatch.setattr(general_probe, "PROBE", folder)
     return folder
 
 
@@ -153,7 +155,7 @@ def test_it_warns_above_one_percent(adapted, is_high):
 
 
 def test_the_bundled_probe_is_some_thousand_tokens(monkeypatch):
-    monkeypatch.setattr(forgetting, "PROBE", PROBE)
+    monkeypatch.setattr(general_probe, "PROBE", PROBE)
     base = load_base_model(resolve("tiny"), RECIPE, CPU)
     tokens = sum(example.num_loss_tokens for example in forgetting._encode_probe(base))
     assert 5_000 < tokens < 8_000

@@ -7,13 +7,13 @@ from builders import make_tokenizer
 
 from sebp_edge import Recipe
 from sebp_edge.errors import TextsError
-from sebp_edge.insight.forgetting import read_probe
 from sebp_edge.questions import examples as module
 from sebp_edge.questions.examples import MAX_WORDINGS, MIN_QUESTIONS, QUIZ_SIZE, add_questions
 from sebp_edge.questions.general_texts import TEXTS, general_examples
 from sebp_edge.texts.dataset import Drawing, make_dataset
 from sebp_edge.texts.documents import Completion
 from sebp_edge.texts.examples import NO_DOCUMENT
+from sebp_edge.texts.general_probe import read_probe
 from sebp_edge.texts.readers import read_texts
 from sebp_edge.texts.split_history import TRAIN
 

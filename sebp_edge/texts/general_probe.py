@@ -1,0 +1,32 @@
+"""The bundled text of general language, on which the cost of an adaptation is measured. Nothing is trained on it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from sebp_edge.rows.row_plan import IGNORE
+from sebp_edge.texts.documents import Document
+from sebp_edge.texts.examples import Example, encode
+
+PROBE = Path(__file__).parent / "probe"
+CONTEXT_LENGTH = 512
+
+
+def read_probe() -> list[Document]:
+    """Reads the bundled general text."""
+    return [Document(path.name, path.read_text(encoding="utf-8").strip()) for path in sorted(PROBE.glob("*.txt"))]
+
+
+def encode_probe(tokenizer, limit: int | None) -> list[Example]:
+    """Returns the probe's examples, in which the end of a text has no loss: which token ends it is no general text.
+
+    Args:
+        limit: the most tokens of an example, if fewer than usual.
+    """
+    examples, _ = encode(read_probe(), tokenizer, min(CONTEXT_LENGTH, limit or CONTEXT_LENGTH))
+    return [_without_end(example, tokenizer.eos_token_id) for example in examples]
+
+
+def _without_end(example: Example, eos: int | None) -> Example:
+    if example.input_ids[-1] != eos:
+        return example
+    return replace(example, labels=[*example.labels[:-1], IGNORE])
