@@ -246,9 +246,8 @@ def test_an_adapter_that_forgets_general_text_is_scaled_down(make, monkeypatch):
     monkeypatch.setattr(restraint, "evaluate", lambda learner, general: HeldOutLoss(nats={0: 1e9}, tokens={0: 1}))
     personalizer = make(recipe=RECIPE.replace(epochs=1))
     personalizer.adapt(NOTES, keep_anyway=True)
-    assert "The adapter was scaled to 50%, since the loss on general text rose by more than 1.5%." in notices(
-        personalizer
-    )
+    because = "since the loss on general text rose by more than 1.5%"
+    assert f"The adapter was scaled to 50%, {because}." in notices(personalizer)
     for name, before, best, now in states:
         expected = before * 0.5 if "lora_B" in name else before
         assert torch.equal(best, expected) and torch.equal(now, expected), name
@@ -263,30 +262,28 @@ def test_an_adapter_that_forgets_little_stays_as_it_is(make, monkeypatch):
 
 def test_a_stop_while_it_is_scaled_leaves_what_was_trained(make, runs, monkeypatch):
     def evaluate(learner, general):
-        if len(trained) == 2:
+        states.append(snapshot(learner.adaptation))
+        if len(states) == 2:
             raise KeyboardInterrupt
-        trained.append(snapshot(learner.adaptation))
         return HeldOutLoss(nats={0: 1e9}, tokens={0: 1})
 
-    trained = []
+    states = []
     monkeypatch.setattr(restraint, "evaluate", evaluate)
     personalizer = make(recipe=RECIPE.replace(epochs=1))
     with pytest.raises(Interrupted) as stopped:
         personalizer.adapt(NOTES)
     folder = personalizer.store.open("default", stopped.value.version).path
     saved = read_state(runs[0].base, folder)
-    assert all(torch.equal(*pair) for pair in zip(saved, trained[0], strict=True))
-    assert not all(torch.equal(*pair) for pair in zip(saved, trained[1], strict=True))
+    assert all(torch.equal(*pair) for pair in zip(saved, states[0], strict=True))
+    assert not all(torch.equal(*pair) for pair in zip(saved, states[1], strict=True))
 
 
 @pytest.mark.parametrize(
-    ("rises", "scale"), [((0.014,), 1.0), ((0.03, 0.01), 0.7), ((0.016, 0.0151, 0.01), 0.9), ((9,) * 3, 0.5)]
+    ("rises", "scale"), [((0.014,), 1.0), ((0.03, 0.01), 0.7), ((0.016, 0.0151, 0.01), 0.9), ((9, 9), 0.5)]
 )
 def test_the_scale_is_the_first_with_little_loss_on_general_text(monkeypatch, rises, scale):
-    losses = iter(1 + rise for rise in rises)
-    monkeypatch.setattr(
-        restraint, "evaluate", lambda learner, general: HeldOutLoss(nats={0: next(losses)}, tokens={0: 1})
-    )
+    losses = iter([HeldOutLoss(nats={0: 1 + rise}, tokens={0: 1}) for rise in rises])
+    monkeypatch.setattr(restraint, "evaluate", lambda learner, general: next(losses))
     learner, progress = SimpleNamespace(adaptation=None), SimpleNamespace(best_state=[])
     monkeypatch.setattr(restraint, "restore_scaled", lambda *_: None)
     monkeypatch.setattr(restraint, "snapshot", lambda *_: [])
