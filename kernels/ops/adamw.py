@@ -141,7 +141,8 @@ def _update_by_torch_(weight: Tensor, gradient: Tensor, moments: Moments, adamw:
         [moments.first],
         [moments.second],
         [],
-        [adamw.step.float() - 1],  # which torch counts up
+        # Torch counts it up. A warm-up may come before the first step.
+        [adamw.step.clamp(min=1).float() - 1],
         fused=True,
         amsgrad=False,
         beta1=adamw.betas[0],

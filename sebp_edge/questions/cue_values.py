@@ -20,10 +20,12 @@ _WEEKDAY = "(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
 _NAME = r"(?:(?:Dr|Mr|Mrs|Ms|St)\.? )?[A-Z][\w'’-]+(?: (?:[A-Z][\w'’-]+|of [A-Z][\w'’-]+))*"
 _DETERMINER = r"(?:a|an|the|my|our|his|her|their|its|some|no|each|every|two|three|four|five|six)"
 _ENDS = (
-    r"(?=[.,;:!?)]|$| (?:and|or|but|as|in|on|at|of|to|for|from|with|by|who|which|that|because|when|is|was|are|were)\b)"
+    r"(?=[.,;:!?)](?!\d)|$"
+    r"| (?:and|or|but|as|in|on|at|of|to|for|from|with|by|who|which|that|because|when|is|was|are|were)\b)"
 )
 # Of a noun phrase, as many words as lead to an end; else one or two.
-_NOUN = rf"(?:(?:[\w'’-]+ ){{0,3}}?[\w'’-]+{_ENDS}|(?:[\w'’-]+ )?[\w'’-]+)"
+_WORD = r"(?:(?!I\b|\d+[.,:]\d)[\w'’-]+)"
+_NOUN = rf"(?:(?:{_WORD} ){{0,3}}?{_WORD}{_ENDS}|(?:{_WORD} )?{_WORD})"
 _STREET = r"(?:Street|Lane|Road|Row|Avenue|Close|Square|Place|Way|Drive|Terrace)"
 _PHRASE = rf"{_DETERMINER} {_NOUN}(?: of (?:{_DETERMINER} )?{_NOUN})?"
 # The first that matches at a place counts; each has a group "value".
@@ -93,6 +95,7 @@ _COUNTED = re.compile(
 )
 _WORDS = re.compile(r"[\w'’-]+")
 _NOT_COUNTED = {"place", "reason", "called", "share", "money"}
+_HAS_END = re.compile(r"\b(?:has|had) $")
 # Values that say nothing without what follows them.
 _EMPTY = re.compile(
     r"(?:an? |the |some |one )?(?:right|back|kind|sort|type|lot|bit|few|thing|things|way|one|pair|number|part)"
@@ -144,6 +147,8 @@ def find_cues(sentence: str, subject: str) -> Iterator[Cue]:
             at = begin + len(value.split()[0])
             continue
         if value.endswith(("'s", "’s")):  # whose?
+            continue
+        if kind == "kind" and _HAS_END.search(sentence[:begin]) and is_participle(value.split()[0].casefold()):
             continue
         if value.casefold() in STOP or _EMPTY.fullmatch(value) or _says(subject, value):
             continue

@@ -13,8 +13,12 @@ from sebp_edge.questions.notes import Note, read_note
 from sebp_edge.questions.question import Question
 from sebp_edge.questions.subjects import subject_of, title_from_name
 
-# Questions of each note.
-MAX_QUESTIONS = 16
+# Questions of each note: so many, or one for so many words of a longer one, but not more than these.
+FEW_QUESTIONS = 16
+WORDS_PER_QUESTION = 6
+MAX_QUESTIONS = 48
+# Kinds whose values may be anything: in a note with too many values, they are not asked for.
+_VAGUE = frozenset({"thing", "kind", "place", "label", "target"})
 
 # Question words for each kind. In those with a unit, it stands for {}.
 ASKS = {
@@ -57,12 +61,14 @@ def ask_by_cues(text: str, name: str | None = None) -> list[Question]:
     if not note.is_english:
         return []
     titles = _titles(note, name)
-    questions: dict[str, Question] = {}
+    asked: dict[str, tuple[Cue, Question]] = {}
     for sentence in _sentences(note.text):
         for cue in find_cues(sentence, note.subject.title):
             if wordings := word_cue(cue, _asks(cue), titles, note.words):
-                questions.setdefault(wordings[0], Question(wordings, (), cue.value))
-    return list(questions.values())[:MAX_QUESTIONS]
+                asked.setdefault(wordings[0], (cue, Question(wordings, (), cue.value)))
+    most = min(MAX_QUESTIONS, max(FEW_QUESTIONS, len(note.text.split()) // WORDS_PER_QUESTION))
+    clear_first = sorted(asked.values(), key=lambda pair: pair[0].kind in _VAGUE)
+    return [question for _, question in clear_first[:most]]
 
 
 def _titles(note: Note, name: str | None) -> list[Title]:

@@ -64,7 +64,7 @@ class Note:
 
     Attributes:
         subject: what its title says that it is about.
-        text: the note without markup.
+        text: the note without code and markup.
     """
 
     subject: Subject
@@ -82,6 +82,7 @@ class Note:
 def read_note(text: str, name: str | None) -> Note:
     text = _CONTROL.sub("", text[:MAX_CHARACTERS].replace("\r\n", "\n").replace("\r", "\n"))
     lines = _without_code(_IMAGE.sub("", text).split("\n"))
+    whole = plain("\n".join(lines))
     front, lines = _front_matter(lines)
     title = next((pair.value for pair in front if pair.key.lower() == "title" and pair.value), "")
     heading, lines = _first_heading(lines)
@@ -91,7 +92,7 @@ def read_note(text: str, name: str | None) -> Note:
     words = words_of(body)
     sections = _sections(lines)
     sections[0].pairs[:0] = [pair for pair in front if _is_asked(pair)]
-    return Note(subject_of(title, words, is_english=english), sections, words, plain(text), english)
+    return Note(subject_of(title, words, is_english=english), sections, words, whole, english)
 
 
 def plain(text: str) -> str:

@@ -47,6 +47,13 @@ def test_an_update_in_fp32_equals_torchs(path, size, factor):
     torch.testing.assert_close(weight, expected.detach(), rtol=2e-6, atol=2e-6)
 
 
+def test_without_gradient_and_learning_rate_nothing_changes_before_the_first_step(path):
+    weight = draw(7)
+    before, moments = weight.clone(), Moments.of(weight)
+    adamw_(weight, torch.zeros_like(weight), moments, AdamW.on(DEVICE), seed=0, factor=torch.ones((), device=DEVICE))
+    assert torch.equal(weight, before) and not moments.first.any() and not moments.second.any()
+
+
 def test_an_empty_weight_is_accepted(path):
     weight = torch.empty(0, 3, dtype=torch.bfloat16, device=DEVICE)
     run(weight, [torch.empty(0, 3, device=DEVICE)])

@@ -8,8 +8,9 @@ import pytest
 
 from sebp_edge.questions.cue_values import Cue
 from sebp_edge.questions.cue_wordings import NUM_WORDINGS
-from sebp_edge.questions.cues import ASKS, MAX_QUESTIONS, ask_by_cues
+from sebp_edge.questions.cues import ASKS, FEW_QUESTIONS, MAX_QUESTIONS, ask_by_cues
 
+NAMES = "red blue green big small old new warm cold low high wet dry thin thick round flat sharp dull".split()  # noqa: SIM905
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "notes").rglob("*.md"))
 
 
@@ -106,6 +107,7 @@ def test_answers_stand_in_the_note_and_no_question_has_its_answer():
         # An answer may be a clause, and "which thing" asks for a thing.
         values = words(question.answer) - words(" ".join(ask for asks in ASKS.values() for ask in asks))
         values -= words(Cue("", question.answer, "", 0, 0).unit)  # "how many jars"
+        values -= {"about", "with", "does"}  # small words of a wording
         keywords = [wording for wording in question.wordings if "___" not in wording]
         assert not any(values & words(wording) for wording in keywords), question
 
@@ -134,6 +136,34 @@ def test_the_same_note_has_the_same_questions():
 )
 def test_texts_without_english_facts_have_few_questions_and_no_error(text):
     assert len(ask_by_cues(text, None)) <= 2
+
+
+def test_of_a_long_note_the_end_is_asked_about_too():
+    days = "".join(f"The boat lay at the pier on {day} May. " for day in range(1, 25))
+    questions = ask_by_cues(f"# Log\n\n{days}The fee was £71.")
+    assert FEW_QUESTIONS < len(questions) <= MAX_QUESTIONS
+    assert "£71" in [question.answer for question in questions]
+
+
+def test_values_that_may_be_anything_give_way_to_others():
+    things = "".join(f"There was a {name} box by the {name} wall. " for name in NAMES)
+    answers = [question.answer for question in ask_by_cues(f"# Log\n\n{things}Anna paid £71 on 3 May.")]
+    assert {"£71", "3 May"} <= set(answers)
+
+
+def test_code_is_not_asked_about():
+    questions = ask_by_cues("# Log\n\nAnna came on 3 May by boat.\n\n```\nsleep 4711 seconds\n```\n")
+    assert "3 May" in [question.answer for question in questions]
+    assert not any("4711" in question.answer for question in questions)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "answer"),
+    [("Came on the 09.12 train with stones.", "09.12"), ("Play of 2.1 millimetres, a limit of 2.5 for us.", "2.5")],
+)
+def test_numbers_stay_whole(sentence, answer):
+    answers = [question.answer for question in ask_by_cues(f"# The old shed\n\n{sentence} We went home that day.")]
+    assert answer in answers
 
 
 def test_a_long_note_takes_bounded_time_and_has_a_bounded_number():
