@@ -9,7 +9,6 @@ import re
 import shutil
 import threading
 from dataclasses import asdict, dataclass
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -276,18 +275,6 @@ def test_a_stop_while_it_is_scaled_leaves_what_was_trained(make, runs, monkeypat
     saved = read_state(runs[0].base, folder)
     assert all(torch.equal(*pair) for pair in zip(saved, states[0], strict=True))
     assert not all(torch.equal(*pair) for pair in zip(saved, states[1], strict=True))
-
-
-@pytest.mark.parametrize(
-    ("rises", "scale"), [((0.014,), 1.0), ((0.03, 0.01), 0.7), ((0.016, 0.0151, 0.01), 0.9), ((9, 9), 0.5)]
-)
-def test_the_scale_is_the_first_with_little_loss_on_general_text(monkeypatch, rises, scale):
-    losses = iter([HeldOutLoss(nats={0: 1 + rise}, tokens={0: 1}) for rise in rises])
-    monkeypatch.setattr(restraint, "evaluate", lambda learner, general: next(losses))
-    learner, progress = SimpleNamespace(adaptation=None), SimpleNamespace(best_state=[])
-    monkeypatch.setattr(restraint, "restore_scaled", lambda *_: None)
-    monkeypatch.setattr(restraint, "snapshot", lambda *_: [])
-    assert restraint.restrain(learner, progress, None, 1.0) == pytest.approx(scale)
 
 
 # ------------------------------------------------------------------------------------------------------------ the gate

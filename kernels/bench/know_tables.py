@@ -34,16 +34,12 @@ def _arrow(own: list[dict], before: str, after: str) -> str:
 
 
 def quality() -> str:
-    """What models adapted with the recipe know know, as means over seeds."""
-
-    def key(row: dict) -> tuple:
-        return row["person"], row["notes"]
-
-    return _quality("quality", ("notes of", "notes"), key)
+    """What is answered after an adaptation with the recipe know, by person, as means over seeds."""
+    return _quality("quality", ("notes of", "notes"), lambda row: (row["person"], row["notes"]))
 
 
 def arms() -> str:
-    """What models adapted with parts of the recipe know know, as means over people and seeds."""
+    """What is answered after an adaptation with parts of the recipe know, as means over people and seeds."""
     return _quality("arms", ("arm", "notes"), lambda row: (row["arm"], row["notes"]))
 
 
