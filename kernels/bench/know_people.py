@@ -128,8 +128,9 @@ class _Values:
     def draw(self, name: str, kind: dict) -> str:
         if name in self._constants:
             return self._constants[name]
-        sort = name.rstrip("0123456789")
-        own = kind.get("values", {}).get(sort)
+        own_values = kind.get("values", {})
+        sort = name if name in own_values else name.rstrip("0123456789")
+        own = own_values.get(sort)
         key = (kind["title"], sort) if own else sort
         if key not in self._left:
             choices = _range_or_list(own) if own else self._general[sort]

@@ -17,7 +17,7 @@ STOP = listed("""
 """)
 _MONTH = "January|February|March|April|May|June|July|August|September|October|November|December"
 _WEEKDAY = "(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
-_NAME = r"(?:(?:Dr|Mr|Mrs|Ms|St)\.? )?[A-Z][\w'’-]+(?: (?:[A-Z][\w'’-]+|of [A-Z][\w'’-]+))*"
+_NAME = r"(?:(?:Dr|Mr|Mrs|Ms|St)\.? )?(?!I['’])[A-Z][\w'’-]+(?: (?:[A-Z][\w'’-]+|of [A-Z][\w'’-]+))*"
 _DETERMINER = r"(?:a|an|the|my|our|his|her|their|its|some|no|each|every|two|three|four|five|six)"
 _ENDS = (
     r"(?=[.,;:!?)](?!\d)|$"
@@ -27,7 +27,7 @@ _ENDS = (
 _WORD = r"(?:(?!I\b|\d+[.,:]\d)[\w'’-]+)"
 _NOUN = rf"(?:(?:{_WORD} ){{0,3}}?{_WORD}{_ENDS}|(?:{_WORD} )?{_WORD})"
 _STREET = r"(?:Street|Lane|Road|Row|Avenue|Close|Square|Place|Way|Drive|Terrace)"
-_PHRASE = rf"{_DETERMINER} {_NOUN}(?: of (?:{_DETERMINER} )?{_NOUN})?"
+_PHRASE = rf"{_DETERMINER} {_NOUN}(?: of (?:{_DETERMINER} )?{_NOUN}| (?:with|to|for|from) (?:{_NAME}|{_DETERMINER} {_NOUN}))?"
 # The first that matches at a place counts; each has a group "value".
 _VALUES = [
     (
@@ -41,7 +41,12 @@ _VALUES = [
         "money",
         r"(?P<value>[€$£¥] ?\d[\d.,]*\d|[€$£¥] ?\d|\d[\d.,]* ?(?:euros?|dollars?|pounds?|kronor|kr|cents?|pence)\b)",
     ),
-    ("code", r"\b(?P<value>[A-Z]{1,4}[- ]?\d{2,}[\w-]*|\d{2,}(?:-\d+)+|\+?\d[\d ]{6,}\d)\b"),
+    (
+        "code",
+        rf"\b(?P<value>[A-Z]{{1,4}}[- ]?\d{{2,}}[\w-]*(?! (?:{_MONTH}))|\d{{2,}}(?:-\d+)+|\+?\d[\d ]{{6,}}\d"
+        r"|v?\d+(?:\.\d+){2,}|\w[\w-]*\.[a-z]{2,4}(?=[\s,;:)]|$))(?!\w)",
+    ),
+    ("words", r"[\"“](?P<value>[^\"“”]{3,80}?)[,.]?[\"”]"),
     ("address", rf"\b(?P<value>\d+[a-z]? {_NAME} {_STREET})\b"),
     ("amount", r"\b(?P<value>\d+(?:[.,]\d+)?(?: ?(?:x|×) ?\d+)?(?: [a-z][\w-]*)?)"),
     ("reason", r"\b(?:because(?: of)?|since|so that) (?P<value>[^.;:!?]{4,60}?)(?=[.;:!?,]|$| and | but )"),
@@ -54,7 +59,11 @@ _VALUES = [
     ("origin", rf"\b[Ff]rom (?P<value>{_PHRASE}|{_NAME})"),
     ("agent", rf"\b(?:[Bb]y|[Ww]ith|[Ff]or) (?P<value>{_NAME})"),
     ("target", rf"\bto (?P<value>{_NAME})"),
-    ("label", r"(?:^|[.;] )[A-Z][\w ]{2,24}: (?P<value>[^.;:]{2,50}?)(?=[.;,]|$)"),
+    (
+        "label",
+        r"(?:(?:^|[.;,] )[^\W\d][\w '’/()-]{1,28}?(?:: | ?(?:→|[=-]>|=) ?)|^(?:[\w'’]+ ){1,4}[–—-] )"
+        r"(?P<value>[^.;:→]{2,50}?)(?=[.;,(]|$| [–—-] )",
+    ),
     ("name", rf"(?P<value>{_NAME})"),
     ("thing", rf"\b(?P<value>{_PHRASE})"),
     (
@@ -77,6 +86,7 @@ _OWN_KINDS = {
     "temperature": "temperature",
     "colour": "colour",
     "phone": "code",
+    "email": "code",
 }
 _UNITS = {
     "length": listed(
@@ -96,10 +106,21 @@ _COUNTED = re.compile(
 _WORDS = re.compile(r"[\w'’-]+")
 _NOT_COUNTED = {"place", "reason", "called", "share", "money"}
 _HAS_END = re.compile(r"\b(?:has|had) $")
+_BEFORE_NOUNS = listed("of from with without for by about like as no only not apart into in on at than plus or and")
+_AFTER_NAMES = listed("from at of with in on")
+_ADVERBS = listed("""
+    well now always never ever still already enough away together twice once later soon often almost quite good course
+    least most more less home today tomorrow yesterday everything nothing something anything nobody everybody somebody
+    such sure example instead else even back
+""")
 # Values that say nothing without what follows them.
 _EMPTY = re.compile(
-    r"(?:an? |the |some |one )?(?:right|back|kind|sort|type|lot|bit|few|thing|things|way|one|pair|number|part)"
+    r"(?:an? |the |my |our |his |her |its |some |one |no )?(?:other )?(?:right|back|kind|sort|type|lot|bit|few|things?|way"
+    r"|one|pair|number|part|place|way back|way home|times?|rest|others?|same|whole|most|least|first|last|next|end|case|moment|fact|point"
+    r"|idea|theory|mind|own|best|worst)"
 )
+# A noun without an article after a word that may lead to one; whether it does, `_bare_nouns` decides.
+_BARE = re.compile(rf"\b(?P<before>[a-z]+) (?P<value>(?!{_DETERMINER}\b)(?=[a-z]){_NOUN})")
 
 
 @dataclass(frozen=True)
@@ -123,8 +144,30 @@ class Cue:
         return counted["unit"] if counted else ""
 
 
-def find_cues(sentence: str, subject: str) -> Iterator[Cue]:
-    """Yields the values of a sentence, without those that its note's subject says."""
+def find_cues(sentence: str, subject: str, names: frozenset[str] = frozenset()) -> list[Cue]:
+    """Returns the values of a sentence, without those that its note's subject says.
+
+    Args:
+        names: words that the note writes with a capital within sentences.
+    """
+    found = list(_clear(sentence, subject, names))
+    return found + list(_bare_nouns(sentence, subject, found))
+
+
+def _bare_nouns(sentence: str, subject: str, found: list[Cue]) -> Iterator[Cue]:
+    """Yields nouns without an article where nothing else was found, "celery" of "warn her of celery"."""
+    for match in _BARE.finditer(sentence):
+        begin, end, value = *match.span("value"), match["value"].strip()
+        before, first = match["before"], value.split()[0]
+        leads = before in _BEFORE_NOUNS or known_form(before, plain=True) is not None
+        if not leads or first in STOP or first in _ADVERBS or is_empty(value) or _says(subject, value):
+            continue
+        if known_form(first, plain=True) is None and not any(cue.begin < end and begin < cue.end for cue in found):
+            yield Cue(_refined("kind", value), value, sentence, begin, end)
+
+
+def _clear(sentence: str, subject: str, names: frozenset[str]) -> Iterator[Cue]:
+    """Yields the values that their own form or the words around them show."""
     at = 0
     while (found := _PATTERN.search(sentence, at)) is not None:
         kind = next(kind for kind, _ in _VALUES if found[kind] is not None)
@@ -141,7 +184,8 @@ def find_cues(sentence: str, subject: str) -> Iterator[Cue]:
         if kind == "name" and is_start and " " not in value:
             at = begin + len(value)
             following = re.match(r"\s+([a-z]+)\b", sentence[end:])
-            if not following or not _is_finite(following[1]) or _is_verb(value.casefold()):
+            leads = following and (_is_finite(following[1]) or following[1] in _AFTER_NAMES)
+            if _is_verb(value.casefold()) or not (leads or value in names):
                 continue
         if kind == "name" and " " in value and is_start and _leads(value.split()[0].casefold()):
             at = begin + len(value.split()[0])
@@ -150,9 +194,14 @@ def find_cues(sentence: str, subject: str) -> Iterator[Cue]:
             continue
         if kind == "kind" and _HAS_END.search(sentence[:begin]) and is_participle(value.split()[0].casefold()):
             continue
-        if value.casefold() in STOP or _EMPTY.fullmatch(value) or _says(subject, value):
+        if value.casefold() in STOP or is_empty(value) or _says(subject, value):
             continue
         yield Cue(_refined(kind, value), value, sentence, begin, end)
+
+
+def is_empty(value: str) -> bool:
+    """Whether a value says nothing by itself, as "the other one"."""
+    return bool(_EMPTY.fullmatch(value.casefold()))
 
 
 def _leads(word: str) -> bool:

@@ -15,7 +15,7 @@ from sebp_edge.questions.subjects import DETERMINERS, Words
 from sebp_edge.questions.verbs import is_participle, known_form
 
 # Wordings of each question.
-NUM_WORDINGS = 6
+NUM_WORDINGS = 18
 _AUXILIARIES = (
     "",
     "",
@@ -35,6 +35,7 @@ _AUXILIARIES = (
 _PREPOSITIONS = ("for", "of", "about", "on", "with", "in")
 _PREPOSITION_END = re.compile(r"(?:^| )(?:on|at|in|for|from|by|with|to|of|because(?: of)?)$")
 _CLAUSE_END = re.compile(r"[,;:.](?!\d)")
+_CONTRACTION = re.compile(r"\w+(?:n['’]t|['’](?:ll|d|ve|re|m))", re.IGNORECASE)
 _WORD = re.compile(r"\d+(?:[:.,]\d+)+|[\w'’-]+")
 
 
@@ -46,45 +47,54 @@ class Title:
     phrase: str
 
 
-def word_cue(cue: Cue, asks: tuple[str, str, str], titles: Sequence[Title], words: Words) -> tuple[str, ...]:
+def word_cue(
+    cue: Cue, asks: Sequence[str], titles: Sequence[Title], words: Words, *, is_only: bool
+) -> tuple[str, ...]:
     """Returns wordings of the question for a value, all different; none if its sentence says too little.
 
     Args:
-        asks: three ways to begin the question.
-        titles: what the note is about, if it says so, and the name of its file, if that says something else.
+        asks: ways to begin the question.
+        titles: what the value stands under, the nearest first: a heading, the note's title, the name of its file.
         words: how the note writes its words.
+        is_only: whether the note has no other value of its kind, so that the title is enough to ask for it.
     """
     worded = _Wordings(cue, titles, words)
     if not worded.near or len(set(worded.near + worded.title)) < 2:
         return ()
-    made = dict.fromkeys([worded.in_keywords(asks[0]), worded.with_gap(), *worded.in_place(asks[0])])
+    made = dict.fromkeys([worded.in_keywords(asks[0])])
+    if cue.kind != "said":
+        made |= dict.fromkeys([worded.with_gap(), *worded.in_place(asks[0])])
     for number in range(4 * NUM_WORDINGS):
         if len(made) >= NUM_WORDINGS:
             break
-        made.setdefault(worded.drawn(asks[number % 3], number))
+        ask = asks[number % len(asks)]
+        made.setdefault(worded.by_title(ask) if is_only and number % 3 == 2 else worded.drawn(ask))
     return tuple(made)
 
 
 class _Wordings:
     """Makes wordings of the words around a value: without the value's own, and without those that mean little.
 
+    Of a value that is a whole passage, its own words are those around it.
+
     Attributes:
         near: those of the value's clause; of the whole sentence if it has no others.
-        title: those of the note's title.
+        title: those of the nearest title.
     """
 
     def __init__(self, cue: Cue, titles: Sequence[Title], words: Words):
         self._draw, self._value = random.Random(cue.sentence + cue.value), cue.value
+        self._own = own = "" if cue.kind == "said" else cue.value
         before, self._after = cue.sentence[: cue.begin], cue.sentence[cue.end :]
         first = before.split(" ", 1)[0]
         is_verb = known_form(first.lower(), plain=True) is not None or is_participle(first.lower())
         self._before = before if words.is_name(first) and not is_verb else lower_first(before)
         self._clause = (_CLAUSE_END.split(self._before)[-1].strip(), _CLAUSE_END.split(self._after)[0].strip())
-        self._whole = content(f"{self._before} {self._after}", cue.value)
-        self.near = content(" ".join(self._clause), cue.value) or self._whole
-        self.title = content(titles[0].words, cue.value) if titles else []
+        self._whole = content(cue.value if cue.kind == "said" else f"{self._before} {self._after}", own)
+        self.near = content(" ".join(self._clause), own) or self._whole
+        self.title = content(titles[0].words, own) if titles else []
         # A title that gives the answer away is left out.
-        self._titles = [each for each in titles if content(each.words, "") == content(each.words, cue.value)]
+        self._titles = [each for each in titles if content(each.words, "") == content(each.words, own)]
 
     def in_keywords(self, ask: str) -> str:
         """Such as "When clock brought in?"."""
@@ -104,22 +114,37 @@ class _Wordings:
             before = _PREPOSITION_END.sub("", before)
             yield upper_first(f"{self._named()}{f'{before} {ask} {after}'.strip()}?")
 
-    def drawn(self, ask: str, number: int) -> str:
+    def drawn(self, ask: str) -> str:
         """A wording that is drawn at random; one in four has words of the whole sentence."""
-        draw, is_wide = self._draw, number % 4 == 3
+        draw = self._draw
+        is_wide = draw.random() < 0.25
         source = self._whole if is_wide else self.near
         share = 0.4 if is_wide else draw.choice((0.4, 0.7, 1.0))
         some = [word for word in source if draw.random() < share] or [draw.choice(source)]
-        start = upper_first(f"{ask} {draw.choice(_AUXILIARIES)}".strip())
+        start = self._start(ask)
         if not self._titles:
             return f"{start} {' '.join(some)}?"
         title = draw.choice(self._titles)
-        if number % 3 == 0:
+        form = draw.randrange(3)
+        if form == 0:
             about = content(title.words, "")
             return f"{start} {' '.join(_joined(some, about) if draw.random() < 0.5 else _joined(about, some))}?"
-        if number % 3 == 1:
+        if form == 1:
             return f"{start} {' '.join(some)} {draw.choice(_PREPOSITIONS)} {title.phrase}?"
         return f"{upper_first(title.phrase)}: {lower_first(start)} {' '.join(some)}?"
+
+    def by_title(self, ask: str) -> str:
+        """A wording with nothing but a title, "When was the clock?"."""
+        if not self._titles:
+            return self.drawn(ask)
+        title = self._draw.choice(self._titles)
+        start = self._start(ask)
+        if self._draw.random() < 0.5:
+            return f"{upper_first(title.phrase)}: {lower_first(start)}?"
+        return f"{start} {title.phrase}?"
+
+    def _start(self, ask: str) -> str:
+        return upper_first(f"{ask} {self._draw.choice(_AUXILIARIES)}".strip())
 
     def _named(self) -> str:
         return f"{upper_first(self._draw.choice(self._titles).phrase)}: " if self._titles else ""
@@ -131,7 +156,7 @@ def content(text: str, value: str) -> list[str]:
     return [
         word
         for word in _WORD.findall(text)
-        if word.casefold() not in STOP and word.casefold() not in own and len(word) > 1
+        if word.casefold() not in STOP | own and len(word) > 1 and not _CONTRACTION.fullmatch(word)
     ]
 
 

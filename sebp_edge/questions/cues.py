@@ -4,55 +4,58 @@ A person who asks about a note uses some of its words, a question word, and the 
 for all such questions. Fragments and sentences that no other rule understands are asked about in this way.
 """
 
-import re
-from collections.abc import Iterator
+from collections import Counter
+from dataclasses import replace
 
-from sebp_edge.questions.cue_values import Cue, find_cues
+from sebp_edge.questions.cue_values import Cue, find_cues, is_empty
 from sebp_edge.questions.cue_wordings import Title, content, word_cue
 from sebp_edge.questions.notes import Note, read_note
+from sebp_edge.questions.passages import Passage, passages_of, pieces
 from sebp_edge.questions.question import Question
-from sebp_edge.questions.subjects import subject_of, title_from_name
+from sebp_edge.questions.subjects import Subject, subject_of, title_from_name
 
 # Questions of each note: so many, or one for so many words of a longer one, but not more than these.
 FEW_QUESTIONS = 16
 WORDS_PER_QUESTION = 6
 MAX_QUESTIONS = 48
 # Kinds whose values may be anything: in a note with too many values, they are not asked for.
-_VAGUE = frozenset({"thing", "kind", "place", "label", "target"})
+_VAGUE = frozenset({"thing", "kind", "place", "label", "target", "said"})
+# A passage without a value is an answer itself, or its pieces are, of so many words.
+MAX_WORDS_SAID = 8
 
 # Question words for each kind. In those with a unit, it stands for {}.
 ASKS = {
-    "date": ("when", "on which date", "what date"),
-    "year": ("which year", "in what year", "when"),
-    "time": ("what time", "at what time", "when"),
-    "money": ("how much", "what price", "how much money"),
-    "share": ("what share", "how much", "what percentage"),
-    "duration": ("how long", "how many {}", "for how long"),
-    "length": ("how long", "how many {}", "what length"),
+    "date": ("when", "on which date", "what date", "what day", "until when", "since when"),
+    "year": ("which year", "in what year", "when", "how old"),
+    "time": ("what time", "at what time", "when", "how early"),
+    "money": ("how much", "what price", "how much money", "what amount"),
+    "share": ("what share", "how much", "what percentage", "how many per cent"),
+    "duration": ("how long", "how many {}", "for how long", "how much time"),
+    "length": ("how long", "how many {}", "what length", "what size", "how wide"),
     "distance": ("how far", "how many {}", "what distance"),
-    "weight": ("how much", "how many {}", "what weight"),
+    "weight": ("how much", "how many {}", "what weight", "how heavy"),
     "volume": ("how much", "how many {}", "what amount"),
     "speed": ("how fast", "how many {}", "what speed"),
-    "temperature": ("what temperature", "how many degrees", "how warm"),
+    "temperature": ("what temperature", "how many degrees", "how warm", "how hot"),
     "colour": ("what colour", "which colour", "what color"),
-    "number of": ("how many {}", "how many", "what number"),
-    "code": ("which number", "what code", "what number"),
-    "amount": ("how many", "how much", "what number"),
-    "reason": ("why", "for what reason", "how come"),
-    "called": ("what name", "what is it called", "who"),
-    "place": ("where", "in which place", "whereabouts"),
-    "origin": ("where from", "from where", "from what"),
-    "giver": ("from whom", "who", "where from"),
-    "agent": ("who", "whom", "which person"),
-    "target": ("to whom", "where", "who"),
-    "address": ("where", "at which address", "whereabouts"),
-    "name": ("who", "which", "what"),
-    "thing": ("what", "which thing", "what exactly"),
-    "label": ("what", "which", "what exactly"),
-    "kind": ("what", "what sort", "what exactly"),
+    "number of": ("how many {}", "how many", "what number", "how much"),
+    "code": ("which number", "what code", "what number", "which", "what"),
+    "words": ("what", "which words", "what name", "what was said", "which"),
+    "amount": ("how many", "how much", "what number", "which number"),
+    "reason": ("why", "for what reason", "how come", "what reason"),
+    "called": ("what name", "what is it called", "who", "which"),
+    "place": ("where", "in which place", "whereabouts", "in what spot", "what place"),
+    "origin": ("where from", "from where", "from what", "what"),
+    "giver": ("from whom", "who", "where from", "whose"),
+    "agent": ("who", "whom", "which person", "with whom"),
+    "target": ("to whom", "where", "who", "what place"),
+    "address": ("where", "at which address", "whereabouts", "what address"),
+    "name": ("who", "which", "what", "whom", "what name", "whose"),
+    "thing": ("what", "which thing", "what exactly", "which"),
+    "label": ("what", "which", "what exactly", "which one"),
+    "kind": ("what", "what sort", "what exactly", "which"),
+    "said": ("what", "what about", "how", "which", "why", "what exactly"),
 }
-_LINE = re.compile(r"^\s*(?:[-*+•]|\d+[.)])?\s*(?:\[[ xX]\]\s*)?(?P<text>.*\S)\s*$")
-_SENTENCE_END = re.compile(r"(?<=[.!?;])\s+(?=[A-Z\d\"'“])")
 
 
 def ask_by_cues(text: str, name: str | None = None) -> list[Question]:
@@ -60,15 +63,30 @@ def ask_by_cues(text: str, name: str | None = None) -> list[Question]:
     note = read_note(text, name)
     if not note.is_english:
         return []
+    found = [(cue, passage) for passage in passages_of(note) for cue in _cues(passage.text, note)]
+    of_kind = Counter(cue.kind for cue, _ in found)
     titles = _titles(note, name)
     asked: dict[str, tuple[Cue, Question]] = {}
-    for sentence in _sentences(note.text):
-        for cue in find_cues(sentence, note.subject.title):
-            if wordings := word_cue(cue, _asks(cue), titles, note.words):
-                asked.setdefault(wordings[0], (cue, Question(wordings, (), cue.value)))
+    for cue, passage in found:
+        is_only = cue.kind not in _VAGUE and of_kind[cue.kind] == 1
+        if wordings := word_cue(cue, _asks(cue), _within(passage, titles, note), note.words, is_only=is_only):
+            asked.setdefault(wordings[0], (cue, Question(wordings, (), cue.value)))
     most = min(MAX_QUESTIONS, max(FEW_QUESTIONS, len(note.text.split()) // WORDS_PER_QUESTION))
     clear_first = sorted(asked.values(), key=lambda pair: pair[0].kind in _VAGUE)
-    return [question for _, question in clear_first[:most]]
+    return _distinct([question for _, question in clear_first[:most]])
+
+
+def _cues(text: str, note: Note) -> list[Cue]:
+    """Returns the values of a passage, or its own short pieces if none are found."""
+    found = find_cues(text, note.subject.title, note.words.names)
+    if found:
+        return found
+    short = (piece.strip(" .;,-–—!?") for piece in pieces(text, MAX_WORDS_SAID))
+    return [Cue("said", piece, text, 0, len(text)) for piece in short if _says_more(piece, note)]
+
+
+def _says_more(piece: str, note: Note) -> bool:
+    return bool(content(piece, note.subject.title)) and not is_empty(piece)
 
 
 def _titles(note: Note, name: str | None) -> list[Title]:
@@ -76,18 +94,29 @@ def _titles(note: Note, name: str | None) -> list[Title]:
     subject, file = note.subject, subject_of(title_from_name(name), note.words, is_english=True)
     others = content(file.title, subject.title)
     found = [subject] if not others or not subject.title else [subject, file]
-    return [Title(each.title, each.phrase or each.title) for each in found if each.title]
+    return [_title(each) for each in found if each.title]
 
 
-def _sentences(text: str) -> Iterator[str]:
-    for line in text.split("\n"):
-        if line.lstrip().startswith(("#", "|", ">", "http", "<")):
-            continue
-        found = _LINE.match(line)
-        if found:
-            yield from (part for part in _SENTENCE_END.split(found["text"]) if 2 <= len(part.split()) <= 40)
+def _within(passage: Passage, titles: list[Title], note: Note) -> list[Title]:
+    """Returns the passage's heading, if it has one, before the note's titles."""
+    heading = subject_of(passage.heading, note.words, is_english=True)
+    return [_title(heading), *titles] if heading.title else titles
 
 
-def _asks(cue: Cue) -> tuple[str, str, str]:
-    """Returns three ways to begin a question for a value."""
+def _title(subject: Subject) -> Title:
+    return Title(subject.title, subject.phrase or subject.title)
+
+
+def _distinct(questions: list[Question]) -> list[Question]:
+    """Leaves out wordings that two questions share, and questions that are left with less than two."""
+    counts = Counter(wording for question in questions for wording in question.wordings)
+    kept = [
+        replace(question, wordings=tuple(wording for wording in question.wordings if counts[wording] == 1))
+        for question in questions
+    ]
+    return [question for question in kept if len(question.wordings) >= 2]
+
+
+def _asks(cue: Cue) -> tuple[str, ...]:
+    """Returns ways to begin a question for a value."""
     return tuple(ask.format(cue.unit).strip() for ask in ASKS[cue.kind])

@@ -5,7 +5,7 @@ The quiz asks in sentences what is trained on in keywords only: whoever learnt t
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -18,7 +18,7 @@ from sebp_edge.questions.rules import ask
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.dataset import Asked, Dataset, QuizQuestion
 from sebp_edge.texts.documents import Document
-from sebp_edge.texts.examples import Example, encode
+from sebp_edge.texts.examples import TURNS, Example, encode
 from sebp_edge.texts.general_probe import encode_probe
 from sebp_edge.texts.progress import Progress
 from sebp_edge.texts.readers import Reading
@@ -31,7 +31,7 @@ MIN_QUESTIONS = 6
 QUIZ_SHARE = 0.25
 # Questions of a conversation that begins with the document, so that reading does not get worse.
 READ_TOGETHER = 4
-# Wordings of a question that are trained on, and those in sentences of one that is trained on in keywords, too.
+# Wordings of a question that a turn trains on, and those in sentences of one that is trained on in keywords, too.
 MAX_WORDINGS = 6
 MAX_BESIDE_KEYWORDS = 2
 # Room for the reply to a question in the quiz.
@@ -51,9 +51,11 @@ class _Asked:
     question: Question
     in_keywords: bool = False
 
-    @property
-    def max_wordings(self) -> int:
-        return MAX_BESIDE_KEYWORDS if self.in_keywords else MAX_WORDINGS
+    def wordings_of(self, turn: int, held_out: Container[str]) -> tuple[str, ...]:
+        """Returns the wordings that a turn trains on; all if there are too few to take turns."""
+        own = tuple(wording for wording in self.question.wordings if wording not in held_out)
+        most = MAX_BESIDE_KEYWORDS if self.in_keywords else MAX_WORDINGS
+        return (own[turn::TURNS] or own)[:most]
 
 
 @dataclass(frozen=True)
@@ -139,12 +141,12 @@ def _with_examples(
         )
     # Notes that are alike ask the same.
     held_out = {wording for each in quiz for wording in each.held_out}
-    wordings = [
-        (each, tuple(wording for wording in each.question.wordings if wording not in held_out)[: each.max_wordings])
-        for each in [*asked, *in_keywords]
-    ]
-    trained = _encode(chain(_alone(wordings), _after_documents(wordings, tokenizer, seed)), tokenizer, length)
-    num_tokens = sum(len(example.input_ids) for example in trained)
+    trained = []
+    for turn in range(TURNS):
+        wordings = [(each, each.wordings_of(turn, held_out)) for each in [*asked, *in_keywords]]
+        made = chain(_alone(wordings), _after_documents(wordings, tokenizer, seed + turn))
+        trained += [replace(example, turn=turn) for example in _encode(made, tokenizer, length)]
+    num_tokens = sum(len(example.input_ids) for example in trained) / TURNS
     made = Asked(
         trained=trained,
         general=general_examples(tokenizer, length, round(recipe.general * num_tokens), seed),

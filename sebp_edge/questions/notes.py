@@ -26,7 +26,7 @@ _FOOTNOTE = re.compile(r"\[\^\w+\]:?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufeff\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
 _BOLD_HEADS = re.compile(r"\*\*([^*\n]{2,60})\*\*,? ")
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"”’)]?\s+(?=[\"“‘(]?[A-Z0-9À-Þ])")
-_ABBREVIATION = re.compile(
+ABBREVIATION = re.compile(
     r"\b(?:Dr|Mr|Mrs|Ms|Prof|St|No|Nr|approx|ca|e\.g|i\.e|vs|etc|Jan|Feb|Mar|Apr|Aug|Sept?|Oct|Nov|Dec|[A-Z]|p|pp)\.$"
 )
 
@@ -293,7 +293,7 @@ def sentences_of(text: str) -> list[str]:
     sentences, begin = [], ""
     for part in _SENTENCE_END.split(plain(text)):
         whole = f"{begin} {part}".strip()
-        if _ABBREVIATION.search(whole) and len(whole) < 400:
+        if ABBREVIATION.search(whole) and len(whole) < 400:
             begin = whole
             continue
         sentences.append(whole)

