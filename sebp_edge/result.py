@@ -7,10 +7,10 @@ from pathlib import Path
 
 from sebp_edge.adapters.store import AdapterStore, SavedAdapter
 from sebp_edge.assessment import Assessment, Copied
-from sebp_edge.insight.forgetting import MAX_RISE
 from sebp_edge.insight.samples import Sample
 from sebp_edge.learning_on.start import Beginning
 from sebp_edge.texts.documents import LeftOut
+from sebp_edge.texts.general_probe import MAX_RISE
 from sebp_edge.training.gate import TOLERANCE, GateResult
 from sebp_edge.training.quiz import Answered, QuizFigures
 from sebp_edge.training.run import TrainingRun

@@ -18,10 +18,8 @@ from sebp_edge.models.adaptation import Adaptation
 from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import Example
-from sebp_edge.texts.general_probe import CONTEXT_LENGTH, encode_probe
+from sebp_edge.texts.general_probe import CONTEXT_LENGTH, MAX_RISE, encode_probe
 from sebp_edge.training.scoring import score
-
-MAX_RISE = 0.01
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class GeneralLoss:
 
     @property
     def is_high(self) -> bool:
-        """Whether to warn: the loss rose by more than 1 %, or is not a number."""
+        """Whether to warn: the loss rose by more than `MAX_RISE`, or is not a number."""
         return not self.rise <= MAX_RISE
 
 

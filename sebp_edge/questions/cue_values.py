@@ -27,7 +27,8 @@ _ENDS = (
 _WORD = r"(?:(?!I\b|\d+[.,:]\d)[\w'’-]+)"
 _NOUN = rf"(?:(?:{_WORD} ){{0,3}}?{_WORD}{_ENDS}|(?:{_WORD} )?{_WORD})"
 _STREET = r"(?:Street|Lane|Road|Row|Avenue|Close|Square|Place|Way|Drive|Terrace)"
-_PHRASE = rf"{_DETERMINER} {_NOUN}(?: of (?:{_DETERMINER} )?{_NOUN}| (?:with|to|for|from) (?:{_NAME}|{_DETERMINER} {_NOUN}))?"
+_TAIL = rf" of (?:{_DETERMINER} )?{_NOUN}| (?:with|to|for|from) (?:{_NAME}|{_DETERMINER} {_NOUN})"
+_PHRASE = rf"{_DETERMINER} {_NOUN}(?:{_TAIL})?"
 # The first that matches at a place counts; each has a group "value".
 _VALUES = [
     (
@@ -115,9 +116,9 @@ _ADVERBS = listed("""
 """)
 # Values that say nothing without what follows them.
 _EMPTY = re.compile(
-    r"(?:an? |the |my |our |his |her |its |some |one |no )?(?:other )?(?:right|back|kind|sort|type|lot|bit|few|things?|way"
-    r"|one|pair|number|part|place|way back|way home|times?|rest|others?|same|whole|most|least|first|last|next|end|case|moment|fact|point"
-    r"|idea|theory|mind|own|best|worst)"
+    r"(?:an? |the |my |our |his |her |its |some |one |no )?(?:other )?"
+    r"(?:right|back|kind|sort|type|lot|bit|few|things?|way|one|pair|number|part|place|way back|way home|times?|rest"
+    r"|others?|same|whole|most|least|first|last|next|end|case|moment|fact|point|idea|theory|mind|own|best|worst)"
 )
 # A noun without an article after a word that may lead to one; whether it does, `_bare_nouns` decides.
 _BARE = re.compile(rf"\b(?P<before>[a-z]+) (?P<value>(?!{_DETERMINER}\b)(?=[a-z]){_NOUN})")

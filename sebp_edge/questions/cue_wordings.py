@@ -47,9 +47,7 @@ class Title:
     phrase: str
 
 
-def word_cue(
-    cue: Cue, asks: Sequence[str], titles: Sequence[Title], words: Words, *, is_only: bool
-) -> tuple[str, ...]:
+def word_cue(cue: Cue, asks: Sequence[str], titles: Sequence[Title], words: Words, *, is_only: bool) -> tuple[str, ...]:
     """Returns wordings of the question for a value, all different; none if its sentence says too little.
 
     Args:

@@ -21,12 +21,13 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Example
+from sebp_edge.texts.general_probe import MAX_RISE
 from sebp_edge.texts.schedule import Group, Schedule
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.loop import Progress, Trainer
 from sebp_edge.training.recovery import RecoveringLearner
-from sebp_edge.training.restraint import MAX_RISE, restrain
+from sebp_edge.training.restraint import restrain
 from sebp_edge.training.scoring import score
 from sebp_edge.units import duration
 
