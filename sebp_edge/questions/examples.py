@@ -144,8 +144,9 @@ def _with_examples(
     trained = []
     for turn in range(TURNS):
         wordings = [(each, each.wordings_of(turn, held_out)) for each in [*asked, *in_keywords]]
-        made = chain(_alone(wordings), _after_documents(wordings, tokenizer, seed + turn))
-        trained += [replace(example, turn=turn) for example in _encode(made, tokenizer, length)]
+        # Each question is asked after its document in one of the turns.
+        conversations = chain(_alone(wordings), _after_documents(wordings[turn::TURNS], tokenizer, seed))
+        trained += [replace(example, turn=turn) for example in _encode(conversations, tokenizer, length)]
     num_tokens = sum(len(example.input_ids) for example in trained) / TURNS
     made = Asked(
         trained=trained,
