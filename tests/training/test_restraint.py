@@ -17,6 +17,7 @@ def test_the_scale_is_the_largest_with_little_loss_on_general_text(monkeypatch, 
         return HeldOutLoss(nats={0: 1 + rise * tried[-1] ** power}, tokens={0: 1})
 
     tried = []
+    monkeypatch.setattr(restraint, "MAX_RISE", 0.015)
     monkeypatch.setattr(restraint, "evaluate", evaluate)
     monkeypatch.setattr(restraint, "restore_scaled", lambda adaptation, state, scale: tried.append(scale))
     monkeypatch.setattr(restraint, "snapshot", lambda adaptation: ["scaled"])
