@@ -86,7 +86,8 @@ def _cues(text: str, note: Note) -> list[Cue]:
 
 
 def _says_more(piece: str, note: Note) -> bool:
-    return bool(content(piece, note.subject.title)) and not is_empty(piece)
+    """Whether a piece without values says something that can be asked for: two words that are not in the title."""
+    return len({word for word in content(piece, note.subject.title) if len(word) > 2}) >= 2 and not is_empty(piece)
 
 
 def _titles(note: Note, name: str | None) -> list[Title]:
