@@ -1,10 +1,11 @@
 """Invents people with their notes, and a quiz about the notes: two facts of each note, each asked once.
 
-    python kernels/bench/know_people.py [SEED] [--test]        prints the person's notes and quiz
+    python kernels/bench/know_people.py [SEED] [--kinds tuning|varied|test]        prints the person's notes and quiz
 
 The kinds of note are written by hand; names, places, dates, codes and amounts are drawn. A name or a date stands in one
 note of a person, so that no note answers another note's question. Rules and settings were chosen with the people of
-know_kinds_tuning.toml; those of know_kinds_test.toml were written apart from the rules, and are for testing only.
+know_kinds_tuning.toml and know_kinds_varied.toml; those of know_kinds_test.toml were written apart from the rules, and
+are for testing only.
 """
 
 import argparse
@@ -19,7 +20,8 @@ from string import ascii_uppercase
 
 from quizzes import MONTHS, Question
 
-TUNING, TEST = (Path(__file__).with_name(f"know_kinds_{use}.toml") for use in ("tuning", "test"))
+KINDS = {use: Path(__file__).with_name(f"know_kinds_{use}.toml") for use in ("tuning", "varied", "test")}
+TUNING, VARIED, TEST = KINDS.values()
 SLOT = re.compile(r"\{(\w+)\}")
 STREET_ENDS = ("Street", "Lane", "Road", "Row")
 LAST_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
@@ -51,7 +53,7 @@ def person(seed: int, notes: int = 60, kinds_file: Path = TUNING) -> Person:
     """Invents a person; the same seed gives the same person, and fewer notes are the first of more.
 
     Args:
-        kinds_file: TUNING or TEST.
+        kinds_file: TUNING, VARIED or TEST.
 
     Raises:
         ValueError: there are not so many kinds and subjects.
@@ -74,9 +76,9 @@ def person(seed: int, notes: int = 60, kinds_file: Path = TUNING) -> Person:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("seed", type=int, nargs="?", default=0)
-    parser.add_argument("--test", action="store_true", help="a person who is for testing only")
+    parser.add_argument("--kinds", choices=KINDS, default="tuning", help="whose notes; test is for testing only")
     options = parser.parse_args()
-    invented = person(options.seed, kinds_file=TEST if options.test else TUNING)
+    invented = person(options.seed, kinds_file=KINDS[options.kinds])
     for note in invented.notes:
         print(f"--- {note.file}\n{note.text}")
         for asked in invented.quiz:
@@ -88,8 +90,9 @@ def main() -> None:
 def _written(kinds_file: Path) -> tuple[dict, list[dict], dict[str, list[str]]]:
     """The people, the kinds of note and the general words, as they are in the file."""
     content = tomllib.loads(kinds_file.read_text(encoding="utf-8"))
-    words = {sort: text.split() for sort, text in content["general"].items()}
-    return content["people"], content["kind"], words
+    if "general" not in content:
+        return content["people"], content["kind"], _written(TUNING)[2]
+    return content["people"], content["kind"], {sort: text.split() for sort, text in content["general"].items()}
 
 
 def _subjects(kinds: list[dict], draw: random.Random) -> list[tuple[dict, str]]:

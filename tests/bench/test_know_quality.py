@@ -17,7 +17,7 @@ from sebp_edge.rows.soft_targets import SoftTargets
 from sebp_edge.stopping import StopSignal
 
 SEEDS = range(6)
-KINDS = (know_people.TUNING, know_people.TEST)
+KINDS = tuple(know_people.KINDS.values())
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -40,7 +40,8 @@ def test_a_number_of_notes_that_cannot_be_invented_is_refused(notes):
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    ("kinds", "notes"), [(know_people.TUNING, 60), (know_people.TUNING, 96), (know_people.TEST, 60)]
+    ("kinds", "notes"),
+    [(know_people.TUNING, 60), (know_people.TUNING, 96), (know_people.VARIED, 72), (know_people.TEST, 60)],
 )
 def test_each_note_is_asked_twice_and_answers_its_own_questions_alone(seed, kinds, notes):
     person = know_people.person(seed, notes, kinds)
@@ -213,10 +214,12 @@ def test_cases_have_their_notes(person, name):
         assert all((case.folder / asked.document).is_file() for asked in case.questions)
 
 
-def test_people_for_testing_share_nothing_with_those_that_settings_were_chosen_with():
-    (_, tuning, words), (_, test, others) = map(know_people._written, KINDS)
-    for part in ("title", "text"):
-        assert not {kind[part] for kind in tuning} & {kind[part] for kind in test}
+@pytest.mark.parametrize("kinds_file", [know_people.TUNING, know_people.VARIED])
+def test_people_for_testing_share_nothing_with_those_that_settings_were_chosen_with(kinds_file):
+    (_, tuning, words), (_, test, others) = map(know_people._written, (kinds_file, know_people.TEST))
+    # "{Subject}" alone is no title that one has from the other.
+    assert {kind["title"] for kind in tuning} & {kind["title"] for kind in test} <= {"{Subject}"}
+    assert not {kind["text"] for kind in tuning} & {kind["text"] for kind in test}
     assert not {fact["ask"] for kind in tuning for fact in kind["facts"]} & {
         fact["ask"] for kind in test for fact in kind["facts"]
     }
