@@ -3,11 +3,13 @@
 import dataclasses
 
 import pytest
+import torch
 
 import evidence
 import know_distillation
 import know_people
 import know_quality
+import know_settings
 import quizzes
 from quizzes import Question, first_sentence, is_right, stands_in
 from sebp_edge import Personalizer, Recipe
@@ -236,6 +238,36 @@ def test_the_benchmark_runs(capsys, monkeypatch):
     know_quality.main(["--people", "1", "--notes", "5", "--arms", "raw notes", "--device", "cpu"])
     head, row = (line.split() for line in capsys.readouterr().out.splitlines())
     assert head[-1] == "verdict" and row[:5] == ["student", "1", "raw", "notes", "0"]
+
+
+def test_the_settings_are_measured(capsys, monkeypatch):
+    few = {"notes": 5, "wordings": 1, "epochs": 1, "patience": 1}
+    monkeypatch.setitem(know_settings.SETTINGS, "1 wording", few)
+    know_settings.main(["--model", "tiny", "--only", "1 wording", "--people", "varied 1", "--device", "cpu"])
+    row = capsys.readouterr().out
+    assert row.startswith("1 wording") and "answer_loss" in row and "nan" not in row
+
+
+def test_the_answer_loss_is_that_of_the_answers_tokens():
+    personalizer = Personalizer("tiny", device="cpu")
+    with know_quality.Notes(1, 3).written() as case:
+        found = know_settings.answer_loss(case, personalizer)
+        expected = []
+        base = personalizer.in_use.load(personalizer.on_event)
+        for asked in case.questions:
+            prompt = [{"role": "user", "content": asked.question}]
+            begin = base.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+            num_prompt = len(base.tokenizer(begin, add_special_tokens=False).input_ids)
+            losses = []
+            for answer in asked.answers:
+                ids = base.tokenizer(begin, add_special_tokens=False, return_tensors="pt").input_ids
+                reply = base.tokenizer(answer, add_special_tokens=False, return_tensors="pt").input_ids
+                ids = torch.cat([ids, reply], dim=1)
+                labels = ids.clone()
+                labels[:, :num_prompt] = -100
+                losses.append(base.model(input_ids=ids, labels=labels).loss.item())
+            expected.append(min(losses))
+    assert found == pytest.approx(sum(expected) / len(expected), rel=1e-4)
 
 
 def test_a_distilled_answer_has_a_teacher_that_agrees_with_it(monkeypatch, tmp_path):
