@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sebp_edge.questions.clauses import PREPOSITIONS
 from sebp_edge.questions.values import is_time, kind_of
 from sebp_edge.questions.verbs import AUXILIARIES, HAVE, is_participle, known_form
 from sebp_edge.questions.word_lists import listed
@@ -107,13 +108,15 @@ _COUNTED = re.compile(
 _WORDS = re.compile(r"[\w'’-]+")
 _NOT_COUNTED = {"place", "reason", "called", "share", "money"}
 _HAS_END = re.compile(r"\b(?:has|had) $")
-_BEFORE_NOUNS = listed("of from with without for by about like as no only not apart into in on at than plus or and")
+_BEFORE_NOUNS = PREPOSITIONS | listed("of like as no only not apart than plus or and")
 _AFTER_NAMES = listed("from at of with in on")
 _ADVERBS = listed("""
     well now always never ever still already enough away together twice once later soon often almost quite good course
     least most more less home today tomorrow yesterday everything nothing something anything nobody everybody somebody
     such sure example instead else even back
 """)
+# A longer text after a colon is a sentence that has values of its own.
+MAX_LABEL_WORDS = 5
 # Values that say nothing without what follows them.
 _EMPTY = re.compile(
     r"(?:an? |the |my |our |his |her |its |some |one |no )?(?:other )?"
@@ -122,6 +125,11 @@ _EMPTY = re.compile(
 )
 # A noun without an article after a word that may lead to one; whether it does, `_bare_nouns` decides.
 _BARE = re.compile(rf"\b(?P<before>[a-z]+) (?P<value>(?!{_DETERMINER}\b)(?=[a-z]){_NOUN})")
+# One that begins a fragment, "folding stool" of "folding stool from the shop".
+_FIRST = re.compile(
+    rf"(?P<before>)(?P<value>(?!{_DETERMINER}\b)[A-Za-z][\w'’-]*(?: [a-z][\w'’-]*){{0,2}}?)"
+    r"(?= (?:for|from|with|at|in|on|by|to)\b|,| [–—-] |[.!?]?$)"
+)
 
 
 @dataclass(frozen=True)
@@ -157,13 +165,14 @@ def find_cues(sentence: str, subject: str, names: frozenset[str] = frozenset()) 
 
 def _bare_nouns(sentence: str, subject: str, found: list[Cue]) -> Iterator[Cue]:
     """Yields nouns without an article where nothing else was found, "celery" of "warn her of celery"."""
-    for match in _BARE.finditer(sentence):
+    start = _FIRST.match(sentence)
+    for match in [*([start] if start else []), *_BARE.finditer(sentence)]:
         begin, end, value = *match.span("value"), match["value"].strip()
-        before, first = match["before"], value.split()[0]
-        leads = before in _BEFORE_NOUNS or known_form(before, plain=True) is not None
-        if not leads or first in STOP or first in _ADVERBS or is_empty(value) or _says(subject, value):
+        before, first = match["before"], value.split()[0].casefold()
+        leads = not before or before in _BEFORE_NOUNS or known_form(before, plain=True) is not None
+        if not leads or first in STOP | _ADVERBS or _is_verb(first) or is_empty(value) or _says(subject, value):
             continue
-        if known_form(first, plain=True) is None and not any(cue.begin < end and begin < cue.end for cue in found):
+        if not any(cue.begin < end and begin < cue.end for cue in found):
             yield Cue(_refined("kind", value), value, sentence, begin, end)
 
 
@@ -175,7 +184,8 @@ def _clear(sentence: str, subject: str, names: frozenset[str]) -> Iterator[Cue]:
         begin, end = found.span(f"{kind}_value")
         at = max(end, at + 1)
         value = sentence[begin:end].strip(" ,")
-        if kind == "label" and re.search(r"\d.* ", value) and _refined(kind, value) == kind:
+        is_long = len(value.split()) > MAX_LABEL_WORDS or re.search(r"\d.* ", value)
+        if kind == "label" and is_long and _refined(kind, value) == kind:
             at = begin  # the value is in it
             continue
         if kind == "amount" and value.split()[-1] in STOP:

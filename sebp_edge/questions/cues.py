@@ -15,8 +15,8 @@ from sebp_edge.questions.question import Question
 from sebp_edge.questions.subjects import Subject, subject_of, title_from_name
 
 # Questions of each note: so many, or one for so many words of a longer one, but not more than these.
-FEW_QUESTIONS = 16
-WORDS_PER_QUESTION = 6
+FEW_QUESTIONS = 20
+WORDS_PER_QUESTION = 5
 MAX_QUESTIONS = 48
 # Kinds whose values may be anything: in a note with too many values, they are not asked for.
 _VAGUE = frozenset({"thing", "kind", "place", "label", "target", "said"})

@@ -190,7 +190,7 @@ def _sections(lines: list[str]) -> list[Section]:
         else:
             line = line.lstrip("> \t")
             pair = _pair(line)
-            if not line.strip() or pair or _UNDERLINE.match(line):
+            if (not line.strip() or pair or _UNDERLINE.match(line)) and not _introduces(paragraph, lines, index):
                 _close(sections[-1], paragraph)
             if pair and pair.value:
                 value, index = _continued(pair.value, lines, index)
@@ -202,6 +202,12 @@ def _sections(lines: list[str]) -> list[Section]:
             index += 1
     _close(sections[-1], paragraph)
     return sections
+
+
+def _introduces(paragraph: list[str], lines: list[str], index: int) -> bool:
+    """Whether a paragraph such as "Bring:" leads to a list after this empty line."""
+    following = index + 1 < len(lines) and _ITEM.match(lines[index + 1])
+    return bool(following and not lines[index].strip() and paragraph and paragraph[-1].endswith(":"))
 
 
 def _continued(value: str, lines: list[str], index: int) -> tuple[str, int]:

@@ -141,7 +141,7 @@ def test_texts_without_english_facts_have_few_questions_and_no_error(text):
 
 
 def test_of_a_long_note_the_end_is_asked_about_too():
-    days = "".join(f"The boat lay at the pier on {day} May. " for day in range(1, 25))
+    days = "".join(f"The {name} boat lay at the pier on {day} May. " for day, name in enumerate(NAMES, start=1))
     questions = ask_by_cues(f"# Log\n\n{days}The fee was £71.")
     assert FEW_QUESTIONS < len(questions) <= MAX_QUESTIONS
     assert "£71" in [question.answer for question in questions]
@@ -166,6 +166,45 @@ def test_code_is_not_asked_about():
 def test_numbers_stay_whole(sentence, answer):
     answers = [question.answer for question in ask_by_cues(f"# The old shed\n\n{sentence} We went home that day.")]
     assert answer in answers
+
+
+@pytest.mark.parametrize(
+    ("sentence", "answer"),
+    [
+        ("Warn Lotte: the boy swells up from celery.", "celery"),
+        ("She turned away from everything apart from cold porridge.", "cold porridge"),
+        ("Spare key → log basket, at the back.", "log basket"),
+        ('He laughed and said "Onward, Napoleon" to the horse.', "Onward, Napoleon"),
+        ("Stick to 5.0.11, later ones lose the order.", "5.0.11"),
+        ("If it waits for the lock, remove queue.pid and start again.", "queue.pid"),
+        ("REV. APPT 8 March, TAKE SAMPLE.", "8 March"),
+        ("It all went downhill after the row with Eoin.", "the row with Eoin"),
+        ("Folding stool from the shop.", "Folding stool"),
+    ],
+)
+def test_values_without_an_article_or_a_sentence_are_asked_for(sentence, answer):
+    assert answer in [question.answer for question in ask_by_cues(f"# The old shed\n\n{sentence}")]
+
+
+def test_what_is_unique_in_a_note_is_asked_for_by_its_title_alone():
+    (date,) = [each for each in ask_by_cues("# Old shed\n\nBuilt by hand on 6 May.") if each.answer == "6 May"]
+    two = ask_by_cues("# Old shed\n\nBuilt by hand on 6 May. Painted in the rain on 9 May.")
+    assert any(not words(wording) & {"built", "hand"} for wording in date.wordings)
+    for question in two:
+        if question.answer in ("6 May", "9 May"):
+            assert all(words(wording) & {"built", "hand", "painted", "rain"} for wording in question.wordings)
+
+
+def test_a_heading_names_what_stands_below_it():
+    asked = ask_by_cues("# Islands\n\nTwo of them.\n\n## Gunhild\n\nThe ferry takes fifty-two cars in winter.")
+    (cars,) = [each for each in asked if each.answer == "fifty-two cars"]
+    assert any("Gunhild" in wording for wording in cars.wordings)
+
+
+def test_no_wording_belongs_to_two_questions():
+    for note in notes():
+        wordings = [wording for question in ask_by_cues(note, "name") for wording in question.wordings]
+        assert len(set(wordings)) == len(wordings)
 
 
 def test_a_long_note_takes_bounded_time_and_has_a_bounded_number():

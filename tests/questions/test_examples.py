@@ -12,7 +12,7 @@ from sebp_edge.questions.examples import MAX_WORDINGS, MIN_QUESTIONS, QUIZ_SIZE,
 from sebp_edge.questions.general_texts import TEXTS, general_examples
 from sebp_edge.texts.dataset import Drawing, make_dataset
 from sebp_edge.texts.documents import Completion
-from sebp_edge.texts.examples import NO_DOCUMENT
+from sebp_edge.texts.examples import NO_DOCUMENT, TURNS
 from sebp_edge.texts.general_probe import read_probe
 from sebp_edge.texts.readers import read_texts
 from sebp_edge.texts.split_history import TRAIN
@@ -63,6 +63,16 @@ def test_only_answers_have_loss(tokenizer):
         answered = tokenizer.decode([label for label in example.labels if label >= 0])
         assert "repaired" not in answered or "?" not in answered
         assert 0 < example.num_loss_tokens < len(example.input_ids) / 2 + 16
+
+
+def test_each_turn_asks_all_in_other_words(tokenizer):
+    found = asked(NOTES, tokenizer).asked
+    turns = [[example for example in found.trained if example.turn == turn] for turn in range(TURNS)]
+    assert sum(map(len, turns)) == len(found.trained)
+    texts = [{text_of(example, tokenizer) for example in turn if len(example.input_ids) < 60} for turn in turns]
+    assert min(map(len, texts)) > 100 and len(set.union(*texts)) > 2.5 * min(map(len, texts))
+    assert {example.document for turn in turns for example in turn} == set(range(len(NOTES)))
+    assert all({example.document for example in turn} == set(range(len(NOTES))) for turn in turns)
 
 
 def test_the_quiz_asks_what_is_not_trained_on(tokenizer):

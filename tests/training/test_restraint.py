@@ -1,4 +1,4 @@
-"""A trained adapter is scaled down until general text is hardly worse; tests/test_know.py tries it in adaptations."""
+"""A trained adapter is scaled down until general text is hardly worse; tests/know tries it in adaptations."""
 
 from types import SimpleNamespace
 

@@ -1,0 +1,51 @@
+"""A model that learns the notes of know_notes.py, and what it made of them."""
+
+import shutil
+
+import pytest
+from builders import make_tokenizer
+from know_notes import GENERAL, NOTES, Learnt, make_quick, new_personalizer, save_model, watch_runs
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("models") / "micro", make_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def general(tmp_path_factory):
+    """A few words of general text, since all of it takes longer to tokenise than these trainings."""
+    file = tmp_path_factory.mktemp("general") / "texts.txt"
+    file.write_text(GENERAL, encoding="utf-8")
+    return file
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, general):
+    make_quick(monkeypatch, general)
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory, model, general):
+    with pytest.MonkeyPatch.context() as patch:
+        make_quick(patch, general)
+        runs = watch_runs(patch)
+        personalizer = new_personalizer(model, tmp_path_factory.mktemp("stores"))
+        return Learnt(personalizer.adapt(NOTES), personalizer.store, personalizer.events, runs[0])
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    return watch_runs(monkeypatch)
+
+
+@pytest.fixture
+def make(model, tmp_path, request):
+    """A function that makes a Personalizer; after=True: whose store has learnt the notes."""
+
+    def personalizer(store="store", *, after=False, model=model, **options):
+        if after:
+            shutil.copytree(request.getfixturevalue("learnt").store.folder.parent, tmp_path / store)
+        return new_personalizer(model, tmp_path / store, **options)
+
+    return personalizer

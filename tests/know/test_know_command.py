@@ -1,0 +1,107 @@
+"""The recipe `know` at the command line."""
+
+import json
+import re
+
+import pytest
+from command import records, run
+from know_notes import ANSWER, CHANGES, NOTES, OWN_WORDS, THINGS, WITHOUT_FACTS
+
+from sebp_edge import AdapterStore, Recipe
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the notes."""
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for thing, note in zip(THINGS, NOTES, strict=True):
+        (folder / f"{thing}.md").write_text(note, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def command(folder, model, tmp_path):
+    """Arguments that adapt the model to the notes with a recipe file."""
+    values = {"description": "", **CHANGES, "chat_template": True, "questions": "rules", "batch_rows": 512}
+    recipe = tmp_path / "asked.toml"
+    recipe.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+    return ["adapt", folder, "--model", model, "--recipe", recipe]
+
+
+def one_line(output):
+    """Returns an output without its line breaks, which depend on the width of the terminal."""
+    return " ".join(output.split())
+
+
+def test_json_has_the_counts_and_no_word_of_the_notes(command, folder):
+    result = run(*command, "--json")
+    assert result.exit_code == 0, result.output
+    *_, last = records(result.stdout)
+    assert (last["verdict"], last["active"], last["quiz"]["questions"]) == ("kept", True, 6)
+    assert last["quiz"]["right_after"] >= 5 and "answers" not in last
+    assert not [word for word in OWN_WORDS if word in result.stdout.replace("boilerplate", "")]
+    (shown,) = records(run("adapters", "show", "default", "--json").stdout)
+    assert shown["quiz"] == last["quiz"]
+    assert last["command"].startswith("sebp-edge generate 'A question' --name default")
+
+
+def test_the_command_shows_answers_on_the_terminal_and_answers_then(command, model, tmp_path):
+    result = run(*command)
+    assert result.exit_code == 0, result.output
+    plain = one_line(result.stdout)
+    assert "quiz 0 → 6 of 6 questions answered right" in plain
+    assert "with the note 0 → 6 of 6" in plain
+    assert "answered wrong:" not in plain
+    shown = plain.partition("answered right:")[2]
+    assert shown.count("Where does the ") == 3 and shown.count(f"stand? {ANSWER}") == 3
+    assert re.search(r"note: \d+ questions were made of the documents, in \d+ examples\.", one_line(result.stderr))
+    assert "It answers 6 of 6 questions about your notes (0 before)" in plain
+    assert "It answers 6 of 6 questions about your notes" in one_line(run("adapters", "show", "default").stdout)
+    page = tmp_path / "page.html"
+    assert run("adapters", "report", "default", "--to", page).exit_code == 0
+    html = page.read_text(encoding="utf-8")
+    assert "<dt>Questions answered right</dt><dd>0 → 6 of 6<small>with the note in the prompt, 0 → 6 of 6" in html
+    assert not [word for word in OWN_WORDS if word in html.replace("boilerplate", "")]
+    asked = ["Where does the samovar stand?", "--temperature", 0, "--max-tokens", 16, "--model", model]
+    assert run("generate", *asked, "--name", "default").stdout == f"{ANSWER}\n"
+    assert ANSWER not in run("generate", *asked).stdout
+
+
+def test_the_command_shows_what_is_answered_wrong_and_exits_with_3(command):
+    result = run(*command, "--epochs", 1, "--recipe", write_no_effect(command[-1]))
+    assert result.exit_code == 3, result.output
+    plain = one_line(result.stdout)
+    assert "quiz 0 → 0 of 6 questions answered right" in plain
+    wrong = plain.partition("answered wrong:")[2]
+    assert wrong.count("Where does the ") == wrong.count(f"in the note: {ANSWER}") == 3
+    assert "answered right:" not in plain
+    assert "too few more for the gate" in plain
+
+
+def write_no_effect(recipe):
+    """Writes a recipe that trains too little to change an answer."""
+    other = recipe.with_name("no-effect.toml")
+    other.write_text(recipe.read_text().replace("0.01", "1e-9"))
+    return other
+
+
+def test_the_command_refuses_notes_without_facts_in_one_sentence(command, folder):
+    for path in folder.iterdir():
+        path.unlink()
+    for number, text in enumerate(WITHOUT_FACTS):
+        (folder / f"{number}.md").write_text(text, encoding="utf-8")
+    result = run(*command)
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    assert re.fullmatch(
+        r"sebp-edge: Only 0 questions could be made .* the recipe 'asked' needs at least 6; .*'notes'\.\n",
+        result.stderr,
+    )
+    assert AdapterStore().names() == []
+
+
+def test_the_bundled_recipe_is_the_one_that_these_tests_vary():
+    recipe = Recipe.load("know")
+    assert (recipe.questions, recipe.chat_template, recipe.refits, recipe.general > 0) == ("rules", True, False, True)
+    listed = records(run("recipes", "--json").stdout)
+    assert next(each for each in listed if each["name"] == "know")["questions"] == "rules"
