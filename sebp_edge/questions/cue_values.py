@@ -170,7 +170,8 @@ def _bare_nouns(sentence: str, subject: str, found: list[Cue]) -> Iterator[Cue]:
         begin, end, value = *match.span("value"), match["value"].strip()
         before, first = match["before"], value.split()[0].casefold()
         leads = not before or before in _BEFORE_NOUNS or known_form(before, plain=True) is not None
-        if not leads or first in STOP | _ADVERBS or _is_verb(first) or is_empty(value) or _says(subject, value):
+        is_word = len(first) > 2 and first not in STOP | _ADVERBS and not _is_verb(first)
+        if not (leads and is_word) or is_empty(value) or _says(subject, value):
             continue
         if not any(cue.begin < end and begin < cue.end for cue in found):
             yield Cue(_refined("kind", value), value, sentence, begin, end)
