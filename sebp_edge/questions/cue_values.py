@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sebp_edge.questions.clauses import PREPOSITIONS
+from sebp_edge.questions.value_patterns import DETERMINER, NAME, NOUN, PATTERN, STREET, VALUES
 from sebp_edge.questions.values import is_time, kind_of
 from sebp_edge.questions.verbs import AUXILIARIES, HAVE, is_participle, known_form
 from sebp_edge.questions.word_lists import listed
@@ -16,67 +17,6 @@ STOP = listed("""
     could should may might must if then than there here about into out up down off over under after before again
     too very just only also because who what when where which why how all some any each one
 """)
-_MONTH = "January|February|March|April|May|June|July|August|September|October|November|December"
-_WEEKDAY = "(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
-_NAME = r"(?:(?:Dr|Mr|Mrs|Ms|St)\.? )?(?!I['’])[A-Z][\w'’-]+(?: (?:[A-Z][\w'’-]+|of [A-Z][\w'’-]+))*"
-_DETERMINER = r"(?:a|an|the|my|our|his|her|their|its|some|no|each|every|two|three|four|five|six)"
-_ENDS = (
-    r"(?=[.,;:!?)](?!\d)|$"
-    r"| (?:and|or|but|as|in|on|at|of|to|for|from|with|by|who|which|that|because|when|is|was|are|were)\b)"
-)
-# Of a noun phrase, as many words as lead to an end; else one or two.
-_WORD = r"(?:(?!I\b|\d+[.,:]\d)[\w'’-]+)"
-_NOUN = rf"(?:(?:{_WORD} ){{0,3}}?{_WORD}{_ENDS}|(?:{_WORD} )?{_WORD})"
-_STREET = r"(?:Street|Lane|Road|Row|Avenue|Close|Square|Place|Way|Drive|Terrace)"
-_TAIL = rf" of (?:{_DETERMINER} )?{_NOUN}| (?:with|to|for|from) (?:{_NAME}|{_DETERMINER} {_NOUN})"
-_PHRASE = rf"{_DETERMINER} {_NOUN}(?:{_TAIL})?"
-# The first that matches at a place counts; each has a group "value".
-_VALUES = [
-    (
-        "date",
-        rf"(?P<value>\d{{4}}-\d\d-\d\d|\d{{1,2}}(?:st|nd|rd|th)? (?:{_MONTH})(?: \d{{4}})?"
-        rf"|(?:{_MONTH}) \d{{1,2}}(?:, \d{{4}})?|(?:every |each |on |next )?{_WEEKDAY}s?)",
-    ),
-    ("time", r"(?P<value>\d{1,2}[:.]\d\d(?: ?[ap]m)?|\d{1,2} ?(?:am|pm|o'clock)|half past \w+|noon|midnight)\b"),
-    ("share", r"(?P<value>\d[\d.,]* ?(?:%|per ?cent\b))"),
-    (
-        "money",
-        r"(?P<value>[€$£¥] ?\d[\d.,]*\d|[€$£¥] ?\d|\d[\d.,]* ?(?:euros?|dollars?|pounds?|kronor|kr|cents?|pence)\b)",
-    ),
-    (
-        "code",
-        rf"\b(?P<value>[A-Z]{{1,4}}[- ]?\d{{2,}}[\w-]*(?! (?:{_MONTH}))|\d{{2,}}(?:-\d+)+|\+?\d[\d ]{{6,}}\d"
-        r"|v?\d+(?:\.\d+){2,}|\w[\w-]*\.[a-z]{2,4}(?=[\s,;:)]|$))(?!\w)",
-    ),
-    ("words", r"[\"“](?P<value>[^\"“”]{3,80}?)[,.]?[\"”]"),
-    ("address", rf"\b(?P<value>\d+[a-z]? {_NAME} {_STREET})\b"),
-    ("amount", r"\b(?P<value>\d+(?:[.,]\d+)?(?: ?(?:x|×) ?\d+)?(?: [a-z][\w-]*)?)"),
-    ("reason", r"\b(?:because(?: of)?|since|so that) (?P<value>[^.;:!?]{4,60}?)(?=[.;:!?,]|$| and | but )"),
-    ("called", rf"\b(?:called|named|[Nn]ame(?:'s| is)) (?P<value>{_NAME}|{_NOUN})"),
-    (
-        "place",
-        rf"\b(?P<value>(?:in|at|on|under|behind|over|inside|beside|near|between|against|above|below|beneath|next to)"
-        rf" (?:{_PHRASE}|{_NAME}))",
-    ),
-    ("origin", rf"\b[Ff]rom (?P<value>{_PHRASE}|{_NAME})"),
-    ("agent", rf"\b(?:[Bb]y|[Ww]ith|[Ff]or) (?P<value>{_NAME})"),
-    ("target", rf"\bto (?P<value>{_NAME})"),
-    (
-        "label",
-        r"(?:(?:^|[.;,] )[^\W\d][\w '’/()-]{1,28}?(?:: | ?(?:→|[=-]>|=) ?)|^(?:[\w'’]+ ){1,4}[–—-] )"
-        r"(?P<value>[^.;:→]{2,50}?)(?=[.;,(]|$| [–—-] )",
-    ),
-    ("name", rf"(?P<value>{_NAME})"),
-    ("thing", rf"\b(?P<value>{_PHRASE})"),
-    (
-        "kind",
-        r"\b(?:is|was|are|were|ha[sd] been|have been|eats|needs|takes|likes|wants|has|had|bought|got)"
-        rf" (?!called|named|been|to )(?P<value>{_NOUN})",
-    ),
-]
-_PATTERN = re.compile(
-    "|".join(f"(?P<{kind}>{pattern.replace('?P<value>', f'?P<{kind}_value>')})" for kind, pattern in _VALUES)
-)
 # The kinds of values by their own form (see `kind_of`), which are more certain than the words around them.
 _OWN_KINDS = {
     "date": "date",
@@ -124,10 +64,10 @@ _EMPTY = re.compile(
     r"|others?|same|whole|most|least|first|last|next|end|case|moment|fact|point|idea|theory|mind|own|best|worst)"
 )
 # A noun without an article after a word that may lead to one; whether it does, `_bare_nouns` decides.
-_BARE = re.compile(rf"\b(?P<before>[a-z]+) (?P<value>(?!{_DETERMINER}\b)(?=[a-z]){_NOUN})")
+_BARE = re.compile(rf"\b(?P<before>[a-z]+) (?P<value>(?!{DETERMINER}\b)(?=[a-z]){NOUN})")
 # One that begins a fragment, "folding stool" of "folding stool from the shop".
 _FIRST = re.compile(
-    rf"(?P<before>)(?P<value>(?!{_DETERMINER}\b)[A-Za-z][\w'’-]*(?: [a-z][\w'’-]*){{0,2}}?)"
+    rf"(?P<before>)(?P<value>(?!{DETERMINER}\b)[A-Za-z][\w'’-]*(?: [a-z][\w'’-]*){{0,2}}?)"
     r"(?= (?:for|from|with|at|in|on|by|to)\b|,| [–—-] |[.!?]?$)"
 )
 
@@ -180,8 +120,8 @@ def _bare_nouns(sentence: str, subject: str, found: list[Cue]) -> Iterator[Cue]:
 def _clear(sentence: str, subject: str, names: frozenset[str]) -> Iterator[Cue]:
     """Yields the values that their own form or the words around them show."""
     at = 0
-    while (found := _PATTERN.search(sentence, at)) is not None:
-        kind = next(kind for kind, _ in _VALUES if found[kind] is not None)
+    while (found := PATTERN.search(sentence, at)) is not None:
+        kind = next(kind for kind, _ in VALUES if found[kind] is not None)
         begin, end = found.span(f"{kind}_value")
         at = max(end, at + 1)
         value = sentence[begin:end].strip(" ,")
@@ -242,13 +182,13 @@ def _refined(kind: str, value: str) -> str:
     own = kind_of(value)
     if own == "year" and kind == "date":
         return "year"
-    if kind in ("label", "kind", "thing", "origin") and re.fullmatch(_NAME, value) and not value.isupper():
+    if kind in ("label", "kind", "thing", "origin") and re.fullmatch(NAME, value) and not value.isupper():
         return "giver" if kind == "origin" else "name"
     if own in _OWN_KINDS and not (own == "time" and kind == "amount"):
         return _OWN_KINDS[own]
     if kind == "place" and _is_time(re.sub(r"^\w+ (?:an? )?", "", value)):
         return "date"
-    if kind == "name" and re.search(rf" {_STREET}$", value):
+    if kind == "name" and re.search(rf" {STREET}$", value):
         return "address"
     counted = _COUNTED.fullmatch(value)
     if counted is None or counted["unit"] in STOP or kind in _NOT_COUNTED:
